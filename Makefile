@@ -1,0 +1,150 @@
+# Everything starts here. On a fresh machine with Python 3.11 or newer, pip and make:
+#
+#     make demo      set up, then train a small language model on four processes and kill one of them
+#     make test      set up, then run the tests
+#     make help      the rest
+#
+# PYTHON chooses the interpreter (make test PYTHON=python3.12 VENV=.venv312), PYTEST_ARGS what pytest gets besides,
+# WORKERS how many processes share the tests (0: none but pytest itself, for a debugger).
+
+PYTHON      ?= python3
+VENV        ?= .venv
+EXTRA       ?= test
+PIP_ARGS    ?=
+PYTEST_ARGS ?=
+WORKERS     ?= 2
+FUZZ_COUNT  ?= 10M
+STRESS_RUNS ?= 3
+SEEDS       ?= 200
+SCHEDULES   ?= 10000
+FIRST_SEED  ?= 0
+SECONDS     ?= 120
+MINUTES     ?= 30
+EVERY       ?= 2
+FAST        ?= 1000
+
+BIN     := $(VENV)/bin
+PY      := $(BIN)/python
+PIP     := $(PY) -m pip --disable-pip-version-check install --quiet --constraint requirements/constraints.txt $(PIP_ARGS)
+PYTEST  := $(PY) -m pytest
+ZIG     := $(PY) -m ziglang
+LIBRARY := src/trimesh/_native/libtrimesh.so
+
+# Zig's caches stay in the tree.
+export ZIG_LOCAL_CACHE_DIR  ?= $(CURDIR)/.zig-cache
+export ZIG_GLOBAL_CACHE_DIR ?= $(CURDIR)/.zig-cache/global
+
+native_sources := $(shell find build.zig build.zig.zon native -type f 2>/dev/null)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check lint format types layers zig-check fuzz bench bench-smoke stress soak soak-proc mutations \
+	seeds fresh-seeds scenarios build-native wheel coverage setup setup-dev clean
+
+help:  ## show this list
+	@sed -n 's/^\([a-z-]*\):.*##/\1##/p' $(MAKEFILE_LIST) | awk -F '## ' '{ printf "  make %-14s%s\n", $$1, $$2 }'
+
+# ---- set-up ------------------------------------------------------------------------------------------------
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "trimesh needs Python 3.11 or newer; say which one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp for each set of packages; `dev` holds `test`. An editable install compiles the native library, too.
+$(VENV)/.installed-$(EXTRA): pyproject.toml hatch_build.py requirements/constraints.txt | $(PY)
+	$(PIP) --editable '.[torch,$(EXTRA)]'
+	@touch $(VENV)/.installed-test $@
+
+# The first install has just built the library; later only a change of its sources builds it anew.
+$(LIBRARY): $(native_sources) hatch_build.py | $(VENV)/.installed-$(EXTRA)
+	@if $(PY) -c 'import hatchling, ziglang' 2>/dev/null; then $(PY) hatch_build.py; \
+	else $(PIP) --no-deps --editable .; fi
+	@touch $@
+
+setup: $(VENV)/.installed-$(EXTRA) $(LIBRARY)  ## the environment of `make demo` and `make test`
+	@:
+
+setup-dev:  ## the environment of `make check` and the rest
+	@$(MAKE) --no-print-directory EXTRA=dev setup
+
+# ---- run ---------------------------------------------------------------------------------------------------
+
+demo: setup  ## train on four processes, kill one, carry on
+	$(PY) examples/train_bytes.py
+
+test: setup  ## all tests but the stress runs
+	$(PYTEST) -m 'not stress' -n $(WORKERS) $(PYTEST_ARGS)
+
+check: lint types layers zig-check  ## every static check, and the native library's tests
+
+lint: setup-dev  ## ruff: lint and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup-dev  ## let ruff and zig format the sources
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(ZIG) fmt build.zig native
+
+types: setup-dev  ## mypy and pyright
+	$(BIN)/mypy
+	$(BIN)/pyright --project pyproject.toml --pythonpath $(PY)
+
+layers: setup-dev  ## import-linter: the floors
+	$(BIN)/lint-imports --cache-dir .import_linter_cache
+
+zig-check: setup-dev  ## the native library: format and tests
+	$(ZIG) fmt --check build.zig native
+	$(ZIG) build test
+
+fuzz: setup-dev  ## fuzz the native decoders (FUZZ_COUNT inputs)
+	.ci/fuzz $(PY) $(FUZZ_COUNT)
+
+# Behaviours that are tested in simulation: the marker is set by what runs them, so the folders only save a search.
+seeded := tests/conformance tests/testing examples -m 'mesh_seeded and not stress' -n $(WORKERS) \
+	--timeout 1200 -o faulthandler_timeout=0
+
+seeds: setup  ## every simulated behaviour under SEEDS seeds, from FIRST_SEED on
+	$(PYTEST) $(seeded) --mesh-seeds $(SEEDS) --mesh-first-seed $(FIRST_SEED) $(PYTEST_ARGS)
+
+# Each behaviour has the same share of the time. The first seed is printed; `make seeds FIRST_SEED=...` repeats it.
+fresh-seeds: setup  ## the same under seeds that nobody has run, for SECONDS
+	$(PYTEST) $(seeded) --mesh-first-seed fresh --mesh-seconds $(SECONDS) $(PYTEST_ARGS)
+
+# What state machines answer to tests/scenarios/scripts, written anew; the diff is what is reviewed.
+scenarios: setup  ## write the expected part of scenario scripts anew
+	$(PYTEST) tests/scenarios -q --rewrite-scenarios $(PYTEST_ARGS)
+
+coverage: setup-dev  ## tests with branch coverage
+	$(BIN)/coverage run -m pytest -m 'not stress' $(PYTEST_ARGS)
+	$(BIN)/coverage report
+
+# Repeated, pinned to one core, beside two busy loops, then the hundred-round runs.
+stress: setup  ## minutes of repetition under bad conditions
+	.ci/stress $(PY) $(STRESS_RUNS)
+
+soak: setup  ## SCHEDULES of a mixed workload in simulation, every rule watched
+	$(PY) -m tests.soak.run --schedules $(SCHEDULES) --processes $(WORKERS) --first-seed $(FIRST_SEED)
+
+mutations: setup  ## plant bugs in the runtime, and find the first seed that shows each
+	$(PY) -m tests.soak.run --mutation all
+
+# First FAST restarts in a row, then the load and a kill every EVERY seconds; counts and memory are compared.
+soak-proc: setup  ## real processes under load, killed for MINUTES
+	$(PY) -m tests.stress.soak --minutes $(MINUTES) --every $(EVERY) --fast $(FAST)
+
+bench: setup  ## figures beside torchmonarch, in the same run
+	$(PY) bench/run.py
+
+bench-smoke: setup  ## the same workloads, shortened to prove that they run
+	$(PY) bench/run.py --smoke
+
+build-native: setup-dev  ## compile the native library after a change
+	$(PY) hatch_build.py
+
+wheel: | $(PY)  ## dist/*.whl for this machine (TRIMESH_ZIG_TARGET for another)
+	$(PY) -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist .
+
+clean:  ## remove what was built, keep the environments
+	rm -rf build dist .zig-cache zig-out .mypy_cache .pytest_cache .ruff_cache .import_linter_cache $(LIBRARY)

@@ -1,0 +1,1 @@
+"""Benchmarks beside the peer; `run.py` is the way in."""

@@ -1,0 +1,132 @@
+"""Figures of trimesh beside those of torchmonarch, taken in the same run on the same machine.
+
+    python bench/run.py               all workloads, both sides, interleaved rounds; a table, and JSON in .bench/
+    python bench/run.py --smoke       a few calls of each, to prove that they run
+    python bench/run.py --only kill   one workload
+
+Every round starts each side of each workload in a process of its own, in turn, so that both see the same neighbours.
+Figures are medians over the rounds; "worst" is the worst of all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from bench.peer import PeerError, peer_python  # noqa: E402 - the tree is not installed, its root is put on the path above
+from bench.report import Result, machine, rows, table  # noqa: E402 - as above
+from bench.scale import Samples  # noqa: E402 - as above
+
+WORKLOADS = ["round_trip", "mesh_call", "spawn", "kill", "restart"]
+SIDE_SECONDS_MAX = 180
+STATE = ROOT / ".bench"
+
+
+def run_side(python: Path, workload: str, side: str, scale: str) -> Samples:
+    """Run one side of one workload and return its samples.
+
+    Raises:
+        RuntimeError: It failed or took too long; the text holds its last words.
+    """
+    with tempfile.TemporaryDirectory(prefix="trimesh-bench-") as folder:
+        output = Path(folder, "samples.json")
+        command = [python, "-m", "bench.side", workload, side, scale, output]
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        }
+        with tempfile.TemporaryFile("w+") as said:
+            try:
+                done = subprocess.run(
+                    command,
+                    cwd=ROOT,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=said,
+                    stderr=subprocess.STDOUT,
+                    timeout=SIDE_SECONDS_MAX,
+                    check=False,
+                )
+                ended = f"ended with status {done.returncode}"
+            except subprocess.TimeoutExpired:
+                ended = f"took more than {SIDE_SECONDS_MAX} s"
+            if output.is_file():
+                return json.loads(output.read_text())
+            said.seek(0)
+            raise RuntimeError(f"{side} {workload} {ended}:\n{said.read()[-4000:]}")
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description="trimesh beside torchmonarch")
+    parser.add_argument("--smoke", action="store_true", help="a few calls, one round, no installation")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", choices=WORKLOADS, action="append", help="this workload; may be repeated")
+    parser.add_argument("--no-peer", action="store_true", help="trimesh alone")
+    parser.add_argument("--json", type=Path, default=STATE / "latest.json", help="where the figures go")
+    return parser.parse_args(arguments)
+
+
+def find_sides(options: argparse.Namespace) -> dict[str, Path]:
+    """Return each side's interpreter; the peer is left out, with a word, where it cannot be used."""
+    sides = {"trimesh": Path(sys.executable)}
+    if not options.no_peer:
+        try:
+            sides["monarch"] = peer_python(STATE / "monarch", install=not options.smoke)
+        except PeerError as error:
+            print(f"torchmonarch is left out: {error}")
+    return sides
+
+
+def run_rounds(sides: dict[str, Path], results: dict[str, list[Result]], scale: str, rounds: int) -> set[str]:
+    """Run every side of every workload `rounds` times, adding to `results`; return the sides that failed."""
+    failed = set()
+    for turn in range(rounds):
+        for workload, found in results.items():
+            for side in sorted(sides, reverse=turn % 2 == 0):
+                start = time.perf_counter()
+                try:
+                    samples = run_side(sides[side], workload, side, scale)
+                except RuntimeError as error:
+                    failed.add(side)
+                    print(error)
+                    continue
+                for result in found:
+                    result.add(side, samples)
+                seconds = time.perf_counter() - start
+                print(f"round {turn + 1} of {rounds}: {side} {workload}, {seconds:.1f} s", flush=True)
+    return failed
+
+
+def main(arguments: list[str]) -> int:
+    """Run the benchmarks; return the exit status."""
+    options = parse(arguments)
+    scale, rounds = ("smoke", 1) if options.smoke else ("full", options.rounds)
+    results = {}
+    for workload in options.only or WORKLOADS:
+        module = importlib.import_module(f"bench.workloads.{workload}")
+        results[workload] = [Result(metric) for metric in module.METRICS]
+    failed = run_rounds(find_sides(options), results, scale, rounds)
+
+    every = [result for found in results.values() for result in found]
+    host = machine()
+    print("\n{cpu}, {cores} cores, Linux {kernel}, Python {python}, load {load:.1f}\n".format(**host))
+    print(table(every))
+    raw = [{"metric": result.metric.name, "rounds": result.rounds} for result in every]
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps({"machine": host, "figures": rows(every), "samples": raw}, indent=1))
+    print(f"\nall samples: {options.json}")
+    return 1 if "trimesh" in failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,271 @@
+/* The contract of libtrimesh, the native library of trimesh.
+ *
+ * One *bus* per process incarnation joins it to its peers by *links*. Two threads work on a bus: T0, the caller (in
+ * Python the thread of the Trio loop), which sends and receives inline, and T1, a thread of the library, which
+ * watches lifelines, processes, heartbeats and leases and moves the bytes of links whose peer is not on this host. T1
+ * never calls back; everything that happened comes out of `tm_poll`.
+ *
+ * Rules that hold for every function:
+ *  - It never blocks, except where it says so.
+ *  - Functions that take a bus are called by one thread at a time (T0). A forked child gets TM_ERR_FORKED.
+ *  - The result is a status: TM_OK, a positive status (nothing failed, look at its name), or a negative one (an error).
+ *    Statuses from -1000 downwards are -1000 - errno of the system call that failed.
+ *  - Handles are opaque. A link handle is a number that is never valid again after `tm_link_free`.
+ *  - Text is UTF-8, zero-terminated, owned by the library.
+ *
+ * cffi reads what stands between the two markers, so only plain declarations stand there. */
+#ifndef TRIMESH_H
+#define TRIMESH_H
+
+#include <stdint.h>
+
+/* cdef-begin */
+
+/* ---- statuses (append only) ---- */
+
+#define TM_OK 0
+#define TM_FULL 1             /* no room now, or no hello yet: a TM_RECORD_SPACE or _UP record will follow */
+
+#define TM_ERR_ARGUMENT -1    /* a value outside of its range */
+#define TM_ERR_LINK -2        /* no such link: it was freed, or never was */
+#define TM_ERR_DOWN -3        /* the link has ended */
+#define TM_ERR_LIMIT -4       /* a table is full (links, lifelines) */
+#define TM_ERR_FORKED -5      /* this process is a forked child of the one that made the bus */
+#define TM_ERR_STATE -6       /* not allowed now: a message is unfinished, a batch is still borrowed */
+#define TM_ERR_TOO_LARGE -7   /* a head, a body table or a message above its limit */
+#define TM_ERR_THREAD -8      /* the system gave no thread */
+#define TM_ERR_PEER -9        /* the peer broke the protocol: the link has ended, see its detail */
+#define TM_ERR_ERRNO -1000    /* TM_ERR_ERRNO - errno */
+
+/* ---- the library ---- */
+
+/* Version of this contract; the caller refuses another one. */
+uint32_t tm_abi_version(void);
+
+/* Value of a bound of limits.zig by its name, e.g. "RING_BYTES"; -1 for an unknown name. */
+int64_t tm_limit(const char *name);
+
+/* ---- the bus ---- */
+
+typedef struct tm_bus tm_bus;
+
+typedef struct {
+    uint64_t epoch;           /* this process incarnation; not 0 */
+    uint64_t host;            /* identity of this host, told to peers; 0 = not known */
+    uint32_t links_max;       /* 1 .. limit LINKS_MAX */
+    uint32_t ring_bytes;      /* one direction of a link; a power of two, limit RING_BYTES .. 2^26 */
+    uint32_t beat_ms;         /* interval of heartbeats */
+    uint32_t lease_ms;        /* silence after which a peer counts as stopped; at least 2 beats */
+    uint32_t stall_ms;        /* tell peers when the caller has not polled for this long; 0 = never */
+    uint32_t reserved;        /* 0 */
+} tm_bus_options;
+
+/* Make a bus and start T1. The bus is the caller's until `tm_bus_destroy`. */
+int32_t tm_bus_create(const tm_bus_options *options, tm_bus **bus_out);
+
+/* Stop and join T1, end all links, unmap and close everything. Blocks until T1 has ended (it never waits itself).
+ * In a forked child it does nothing. The handle is dead afterwards. */
+int32_t tm_bus_destroy(tm_bus *bus);
+
+/* The descriptor on which the caller waits (readable) after `tm_arm` returned 0. Owned by the bus. */
+int32_t tm_bus_bell(tm_bus *bus);
+
+/* Kill this process's group (SIGKILL), or end this process if it leads no group, as soon as the process behind `pidfd`
+ * has ended. Done by T1, whatever T0 is doing. The descriptor is duplicated. */
+int32_t tm_lifeline_add(tm_bus *bus, int32_t pidfd);
+
+/* ---- links ---- */
+
+#define TM_LINK_LOCAL 1       /* a unix socket to a process of this host: shared-memory rings beside it */
+#define TM_LINK_STREAM 2      /* any connected stream socket: T1 moves the bytes */
+
+typedef struct {
+    uint64_t peer_epoch;      /* refuse a peer of another epoch; 0 = take any */
+    int32_t fd;               /* connected stream socket; taken over on success only */
+    uint32_t kind;            /* TM_LINK_* */
+    uint32_t lease;           /* 1: the peer's silence ends the link */
+    uint32_t hello_ms;        /* end the link if no hello came in this time; 0 = wait for ever */
+} tm_link_options;
+
+/* Begin a link and send our hello. TM_RECORD_UP follows when the peer's has come. */
+int32_t tm_link_open(tm_bus *bus, const tm_link_options *options, uint32_t *link_out);
+
+/* End the link with TM_RECORD_DOWN (EXITED) as soon as the process behind `pidfd` has ended. Duplicated. */
+int32_t tm_link_watch_pid(tm_bus *bus, uint32_t link, int32_t pidfd);
+
+/* This side is going to say goodbye, when it has sent what it still has: until then the peer's goodbye does not end the
+ * link. */
+int32_t tm_link_leave(tm_bus *bus, uint32_t link);
+
+/* Say goodbye after everything sent so far. TM_FULL: no room yet, try again after the next SPACE or UP record.
+ * Nothing can be sent after it; what the peer still sends is delivered. TM_RECORD_DOWN (CLOSED) follows when the peer
+ * has said goodbye too, or has ended, or has neither sent nor taken anything for as long as a lease. */
+int32_t tm_link_close(tm_bus *bus, uint32_t link);
+
+/* End the link now, without a record, and give back everything it held; views borrowed from it stay until
+ * `tm_poll_done`. To be called also after a TM_RECORD_DOWN. */
+int32_t tm_link_free(tm_bus *bus, uint32_t link);
+
+typedef struct {
+    uint64_t peer_epoch;      /* known after TM_RECORD_UP */
+    uint64_t peer_host;
+    uint32_t peer_pid;        /* verified by the kernel on a local link, else what the peer said */
+    uint32_t view_bytes;      /* size of the view that offsets of records refer to */
+    const uint8_t *view;      /* valid until `tm_link_free` (see there) */
+    const char *detail;       /* why the link is down, or "" */
+    uint64_t messages_sent;
+    uint64_t messages_received;
+    uint64_t bytes_sent;      /* heads and bodies */
+    uint64_t bytes_received;
+    uint64_t frames_dropped;  /* frames of another epoch, and such as came again */
+} tm_link_info;
+
+int32_t tm_link_get_info(tm_bus *bus, uint32_t link, tm_link_info *info_out);
+
+/* ---- sending ---- */
+
+#define TM_LANE_CONTROL 0
+#define TM_LANE_DATA 1
+
+typedef struct {
+    const uint8_t *bytes;
+    uint64_t size;
+    uint32_t segment;         /* zero it; the library keeps there where a copy of the bytes is */
+    uint32_t reserved;        /* 0 */
+} tm_span;
+
+/* Where a message that did not fit at once goes on; zero it for a new message. */
+typedef struct {
+    uint64_t body_bytes;      /* body bytes already in frames */
+    uint64_t started;         /* not 0: the first frame is out */
+} tm_cursor;
+
+/* Send a message, or the next part of one. Bytes are copied before it returns, as many whole frames as fit.
+ * TM_OK: all of it is out. TM_FULL: call again with the same arguments after a SPACE record; another DATA message is
+ * refused (TM_ERR_STATE) until then, CONTROL ones are not. Peers are woken by `tm_flush`. */
+int32_t tm_link_send(tm_bus *bus, uint32_t link, uint32_t lane, const uint8_t *head, uint32_t head_size,
+                     tm_span *bodies, uint32_t n_bodies, tm_cursor *cursor_io);
+
+/* On local links bodies above FRAME_PAYLOAD_BYTES_MAX are copied once into shared memory, however many links they are
+ * sent on; `bodies` remembers it, so it is the same array for all links and all parts of a message. To be called when
+ * the message has left on all of them, or is given up. */
+int32_t tm_bodies_done(tm_bus *bus, tm_span *bodies, uint32_t n_bodies);
+
+/* The same for a message without bodies, all or nothing. */
+int32_t tm_link_send_head(tm_bus *bus, uint32_t link, uint32_t lane, const uint8_t *head, uint32_t head_size);
+
+/* Begin one DATA message on each of `links`; `statuses_out` and `cursors_out` get what `tm_link_send` said for each. */
+int32_t tm_links_send(tm_bus *bus, const uint32_t *links, uint32_t n_links, const uint8_t *head, uint32_t head_size,
+                      tm_span *bodies, uint32_t n_bodies, int32_t *statuses_out, tm_cursor *cursors_out);
+
+/* Wake the peers of everything sent since the last flush, those that sleep. */
+int32_t tm_flush(tm_bus *bus);
+
+/* ---- receiving ---- */
+
+#define TM_RECORD_MESSAGE 1   /* first (often only) frame of a message */
+#define TM_RECORD_FRAGMENT 2  /* more body bytes of the DATA message that began before */
+#define TM_RECORD_UP 3        /* the peer's hello has come: sending works */
+#define TM_RECORD_SPACE 4     /* after TM_FULL: there is room again */
+#define TM_RECORD_DOWN 5      /* the link has ended; `flags` holds TM_DOWN_*; the last record of a link */
+#define TM_RECORD_STALLED 6   /* the peer's caller has not polled for `flags` milliseconds; 0: it does again */
+
+#define TM_FLAG_MORE 1        /* fragments follow */
+#define TM_FLAG_CONTROL 2     /* came on the CONTROL lane */
+
+#define TM_DOWN_CLOSED 1
+#define TM_DOWN_EOF 2
+#define TM_DOWN_EXITED 3
+#define TM_DOWN_LEASE 4
+#define TM_DOWN_PROTOCOL 5
+
+/* Offsets count from the start of the link's view. Body bytes of a message are all bodies one after the other; the
+ * table of their sizes (n_bodies times uint64, little endian) is at `sizes_offset`; a size above 2^63 is no size but
+ * names a body in shared memory (its size are the lower 40 bits), which `tm_body_take` lends. Borrowed until
+ * `tm_poll_done`.
+ * The peer can still write there: read once, trust nothing. */
+typedef struct {
+    uint32_t link;
+    uint16_t kind;            /* TM_RECORD_* */
+    uint16_t n_bodies;
+    uint32_t flags;
+    uint32_t head_offset;
+    uint32_t head_size;
+    uint32_t sizes_offset;
+    uint32_t body_offset;
+    uint32_t body_size;
+} tm_record;
+
+/* Take what has come on all links: at most `max` records into `records_out`, their number into `n_out`. The records of
+ * the batch before must have been released. */
+int32_t tm_poll(tm_bus *bus, tm_record *records_out, uint32_t max, uint32_t *n_out);
+
+typedef struct {
+    uint8_t *bytes;           /* writable; what is written there nobody else sees */
+    uint64_t mapped;
+} tm_body;
+
+/* Lend the memory of a body; `word` is what stood in the table of the record just polled. It is the caller's until
+ * `tm_body_give_back`, also when the link, or the bus, is gone, and may be inherited by a forked child. TM_ERR_PEER:
+ * the peer named memory that it must not name. */
+int32_t tm_body_take(tm_bus *bus, uint32_t link, uint64_t word, tm_body *body_out);
+
+/* Give a body back, with what `tm_body_take` was called with and returned; the peer hears of it by the next `tm_flush`.
+ * `bus` may be NULL when it has been destroyed. */
+int32_t tm_body_give_back(tm_bus *bus, uint32_t link, uint64_t word, uint8_t *bytes, uint64_t mapped);
+
+/* Release the views of the last batch; peers that waited for room are woken. */
+int32_t tm_poll_done(tm_bus *bus);
+
+/* ---- faults that a test has planned ---- */
+
+/* A *table* of faults is memory that the process of a test shares with the processes it tests. Who was handed its
+ * descriptor when it was spawned can arm its bus by it; any other bus has no faults, whatever peers send. Faults take
+ * effect at once in every armed process; each happens at `target`, which must be armed. */
+
+#define TM_FAULT_DELAY 1      /* frames are late by `amount` seconds */
+#define TM_FAULT_REORDER 2    /* by a random part of that: the lanes of a link, and links, overtake each other */
+#define TM_FAULT_BANDWIDTH 3  /* no more than `amount` bytes a second */
+#define TM_FAULT_DROP 4       /* with probability `amount` a frame is lost, and the link with it (EOF) */
+#define TM_FAULT_DUPLICATE 5  /* ... comes twice, */
+#define TM_FAULT_CORRUPT 6    /* ... is damaged: both break the protocol */
+#define TM_FAULT_RESET 7      /* the link is lost after `amount` bytes */
+#define TM_FAULT_HOLD 8       /* nothing comes, not even heartbeats or the end, until it is healed */
+#define TM_FAULT_REFUSE 9     /* the nth call of the system that could fail with `code`, and the next ones, do */
+
+typedef struct {
+    uint64_t source;          /* epoch of the sender; 0 for REFUSE */
+    uint64_t target;          /* epoch of the process in which it happens */
+    uint32_t kind;            /* TM_FAULT_* */
+    int32_t code;             /* of REFUSE: ENOSPC (rings, segments) or EMFILE (these, and descriptors taken) */
+    double amount;
+    uint64_t nth;             /* of REFUSE: from 1 */
+    uint64_t times;           /* of REFUSE */
+    uint64_t seed;            /* of what happens by chance */
+} tm_fault;
+
+typedef struct {
+    uint64_t hits;
+    uint64_t first_ns;        /* CLOCK_MONOTONIC; 0 = not yet */
+} tm_fault_count;
+
+/* Make a table. Its descriptor is the caller's. */
+int32_t tm_faults_create(uint64_t secret, int32_t *fd_out);
+
+/* Obey the table behind `fd`, which stays the caller's, until the bus is destroyed. TM_ERR_ARGUMENT: it is no table, or
+ * has another secret. TM_ERR_STATE: the bus is armed already. */
+int32_t tm_bus_arm_faults(tm_bus *bus, int32_t fd, uint64_t secret);
+
+/* Plan a fault, or end one. Done by one process only. TM_ERR_STATE: the bus is not armed. TM_ERR_LIMIT: too many. */
+int32_t tm_fault_add(tm_bus *bus, const tm_fault *fault, uint32_t *index_out);
+int32_t tm_fault_heal(tm_bus *bus, uint32_t index);
+
+/* How often it has happened, until the next `tm_fault_add` after it was healed. */
+int32_t tm_fault_get_count(tm_bus *bus, uint32_t index, tm_fault_count *count_out);
+
+/* Prepare to sleep: 0 = wait until the bell is readable, then poll; 1 = something has come already, poll. */
+int32_t tm_arm(tm_bus *bus);
+
+/* cdef-end */
+
+#endif

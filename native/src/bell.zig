@@ -1,0 +1,108 @@
+//! How a sleeping thread is woken, also from another process: an eventfd, and a page with a word "I sleep" and one
+//! bit per link "look here". The page is shared with peers; whatever they write there costs at most a needless look.
+//!
+//! Ringing: publish the data; set the bit; if `sleeping` was 1, clear it and write the eventfd. Sleeping: set
+//! `sleeping`; look at the bits again; wait for the eventfd. Both sides write, then read the other's word, in one
+//! total order (seq_cst), so one of them always sees the other.
+
+const std = @import("std");
+const limits = @import("limits.zig");
+const sys = @import("sys.zig");
+
+pub const WORDS = limits.LINKS_MAX / 64;
+pub const PAGE_BYTES = 4096;
+
+/// Shared: fixed layout.
+pub const Page = extern struct {
+    sleeping: u32 align(64),
+    bits: [WORDS]u64 align(64),
+};
+
+comptime {
+    std.debug.assert(@sizeOf(Page) <= PAGE_BYTES);
+    std.debug.assert(@offsetOf(Page, "bits") == 64);
+}
+
+pub const Bits = [WORDS]u64;
+
+pub const Bell = struct {
+    page: *Page,
+    fd: i32,
+
+    /// Make the owner look at `slot`; wake it if it sleeps. Data must have been published before.
+    pub fn ring(self: Bell, slot: u32) void {
+        std.debug.assert(slot < limits.LINKS_MAX);
+        const bit = @as(u64, 1) << @intCast(slot % 64);
+        _ = @atomicRmw(u64, &self.page.bits[slot / 64], .Or, bit, .seq_cst);
+        self.wake();
+    }
+
+    /// Wake the owner if it sleeps, without a link to look at.
+    pub fn wake(self: Bell) void {
+        // The load first: most rings find the owner awake, and a plain load keeps its line shared.
+        if (@atomicLoad(u32, &self.page.sleeping, .seq_cst) == 0) return;
+        if (@atomicRmw(u32, &self.page.sleeping, .Xchg, 0, .seq_cst) != 0) sys.eventfdSignal(self.fd);
+    }
+
+    /// The owner is about to sleep. True: it must not, something has come.
+    pub fn arm(self: Bell) bool {
+        @atomicStore(u32, &self.page.sleeping, 1, .seq_cst);
+        for (&self.page.bits) |*word| {
+            if (@atomicLoad(u64, word, .seq_cst) != 0) {
+                @atomicStore(u32, &self.page.sleeping, 0, .seq_cst);
+                return true;
+            }
+        }
+        return false;
+    }
+
+    /// The owner is awake again. Always reads the eventfd: a ringer may have cleared the word and not yet written,
+    /// and a write that is never read would wake the owner for ever.
+    pub fn disarm(self: Bell) void {
+        @atomicStore(u32, &self.page.sleeping, 0, .seq_cst);
+        sys.eventfdClear(self.fd);
+    }
+
+    /// Move the bits that are set into `into`. True: there was one.
+    pub fn take(self: Bell, into: *Bits) bool {
+        var any = false;
+        for (&self.page.bits, into) |*word, *to| {
+            if (@atomicLoad(u64, word, .monotonic) == 0) continue;
+            to.* |= @atomicRmw(u64, word, .Xchg, 0, .seq_cst);
+            any = true;
+        }
+        return any;
+    }
+};
+
+test "a ring before arming keeps the owner awake" {
+    var page align(64) = std.mem.zeroes(Page);
+    const bell = Bell{ .page = &page, .fd = sys.eventfd() };
+    defer sys.close(bell.fd);
+
+    bell.ring(70);
+
+    try std.testing.expect(bell.arm());
+    var bits: Bits = @splat(0);
+    try std.testing.expect(bell.take(&bits));
+    try std.testing.expectEqual(@as(u64, 1 << 6), bits[1]);
+    try std.testing.expect(!bell.arm());
+}
+
+test "a ring after arming wakes the owner once" {
+    var page align(64) = std.mem.zeroes(Page);
+    const bell = Bell{ .page = &page, .fd = sys.eventfd() };
+    defer sys.close(bell.fd);
+    const epoll = sys.epollCreate();
+    defer sys.close(epoll);
+    _ = sys.epollAdd(epoll, bell.fd, sys.IN, 0);
+    var events: [1]sys.Event = undefined;
+
+    try std.testing.expect(!bell.arm());
+    bell.ring(0);
+    bell.ring(1);
+
+    try std.testing.expectEqual(1, sys.epollWait(epoll, &events, 0));
+    bell.disarm();
+    try std.testing.expectEqual(0, sys.epollWait(epoll, &events, 0));
+}

@@ -1,0 +1,235 @@
+//! Two buses of one process, each with its T1, joined by rings or by a stream; run by two T0s at once, so that
+//! ThreadSanitizer (`zig build test -Dsanitize-thread`) sees every pair of threads that shares memory.
+
+const std = @import("std");
+const bus_file = @import("bus.zig");
+const limits = @import("limits.zig");
+const records = @import("record.zig");
+const session = @import("session.zig");
+const socket = @import("socket.zig");
+const status = @import("status.zig");
+const sys = @import("sys.zig");
+
+const Bus = bus_file.Bus;
+const testing = std.testing;
+
+fn newBus(epoch: u64, beat_ms: u32) !*Bus {
+    return newWatchedBus(epoch, beat_ms, 0);
+}
+
+fn newWatchedBus(epoch: u64, beat_ms: u32, stall_ms: u32) !*Bus {
+    var bus: ?*Bus = null;
+    try testing.expectEqual(status.OK, Bus.create(.{
+        .epoch = epoch,
+        .host = 0,
+        .links_max = 8,
+        .ring_bytes = limits.RING_BYTES,
+        .beat_ms = beat_ms,
+        .lease_ms = 1000 * beat_ms,
+        .stall_ms = stall_ms,
+    }, &bus));
+    return bus.?;
+}
+
+/// What one T0 does: send `count` messages, receive as many, say goodbye, and see the end.
+const Talker = struct {
+    bus: *Bus,
+    id: u32,
+    count: u64,
+    sent: u64 = 0,
+    arrived: u64 = 0,
+    bytes: u64 = 0,
+    down: u32 = 0,
+    left: bool = false,
+
+    fn run(self: *Talker) !void {
+        var epoll_events: [1]sys.Event = undefined;
+        const epoll = sys.epollCreate();
+        defer sys.close(epoll);
+        _ = sys.epollAdd(epoll, self.bus.common.bell.fd, sys.IN, 0);
+        while (self.down == 0) {
+            try self.sendSome();
+            self.bus.flush();
+            var batch: [64]records.Record = undefined;
+            const n: usize = @intCast(self.bus.poll(&batch));
+            for (batch[0..n]) |record| try self.take(record);
+            self.bus.pollDone();
+            if (!self.bus.arm()) _ = sys.epollWait(epoll, &epoll_events, 5);
+        }
+        self.bus.freeLink(self.bus.find(self.id).?);
+    }
+
+    fn sendSome(self: *Talker) !void {
+        const one = self.bus.find(self.id).?;
+        var body: [3000]u8 = undefined;
+        while (self.sent < self.count) {
+            @memset(&body, @truncate(self.sent));
+            var spans = [_]session.Span{.{ .bytes = &body, .size = self.sent % body.len }};
+            const message = session.Message{ .head = "head", .bodies = &spans, .total = spans[0].size };
+            var cursor = session.Cursor{};
+            switch (self.bus.send(one, .data, message, &cursor)) {
+                status.OK => self.sent += 1,
+                status.FULL => return,
+                else => return error.TestUnexpectedResult,
+            }
+        }
+        if (self.arrived < self.count or self.left) return;
+        one.leaving = true;
+        self.left = self.bus.closeLink(one) == status.OK;
+    }
+
+    fn take(self: *Talker, record: records.Record) !void {
+        try testing.expectEqual(self.id, record.link);
+        switch (@as(records.RecordKind, @enumFromInt(record.kind))) {
+            .message => {
+                const view = self.bus.find(self.id).?.rx.map.base;
+                for (view[record.body_offset..][0..record.body_size]) |byte| {
+                    try testing.expectEqual(@as(u8, @truncate(self.arrived)), byte);
+                }
+                try testing.expectEqual(self.arrived % 3000, record.body_size);
+                self.arrived += 1;
+                self.bytes += record.body_size;
+            },
+            .fragment => return error.TestUnexpectedResult,
+            .up, .space, .stalled => {},
+            .down => self.down = record.flags,
+        }
+    }
+};
+
+fn talk(talker: *Talker) void {
+    talker.run() catch |problem| std.debug.panic("a talker failed: {}", .{problem});
+}
+
+fn converse(kind: records.Kind, count: u64) !void {
+    const pair = socket.socketPair();
+    const buses = [2]*Bus{ try newBus(1, 1), try newBus(2, 1) };
+    defer for (buses) |bus| bus.destroy();
+    var talkers: [2]Talker = undefined;
+    for (&talkers, buses, pair) |*talker, bus, fd| {
+        var id: u32 = 0;
+        try testing.expectEqual(status.OK, bus.openLink(fd, kind, true, 60_000, 0, &id));
+        talker.* = .{ .bus = bus, .id = id, .count = count };
+    }
+    const other = try std.Thread.spawn(.{}, talk, .{&talkers[1]});
+    talk(&talkers[0]);
+    other.join();
+    for (talkers) |talker| {
+        try testing.expectEqual(count, talker.arrived);
+        try testing.expectEqual(@intFromEnum(records.Down.closed), talker.down);
+    }
+}
+
+test "two buses talk over rings" {
+    try converse(.local, 20_000);
+}
+
+test "two buses talk over a stream" {
+    try converse(.stream, 20_000);
+}
+
+test "handles of links that were freed are refused" {
+    const pair = socket.socketPair();
+    defer sys.close(pair[1]);
+    const bus = try newBus(1, 500);
+    defer bus.destroy();
+    var id: u32 = 0;
+    try testing.expectEqual(status.OK, bus.openLink(pair[0], .local, false, 0, 0, &id));
+
+    bus.freeLink(bus.find(id).?);
+
+    try testing.expectEqual(null, bus.find(id));
+    try testing.expectEqual(null, bus.find(0xFFFF_FFFF));
+}
+
+test "a full table of links is a status" {
+    const bus = try newBus(1, 500);
+    defer bus.destroy();
+    var others: [9]i32 = undefined;
+    var id: u32 = 0;
+    for (&others, 0..) |*other, i| {
+        const pair = socket.socketPair();
+        other.* = pair[1];
+        const rc = bus.openLink(pair[0], .local, false, 0, 0, &id);
+        try testing.expectEqual(if (i < 8) status.OK else status.ERR_LIMIT, rc);
+        if (rc != status.OK) sys.close(pair[0]); // stays the caller's
+    }
+    for (others) |fd| sys.close(fd);
+}
+
+test "views of a link that is freed inside a batch stay until the batch is released" {
+    const pair = socket.socketPair();
+    const buses = [2]*Bus{ try newBus(1, 500), try newBus(2, 500) };
+    defer for (buses) |bus| bus.destroy();
+    var ids: [2]u32 = undefined;
+    for (buses, pair, &ids) |bus, fd, *id| {
+        try testing.expectEqual(status.OK, bus.openLink(fd, .local, false, 0, 0, id));
+    }
+    var batch: [8]records.Record = undefined;
+    try testing.expectEqual(1, buses[0].poll(&batch)); // up: the other's hello was there
+    buses[0].pollDone();
+    var cursor = session.Cursor{};
+    const sender = buses[0].find(ids[0]).?;
+    try testing.expectEqual(status.OK, buses[0].send(sender, .data, .{ .head = "borrowed" }, &cursor));
+    buses[0].flush();
+
+    const n: usize = @intCast(buses[1].poll(&batch));
+    const record = batch[n - 1];
+    const view = buses[1].find(ids[1]).?.rx.map.base;
+    buses[1].freeLink(buses[1].find(ids[1]).?);
+
+    try testing.expectEqual(null, buses[1].find(ids[1]));
+    try testing.expectEqualStrings("borrowed", view[record.head_offset..][0..record.head_size]);
+    buses[1].pollDone();
+}
+
+/// Poll until a stalled record has come (or many other looks were in vain); return what it says.
+fn awaitStalled(bus: *Bus, other: ?*Bus) !u32 {
+    for (0..10_000) |_| {
+        var batch: [8]records.Record = undefined;
+        if (other) |one| _ = one.poll(&batch);
+        if (other) |one| one.pollDone();
+        const n: usize = @intCast(bus.poll(&batch));
+        bus.pollDone();
+        for (batch[0..n]) |record| {
+            if (record.kind == @intFromEnum(records.RecordKind.stalled)) return record.flags;
+        }
+        var none: [1]sys.Event = undefined;
+        const epoll = sys.epollCreate();
+        defer sys.close(epoll);
+        _ = sys.epollWait(epoll, &none, 1);
+    }
+    return error.TestUnexpectedResult;
+}
+
+fn stallAndGoOn(kind: records.Kind) !void {
+    const pair = socket.socketPair();
+    const buses = [2]*Bus{ try newBus(1, 1), try newWatchedBus(2, 1, 20) };
+    defer for (buses) |bus| bus.destroy();
+    for (buses, pair) |bus, fd| {
+        var id: u32 = 0;
+        try testing.expectEqual(status.OK, bus.openLink(fd, kind, true, 60_000, 0, &id));
+    }
+    for (0..2) |_| { // each finds the hello of the other, and both come up
+        for (buses) |bus| {
+            bus.flush();
+            var batch: [8]records.Record = undefined;
+            _ = bus.poll(&batch);
+            bus.pollDone();
+        }
+    }
+
+    const behind = try awaitStalled(buses[0], null); // the other one does not poll any more
+    try testing.expect(behind >= 20);
+
+    var last = behind;
+    while (last != 0) last = try awaitStalled(buses[0], buses[1]);
+}
+
+test "a caller that does not poll is told to a local peer, and that it goes on" {
+    try stallAndGoOn(.local);
+}
+
+test "a caller that does not poll is told to the peer of a stream, and that it goes on" {
+    try stallAndGoOn(.stream);
+}

@@ -1,0 +1,105 @@
+//! Bodies that travel in segments, as one local link deals with them: which message takes them, how many may be under
+//! way, what is said to the peer about them and by it. `link` is a `*Link`: link.zig stands above.
+
+const std = @import("std");
+const body = @import("body.zig");
+const frame = @import("frame.zig");
+const limits = @import("limits.zig");
+const ring = @import("ring.zig");
+const session = @import("session.zig");
+const shelf = @import("shelf.zig");
+
+pub const Carriage = struct {
+    /// Bytes in segments up to `flight_end` of our ring, that the peer has not looked at.
+    flight_bytes: u64 = 0,
+    flight_end: u64 = 0,
+    /// Segments of the peer.
+    shelf: shelf.Shelf = .{},
+};
+
+/// Send the first frame of a message, and its large bodies in segments where there are any. False: no room.
+pub fn begin(link: anytype, lane: frame.Lane, message: session.Message, cursor: *session.Cursor) bool {
+    var first = message;
+    if (link.kind == .local and message.hasLarge()) {
+        // Room for any first frame: how long it is turns out when the bodies have been copied.
+        if (!mayFly(link, message.total) or !link.ensureRoom(limits.FRAME_BYTES_MAX, lane)) return false;
+        first.carrying = link.common.pool.load(first.bodies, link.slot, link.fd);
+    }
+    const span = ring.alignFrame(first.firstLength());
+    if (!first.carrying and !link.ensureRoom(span, lane)) return false;
+    cursor.body_bytes = link.outbound.writeMessage(link.tx.place(), lane, first);
+    cursor.started = if (first.carrying) session.Cursor.YES else session.Cursor.FRAMES_ONLY;
+    link.tx.commit(span);
+    if (first.carrying) {
+        link.carriage.flight_bytes += first.carried();
+        link.carriage.flight_end = link.tx.head;
+    }
+    return true;
+}
+
+/// Whether `bytes` in segments may go to the peer now; a peer that does not read is not to take the whole pool.
+/// If not, a space record will follow.
+fn mayFly(link: anytype, bytes: u64) bool {
+    if (link.carriage.flight_bytes + bytes <= limits.SEGMENT_FLIGHT_BYTES_MAX or hasLanded(link)) return true;
+    link.blocked = true;
+    link.tx.askForRoom();
+    return hasLanded(link);
+}
+
+/// Whether the peer has looked at everything in segments.
+pub fn hasLanded(link: anytype) bool {
+    if (link.carriage.flight_bytes == 0) return true;
+    _ = link.tx.outstanding() catch return link.brokenRing();
+    if (link.tx.tail < link.carriage.flight_end) return false;
+    link.carriage.flight_bytes = 0;
+    return true;
+}
+
+/// Tell the peer which bodies were given back. False: there is no room now.
+pub fn sendReturned(link: anytype) bool {
+    if (link.carriage.shelf.returned_count == 0 or link.state != .up) return true;
+    const span = ring.alignFrame(session.Outbound.segmentsLength(link.carriage.shelf.returned_count));
+    if (!link.ensureRoom(span, .control)) return false;
+    var refs: [limits.SEGMENTS_MAX]body.Ref = undefined;
+    link.outbound.writeSegments(link.tx.place(), .release, link.carriage.shelf.takeReturned(&refs));
+    link.tx.commit(span);
+    return true;
+}
+
+/// Tell the peer that a segment is gone, if there is room: else it keeps a mapping that it does not need, until the
+/// place is used again. True: it was told.
+pub fn sendRetired(link: anytype, ref: body.Ref) bool {
+    if (link.kind != .local or link.state != .up) return false;
+    const span = ring.alignFrame(session.Outbound.segmentsLength(1));
+    if ((link.tx.room(span, 0) catch return link.brokenRing()) < span) return false;
+    link.outbound.writeSegments(link.tx.place(), .retire, &.{ref});
+    link.tx.commit(span);
+    return true;
+}
+
+/// The peer is done with segments of ours, or has given up some of its own.
+pub fn receive(link: anytype, header: frame.Header, bytes: [*]const u8) bool {
+    for (0..(header.length - frame.BYTES) / 4) |i| {
+        const ref = body.Ref.parse(std.mem.readInt(u32, bytes[frame.BYTES + 4 * i ..][0..4], .little)) orelse {
+            link.fail("a segment that cannot be");
+            return false;
+        };
+        if (header.kind == .release) {
+            if (link.common.pool.release(ref, link.slot)) continue;
+            link.fail("a segment back that it does not hold");
+        } else {
+            if (link.carriage.shelf.retire(ref)) continue;
+            link.fail("the end of a segment in use");
+        }
+        return false;
+    }
+    return true;
+}
+
+/// Lend the memory of a body whose place a table has told. Null: the link has ended on it.
+pub fn takeBody(link: anytype, word: u64, spare_fd: *i32) ?shelf.Lent {
+    return link.carriage.shelf.take(link.fd, word, spare_fd) catch {
+        link.fail(link.carriage.shelf.problem);
+        return null;
+    };
+}

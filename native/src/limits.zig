@@ -1,0 +1,150 @@
+//! Every bound of the native library: name, value, unit (last word), reason. Those that Python shares carry the name of
+//! `trimesh/limits.py`; `tests/native/test_limits.py` compares the two through `tm_limit`.
+
+const std = @import("std");
+
+/// The contract of `trimesh.h`; one more at every change of it.
+pub const ABI_VERSION: u32 = 4;
+
+/// The bytes on the wire; one more at every change of them.
+pub const PROTOCOL_VERSION: u8 = 3;
+
+// ---- shared with limits.py ----
+
+/// Fixed header of every frame: four words.
+pub const FRAME_HEADER_BYTES = 32;
+
+/// One fragment; what a control frame may have to wait for.
+pub const FRAME_PAYLOAD_BYTES_MAX = 65_536;
+
+/// The head of one message.
+pub const HEAD_BYTES_MAX = 49_152;
+
+/// Bodies of one message.
+pub const BODIES_MAX = 4_096;
+
+/// All bodies of one message.
+pub const MESSAGE_BYTES_MAX = 1 << 36;
+
+/// One direction of a link.
+pub const RING_BYTES = 1 << 18;
+
+/// Part of a ring that data may not use.
+pub const RING_CONTROL_RESERVE_BYTES = 1 << 14;
+
+/// Links of one bus.
+pub const LINKS_MAX = 1_024;
+
+/// Smallest pooled segment. Bodies above one fragment travel in segments.
+pub const SEGMENT_BYTES_MIN = 1 << 17;
+
+/// Largest pooled segment. The copy into it takes the loop of the sender: 7 ms, 90 ms when its pages are new.
+pub const SEGMENT_BYTES_MAX = 1 << 27;
+
+/// Shared memory of all segments of one process.
+pub const SEGMENT_POOL_BYTES_MAX = 1 << 31;
+
+/// Shared memory of segments that nobody holds, kept for the next bodies.
+pub const SEGMENT_IDLE_BYTES_MAX = 1 << 28;
+
+/// Segments of one process: a descriptor of the sender each.
+pub const SEGMENTS_MAX = 128;
+
+/// Bytes in segments that one peer has been sent and has not looked at; a single larger body is let through.
+pub const SEGMENT_FLIGHT_BYTES_MAX = 1 << 24;
+
+/// Rules of one table of planned faults: one for each direction of each link.
+pub const FAULT_RULES_MAX = 1_024;
+
+// ---- native only ----
+
+/// Messages that do without a new segment after the system has refused one: refusing can be as slow as making.
+pub const SEGMENT_REFUSAL_MESSAGES = 64;
+
+/// Largest frame: a first frame with the largest head and the largest table of body sizes holds no body bytes, any
+/// other payload is at most one fragment.
+pub const FRAME_BYTES_MAX = FRAME_HEADER_BYTES + @max(FRAME_PAYLOAD_BYTES_MAX, HEAD_BYTES_MAX + 8 * BODIES_MAX);
+
+/// Frames start at multiples of this, so that headers and size tables are read as whole words.
+pub const FRAME_ALIGN_BYTES = 8;
+
+/// Largest ring that options may ask for: offsets into a view (two copies and a page) stay within 32 bits.
+pub const RING_BYTES_MAX = 1 << 26;
+
+/// Page in front of the data of a ring, for its counters. Both supported machines can map at this grain.
+pub const RING_HEADER_BYTES = 4_096;
+
+/// Bytes of a stream link that may be under way without credit: beats and credits, which are taken out of the stream as
+/// they come, and one hello. A multiple of what one read may find between two frames.
+pub const STREAM_SLACK_BYTES = RING_CONTROL_RESERVE_BYTES;
+
+/// Whole frames that T1 sends in one system call: two fragments, so that a credit or a beat waits for no more.
+pub const STREAM_BATCH_BYTES = 2 * (FRAME_PAYLOAD_BYTES_MAX + FRAME_HEADER_BYTES);
+
+/// Reads and writes that T1 gives to one link before it looks at the others.
+pub const STREAM_ROUNDS = 8;
+
+/// Records that `tm_poll` takes from one link before it looks at the others.
+pub const POLL_LINK_RECORDS = 128;
+
+/// Lifelines of one process: controller, spawner, host agent, and the same again for a nested mesh.
+pub const LIFELINES_MAX = 16;
+
+/// Buses of one process. One in use; tests and simulations make more.
+pub const BUSES_MAX = 64;
+
+/// Events that one wait of T1 takes.
+pub const EVENTS_MAX = 64;
+
+/// Text that says why a link went down.
+pub const DETAIL_BYTES = 192;
+
+/// Frames that the gate of an armed link looks ahead: what is beyond waits in the ring, and is late for that.
+pub const FAULT_FRAMES_MAX = 1_024;
+
+/// A planned delay is cut to this: sums of a few stay within 64 bits of nanoseconds.
+pub const FAULT_SECONDS_MAX = 1e9;
+
+/// While an armed link is held, its process looks this often whether it still is: healing rings no bell.
+pub const FAULT_LOOK_MS = 5;
+
+/// Beats and leases that options may ask for: ticks are counted in 32 bits.
+pub const BEAT_MS_MAX = 3_600_000;
+
+comptime {
+    std.debug.assert(FRAME_BYTES_MAX % FRAME_ALIGN_BYTES == 0);
+    std.debug.assert(HEAD_BYTES_MAX <= std.math.maxInt(u16));
+    std.debug.assert(BODIES_MAX <= std.math.maxInt(u16));
+    std.debug.assert(HEAD_BYTES_MAX < FRAME_PAYLOAD_BYTES_MAX);
+    std.debug.assert(std.math.isPowerOfTwo(RING_BYTES));
+    // A writer is woken when its ring is half empty: then every frame fits, also beside the control reserve.
+    std.debug.assert(FRAME_BYTES_MAX + RING_CONTROL_RESERVE_BYTES <= RING_BYTES / 2);
+    // Credits are given for half a window: then the largest frame can leave on what is left.
+    std.debug.assert(FRAME_BYTES_MAX <= (RING_BYTES - STREAM_SLACK_BYTES) / 2);
+    std.debug.assert(2 * RING_BYTES_MAX + RING_HEADER_BYTES <= std.math.maxInt(u32));
+    std.debug.assert(LINKS_MAX % 64 == 0);
+    std.debug.assert(std.math.isPowerOfTwo(SEGMENT_BYTES_MIN) and std.math.isPowerOfTwo(SEGMENT_BYTES_MAX));
+    std.debug.assert(SEGMENT_BYTES_MIN > FRAME_PAYLOAD_BYTES_MAX and SEGMENT_BYTES_MAX <= SEGMENT_POOL_BYTES_MAX);
+    std.debug.assert(SEGMENT_BYTES_MAX <= SEGMENT_IDLE_BYTES_MAX);
+    std.debug.assert(SEGMENTS_MAX % 64 == 0 and SEGMENTS_MAX <= 256);
+}
+
+/// Value of a bound that Python shares, by name.
+pub fn lookup(name: []const u8) ?i64 {
+    const shared = .{
+        "FRAME_HEADER_BYTES",       "FRAME_PAYLOAD_BYTES_MAX", "HEAD_BYTES_MAX",             "BODIES_MAX",
+        "MESSAGE_BYTES_MAX",        "RING_BYTES",              "RING_CONTROL_RESERVE_BYTES", "LINKS_MAX",
+        "RING_BYTES_MAX",           "RING_HEADER_BYTES",       "LIFELINES_MAX",              "BEAT_MS_MAX",
+        "SEGMENT_BYTES_MIN",        "SEGMENT_BYTES_MAX",       "SEGMENT_POOL_BYTES_MAX",     "SEGMENTS_MAX",
+        "SEGMENT_FLIGHT_BYTES_MAX", "SEGMENT_IDLE_BYTES_MAX",  "FAULT_RULES_MAX",
+    };
+    inline for (shared) |one| {
+        if (std.mem.eql(u8, name, one)) return @field(@This(), one);
+    }
+    return null;
+}
+
+test "lookup knows names and refuses others" {
+    try std.testing.expectEqual(@as(?i64, 32), lookup("FRAME_HEADER_BYTES"));
+    try std.testing.expectEqual(@as(?i64, null), lookup("NO_SUCH"));
+}

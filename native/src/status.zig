@@ -1,0 +1,19 @@
+//! Statuses of `trimesh.h`. Append only.
+
+pub const OK: i32 = 0;
+pub const FULL: i32 = 1;
+pub const ERR_ARGUMENT: i32 = -1;
+pub const ERR_LINK: i32 = -2;
+pub const ERR_DOWN: i32 = -3;
+pub const ERR_LIMIT: i32 = -4;
+pub const ERR_FORKED: i32 = -5;
+pub const ERR_STATE: i32 = -6;
+pub const ERR_TOO_LARGE: i32 = -7;
+pub const ERR_THREAD: i32 = -8;
+pub const ERR_PEER: i32 = -9;
+pub const ERR_ERRNO: i32 = -1000;
+
+/// The status of a system call that gave -errno.
+pub fn ofErrno(rc: i32) i32 {
+    return ERR_ERRNO + rc;
+}

@@ -1,0 +1,152 @@
+"""Actors and tensors over many processes, with Trio's promises kept across all of them.
+
+`async with this_host().spawn_procs({"gpus": 4}) as procs:` owns four processes; `await procs.spawn("name", Cls)` puts
+an actor into each; `await actors.endpoint.call(...)` runs on all of them. Failures come out of the block that owns what
+failed, as exception groups with coordinates; cancelling a call cancels it over there; nothing is left behind.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from trimesh._runtime.context import Context, context, current_point, current_rank, current_size
+from trimesh._runtime.interrupt import cancel_on
+from trimesh._runtime.port import Port
+from trimesh._runtime.receiver import Receiver
+from trimesh._runtime.report import dump
+from trimesh._runtime.statistics import MailboxStatistics, MemberStatistics, MeshStatistics
+from trimesh._supervision.backoff import Backoff
+from trimesh._supervision.policy import FailFast, Isolate, Restart
+from trimesh._transport.base import LinkStatistics
+from trimesh._wire.by_value import by_value
+from trimesh.actor.actor import Actor
+from trimesh.actor.actor_mesh import ActorMesh
+from trimesh.actor.channel import open_channel
+from trimesh.actor.endpoint import Endpoint, endpoint
+from trimesh.actor.host_mesh import HostMesh, this_host, this_proc
+from trimesh.actor.options import Retry
+from trimesh.actor.outcome import Outcome
+from trimesh.actor.proc_mesh import ProcMesh
+from trimesh.errors import (
+    ActorFailed,
+    DeadlockError,
+    HostLost,
+    LimitExceeded,
+    LinkLost,
+    MeshError,
+    MeshErrorGroup,
+    MeshStopped,
+    Origin,
+    Overloaded,
+    PayloadError,
+    ProcDied,
+    ProtocolError,
+    RemoteCancelled,
+    RemoteError,
+    RemoteTraceback,
+    RestartLimit,
+    ShapeError,
+    SpawnError,
+    TrimeshError,
+    TrimeshInternalError,
+    Unresponsive,
+    coords,
+    leaves,
+    origin,
+)
+from trimesh.events.records import (
+    Died,
+    Failed,
+    FellSilent,
+    GaveUp,
+    Lagged,
+    Restarted,
+    Restarting,
+    Stalled,
+    Started,
+)
+from trimesh.shape.extent import Extent
+from trimesh.shape.point import Point
+from trimesh.shape.region import Region
+from trimesh.shape.value_mesh import ValueMesh
+
+if TYPE_CHECKING:
+    from trimesh import aio, testing
+
+__all__ = [
+    "Actor",
+    "ActorFailed",
+    "ActorMesh",
+    "Backoff",
+    "Context",
+    "DeadlockError",
+    "Died",
+    "Endpoint",
+    "Extent",
+    "FailFast",
+    "Failed",
+    "FellSilent",
+    "GaveUp",
+    "HostLost",
+    "HostMesh",
+    "Isolate",
+    "Lagged",
+    "LimitExceeded",
+    "LinkLost",
+    "LinkStatistics",
+    "MailboxStatistics",
+    "MemberStatistics",
+    "MeshError",
+    "MeshErrorGroup",
+    "MeshStatistics",
+    "MeshStopped",
+    "Origin",
+    "Outcome",
+    "Overloaded",
+    "PayloadError",
+    "Point",
+    "Port",
+    "ProcDied",
+    "ProcMesh",
+    "ProtocolError",
+    "Receiver",
+    "Region",
+    "RemoteCancelled",
+    "RemoteError",
+    "RemoteTraceback",
+    "Restart",
+    "RestartLimit",
+    "Restarted",
+    "Restarting",
+    "Retry",
+    "ShapeError",
+    "SpawnError",
+    "Stalled",
+    "Started",
+    "TrimeshError",
+    "TrimeshInternalError",
+    "Unresponsive",
+    "ValueMesh",
+    "aio",
+    "by_value",
+    "cancel_on",
+    "context",
+    "coords",
+    "current_point",
+    "current_rank",
+    "current_size",
+    "dump",
+    "endpoint",
+    "leaves",
+    "open_channel",
+    "origin",
+    "testing",
+    "this_host",
+    "this_proc",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is heavy, or for some programs only, when it is used first."""
+    if name in ("aio", "testing"):
+        return importlib.import_module(f"trimesh.{name}")
+    raise AttributeError(f"module 'trimesh' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""The native library: found, checked and typed. The only importer of cffi."""

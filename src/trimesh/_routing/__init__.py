@@ -1,0 +1,1 @@
+"""Who gets what, and when a call is complete. Pure state machines."""

@@ -1,0 +1,122 @@
+"""Credits of one mailbox for one sender: how a full mailbox makes its sender wait.
+
+The sender counts what it sends; the receiver counts what it takes out and reports the total now and then, on every
+terminal frame and, when those are rare, by a frame of its own. Totals only grow, so a report can be late, lost or
+repeated.
+
+CR-1 a sender does not wait for a receiver that has taken everything: what has not been reported then (fewer than
+     `report_every` messages, at most `report_bytes`) never fills the window, however large the next message is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import attrs
+
+from trimesh.errors import ProtocolError
+
+
+@attrs.define(eq=False, slots=True)
+class SendWindow:
+    """The sender's side.
+
+    Attributes:
+        messages_max: Messages that may wait at the receiver.
+        bytes_max: Bytes that may; a single message may exceed them when little else waits.
+        report_bytes: How much the receiver may have taken without having reported it.
+    """
+
+    messages_max: int
+    bytes_max: int
+    report_bytes: int = 0
+    _acknowledged: int = 0
+    _waiting_bytes: int = 0
+    _sizes: deque[int] = attrs.field(factory=deque[int])
+
+    @property
+    def waiting(self) -> int:
+        """Messages that have been sent and not been taken out, as far as is known here."""
+        return len(self._sizes)
+
+    @property
+    def sent_total(self) -> int:
+        """Messages sent so far."""
+        return self._acknowledged + len(self._sizes)
+
+    @property
+    def acknowledged_total(self) -> int:
+        """Messages that the receiver has reported as taken out."""
+        return self._acknowledged
+
+    def has_room(self, nbytes: int) -> bool:
+        """Return whether a message of `nbytes` may be sent now."""
+        if len(self._sizes) >= self.messages_max:
+            return False
+        return self._waiting_bytes <= self.report_bytes or self._waiting_bytes + nbytes <= self.bytes_max
+
+    def sent(self, nbytes: int) -> None:
+        """Count a message that goes out."""
+        self._sizes.append(nbytes)
+        self._waiting_bytes += nbytes
+
+    def acknowledged(self, total: int) -> bool:
+        """Take the receiver's total; return whether it has made room.
+
+        Raises:
+            ProtocolError: The receiver claims more than was sent.
+        """
+        news = total - self._acknowledged
+        if news <= 0:
+            return False
+        if news > len(self._sizes):
+            raise ProtocolError(
+                f"credit must not exceed what was sent: {len(self._sizes)} messages wait, {news} were reported"
+            )
+        self._acknowledged = total
+        for _ in range(news):
+            self._waiting_bytes -= self._sizes.popleft()
+        return True
+
+
+@attrs.define(eq=False, slots=True)
+class ReceiveCount:
+    """The receiver's side.
+
+    Attributes:
+        report_every: Unreported messages from which a frame of its own is due.
+        report_bytes: Unreported bytes above which it is.
+        dequeued: Messages taken out so far.
+    """
+
+    report_every: int
+    report_bytes: int
+    dequeued: int = 0
+    _reported: int = 0
+    _unreported_bytes: int = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the sender should be told by a frame of its own."""
+        return self.dequeued - self._reported >= self.report_every or self._unreported_bytes > self.report_bytes
+
+    @property
+    def reported(self) -> int:
+        """The total that the sender was told last."""
+        return self._reported
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the sender has not been told of the last one."""
+        return self.dequeued > self._reported
+
+    def take(self, nbytes: int) -> None:
+        """Count one message of `nbytes` that left the mailbox."""
+        self.dequeued += 1
+        self._unreported_bytes += nbytes
+
+    def report(self) -> int:
+        """Return the total to put into a frame, and remember that it was told."""
+        self._reported = self.dequeued
+        self._unreported_bytes = 0
+        return self.dequeued

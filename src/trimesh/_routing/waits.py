@@ -1,0 +1,189 @@
+"""The graph of who waits for whom, and what in it can never end (rule C8).
+
+    running call --all of--> the calls, and the full mailboxes, that its tasks wait for
+    queued call  --any of--> the calls that hold the slots of its group
+    full mailbox --any of--> the calls that hold the slots for which its messages wait
+
+WA-1 A node *can end* when it waits for nothing, or when enough of what it waits for can end. What is not in the graph
+     can end. A node is *stuck* when it cannot end even so: the least fixpoint, so every doubt speaks against an alarm.
+WA-2 To be stuck is stable: whatever it would take to end must have ended before. Only a cancel, a death or an error
+     from outside undoes it.
+WA-3 Every stuck node reaches a *knot*: a strongly connected part of the stuck nodes that no edge leaves. It is a
+     deadlock by itself, whatever else is stuck because of it.
+WA-4 The victim is the queued call of a knot with the greatest (call id, caller, process); where no call is queued, the
+     unsent message with the greatest. So those who look at one knot choose one victim.
+WA-5 A call is *held* when its caller waits for it, is not being cancelled, and is held itself. A running or queued
+     call that is not held will be cancelled, so it can end.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+import attrs
+
+from trimesh._wire.waits import Kind, NodeRef, NodeReport
+
+Graph = Mapping[NodeRef, NodeReport]
+
+
+@attrs.frozen
+class Verdict:
+    """One deadlock.
+
+    Attributes:
+        victim: The call, or the unsent message, that is to fail.
+        holders: What it waits for.
+        cycle: From what holds the victim up to the victim itself, each waiting for the next.
+        stuck: All that was found unable to end.
+    """
+
+    victim: NodeRef
+    holders: tuple[NodeRef, ...]
+    cycle: Sequence[NodeReport]
+    stuck: Collection[NodeRef]
+
+
+def stuck_nodes(nodes: Graph, unknown: Collection[NodeRef] = ()) -> set[NodeRef]:
+    """Return the nodes that cannot end (WA-1).
+
+    Args:
+        nodes: The graph.
+        unknown: Nodes outside of the graph that are taken for stuck.
+    """
+    waiters: defaultdict[NodeRef, list[NodeRef]] = defaultdict(list)
+    missing: dict[NodeRef, int] = {}
+    ending: list[NodeRef] = []
+    for ref, node in nodes.items():
+        open_edges = {edge for edge in node.waits_for if edge in nodes or edge in unknown}
+        for edge in open_edges:
+            waiters[edge].append(ref)
+        missing[ref] = len(open_edges)
+        if not open_edges or (not node.needs_all and len(open_edges) < len(set(node.waits_for))):
+            ending.append(ref)
+    ended = set(ending)
+    while ending:
+        for waiter in waiters[ending.pop()]:
+            missing[waiter] -= 1
+            if waiter not in ended and (missing[waiter] == 0 or not nodes[waiter].needs_all):
+                ended.add(waiter)
+                ending.append(waiter)
+    return nodes.keys() - ended
+
+
+def steady(first: Graph, second: Graph, suspects: Iterable[NodeRef]) -> dict[NodeRef, NodeReport]:
+    """Return what was the same in two looks, and therefore all the time in between.
+
+    Every node goes through its states once, and an edge that has gone does not come back. So the edges of a running
+    call that are in both looks were there in between, and so were the holders of slots that are the same in both.
+    """
+    found: dict[NodeRef, NodeReport] = {}
+    for ref in suspects:
+        one, two = first.get(ref), second.get(ref)
+        if one is None or two is None or one.needs_all != two.needs_all or one.can_break != two.can_break:
+            continue
+        edges = tuple(edge for edge in two.waits_for if edge in one.waits_for)
+        if edges and (one.needs_all or len(set(one.waits_for)) == len(set(two.waits_for)) == len(set(edges))):
+            found[ref] = NodeReport(ref, two.needs_all, edges, two.can_break, two.place)
+    return found
+
+
+def caller_of(ref: NodeRef) -> NodeRef | None:
+    """Return the node of the caller of a call; None for what has none."""
+    return NodeRef(Kind.CALLER, ref.a, ref.b, ref.proc) if ref.kind is Kind.CALL else None
+
+
+def is_held(ref: NodeRef, nodes: Graph) -> bool:
+    """Return whether those who have asked for `ref` still wait for it (WA-5)."""
+    caller = caller_of(ref)
+    seen: set[NodeRef] = set()
+    while caller is not None and caller not in seen:
+        seen.add(caller)
+        report = nodes.get(caller)
+        if report is None:
+            return False
+        caller = report.waits_for[0] if report.waits_for else None
+    return True
+
+
+def find_verdict(nodes: Graph) -> Verdict | None:
+    """Return the victim of one deadlock of `nodes`, or None when there is none (WA-3, WA-4)."""
+    stuck = stuck_nodes(nodes)
+    best: tuple[tuple[int, ...], NodeRef, set[NodeRef]] | None = None
+    for knot in _knots({ref: [edge for edge in nodes[ref].waits_for if edge in stuck] for ref in stuck}):
+        for ref in knot:
+            if nodes[ref].can_break:
+                key = _precedence(ref)
+                if best is None or key > best[0]:
+                    best = key, ref, knot
+    if best is None:
+        return None
+    _, victim, knot = best
+    cycle = [nodes[ref] for ref in _cycle(victim, nodes, knot)]
+    return Verdict(victim, nodes[victim].waits_for, cycle, stuck)
+
+
+def _precedence(ref: NodeRef) -> tuple[int, ...]:
+    if ref.kind is Kind.CALL:
+        return 1, ref.b, ref.a, ref.proc
+    return 0, ref.a, ref.proc, ref.b
+
+
+def _knots(edges: Mapping[NodeRef, Sequence[NodeRef]]) -> Iterator[set[NodeRef]]:
+    """Yield the strongly connected parts that no edge leaves (Tarjan's algorithm, without recursion)."""
+    index: dict[NodeRef, int] = {}
+    low: dict[NodeRef, int] = {}
+    open_nodes: list[NodeRef] = []
+    part: dict[NodeRef, int] = {}
+    for root in edges:
+        if root in index:
+            continue
+        work: list[tuple[NodeRef, Iterator[NodeRef]]] = [(root, iter(edges[root]))]
+        index[root] = low[root] = len(index)
+        open_nodes.append(root)
+        while work:
+            node, rest = work[-1]
+            after = next(rest, None)
+            if after is None:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == index[node]:
+                    knot = _close(node, open_nodes, part, index[node])
+                    if all(part.get(edge) == index[node] for member in knot for edge in edges[member]):
+                        yield knot
+            elif after not in index:
+                index[after] = low[after] = len(index)
+                open_nodes.append(after)
+                work.append((after, iter(edges[after])))
+            elif after not in part:
+                low[node] = min(low[node], index[after])
+
+
+def _close(node: NodeRef, open_nodes: list[NodeRef], part: dict[NodeRef, int], number: int) -> set[NodeRef]:
+    members: set[NodeRef] = set()
+    while node not in members:
+        member = open_nodes.pop()
+        part[member] = number
+        members.add(member)
+    return members
+
+
+def _cycle(victim: NodeRef, nodes: Graph, knot: Collection[NodeRef]) -> list[NodeRef]:
+    """Return a shortest way from what holds the victim back to it."""
+    came_from: dict[NodeRef, NodeRef] = {}
+    queue = deque([victim])
+    while queue:
+        node = queue.popleft()
+        for edge in nodes[node].waits_for:
+            if edge == victim:
+                path = [victim]
+                while node != victim:
+                    path.append(node)
+                    node = came_from[node]
+                return [*reversed(path[1:]), victim]
+            if edge in knot and edge not in came_from:
+                came_from[edge] = node
+                queue.append(edge)
+    raise AssertionError("a knot has a way from each of its nodes to itself")

@@ -1,0 +1,1 @@
+"""One process: its links, its actors, its children. The only floor that starts tasks and processes."""

@@ -1,0 +1,280 @@
+r"""A block: what one `async with` owns, how a failure ends it, and how it is left.
+
+    entering --> open --fail()--> cancelled --.
+                   \--body ends--------------+--> stopping --> left
+
+BL-1 leaving joins everything that the block owns, in reverse order, whatever happens meanwhile.
+BL-2 every failure of what it owns is in the group that it raises, root cause first, each once (E09, X3).
+BL-3 clean-up of all its meshes shares one deadline: `grace` seconds from the moment of stopping.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, cast
+
+import attrs
+import trio
+
+from trimesh import limits
+from trimesh._runtime.cancelled import split_cancelled
+from trimesh._runtime.interrupt import interruptible, run_to_end
+from trimesh._runtime.reference import MeshInfo
+from trimesh._runtime.report import describe_member, grace_left
+from trimesh._runtime.stack import STACK_SECONDS, request_stack
+from trimesh.errors import MeshErrorGroup, leaves
+
+if TYPE_CHECKING:
+    from trimesh._runtime.proc import Proc
+
+_log = logging.getLogger("trimesh")
+
+
+class Owned(Protocol):
+    """Something that a block owns: a process mesh or an actor mesh."""
+
+    @property
+    def info(self) -> MeshInfo:
+        """What travels of it in references."""
+        ...
+
+    async def drain(self) -> list[Exception]:
+        """Let accepted messages run to their end; return what failed. Cancellable."""
+        ...
+
+    async def stop(self, deadline: float) -> list[Exception]:
+        """End it, by force after `deadline` (Trio time); return what failed. Called under a shield."""
+        ...
+
+    def abandon(self) -> None:
+        """Learn that the block begins to stop: no new messages, no new members."""
+
+    def kill_now(self) -> None:
+        """End it at once, without clean-up; `stop` returns soon after."""
+
+
+@attrs.frozen
+class Left:
+    """What the leaving of a block has come to.
+
+    Attributes:
+        first: Failures that came before the end of the body.
+        error: What the body has raised, or the cancel or Ctrl-C that cut the leaving of a healthy block short.
+        late: Failures that came after it.
+    """
+
+    first: list[Exception]
+    error: BaseException | None
+    late: list[Exception]
+
+
+@attrs.define(eq=False)
+class Block:
+    """The owner of meshes, in the order in which they were spawned.
+
+    Attributes:
+        name: For messages.
+        grace: Seconds for clean-up.
+        scope: Cancelled by the first failure.
+        is_stopping: Whether it takes no new meshes.
+        is_interrupted: Whether a Ctrl-C has come since it was opened.
+        is_killed: Whether a second one has, so that no clean-up is wanted.
+        deadline: End of the grace (Trio time), once clean-up has begun.
+    """
+
+    proc: Proc
+    name: str
+    grace: float
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    is_stopping: bool = False
+    is_interrupted: bool = False
+    is_killed: bool = False
+    deadline: float | None = None
+    _owned: list[Owned] = attrs.field(factory=list[Owned])
+    _failures: list[Exception] = attrs.field(factory=list[Exception])
+    _entering: list[trio.CancelScope] = attrs.field(factory=list[trio.CancelScope])
+    _all_entered: trio.Event = attrs.field(factory=trio.Event)
+
+    def check_open(self) -> None:
+        """Refuse new meshes once the block has begun to stop.
+
+        Raises:
+            RuntimeError: It has.
+        """
+        if self.is_stopping:
+            raise RuntimeError(f"the block of {self.name} has begun to stop and takes no new meshes")
+
+    @contextmanager
+    def entering(self) -> Generator[None, None, None]:
+        """Surround the start of what the block is to own; it is cancelled when the block begins to stop.
+
+        Raises:
+            RuntimeError: The block has begun to stop.
+        """
+        self.check_open()
+        scope = trio.CancelScope()
+        self._entering.append(scope)
+        try:
+            with scope:
+                yield
+        finally:
+            self._entering.remove(scope)
+            if not self._entering:
+                self._all_entered.set()
+        if scope.cancelled_caught:
+            self.check_open()
+
+    async def _wait_entered(self) -> None:
+        while self._entering:
+            self._all_entered = trio.Event()
+            await self._all_entered.wait()
+
+    def adopt(self, owned: Owned) -> None:
+        """Take `owned` in; it is stopped before everything that came before it."""
+        self._owned.append(owned)
+
+    def fail(self, error: Exception) -> None:
+        """Take a failure: the body and all calls under the block's scope are cancelled, the block will raise it."""
+        self._failures.append(error)
+        self.scope.cancel(reason=f"{type(error).__name__} in {self.name}")
+
+    def kill_now(self) -> None:
+        """End everything at once, without clean-up (the second Ctrl-C, rule O6)."""
+        for owned in self._owned:
+            owned.kill_now()
+
+    async def leave(self, error: BaseException | None) -> Left:
+        """Stop everything: first all messages that were accepted, then all meshes in reverse order (rule M3).
+
+        Args:
+            error: What the body has raised.
+        """
+        self.is_stopping = True
+        if not _is_cut_short(error):  # what came before has been dealt with in the body
+            self.is_interrupted = self.is_killed = False
+        for owned in self._owned:
+            owned.abandon()
+        if self.is_killed:
+            self.kill_now()
+        first, late = list(self._failures), list[Exception]()
+        for scope in self._entering:
+            scope.cancel(reason=f"the block of {self.name} has begun to stop")
+        with self._watched():
+            _, interrupt = await run_to_end(self._wait_entered)
+            error = error or interrupt
+            if error is None and not first:
+                try:
+                    await self._drain(late)
+                except BaseException as cut:  # noqa: BLE001 - raised again by raise_all, when everything has stopped
+                    error = cut
+            self.deadline = trio.current_time() + self.grace
+            while self._owned:
+                owned = self._owned[-1]
+                failed, interrupt = await run_to_end(partial(owned.stop, self.deadline))
+                late += failed
+                error = error or interrupt
+                self._owned.remove(owned)
+        return Left(first, error, [*self._failures[len(first) :], *late])
+
+    async def _drain(self, late: list[Exception]) -> None:
+        @trio.lowlevel.enable_ki_protection
+        async def drain(owned: Owned) -> None:
+            late.extend(await owned.drain())
+
+        await trio.lowlevel.checkpoint()  # also of a block that owns nothing (K01)
+        async with trio.open_nursery() as nursery:
+            for owned in self._owned:
+                nursery.start_soon(drain, owned)
+
+    @contextmanager
+    def _watched(self) -> Generator[None, None, None]:
+        """Say once, while the block is being left, what it waits for (rule M4)."""
+        scope = trio.CancelScope()
+        self.proc.stopping_blocks.append(self)
+        if not self.proc.has_crashed:
+            self.proc.nursery.start_soon(self._log_what_it_waits_for, scope)
+        try:
+            yield
+        finally:
+            scope.cancel()
+            self.proc.stopping_blocks.remove(self)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _log_what_it_waits_for(self, scope: trio.CancelScope) -> None:
+        with scope:
+            await trio.sleep(limits.STOPPING_LOG_SECONDS)
+            owned = {info.proc_id for one in self._owned for info in one.info.members}
+            members = [member for proc_id, member in self.proc.members.items() if proc_id in owned]
+            waiting = [member for member in members if not member.gone.is_set()]
+            for member in waiting:
+                request_stack(member.pid)
+            await trio.sleep(STACK_SECONDS)
+            lines = [line for member in waiting for line in describe_member(self.proc, member)]
+            text = "\n".join(lines) or "  endpoints of this process"
+            _log.warning(
+                "the block of %s has been stopping for %g s, %s; it waits for:\n%s",
+                self.name,
+                limits.STOPPING_LOG_SECONDS,
+                grace_left(self.deadline),
+                text,
+            )
+
+
+def _is_cut_short(error: BaseException | None) -> bool:
+    return error is not None and any(isinstance(leaf, KeyboardInterrupt | trio.Cancelled) for leaf in leaves(error))
+
+
+@asynccontextmanager
+@trio.lowlevel.enable_ki_protection
+async def run_block(block: Block) -> AsyncGenerator[None, None]:
+    """Run the body of a block, then leave it.
+
+    Raises:
+        MeshErrorGroup: The body failed, or something that the block owns did.
+        BaseExceptionGroup: The same beside a `KeyboardInterrupt` or the like of the body.
+    """
+    error: BaseException | None = None
+    with interruptible(block), block.scope:
+        block.proc.blocks.append(block)
+        try:
+            yield
+        except BaseException as raised:  # noqa: BLE001 - raised again by raise_all, beside the block's failures
+            error = raised
+        finally:
+            block.proc.blocks.remove(block)
+        raise_all(block.name, await block.leave(error))
+
+
+def raise_all(name: str, left: Left) -> None:
+    """Raise what a block has come to, in the order in which it failed; return when it is nothing."""
+    cancelled, rest = split_cancelled(left.error)
+    failures = [*left.first, *left.late]
+    exceptions, base = _split_exceptions(rest)
+    if exceptions is not None:
+        failures.insert(len(left.first), exceptions)
+    message = f"{name} failed"
+    if base is not None:
+        inside: list[BaseException] = [base]
+        if failures:
+            inside.insert(0, MeshErrorGroup(message, failures, mesh=name))
+        raise BaseExceptionGroup(message, inside) from None
+    if failures:
+        raise MeshErrorGroup(message, failures, mesh=name) from None
+    if cancelled is not None:
+        raise cancelled
+
+
+def _split_exceptions(error: BaseException | None) -> tuple[Exception | None, BaseException | None]:
+    """Return (the part of an error that is an `Exception`, the rest)."""
+    if isinstance(error, Exception):
+        return error, None
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        exceptions, rest = group.split(Exception)
+        if exceptions is None or isinstance(exceptions, ExceptionGroup):
+            return exceptions, rest
+        return None, group  # its class derives only groups of itself, which are no `Exception`
+    return None, error

@@ -1,0 +1,180 @@
+"""Many calls of this process, each to one actor, that one task waits for without a task for each.
+
+The task that drains the links notes the end of a call and wakes the waiting task, which decodes what came.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import trio
+
+from trimesh import limits
+from trimesh._routing.collector import Outcome
+from trimesh._runtime.invoke import Request, encode_request, remaining_budget
+from trimesh._runtime.outgoing import AnyWait, OutgoingCall, Target
+from trimesh._runtime.proc import Proc
+from trimesh.ids import CallId
+
+
+class SetCall(OutgoingCall):
+    """One call of a set.
+
+    Attributes:
+        key: What the set's user knows it by.
+        request: What was called.
+    """
+
+    __slots__ = ("_has_ended", "_set", "key", "request")
+
+    key: Any
+    request: Request
+    _set: CallSet
+    _has_ended: bool
+
+    def __init__(
+        self,
+        proc: Proc,
+        call_id: CallId,
+        request: Request,
+        target: Target,
+        key: Any,
+        calls: CallSet,
+        *,
+        budget: float | None,
+    ) -> None:
+        super().__init__(proc, call_id, request.what, [target], fail_fast=False, budget=budget)
+        self.key = key
+        self.request = request
+        self._set = calls
+        self._has_ended = False
+
+    @property
+    def consumer(self) -> trio.lowlevel.Task:
+        """The task that waits for it and the other calls of the set."""
+        return self._set.consumer
+
+    @property
+    def any_wait(self) -> AnyWait:
+        """See `OutgoingCall.any_wait`."""
+        return self._set
+
+    @property
+    def part_of(self) -> trio.lowlevel.Task:
+        """See `OutgoingCall.part_of`."""
+        return self._set.consumer
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What it has come to, or None when it was given up."""
+        return self.collector.outcome(0)
+
+    def check_end(self) -> None:
+        """Tell the set when the call is complete, once."""
+        if self.collector.is_complete and not self._has_ended:
+            self._has_ended = True
+            self.proc.forget(self)
+            self._set.end(self)
+
+    def give_up(self) -> None:
+        """Forget the call; a late reply is dropped and counted."""
+        self._has_ended = True
+        self.report_silent()
+        self._give_up()
+
+    def _wake(self) -> None:
+        self.check_end()
+
+
+@attrs.define(eq=False)
+class CallSet:
+    """Calls that run, and calls that have ended and were not looked at.
+
+    Attributes:
+        consumer: The task that has made the set or, later, has last waited.
+        running: Calls that have not ended, in the order in which they began.
+        ended: Those that have, in that order.
+        on_end: Called with each that ends, by the task that drains the links.
+        silent_at: When calls that were cancelled count as silent (Trio time).
+        is_all: Says whether the consumer waits, and nothing but what runs can end its wait.
+        is_bounded: Whether the consumer had a deadline when it began to wait.
+        number: Once somebody has asked for it in a search for deadlocks; 0 before.
+    """
+
+    consumer: trio.lowlevel.Task = attrs.field(factory=trio.lowlevel.current_task)
+    running: dict[SetCall, None] = attrs.field(factory=dict[Any, None])
+    ended: deque[SetCall] = attrs.field(factory=deque[SetCall])
+    on_end: Callable[[SetCall], None] = lambda call: None
+    silent_at: float = math.inf
+    is_all: Callable[[], bool] = lambda: False
+    is_bounded: bool = False
+    number: int = 0
+    _news: trio.Event = attrs.field(factory=trio.Event)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether what runs has been cancelled, so that nothing more may begin."""
+        return self.silent_at != math.inf
+
+    @property
+    def waiting_task(self) -> trio.lowlevel.Task | None:
+        """See `AnyWait.waiting_task`."""
+        return None if self.is_cancelled or self.is_bounded or self.ended or not self.is_all() else self.consumer
+
+    def begin(self, proc: Proc, target: Target, request: Request, key: Any) -> None:
+        """Send a call.
+
+        Raises:
+            TypeError: An argument cannot be serialised; nothing was sent.
+        """
+        budget = remaining_budget(proc)
+        call_id = proc.new_call_id()
+        parcel = encode_request(proc, request, call_id, target.mesh, budget)
+        call = SetCall(proc, call_id, request, target, key, self, budget=budget)
+        self.running[call] = None
+        proc.begin(call, parcel)
+        call.check_end()
+
+    def end(self, call: SetCall) -> None:
+        """Learn that a call has ended."""
+        self.running.pop(call, None)
+        self.ended.append(call)
+        self.on_end(call)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the waiting tasks look again."""
+        self._news.set()
+        self._news = trio.Event()
+
+    async def wait(self) -> None:
+        """Wait until a call ends, somebody calls `wake`, or calls that were cancelled count as silent."""
+        for call in self.running:
+            call.proc.deadlocks.awaits_any(self)
+            break
+        with trio.CancelScope(deadline=self.silent_at):
+            await self._news.wait()
+
+    def cancel(self, reason: str) -> None:
+        """Cancel what runs; it has to answer within `limits.CANCEL_ACK_SECONDS` from now. Idempotent."""
+        if self.is_cancelled:
+            return
+        self.silent_at = trio.current_time() + limits.CANCEL_ACK_SECONDS
+        for call in list(self.running):
+            call.cancel_rest(reason)
+            call.check_end()
+        self.wake()
+
+    async def join(self) -> None:
+        """Wait, shielded, until what was cancelled has ended, or give it up. No checkpoint when nothing runs."""
+        try:
+            with trio.CancelScope(shield=True, deadline=self.silent_at):
+                while self.running:
+                    await self._news.wait()
+        finally:
+            for call in self.running:
+                call.give_up()

@@ -1,0 +1,211 @@
+"""Ends calls that wait for themselves with a `DeadlockError`, at once (rule C8).
+
+A call that has to wait for a slot is looked at `limits.DEADLOCK_SEARCH_SECONDS` later, once. If all the calls that hold
+the slots wait for others, the controller is told, which searches (`judge.py`) and says which call is to fail.
+
+Why nobody has to look again and again: let a deadlock stand, and let *c* be the call among its queued ones that came
+last into its mailbox. Every running call of the deadlock waits for one that is queued, by way of running ones, which
+were started for it; so whatever waits in the deadlock waited already when *c* came. The calls that hold the slots
+which *c* waits for are part of the deadlock, so each of them waited when *c* was looked at, and the search that follows
+starts from one of them and reaches all.
+
+Other waits that can be the last edge of a cycle are looked at in the same way: of a generator whose consumer takes
+nothing (its slot is waited for), and of a consumer for the next of several results (each that comes wakes it, so the
+last one that could come is waited for anew). A message that finds no room is looked at by its sender; but room is made
+without a word (`_routing/credit.py`), so it is looked at again as long as it waits, ever more seldom.
+
+A deadlock of calls costs those that are not in one: a flag when a call has to wait, and a look at what waits here at
+most every `limits.DEADLOCK_SEARCH_SECONDS`, only while calls do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import trio
+
+from trimesh import limits
+from trimesh._routing.search import answer
+from trimesh._routing.waits import stuck_nodes
+from trimesh._runtime.judge import Judge
+from trimesh._runtime.peer import Parcel
+from trimesh._runtime.waiting import LocalWaits
+from trimesh._wire import messages, waits
+from trimesh._wire.waits import Kind, NodeRef, NodeReport, Place
+from trimesh.errors import DeadlockError, ProtocolError
+from trimesh.ids import MeshId
+
+if TYPE_CHECKING:
+    from trimesh._runtime.incoming import IncomingCall
+    from trimesh._runtime.mailbox import SlotGroup
+    from trimesh._runtime.outgoing import AnyWait, OutgoingCall
+    from trimesh._runtime.peer import Peer
+    from trimesh._runtime.proc import Proc
+
+
+class Deadlocks:
+    """The watch of one process, and, in the controller, the judge of the family."""
+
+    def __init__(self, proc: Proc) -> None:
+        self._proc = proc
+        self._numbers = itertools.count(1)
+        self._crowded: list[SlotGroup] = []
+        self._any: dict[AnyWait, None] = {}
+        self._unsent: dict[OutgoingCall, None] = {}
+        self._news = trio.Event()
+        self._judge = Judge(proc)
+        proc.routes[messages.Look] = self._take_look
+        proc.routes[messages.Break] = self._take_break
+
+    async def run(self) -> None:
+        """Watch, and judge, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            nursery.start_soon(self._judge.run)
+
+    # ---- the watch -------------------------------------------------------------------------------------------
+
+    def crowded(self, group: SlotGroup) -> None:
+        """Learn that a call has to wait for a slot."""
+        self._crowded.append(group)
+        self._news.set()
+
+    def producer_waits(self, call: IncomingCall) -> None:
+        """Learn that a generator endpoint waits for its consumer; that matters to those who wait for its slot."""
+        cell = self._proc.cells.get(MeshId(call.mesh))
+        group = None if cell is None else cell.mailbox.group_of(call)
+        if group is not None and group.queue and not group.is_watched:
+            group.is_watched = True
+            self.crowded(group)
+
+    def awaits_any(self, wait: AnyWait) -> None:
+        """Learn that a task waits for the next result of a stream or a map."""
+        self._any[wait] = None
+        self._news.set()
+
+    def unsent(self, call: OutgoingCall) -> None:
+        """Learn that a message has to wait for room."""
+        self._unsent[call] = None
+        self._news.set()
+
+    async def _watch(self) -> None:
+        patience = limits.DEADLOCK_SEARCH_SECONDS
+        while True:
+            with trio.move_on_after(patience if self._unsent else math.inf):
+                await self._news.wait()
+            patience = limits.DEADLOCK_SEARCH_SECONDS if self._news.is_set() else 2 * patience
+            await trio.sleep(limits.DEADLOCK_SEARCH_SECONDS)
+            began = trio.current_time()
+            suspects = self._find_suspects()
+            took = trio.current_time() - began
+            if suspects:
+                await self._tell(suspects)
+            await trio.sleep(limits.DEADLOCK_PAUSE_FACTOR * took)
+
+    def _find_suspects(self) -> Sequence[NodeRef]:
+        """Return one waiting call for each group of slots that may never get free, and the messages without room."""
+        self._news = trio.Event()
+        groups, self._crowded = self._crowded, []
+        waits_for_any, self._any = self._any, {}
+        for group in groups:
+            group.is_watched = False
+        look = LocalWaits(self._proc, self._numbers)
+        suspects: dict[NodeRef, None] = {}
+        for group in groups:
+            if group.queue and group.is_full and all(look.has_waits(call) for call in group.running):
+                suspects[look.ref_of(next(iter(group.running)))] = None
+        suspects |= dict.fromkeys(ref for wait in waits_for_any if (ref := look.next_ref(wait)) is not None)
+        for call in list(self._unsent):
+            peers = [peer for peer in call.peers() if call.is_unsent_to(peer)]
+            if not peers:
+                del self._unsent[call]
+            elif call.waiter is not None and not call.is_bounded:
+                suspects |= dict.fromkeys(look.unsent_ref(call, peer) for peer in peers)
+        return self._without_the_free(suspects, look)
+
+    def _without_the_free(self, suspects: Iterable[NodeRef], look: LocalWaits) -> Sequence[NodeRef]:
+        """Leave out what can end, even if everything elsewhere is stuck."""
+        nodes = {report.ref: report for report in answer(suspects, look.look_up)}
+        elsewhere = {edge for node in nodes.values() for edge in node.waits_for if edge.proc != self._proc.proc_id}
+        stuck = stuck_nodes(nodes, elsewhere)
+        return [ref for ref in suspects if ref in stuck]
+
+    async def _tell(self, suspects: Sequence[NodeRef]) -> None:
+        family = self._proc.family
+        if family is None or family.root is None:
+            self._judge.suspect(suspects)
+            return
+        root = self._proc.peer(family.root)
+        await family.connect([root])
+        for few in _in_heads(suspects):
+            root.send(Parcel(messages.encode(messages.Suspect(few))))
+
+    # ---- answers ---------------------------------------------------------------------------------------------
+
+    def _check_judge(self, peer: Peer) -> None:
+        family = self._proc.family
+        root = None if family is None else family.root
+        if peer.proc_id != (self._proc.proc_id if root is None else root):
+            raise ProtocolError(f"only the controller looks for deadlocks, got a question of process {peer.proc_id}")
+
+    def _take_look(self, peer: Peer, message: messages.Look, _: list[memoryview]) -> None:
+        self._check_judge(peer)
+        look = LocalWaits(self._proc, self._numbers)
+        own = [ref for ref in message.refs if ref.proc == self._proc.proc_id]
+        reports = waits.encode(answer(own, look.look_up))
+        peer.send(Parcel(messages.encode(messages.Seen(message.look)), [reports]))
+
+    def _take_break(self, peer: Peer, message: messages.Break, bodies: list[memoryview]) -> None:
+        self._check_judge(peer)
+        if len(bodies) != 1:
+            raise ProtocolError(f"the end of a deadlock must come with its cycle, got {len(bodies)} bodies")
+        error = _error_of(waits.decode_reports(bodies[0]))
+        look = LocalWaits(self._proc, self._numbers)
+        report = look.look_up(message.victim)
+        if report is not None and report.can_break and set(report.waits_for) == set(message.holders):
+            self._end(message.victim, look, error)
+        peer.send(Parcel(messages.encode(messages.Broken(message.look))))
+
+    def _end(self, victim: NodeRef, look: LocalWaits, error: DeadlockError) -> None:
+        if victim.kind is Kind.UNSENT:
+            found = look.find_unsent(victim)
+            assert found is not None
+            outgoing, peer = found
+            outgoing.fail_unsent(peer, error)
+            return
+        call = look.find_call(victim)
+        assert call is not None
+        cell = self._proc.cells[MeshId(call.mesh)]
+        cell.mailbox.remove(call)
+        call.failed(self._proc.values.encode_error(error, cell.origin(call.spec.name)))
+
+
+def _in_heads(refs: Sequence[NodeRef]) -> Iterator[tuple[NodeRef, ...]]:
+    for start in range(0, len(refs), limits.DEADLOCK_REFS_MAX):
+        yield tuple(refs[start : start + limits.DEADLOCK_REFS_MAX])
+
+
+def _error_of(reports: Sequence[NodeReport]) -> DeadlockError:
+    """Return the error that draws a cycle: from what holds the victim, down to the victim."""
+    if reports and reports[-1].place is None:  # a message without room, which the mailbox that has none stands for
+        reports = [*reports[1:], reports[0]]
+    cycle = [(report, report.place) for report in reports if report.place is not None]
+    if not cycle:
+        raise ProtocolError("a cycle must have a place, got none")
+    victim = _describe(cycle[-1][1])
+    lines = [f"{victim} waits for itself:"]
+    lines += [f"  {_describe(place)} {_relation(report)}" for report, place in cycle[:-1]]
+    lines.append(f"  {victim}, which must wait until the first of these ends")
+    return DeadlockError("\n".join(lines), cycle=[(place.actor, place.endpoint, place.point()) for _, place in cycle])
+
+
+def _relation(report: NodeReport) -> str:
+    return "runs, and awaits" if report.needs_all else "must wait until this ends:"
+
+
+def _describe(place: Place) -> str:
+    where = f"{place.mesh}{place.point()!r}"
+    return f"{where}.{place.endpoint}" if place.endpoint else f"room in the mailbox of {where}"

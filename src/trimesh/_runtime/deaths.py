@@ -1,0 +1,48 @@
+"""How other processes have ended, as long as somebody may ask.
+
+DT-1 of the last `limits.DEATHS` the whole diagnosis is remembered, of the last `limits.GONE_PEERS` that they are gone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import attrs
+
+from trimesh import limits
+from trimesh.errors import ProcDied
+from trimesh.ids import ProcId
+
+if TYPE_CHECKING:
+    from trimesh._runtime.proc import DeathOf
+
+
+@attrs.define(eq=False)
+class Deaths:
+    """The deaths that one process has heard of."""
+
+    _of: dict[ProcId, DeathOf] = attrs.field(factory=dict[ProcId, "DeathOf"])
+    _diagnosed: deque[ProcId] = attrs.field(factory=deque[ProcId])
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def add(self, proc_id: ProcId, death: DeathOf) -> None:
+        """Remember a death, forget the oldest."""
+        self._of[proc_id] = death
+        self._diagnosed.append(proc_id)
+        if len(self._diagnosed) > limits.DEATHS:
+            self._of[self._diagnosed.popleft()] = ended_long_ago
+        if len(self._of) > limits.GONE_PEERS:
+            del self._of[next(iter(self._of))]
+
+    def of(self, proc_id: ProcId) -> DeathOf | None:
+        """Return what makes the errors of calls to a process that is gone; None if it is not, or too long ago."""
+        return self._of.get(proc_id)
+
+
+def ended_long_ago(*, maybe_executed: bool) -> Exception:
+    """Return the error of a call to a process whose diagnosis has been forgotten."""
+    text = f"the process died before the last {limits.DEATHS} that did; how is not remembered"
+    return ProcDied(text, maybe_executed=maybe_executed, reason="lost")

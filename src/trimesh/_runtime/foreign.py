@@ -1,0 +1,144 @@
+"""Where users' awaits come from: a Trio task, or the task of another loop that needs a ferry into Trio.
+
+Every public coroutine function passes its work through `in_trio`; every public async context manager is a `Block` or
+passes through `in_trio_block`; every public sync function that looks at the runtime passes through `in_trio_now`. In a
+Trio task they cost one look and return what they were given. Elsewhere they return the same thing, done in Trio by the
+ferry that `trimesh.aio` brings.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from types import TracebackType
+from typing import Generic, ParamSpec, Protocol, TypeVar
+
+import attrs
+from trio.lowlevel import in_trio_run, in_trio_task
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Ferry(Protocol):
+    """What takes the work of code outside of Trio there, and brings back what comes of it."""
+
+    async def run(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a coroutine function in Trio; a cancel of the caller cancels it there and waits for its end."""
+        ...
+
+    async def take(self, step: Callable[[], Awaitable[T]], put_back: Callable[[T], None]) -> T:
+        """Run a step that takes something out; what it has taken for a caller that is cancelled is put back."""
+        ...
+
+    def block(
+        self, enter: Callable[[], Awaitable[T]], leave: Callable[[BaseException | None], Awaitable[bool | None]]
+    ) -> AbstractAsyncContextManager[T]:
+        """Return a block whose body is here, and which is entered and left in one task of Trio.
+
+        Args:
+            enter: Gives what the body gets.
+            leave: Gets what the body has raised; returns whether that is settled.
+        """
+        ...
+
+    def run_now(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function that does not wait in the thread of Trio."""
+        ...
+
+
+_ferry: Ferry | None = None
+
+
+def set_ferry(ferry: Ferry) -> None:
+    """Make `ferry` the one that code outside of Trio takes."""
+    global _ferry  # noqa: PLW0603 - one for all loops of the process: it keeps them apart itself
+    _ferry = ferry
+
+
+def in_trio(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    """Return `function` where the caller is a Trio task; elsewhere what runs it in Trio.
+
+    Raises:
+        RuntimeError: The caller is no Trio task, and `trimesh.aio` is not in use.
+    """
+    return function if in_trio_task() else partial(_the_ferry().run, function)
+
+
+def in_trio_taking(step: Callable[[], Awaitable[T]], put_back: Callable[[T], None]) -> Awaitable[T]:
+    """Return the next of what `step` takes out, an item of a stream, say.
+
+    Outside of Trio a cancel may come between the end of the step in Trio and its caller; `put_back` is given what would
+    be lost then.
+    """
+    return step() if in_trio_task() else _the_ferry().take(step, put_back)
+
+
+def in_trio_block(block: AbstractAsyncContextManager[T]) -> AbstractAsyncContextManager[T]:
+    """Return what enters and leaves `block` in Trio, wherever its body is.
+
+    Entering raises `RuntimeError` where that is no Trio task, and `trimesh.aio` is not in use.
+    """
+    return _Wrapped(block)
+
+
+def in_trio_now(function: Callable[P, T]) -> Callable[P, T]:
+    """Return `function` where the caller is in Trio; elsewhere what runs it there, if there is a ferry."""
+    return function if in_trio_task() or _ferry is None else partial(_ferry.run_now, function)
+
+
+class Block(ABC, Generic[T]):
+    """An async context manager that is entered and left in Trio, wherever its body is."""
+
+    _ferried: AbstractAsyncContextManager[T] | None = None
+
+    async def __aenter__(self) -> T:
+        """Enter it."""
+        if in_trio_task():
+            return await self._enter()
+        self._ferried = _the_ferry().block(self._enter, self._leave)
+        return await self._ferried.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        """Leave it."""
+        if self._ferried is None:
+            return await self._leave(error)
+        return await self._ferried.__aexit__(kind, error, traceback)
+
+    @abstractmethod
+    async def _enter(self) -> T:
+        """Enter it, in Trio."""
+
+    @abstractmethod
+    async def _leave(self, error: BaseException | None) -> bool | None:
+        """Leave it, in the same Trio task; `error` is what the body has raised."""
+
+
+@attrs.define(eq=False)
+class _Wrapped(Block[T], Generic[T]):
+    """Somebody's context manager as a block."""
+
+    _block: AbstractAsyncContextManager[T]
+
+    async def _enter(self) -> T:
+        return await self._block.__aenter__()
+
+    async def _leave(self, error: BaseException | None) -> bool | None:
+        if error is None:
+            return await self._block.__aexit__(None, None, None)
+        return await self._block.__aexit__(type(error), error, error.__traceback__)
+
+
+def _the_ferry() -> Ferry:
+    if _ferry is not None:
+        return _ferry
+    if in_trio_run():
+        raise RuntimeError("meshes must be used in Trio tasks, got a callback of a Trio run: start a task from it")
+    raise RuntimeError(
+        "meshes must be used in Trio tasks, got code outside of trio.run(): from asyncio, enter the mesh by "
+        "`async with trimesh.aio.spawn_procs(...) as procs:`"
+    )

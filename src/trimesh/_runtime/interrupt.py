@@ -1,0 +1,155 @@
+"""Signals to the user's program: what Ctrl-C does to blocks, and `cancel_on` (rule O6).
+
+The first Ctrl-C is Trio's own: `KeyboardInterrupt` in the main task, so the blocks there are left. While a block is
+being left after that, another Ctrl-C kills at once what it still waits for, and what the blocks around it own. Leaving
+runs in a task of its own, because Trio raises `KeyboardInterrupt` in the main task even inside a shield.
+
+Trio raises it in the middle of whatever code runs, unless that is protected: so every task of ours, and every function
+that users await, is. It then comes at the next checkpoint of the main task.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Protocol, TypeVar
+
+import trio
+
+T = TypeVar("T")
+
+
+class Interruptible(Protocol):
+    """A block.
+
+    Attributes:
+        is_stopping: Whether it is being left.
+        is_interrupted: Whether a Ctrl-C has come since it was opened.
+        is_killed: Whether a second one has.
+    """
+
+    is_stopping: bool
+    is_interrupted: bool
+    is_killed: bool
+
+    def kill_now(self) -> None:
+        """End at once everything that it waits for."""
+
+
+_open: list[tuple[Interruptible, trio.lowlevel.TrioToken]] = []
+_original: Any = None
+
+
+async def run_to_end(function: Callable[[], Awaitable[T]]) -> tuple[T, KeyboardInterrupt | None]:
+    """Run `function` shielded from cancellation and from Ctrl-C.
+
+    Returns:
+        Its result, and the `KeyboardInterrupt` that came meanwhile, which the caller raises in its own time.
+    """
+    results: list[T] = []
+
+    @trio.lowlevel.enable_ki_protection
+    async def run() -> None:
+        with trio.CancelScope(shield=True):
+            results.append(await function())
+
+    interrupt: KeyboardInterrupt | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+    except BaseExceptionGroup as group:
+        interrupts, rest = group.split(KeyboardInterrupt)
+        others = rest.split(trio.Cancelled)[1] if rest is not None else None
+        if others is not None:
+            raise
+        if interrupts is not None:
+            interrupt = KeyboardInterrupt()
+    if not results:
+        raise trio.TrioInternalError("a shielded task ended without a result")
+    return results[0], interrupt
+
+
+@contextmanager
+def interruptible(block: Interruptible) -> Generator[None, None, None]:
+    """Let a Ctrl-C that comes while `block` is being left kill what it waits for, if it is not the first one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are handled in the main thread, so a Ctrl-C is not for this block
+        return
+    entry = (block, trio.lowlevel.current_trio_token())
+    _open.append(entry)
+    _install()
+    try:
+        yield
+    finally:
+        _open.remove(entry)
+        if not _open:
+            _uninstall()
+
+
+def _install() -> None:
+    global _original  # noqa: PLW0603 - a signal handler is global to the process
+    if _original is not None:
+        return
+    current = signal.getsignal(signal.SIGINT)
+    # Only around Trio's own handler, or the one of its host: a user who has set another one decides alone.
+    if getattr(current, "__module__", "").startswith(("trio.", "trimesh.aio.")):
+        _original = current
+        signal.signal(signal.SIGINT, _on_interrupt)
+
+
+def _uninstall() -> None:
+    global _original  # noqa: PLW0603
+    if _original is not None:
+        if signal.getsignal(signal.SIGINT) is _on_interrupt:
+            signal.signal(signal.SIGINT, _original)
+        _original = None
+
+
+def _on_interrupt(signum: int, frame: FrameType | None) -> None:
+    if any(block.is_stopping and block.is_interrupted for block, _ in _open):
+        for block, token in _open:
+            block.is_killed = True
+            if block.is_stopping:
+                token.run_sync_soon(block.kill_now, idempotent=True)
+        return
+    for block, _ in _open:
+        block.is_interrupted = True
+    if _original is not None:
+        _original(signum, frame)
+
+
+@contextmanager
+def cancel_on(*signals: signal.Signals) -> Generator[trio.CancelScope, None, None]:
+    """Cancel the body when one of `signals` arrives, so that blocks inside clean up: for pre-emption by SIGTERM.
+
+    Without it SIGTERM ends the program at once, and its processes by their lifelines, without clean-up.
+
+    Args:
+        *signals: At least one, such as `signal.SIGTERM`.
+
+    Yields:
+        The scope; `scope.cancelled_caught` tells afterwards whether it was a signal that ended the body.
+
+    Raises:
+        RuntimeError: Not in the main thread.
+    """
+    if not signals:
+        raise TypeError("cancel_on needs at least one signal, got none: write cancel_on(signal.SIGTERM)")
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("cancel_on works in the main thread only, where Python handles signals")
+    token = trio.lowlevel.current_trio_token()
+    with trio.CancelScope() as scope:
+
+        def on_signal(signum: int, _: FrameType | None) -> None:
+            reason = f"{signal.Signals(signum).name} arrived"
+            token.run_sync_soon(lambda: scope.cancel(reason=reason))
+
+        before = {number: signal.signal(number, on_signal) for number in signals}
+        try:
+            yield scope
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -1,0 +1,147 @@
+"""The controller's part in ending deadlocks: one search at a time for the whole family (rule C8).
+
+A suspicion of any process starts a search (`_routing/search.py`), which asks the processes that it leads to. The victim
+gets its error before anything else is looked at, so no deadlock gets two victims; then what was stuck is looked at
+again, for one call may have closed two cycles.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import trio
+
+from trimesh import limits
+from trimesh._routing.search import Question, Search
+from trimesh._routing.waits import Verdict
+from trimesh._runtime.peer import Parcel
+from trimesh._wire import messages, waits
+from trimesh._wire.waits import NodeRef
+from trimesh.errors import ProtocolError
+from trimesh.ids import ProcId
+
+if TYPE_CHECKING:
+    from trimesh._runtime.peer import Peer
+    from trimesh._runtime.proc import Proc
+
+
+class Judge:
+    """Searches and decides, in the controller; asleep in every other process."""
+
+    def __init__(self, proc: Proc) -> None:
+        self._proc = proc
+        self._looks = itertools.count(1, 2)
+        self._suspects: dict[NodeRef, None] = {}
+        self._suspicion = trio.Event()
+        self._late: dict[int, Sequence[NodeRef]] = {}
+        self._search: Search | None = None
+        self._breaking: tuple[int, int] | None = None
+        self._broken = trio.Event()
+        self._news = trio.Event()
+        proc.routes[messages.Suspect] = self._take_suspect
+        proc.routes[messages.Seen] = self._take_seen
+        proc.routes[messages.Broken] = self._take_broken
+        proc.on_gone.append(self._peer_gone)
+
+    def suspect(self, refs: Iterable[NodeRef]) -> None:
+        """Look soon whether one of these is stuck."""
+        for ref in refs:
+            if len(self._suspects) < limits.DEADLOCK_NODES_MAX:
+                self._suspects[ref] = None
+        self._suspicion.set()
+
+    async def run(self) -> None:
+        """Judge until cancelled."""
+        while True:
+            await self._suspicion.wait()
+            self._suspicion = trio.Event()
+            starts, self._suspects = tuple(self._suspects), {}
+            began = trio.current_time()
+            verdict = await self._search_from(starts)
+            if verdict is not None:
+                await self._carry_out(verdict)
+                self.suspect(verdict.stuck)
+            else:
+                await trio.sleep(limits.DEADLOCK_PAUSE_FACTOR * (trio.current_time() - began))
+
+    async def _search_from(self, starts: Sequence[NodeRef]) -> Verdict | None:
+        self._search = search = Search(next(self._looks), starts)
+        try:
+            while not search.is_done:
+                self._news = trio.Event()
+                with trio.move_on_after(limits.DEADLOCK_ANSWER_SECONDS) as patience:
+                    while search.questions:
+                        await self._ask(search, search.questions.pop(0))
+                    if not search.is_done:
+                        await self._news.wait()
+                if patience.cancelled_caught:
+                    self._do_without_the_silent(search)
+        finally:
+            self._search = None
+        return search.verdict
+
+    async def _ask(self, search: Search, question: Question) -> None:
+        peer = await self._connected(question.proc)
+        if peer is None:
+            search.gone(question.proc)
+        else:
+            peer.send(Parcel(messages.encode(messages.Look(question.look, question.refs))))
+
+    async def _connected(self, proc_id: int) -> Peer | None:
+        """Return a process with a link to it, or None when it is gone."""
+        peer = self._proc.peer(ProcId(proc_id))
+        if peer.link is None and peer.death is None and self._proc.family is not None:
+            await self._proc.family.connect([peer])
+        return peer if peer.link is not None and peer.death is None else None
+
+    def _do_without_the_silent(self, search: Search) -> None:
+        """A process that is stopped, or busy, does not hold up the others; what it says later is a new suspicion."""
+        search.questions.clear()
+        for proc_id in search.silent:
+            self._late[proc_id] = search.starts
+            search.gone(proc_id)
+
+    async def _carry_out(self, verdict: Verdict) -> None:
+        """Have the victim ended, and wait until that is done, or its process is gone, or stopped."""
+        peer = await self._connected(verdict.victim.proc)
+        if peer is None:
+            return
+        look = next(self._looks)
+        self._breaking = (peer.proc_id, look)
+        self._broken = trio.Event()
+        head = messages.encode(messages.Break(look, verdict.victim, verdict.holders))
+        peer.send(Parcel(head, [waits.encode(verdict.cycle)]))
+        with trio.move_on_after(limits.CANCEL_ACK_SECONDS):
+            await self._broken.wait()
+        self._breaking = None
+
+    # ---- messages --------------------------------------------------------------------------------------------
+
+    def _take_suspect(self, peer: Peer, message: messages.Suspect, _: list[memoryview]) -> None:
+        if self._proc.family is None or self._proc.family.root is not None:
+            raise ProtocolError(f"suspicions go to the controller, got one of process {peer.proc_id}")
+        self.suspect(message.refs)
+
+    def _take_seen(self, peer: Peer, message: messages.Seen, bodies: list[memoryview]) -> None:
+        if len(bodies) != 1:
+            raise ProtocolError(f"an answer must have one body of reports, got {len(bodies)}")
+        reports = waits.decode_reports(bodies[0])
+        if peer.proc_id in self._late:
+            self.suspect(self._late.pop(peer.proc_id))
+        if self._search is not None:
+            self._search.answered(peer.proc_id, message.look, reports)
+            self._news.set()
+
+    def _take_broken(self, peer: Peer, message: messages.Broken, _: list[memoryview]) -> None:
+        if self._breaking == (peer.proc_id, message.look):
+            self._broken.set()
+
+    def _peer_gone(self, peer: Peer) -> None:
+        self._late.pop(peer.proc_id, None)
+        if self._breaking is not None and self._breaking[0] == peer.proc_id:
+            self._broken.set()
+        if self._search is not None:
+            self._search.gone(peer.proc_id)
+        self._news.set()

@@ -1,0 +1,187 @@
+"""The bounded mailbox of one actor: calls wait here, in order, for a slot of their group.
+
+A group of slots runs at most `concurrency` endpoints at once; each slot is one long-lived task, started when it is
+first needed, which takes the next call from the queue. Bounds are kept by the credits of the senders.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+import attrs
+import trio
+
+from trimesh._runtime.incoming import IncomingCall
+
+_BATCH = 16
+"""Calls that one slot serves before it lets other tasks run, when the endpoints themselves never wait."""
+
+
+@attrs.define(eq=False)
+class SlotGroup:
+    """The queue of one group and the tasks that serve it.
+
+    Attributes:
+        concurrency: Slots.
+        serve: Runs one call to its terminal frame.
+        start_task: Starts a task in the context of the actor.
+        on_crowded: Told of the first call that has to wait for a slot, and again once `is_watched` is False.
+        running: The calls that hold slots, and the tasks that run them.
+    """
+
+    concurrency: int
+    serve: Callable[[IncomingCall], Awaitable[None]]
+    start_task: Callable[[Callable[[], Awaitable[None]]], None]
+    on_crowded: Callable[[SlotGroup], None] | None = None
+    is_watched: bool = False
+    queue: deque[IncomingCall] = attrs.field(factory=deque[IncomingCall])
+    running: dict[IncomingCall, trio.lowlevel.Task] = attrs.field(factory=dict[IncomingCall, trio.lowlevel.Task])
+    _tasks: int = 0
+    _idle: list[trio.lowlevel.Task] = attrs.field(factory=list[trio.lowlevel.Task])
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every slot runs a call."""
+        return len(self.running) >= self.concurrency
+
+    def put(self, call: IncomingCall) -> None:
+        """Queue a call and see to it that a slot takes it when one is free."""
+        self.queue.append(call)
+        self.wake()
+
+    def wake(self) -> None:
+        """Give the queue to a free slot, if there is one."""
+        if self._idle:
+            trio.lowlevel.reschedule(self._idle.pop())
+        elif self._tasks < self.concurrency:
+            self._tasks += 1
+            self.start_task(self._slot)
+        elif not self.is_watched and self.on_crowded is not None:
+            self.is_watched = True
+            self.on_crowded(self)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _slot(self) -> None:
+        task = trio.lowlevel.current_task()
+        try:
+            served = 0
+            while True:
+                while self.queue:
+                    call = self.queue.popleft()
+                    self.running[call] = task
+                    try:
+                        await self.serve(call)
+                    finally:
+                        self.running.pop(call, None)
+                    served += 1
+                    if served % _BATCH == 0:
+                        await trio.lowlevel.checkpoint()
+                await self._wait_for_work()
+        finally:
+            self._tasks -= 1
+
+    async def _wait_for_work(self) -> None:
+        task = trio.lowlevel.current_task()
+        self._idle.append(task)
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._idle.remove(task)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+
+@attrs.define(eq=False)
+class Mailbox:
+    """All calls that one actor has accepted and not ended.
+
+    Attributes:
+        is_open: Whether slots take calls; before that they queue (the actor is starting).
+        on_crowded: See `SlotGroup`.
+    """
+
+    serve: Callable[[IncomingCall], Awaitable[None]]
+    start_task: Callable[[Callable[[], Awaitable[None]]], None]
+    on_crowded: Callable[[SlotGroup], None] | None = None
+    is_open: bool = False
+    _groups: dict[str, SlotGroup] = attrs.field(factory=dict[str, SlotGroup])
+    _early: deque[IncomingCall] = attrs.field(factory=deque[IncomingCall])
+    _idle: trio.Event | None = None
+
+    def put(self, call: IncomingCall) -> None:
+        """Accept a call."""
+        if not self.is_open:
+            self._early.append(call)
+            return
+        key = call.spec.slots
+        group = self._groups.get(key)
+        if group is None:
+            group = SlotGroup(call.spec.concurrency, self._serve, self.start_task, self.on_crowded)
+            self._groups[key] = group
+        group.put(call)
+
+    def open(self) -> None:
+        """Let slots take calls, those that came early first."""
+        self.is_open = True
+        while self._early:
+            self.put(self._early.popleft())
+
+    def groups(self) -> Iterable[SlotGroup]:
+        """Return the groups that have served a call."""
+        return self._groups.values()
+
+    def group_of(self, call: IncomingCall) -> SlotGroup | None:
+        """Return the group whose slots `call` needs, or None while the actor is starting."""
+        return self._groups.get(call.spec.slots)
+
+    def queued(self) -> Iterator[IncomingCall]:
+        """Yield the calls that wait."""
+        yield from self._early
+        for group in self._groups.values():
+            yield from group.queue
+
+    def running(self) -> Iterator[IncomingCall]:
+        """Yield the calls that run."""
+        for group in self._groups.values():
+            yield from group.running
+
+    def remove(self, call: IncomingCall) -> bool:
+        """Take a call out of its queue; return False when it has left it already."""
+        for queue in (self._early, *(group.queue for group in self._groups.values())):
+            if call in queue:
+                queue.remove(call)
+                self._check_idle()
+                return True
+        return False
+
+    def take_queued(self) -> list[IncomingCall]:
+        """Take all calls out that wait."""
+        taken = list(self.queued())
+        for queue in (self._early, *(group.queue for group in self._groups.values())):
+            queue.clear()
+        self._check_idle()
+        return taken
+
+    async def wait_idle(self) -> None:
+        """Wait until nothing is queued and nothing runs."""
+        while not self._is_idle():
+            if self._idle is None:
+                self._idle = trio.Event()
+            await self._idle.wait()
+
+    def _is_idle(self) -> bool:
+        return not self._early and not any(group.queue or group.running for group in self._groups.values())
+
+    def _check_idle(self) -> None:
+        if self._idle is not None and self._is_idle():
+            self._idle.set()
+            self._idle = None
+
+    async def _serve(self, call: IncomingCall) -> None:
+        try:
+            await self.serve(call)
+        finally:
+            for group in self._groups.values():
+                group.running.pop(call, None)
+            self._check_idle()

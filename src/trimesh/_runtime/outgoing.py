@@ -1,0 +1,333 @@
+"""One call of this process to one or many actors: send, wait, cancel, wait for the acknowledgements.
+
+The waiting task parks once and is woken once, when the call is complete or when it has to act. What came is decoded
+by that task, never by the task that drains the links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+import trio
+
+from trimesh import limits
+from trimesh._routing.collector import Collector, Failed, Outcome, Returned
+from trimesh._runtime.peer import Parcel, Peer, Pending
+from trimesh._runtime.reports import report_silent
+from trimesh.errors import ProtocolError
+from trimesh.ids import CallId, MeshId
+
+if TYPE_CHECKING:
+    from trimesh._runtime.proc import Proc
+
+
+@attrs.frozen
+class Target:
+    """One actor: its process and its mesh."""
+
+    peer: Peer
+    mesh: MeshId
+
+
+class AnyWait(Protocol):
+    """A wait for whichever of several ranks or calls comes next."""
+
+    number: int
+
+    @property
+    def waiting_task(self) -> trio.lowlevel.Task | None:
+        """The task that waits, unless what it waits for has come, or its wait ends by itself."""
+        ...
+
+
+@attrs.define(eq=False, init=False)
+class OutgoingCall:
+    """A call that has been sent and has not ended, or a broadcast that waits for room.
+
+    Attributes:
+        call_id: 0 for a broadcast.
+        what: `mesh.endpoint`, for people.
+        collector: The outcomes so far.
+        aborted: True once the waiting task has been cancelled; a death is then no news to it (rule X3).
+        started_at: Trio time.
+        is_bounded: Whether the waiting task had a deadline when it began to wait.
+        number: Of a call that somebody has asked for in a search for deadlocks; 0 before.
+    """
+
+    proc: Proc
+    call_id: CallId
+    what: str
+    targets: Sequence[Target]
+    collector: Collector
+    aborted: bool
+    started_at: float
+    budget: float | None
+    is_bounded: bool
+    number: int
+    _positions: list[int]
+    _pending: dict[int, Pending]
+    _lent: list[trio.Event]
+    _index: dict[Peer, int]
+    _task: trio.lowlevel.Task | None
+    _cancelling: bool
+
+    def __init__(
+        self,
+        proc: Proc,
+        call_id: CallId,
+        what: str,
+        targets: Sequence[Target],
+        *,
+        fail_fast: bool,
+        budget: float | None = None,
+        is_bounded: bool = False,
+    ) -> None:
+        self.proc = proc
+        self.call_id = call_id
+        self.what = what
+        self.targets = targets
+        self.collector = Collector(len(targets), fail_fast)
+        self.aborted = False
+        self.started_at = trio.current_time()
+        self.budget = budget
+        self.is_bounded = is_bounded
+        self.number = 0
+        self._positions = [0] * len(targets)
+        self._pending = {}
+        self._lent = []
+        self._index = {target.peer: index for index, target in enumerate(targets)}
+        self._task = None
+        self._cancelling = False
+
+    @property
+    def is_broadcast(self) -> bool:
+        """Whether nobody replies."""
+        return self.call_id == 0
+
+    @property
+    def mesh(self) -> MeshId:
+        """The actor mesh that is addressed; a call of nobody has none."""
+        return self.targets[0].mesh
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether its cancel is under way."""
+        return self._cancelling or self.aborted
+
+    @property
+    def waiter(self) -> trio.lowlevel.Task | None:
+        """The task that waits for the outcome, unless it is giving up."""
+        return None if self.is_given_up else self._task
+
+    @property
+    def any_wait(self) -> AnyWait | None:
+        """The wait that this call is one of several for; None when it is waited for by itself."""
+        return None
+
+    @property
+    def part_of(self) -> trio.lowlevel.Task | None:
+        """The task that wants the outcome, whether or not it waits for it now."""
+        return self._task
+
+    def is_open_at(self, peer: Peer) -> bool:
+        """Return whether the rank in `peer` has not settled."""
+        return self in peer.calls
+
+    def is_unsent_to(self, peer: Peer) -> bool:
+        """Return whether the message to `peer` still waits for room."""
+        return self._index.get(peer) in self._pending
+
+    def fail_unsent(self, peer: Peer, error: Exception) -> None:
+        """Take back the message to `peer`, which waits for room, with an error instead of an outcome."""
+        index = self._index[peer]
+        self._withdraw(index)
+        self._settle(index, Failed(error))
+
+    def peers(self) -> AbstractSet[Peer]:
+        """Return the processes that are addressed."""
+        return self._index.keys()
+
+    def start(self, parcel: Parcel) -> None:
+        """Send to every target that has room, queue for the others, settle the dead ones."""
+        alive: list[int] = []
+        for index, target in enumerate(self.targets):
+            unreachable = target.peer.death or target.peer.no_link
+            if unreachable is not None:
+                self.collector.settle(index, Failed(unreachable(maybe_executed=False)))
+            else:
+                alive.append(index)
+        if self.collector.wants_cancel:  # some are dead: the others need not begin
+            self.collector.withdraw_unsent()
+            return
+        for index in alive:
+            self.targets[index].peer.calls[self] = None
+        boxes = [self.targets[index].peer.outbox(self.targets[index].mesh) for index in alive]
+        if len(alive) > 1 and all(box.has_room(parcel.nbytes) for box in boxes):
+            for box in boxes:
+                box.peer.prepare(parcel.definitions, parcel.attachments)
+            lent = self.proc.cast([box.peer for box in boxes], parcel)
+            for index, box in zip(alive, boxes, strict=True):
+                self._sent(index, box.count(parcel.nbytes), lent)
+        else:
+            for index, box in zip(alive, boxes, strict=True):
+                pending = box.put(parcel, partial(self._sent, index))
+                if pending is not None:
+                    self._pending[index] = pending
+            if self._pending:
+                self.proc.deadlocks.unsent(self)
+
+    def _sent(self, index: int, position: int, lent: trio.Event | None) -> None:
+        self._pending.pop(index, None)
+        self.collector.sent(index)
+        self._positions[index] = position
+        if lent is not None and not lent.is_set() and lent not in self._lent:
+            self._lent.append(lent)
+        if self.is_broadcast:
+            self._settle(index, Returned(b""))
+        else:
+            target = self.targets[index]
+            target.peer.outbox(target.mesh).load += 1
+
+    def terminal(self, peer: Peer, outcome: Outcome) -> None:
+        """Take a terminal frame.
+
+        Raises:
+            ProtocolError: The peer was not asked, or has answered before.
+        """
+        index = self._index.get(peer)
+        if index is None or not self.collector.settle(index, outcome):
+            raise ProtocolError(f"a call must get one terminal frame from each rank; call {self.call_id} got another")
+        self._leave(index)
+        self._progress()
+
+    def peer_gone(self, peer: Peer) -> None:
+        """Settle the rank of a process that is gone, with the error that its `death` makes."""
+        index = self._index[peer]
+        assert peer.death is not None
+        is_pending = index in self._pending
+        self._withdraw(index)
+        self._settle(index, Failed(peer.death(maybe_executed=not is_pending)))
+
+    def _withdraw(self, index: int) -> None:
+        """Take back the message of a rank that was not sent, if it was not."""
+        pending = self._pending.pop(index, None)
+        if pending is not None:
+            target = self.targets[index]
+            target.peer.calls.pop(self, None)
+            target.peer.outbox(target.mesh).withdraw(pending)
+
+    def _settle(self, index: int, outcome: Outcome) -> None:
+        if self.collector.settle(index, outcome):
+            self._leave(index)
+            self._progress()
+
+    def _leave(self, index: int) -> None:
+        target = self.targets[index]
+        target.peer.calls.pop(self, None)
+        if self._positions[index] and not self.is_broadcast:
+            target.peer.outbox(target.mesh).load -= 1
+
+    def _give_up(self) -> None:
+        """Forget the call, and the ranks that are silent with it."""
+        for index in self.collector.running():
+            self._leave(index)
+        self.proc.forget(self)
+
+    def _progress(self) -> None:
+        if self.collector.wants_cancel and not self._cancelling:
+            self.cancel_rest(f"another rank of {self.what} failed")
+            self._wake()
+        elif self.collector.is_complete:
+            self._wake()
+
+    def cancel_rest(self, reason: str) -> None:
+        """Take back what was not sent and ask the ranks that run to cancel. Idempotent."""
+        if self._cancelling:
+            return
+        self._cancelling = True
+        for index in list(self._pending):
+            self._withdraw(index)
+        self.collector.withdraw_unsent()
+        for index in self.collector.running():
+            self.targets[index].peer.cancel(self.call_id, self._positions[index], reason)
+
+    def _wake(self) -> None:
+        if self._task is not None:
+            task, self._task = self._task, None
+            trio.lowlevel.reschedule(task)
+
+    async def _park(self) -> None:
+        assert self._task is None
+        self._task = trio.lowlevel.current_task()
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self.aborted = True
+            self._task = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    async def wait(self) -> None:
+        """Wait until the call is complete; on cancellation cancel it over there first (rule C2).
+
+        Raises:
+            trio.Cancelled: The caller's scope was cancelled; every rank has unwound or was given up.
+        """
+        try:
+            if self.collector.is_complete:
+                await trio.lowlevel.checkpoint()
+            elif not self._cancelling:
+                await self._park()
+            if self._cancelling:
+                await self._wait_for_acknowledgements()
+            await self._wait_until_buffers_return()
+        except (trio.Cancelled, KeyboardInterrupt) as cut:
+            self.aborted = True
+            self.cancel_rest(reason_of(cut, self.what))
+            await self._wait_for_acknowledgements()
+            raise
+        finally:
+            self.report_silent()
+            self._give_up()
+
+    async def wait_until(self, deadline: float) -> None:
+        """Wait until the call is complete; at `deadline` (Trio time) give it up without a cancel."""
+        try:
+            with trio.CancelScope(deadline=deadline):
+                while not self.collector.is_complete:
+                    await self._park()
+        finally:
+            self._give_up()
+
+    async def _wait_for_acknowledgements(self) -> None:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + limits.CANCEL_ACK_SECONDS):
+            while not self.collector.is_complete:
+                await self._park()
+            await self._wait_until_buffers_return()
+
+    async def _wait_until_buffers_return(self) -> None:
+        """A broadcast ends only when the caller may write into its buffers again."""
+        if self.is_broadcast:
+            for event in self._lent:
+                await event.wait()
+
+    def report_silent(self) -> None:
+        """Tell the owner of each rank that did not acknowledge in time (rule C2)."""
+        for index in self.silent():
+            target = self.targets[index]
+            report_silent(self.proc, target.peer, target.mesh, self.what)
+
+    def silent(self) -> list[int]:
+        """Return the ranks that did not acknowledge in time."""
+        return list(self.collector.running())
+
+
+def reason_of(cut: BaseException, what: str) -> str:
+    """Say why a call was cancelled, in the words of what has cut its caller short."""
+    reason = getattr(cut, "reason", None) if isinstance(cut, trio.Cancelled) else type(cut).__name__
+    text = f"caller cancelled @{what}"
+    return (f"{text}: {reason}" if reason else text)[: limits.REASON_CHARS_MAX]

@@ -1,0 +1,238 @@
+"""Everything one process keeps about one other process: link, credits, calls both ways.
+
+A `Peer` outlives its link: after a death whoever holds it, and whoever asks for one later, finds the death in it, so
+that messages to the same incarnation fail at once and with the diagnosis.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import trio
+
+from trimesh import limits
+from trimesh._routing.credit import ReceiveCount, SendWindow
+from trimesh._transport.base import Buffer, Lane, Link
+from trimesh._wire import messages
+from trimesh._wire.reducers import DefinitionId
+from trimesh.ids import AGENT, CallId, MeshId, ProcId
+
+if TYPE_CHECKING:
+    from trimesh._runtime.channels import Cargo
+    from trimesh._runtime.incoming import IncomingCall
+    from trimesh._runtime.outgoing import OutgoingCall
+    from trimesh._runtime.proc import DeathOf, Proc
+
+
+@attrs.frozen
+class Parcel:
+    """One encoded message, shared by all the peers that it goes to.
+
+    Attributes:
+        head: The control struct.
+        bodies: Buffers lent by the sender.
+        definitions: What goes by value and must be known to the peer first.
+        nbytes: For the credit window.
+        attachments: What the payload refers to (`Encoded.attachments`): the ports among them are lent to the peer.
+    """
+
+    head: bytes
+    bodies: Sequence[Buffer] = ()
+    definitions: Sequence[DefinitionId] = ()
+    nbytes: int = 0
+    attachments: Sequence[object] = ()
+
+
+@attrs.define(eq=False)
+class Pending:
+    """A message that waits for room in a mailbox.
+
+    Attributes:
+        parcel: The message.
+        on_sent: Called with the position on the link, and the event of `Link.send`, when it goes out.
+    """
+
+    parcel: Parcel
+    on_sent: Callable[[int, trio.Event | None], None]
+
+
+@attrs.define(eq=False)
+class Outbox:
+    """Messages of this process for one actor elsewhere, in order, within its credits."""
+
+    peer: Peer
+    window: SendWindow
+    load: int = 0
+    _queue: deque[Pending] = attrs.field(factory=deque[Pending])
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether messages wait for room."""
+        return bool(self._queue)
+
+    @property
+    def waiting(self) -> int:
+        """Messages that wait for room."""
+        return len(self._queue)
+
+    def has_room(self, nbytes: int) -> bool:
+        """Return whether a message of `nbytes` would go out at once."""
+        return not self._queue and self.window.has_room(nbytes)
+
+    def count(self, nbytes: int) -> int:
+        """Count a message that the caller sends itself (a cast); return its position on the link."""
+        self.window.sent(nbytes)
+        return self.peer.count_call()
+
+    def put(self, parcel: Parcel, on_sent: Callable[[int, trio.Event | None], None]) -> Pending | None:
+        """Send now if there is room (None), else queue; `on_sent` is called when it goes out."""
+        pending = Pending(parcel, on_sent)
+        if self.has_room(parcel.nbytes):
+            self._send(pending)
+            return None
+        self._queue.append(pending)
+        return pending
+
+    def acknowledged(self, total: int) -> None:
+        """Take the actor's count of messages taken out; send what now has room."""
+        if self.window.acknowledged(total):
+            self._send_queued()
+
+    def withdraw(self, pending: Pending) -> None:
+        """Take back a message that waits; it may have kept later, smaller ones waiting."""
+        self._queue.remove(pending)
+        self._send_queued()
+
+    def _send_queued(self) -> None:
+        while self._queue and self.window.has_room(self._queue[0].parcel.nbytes):
+            self._send(self._queue.popleft())
+
+    def _send(self, pending: Pending) -> None:
+        position = self.count(pending.parcel.nbytes)
+        pending.on_sent(position, self.peer.send(pending.parcel))
+
+
+@attrs.define(eq=False)
+class Peer:
+    """One other process incarnation, or this one by its loopback link.
+
+    Attributes:
+        proc_id: Who.
+        link: The link that messages to it take, or None before there is one and after it is gone.
+        death: Makes the error for a message to it, once it is gone.
+        no_link: Makes it while there is no link for want of memory or descriptors here; the next message tries again.
+        calls: Unended calls of this process in which it takes part, oldest first.
+        inbound: Its unended calls here.
+        early_cancels: Cancels that overtook their calls, by call id.
+        cargo: Ports that its next message carries; see `take_cargo`.
+    """
+
+    proc: Proc
+    proc_id: ProcId
+    link: Link | None = None
+    death: DeathOf | None = None
+    no_link: DeathOf | None = None
+    calls: dict[OutgoingCall, None] = attrs.field(factory=dict[Any, None])
+    inbound: dict[int, IncomingCall] = attrs.field(factory=dict[int, Any])
+    early_cancels: dict[int, str] = attrs.field(factory=dict[int, str])
+    calls_received: int = 0
+    cargo: Cargo | None = None
+    _calls_sent: int = 0
+    _outboxes: dict[MeshId, Outbox] = attrs.field(factory=dict[MeshId, Outbox])
+    _counts: dict[MeshId, ReceiveCount] = attrs.field(factory=dict[MeshId, ReceiveCount])
+    _defined: set[DefinitionId] = attrs.field(factory=set[DefinitionId])
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether it is the process that has started this one, or this one itself."""
+        family = self.proc.family
+        return self.proc_id == self.proc.proc_id or (family is not None and self.proc_id == family.parent)
+
+    def find_outbox(self, mesh: MeshId) -> Outbox | None:
+        """Return the outbox for one of its actors if anything was ever sent to it."""
+        return self._outboxes.get(mesh)
+
+    def outbox(self, mesh: MeshId) -> Outbox:
+        """Return the outbox for one of its actors."""
+        found = self._outboxes.get(mesh)
+        if found is None:
+            # The agent obeys its owner only and never lets a message wait, so nothing has to be bounded.
+            messages_max = limits.MAILBOX_MESSAGES if mesh != AGENT else 2**31
+            bytes_max = limits.MAILBOX_BYTES if mesh != AGENT else 2**62
+            found = Outbox(self, SendWindow(messages_max, bytes_max, limits.MAILBOX_REPORT_BYTES))
+            self._outboxes[mesh] = found
+        return found
+
+    def shed(self) -> None:
+        """Let go of what only a living process needs."""
+        self._outboxes = {}
+        self._counts = {}
+        self._defined = set()
+        self.early_cancels = {}
+
+    def outboxes(self) -> Sequence[tuple[MeshId, Outbox]]:
+        """Return the outboxes that there are, by actor mesh."""
+        return list(self._outboxes.items())
+
+    def count_of(self, mesh: MeshId) -> ReceiveCount:
+        """Return the count of its messages that the actor `mesh` of this process has taken out."""
+        found = self._counts.get(mesh)
+        if found is None:
+            found = self._counts[mesh] = ReceiveCount(limits.MAILBOX_MESSAGES // 4, limits.MAILBOX_REPORT_BYTES)
+        return found
+
+    def count_call(self) -> int:
+        """Count one `Call` frame sent on the link and return its position."""
+        self._calls_sent += 1
+        return self._calls_sent
+
+    def send(self, parcel: Parcel) -> trio.Event | None:
+        """Send a message, and before it what it needs there; dropped when the link is gone."""
+        if self.link is None:
+            return None
+        self.prepare(parcel.definitions, parcel.attachments)
+        return self.link.send(parcel.head, parcel.bodies)
+
+    def prepare(self, definitions: Sequence[DefinitionId], attachments: Sequence[object]) -> None:
+        """Send what the peer must know before a payload: definitions, then the ports that it carries.
+
+        The payload must be the next message on this lane, by the peer's one link for sending.
+        """
+        self.define(definitions)
+        if attachments and self.link is not None:
+            self.proc.channels.lend(self, self.link, attachments)
+
+    def take_cargo(self) -> Cargo | None:
+        """Return what keeps the ports of the message that is being read alive until it has been decoded.
+
+        Whoever keeps the payload of a message keeps this, and drops it when the payload has been decoded or will
+        never be: then the ports that nobody has made an object of are given back.
+        """
+        cargo, self.cargo = self.cargo, None
+        return cargo
+
+    def define(self, definitions: Sequence[DefinitionId]) -> None:
+        """Send the definitions among `definitions` that the peer has not got yet."""
+        if self.link is None:
+            return
+        for definition in definitions:
+            if definition not in self._defined:
+                self._defined.add(definition)
+                data = self.proc.values.definition(definition)
+                self.prepare(data.definitions, data.attachments)
+                if len(data.payload) <= limits.HEAD_PAYLOAD_BYTES_MAX:
+                    self.link.send(messages.encode(messages.Define(definition, data.payload)))
+                else:
+                    self.link.send(messages.encode(messages.Define(definition, b"")), [data.payload])
+
+    def knows(self, definitions: Sequence[DefinitionId]) -> None:
+        """Note definitions that came from the peer, which therefore need not be sent back."""
+        self._defined.update(definitions)
+
+    def cancel(self, call: CallId, position: int, reason: str) -> None:
+        """Ask the peer to cancel one of our calls."""
+        if self.link is not None:
+            self.link.send(messages.encode(messages.Cancel(call, position, reason)), lane=Lane.CONTROL)

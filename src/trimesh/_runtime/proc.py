@@ -1,0 +1,498 @@
+"""One process of a family: the tables that connect links, actors and calls.
+
+Everything hangs off this object, so that a simulation can hold many. It reads frames and moves them to where they
+belong; it never runs user code and never waits.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import socket
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+import trio
+
+from trimesh import limits
+from trimesh._routing.collector import Outcome, Raised, Returned
+from trimesh._runtime.cancelled import split_cancelled
+from trimesh._runtime.cell import Cell
+from trimesh._runtime.channels import Channels
+from trimesh._runtime.deadlock import Deadlocks
+from trimesh._runtime.deaths import Deaths
+from trimesh._runtime.endpoint_spec import Kind
+from trimesh._runtime.incoming import IncomingCall, refuse, take_payload
+from trimesh._runtime.item_sender import ItemSender
+from trimesh._runtime.loopback import LoopbackLink
+from trimesh._runtime.membership import Membership
+from trimesh._runtime.outgoing import OutgoingCall
+from trimesh._runtime.outgoing_stream import serve_streams
+from trimesh._runtime.peer import Parcel, Peer
+from trimesh._runtime.reports import FailureHandler, serve_reports
+from trimesh._runtime.sites import Sites
+from trimesh._runtime.typed_values import make_values
+from trimesh._runtime.values import Values
+from trimesh._transport.base import DownReason, Group, Link, LinkDown, Transport
+from trimesh._wire import messages
+from trimesh.errors import LinkLost, MeshStopped, ProcDied, ProtocolError, TrimeshInternalError
+from trimesh.ids import ID_MAX, CallId, MeshId, ProcId, call_ids
+
+if TYPE_CHECKING:
+    from trimesh._runtime.block import Block
+    from trimesh._runtime.family import Family
+    from trimesh._runtime.member import Member
+
+
+class DeathOf(Protocol):
+    """Makes the error of one call to a process that is gone."""
+
+    def __call__(self, *, maybe_executed: bool) -> Exception:
+        """Return the error; `maybe_executed` says whether the call may have run."""
+        ...
+
+
+class Route(Protocol):
+    """Takes the messages of one kind; raises `ProtocolError` when one breaks the rules.
+
+    If they carry user values, it takes `peer.take_cargo()` with each and keeps that as long as the payload.
+    """
+
+    def __call__(self, peer: Peer, message: Any, bodies: list[memoryview], /) -> None:
+        """Take one message from `peer`; the bodies are the receiver's own."""
+        ...
+
+
+@attrs.define(eq=False, init=False)
+class Proc:
+    """This process in its family.
+
+    Attributes:
+        proc_id: This incarnation; the epoch of its frames.
+        transport: Its links.
+        values: How its values travel.
+        cells: Actors that live here.
+        owners: Actor meshes that this process owns, by id.
+        members: Child processes that this process owns.
+        memberships: Who lives where in the meshes that this process has handles on.
+        blocks: Open blocks of this process.
+        stopping_blocks: Blocks of this process that are being left.
+        family: Told of every lost link; makes new ones.
+        nursery: Tasks of the runtime.
+        actors: Tasks of the actors, which end before those.
+        has_crashed: Whether a bug of ours has ended it.
+        is_simulated: Whether the processes that it talks to are in this one, and have its clock.
+        dropped_replies: Replies that came after their call had been given up.
+        routes: Who takes the messages that are no calls and no answers, by their class.
+        deadlocks: Looks for calls that wait for themselves.
+        on_gone: Told of each peer that is gone, after its calls have been settled.
+        on_link: Told of each peer that has got the link that messages to it take.
+        channels: The channels of this process, and its ports of others.
+        sites: Where a test looks and interferes; None outside of tests.
+    """
+
+    proc_id: ProcId
+    transport: Transport
+    values: Values
+    host_name: str
+    pid: int
+    cells: dict[MeshId, Cell]
+    owners: dict[MeshId, FailureHandler]
+    members: dict[ProcId, Member]
+    memberships: weakref.WeakValueDictionary[MeshId, Membership]
+    blocks: list[Block]
+    stopping_blocks: list[Block]
+    has_crashed: bool
+    family: Family | None
+    loopback: LoopbackLink
+    nursery: trio.Nursery
+    actors: trio.Nursery
+    is_simulated: bool
+    dropped_replies: int
+    deadlocks: Deadlocks
+    routes: dict[type[messages.Message], Route]
+    on_gone: list[Callable[[Peer], None]]
+    on_link: list[Callable[[Peer], None]]
+    channels: Channels
+    sites: Sites | None
+    _random: random.Random
+    _peers: dict[ProcId, Peer]
+    _of_link: dict[Link, Peer]
+    _calls: dict[int, OutgoingCall]
+    _call_ids: Iterator[CallId]
+    _groups: dict[tuple[Link, ...], Group]
+    _deaths: Deaths
+
+    def __init__(
+        self,
+        proc_id: ProcId,
+        transport: Transport,
+        *,
+        seed: int | None = None,
+        main: ModuleType | None = None,
+        pickled: bool = True,
+    ) -> None:
+        self.proc_id = proc_id
+        self.transport = transport
+        self.host_name = socket.gethostname()
+        self.pid = os.getpid()
+        self.cells = {}
+        self.owners = {}
+        self.members = {}
+        self.memberships = weakref.WeakValueDictionary()
+        self.blocks = []
+        self.stopping_blocks = []
+        self.has_crashed = False
+        self.family = None
+        self.dropped_replies = 0
+        self.routes = {messages.Define: self._define}
+        self.on_gone = []
+        self.on_link = []
+        self.channels = Channels(self)
+        self.values = make_values(proc_id, main, self.channels, pickled=pickled)
+        self.sites = None
+        serve_streams(self)
+        serve_reports(self)
+        self.deadlocks = Deadlocks(self)
+        self.is_simulated = seed is not None
+        # Ids need to be unique, not secret; a simulation needs them to be the same in each run.
+        self._random = random.Random(seed) if seed is not None else random.SystemRandom()  # noqa: S311
+        self._peers = {}
+        self._of_link = {}
+        self._calls = {}
+        self._call_ids = call_ids()
+        self._groups = {}
+        self._deaths = Deaths()
+        self.loopback = LoopbackLink(self)
+        self.adopt_link(proc_id, self.loopback)
+
+    # ---- life ------------------------------------------------------------------------------------------------
+
+    @trio.lowlevel.enable_ki_protection
+    async def run(self, agent: Cell, on_ready: Callable[[], None]) -> None:
+        """Serve links and hold the tasks of actors, until cancelled.
+
+        Args:
+            agent: The first actor.
+            on_ready: Called when it serves.
+        """
+        links = trio.CancelScope(shield=True)
+        async with trio.open_nursery() as self.nursery:
+            self.nursery.start_soon(self._serve_links, links)
+            try:
+                async with trio.open_nursery() as self.actors:
+                    await self.actors.start(agent.run)
+                    on_ready()
+                    await agent.ended.wait()
+                    error = TrimeshInternalError("the agent of this process has ended")
+                    error.__cause__ = agent.cause
+                    self._crash(error)
+                    raise error
+            finally:
+                links.cancel(reason="every actor of this process has ended")
+
+    def _crash(self, cause: BaseException) -> None:
+        """Let nobody wait for a process whose own runtime has failed."""
+
+        def broken(maybe_executed: bool) -> Exception:  # noqa: FBT001 - a DeathOf
+            del maybe_executed
+            error = TrimeshInternalError("the runtime of this process has failed; please report this")
+            error.__cause__ = cause
+            return error
+
+        self.has_crashed = True
+        for block in self.blocks:
+            block.fail(broken(maybe_executed=False))
+        for member in self.members.values():
+            member.gone.set()
+        for peer in list(self._peers.values()):
+            self.declare_gone(peer, broken)
+
+    async def _serve_links(self, scope: trio.CancelScope) -> None:
+        """Serve links for as long as actors unwind: their clean-up may call others."""
+        try:
+            with scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self.transport.run, self)
+                    nursery.start_soon(self.loopback.run)
+                    nursery.start_soon(self.deadlocks.run)
+        except BaseException as error:
+            if split_cancelled(error)[1] is not None:
+                self._crash(error)
+            raise
+
+    def new_id(self) -> int:
+        """Draw a number for a process or a mesh that is unique in the family."""
+        return self._random.randrange(1, ID_MAX)
+
+    def chance(self) -> float:
+        """Draw a number between 0 and 1."""
+        return self._random.random()
+
+    # ---- peers -----------------------------------------------------------------------------------------------
+
+    @property
+    def me(self) -> Peer:
+        """This process as a peer of itself."""
+        return self.peer(self.proc_id)
+
+    def peer(self, proc_id: ProcId) -> Peer:
+        """Return the record of a process, known or not yet."""
+        found = self._peers.get(proc_id)
+        if found is None:
+            member = self.members.get(proc_id)
+            death = self._deaths.of(proc_id) or (None if member is None else member.death)
+            found = Peer(self, proc_id, death=death)
+            if death is None:  # of those that have ended nothing is kept but how
+                self._peers[proc_id] = found
+        return found
+
+    def find_peer(self, proc_id: int) -> Peer | None:
+        """Return the record of a process that is known and not gone, or None."""
+        return self._peers.get(ProcId(proc_id))
+
+    def peers(self) -> Sequence[Peer]:
+        """Return every process that this one knows and that is not gone."""
+        return list(self._peers.values())
+
+    def adopt_link(self, proc_id: ProcId, link: Link) -> Peer:
+        """Take a link to `proc_id` into service; the first one is used for sending."""
+        peer = self.peer(proc_id)
+        self._of_link[link] = peer
+        if peer.link is None:
+            peer.link, peer.no_link = link, None
+            for listener in self.on_link:
+                listener(peer)
+        return peer
+
+    def _links_of(self, peer: Peer) -> list[Link]:
+        """Return the links to a peer: both sides may have made one."""
+        return [link for link, owner in self._of_link.items() if owner is peer]
+
+    def _drop_links(self, peer: Peer) -> None:
+        peer.link = None
+        for link in self._links_of(peer):
+            del self._of_link[link]
+            self._forget_groups(link)
+            link.abort()
+
+    def is_stranger(self, peer: Peer) -> bool:
+        """Return whether there is no link to a process that may live; links to children are made with them."""
+        return peer.link is None and peer.death is None and peer.proc_id not in self.members
+
+    def declare_gone(self, peer: Peer, death: DeathOf) -> None:
+        """Settle everything that waits for `peer`, and cancel what it had asked for here. Idempotent.
+
+        The owner of the process decides first what the death means for its block (rule X3).
+        """
+        if peer.death is not None:
+            return
+        peer.death = death
+        self._drop_links(peer)
+        for call in list(peer.calls):
+            call.peer_gone(peer)
+        for incoming in list(peer.inbound.values()):
+            self._cancel_incoming(incoming, "other", "the process of the caller has ended")
+        for listener in self.on_gone:
+            listener(peer)
+        peer.shed()
+        self._peers.pop(peer.proc_id, None)
+        self._deaths.add(peer.proc_id, death)
+
+    # ---- calls -----------------------------------------------------------------------------------------------
+
+    def new_call_id(self) -> CallId:
+        """Return the next call id."""
+        return next(self._call_ids)
+
+    def begin(self, call: OutgoingCall, parcel: Parcel) -> None:
+        """Register a call and send it."""
+        if not call.is_broadcast:
+            self._calls[call.call_id] = call
+        call.start(parcel)
+
+    def forget(self, call: OutgoingCall) -> None:
+        """Drop a call that has ended or was given up; its late replies are dropped and counted."""
+        self._calls.pop(call.call_id, None)
+        for target in call.targets:
+            target.peer.calls.pop(call, None)
+
+    def unended_call(self, call_id: int) -> OutgoingCall | None:
+        """Return a call of this process that waits for an outcome, by its number."""
+        return self._calls.get(call_id)
+
+    def unended_calls(self) -> Sequence[OutgoingCall]:
+        """Return the calls of this process that wait for an outcome."""
+        return list(self._calls.values())
+
+    def cast(self, peers: Sequence[Peer], parcel: Parcel) -> trio.Event | None:
+        """Send one parcel to several peers, copied once where the transport can."""
+        links = tuple(peer.link for peer in peers if peer.link is not None and peer.link is not self.loopback)
+        if len(links) < len(peers) and self.me in peers:
+            self.loopback.send(parcel.head, parcel.bodies)
+        if not links:
+            return None
+        group = self._groups.get(links)
+        if group is None:
+            if len(self._groups) >= limits.GROUPS_MAX:
+                self._groups.pop(next(iter(self._groups))).close()
+            group = self._groups[links] = self.transport.define_group(links)
+        return group.cast(parcel.head, parcel.bodies)
+
+    def _forget_groups(self, link: Link) -> None:
+        for links in [links for links in self._groups if link in links]:
+            self._groups.pop(links).close()
+
+    # ---- frames ----------------------------------------------------------------------------------------------
+
+    def received(self, link: Link, head: memoryview, bodies: list[memoryview]) -> None:
+        """Move one message to where it belongs."""
+        peer = self._of_link.get(link)
+        if peer is None:
+            return
+        try:
+            message = messages.decode(head)
+            if self.sites is not None and not self.sites.received(self, peer, link, message):
+                return
+            match message:
+                case messages.Call():
+                    self._call(peer, link, message, len(head), bodies)
+                case messages.Return():
+                    self._terminal(peer, message, Returned(*take_payload(message.payload, bodies), peer.take_cargo()))
+                case messages.Error():
+                    self._terminal(peer, message, Raised(*take_payload(message.payload, bodies), peer.take_cargo()))
+                case messages.CancelAck() | messages.Refused():
+                    self._terminal(peer, message, message)
+                case messages.Cancel():
+                    self._cancel(peer, message)
+                case messages.Credit():
+                    peer.outbox(MeshId(message.mesh)).acknowledged(message.dequeued)
+                case _:
+                    route = self.routes.get(type(message))
+                    if route is None:
+                        raise ProtocolError(f"nobody here takes a {type(message).__name__} message")
+                    route(peer, message, bodies)
+        except ProtocolError as error:
+            link.abort()
+            self.link_down(link, LinkDown(DownReason.PROTOCOL, str(error)))
+
+    def link_down(self, link: Link, down: LinkDown) -> None:
+        """Take a link out of service; the family finds out what has happened to the process."""
+        peer = self._of_link.pop(link, None)
+        if peer is None:
+            return
+        self._forget_groups(link)
+        if down.reason is DownReason.PROTOCOL:
+            self._drop_links(peer)
+        if peer.link is link:  # what came by another one, if there is one, is read before the peer counts as lost
+            peer.link = next(iter(self._links_of(peer)), None)
+        if peer.death is None and self.family is not None:
+            self.family.link_lost(peer, down)
+
+    def link_stalled(self, link: Link, seconds: float) -> None:
+        """Learn that the loop of a peer does not run, or runs again; its owner says so."""
+        peer = self._of_link.get(link)
+        member = None if peer is None else self.members.get(peer.proc_id)
+        if member is not None:
+            member.stall.take(seconds)
+
+    def _call(self, peer: Peer, link: Link, message: messages.Call, size: int, bodies: list[memoryview]) -> None:
+        peer.calls_received += 1
+        cargo = peer.take_cargo()
+        early_cancel = peer.early_cancels.pop(message.call, None)
+        mesh = MeshId(message.mesh)
+        count = peer.count_of(mesh)
+        nbytes = size + sum(body.nbytes for body in bodies)  # as the sender's window counts it
+        cell = self.cells.get(mesh)
+        if cell is None:
+            refuse(link, message.call, mesh, count, nbytes, "stopped", "the mesh has stopped, or was never here")
+            return
+        spec = cell.endpoint(message.endpoint)
+        if spec is None:
+            refuse(link, message.call, mesh, count, nbytes, "unknown", f"no endpoint is called {message.endpoint!r}")
+            return
+        if (spec.kind is Kind.GENERATOR) is not (message.window > 0):
+            text = f"{message.endpoint} is {'no' if message.window else 'a'} generator endpoint, which `stream` calls"
+            refuse(link, message.call, mesh, count, nbytes, "unknown", text)
+            return
+        payload, buffers = take_payload(message.payload, bodies)
+        now = trio.current_time()
+        deadline = math.inf if message.budget is None else now + message.budget
+        scope = trio.CancelScope(deadline=deadline)
+        call = IncomingCall(
+            peer, link, message.call, mesh, spec, payload, buffers, nbytes, count, scope, now, cargo=cargo
+        )
+        if message.window:
+            call.items = ItemSender(message.window)
+        if not call.is_broadcast:
+            if message.call in peer.inbound:
+                raise ProtocolError(f"a call id must not be used twice, got {message.call} again")
+            peer.inbound[message.call] = call
+        if early_cancel is not None:
+            call.cancel("caller", early_cancel)
+            call.cancelled()
+            return
+        cell.deliver(call)
+
+    def _terminal(
+        self,
+        peer: Peer,
+        message: messages.Return | messages.Error | messages.CancelAck | messages.Refused,
+        outcome: Outcome,
+    ) -> None:
+        call = self._calls.get(message.call)
+        if call is None:
+            self.dropped_replies += 1
+        else:
+            call.terminal(peer, outcome)
+        peer.outbox(MeshId(message.mesh)).acknowledged(message.dequeued)
+
+    def _cancel(self, peer: Peer, message: messages.Cancel) -> None:
+        call = peer.inbound.get(message.call)
+        if call is not None:
+            self._cancel_incoming(call, "caller", message.reason)
+        elif message.position > peer.calls_received:
+            # It has overtaken its call, which will come: positions count the calls of the link.
+            peer.early_cancels[message.call] = message.reason
+
+    def _cancel_incoming(self, call: IncomingCall, by: str, reason: str) -> None:
+        cell = self.cells.get(MeshId(call.mesh))
+        if cell is not None:
+            cell.cancel(call, by, reason)
+
+    def _define(self, peer: Peer, message: messages.Define, bodies: list[memoryview]) -> None:
+        payload, _ = take_payload(message.payload, bodies)
+        peer.knows([message.definition])
+        cargo = peer.take_cargo()
+        self.values.define(message.definition, payload, cargo, () if cargo is None else tuple(cargo.holdings))
+
+
+def died(message: str, **details: object) -> DeathOf:
+    """Return what makes `ProcDied` errors with `details`."""
+
+    def make(*, maybe_executed: bool) -> Exception:
+        return ProcDied(message, maybe_executed=maybe_executed, **details)  # type: ignore[arg-type]
+
+    return make
+
+
+def stopped(message: str) -> DeathOf:
+    """Return what makes the `MeshStopped` errors of a process that has ended as it should."""
+
+    def make(*, maybe_executed: bool) -> Exception:
+        return MeshStopped(message)
+
+    return make
+
+
+def link_lost(message: str) -> DeathOf:
+    """Return what makes the `LinkLost` errors of a process that broke the protocol."""
+
+    def make(*, maybe_executed: bool) -> Exception:
+        return LinkLost(message)
+
+    return make

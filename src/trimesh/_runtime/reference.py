@@ -1,0 +1,57 @@
+"""What a handle on a mesh consists of when it travels: numbers and names, no ownership."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from trimesh.errors import Origin
+from trimesh.ids import MeshId, ProcId
+from trimesh.shape.region import Region
+
+
+@attrs.frozen
+class MemberInfo:
+    """One process incarnation.
+
+    Attributes:
+        proc_id: Its id.
+        host: Name of its host.
+        pid: Process id there.
+        incarnation: 0 for the first process at its point.
+    """
+
+    proc_id: ProcId
+    host: str
+    pid: int
+    incarnation: int = 0
+
+
+@attrs.frozen
+class MeshInfo:
+    """One actor mesh, or the agents of one process mesh, as they are at one moment.
+
+    Attributes:
+        mesh: Its number in the family.
+        name: Name of the mesh.
+        actor: Class name, or None for a process mesh.
+        whole: All of it.
+        members: By rank.
+        owner: The process whose block owns it, which knows who follows a member that has ended.
+        is_healing: Whether somebody may: its policy is not `FailFast`.
+    """
+
+    mesh: MeshId
+    name: str
+    actor: str | None
+    whole: Region
+    members: Sequence[MemberInfo]
+    owner: ProcId = attrs.field(default=ProcId(0))
+    is_healing: bool = False
+
+    def origin(self, rank: int, endpoint: str | None = None) -> Origin:
+        """Return the coordinates of an error of the member of base rank `rank`."""
+        member = self.members[rank]
+        point = self.whole.point(rank)
+        return Origin(point, self.name, self.actor, endpoint, member.host, member.pid, member.incarnation)

@@ -1,0 +1,94 @@
+"""The few calls of Linux that Python's library lacks."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import signal
+from typing import Final
+
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NAME: Final = 15
+_PR_SET_CHILD_SUBREAPER: Final = 36
+
+_PIDFD_SIGNAL_PROCESS_GROUP: Final = 4
+
+MARKER: Final = "TRIMESH_PROC"
+"""Environment variable that every process of a family carries; see `mark_process`."""
+
+_MARKER_CHARS: Final = 33
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.getenv.restype = ctypes.c_void_p
+_libc.getenv.argtypes = (ctypes.c_char_p,)
+
+
+def _prctl(option: int, argument: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(argument), 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}): {os.strerror(number)}")
+
+
+def become_subreaper() -> None:
+    """Make this process the parent of every descendant whose own parent ends."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def set_parent_death_signal(signum: int) -> None:
+    """Have the kernel send `signum` when the *thread* that forked this process ends; 0 for none.
+
+    The caller checks afterwards that its parent still lives: a parent that died before sends nothing.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signum)
+
+
+def set_process_name(name: str) -> None:
+    """Set the name that `top` and `ps -o comm` show; cut after 15 bytes."""
+    buffer = ctypes.create_string_buffer(name.encode()[:15])
+    _prctl(_PR_SET_NAME, ctypes.addressof(buffer))
+
+
+def marker_of(root_id: int, proc_id: int) -> str:
+    """Return the marker of a process: family and process, of fixed length."""
+    marker = f"{root_id:016x}.{proc_id:016x}"
+    assert len(marker) == _MARKER_CHARS
+    return marker
+
+
+class ProcessMarker:
+    """The marker of this process, in the environment that the kernel shows in `/proc/PID/environ`.
+
+    A forked process shows the environment its ancestor was *executed* with, whatever `setenv` does; so the value is
+    overwritten in place. It is inherited by fork and exec alike and survives `setsid`: a descendant of a worker can be
+    told from those of its siblings after its own parents have ended.
+
+    Made early, before anything replaces the variable: the process must have been executed with it.
+    """
+
+    def __init__(self) -> None:
+        self._address: int | None = _libc.getenv(MARKER.encode())
+
+    def write(self, marker: str) -> None:
+        """Overwrite the marker; the process was executed with one of the same length."""
+        if self._address is not None and len(ctypes.string_at(self._address)) == len(marker):
+            ctypes.memmove(self._address, marker.encode(), len(marker))
+
+
+def signal_group(pidfd: int, signum: int) -> bool:
+    """Send `signum` to the process group led by the process of `pidfd`, which may have ended; its number plays no part.
+
+    Returns:
+        False when this kernel cannot (before Linux 6.9).
+    """
+    try:
+        signal.pidfd_send_signal(pidfd, signum, None, _PIDFD_SIGNAL_PROCESS_GROUP)
+    except ProcessLookupError:  # no member of the group is left
+        return True
+    except PermissionError:  # all that are left have changed their user: nobody but root may
+        return True
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    return True

@@ -1,0 +1,232 @@
+"""torch tensors as values: their memory travels beside the pickle and arrives writable and private (rule V1).
+
+Registered by name, so that a process which never imports torch pays nothing and one which does so late is served.
+
+What travels of a tensor's storage: the bytes from its first to its last element, and no others. `torch.save` keeps the
+whole storage, which makes one row of a large table as large as the table; here a row is a row. Tensors of one message
+whose bytes overlap share one storage on arrival, of exactly the bytes that they cover together; those that do not
+overlap arrive apart. A view that skips most of the bytes it spans (a column) is sent contiguous when it is alone.
+
+    CPU, any dtype; views, strides, expanded, conjugated, negated, zero-size; Parameters; attributes   here
+    meta device                                                                                        here, no bytes
+    CUDA                                                       here, by way of this host's memory, to the same device
+    sparse, quantized, nested, subclasses, tensors with hooks                         torch's own reduce, with a copy
+
+As with plain pickle, `grad` stays behind, and a tensor that is no leaf of the graph arrives as one.
+"""
+
+# ruff: noqa: SLF001 - what pickling torch needs to know has no public names
+
+from __future__ import annotations
+
+import importlib
+from functools import partial
+from typing import Any, cast
+
+from trimesh._wire.kinds import Kind, Source, register_kind
+from trimesh._wire.reducers import Sink, register_reducer
+from trimesh._wire.regions import Memory, memory_at, view_of, writable
+from trimesh.errors import PayloadError, ProtocolError
+
+
+def _torch() -> Any:
+    """Return torch, which is there wherever a tensor is; only one that arrives may be the first to need it."""
+    return importlib.import_module("torch")
+
+
+Tensor = Any
+"""A `torch.Tensor`; torch is no dependency, so checkers cannot be told."""
+
+SPARSE = 2
+"""A view that spans more than this many times its own bytes is sent compacted when nothing else shares its memory."""
+
+
+def register() -> None:
+    """Register the reducers of this module; torch need not be imported."""
+    register_reducer("torch.Tensor", reduce_tensor)
+    register_reducer("torch.nn.parameter.Parameter", reduce_tensor)
+
+
+def register_kinds() -> None:
+    """Register tensors and parameters where nothing is pickled; torch need not be imported."""
+    register_kind(Kind("tensor", "torch.Tensor", _take_apart, _put_together))
+
+
+def _take_apart(tensor: Tensor, sink: Sink) -> tuple[Any, ...]:
+    torch = _torch()
+    reduced: Any = reduce_tensor(tensor, sink) if type(tensor) in (torch.Tensor, torch.nn.Parameter) else NotImplemented
+    if reduced is NotImplemented:
+        raise TypeError(f"a {type(tensor).__qualname__} of layout {tensor.layout} cannot travel with pickle='off'")
+    args: tuple[Any, ...] = reduced[1]
+    state: Any = reduced[2] if len(reduced) > 2 else None
+    return str(args[1]).removeprefix("torch."), args[0], state, *args[2:]
+
+
+def _put_together(_: Source, name: Any, data: Any, state: Any, *rest: Any) -> Tensor:
+    dtype = getattr(_torch(), name)
+    if not isinstance(dtype, _torch().dtype):
+        raise ProtocolError(f"a tensor must have a dtype, got {name!r}")
+    if data is not None:
+        view_of(data)  # a peer may say anything; what is no memory raises here
+    try:
+        tensor = rebuild_tensor(data, dtype, *rest)
+    except ValueError as error:
+        raise PayloadError(str(error)) from error
+    if isinstance(state, dict):
+        set_attributes(tensor, cast("dict[str, Any]", state))
+    return tensor
+
+
+def reduce_tensor(tensor: Tensor, sink: Sink) -> Any:
+    """Reduce a tensor or a parameter: its bytes go to the sink, the rest into the pickle."""
+    torch = _torch()
+    device = tensor.device
+    if (
+        tensor.layout is not torch.strided
+        or device.type not in _DEVICES
+        or tensor.is_quantized
+        or tensor.is_nested
+        or tensor._backward_hooks
+        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # has no memory of its own
+    ):
+        return NotImplemented
+    size, strides = tuple(tensor.size()), tensor.stride()
+    marks = (tensor.requires_grad, tensor.is_conj(), tensor.is_neg(), type(tensor) is not torch.Tensor)
+    plain = device.type == "cpu" and marks == _NO_MARKS
+    token = None
+    if device.type != "meta" and tensor.numel():
+        token, span = _memory_of(tensor, size, strides, sink)
+    else:
+        span = 0
+    args: tuple[Any, ...] = (token, tensor.dtype, size, strides, span)
+    if not plain:
+        args += (marks, None if device.type == "cpu" else str(device))
+    state = tensor.__dict__
+    if not state:
+        return rebuild_tensor, args
+    return rebuild_tensor, args, state, None, None, set_attributes
+
+
+_DEVICES = frozenset(("cpu", "cuda", "meta"))
+_NO_MARKS = (False, False, False, False)
+
+
+def _memory_of(tensor: Tensor, size: tuple[int, ...], strides: tuple[int, ...], sink: Sink) -> tuple[Any, int]:
+    itemsize = tensor.element_size()
+    nbytes = tensor.numel() * itemsize
+    span = (1 + sum((n - 1) * stride for n, stride in zip(size, strides, strict=True))) * itemsize
+    storage = tensor.untyped_storage()
+    if tensor.device.type == "cpu":
+        space, read = "cpu", partial(memory_at, keep=storage)
+    else:
+        space, read = str(tensor.device), partial(_device_memory, storage)
+    compact = partial(_compacted, tensor) if span > SPARSE * nbytes else None
+    return sink.memory(tensor.data_ptr(), span, read, space=space, compact=compact), span
+
+
+def _device_memory(storage: Any, address: int, nbytes: int) -> memoryview:
+    """Copy memory of a device to this host and return it; waits for the device's current stream."""
+    torch = _torch()
+    with _no_modes():
+        there = torch.empty(0, dtype=torch.uint8, device=storage.device)
+        copied = there.set_(storage, address - storage.data_ptr(), (nbytes,)).cpu()
+    return memory_at(copied.data_ptr(), nbytes, copied)
+
+
+def _compacted(tensor: Tensor) -> memoryview:
+    torch = _torch()
+    with _no_modes(), torch.no_grad():
+        physical = _marked(tensor.detach(), conj=tensor.is_conj(), neg=tensor.is_neg())  # a second time takes it off
+        copied = physical.clone(memory_format=torch.contiguous_format).cpu()
+    return memory_at(copied.data_ptr(), copied.numel() * copied.element_size(), copied)
+
+
+def rebuild_tensor(
+    data: Memory | memoryview | None,
+    dtype: Any,
+    size: tuple[int, ...],
+    strides: tuple[int, ...],
+    span: int,
+    marks: tuple[bool, bool, bool, bool] = _NO_MARKS,
+    device: str | None = None,
+) -> Tensor:
+    """Make the tensor that `reduce_tensor` described, over the memory that arrived.
+
+    Raises:
+        ValueError: It was on a device that this process does not have.
+    """
+    torch = _torch()
+    requires_grad, conj, neg, is_parameter = marks
+    where = _device(device)
+    # A tensor that arrives is none of a mode's business: an active mesh would run this on every rank.
+    with _no_modes(), torch.no_grad():
+        if data is None:
+            tensor: Tensor = torch.empty_strided(size, strides, dtype=dtype, device=where)
+        else:
+            storage, start, nbytes = _storage(data, where, dtype.itemsize)
+            tensor = torch.empty(0, dtype=dtype, device=where)
+            if nbytes == span:
+                tensor.set_(storage, start // dtype.itemsize, size, strides)
+            else:  # compacted on the way
+                tensor.set_(storage, start // dtype.itemsize, size)
+        tensor = _marked(tensor, conj=conj, neg=neg)
+    if is_parameter:
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def set_attributes(tensor: Tensor, state: dict[str, Any]) -> None:
+    """Set what a tensor has in its `__dict__`."""
+    tensor.__dict__.update(state)
+
+
+def _storage(data: Memory | memoryview, where: Any, itemsize: int) -> tuple[Any, int, int]:
+    """Return the storage for the data, shared with other tensors of the message, its first byte and its length."""
+    if isinstance(data, Memory) and data.offset % itemsize == 0:
+        storage = data.region.cache.get(("torch", where))
+        if storage is None:
+            storage = data.region.cache["torch", where] = _storage_over(data.region.memory, where)
+        if storage.data_ptr() % itemsize == 0:
+            return storage, data.offset, data.nbytes
+    storage = _storage_over(view_of(data), where)
+    if storage.data_ptr() % itemsize:  # of another alignment than its elements: a copy has the right one
+        storage = _storage_over(memoryview(bytearray(view_of(data))), where)
+    return storage, 0, storage.nbytes()
+
+
+def _storage_over(view: memoryview, where: Any) -> Any:
+    torch = _torch()
+    return torch.frombuffer(writable(view), dtype=torch.uint8).to(where).untyped_storage()
+
+
+def _device(name: str | None) -> Any:
+    torch = _torch()
+    device = torch.device(name or "cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"a tensor on {name} arrived in a process that sees {torch.cuda.device_count()} CUDA devices; "
+            "send tensor.cpu(), or move it to a device that both processes see"
+        )
+    return device
+
+
+def _marked(tensor: Tensor, *, conj: bool, neg: bool) -> Tensor:
+    """Return a view with the lazy conjugation and negation switched over."""
+    torch = _torch()
+    if conj:
+        tensor = tensor.conj()
+    return torch._neg_view(tensor) if neg else tensor  # as torch's own rebuild does
+
+
+class _no_modes:  # noqa: N801 - used as a function
+    """Keep torch's modes (an active mesh, fake tensors, a default device) out of a block."""
+
+    def __enter__(self) -> None:
+        torch = _torch()
+        self._guards = (torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch())
+        for guard in self._guards:
+            guard.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        for guard in reversed(self._guards):
+            guard.__exit__(None, None, None)

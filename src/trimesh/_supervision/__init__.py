@@ -1,0 +1,1 @@
+"""Who failed and who must know. Pure policies."""

@@ -1,0 +1,214 @@
+r"""Which members of a mesh are restarted when one has failed, when, and when to give up. Pure: times are numbers.
+
+Members belong to *units*, which are restarted as a whole. A *round* restarts some units:
+
+    DOWN --is_down()--> RESTING --rested()--> STARTING --started()--> over
+      ^                                           |
+      \-------- failed(), start_failed() ---------/      (a new round, which takes the place of the old one)
+
+DOWN      what lives of the units is taken down
+RESTING   the backoff
+STARTING  all members are started, in spawn order
+
+SU-1 a unit is in at most one round at a time: a round that needs a unit of another takes the place of that one.
+SU-2 a failure while a round starts counts (R05); while it is still being taken down it is part of the failure that the
+     round heals, and only its cause is kept.
+SU-3 more than `intensity` failures in `period` end the supervisor: `GiveUp` has every cause, oldest first (R04, P4).
+SU-4 once it has stopped or given up it asks for nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+import attrs
+
+from trimesh._supervision.budget import Budget
+from trimesh._supervision.policy import Restart
+from trimesh.errors import RestartLimit
+
+
+class Phase(enum.Enum):
+    """How far a round is."""
+
+    DOWN = "down"
+    RESTING = "resting"
+    STARTING = "starting"
+    OVER = "over"
+
+
+@attrs.define(eq=False)
+class Round:
+    """The restart of some units.
+
+    Attributes:
+        units: Their numbers, in order.
+        ranks: Their members, in spawn order; a member that is somebody else's business leaves (`Supervisor.leave`).
+        failed: Those that have failed, and need not be asked to end.
+        cause: The failure.
+        delay: Seconds of backoff.
+        phase: How far it is.
+    """
+
+    units: tuple[int, ...]
+    ranks: list[int]
+    failed: frozenset[int]
+    cause: Exception
+    delay: float
+    phase: Phase = Phase.DOWN
+
+
+@attrs.frozen
+class Begin:
+    """Run this round, after those that it takes the place of have been stopped."""
+
+    round: Round
+    replaced: tuple[Round, ...]
+
+
+@attrs.frozen
+class GiveUp:
+    """Restart nothing any more."""
+
+    error: RestartLimit
+
+
+Decision = Begin | GiveUp | None
+"""None asks for nothing: the failure is part of what is being healed, or comes too late."""
+
+
+@attrs.define(eq=False)
+class Supervisor:
+    """The restarts of one mesh.
+
+    Attributes:
+        name: Of the mesh, for errors.
+        policy: What the user wants.
+        units: The members of each unit, in spawn order.
+        rounds: Those that are not over.
+        is_stopped: Whether it asks for nothing any more.
+    """
+
+    name: str
+    policy: Restart
+    units: Sequence[Sequence[int]]
+    rounds: list[Round] = attrs.field(factory=list[Round])
+    is_stopped: bool = False
+    _budget: Budget = attrs.field(init=False)
+    _unit_of: dict[int, int] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._budget = Budget(self.policy.intensity, self.policy.period)
+        self._unit_of = {rank: unit for unit, ranks in enumerate(self.units) for rank in ranks}
+
+    # ---- failures --------------------------------------------------------------------------------------------
+
+    def failed(self, rank: int, cause: Exception, now: float, luck: float = 0.0) -> Decision:
+        """Take the failure of a member.
+
+        Args:
+            rank: Which.
+            cause: Its error.
+            now: Seconds, of any clock that does not go back.
+            luck: Between 0 and 1, for the jitter.
+        """
+        if self.is_stopped:
+            return None
+        unit = self._unit_of[rank]
+        current = self.round_of(rank)
+        if current is not None and current.phase is not Phase.STARTING:
+            current.failed |= {rank}
+            self._budget.add(unit, cause, now)
+            return None
+        return self._restart(unit, frozenset({rank}), cause, now, luck)
+
+    def start_failed(self, round_: Round, cause: Exception, now: float, luck: float = 0.0) -> Decision:
+        """Take the failure of the start of a round (R05)."""
+        if self.is_stopped or round_ not in self.rounds:
+            return None
+        self._end(round_)
+        if not round_.ranks:  # all of it is somebody else's business by now (`leave`)
+            return None
+        return self._restart(round_.units[0], frozenset(), cause, now, luck)
+
+    def _restart(self, unit: int, failed: frozenset[int], cause: Exception, now: float, luck: float) -> Decision:
+        self._budget.count(unit, cause, now)
+        if self._budget.is_exceeded:
+            self.is_stopped = True
+            return GiveUp(self._limit())
+        units = set(self._affected(unit))
+        # A round that starts units of this one is stopped: those units begin anew, and the others of it with them.
+        replaced = [other for other in self.rounds if units.intersection(other.units)]
+        for other in replaced:
+            units.update(other.units)
+            self._end(other)
+        delay = self.policy.backoff.delay(self._budget.attempts(unit), luck)
+        found = self._round(units, failed, cause, delay)
+        self.rounds.append(found)
+        return Begin(found, tuple(replaced))
+
+    def _affected(self, unit: int) -> Sequence[int]:
+        match self.policy.strategy:
+            case "one_for_one":
+                return (unit,)
+            case "one_for_all":
+                return range(len(self.units))
+            case "rest_for_one":
+                return range(unit, len(self.units))
+
+    def _round(self, units: set[int], failed: frozenset[int], cause: Exception, delay: float) -> Round:
+        ordered = tuple(sorted(units))
+        ranks = [rank for unit in ordered for rank in self.units[unit]]
+        return Round(ordered, ranks, failed, cause, delay)
+
+    def _limit(self) -> RestartLimit:
+        causes = self._budget.causes
+        last = causes[-1]
+        policy = self.policy
+        text = (
+            f"{self.name} failed more often than its policy allows (intensity={policy.intensity} in "
+            f"period={policy.period:g} s), at last by {type(last).__name__}: {last}"
+        )
+        return RestartLimit(text, causes=causes)
+
+    # ---- the course of a round -------------------------------------------------------------------------------
+
+    def is_down(self, round_: Round) -> float:
+        """Note that nothing of the round lives any more; return the seconds to wait."""
+        round_.phase = Phase.RESTING
+        return round_.delay
+
+    def rested(self, round_: Round) -> None:
+        """Note that the backoff is over, and members are being started."""
+        round_.phase = Phase.STARTING
+
+    def started(self, round_: Round) -> None:
+        """Note that every member of the round serves."""
+        self._end(round_)
+
+    def _end(self, round_: Round) -> None:
+        round_.phase = Phase.OVER
+        if round_ in self.rounds:
+            self.rounds.remove(round_)
+
+    def leave(self, rank: int) -> None:
+        """Take a member out of its round: somebody else starts it."""
+        for round_ in self.rounds:
+            if rank in round_.ranks:
+                round_.ranks.remove(rank)
+
+    def round_of(self, rank: int) -> Round | None:
+        """Return the round that restarts a member, if one does."""
+        return next((round_ for round_ in self.rounds if rank in round_.ranks), None)
+
+    def stop(self) -> None:
+        """Ask for nothing any more."""
+        self.is_stopped = True
+        for round_ in list(self.rounds):
+            self._end(round_)
+
+    def resume(self) -> None:
+        """Go on after giving up: what has failed too often has been handed to somebody else, and is forgotten."""
+        self.is_stopped = False
+        self._budget.clear()

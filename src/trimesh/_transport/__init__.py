@@ -1,0 +1,1 @@
+"""Links over something real: the native library, or memory."""

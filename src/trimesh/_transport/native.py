@@ -1,0 +1,293 @@
+"""The transport over libtrimesh: shared-memory rings on one host, stream sockets between hosts.
+
+The Trio thread sends and receives inline through the library; a thread of the library watches lifelines, processes
+and leases, and moves the bytes of stream links. One task (`run`) sleeps on one descriptor, the bell, and takes
+everything that has come on all links in one call. Bells of peers are rung once per scheduler tick, after all that was
+sent in it.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+
+import trio
+
+from trimesh import limits
+from trimesh._native import status
+from trimesh._native.lib import Library, load
+from trimesh._transport.assembly import AssemblyError
+from trimesh._transport.base import DownReason, Link, LinkHandler, Transport
+from trimesh._transport.lending import Lending
+from trimesh._transport.native_link import NativeGroup, NativeLink
+from trimesh.ids import ProcId
+
+__all__ = ["NativeGroup", "NativeLink", "NativeTransport"]
+
+_RECORDS_MAX: Final = 512
+"""Records of one drain: 16 KiB, and a checkpoint between two drains."""
+
+_RECORD: Final = struct.Struct("<IHHIIIIII")
+_MESSAGE, _FRAGMENT, _UP, _SPACE, _DOWN, _STALLED = 1, 2, 3, 4, 5, 6
+_LINK_LOCAL: Final = 1
+_LINK_STREAM: Final = 2
+
+_REASONS: Final = {
+    1: DownReason.CLOSED,
+    2: DownReason.EOF,
+    3: DownReason.EXITED,
+    4: DownReason.LEASE,
+    5: DownReason.PROTOCOL,
+}
+
+
+class _Flusher(trio.abc.Instrument):
+    """Rings the bells of peers when the scheduler is about to wait."""
+
+    def __init__(self, transport: NativeTransport) -> None:
+        self._transport = transport
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Flush what this tick has sent."""
+        if self._transport.dirty or self._transport.lending.returned:
+            self._transport.flush()
+
+
+class NativeTransport(Transport):
+    """All links of one process over one native bus.
+
+    Args:
+        epoch: This process incarnation.
+        host: Identity of this host, told to peers; 0 when not known.
+        links_max: Links at one time.
+        ring_bytes: One direction of a link; a power of two.
+        beat_seconds, lease_seconds: Interval of heartbeats, and the silence that ends a link that holds a lease.
+        stall_seconds: Peers are told when the Trio loop has not run for this long; None never tells them, and spares
+            an idle loop being woken once a beat.
+
+    Raises:
+        NativeLibraryError: The native library cannot be loaded.
+        OSError: The system refused a descriptor, memory or a thread.
+    """
+
+    def __init__(
+        self,
+        epoch: ProcId,
+        *,
+        host: int = 0,
+        links_max: int = limits.LINKS_MAX,
+        ring_bytes: int = limits.RING_BYTES,
+        beat_seconds: float = limits.BEAT_SECONDS,
+        lease_seconds: float = limits.LEASE_SECONDS,
+        stall_seconds: float | None = None,
+    ) -> None:
+        self.library: Library = load()
+        self.dirty = False
+        ffi, lib = self.library.ffi, self.library.lib
+        options = ffi.new("tm_bus_options *")
+        options.epoch = epoch
+        options.host = host
+        options.links_max = links_max
+        options.ring_bytes = ring_bytes
+        options.beat_ms = _milliseconds(beat_seconds)
+        options.lease_ms = _milliseconds(lease_seconds)
+        options.stall_ms = 0 if stall_seconds is None else _milliseconds(stall_seconds)
+        out = ffi.new("tm_bus **")
+        status.check(lib.tm_bus_create(options, out), "starting the native transport", limit="BUSES_MAX")
+        self.bus: Any = out[0]
+        self._bell = int(lib.tm_bus_bell(self.bus))
+        self._links: dict[int, NativeLink] = {}
+        self._records = ffi.new("tm_record[]", _RECORDS_MAX)
+        assert ffi.sizeof("tm_record") == _RECORD.size, "the header and this file differ about records"
+        self._records_view = memoryview(ffi.buffer(self._records))
+        self._count = ffi.new("uint32_t *")
+        self.lending = Lending(self.library, self.bus)
+        self._running = False
+        self._closed = False
+
+    # ---- links ----
+
+    def open_link(
+        self,
+        sock: socket.socket,
+        *,
+        local: bool,
+        lease: bool,
+        peer: ProcId | None = None,
+        hello_seconds: float = limits.SPAWN_SECONDS,
+    ) -> NativeLink:
+        """Begin a link over a connected stream socket.
+
+        Args:
+            sock: Taken over; on an error it stays the caller's. A unix socket for a local link.
+            local: The peer is on this host: messages go through shared memory, the socket only tells of its end.
+            lease: Whether the peer's silence for `lease_seconds` ends the link.
+            peer: Refuse a peer of another incarnation.
+            hello_seconds: The link ends with LEASE if the peer has not said hello in this time; may be `math.inf`.
+
+        Raises:
+            LimitExceeded: `links_max` links are open.
+            OSError: The system refused memory or descriptors.
+        """
+        self._check_open()
+        ffi, lib = self.library.ffi, self.library.lib
+        options = ffi.new("tm_link_options *")
+        options.peer_epoch = peer or 0
+        options.fd = sock.fileno()
+        options.kind = _LINK_LOCAL if local else _LINK_STREAM
+        options.lease = int(lease)
+        options.hello_ms = 0 if hello_seconds == math.inf else _milliseconds(hello_seconds)
+        out = ffi.new("uint32_t *")
+        status.check(lib.tm_link_open(self.bus, options, out), "opening a link")
+        sock.detach()
+        link = NativeLink(self, int(out[0]))
+        self._links[link.handle] = link
+        self.dirty = True
+        return link
+
+    def watch(self, link: NativeLink, pidfd: int) -> None:
+        """End `link` with EXITED as soon as the process behind `pidfd` has ended. The descriptor is duplicated."""
+        self._check_open()
+        status.check(self.library.lib.tm_link_watch_pid(self.bus, link.handle, pidfd), "watching a process")
+
+    def add_lifeline(self, pidfd: int) -> None:
+        """Kill this process's group as soon as the process behind `pidfd` has ended, whatever Python is doing then.
+
+        A process that leads no group ends only itself. The descriptor is duplicated.
+
+        Raises:
+            LimitExceeded: There are `LIFELINES_MAX` already.
+        """
+        self._check_open()
+        status.check(self.library.lib.tm_lifeline_add(self.bus, pidfd), "adding a lifeline", limit="LIFELINES_MAX")
+
+    def define_group(self, links: Sequence[Link]) -> NativeGroup:
+        """See `Transport.define_group`."""
+        own = [link for link in links if isinstance(link, NativeLink) and link.transport is self]
+        if len(own) != len(links):
+            raise ValueError("a group has links of its own transport only")
+        return NativeGroup(self, own)
+
+    def view_of(self, handle: int) -> memoryview:
+        """Return the memory of a link that offsets of records refer to."""
+        info = self.info_of(handle)
+        return memoryview(self.library.ffi.buffer(info.view, info.view_bytes)).toreadonly()
+
+    def info_of(self, handle: int) -> Any:
+        """Return the `tm_link_info` of a link."""
+        info = self.library.ffi.new("tm_link_info *")
+        status.check(self.library.lib.tm_link_get_info(self.bus, handle, info), "asking a link")
+        return info
+
+    def forget(self, link: NativeLink, handle: int) -> None:
+        """Free a link."""
+        if self._links.pop(handle, None) is link and not self._closed:
+            code = self.library.lib.tm_link_free(self.bus, handle)
+            if code != status.ERR_FORKED:
+                status.check(code, "freeing a link")
+
+    # ---- serving ----
+
+    def flush(self) -> None:
+        """See `Transport.flush`."""
+        self._check_open()
+        self.dirty = False
+        if self.lending.returned:
+            self.lending.give_back()
+        status.check(self.library.lib.tm_flush(self.bus), "waking peers")
+
+    @trio.lowlevel.enable_ki_protection
+    async def run(self, handler: LinkHandler) -> None:
+        """See `Transport.run`."""
+        self._check_open()
+        if self._running:
+            raise RuntimeError("a transport is served by one task: run() is running already")
+        self._running = True
+        arm = self.library.lib.tm_arm
+        flusher = _Flusher(self)
+        trio.lowlevel.add_instrument(flusher)
+        try:
+            while True:
+                self._drain(handler)
+                if arm(self.bus):
+                    await trio.lowlevel.checkpoint()
+                else:
+                    await trio.lowlevel.wait_readable(self._bell)
+        finally:
+            trio.lowlevel.remove_instrument(flusher)
+            self._running = False
+
+    def _drain(self, handler: LinkHandler) -> None:
+        """Hand over one batch."""
+        lib = self.library.lib
+        code = lib.tm_poll(self.bus, self._records, _RECORDS_MAX, self._count)
+        if code < 0:
+            raise status.error_of(code, "polling")
+        try:
+            n = self._count[0]
+            if n:
+                self._dispatch(handler, n)
+        finally:
+            lib.tm_poll_done(self.bus)
+
+    def _dispatch(self, handler: LinkHandler, n: int) -> None:
+        links = self._links
+        received = handler.received
+        for record in _RECORD.iter_unpack(self._records_view[: n * _RECORD.size]):
+            link = links.get(record[0])
+            if link is None:
+                continue  # ended by a handler in this very batch
+            if record[1] == _MESSAGE and not record[2]:
+                at = record[4]
+                head = link.view[at : at + record[5]]
+                received(link, head, [])
+                head.release()  # whoever kept the borrowed memory hears of it at once
+            else:
+                self._dispatch_rare(handler, link, record)
+
+    def _dispatch_rare(self, handler: LinkHandler, link: NativeLink, record: tuple[int, ...]) -> None:
+        kind = record[1]
+        try:
+            if kind == _MESSAGE:
+                link.take_message(handler, record)
+            elif kind == _FRAGMENT:
+                link.take_fragment(handler, record)
+            elif kind == _UP:
+                link.take_up()
+            elif kind == _SPACE:
+                link.take_space()
+            elif kind == _STALLED:
+                handler.link_stalled(link, record[3] / 1000)
+            else:
+                assert kind == _DOWN, f"the native library made a record of unknown kind {kind}"
+                detail = self.library.ffi.string(self.info_of(link.handle).detail).decode()
+                link.take_down(handler, _REASONS[record[3]], detail)
+        except AssemblyError as error:
+            link.take_down(handler, DownReason.PROTOCOL, f"the peer sent {error}")
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        if self._closed:
+            return
+        if self._running:
+            raise RuntimeError("a transport is closed after run() has ended")
+        for link in list(self._links.values()):
+            link.abort()
+        self._closed = True
+        code = self.library.lib.tm_bus_destroy(self.bus)
+        self.bus = self.library.ffi.NULL
+        self.lending.close()
+        if code != status.ERR_FORKED:
+            status.check(code, "stopping the native transport")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise trio.ClosedResourceError("this transport is closed")
+
+
+def _milliseconds(seconds: float) -> int:
+    """Return whole milliseconds, at least one."""
+    return max(1, round(seconds * 1000))

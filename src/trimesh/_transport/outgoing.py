@@ -1,0 +1,92 @@
+"""Messages on their way out of the native transport, and the memory that their senders lend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import trio
+
+from trimesh import limits
+from trimesh._native import status
+from trimesh._native.lib import Library
+from trimesh._transport.base import Buffer
+from trimesh.errors import LimitExceeded
+
+
+class Completion:
+    """One event for a message that goes out on one or several links."""
+
+    def __init__(self, parts: int) -> None:
+        self.event = trio.Event()
+        self._parts = parts
+
+    def part_done(self) -> None:
+        """Note that it has left on one link."""
+        self._parts -= 1
+        if self._parts == 0:
+            self.event.set()
+
+
+class Bodies:
+    """Bodies as the library takes them. Holds the caller's buffers as long as it lives.
+
+    Attributes:
+        count, size: Number, and bytes together.
+        spans: `tm_span[]`, the same for all links that they go out on.
+        links: Links that they have not left on.
+    """
+
+    def __init__(self, library: Library, bus: Any, bodies: Sequence[Buffer]) -> None:
+        if len(bodies) > limits.BODIES_MAX:
+            raise LimitExceeded("BODIES_MAX", len(bodies))
+        ffi = library.ffi
+        self._library = library
+        self._bus = bus
+        self.count = len(bodies)
+        self.links = 1
+        self.held = [ffi.from_buffer("uint8_t[]", body) for body in bodies]
+        sizes = [len(held) for held in self.held]
+        self.size = sum(sizes)
+        self.spans = ffi.new("tm_span[]", list(zip(self.held, sizes, strict=True)))
+        if self.size > limits.MESSAGE_BYTES_MAX:
+            raise LimitExceeded("MESSAGE_BYTES_MAX", self.size)
+        self._may_be_shared = any(size > limits.FRAME_PAYLOAD_BYTES_MAX for size in sizes)
+
+    def left(self) -> None:
+        """Note that they have left on one link, or never will; after the last, shared copies are the receivers'."""
+        self.links -= 1
+        if self.links <= 0 and self._may_be_shared:
+            self._may_be_shared = False
+            code = self._library.lib.tm_bodies_done(self._bus, self.spans, self.count)
+            if code != status.ERR_FORKED:
+                status.check(code, "sending bodies")
+
+
+@attrs.define(eq=False)
+class Outgoing:
+    """A message, or the rest of one, that waits for room.
+
+    Attributes:
+        head, bodies: What is sent.
+        cursor: Where it goes on.
+        completion: Told when all of it has left; None while nobody can be waiting for that.
+    """
+
+    head: bytes
+    bodies: Bodies
+    cursor: Any
+    completion: Completion | None = None
+
+    def finish(self) -> None:
+        """Give back what was lent."""
+        self.bodies.left()
+        if self.completion is not None:
+            self.completion.part_done()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that have not left yet."""
+        head = 0 if self.cursor.started else len(self.head)
+        return head + self.bodies.size - int(self.cursor.body_bytes)

@@ -1,0 +1,152 @@
+"""What an exception consists of besides its class, read and written past whatever its class defines (rule X2).
+
+A user's class may have a read-only `args`, a `__setattr__` that refuses, or an `__init__` with other parameters than
+`args`. Everything here goes through the descriptors and constructors of the C-implemented bases instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import GetSetDescriptorType, MemberDescriptorType, WrapperDescriptorType
+from typing import Any
+
+_ARGS: Any = BaseException.__dict__["args"]
+_DICT: Any = BaseException.__dict__["__dict__"]
+_CAUSE: Any = BaseException.__dict__["__cause__"]
+_CONTEXT: Any = BaseException.__dict__["__context__"]
+_SUPPRESS: Any = BaseException.__dict__["__suppress_context__"]
+_MEMBERS: Any = BaseExceptionGroup.__dict__["exceptions"]
+_MESSAGE: Any = BaseExceptionGroup.__dict__["message"]
+
+_SKIPPED_OWNERS = (BaseException, BaseExceptionGroup)
+_UNSET = object()
+_SKIPPED_NAMES = frozenset(("__dict__", "__weakref__"))
+
+
+def args_of(error: BaseException) -> tuple[Any, ...]:
+    """Return the true `args`."""
+    args: tuple[Any, ...] = _ARGS.__get__(error)
+    return args
+
+
+def dict_of(error: BaseException) -> dict[str, Any]:
+    """Return the true `__dict__`."""
+    state: dict[str, Any] = _DICT.__get__(error)
+    return state
+
+
+def chain_of(error: BaseException) -> tuple[BaseException | None, BaseException | None, bool]:
+    """Return the true `__cause__`, `__context__` and `__suppress_context__`."""
+    return _CAUSE.__get__(error), _CONTEXT.__get__(error), bool(_SUPPRESS.__get__(error))
+
+
+def set_chain(error: BaseException, cause: BaseException | None, context: BaseException | None, suppress: bool) -> None:  # noqa: FBT001 - mirrors chain_of
+    """Set what `chain_of` returns."""
+    _CAUSE.__set__(error, cause)
+    _CONTEXT.__set__(error, context)
+    _SUPPRESS.__set__(error, suppress)  # last: setting a cause sets it, too
+
+
+def group_members(error: BaseException) -> tuple[BaseException, ...] | None:
+    """Return the exceptions of a group, or None when it is none."""
+    if not isinstance(error, BaseExceptionGroup):
+        return None
+    members: tuple[BaseException, ...] = _MEMBERS.__get__(error)
+    return members
+
+
+def group_message(error: BaseException) -> str:
+    """Return the message of a group."""
+    return str(_MESSAGE.__get__(error))
+
+
+def attributes_of(error: BaseException) -> Iterator[tuple[str, Any]]:
+    """Yield what C-implemented bases and `__slots__` keep outside of `__dict__`, such as `OSError.filename`.
+
+    `AttributeError.obj` is left out: it is there for the interpreter's suggestions, and drags in whatever the
+    attribute was looked up on, an actor with its model for instance.
+    """
+    for name, descriptor in _descriptors(type(error)):
+        if name == "obj" and isinstance(error, AttributeError):
+            continue
+        value = _get(descriptor, error)
+        if value is not _UNSET:
+            yield name, value
+
+
+def set_attribute(error: BaseException, name: str, value: Any) -> None:
+    """Set what `attributes_of` yielded; what the class refuses is left as its constructor made it."""
+    for found, descriptor in _descriptors(type(error)):
+        if found == name:
+            try:
+                # An OSError whose filename was never set reads None, but prints differently from one set to None.
+                if _get(descriptor, error) is not value:
+                    descriptor.__set__(error, value)
+            except (AttributeError, TypeError, ValueError):
+                pass
+            return
+
+
+def _get(descriptor: Any, error: BaseException) -> Any:
+    try:
+        return descriptor.__get__(error)
+    except AttributeError:
+        return _UNSET
+
+
+def _descriptors(cls: type) -> Iterator[tuple[str, Any]]:
+    for base in cls.__mro__:
+        if base in _SKIPPED_OWNERS or not issubclass(base, BaseException):
+            continue
+        for name, value in base.__dict__.items():
+            if isinstance(value, MemberDescriptorType | GetSetDescriptorType) and name not in _SKIPPED_NAMES:
+                yield name, value
+
+
+def make(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """Make an exception of `cls` with `args`, without running an `__init__` written in Python.
+
+    Raises:
+        TypeError: The class cannot be instantiated even by its C-implemented base.
+    """
+    try:
+        error = cls.__new__(cls, *args)
+        if type(error) is not cls:
+            error = _native_new(cls, args)
+    except Exception:  # noqa: BLE001 - a __new__ of the user's that wants other arguments
+        error = _native_new(cls, args)
+    try:
+        _native_init(cls)(error, *args)
+    except Exception:  # noqa: BLE001, S110 - arguments of another form than its base takes; set as they were, below
+        pass
+    set_args(error, args)
+    return error
+
+
+def set_args(error: BaseException, args: tuple[Any, ...]) -> None:
+    """Set what `args_of` returns."""
+    _ARGS.__set__(error, args)
+
+
+def make_group(cls: type[BaseExceptionGroup[Any]], message: str, members: list[Exception]) -> Exception:
+    """Make a group of `cls`; its own `__new__` may want more than a message and members, so it is not called.
+
+    Raises:
+        TypeError: The class takes no such members.
+    """
+    error = BaseExceptionGroup.__new__(cls, message, members)
+    if not isinstance(error, Exception):
+        raise TypeError(f"{cls} is no Exception")
+    return error
+
+
+def _native_new(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    found = (base.__dict__["__new__"] for base in cls.__mro__ if "__new__" in base.__dict__)
+    native = next(new for new in found if not isinstance(new, staticmethod))  # BaseException has one at the latest
+    error: BaseException = native(cls, *args)
+    return error
+
+
+def _native_init(cls: type[BaseException]) -> Any:
+    found = (base.__dict__.get("__init__") for base in cls.__mro__)
+    return next(init for init in found if isinstance(init, WrapperDescriptorType))

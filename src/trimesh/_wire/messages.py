@@ -1,0 +1,392 @@
+"""The control structs that travel in the heads of messages.
+
+Every struct is an array of its fields behind a small integer tag; unknown tags, fields and types are refused. A call
+travels as `Call` on the DATA lane and ends in exactly one terminal frame of the callee - `Return`, `Error`,
+`CancelAck` or `Refused` - or in the death of its process. The call of a generator endpoint yields any number of `Item`
+before that. `Cancel`, `Credit` and `Taken` use the CONTROL lane.
+
+Cumulative counts make the frames idempotent: `dequeued` is how many messages of this sender the actor has taken out of
+its mailbox so far, so a lost or repeated credit does no harm.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+
+from trimesh import limits
+from trimesh._wire.reducers import DefinitionId
+from trimesh._wire.waits import NodeRef
+from trimesh.errors import ProtocolError
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """Base of the control structs."""
+
+
+class Call(Message, frozen=True, tag=1):
+    """Run an endpoint.
+
+    Attributes:
+        call: Number of the call at its sender, or 0 for a broadcast, which has no reply.
+        mesh: The actor mesh that is addressed.
+        endpoint: Name of the endpoint.
+        budget: Seconds left of the caller's deadline, or None.
+        payload: Pickled (args, kwargs); empty when the first body holds it.
+        window: Items that a generator endpoint may be ahead of its consumer, or 0 for any other endpoint.
+    """
+
+    call: int
+    mesh: int
+    endpoint: str
+    budget: float | None
+    payload: bytes
+    window: Annotated[int, msgspec.Meta(ge=0, le=limits.STREAM_WINDOW_MAX)] = 0
+
+
+class Return(Message, frozen=True, tag=2):
+    """The endpoint returned."""
+
+    call: int
+    mesh: int
+    dequeued: int
+    payload: bytes
+
+
+class Error(Message, frozen=True, tag=3):
+    """The endpoint raised; the payload is an encoded exception."""
+
+    call: int
+    mesh: int
+    dequeued: int
+    payload: bytes
+
+
+class CancelAck(Message, frozen=True, tag=4):
+    """The endpoint was cancelled and has unwound.
+
+    Attributes:
+        started: False when it was still in the mailbox and never ran.
+        by: "caller", "budget", "stopped" (the member was taken down to be restarted) or "other".
+        reason: What the canceller said.
+    """
+
+    call: int
+    mesh: int
+    dequeued: int
+    started: bool
+    by: str
+    reason: str
+
+
+class Refused(Message, frozen=True, tag=5):
+    """The message was not accepted; the endpoint did not run.
+
+    Attributes:
+        kind: "stopped" (the mesh stops or has stopped) or "unknown" (no such endpoint).
+        text: For people.
+    """
+
+    call: int
+    mesh: int
+    dequeued: int
+    kind: str
+    text: str
+
+
+class Cancel(Message, frozen=True, tag=6):
+    """Cancel a call.
+
+    Attributes:
+        position: How many `Call` frames had been sent on this link up to and with the one that is meant; a cancel
+            that overtakes its call is told from one that comes too late by this.
+        reason: Travels into the `trio.Cancelled` of the endpoint.
+    """
+
+    call: int
+    position: int
+    reason: str
+
+
+class Credit(Message, frozen=True, tag=7):
+    """Messages of this receiver's that an actor has taken out of its mailbox."""
+
+    mesh: int
+    dequeued: int
+
+
+class Define(Message, frozen=True, tag=8):
+    """A class or function that goes by value, ahead of the first payload on this link that needs it."""
+
+    definition: DefinitionId
+    payload: bytes
+
+
+class Failure(Message, frozen=True, tag=9):
+    """A failure that has no caller, for the owner of the actor mesh.
+
+    Attributes:
+        mesh: The actor mesh.
+        endpoint: Endpoint that failed, or "" for the life of the actor itself.
+        ended: True when the actor has ended by it.
+        payload: An encoded exception.
+    """
+
+    mesh: int
+    endpoint: str
+    ended: bool
+    payload: bytes
+
+
+class Finished(Message, frozen=True, tag=25):
+    """An actor has ended by itself, without an error and without having been asked to; for its owner."""
+
+    mesh: int
+
+
+class Silent(Message, frozen=True, tag=26):
+    """A member did not acknowledge a cancel in time; for the owner of the mesh.
+
+    Attributes:
+        mesh: The actor mesh.
+        proc: The process of the member.
+        what: `mesh.endpoint`, for people.
+    """
+
+    mesh: int
+    proc: int
+    what: str
+
+
+class Item(Message, frozen=True, tag=10):
+    """One value of a generator endpoint; many may come before the terminal frame of its call."""
+
+    call: int
+    payload: bytes
+
+
+class Taken(Message, frozen=True, tag=11):
+    """Items of a call that the consumer has taken.
+
+    Attributes:
+        call: The call, as its sender numbers it.
+        count: Items of this rank so far.
+    """
+
+    call: int
+    count: int
+
+
+class Loan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """One port that a message carries.
+
+    Attributes:
+        home: The process that receives what is sent to the port.
+        channel: The channel's number there.
+        loan: The lender's number for this one loan.
+        capacity: Items of one process that may wait at home.
+    """
+
+    home: int
+    channel: int
+    loan: int
+    capacity: int
+
+
+class Carried(Message, frozen=True, tag=15):
+    """Ports that the next message of this lane carries, which may be a `Call`, `Return`, `Error`, an item or the like.
+
+    They are named outside of its payload, so that a message that is never decoded gives them back all the same.
+    """
+
+    loans: tuple[Loan, ...]
+
+
+class Lent(Message, frozen=True, tag=16):
+    """Lender to home: a message that carries a port is about to leave for `holder`."""
+
+    channel: int
+    loan: int
+    holder: int
+
+
+class Accepted(Message, frozen=True, tag=17):
+    """Holder to home: the message has come, and this process holds one unit more.
+
+    Attributes:
+        channel: The channel.
+        lender: Who sent the message.
+        loan: Its number there.
+        holding: The holder's number for what it holds of the channel until it drops it; `Room` names it.
+    """
+
+    channel: int
+    lender: int
+    loan: int
+    holding: int
+
+
+class Dropped(Message, frozen=True, tag=18):
+    """Holder to home: no port is left here; this gives back all units that were taken so far."""
+
+    channel: int
+    units: int
+
+
+class Settle(Message, frozen=True, tag=19):
+    """Home to holder: `lender` is gone; say so when everything that it has sent you has been read."""
+
+    channel: int
+    lender: int
+
+
+class Settled(Message, frozen=True, tag=20):
+    """Holder to home: nothing will come from `lender` any more."""
+
+    channel: int
+    lender: int
+
+
+class PortItem(Message, frozen=True, tag=21):
+    """Holder to home: one item."""
+
+    channel: int
+    payload: bytes
+
+
+class Room(Message, frozen=True, tag=22):
+    """Home to holder: items of this holding that the receiver has taken so far.
+
+    Attributes:
+        holding: As in `Accepted`.
+        taken: The total.
+        recalled: The last one was given back, not taken: the answer to a `Recall` that came in time.
+    """
+
+    holding: int
+    taken: int
+    recalled: bool
+
+
+class Ended(Message, frozen=True, tag=23):
+    """Home to holder: the receiver takes no items any more."""
+
+    channel: int
+
+
+class Recall(Message, frozen=True, tag=24):
+    """Holder to home: give back my item if it still waits; for channels without room, where only one can wait."""
+
+    channel: int
+
+
+class Suspect(Message, frozen=True, tag=35):
+    """Something here may wait for itself: for the controller, which searches (rule C8)."""
+
+    refs: tuple[NodeRef, ...]
+
+
+class Look(Message, frozen=True, tag=36):
+    """Who of these waits for whom, and who of those that they wait for in your process? From the controller.
+
+    Attributes:
+        look: Comes back with the answer.
+        refs: What is asked for.
+    """
+
+    look: int
+    refs: tuple[NodeRef, ...]
+
+
+class Seen(Message, frozen=True, tag=37):
+    """The answer; the body holds the reports (`_wire/waits.py`)."""
+
+    look: int
+
+
+class Break(Message, frozen=True, tag=38):
+    """End what can never start with a `DeadlockError`. From the controller; the body holds the reports of the cycle.
+
+    Attributes:
+        look: Comes back with the answer.
+        victim: A queued call, or an unsent message.
+        holders: What it waits for; if that has changed, nothing is done.
+    """
+
+    look: int
+    victim: NodeRef
+    holders: tuple[NodeRef, ...]
+
+
+class Broken(Message, frozen=True, tag=39):
+    """The victim has got its error, or was not there any more."""
+
+    look: int
+
+
+class Arm(Message, frozen=True, tag=45):
+    """A planned fault, for a process that was armed when it was spawned; refused by any other.
+
+    Attributes:
+        token: What it was armed with.
+        index: Number of the fault in the plan of the sender.
+        payload: Encoded fault; empty when the first body holds it.
+    """
+
+    token: str
+    index: int
+    payload: bytes
+
+
+class Fired(Message, frozen=True, tag=46):
+    """A planned fault happens; or, with index -1, the process says that it is armed."""
+
+    index: int
+    site: str
+    where: str
+
+
+class Misbehave(Message, frozen=True, tag=47):
+    """Do something to the own process, now.
+
+    Attributes:
+        token: What it was armed with.
+        kind: "exit", "hold_gil", "lag", "jump" or "drift".
+        number: Exit code, seconds, or the rate of a drift.
+    """
+
+    token: str
+    kind: str
+    number: float
+
+
+_Calls = Call | Return | Error | CancelAck | Refused | Cancel | Credit | Define | Failure | Item | Taken
+_Channels = Carried | Lent | Accepted | Dropped | Settle | Settled | PortItem | Room | Ended | Recall
+_Supervision = Finished | Silent
+_Deadlocks = Suspect | Look | Seen | Break | Broken
+_Testing = Arm | Fired | Misbehave
+"""What only processes take that a test has armed."""
+
+AnyMessage = _Calls | _Channels | _Supervision | _Deadlocks | _Testing
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODER: Final = msgspec.msgpack.Decoder(AnyMessage)
+
+encode = _ENCODER.encode
+
+
+def decode(head: bytes | memoryview) -> AnyMessage:
+    """Decode one head.
+
+    Raises:
+        ProtocolError: `head` is no message of ours. Nothing else is ever raised, whatever the bytes.
+    """
+    try:
+        message: AnyMessage = _DECODER.decode(head)
+    # msgspec lets UnicodeDecodeError and RecursionError out beside its own errors.
+    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
+        raise ProtocolError(
+            f"a message head must be one of the control structs, got {len(head)} bytes: {error}"
+        ) from error
+    return message

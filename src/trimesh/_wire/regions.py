@@ -1,0 +1,269 @@
+"""Memory that travels beside a pickle: overlaps are sent once, small pieces ride at the end of the payload.
+
+Pickle numbers its out-of-band buffers in the order in which it meets them. Here those *entries* are laid into
+*regions*: entries whose memory overlaps lie in one region, so that `t` and `t[:5]` arrive as views of one piece of
+memory, and only bytes that some entry covers travel. A region is one body of the message; small regions are packed
+behind the pickle's last opcode, where `pickle.loads` does not look:
+
+    payload = pickle stream | packed regions, 64-byte steps | regions | entries | footer
+              ends with "."                                    three u64 each      ends with 0x01 or 0x03
+
+    RG-1 A payload without packed or shared regions and without bound names has no trailer: entry k is body k.
+    RG-2 Nothing here trusts the trailer: every range is checked before it is used.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from trimesh import limits
+
+Buffer = bytes | bytearray | memoryview
+
+STOP = pickle.STOP[0]
+"""Last byte of a pickle, and so of a payload without a trailer."""
+
+TRAILER_PLAIN = 0x01
+TRAILER_BOUND = 0x03
+"""Last byte of a payload with a trailer; the second says that names must be resolved by the decoder's bindings."""
+
+_FOOTER = struct.Struct("<QIIB")  # bytes of the stream, regions, entries, marker
+_ALIGN = 64  # a cache line, and the widest vector load
+_PACKED = 0  # source of a region that lies in the payload; body k is source k + 1
+
+
+@attrs.define(eq=False)
+class Extent:
+    """Memory of the sender that one entry covers (see `Sink.memory`)."""
+
+    address: int
+    nbytes: int
+    read: Callable[[int, int], memoryview]
+    space: str
+    compact: Callable[[], memoryview] | None
+
+
+@attrs.define(eq=False)
+class Region:
+    """A piece of arrived memory that several entries share.
+
+    Attributes:
+        memory: Its bytes, writable.
+        cache: What rebuilders made of the whole region (a tensor storage), by a key of theirs.
+    """
+
+    memory: memoryview
+    cache: dict[Any, Any] = attrs.field(factory=dict[Any, Any])
+
+
+@attrs.frozen(eq=False)
+class Memory:
+    """An entry that shares its region with others."""
+
+    region: Region
+    offset: int
+    nbytes: int
+
+    def view(self) -> memoryview:
+        """Return the bytes of this entry."""
+        return self.region.memory[self.offset : self.offset + self.nbytes]
+
+
+def view_of(data: Memory | memoryview) -> memoryview:
+    """Return the bytes of what a rebuilder was given."""
+    return data.view() if isinstance(data, Memory) else data
+
+
+def writable(view: memoryview) -> memoryview:
+    """Return a view that may be written: this one, or a copy if a transport has lent it for reading only."""
+    return memoryview(bytearray(view)) if view.readonly else view
+
+
+def memory_at(address: int, nbytes: int, keep: object) -> memoryview:
+    """Return a view of this process's memory that keeps `keep` alive."""
+    if nbytes == 0:
+        return memoryview(b"")
+    import ctypes  # noqa: PLC0415 - only messages with arrays need it; `import trimesh` stays cheap
+
+    array = (ctypes.c_ubyte * nbytes).from_address(address)
+    array.keep = keep  # type: ignore[attr-defined]  # a ctypes array has a __dict__
+    return memoryview(array).cast("B")
+
+
+@attrs.define(eq=False)
+class _Plan:
+    """A region in the making: the bytes to send, and where each of its entries lies in them."""
+
+    start: int
+    end: int
+    entries: list[int]
+    view: memoryview = attrs.field(factory=lambda: memoryview(b""))
+
+
+def lay_out(
+    stream: bytes,
+    buffers: Sequence[pickle.PickleBuffer],
+    extents: dict[int, Extent],
+    *,
+    bound: bool = False,
+    bodies_max: int = limits.BODIES_MAX - 1,
+) -> tuple[bytes, tuple[memoryview, ...]]:
+    """Lay the entries of one pickle into regions.
+
+    Args:
+        stream: The pickle.
+        buffers: What the pickler gave to its buffer callback, in order.
+        extents: What is known of some of them, by `id`.
+        bound: Whether the pickle holds names that only the decoder's bindings resolve.
+        bodies_max: With more regions than this, the smallest are packed whatever their size.
+
+    Returns:
+        The payload and the bodies.
+    """
+    plans = _plan(buffers, extents)
+    for plan in plans:
+        _read(plan, buffers, extents)
+    threshold = limits.BUFFER_INLINE_BYTES
+    sizes = sorted(plan.end - plan.start for plan in plans)
+    if len(sizes) > bodies_max:
+        threshold = max(threshold, sizes[-bodies_max] + 1 if bodies_max else sizes[-1] + 1)
+    if not bound and len(plans) == len(buffers) and (not sizes or sizes[0] >= threshold):
+        return stream, tuple(plan.view for plan in plans)
+    packed, regions, bodies = _pack(plans, threshold)
+    entries = [0] * (3 * len(buffers))
+    for number, plan in enumerate(plans):
+        for index in plan.entries:
+            extent = extents.get(id(buffers[index]))
+            if extent is None or len(plan.entries) == 1:
+                entries[3 * index : 3 * index + 3] = (number, 0, plan.end - plan.start)
+            else:
+                entries[3 * index : 3 * index + 3] = (number, extent.address - plan.start, extent.nbytes)
+    tables = struct.pack(f"<{len(regions) + len(entries)}Q", *regions, *entries)
+    footer = _FOOTER.pack(len(stream), len(plans), len(buffers), TRAILER_BOUND if bound else TRAILER_PLAIN)
+    return b"".join((stream, packed, tables, footer)), tuple(bodies)
+
+
+def _plan(buffers: Sequence[pickle.PickleBuffer], extents: dict[int, Extent]) -> list[_Plan]:
+    """Return the regions in the order of their first entries."""
+    plans: list[_Plan] = []
+    known: list[tuple[str, int, int, int]] = []
+    for index, buffer in enumerate(buffers):
+        extent = extents.get(id(buffer))
+        if extent is None:  # somebody else's PickleBuffer: its address is unknown, it overlaps nothing we know
+            plans.append(_Plan(0, buffer.raw().nbytes, [index]))
+        else:
+            known.append((extent.space, extent.address, extent.address + extent.nbytes, index))
+    known.sort()
+    last_space = ""
+    last: _Plan | None = None
+    for space, start, end, index in known:
+        if last is not None and space == last_space and start < end and start < last.end:
+            last.end = max(last.end, end)
+            last.entries.append(index)
+        else:
+            last = _Plan(start, end, [index])
+            last_space = space
+            plans.append(last)
+    plans.sort(key=lambda plan: min(plan.entries))
+    return plans
+
+
+def _read(plan: _Plan, buffers: Sequence[pickle.PickleBuffer], extents: dict[int, Extent]) -> None:
+    """Fill in the bytes of a region, and its true length when it is sent compacted."""
+    first = buffers[plan.entries[0]]
+    extent = extents.get(id(first))
+    if extent is None:
+        plan.view = first.raw()
+    elif len(plan.entries) == 1 and extent.compact is not None:
+        plan.view = extent.compact()
+    else:
+        plan.view = extent.read(plan.start, plan.end - plan.start)
+    plan.end = plan.start + plan.view.nbytes
+
+
+def _pack(plans: list[_Plan], threshold: int) -> tuple[bytearray, list[int], list[memoryview]]:
+    """Return the packed bytes, the table of regions and the bodies."""
+    packed = bytearray()
+    regions: list[int] = []
+    bodies: list[memoryview] = []
+    for plan in plans:
+        nbytes = plan.view.nbytes
+        if nbytes < threshold:
+            regions += (_PACKED, len(packed), nbytes)
+            packed += plan.view
+            packed += bytes(-nbytes % _ALIGN)
+        else:
+            bodies.append(plan.view)
+            regions += (len(bodies), 0, nbytes)
+    return packed, regions, bodies
+
+
+class Arrived:
+    """A payload with a trailer, taken apart.
+
+    Attributes:
+        stream: The pickle.
+        entries: What pickle is given for its out-of-band buffers, in order.
+        bound: Whether names must be resolved by the decoder's bindings.
+    """
+
+    def __init__(self, payload: memoryview, bodies: Sequence[memoryview]) -> None:
+        """Take `payload` apart.
+
+        Raises:
+            ValueError: The trailer is broken, or the bodies do not fit it.
+        """
+        if payload.nbytes < _FOOTER.size:
+            raise ValueError("payload is too short for its trailer")
+        stream_bytes, region_count, entry_count, marker = _FOOTER.unpack(payload[-_FOOTER.size :])
+        if marker not in (TRAILER_PLAIN, TRAILER_BOUND):
+            raise ValueError(f"payload ends with {marker:#04x}, which is neither a pickle's end nor a trailer's")
+        tables_bytes = 24 * (region_count + entry_count)
+        tables_at = payload.nbytes - _FOOTER.size - tables_bytes
+        if not 0 <= stream_bytes <= tables_at:
+            raise ValueError(f"payload of {payload.nbytes} bytes cannot hold a stream of {stream_bytes}")
+        numbers = struct.unpack_from(f"<{tables_bytes // 8}Q", payload, tables_at)
+        self.stream = payload[:stream_bytes]
+        self.bound = marker == TRAILER_BOUND
+        # One private, writable copy of all packed regions: the payload itself may be lent.
+        packed = memoryview(bytearray(payload[stream_bytes:tables_at]))
+        regions = [
+            _cut(packed if source == _PACKED else _body(bodies, source), offset, nbytes)
+            for source, offset, nbytes in _threes(numbers[: 3 * region_count])
+        ]
+        self.entries = _entries(regions, list(_threes(numbers[3 * region_count :])))
+
+
+def _threes(numbers: Sequence[int]) -> list[tuple[int, int, int]]:
+    return list(zip(numbers[0::3], numbers[1::3], numbers[2::3], strict=True))
+
+
+def _body(bodies: Sequence[memoryview], source: int) -> memoryview:
+    if source > len(bodies):
+        raise ValueError(f"payload names body {source} of {len(bodies)}")
+    return bodies[source - 1]
+
+
+def _cut(memory: memoryview, offset: int, nbytes: int) -> memoryview:
+    if offset + nbytes > memory.nbytes:
+        raise ValueError(f"bytes {offset}..{offset + nbytes} lie outside of {memory.nbytes} bytes")
+    return memory[offset : offset + nbytes]
+
+
+def _entries(regions: list[memoryview], entries: list[tuple[int, int, int]]) -> list[Memory | memoryview]:
+    sharers = [0] * len(regions)
+    for number, offset, nbytes in entries:
+        if number >= len(regions):
+            raise ValueError(f"payload names region {number} of {len(regions)}")
+        _cut(regions[number], offset, nbytes)
+        sharers[number] += 1
+    shared = {number: Region(regions[number]) for number, count in enumerate(sharers) if count > 1}
+    return [
+        Memory(shared[number], offset, nbytes) if number in shared else _cut(regions[number], offset, nbytes)
+        for number, offset, nbytes in entries
+    ]

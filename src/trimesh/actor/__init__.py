@@ -1,0 +1,1 @@
+"""What users write: actors, endpoints, meshes."""

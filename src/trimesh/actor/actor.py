@@ -1,0 +1,169 @@
+"""`Actor`: the base class of what lives in other processes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import attrs
+
+from trimesh._runtime.endpoint_spec import ENDPOINTS, EndpointSpec
+from trimesh.actor.endpoint import EndpointMethod
+
+if TYPE_CHECKING:
+    from builtins import slice as Slice  # noqa: N812
+
+    from trimesh._runtime.event_hub import EventStream
+    from trimesh._runtime.statistics import MeshStatistics
+    from trimesh.shape.extent import Extent
+    from trimesh.shape.point import Point
+
+MESH_ATTRIBUTES: Final = frozenset(
+    {
+        "alive",
+        "events",
+        "exclude",
+        "extent",
+        "flatten",
+        "name",
+        "points",
+        "rename",
+        "size",
+        "slice",
+        "split",
+        "statistics",
+    }
+)
+"""What a mesh handle has beside its endpoints; an endpoint cannot have one of these names."""
+
+
+class Actor:
+    """Base class of actors.
+
+    A subclass has a plain `__init__`, which runs in the actor's own process, endpoints (methods marked with
+    `@endpoint`), and optionally `lifespan`, an `@asynccontextmanager` method: what comes before its `yield` is
+    set-up, what comes after it is clean-up, and background tasks belong to a nursery around the `yield`.
+
+    `await procs.spawn("name", Subclass, ...)` returns a handle on all of them that looks to type checkers like the
+    subclass itself: `handle.endpoint.call(...)`, and the attributes of a mesh (`extent`, `slice`, ...).
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Collect the endpoints of the class.
+
+        Raises:
+            TypeError: An endpoint has the name of a mesh attribute; endpoints of one group state different
+                concurrency; `lifespan` is no async context manager.
+        """
+        super().__init_subclass__(**kwargs)
+        found: dict[str, EndpointSpec] = {}
+        for base in reversed(cls.__mro__):
+            for name, value in vars(base).items():
+                if isinstance(value, EndpointMethod):
+                    # A decorator below @endpoint may have given the function another name.
+                    found[name] = value.spec if value.spec.name == name else attrs.evolve(value.spec, name=name)
+                elif name in found:
+                    del found[name]  # overridden by something that is no endpoint
+        _check_names(cls, found)
+        _check_groups(cls, found)
+        _check_lifespan(cls)
+        setattr(cls, ENDPOINTS, found)
+
+    if TYPE_CHECKING:
+        # A handle looks like its actor class to type checkers, so the attributes of a mesh are declared here.
+        @property
+        def extent(self) -> Extent:
+            """See `ActorMesh.extent`."""
+            ...
+
+        @property
+        def name(self) -> str:
+            """See `ActorMesh.name`."""
+            ...
+
+        def __len__(self) -> int:
+            """See `ActorMesh.__len__`."""
+            ...
+
+        def size(self, dim: str | None = None) -> int:
+            """See `ActorMesh.size`."""
+            ...
+
+        def points(self) -> Iterator[Point]:
+            """See `ActorMesh.points`."""
+            ...
+
+        def slice(self, **selection: int | Slice) -> Self:
+            """See `ActorMesh.slice`."""
+            ...
+
+        def flatten(self, label: str) -> Self:
+            """See `ActorMesh.flatten`."""
+            ...
+
+        def split(self, **parts: Sequence[str] | int) -> Self:
+            """See `ActorMesh.split`."""
+            ...
+
+        def rename(self, **labels: str) -> Self:
+            """See `ActorMesh.rename`."""
+            ...
+
+        def exclude(self, points: Iterable[Mapping[str, int]]) -> Self:
+            """See `ActorMesh.exclude`."""
+            ...
+
+        def alive(self) -> Self:
+            """See `ActorMesh.alive`."""
+            ...
+
+        def statistics(self) -> MeshStatistics:
+            """See `ActorMesh.statistics`."""
+            ...
+
+        def events(self) -> AbstractAsyncContextManager[EventStream]:
+            """See `ActorMesh.events`."""
+            ...
+
+    else:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in MESH_ATTRIBUTES:
+                raise AttributeError(
+                    f"{name} belongs to a mesh of {type(self).__name__}, not to one live actor: "
+                    "use trimesh.current_point(), current_rank() or current_size() here"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+def _check_names(cls: type, endpoints: Mapping[str, EndpointSpec]) -> None:
+    for name in endpoints:
+        if name in MESH_ATTRIBUTES or name.startswith("_") or name == "lifespan":
+            raise TypeError(
+                f"an endpoint must not be called {name!r}, which mesh handles use themselves: "
+                f"rename the endpoint of {cls.__qualname__}"
+            )
+
+
+def _check_groups(cls: type, endpoints: Mapping[str, EndpointSpec]) -> None:
+    stated: dict[str, EndpointSpec] = {}
+    for spec in endpoints.values():
+        if spec.group is None:
+            continue
+        first = stated.setdefault(spec.group, spec)
+        if first.concurrency != spec.concurrency:
+            raise TypeError(
+                f"endpoints of one group must state the same concurrency: in group {spec.group!r} of "
+                f"{cls.__qualname__}, {first.name} says {first.concurrency} and {spec.name} says {spec.concurrency}"
+            )
+
+
+def _check_lifespan(cls: type) -> None:
+    lifespan = vars(cls).get("lifespan")
+    if inspect.isasyncgenfunction(lifespan) or inspect.iscoroutinefunction(lifespan):
+        raise TypeError(
+            f"{cls.__qualname__}.lifespan must return an async context manager: "
+            "put @contextlib.asynccontextmanager on it"
+        )

@@ -1,0 +1,91 @@
+"""`ActorMesh`: the handle on the actors of one mesh."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Self
+
+from trimesh._runtime.actor_members import ActorMembers
+from trimesh._runtime.endpoint_spec import endpoints_of
+from trimesh._runtime.event_hub import EventStream
+from trimesh._runtime.foreign import in_trio_now
+from trimesh._runtime.reference import MeshInfo
+from trimesh._runtime.statistics import MeshStatistics
+from trimesh.actor.endpoint import Endpoint
+from trimesh.actor.shaped import Shaped
+from trimesh.actor.view import MeshView
+from trimesh.shape.region import Region
+
+
+class ActorMesh(Shaped):
+    """All actors of one `spawn`, or a view of some: `mesh.<endpoint>.<verb>(...)`.
+
+    Type checkers see the actor class instead (`Actor` declares the mesh attributes for them). Sent to another
+    process it becomes a reference: that can call and be sliced, and owns nothing.
+    """
+
+    def __init__(self, view: MeshView, cls: type) -> None:
+        self._view = view
+        self._cls = cls
+
+    @property
+    def name(self) -> str:
+        """Name given at spawn."""
+        return self._view.info.name
+
+    def alive(self) -> Self:
+        """Return the view without the members whose end is known here."""
+        return type(self)(self._view.alive(), self._cls)
+
+    def statistics(self) -> MeshStatistics:
+        """Return what this process knows of the members of this view, without asking anybody.
+
+        Raises:
+            RuntimeError: No mesh is open in this Trio run.
+        """
+        return in_trio_now(self._view.statistics)()
+
+    def events(self) -> AbstractAsyncContextManager[EventStream]:
+        """Read what happens to the members of this view: `async with mesh.events() as events: async for event in ...`.
+
+        It begins with a `Started` for each member that lives, and ends when the mesh has stopped. A reader that is
+        more than `limits.EVENTS` records behind gets one `Lagged(n)` in place of n.
+
+        Raises:
+            RuntimeError: This is a reference; only the block that owns a mesh is told what happens to it.
+        """
+        members = self._view.owner
+        if not isinstance(members, ActorMembers):
+            raise RuntimeError(  # noqa: TRY004 - the handle is of the right type, its use here is not
+                f"{self!r} is a reference that came from another process: events are read where the mesh is owned"
+            )
+        region = self._view.region
+        ranks = [rank for rank in region.ranks() if members.membership.is_live(rank)]
+        return members.events.open(members.events.snapshot(ranks), region.__contains__)
+
+    def __getattr__(self, name: str) -> Endpoint[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        spec = self._view.endpoints.get(name)
+        if spec is None:
+            known = ", ".join(sorted(self._view.endpoints)) or "none"
+            raise AttributeError(f"{self._cls.__qualname__} has no endpoint {name!r}; its endpoints are: {known}")
+        found: Endpoint[..., Any] = Endpoint(self._view, spec)
+        vars(self)[name] = found
+        return found
+
+    def _region(self) -> Region:
+        return self._view.region
+
+    def _seen(self, region: Region) -> Self:
+        return type(self)(self._view.seen(region), self._cls)
+
+    def __repr__(self) -> str:
+        return f"<actors {self._view!r} of {self._cls.__qualname__}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _refer, (self._view.current, self._view.region, self._cls)
+
+
+def _refer(info: MeshInfo, region: Region, cls: type) -> ActorMesh:
+    return ActorMesh(MeshView(info, region, endpoints_of(cls)), cls)

@@ -1,0 +1,72 @@
+"""`open_channel`: a channel whose sending end travels."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, TypeVar, overload
+
+import trio
+
+from trimesh._runtime.controller import lease_proc
+from trimesh._runtime.foreign import in_trio_block
+from trimesh._runtime.port import Port
+from trimesh._runtime.receiver import Receiver
+
+T = TypeVar("T")
+
+
+@overload
+def open_channel(
+    item_type: type[T], /, *, capacity: int
+) -> AbstractAsyncContextManager[tuple[Port[T], Receiver[T]]]: ...
+@overload
+def open_channel(
+    item_type: None = None, /, *, capacity: int
+) -> AbstractAsyncContextManager[tuple[Port[Any], Receiver[Any]]]: ...
+def open_channel(
+    item_type: type[Any] | None = None, /, *, capacity: int
+) -> AbstractAsyncContextManager[tuple[Port[Any], Receiver[Any]]]:
+    """Open a channel: anybody may send who is given its port, this process receives.
+
+    Args:
+        item_type: What the items are. Pickled, they are checked by type checkers alone. With `pickle="off"` they travel
+            as this type says: a class, `None`, a container of such or a union; each `send` refuses what does not fit.
+        capacity: How many items of each sending process may wait for the receiver; beside it `limits.MAILBOX_BYTES`
+            bounds their size. 0 lets each `send` wait until its item has been taken.
+
+    Returns:
+        A context manager that gives `(port, receiver)`; leaving it closes both.
+
+    Raises:
+        TypeError, ValueError: The capacity is no number, or not a finite number from 0 up; or, on entering, nothing of
+            this type can travel with `pickle="off"`.
+
+    Example:
+        async with trimesh.open_channel(int, capacity=64) as (port, receiver):
+            async with port:
+                await workers.count.broadcast(port)     # each worker sends, and drops its port when it is done
+            async for number in receiver:               # ends when no port is left
+                ...
+    """
+    if capacity == float("inf"):
+        raise ValueError("a channel must be bounded, got capacity=inf: give the number of items that may wait")
+    if not isinstance(capacity, int) or isinstance(capacity, bool):
+        raise TypeError(f"capacity must be a number of items, got {capacity!r}")
+    if capacity < 0:
+        raise ValueError(f"capacity must be 0 or more, got {capacity}")
+    return in_trio_block(_open(capacity, item_type))
+
+
+@asynccontextmanager
+@trio.lowlevel.enable_ki_protection
+async def _open(capacity: int, item_type: Any) -> AsyncGenerator[tuple[Port[Any], Receiver[Any]], None]:
+    async with lease_proc() as family:
+        await trio.lowlevel.checkpoint()
+        port, home = family.proc.channels.open(capacity, item_type)
+        try:
+            yield port, Receiver(home)
+        finally:
+            port.close()
+            home.close()
+        await trio.lowlevel.checkpoint()

@@ -1,0 +1,347 @@
+"""`@endpoint`, and what an endpoint looks like from outside: the handle with the verbs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+import attrs
+
+from trimesh._runtime.endpoint_spec import EndpointSpec, Kind
+from trimesh._runtime.foreign import in_trio, in_trio_now
+from trimesh.actor import retrying, verbs
+from trimesh.actor.item_map import ItemMap
+from trimesh.actor.options import NO_OPTIONS, Merge, Options, Retry
+from trimesh.actor.outcome import Outcome
+from trimesh.actor.results import Results
+from trimesh.actor.stream import Stream
+from trimesh.shape.point import Point
+from trimesh.shape.value_mesh import ValueMesh
+
+if TYPE_CHECKING:
+    from trimesh.actor.view import MeshView
+
+P = ParamSpec("P")
+R = TypeVar("R")
+W = TypeVar("W")
+"""What the method itself returns: a coroutine, the result of a plain def, or an async generator."""
+
+
+class Endpoint(Generic[P, R]):
+    """An endpoint of all members of a mesh, or of a view of one.
+
+    Every verb binds its arguments against the signature first (`TypeError`, nothing sent), then encodes them
+    (`TypeError` naming the argument). Messages of one process to one actor arrive in the order in which they were
+    sent, through every verb, and are run at most once. A full mailbox makes the sender wait, cancellably.
+    """
+
+    __slots__ = ("_mesh", "_options", "_spec")
+
+    def __init__(self, mesh: MeshView, spec: EndpointSpec, options: Options = NO_OPTIONS) -> None:
+        self._mesh = mesh
+        self._spec = spec
+        self._options = options
+
+    def options(
+        self, *, merge: Merge | None = None, window: int | None = None, retry: Retry | None = None
+    ) -> Endpoint[P, R]:
+        """Return a handle on the same endpoint with options for its verbs; those that are None stay as they are.
+
+        Args:
+            merge: For `stream` and `map`: "fail_fast" (the default) cancels the others when one has failed; "collect"
+                lets them go on and raises all failures after the last result.
+            window: For `stream` of a generator endpoint: how many items each member may be ahead of the consumer
+                (`limits.STREAM_WINDOW`). For `map`: how many items may be under way (`limits.MAP_WINDOW`).
+            retry: For `call`, `call_one`, `choose` and `map` of an idempotent endpoint: when to try again.
+
+        Raises:
+            TypeError: An option means nothing for this endpoint, or has the wrong type.
+            ValueError: A value is outside its bounds.
+        """
+        before = self._options
+        options = Options(
+            before.merge if merge is None else merge,
+            before.window if window is None else window,
+            before.retry if retry is None else retry,
+        )
+        options.check(self._spec)
+        return Endpoint(self._mesh, self._spec, options)
+
+    async def call(self, *args: P.args, **kwargs: P.kwargs) -> ValueMesh[R]:
+        """Run the endpoint on every member and return all results.
+
+        Returns:
+            The results, over the extent of the view that was called; empty for an empty view.
+
+        Raises:
+            MeshErrorGroup: The first failure cancelled the other ranks; all failures that happened are in it, with
+                coordinates; `.partial` holds what came back.
+
+        Blocking: a checkpoint, cancellable. On cancellation the endpoints are cancelled and have unwound when this
+        raises `Cancelled`, or have not acknowledged for `limits.CANCEL_ACK_SECONDS`.
+        """
+        if self._options is not NO_OPTIONS:
+            self._check("call")
+            if self._options.retry is not None:
+                return await in_trio(retrying.call)(self._mesh, self._spec, self._options.retry, args, kwargs)
+        return await in_trio(verbs.call)(self._mesh, self._spec, args, kwargs)
+
+    async def call_settled(self, *args: P.args, **kwargs: P.kwargs) -> ValueMesh[Outcome[R]]:
+        """Run the endpoint on every member and return what each came to; no remote failure raises or cancels."""
+        self._check("call_settled")
+        return await in_trio(verbs.call_settled)(self._mesh, self._spec, args, kwargs)
+
+    async def call_one(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the endpoint of a mesh of one member.
+
+        Raises:
+            ValueError: The mesh, or view, has not exactly one member; nothing was sent.
+            Exception: What the endpoint raised, bare.
+        """
+        if self._options is not NO_OPTIONS:
+            self._check("call_one")
+            if self._options.retry is not None:
+                again: R = await in_trio(retrying.call_one)(self._mesh, self._spec, self._options.retry, args, kwargs)
+                return again
+        result: R = await in_trio(verbs.call_one)(self._mesh, self._spec, args, kwargs)
+        return result
+
+    async def choose(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the endpoint on the live member with the fewest unended calls of this process, ties in turn.
+
+        Raises:
+            ValueError: The view is empty.
+            MeshStopped: All members have ended.
+            Exception: What the endpoint raised, bare.
+        """
+        if self._options is not NO_OPTIONS:
+            self._check("choose")
+            if self._options.retry is not None:
+                again: R = await in_trio(retrying.choose)(self._mesh, self._spec, self._options.retry, args, kwargs)
+                return again
+        result: R = await in_trio(verbs.choose)(self._mesh, self._spec, args, kwargs)
+        return result
+
+    async def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Send to every member and return once the message is queued everywhere.
+
+        There is no reply: a failure surfaces at the block that owns the mesh. The arguments may be changed again
+        when this returns.
+        """
+        self._check("broadcast")
+        await in_trio(verbs.broadcast)(self._mesh, self._spec, args, kwargs)
+
+    def broadcast_nowait(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Send to every member now.
+
+        Raises:
+            trio.WouldBlock: A mailbox is full, or there is no link yet; nothing was sent to anyone.
+        """
+        self._check("broadcast_nowait")
+        in_trio_now(verbs.broadcast_nowait)(self._mesh, self._spec, args, kwargs)
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Results[tuple[Point, R]]:
+        """Run the endpoint on every member; give results as they come.
+
+        `async with mesh.name.stream(...) as results: async for point, value in results`: one value of each member, or
+        from a generator endpoint every item that each yields, in its order, members interleaved as they come. Points
+        are those of the view that was called. A generator endpoint is at most `window` items and
+        `limits.STREAM_BYTES` bytes ahead of the consumer; it waits in its `yield`.
+
+        Leaving the block early cancels the endpoints and waits until they have unwound. A failure is raised by the
+        iteration as one `MeshErrorGroup`, after what was sent before it; with `options(merge="collect")` the others go
+        on first.
+
+        Raises:
+            TypeError: The arguments do not fit; nothing was sent.
+
+        Blocking: no checkpoint; entering, each step and leaving are. Cancellable as `call` is.
+        """
+        self._check("stream")
+        return Stream[R](self._mesh, self._spec, self._options, args, kwargs)
+
+    def map(self, items: Iterable[Any] | AsyncIterable[Any], *, window: int | None = None) -> Results[tuple[int, R]]:
+        """Run the endpoint once for each item, on the members as they are free; give results as they come.
+
+        `async with mesh.name.map(items) as results: async for index, value in results`: each item is the one argument
+        of one call, to the live member with the fewest unended calls. `index` is the item's place in `items`. A call
+        lends its item until its result has come.
+
+        Leaving the block early cancels what runs and waits until it has unwound. A failure stops the map and is raised
+        by the iteration as one `MeshErrorGroup`, after the results that came before it; with `options(merge="collect")`
+        the other items go on first. What `items` itself raises is in the group, too, without coordinates.
+
+        Args:
+            items: Taken one by one, in a task of the map's own, never more than `window` ahead of the results taken.
+            window: How many items may be under way (`limits.MAP_WINDOW`); as many as there are members gives each
+                member its next item when it is done with the one before.
+
+        Raises:
+            TypeError: The endpoint does not take one argument.
+            ValueError: `window` is outside its bounds.
+
+        Blocking: no checkpoint; entering, each step and leaving are. Cancellable as `call` is.
+        """
+        self._check("map")
+        return ItemMap[R](self._mesh, self._spec, self._options, items, window)
+
+    def _check(self, verb: str) -> None:
+        self._options.check_verb(f"{self._mesh.name}.{self._spec.name}", verb)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse: an endpoint of a mesh is called by a verb (rule C5)."""
+        name = self._spec.name
+        raise TypeError(
+            f"an endpoint of a mesh must be called by a verb, got mesh.{name}(...): "
+            f"write `await mesh.{name}.call(...)`, .call_one, .choose, .broadcast, .stream or .map"
+        )
+
+    def __repr__(self) -> str:
+        return f"<endpoint {self._mesh!r}.{self._spec.name}>"
+
+
+@attrs.frozen
+class EndpointMethod(Generic[P, R, W]):
+    """An endpoint in the class body: an ordinary method on the actor, a handle on a mesh.
+
+    Attributes:
+        spec: What the runtime knows about it.
+    """
+
+    spec: EndpointSpec
+
+    if TYPE_CHECKING:
+
+        def __get__(self, instance: Any, owner: type | None = None) -> BoundEndpoint[P, R, W]: ...
+
+    else:
+
+        def __get__(self, instance: Any, owner: type | None = None) -> Any:
+            return self if instance is None else self.spec.fn.__get__(instance, owner)
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        return self.spec.fn.__doc__
+
+    def __call__(self, instance: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the plain function, as `super().add(1)` or `Counter.add(counter, 1)` do."""
+        return self.spec.fn(instance, *args, **kwargs)
+
+
+if TYPE_CHECKING:
+
+    class BoundEndpoint(Endpoint[P, R], Generic[P, R, W]):
+        """What a type checker sees at `object.endpoint`: the verbs of a mesh, and inside the actor a plain method.
+
+        There is none at run time: a mesh gives an `Endpoint`, an actor a bound method.
+        """
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> W:
+            """Call the plain method."""
+            ...
+
+
+@overload
+def endpoint(
+    function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
+) -> EndpointMethod[P, R, Coroutine[Any, Any, R]]: ...
+@overload
+def endpoint(  # pyright: ignore[reportOverlappingOverload]
+    function: Callable[Concatenate[Any, P], AsyncGenerator[R, None]], /
+) -> EndpointMethod[P, R, AsyncGenerator[R, None]]: ...
+@overload
+def endpoint(
+    function: Callable[Concatenate[Any, P], AsyncIterator[R]], /
+) -> EndpointMethod[P, R, AsyncIterator[R]]: ...
+@overload
+def endpoint(function: Callable[Concatenate[Any, P], R], /) -> EndpointMethod[P, R, R]: ...
+@overload
+def endpoint(
+    *, concurrency: int = 1, group: str | None = None, thread: bool = False, idempotent: bool = False
+) -> _Decorator: ...
+def endpoint(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    concurrency: int = 1,
+    group: str | None = None,
+    thread: bool = False,
+    idempotent: bool = False,
+) -> Any:
+    """Mark a method of an `Actor` as callable from other processes.
+
+    Args:
+        function: The method: a coroutine function; an async generator function, for `stream`; or a plain function,
+            which runs inline on the main thread of its process (nothing else of that process runs meanwhile).
+        concurrency: How many messages may run at once: 1 shares the one slot of the actor, more is a group of its own.
+        group: Name of a group of endpoints that share `concurrency` slots.
+        thread: Run a plain function in a worker thread instead.
+        idempotent: Running it twice does no harm; only such an endpoint may be retried.
+
+    Raises:
+        TypeError: The function, or the combination of options, cannot be an endpoint.
+    """
+    if function is None:
+        return _Decorator(concurrency, group, thread, idempotent)
+    return _Decorator(concurrency, group, thread, idempotent)(function)
+
+
+@attrs.frozen
+class _Decorator:
+    concurrency: int
+    group: str | None
+    thread: bool
+    idempotent: bool
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __call__(
+            self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
+        ) -> EndpointMethod[P, R, Coroutine[Any, Any, R]]: ...
+        @overload
+        def __call__(  # pyright: ignore[reportOverlappingOverload]
+            self, function: Callable[Concatenate[Any, P], AsyncGenerator[R, None]], /
+        ) -> EndpointMethod[P, R, AsyncGenerator[R, None]]: ...
+        @overload
+        def __call__(
+            self, function: Callable[Concatenate[Any, P], AsyncIterator[R]], /
+        ) -> EndpointMethod[P, R, AsyncIterator[R]]: ...
+        @overload
+        def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> EndpointMethod[P, R, R]: ...
+        def __call__(self, function: Any, /) -> Any: ...
+
+    else:
+
+        def __call__(self, function: Any, /) -> Any:
+            return EndpointMethod(self._spec(function))
+
+    def _spec(self, function: Callable[..., Any]) -> EndpointSpec:
+        if not inspect.isfunction(function):
+            raise TypeError(f"@endpoint must decorate a method, got {function!r}")
+        name = function.__name__
+        if not isinstance(self.concurrency, int) or self.concurrency < 1:
+            raise TypeError(f"endpoint {name} needs concurrency >= 1, got {self.concurrency!r}")
+        if inspect.isgeneratorfunction(function):
+            raise TypeError(
+                f"endpoint {name} must not be a plain generator: write an async generator, `async def` with `yield`"
+            )
+        kind = self._kind(function)
+        signature = inspect.signature(function)
+        parameters = list(signature.parameters.values())
+        if not parameters:
+            raise TypeError(f"endpoint {name} must take self, got a function without parameters")
+        signature = signature.replace(parameters=parameters[1:])
+        return EndpointSpec(name, function, kind, self.concurrency, self.group, self.idempotent, signature)
+
+    def _kind(self, function: Callable[..., Any]) -> Kind:
+        if inspect.iscoroutinefunction(function):
+            if self.thread:
+                raise TypeError(f"endpoint {function.__name__} is a coroutine function: thread=True needs a plain def")
+            return Kind.ASYNC
+        if inspect.isasyncgenfunction(function):
+            if self.thread:
+                raise TypeError(f"endpoint {function.__name__} is an async generator: thread=True needs a plain def")
+            return Kind.GENERATOR
+        return Kind.THREAD if self.thread else Kind.INLINE

@@ -1,0 +1,172 @@
+"""`this_host()` and `this_proc()`, and the meshes of processes that start there."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Literal, cast
+
+from trimesh import limits
+from trimesh._runtime.ownership import OwnedHost, adopt_procs, check_per_host, open_procs, open_warm_host
+from trimesh._runtime.proc_members import ProcOptions
+from trimesh._supervision.policy import FailFast, Policy, checked_policy
+from trimesh._supervision.units import check_units
+from trimesh.actor import mesh_kinds
+from trimesh.actor.proc_mesh import ProcMesh
+from trimesh.actor.spawning import Spawning, checked_name
+from trimesh.shape.extent import Extent
+from trimesh.shape.point import Point
+
+Env = Mapping[str, str] | Callable[[Point], Mapping[str, str]]
+Pickle = Literal["on", "off"]
+Output = Any
+"""`"forward"`, `"inherit"`, `"discard"`, or a function of the point that returns one of them or a path."""
+
+
+mesh_kinds.register()
+
+
+class HostMesh:
+    """The machine that this program runs on: a mesh of one point and no dimension. It starts nothing by itself."""
+
+    def __init__(self, owned: OwnedHost | None = None) -> None:
+        self._owned = owned
+
+    @property
+    def extent(self) -> Extent:
+        """The empty extent."""
+        return Extent()
+
+    def __len__(self) -> int:
+        return 1
+
+    def spawn_procs(
+        self,
+        per_host: Mapping[str, int],
+        *,
+        name: str = "procs",
+        preload: Sequence[str] = (),
+        env: Env | None = None,
+        setup: Callable[[], Any] | None = None,
+        python: str | None = None,
+        grace: float = limits.GRACE_SECONDS,
+        output: Output = "forward",
+        supervision: Policy | None = None,
+        pickle: Pickle | None = None,
+    ) -> Spawning[ProcMesh]:
+        """Start processes: `async with this_host().spawn_procs({"gpus": 4}) as procs:`.
+
+        Args:
+            per_host: Dimensions of the mesh: label to size.
+            name: For messages and errors.
+            preload: Modules imported once, before the processes are forked; their memory is shared.
+            env: Environment variables set over those of this program; or a function of the point that returns them.
+            setup: Sync or async function run in each process before any actor.
+            python: Another interpreter, which is executed instead of a fork.
+            grace: Seconds for clean-up when the block is left; then the process is killed. `math.inf` waits.
+            output: What becomes of standard output and error: "forward" (line by line, with coordinates),
+                "inherit", "discard"; or a function of the point that returns one of these or the path of a file.
+            supervision: What the end of a process does: `FailFast()`, the default, cancels the block, which raises it;
+                `Isolate()` goes on without it; `Restart(...)` starts it again.
+            pickle: "off" lets no byte be unpickled in the family: values travel by the annotations of endpoints, and
+                classes by name. Everything that is spawned below, or beside it, has it too. "on" is the default.
+
+        Returns:
+            What is entered (the block owns the mesh) or, on a warm host, awaited (the host's block does).
+
+        Raises:
+            ValueError: On entering, when `pickle` is not what the family has.
+            MeshErrorGroup: On entering, when a process could not be started: with its coordinates, and nothing left.
+        """
+        name = checked_name(name)
+        extent = check_per_host(per_host)
+        options = ProcOptions(
+            _checked_env(env),
+            setup,
+            python,
+            tuple(preload),
+            _checked_grace(grace),
+            _checked_output(output),
+            pickled=_checked_pickle(pickle),
+        )
+        policy = FailFast() if supervision is None else checked_policy(supervision)
+        check_units(policy, extent)
+        owned = self._owned
+
+        @asynccontextmanager
+        async def open_() -> AsyncGenerator[ProcMesh, None]:
+            async with open_procs(name, extent, options, policy, owned) as procs:
+                yield ProcMesh(procs, procs.whole)
+
+        async def adopt() -> ProcMesh:
+            if owned is None:
+                raise RuntimeError(
+                    "awaiting spawn_procs() needs a block that owns the processes, and this_host() has none: "
+                    "write `async with this_host().spawn_procs(...) as procs:`"
+                )
+            procs = await adopt_procs(owned, name, extent, options, policy)
+            return ProcMesh(procs, procs.whole)
+
+        return Spawning(f"spawn_procs({dict(per_host)})", open_, adopt)
+
+    def warm(
+        self, *, preload: Sequence[str] = (), grace: float = limits.GRACE_SECONDS, pickle: Pickle | None = None
+    ) -> Spawning[HostMesh]:
+        """Keep the process that forks workers for many meshes.
+
+        `async with this_host().warm(preload=("torch",)) as host:` imports torch once for all meshes of the block.
+
+        Meshes that are awaited on it belong to its block. `pickle` is that of `spawn_procs`.
+        """
+        modules = tuple(preload)
+        pickled = _checked_pickle(pickle)
+
+        @asynccontextmanager
+        async def open_() -> AsyncGenerator[HostMesh, None]:
+            async with open_warm_host(modules, _checked_grace(grace), pickled=pickled) as owned:
+                yield HostMesh(owned)
+
+        async def adopt() -> HostMesh:
+            raise RuntimeError("a warm host needs a block: write `async with this_host().warm(...) as host:`")
+
+        return Spawning("warm()", open_, adopt)
+
+    def __repr__(self) -> str:
+        return "<this host>" if self._owned is None else "<this host, warm>"
+
+
+def this_host() -> HostMesh:
+    """Return the machine that this program runs on; starts nothing, and works outside of `trio.run`."""
+    return HostMesh()
+
+
+def this_proc() -> ProcMesh:
+    """Return this process as a mesh of one member; starts nothing, and works outside of `trio.run`.
+
+    Its actors run here, under the block that spawns them; their arguments are copied as everywhere.
+    """
+    return ProcMesh(None, None)
+
+
+def _checked_grace(grace: float) -> float:
+    if not grace >= 0:
+        raise ValueError(f"grace must be a number of seconds >= 0 (math.inf waits for ever), got {grace!r}")
+    return float(grace)
+
+
+def _checked_env(env: Any) -> Env | None:
+    if env is not None and not callable(env) and not isinstance(env, Mapping):
+        raise TypeError(f"env must be a mapping or a function of the point that returns one, got {env!r}")
+    return cast("Env | None", env)
+
+
+def _checked_output(output: Any) -> Any:
+    if not callable(output) and output not in ("forward", "inherit", "discard"):
+        raise ValueError(f'output must be "forward", "inherit", "discard" or a function of the point, got {output!r}')
+    return output
+
+
+def _checked_pickle(pickle: Any) -> bool | None:
+    if pickle not in (None, "on", "off"):
+        raise ValueError(f'pickle must be "on" or "off", or left out for that of the family, got {pickle!r}')
+    return None if pickle is None else pickle == "on"

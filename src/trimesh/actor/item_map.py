@@ -1,0 +1,285 @@
+"""`map`: one call for each item, on the members as they are free; results as they come.
+
+One task takes the items in and sends; no call has a task of its own. An item that is tried again after a wait does,
+while it waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
+
+import attrs
+import trio
+
+from trimesh import limits
+from trimesh._routing.collector import Outcome, is_failure
+from trimesh._runtime.call_set import CallSet, SetCall
+from trimesh._runtime.endpoint_spec import EndpointSpec
+from trimesh._runtime.invoke import Err, Ok, has_deadline, is_news, results_of, yield_to_cancel
+from trimesh.actor import verbs
+from trimesh.actor.options import Options, check_window
+from trimesh.actor.results import Results
+from trimesh.actor.view import MeshView
+from trimesh.errors import Origin, RemoteCancelled
+
+R = TypeVar("R")
+
+Items = Iterable[Any] | AsyncIterable[Any]
+
+
+@attrs.define(eq=False)
+class Unit:
+    """One item on its way.
+
+    Attributes:
+        index: Its place among the items.
+        item: What it is.
+        rank: Where it was sent to last.
+        errors: Of the attempts that have failed.
+        tried: Ranks of those.
+    """
+
+    index: int
+    item: Any
+    rank: int = -1
+    errors: list[Exception] = attrs.field(factory=list[Exception])
+    tried: set[int] = attrs.field(factory=set[int])
+
+
+class ItemMap(Results[tuple[int, R]]):
+    """See `Endpoint.map`.
+
+    Raises:
+        TypeError: The endpoint does not take one argument, or `items` cannot be iterated over.
+        ValueError: The window is outside its bounds.
+    """
+
+    _calls: CallSet
+    _nursery: AbstractAsyncContextManager[trio.Nursery]
+    _tasks: trio.Nursery
+    _retries: trio.Nursery
+
+    def __init__(
+        self, mesh: MeshView, spec: EndpointSpec, options: Options, items: Items, window: int | None = None
+    ) -> None:
+        super().__init__(mesh, spec)
+        self._check(items)
+        self._items = items
+        self._window = (options.window or limits.MAP_WINDOW) if window is None else check_window(window)
+        self._is_fail_fast = options.is_fail_fast
+        self._retry = options.retry
+        self._scope = trio.CancelScope()
+        self._is_fed = False
+        self._outstanding = 0  # items that were sent, or wait to be sent again, and whose results were not taken
+        self._retrying = 0
+        self._lost: list[tuple[Err, Origin | None]] = []
+
+    def _check(self, items: Items) -> None:
+        verbs.bind(self._mesh, self._spec, (None,), {})
+        # What has only `__getitem__` (a dataset, say) is no `Iterable` to isinstance, but a `for` takes it.
+        if not isinstance(items, Iterable | AsyncIterable) and not hasattr(type(items), "__getitem__"):
+            raise TypeError(f"map needs items to iterate over, got {items!r}")
+        if not self._mesh.ranks():
+            raise ValueError(f"map needs a mesh of at least one member, got the empty view {self._mesh!r}")
+
+    def _place(self, unit: Unit) -> tuple[tuple[Any, ...], dict[str, Any], int]:
+        """Return the arguments for a unit, and the rank that gets it next."""
+        return (unit.item,), {}, verbs.pick(self._mesh, "map", unit.tried)
+
+    def _describe(self, unit: Unit, error: Exception) -> None:
+        error.add_note(f"it is item {unit.index} of {self.what}.map()")
+
+    def _came(self, unit: Unit, value: Any) -> None:
+        """Learn of a result, also of one that comes too late to be given."""
+
+    # ---- sending ---------------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        await trio.lowlevel.checkpoint()
+        refused = verbs.refusals(self._mesh, self._spec, self._mesh.ranks())
+        if refused:
+            verbs.raise_group(self._mesh, self._spec, refused)
+        self._calls = CallSet(on_end=self._on_end, is_all=self._waits_for_calls)
+        self._nursery = trio.open_nursery()
+        self._tasks = await self._nursery.__aenter__()
+        self._tasks.start_soon(self._feed)
+
+    async def _feed(self) -> None:
+        """Take the items in, one by one; hold the items that wait to be sent again."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as self._retries:
+                    await self._take_all_in()
+                    self._is_fed = True
+                    self._calls.wake()
+                    await trio.sleep_forever()
+        finally:
+            if not self._scope.cancel_called:
+                # The scope around the map was cancelled. A consumer behind a shield must not wait for what never comes.
+                error = RemoteCancelled(reason=f"the scope around {self.what}.map() was cancelled")
+                self._lost.append((Err(error), Origin(None, self._mesh.name)))
+                self._stop(f"the scope around {self.what}.map() was cancelled")
+
+    async def _take_all_in(self) -> None:
+        unit = Unit(-1, None)
+        try:
+            if isinstance(self._items, AsyncIterable):
+                async for item in self._items:
+                    unit = await self._take_in(unit.index + 1, item)
+            else:
+                for item in self._items:
+                    unit = await self._take_in(unit.index + 1, item)
+        except Exception as error:  # noqa: BLE001 - raised by the iteration over the results
+            self._lose(Err(error, is_raised=True), None)
+
+    async def _take_in(self, index: int, item: Any) -> Unit:
+        await trio.lowlevel.checkpoint()
+        while self._outstanding >= self._window:
+            await self._calls.wait()
+        self._outstanding += 1
+        unit = Unit(index, item)
+        await self._send(unit)
+        return unit
+
+    @trio.lowlevel.enable_ki_protection
+    async def _send(self, unit: Unit) -> None:
+        try:
+            args, kwargs, unit.rank = self._place(unit)
+            proc, targets, request = await verbs.prepare(self._mesh, self._spec, (args, kwargs), [unit.rank])
+            if not self._calls.is_cancelled:
+                self._calls.begin(proc, targets[0], request, unit)
+        except Exception as error:
+            self._describe(unit, error)
+            raise
+
+    async def _send_again(self, unit: Unit, seconds: float) -> None:
+        try:
+            await trio.sleep(seconds)
+            await self._send(unit)
+        except Exception as error:  # noqa: BLE001 - raised by the iteration over the results
+            self._lose(Err(with_earlier(error, unit.errors), is_raised=True), None)
+        self._retrying -= 1
+        self._calls.wake()
+
+    def _waits_for_calls(self) -> bool:
+        """Whether the consumer waits, and no item is on its way that is not a call yet."""
+        return self._is_waited_for and not self._retrying and (self._is_fed or self._outstanding >= self._window)
+
+    # ---- what comes ------------------------------------------------------------------------------------------
+
+    def _on_end(self, call: SetCall) -> None:
+        outcome = call.outcome
+        if self._is_fail_fast and self._retry is None and outcome is not None and is_failure(outcome):
+            self._stop(f"another item of {self.what} failed")
+
+    def _stop(self, reason: str) -> None:
+        self._scope.cancel(reason=reason)
+        self._calls.cancel(reason)
+
+    def _lose(self, result: Err, where: Origin | None) -> None:
+        self._lost.append((result, where))
+        if self._is_fail_fast:
+            self._stop(f"another item of {self.what} failed")
+
+    async def _next(self) -> tuple[int, R] | None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._calls.consumer = trio.lowlevel.current_task()
+        while self._state == "open":
+            if self._calls.ended:
+                found = await self._look_at(self._calls.ended[0])
+                if found is not None:
+                    await trio.lowlevel.cancel_shielded_checkpoint()
+                    return found
+            elif self._has_ended():
+                await trio.lowlevel.checkpoint()
+                return None
+            else:
+                self._calls.is_bounded = has_deadline()
+                await self._calls.wait()
+        raise trio.ClosedResourceError(f"the block around the results of {self.what} has been left")
+
+    def _has_ended(self) -> bool:
+        if self._calls.is_cancelled:
+            return not self._calls.running or trio.current_time() >= self._calls.silent_at
+        return self._is_fed and not self._calls.running and not self._retrying
+
+    async def _look_at(self, call: SetCall) -> tuple[int, R] | None:
+        """Take the next call that has ended; return its result, if it has one that is wanted."""
+        if call.outcome is not None and is_failure(call.outcome):
+            await yield_to_cancel([call.outcome])  # it is still among those that have ended if this raises
+            if self._retry is not None:
+                await trio.lowlevel.checkpoint_if_cancelled()
+        self._calls.ended.popleft()
+        unit: Unit = call.key
+        [result] = results_of(call.proc, call, call.request, cancelled=False)
+        if isinstance(result, Err) and not self._calls.is_cancelled and self._would_retry(unit, result.error):
+            self._try_again(call, result.error)
+            return None
+        self._outstanding -= 1
+        self._calls.wake()
+        if isinstance(result, Ok):
+            self._came(unit, result.value)
+            return None if self._lost and self._is_fail_fast else (unit.index, result.value)
+        if isinstance(result, Err):
+            self._describe(unit, result.error)
+            self._lose(attrs.evolve(result, error=with_earlier(result.error, unit.errors)), call.request.origin(0))
+        return None
+
+    def _would_retry(self, unit: Unit, error: Exception) -> bool:
+        return self._retry is not None and self._retry.wants(error, len(unit.errors) + 1)
+
+    def _try_again(self, call: SetCall, error: Exception) -> None:
+        assert self._retry is not None
+        unit: Unit = call.key
+        unit.errors.append(error)
+        unit.tried.add(unit.rank)
+        self._retrying += 1
+        self._retries.start_soon(self._send_again, unit, self._retry.delay(len(unit.errors), call.proc.chance()))
+
+    # ---- the end ---------------------------------------------------------------------------------------------
+
+    async def _close(self, reason: str) -> None:
+        self._calls.wake()
+        self._scope.cancel(reason=reason)
+        # What ends the tasks is this cancel alone, so that it stays here and no failure is masked by it.
+        self._tasks.cancel_scope.shield = True
+        self._tasks.cancel_scope.cancel(reason=reason)
+        try:
+            await self._nursery.__aexit__(None, None, None)
+        finally:
+            self._calls.cancel(reason)
+            await self._calls.join()
+
+    def _failed(self) -> Sequence[Outcome]:
+        outcomes = [call.outcome for call in self._calls.ended if call.outcome is not None]
+        return [outcome for outcome in outcomes if is_failure(outcome)]
+
+    def _failures(self, *, cancelled: bool) -> list[Exception]:
+        found = [
+            result.error for result, where in self._lost if not cancelled or where is None or is_news(result, where)
+        ]
+        for call in (*self._calls.ended, *self._calls.running):
+            [result] = results_of(call.proc, call, call.request, cancelled=cancelled)
+            if cancelled and isinstance(result, Err) and self._would_retry(call.key, result.error):
+                continue  # it would not have been an error of the map
+            if isinstance(result, Err):
+                self._describe(call.key, result.error)
+                found.append(with_earlier(result.error, call.key.errors))
+        return found
+
+
+def with_earlier(error: Exception, earlier: Sequence[Exception]) -> Exception:
+    """Return the error of the last attempt with those of the attempts before it as context, the latest first."""
+    link: BaseException = error
+    for previous in reversed(earlier):
+        while link is not previous and link.__context__ is not None:
+            link = link.__context__
+        if link is not previous:
+            link.__context__ = previous
+            link = previous
+    if earlier:
+        attempts = "; ".join(f"{type(one).__name__}: {one}" for one in earlier)
+        error.add_note(f"it is of attempt {len(earlier) + 1}; those before it: {attempts}")
+    return error

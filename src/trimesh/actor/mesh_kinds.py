@@ -1,0 +1,73 @@
+"""How handles on meshes travel where nothing is pickled: numbers and names, and of an actor mesh its class by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from trimesh._runtime.endpoint_spec import endpoints_of
+from trimesh._runtime.reference import MemberInfo, MeshInfo
+from trimesh._wire.kinds import Kind, Source, register_kind
+from trimesh._wire.reducers import Sink
+from trimesh._wire.typed_kinds import name_of
+from trimesh.actor.actor import Actor
+from trimesh.actor.actor_mesh import ActorMesh
+from trimesh.actor.outcome import Outcome
+from trimesh.actor.proc_mesh import ProcMesh, refer_procs
+from trimesh.actor.view import MeshView
+from trimesh.errors import ProtocolError
+from trimesh.shape.region import Region
+
+
+def _take_actors_apart(mesh: ActorMesh, _: Sink) -> tuple[Any, ...]:
+    info, region, cls = mesh.__reduce__()[1]
+    name_of(cls, f"the actor class {cls.__qualname__}")
+    fields = attrs.astuple(info, recurse=False)
+    return region, cls, *([attrs.astuple(one) for one in info.members] if it is info.members else it for it in fields)
+
+
+def _put_actors_together(_: Source, region: Any, cls: Any, *fields: Any) -> ActorMesh:
+    info = MeshInfo(*fields)
+    if not (isinstance(region, Region) and isinstance(info.whole, Region) and issubclass(cls, Actor)):
+        raise ProtocolError("a handle must be a view of actors")
+    if not (all(type(number) is int for number in (info.mesh, info.owner)) and isinstance(info.actor, str | None)):
+        raise ProtocolError("a handle must name its mesh")
+    if not (isinstance(info.name, str) and type(info.is_healing) is bool):
+        raise ProtocolError("a handle must name its mesh")
+    members: Any = info.members  # as it came: each taken apart
+    found = tuple(_member(*one) for one in members)
+    if len(found) < info.whole.extent.nelements or not set(region.ranks()) <= set(info.whole.ranks()):
+        raise ProtocolError("a handle must know all the members that it shows")
+    return ActorMesh(MeshView(attrs.evolve(info, members=found), region, endpoints_of(cls)), cls)
+
+
+def _member(*fields: Any) -> MemberInfo:
+    one = MemberInfo(*fields)
+    numbers = (one.proc_id, one.pid, one.incarnation)
+    if not (all(type(number) is int for number in numbers) and isinstance(one.host, str)):
+        raise ProtocolError("a member of a mesh must be numbers and the name of a host")
+    return one
+
+
+def _put_procs_together(_: Source, name: Any, region: Any) -> ProcMesh:
+    if not (isinstance(name, str) and isinstance(region, Region)):
+        raise ProtocolError("a handle on processes must be a name and a region")
+    return refer_procs(name, region)
+
+
+def _put_outcome_together(_: Source, value: Any = None, error: Any = None) -> Outcome[Any]:
+    if not isinstance(error, Exception | None):
+        raise ProtocolError("an outcome must be a value or an error")
+    return Outcome(value, error)
+
+
+def _is_actor_class(cls: type) -> bool:
+    return issubclass(cls, Actor)
+
+
+def register() -> None:
+    """Register the kinds of this module."""
+    register_kind(Kind("actors", ActorMesh, _take_actors_apart, _put_actors_together, stands_for=_is_actor_class))
+    register_kind(Kind("outcome", Outcome, lambda outcome, _: (outcome.value, outcome.error), _put_outcome_together))
+    register_kind(Kind("processes", ProcMesh, lambda mesh, _: mesh.__reduce__()[1], _put_procs_together))

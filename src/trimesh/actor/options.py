@@ -1,0 +1,155 @@
+"""Options of a call: what travels beside its arguments (rule C6)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import attrs
+
+from trimesh import limits
+from trimesh._runtime.endpoint_spec import EndpointSpec, Kind
+from trimesh._supervision.backoff import Backoff
+from trimesh.errors import ProcDied
+
+Merge = Literal["fail_fast", "collect"]
+"""What becomes of the other members when one has failed."""
+
+
+def _types(on: Any) -> tuple[type[Exception], ...]:
+    found: list[Any] = [*on] if isinstance(on, tuple) else [on]
+    if not found or not all(isinstance(one, type) and issubclass(one, Exception) for one in found):
+        raise TypeError(f"Retry needs on= one or more exception classes, got {on!r}")
+    return tuple(found)
+
+
+@attrs.frozen
+class Retry:
+    """How often, and after which errors, a call of an idempotent endpoint is tried again.
+
+    Attributes:
+        max: How many times it is tried again at most, at least 1.
+        on: Errors after which it is: exception classes.
+        backoff: The wait before that: seconds, or a `Backoff`, or a function of the number of the attempt that has
+            failed (from 1) which gives seconds.
+
+    Raises:
+        ValueError: `max` is no positive number, or `backoff` is negative.
+        TypeError: `on` are no exception classes.
+
+    Example:
+        >>> Retry(2, on=(ProcDied, ConnectionError), backoff=Backoff(0.1, cap=5)).delay(2)
+        0.2
+    """
+
+    max: int
+    on: tuple[type[Exception], ...] = attrs.field(default=(ProcDied,), converter=_types)
+    backoff: float | Backoff | Callable[[int], float] = 0.0
+
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.max, int) or isinstance(self.max, bool) or self.max < 1:
+            raise ValueError(f"Retry needs max >= 1, the number of further attempts, got {self.max!r}")
+        if not isinstance(self.backoff, Backoff) and not callable(self.backoff):
+            _check_seconds(self.backoff)
+
+    def wants(self, error: Exception, attempt: int) -> bool:
+        """Return whether a call is tried again that has failed at its attempt number `attempt`, from 1."""
+        return attempt <= self.max and isinstance(error, self.on)
+
+    def delay(self, attempt: int, luck: float = 0.0) -> float:
+        """Return the seconds to wait after the failure of attempt number `attempt`; `luck` is for the jitter."""
+        if isinstance(self.backoff, Backoff):
+            return self.backoff.delay(attempt, luck)
+        return _check_seconds(self.backoff(attempt)) if callable(self.backoff) else self.backoff
+
+
+def _check_seconds(seconds: Any) -> float:
+    if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+        raise ValueError(f"the backoff of a Retry must be a number of seconds >= 0, got {seconds!r}")
+    return seconds
+
+
+@attrs.frozen
+class Options:
+    """What `Endpoint.options` was given; None where it was not.
+
+    Attributes:
+        merge: For `stream` and `map`.
+        window: For `stream` and `map`.
+        retry: For the verbs that have one result for each message.
+    """
+
+    merge: Merge | None = None
+    window: int | None = None
+    retry: Retry | None = None
+
+    def check(self, spec: EndpointSpec) -> None:
+        """Refuse what means nothing for an endpoint.
+
+        Raises:
+            TypeError: A value has the wrong type, or the endpoint must not be retried.
+            ValueError: A value is outside its bounds.
+        """
+        if self.merge is not None and self.merge not in get_args(Merge):
+            raise ValueError(f'merge must be "fail_fast" or "collect", got {self.merge!r}')
+        if self.window is not None:
+            check_window(self.window)
+        if self.retry is None:
+            return
+        if not isinstance(self.retry, Retry):
+            raise TypeError(f"retry must be a trimesh.Retry, got {self.retry!r}")
+        if spec.kind is Kind.GENERATOR:
+            raise TypeError(
+                f"{spec.name} is an async generator, whose items cannot be taken back: it cannot be retried"
+            )
+        if not spec.idempotent:
+            raise TypeError(
+                f"only an endpoint that may run twice can be retried: if {spec.name} may, "
+                "mark it with @endpoint(idempotent=True)"
+            )
+
+    def check_verb(self, name: str, verb: str) -> None:
+        """Refuse what means nothing for a verb.
+
+        Raises:
+            TypeError: An option is set that the verb does not have.
+        """
+        known = _OPTIONS_OF.get(verb, ())
+        for field in attrs.fields(Options):
+            if field.name not in known and getattr(self, field.name) is not None:
+                verbs = ", ".join(one for one, options in _OPTIONS_OF.items() if field.name in options)
+                raise TypeError(f"the option {field.name} of {name} means nothing for {verb}; it is for: {verbs}")
+
+    @property
+    def is_fail_fast(self) -> bool:
+        """Whether the first failure cancels the others."""
+        return self.merge != "collect"
+
+
+_OPTIONS_OF = {
+    "call": ("retry",),
+    "call_one": ("retry",),
+    "choose": ("retry",),
+    "stream": ("merge", "window"),
+    "map": ("merge", "window", "retry"),
+}
+"""Options by verb; `call_settled` and the broadcasts have none."""
+
+NO_OPTIONS = Options()
+
+
+def check_window(window: Any) -> int:
+    """Refuse a window that is none.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is below 1 or above `limits.STREAM_WINDOW_MAX`.
+    """
+    if not isinstance(window, int) or isinstance(window, bool):
+        raise TypeError(f"window must be a number of items, got {window!r}")
+    if not 1 <= window <= limits.STREAM_WINDOW_MAX:
+        raise ValueError(
+            f"window must be at least 1 and at most limits.STREAM_WINDOW_MAX ({limits.STREAM_WINDOW_MAX}), got {window}"
+        )
+    return window

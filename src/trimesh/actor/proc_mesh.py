@@ -1,0 +1,233 @@
+"""`ProcMesh`: the handle on a mesh of processes, where actors are spawned."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, ParamSpec, Self, TypeVar, cast
+
+from trimesh._runtime.actor_members import ActorMembers
+from trimesh._runtime.context import current_proc
+from trimesh._runtime.endpoint_spec import endpoints_of
+from trimesh._runtime.event_hub import EventStream
+from trimesh._runtime.foreign import in_trio, in_trio_now
+from trimesh._runtime.ownership import ActorPlan, OwnedProcs, adopt_actors, open_actors
+from trimesh._runtime.proc_members import ProcMembers
+from trimesh._runtime.statistics import MeshStatistics, Seen, statistics_of
+from trimesh._supervision.policy import Policy, checked_policy
+from trimesh._supervision.units import check_units
+from trimesh.actor.actor import Actor
+from trimesh.actor.actor_mesh import ActorMesh
+from trimesh.actor.shaped import Shaped
+from trimesh.actor.spawning import Spawning, checked_name
+from trimesh.actor.view import MeshView
+from trimesh.ids import AGENT
+from trimesh.shape.extent import Extent
+from trimesh.shape.region import Region
+
+P = ParamSpec("P")
+A = TypeVar("A", bound=Actor)
+
+
+class ProcMesh(Shaped):
+    """A mesh of processes, or a view of some of them."""
+
+    def __init__(
+        self,
+        owned: OwnedProcs | None,
+        region: Region | None,
+        *,
+        is_reference: bool = False,
+        policy: Policy | None = None,
+    ) -> None:
+        self._owned = owned
+        self._policy = policy
+        self._shown = region if region is not None else Region(Extent())
+        self._is_reference = is_reference
+
+    @property
+    def name(self) -> str:
+        """Name given at spawn."""
+        return "this_proc" if self._owned is None or self._owned.members is None else self._owned.members.name
+
+    def spawn(self, name: str, cls: Callable[P, A], /, *args: P.args, **kwargs: P.kwargs) -> Spawning[A]:
+        """Spawn an actor in every process of this mesh, or view.
+
+        Args:
+            name: Of the actor mesh, for messages and errors.
+            cls: A subclass of `Actor`; `cls(*args, **kwargs)` is called in each process.
+            *args: For its `__init__`.
+            **kwargs: For its `__init__`.
+
+        Returns:
+            What is awaited (the block of the processes owns the actors) or entered (the block does). Ready means:
+            `__init__` ran and `lifespan` is entered, on every rank.
+
+        Raises:
+            TypeError: `cls` is no actor class, or the arguments do not fit its `__init__`, or the name is no string.
+            ValueError: The name is empty or too long.
+            RuntimeError: This is a reference; only the block that owns processes can spawn on them.
+        """
+        self._check_owned("actors are spawned by the block that owns the processes")
+        name = checked_name(name)
+        actor = _checked_class(cls)
+        _check_arguments(actor, args, kwargs)
+        region = None if self._owned is None else self._shown
+        plan = ActorPlan(self._owned, region, self._policy, name, actor, args, kwargs)
+        if self._policy is not None:
+            check_units(self._policy, self._shown.extent)
+
+        def handle(members: ActorMembers) -> A:
+            info = members.info
+            view = MeshView(info, info.whole, endpoints_of(actor), members)
+            return cast("A", ActorMesh(view, actor))
+
+        @asynccontextmanager
+        async def open_() -> AsyncGenerator[A, None]:
+            async with open_actors(plan) as members:
+                yield handle(members)
+
+        async def adopt() -> A:
+            return handle(await adopt_actors(plan))
+
+        return Spawning(f"spawn({name!r}, {actor.__qualname__})", open_, adopt)
+
+    def alive(self) -> Self:
+        """Return the view without the members whose end is known here."""
+        members = None if self._owned is None else self._owned.members
+        if members is None:
+            return self
+        dead = [rank for rank in self._shown.ranks() if not members.is_live(rank)]
+        return self._seen(self._shown.exclude_ranks(dead))
+
+    def statistics(self) -> MeshStatistics:
+        """Return what this process knows of the processes of this view, without asking anybody.
+
+        Raises:
+            RuntimeError: This is a reference, or no mesh is open in this Trio run.
+        """
+        self._check_owned("statistics of processes are known where they are owned")
+        return in_trio_now(self._statistics)()
+
+    def _statistics(self) -> MeshStatistics:
+        proc = current_proc()
+        members = None if self._owned is None else self._owned.members
+        if members is None:
+            seen = [Seen(point, proc.me, proc.pid, 0, is_alive=True) for point in self._shown.points()]
+        else:
+            seen = [
+                Seen(point, one.peer, one.pid, one.incarnation, members.is_live(rank))
+                for point, rank in zip(self._shown.points(), self._shown.ranks(), strict=True)
+                for one in [members.members[rank]]
+            ]
+        return statistics_of(proc, self.name, AGENT, seen)
+
+    def supervised(self, policy: Policy) -> Self:
+        """Return the same processes, with another policy for the actor meshes that are spawned on them.
+
+        `procs.supervised(Restart(on=(ActorFailed,))).spawn(...)` makes an actor that has failed anew, in its process.
+        What the end of a process does stays the policy of the processes.
+
+        Raises:
+            TypeError: `policy` is none.
+        """
+        return type(self)(self._owned, self._shown, is_reference=self._is_reference, policy=checked_policy(policy))
+
+    def events(self) -> AbstractAsyncContextManager[EventStream]:
+        """Read what happens to the processes of this view: `async with procs.events() as events: async for ...`.
+
+        It begins with a `Started` for each process that lives, and ends when the mesh has stopped. A reader that is
+        more than `limits.EVENTS` records behind gets one `Lagged(n)` in place of n.
+
+        Raises:
+            RuntimeError: This is a reference, or `this_proc()`.
+        """
+        members = self._own_members("events are read where the mesh is owned")
+        region = self._shown
+        ranks = [rank for rank in region.ranks() if members.is_live(rank)]
+        return members.events.open(members.events.snapshot(ranks), region.__contains__)
+
+    async def replace(self, points: Iterable[Mapping[str, int]]) -> None:
+        """Start new processes in place of some, dead or alive, with the actors that lived there.
+
+        The new ones have the next incarnation; every handle means them from now on. Living ones are taken down first,
+        in good order: their unended calls raise `MeshStopped`. It counts as no failure of a policy.
+
+        Args:
+            points: Points of the mesh (`trimesh.coords(error)`), or mappings in the labels of this view.
+
+        Raises:
+            MeshErrorGroup: One could not be started; then none of them lives.
+            ShapeError: A point is not one of this mesh.
+            RuntimeError: This is a reference, or `this_proc()`, or a `FailFast` mesh, which has no actors to give back.
+
+        Blocking: a checkpoint, cancellable; on cancellation none of the new ones lives.
+        """
+        members = self._own_members("processes are replaced by the block that owns them")
+        if not members.is_healing:
+            raise RuntimeError(
+                f"replace needs a mesh that outlives the death of a member, and the policy of {self!r} is FailFast: "
+                "write spawn_procs(..., supervision=Isolate())"
+            )
+        kept = self._shown.exclude(points)
+        await in_trio(members.replace)([rank for rank in self._shown.ranks() if rank not in kept])
+
+    def _check_owned(self, rule: str) -> None:
+        if self._is_reference:
+            raise RuntimeError(f"{self!r} is a reference that came from another process: {rule}")
+
+    def _own_members(self, rule: str) -> ProcMembers:
+        self._check_owned(rule)
+        if self._owned is None or self._owned.members is None:
+            raise RuntimeError(f"this_proc() is this very process, which has no owner here: {rule}")
+        return self._owned.members
+
+    def _region(self) -> Region:
+        return self._shown
+
+    def _seen(self, region: Region) -> Self:
+        return type(self)(self._owned, region, is_reference=self._is_reference, policy=self._policy)
+
+    def __repr__(self) -> str:
+        return f"<processes {self.name}{dict(self.extent)!r}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        name = self.name
+        return refer_procs, (name, self._shown)
+
+
+class _Reference(ProcMesh):
+    """A process mesh that came from another process: it shows its shape and owns nothing."""
+
+    def __init__(self, name: str, region: Region) -> None:
+        super().__init__(None, region, is_reference=True)
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        """Name given at spawn."""
+        return self._name
+
+    def _seen(self, region: Region) -> Self:
+        return type(self)(self._name, region)
+
+
+def refer_procs(name: str, region: Region) -> ProcMesh:
+    """Return a reference to a process mesh of another process."""
+    return _Reference(name, region)
+
+
+def _checked_class(cls: Any) -> type[Actor]:
+    if not (isinstance(cls, type) and issubclass(cls, Actor)):
+        raise TypeError(f"spawn takes a subclass of trimesh.Actor, got {cls!r}")
+    return cls
+
+
+def _check_arguments(cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    try:
+        inspect.signature(cls).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{cls.__qualname__}{inspect.signature(cls)}: {error}") from None
+    except ValueError:  # a class without a signature; its __init__ will say
+        return

@@ -1,0 +1,164 @@
+"""What `stream` and `map` give: results as they come, inside a block that ends what makes them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import Generic, Self, TypeVar
+
+import trio
+
+from trimesh._routing.collector import Outcome
+from trimesh._runtime.cancelled import split_cancelled
+from trimesh._runtime.endpoint_spec import EndpointSpec
+from trimesh._runtime.foreign import Block, in_trio_taking
+from trimesh._runtime.invoke import yield_to_cancel
+from trimesh._runtime.outgoing import reason_of
+from trimesh.actor.view import MeshView
+from trimesh.errors import MeshErrorGroup
+
+T = TypeVar("T")
+
+
+class Results(Block["Results[T]"], AsyncIterator[T], Generic[T]):
+    """Results of many messages, one at a time: `async with ... as results: async for key, value in results`.
+
+    Leaving the block early, by whatever way, cancels what still runs and waits until it has unwound (S04). A failure is
+    raised by the iteration as one `MeshErrorGroup`, after what came before it (S05), and passes through the block as it
+    is; if the body has left by then, the block raises it.
+
+    Use it once. One task at a time may iterate.
+    """
+
+    def __init__(self, mesh: MeshView, spec: EndpointSpec) -> None:
+        self._mesh = mesh
+        self._spec = spec
+        self._state = "new"
+        self._is_over = False
+        self._is_waited_for = False
+        self._taken: list[T] = []  # by a step outside of Trio that was cancelled just then
+
+    @property
+    def what(self) -> str:
+        """The endpoint, for people."""
+        return f"{self._mesh.name}.{self._spec.name}"
+
+    @trio.lowlevel.enable_ki_protection
+    async def _enter(self) -> Self:
+        """Send.
+
+        Raises:
+            RuntimeError: It was entered before.
+            MeshErrorGroup: The block that owns the mesh is being left.
+            TypeError: An argument cannot be serialised; nothing was sent.
+        """
+        if self._state != "new":
+            raise RuntimeError(f"the results of one {self.what} can be entered once: call the verb again")
+        self._state = "left"
+        await self._open()
+        self._state = "open"
+        return self
+
+    def __aiter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __anext__(self) -> Awaitable[T]:
+        """Return the next result.
+
+        Raises:
+            StopAsyncIteration: There is none.
+            MeshErrorGroup: Members have failed; raised once, after the results.
+            trio.BusyResourceError: Another task is waiting for a result.
+            trio.ClosedResourceError: The block has been left.
+            RuntimeError: The block has not been entered.
+        """
+        return in_trio_taking(self._advance, self._taken.append)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _advance(self) -> T:
+        if self._state == "new":
+            raise RuntimeError(f"write `async with ... as results` around the iteration over results of {self.what}")
+        if self._state == "left":
+            await trio.lowlevel.checkpoint()
+            raise trio.ClosedResourceError(f"the block around the results of {self.what} has been left")
+        if self._taken:
+            await trio.lowlevel.checkpoint()
+            return self._taken.pop(0)
+        if self._is_over:
+            await trio.lowlevel.checkpoint()
+            raise StopAsyncIteration
+        if self._is_waited_for:
+            await trio.lowlevel.checkpoint()
+            raise trio.BusyResourceError(f"two tasks must not wait for the next result of one {self.what}")
+        self._is_waited_for = True
+        try:
+            found = await self._next()
+        finally:
+            self._is_waited_for = False
+        if found is not None:
+            return found
+        await yield_to_cancel(self._failed())
+        failures = self._failures(cancelled=False)
+        self._is_over = True
+        if failures:
+            raise self._group(failures)
+        raise StopAsyncIteration
+
+    @trio.lowlevel.enable_ki_protection
+    async def _leave(self, error: BaseException | None) -> None:
+        """End what makes results, and raise the failures that the iteration has not raised.
+
+        Raises:
+            MeshErrorGroup: Those failures, beside the error of the body if it has raised another one.
+            BaseExceptionGroup: The same beside a `KeyboardInterrupt` or the like of the body.
+        """
+        self._state = "left"
+        cancelled, rest = split_cancelled(error)
+        cut = cancelled is not None or isinstance(error, KeyboardInterrupt)
+        reason = reason_of(error, self.what) if error is not None and cut else f"the consumer of {self.what} has left"
+        await self._close(reason)
+        if not cut:
+            try:
+                if not self._is_over:
+                    await yield_to_cancel(self._failed())
+                if error is None:
+                    await trio.lowlevel.checkpoint()
+            except trio.Cancelled:
+                cut = True
+                if error is None and (self._is_over or not self._failures(cancelled=True)):
+                    raise
+        failures = [] if self._is_over else self._failures(cancelled=cut)
+        if failures:
+            raise self._beside(rest, failures) from None
+
+    def _beside(self, error: BaseException | None, failures: Sequence[Exception]) -> BaseException:
+        if error is None:
+            return self._group(failures)
+        if isinstance(error, Exception):
+            return self._group([error, *failures])
+        return BaseExceptionGroup(f"{self.what} failed", [self._group(failures), error])
+
+    def _group(self, failures: Sequence[Exception]) -> MeshErrorGroup:
+        text = f"{self.what} failed, {len(failures)} {'error' if len(failures) == 1 else 'errors'}"
+        return MeshErrorGroup(text, failures, mesh=self._mesh.name, endpoint=self._spec.name)
+
+    @abstractmethod
+    async def _open(self) -> None:
+        """Begin; a checkpoint."""
+
+    @abstractmethod
+    async def _next(self) -> T | None:
+        """Return the next result, or None when there will be none; a checkpoint."""
+
+    @abstractmethod
+    async def _close(self, reason: str) -> None:
+        """Cancel what runs and wait, shielded and bounded, until it has unwound."""
+
+    @abstractmethod
+    def _failed(self) -> Sequence[Outcome]:
+        """Return how the calls ended that have failed."""
+
+    @abstractmethod
+    def _failures(self, *, cancelled: bool) -> list[Exception]:
+        """Return the errors; when the consumer is cancelled only those that endpoints have raised."""

@@ -1,0 +1,99 @@
+"""The verbs with `options(retry=...)`: what failed is called again, as a new call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import trio
+
+from trimesh._runtime.context import current_proc
+from trimesh._runtime.endpoint_spec import EndpointSpec
+from trimesh.actor import verbs
+from trimesh.actor.item_map import ItemMap, Items, Unit, with_earlier
+from trimesh.actor.options import Options, Retry
+from trimesh.actor.view import MeshView
+from trimesh.errors import MeshErrorGroup
+from trimesh.shape.value_mesh import ValueMesh
+
+
+async def call_one(mesh: MeshView, spec: EndpointSpec, retry: Retry, args: verbs.Args, kwargs: verbs.Kwargs) -> Any:
+    """See `Endpoint.call_one`."""
+    verbs.check_one(mesh)
+    [rank] = mesh.ranks()
+    return await _try(mesh, spec, retry, verbs.bind(mesh, spec, args, kwargs), lambda tried: rank)
+
+
+async def choose(mesh: MeshView, spec: EndpointSpec, retry: Retry, args: verbs.Args, kwargs: verbs.Kwargs) -> Any:
+    """See `Endpoint.choose`; another attempt goes to another member, if one lives."""
+    bound = verbs.bind(mesh, spec, args, kwargs)
+    return await _try(mesh, spec, retry, bound, lambda tried: verbs.pick(mesh, "choose", tried))
+
+
+async def _try(
+    mesh: MeshView,
+    spec: EndpointSpec,
+    retry: Retry,
+    bound: tuple[verbs.Args, verbs.Kwargs],
+    pick: Callable[[Sequence[int]], int],
+) -> Any:
+    errors: list[Exception] = []
+    tried: list[int] = []
+    while True:
+        try:
+            tried.append(pick(tried))
+            return verbs.bare(await verbs.invoke_bound(mesh, spec, bound, tried[-1:], fail_fast=False))
+        except Exception as error:
+            if not retry.wants(error, len(tried)):
+                with_earlier(error, errors)
+                raise
+            errors.append(error)
+        await trio.sleep(retry.delay(len(errors), current_proc().chance()))
+
+
+async def call(
+    mesh: MeshView, spec: EndpointSpec, retry: Retry, args: verbs.Args, kwargs: verbs.Kwargs
+) -> ValueMesh[Any]:
+    """See `Endpoint.call`; only the ranks that failed are called again."""
+    calls = RankCalls(mesh, spec, retry, verbs.bind(mesh, spec, args, kwargs))
+    async with calls as results:
+        async for _ in results:
+            pass
+    return ValueMesh(mesh.region, tuple(value for _, value in sorted(calls.values.items())))
+
+
+class RankCalls(ItemMap[Any]):
+    """A map over the ranks of a view: each is called with the same arguments.
+
+    Attributes:
+        values: What has come back, by the place of the rank in the view.
+    """
+
+    def __init__(
+        self, mesh: MeshView, spec: EndpointSpec, retry: Retry, bound: tuple[verbs.Args, verbs.Kwargs]
+    ) -> None:
+        ranks = mesh.ranks()
+        super().__init__(mesh, spec, Options(retry=retry), ranks, max(1, len(ranks)))
+        self._bound = bound
+        self.values: dict[int, Any] = {}
+
+    def _check(self, items: Items) -> None:
+        """Every set of ranks will do."""
+
+    def _place(self, unit: Unit) -> tuple[verbs.Args, verbs.Kwargs, int]:
+        return *self._bound, unit.item
+
+    def _describe(self, unit: Unit, error: Exception) -> None:
+        """The coordinates say which rank it is."""
+
+    def _came(self, unit: Unit, value: Any) -> None:
+        self.values[unit.index] = value
+
+    def _group(self, failures: Sequence[Exception]) -> MeshErrorGroup:
+        ranks = self._mesh.ranks()
+        missing = [rank for index, rank in enumerate(ranks) if index not in self.values]
+        partial = ValueMesh(
+            self._mesh.region.exclude_ranks(missing), tuple(value for _, value in sorted(self.values.items()))
+        )
+        text = f"{self.what} failed on {len(failures)} of {len(ranks)}"
+        return MeshErrorGroup(text, failures, partial=partial, mesh=self._mesh.name, endpoint=self._spec.name)

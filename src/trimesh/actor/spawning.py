@@ -1,0 +1,98 @@
+"""What `spawn` and `spawn_procs` return: awaited it is adopted, entered it is owned (rule M1)."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import trio
+
+from trimesh import limits
+from trimesh._runtime.foreign import in_trio, in_trio_block
+
+T = TypeVar("T")
+
+Open = Callable[[], AbstractAsyncContextManager[T]]
+Adopt = Callable[[], Awaitable[T]]
+
+
+def checked_name(name: Any) -> str:
+    """Return the name of a mesh.
+
+    Raises:
+        TypeError: It is no string.
+        ValueError: It is empty, or longer than `limits.NAME_CHARS_MAX`.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a mesh must be a string, got {name!r}")
+    if not 0 < len(name) <= limits.NAME_CHARS_MAX:
+        raise ValueError(
+            f"the name of a mesh must have 1 to limits.NAME_CHARS_MAX ({limits.NAME_CHARS_MAX}) characters, "
+            f"got {len(name)}"
+        )
+    return name
+
+
+class Spawning(Generic[T]):
+    """A mesh that has not been started.
+
+    `async with spawning as mesh:` makes the block the owner. `mesh = await spawning` hands ownership to the block of
+    the mesh that it is spawned on. Nothing starts before, and each can be done once.
+    """
+
+    def __init__(self, what: str, open_: Open[T], adopt: Adopt[T]) -> None:
+        frame = sys._getframe(2)  # noqa: SLF001 - the caller of spawn(), for the warning
+        self._what = what
+        self._where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        self._open = open_
+        self._adopt = adopt
+        self._is_used = False
+        self._entered: AbstractAsyncContextManager[T] | None = None
+
+    def _use(self) -> None:
+        if self._is_used:
+            raise RuntimeError(f"{self._what} can be started once: call it again for another mesh")
+        self._is_used = True
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        """Start it in the block of the mesh that it is spawned on."""
+        self._use()
+        return in_trio(self._adopt)().__await__()
+
+    @trio.lowlevel.enable_ki_protection
+    async def __aenter__(self) -> T:
+        """Start it in a block of its own."""
+        self._use()
+        self._entered = in_trio_block(self._open())
+        return await self._entered.__aenter__()
+
+    @trio.lowlevel.enable_ki_protection
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        """Leave the block: everything that it owns is joined."""
+        assert self._entered is not None
+        return await self._entered.__aexit__(kind, error, traceback)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{self._what} has not been started, so it has no {name!r}: write `mesh = await ...` or "
+            "`async with ... as mesh:` first"
+        )
+
+    def __del__(self) -> None:
+        # The names may be missing when __init__ has failed, and the module may be gone at interpreter exit.
+        if not self.__dict__.get("_is_used", True):
+            warnings.warn(
+                f"{self._what}, made at {self._where}, was never started: write `await` or `async with` before it",
+                RuntimeWarning,
+                stacklevel=2,
+                source=self,
+            )
+
+    def __repr__(self) -> str:
+        return f"<{self._what}, not started>"

@@ -1,0 +1,99 @@
+"""`stream`: the results of all members as they come, one or, from a generator endpoint, many of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import trio
+
+from trimesh import limits
+from trimesh._routing.collector import Outcome
+from trimesh._runtime.endpoint_spec import EndpointSpec, Kind
+from trimesh._runtime.invoke import Err, Ok, Request, encode_request, remaining_budget, results_of, value_of
+from trimesh._runtime.outgoing_stream import OutgoingStream
+from trimesh._runtime.proc import Proc
+from trimesh.actor import verbs
+from trimesh.actor.options import Options
+from trimesh.actor.results import Results
+from trimesh.actor.view import MeshView
+from trimesh.shape.point import Point
+
+R = TypeVar("R")
+
+
+class Stream(Results[tuple[Point, R]]):
+    """See `Endpoint.stream`.
+
+    Raises:
+        TypeError: The arguments do not fit the endpoint.
+    """
+
+    _proc: Proc
+    _request: Request
+    _stream: OutgoingStream | None
+
+    def __init__(
+        self, mesh: MeshView, spec: EndpointSpec, options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        super().__init__(mesh, spec)
+        self._bound = verbs.bind(mesh, spec, args, kwargs, streams=True)
+        self._is_fail_fast = options.is_fail_fast
+        self._window = (options.window or limits.STREAM_WINDOW) if spec.kind is Kind.GENERATOR else 0
+        self._points = tuple(mesh.region.points())
+        self._broken: list[Exception] = []
+        self._stream = None
+
+    async def _open(self) -> None:
+        await trio.lowlevel.checkpoint()
+        ranks = self._mesh.ranks()
+        refused = verbs.refusals(self._mesh, self._spec, ranks)
+        if refused:
+            verbs.raise_group(self._mesh, self._spec, refused)
+        if not ranks:
+            return
+        proc, targets, request = await verbs.prepare(self._mesh, self._spec, self._bound, ranks)
+        budget = remaining_budget(proc)
+        call_id = proc.new_call_id()
+        parcel = encode_request(proc, request, call_id, targets[0].mesh, budget, window=self._window)
+        self._proc, self._request = proc, request
+        self._stream = OutgoingStream(
+            proc,
+            call_id,
+            request.what,
+            targets,
+            fail_fast=self._is_fail_fast,
+            budget=budget,
+            window=self._window,
+        )
+        proc.begin(self._stream, parcel)
+
+    async def _next(self) -> tuple[Point, R] | None:
+        if self._stream is None:
+            await trio.lowlevel.checkpoint()
+            return None
+        while True:
+            item = await self._stream.next()
+            if item is None:
+                return None
+            if self._broken and self._is_fail_fast:
+                continue  # what failed to be rebuilt was the last item
+            result = value_of(self._proc, item, self._request, item.index)
+            if isinstance(result, Ok):
+                return self._points[item.index], result.value
+            self._broken.append(result.error)
+            if self._is_fail_fast:
+                self._stream.cancel_rest(f"an item of {self.what} could not be rebuilt")
+
+    async def _close(self, reason: str) -> None:
+        if self._stream is not None:
+            await self._stream.close(reason)
+
+    def _failed(self) -> Sequence[Outcome]:
+        return [] if self._stream is None else list(self._stream.collector.failed())
+
+    def _failures(self, *, cancelled: bool) -> list[Exception]:
+        if self._stream is None:
+            return []
+        results = results_of(self._proc, self._stream, self._request, cancelled=cancelled)
+        return self._broken + [result.error for result in results if isinstance(result, Err)]

@@ -1,0 +1,240 @@
+"""The verbs: bind, send, and make of the results what each verb promises."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import trio
+
+from trimesh._runtime.endpoint_spec import EndpointSpec, Kind
+from trimesh._runtime.invoke import Err, Ok, Request, Result, invoke, post, post_nowait
+from trimesh._runtime.outgoing import Target
+from trimesh._runtime.proc import Proc
+from trimesh.actor.outcome import Outcome
+from trimesh.errors import MeshErrorGroup, MeshStopped, RemoteCancelled, set_origin
+from trimesh.shape.value_mesh import ValueMesh
+
+if TYPE_CHECKING:
+    from trimesh.actor.view import MeshView
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+
+async def call(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -> ValueMesh[Any]:
+    """See `Endpoint.call`."""
+    results = await invoke_on(mesh, spec, args, kwargs, mesh.ranks(), fail_fast=True)
+    values = tuple(result.value for result in results if isinstance(result, Ok))
+    if len(values) < len(results):
+        raise_group(mesh, spec, results)
+    return ValueMesh(mesh.region, values)
+
+
+async def call_settled(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -> ValueMesh[Outcome[Any]]:
+    """See `Endpoint.call_settled`."""
+    results = await invoke_on(mesh, spec, args, kwargs, mesh.ranks(), fail_fast=False, errors_win=False)
+    return ValueMesh(mesh.region, tuple(_outcome(result) for result in results))
+
+
+async def call_one(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -> Any:
+    """See `Endpoint.call_one`."""
+    ranks = mesh.ranks()
+    check_one(mesh)
+    return bare(await invoke_on(mesh, spec, args, kwargs, ranks, fail_fast=False))
+
+
+def check_one(mesh: MeshView) -> None:
+    """Refuse a view of none or several members.
+
+    Raises:
+        ValueError: It is one.
+    """
+    if len(mesh.ranks()) != 1:
+        raise ValueError(
+            f"call_one needs a mesh of exactly one member, got {len(mesh.ranks())} in {mesh!r}: "
+            "slice it to one, or use call or choose"
+        )
+
+
+async def choose(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -> Any:
+    """See `Endpoint.choose`."""
+    bound = bind(mesh, spec, args, kwargs)
+    return bare(await invoke_bound(mesh, spec, bound, [pick(mesh, "choose")], fail_fast=False))
+
+
+def pick(mesh: MeshView, verb: str, avoid: Container[int] = ()) -> int:
+    """Return the least loaded member that lives, one that is not in `avoid` if there is any.
+
+    Raises:
+        ValueError: The view is empty.
+        MeshStopped: All members have ended.
+    """
+    ranks = mesh.ranks()
+    if not ranks:
+        raise ValueError(f"{verb} needs a mesh of at least one member, got the empty view {mesh!r}")
+    proc = mesh.proc()
+    alive = mesh.candidates(proc, ranks)
+    if not alive:
+        raise MeshStopped(f"{verb} needs a live member, and all {len(ranks)} of {mesh!r} have ended")
+    return mesh.least_loaded(proc, [rank for rank in alive if rank not in avoid] or alive)
+
+
+async def broadcast(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -> None:
+    """See `Endpoint.broadcast`."""
+    ranks = mesh.ranks()
+    bound = bind(mesh, spec, args, kwargs)
+    results = refusals(mesh, spec, ranks)
+    if results is None:
+        results = await post(*await prepare(mesh, spec, bound, ranks))
+    else:
+        await trio.lowlevel.checkpoint()
+    if any(isinstance(result, Err) for result in results):
+        raise_group(mesh, spec, results)
+
+
+def broadcast_nowait(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -> None:
+    """See `Endpoint.broadcast_nowait`."""
+    bound = bind(mesh, spec, args, kwargs)
+    ranks = mesh.ranks()
+    results = refusals(mesh, spec, ranks)
+    if results is None:
+        proc = mesh.proc()
+        targets = [mesh.target(proc, rank) for rank in ranks]
+        if mesh.membership(proc).is_restarting(ranks):
+            raise trio.WouldBlock
+        if any(target.peer.link is None and target.peer.death is None for target in targets):
+            raise trio.WouldBlock
+        results = post_nowait(proc, targets, _request(mesh, spec, bound, ranks))
+    if any(isinstance(result, Err) for result in results):
+        raise_group(mesh, spec, results)
+
+
+def bind(
+    mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs, *, streams: bool = False
+) -> tuple[Args, Kwargs]:
+    """Check the arguments against the signature of the endpoint, and that the verb can call it at all.
+
+    Args:
+        mesh: The view that is called.
+        spec: The endpoint.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        streams: Whether the verb is `stream`.
+
+    Raises:
+        TypeError: They do not fit, or only `stream` can call the endpoint; the text names it.
+    """
+    if spec.kind is Kind.GENERATOR and not streams:
+        raise TypeError(
+            f"{mesh.name}.{spec.name} is an async generator, which only stream can call: "
+            f"write `async with mesh.{spec.name}.stream(...) as results`"
+        )
+    try:
+        spec.signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{mesh.name}.{spec.name}{spec.signature}: {error}") from None
+    return args, kwargs
+
+
+def refusals(mesh: MeshView, spec: EndpointSpec, ranks: Sequence[int]) -> list[Result] | None:
+    """Return a result for each rank when the block that owns the mesh has begun to stop, else None."""
+    try:
+        mesh.check_open()
+    except MeshStopped as error:
+        text = str(error)
+    else:
+        return None
+    refused: list[Result] = []
+    for rank in ranks:
+        refusal = MeshStopped(text)
+        set_origin(refusal, mesh.current.origin(rank, spec.name))
+        refused.append(Err(refusal))
+    return refused
+
+
+async def prepare(
+    mesh: MeshView, spec: EndpointSpec, bound: tuple[Args, Kwargs], ranks: Sequence[int]
+) -> tuple[Proc, list[Target], Request]:
+    """Return what a message to some ranks needs, links to them included."""
+    proc = mesh.proc()
+    await mesh.settle(proc, ranks)
+    targets = [mesh.target(proc, rank) for rank in ranks]
+    return proc, targets, _request(mesh, spec, bound, ranks)
+
+
+def _request(mesh: MeshView, spec: EndpointSpec, bound: tuple[Args, Kwargs], ranks: Sequence[int]) -> Request:
+    names = tuple(spec.signature.parameters)
+    info = mesh.current  # the incarnations that are called now
+    return Request(mesh.name, spec.name, *bound, lambda index: info.origin(ranks[index], spec.name), names, spec)
+
+
+async def invoke_on(
+    mesh: MeshView,
+    spec: EndpointSpec,
+    args: Args,
+    kwargs: Kwargs,
+    ranks: Sequence[int],
+    *,
+    fail_fast: bool,
+    errors_win: bool = True,
+) -> list[Result]:
+    """Bind the arguments, call some ranks and return a result for each."""
+    bound = bind(mesh, spec, args, kwargs)
+    return await invoke_bound(mesh, spec, bound, ranks, fail_fast=fail_fast, errors_win=errors_win)
+
+
+async def invoke_bound(
+    mesh: MeshView,
+    spec: EndpointSpec,
+    bound: tuple[Args, Kwargs],
+    ranks: Sequence[int],
+    *,
+    fail_fast: bool,
+    errors_win: bool = True,
+) -> list[Result]:
+    """The same with arguments that `bind` has checked."""
+    refused = refusals(mesh, spec, ranks)
+    if refused is not None:
+        await trio.lowlevel.checkpoint()
+        return refused
+    proc, targets, request = await prepare(mesh, spec, bound, ranks)
+    return await invoke(proc, targets, request, fail_fast=fail_fast, errors_win=errors_win)
+
+
+def bare(results: list[Result]) -> Any:
+    """Return the one result, or raise its error."""
+    [result] = results
+    match result:
+        case Ok(value=value):
+            return value
+        case Err(error=error):
+            raise error
+        case _:
+            raise RemoteCancelled(reason="the call was cancelled")
+
+
+def _outcome(result: Result) -> Outcome[Any]:
+    match result:
+        case Ok(value=value):
+            return Outcome(value=value)
+        case Err(error=error):
+            return Outcome(error=error)
+        case _:
+            return Outcome(error=RemoteCancelled(reason="the call was cancelled"))
+
+
+def raise_group(mesh: MeshView, spec: EndpointSpec, results: Sequence[Result]) -> NoReturn:
+    """Raise what the ranks of a view have come to, as `call` does."""
+    ranks = mesh.ranks()
+    errors = [result.error for result in results if isinstance(result, Err)]
+    came = [(rank, result.value) for rank, result in zip(ranks, results, strict=True) if isinstance(result, Ok)]
+    missing = set(ranks) - {rank for rank, _ in came}
+    partial = ValueMesh(mesh.region.exclude_ranks(missing), tuple(value for _, value in came))
+    raise MeshErrorGroup(
+        f"{mesh.name}.{spec.name} failed on {len(errors)} of {len(ranks)}",
+        errors or [RemoteCancelled(reason="the call was cancelled")],
+        partial=partial,
+        mesh=mesh.name,
+        endpoint=spec.name,
+    )

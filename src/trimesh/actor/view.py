@@ -1,0 +1,157 @@
+"""What is behind a mesh handle: the mesh, the part of it that is seen, and, at the owner, the power over it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import attrs
+
+from trimesh._runtime.context import current_proc, find_proc, find_proc_anywhere
+from trimesh._runtime.endpoint_spec import EndpointSpec
+from trimesh._runtime.foreign import in_trio_now
+from trimesh._runtime.membership import Membership, membership_of
+from trimesh._runtime.outgoing import Target
+from trimesh._runtime.peer import Peer
+from trimesh._runtime.proc import Proc
+from trimesh._runtime.reference import MeshInfo
+from trimesh._runtime.statistics import MeshStatistics, Seen, statistics_of
+from trimesh.errors import MeshStopped
+from trimesh.ids import ProcId
+from trimesh.shape.region import Region
+
+
+class Stoppable(Protocol):
+    """The owner's side of a mesh."""
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether its block has begun to stop."""
+        ...
+
+
+@attrs.define(eq=False)
+class MeshView:
+    """A mesh, or a part of one.
+
+    Attributes:
+        info: The mesh as spawned.
+        region: What is seen of it.
+        endpoints: By name.
+        owner: The owner's side, or None for a reference.
+        turn: Next member of `choose` among equally loaded ones; shared by all views of a handle.
+        known: Who lives where, once somebody has asked; shared by all views of a handle.
+    """
+
+    info: MeshInfo
+    region: Region
+    endpoints: Mapping[str, EndpointSpec]
+    owner: Stoppable | None = None
+    turn: list[int] = attrs.field(factory=lambda: [0])
+    known: dict[ProcId, Membership] = attrs.field(factory=dict[ProcId, Membership])
+
+    @property
+    def name(self) -> str:
+        """Name of the mesh."""
+        return self.info.name
+
+    def ranks(self) -> Sequence[int]:
+        """Return the base ranks that are seen, in view order."""
+        return self.region.ranks()
+
+    def proc(self) -> Proc:
+        """Return the process that the running task belongs to, to send a message from it.
+
+        Raises:
+            MeshStopped: The block that owns the mesh has begun to stop.
+            RuntimeError: There is no process yet.
+        """
+        self.check_open()
+        return current_proc()
+
+    def check_open(self) -> None:
+        """Refuse to send once the owning block has begun to stop.
+
+        Raises:
+            MeshStopped: It has.
+        """
+        if self.owner is not None and self.owner.is_stopping:
+            raise MeshStopped(f"{self!r} takes no messages: the block that owns it is being left")
+
+    def target(self, proc: Proc, rank: int) -> Target:
+        """Return the actor of a base rank as the target of a call."""
+        return Target(self.membership(proc).peer(rank), self.info.mesh)
+
+    def membership(self, proc: Proc) -> Membership:
+        """Return who lives where, as `proc` knows it."""
+        found = self.known.get(proc.proc_id)
+        if found is None:
+            found = self.known[proc.proc_id] = membership_of(proc, self.info)
+        return found
+
+    @property
+    def current(self) -> MeshInfo:
+        """The mesh as it is now, as far as is known here."""
+        proc = find_proc_anywhere()
+        return self.info if proc is None else self.membership(proc).info
+
+    async def settle(self, proc: Proc, ranks: Sequence[int]) -> None:
+        """Wait for members that are being restarted, and see to it that all have a link, or are gone for good."""
+        membership = self.membership(proc)
+        tried: set[Peer] = set()
+        while True:  # who lives where may change in each wait
+            await membership.settle(ranks)
+            strangers = [peer for rank in ranks for peer in [membership.peer(rank)] if proc.is_stranger(peer)]
+            if tried.issuperset(strangers):  # those that are left cannot be linked to now, as their `no_link` says
+                return
+            assert proc.family is not None
+            await proc.family.try_to_connect([peer for peer in strangers if peer not in tried])
+            tried.update(strangers)
+
+    def candidates(self, proc: Proc, ranks: Sequence[int]) -> Sequence[int]:
+        """Return the ranks that `choose` may take: those that live, or else those that will."""
+        membership = self.membership(proc)
+        living = [rank for rank in ranks if membership.is_live(rank)]
+        return living or [rank for rank in ranks if membership.may_return(rank)]
+
+    def alive(self) -> MeshView:
+        """Return the view without the members whose end is known here."""
+        return in_trio_now(self._alive)()
+
+    def _alive(self) -> MeshView:
+        proc = find_proc()
+        if proc is None:
+            return self.seen(self.region.exclude_ranks(self.ranks()))  # no block is open, so nothing lives
+        membership = self.membership(proc)
+        return self.seen(self.region.exclude_ranks(rank for rank in self.ranks() if not membership.is_live(rank)))
+
+    def statistics(self) -> MeshStatistics:
+        """Return what this process knows of the members that are seen.
+
+        Raises:
+            RuntimeError: No mesh is open in this Trio run.
+        """
+        proc = current_proc()
+        membership = self.membership(proc)
+        infos = membership.members
+        seen = [
+            Seen(point, membership.peer(rank), infos[rank].pid, infos[rank].incarnation, membership.is_live(rank))
+            for point, rank in zip(self.region.points(), self.ranks(), strict=True)
+        ]
+        return statistics_of(proc, self.name, self.info.mesh, seen)
+
+    def least_loaded(self, proc: Proc, ranks: Sequence[int]) -> int:
+        """Return the rank with the fewest unended calls of this process; among equals, the next in turn."""
+        loads = [(target.peer.outbox(target.mesh).load, rank) for rank in ranks for target in [self.target(proc, rank)]]
+        least = min(loads)[0]
+        candidates = [rank for load, rank in loads if load == least]
+        chosen = next((rank for rank in candidates if rank >= self.turn[0]), candidates[0])
+        self.turn[0] = chosen + 1
+        return chosen
+
+    def seen(self, region: Region) -> MeshView:
+        """Return another part of the same mesh."""
+        return attrs.evolve(self, region=region)
+
+    def __repr__(self) -> str:
+        return f"{self.info.name}{dict(self.region.extent)!r}"

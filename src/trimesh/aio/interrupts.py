@@ -1,0 +1,124 @@
+"""Ctrl-C in an asyncio program whose loop has Trio as its guest.
+
+`asyncio.run` handles SIGINT by cancelling the main task, so blocks are left as they should be. The second time its
+handler raises `KeyboardInterrupt` wherever the program is, and that may be in the middle of Trio, which does not
+survive it. So its handler is kept from that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import threading
+from functools import partial
+from types import FrameType
+from typing import Any, Final
+
+_TRIO: Final = ("trio.", "trimesh.")
+_NOBODY: Final = -1
+"""As the descriptor that signals are written to: there is none."""
+
+
+class InterruptGuard:
+    """The handler of `asyncio.run`, which raises once, and only where that breaks nothing.
+
+    Args:
+        handler: Of `asyncio.run`.
+
+    Attributes:
+        is_armed: Whether it may still raise.
+    """
+
+    def __init__(self, handler: partial[Any]) -> None:
+        self.is_armed = True
+        self._handler = handler
+        self._has_raised = False
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        """Handle SIGINT."""
+        try:
+            self._handler(signum, frame)
+        except KeyboardInterrupt:
+            if self.is_armed and _breaks_nothing(frame):
+                self.is_armed = False  # the loop ends by this one, and another one would break its end
+                self._has_raised = True
+                raise
+
+    def take_off(self) -> None:
+        """Put the handler of `asyncio.run` back, or Python's own where that run is over, which could not do so."""
+        current: Any = signal.getsignal(signal.SIGINT)
+        if current is self:
+            is_over = self._has_raised or self._handler.keywords["main_task"].done()
+            signal.signal(signal.SIGINT, signal.default_int_handler if is_over else self._handler)
+
+
+def guard_interrupts() -> InterruptGuard | None:
+    """Put a guard around the handler of `asyncio.run`, where that is in place."""
+    current: Any = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not _is_of_asyncio(current):
+        return None
+    guard = InterruptGuard(current)
+    signal.signal(signal.SIGINT, guard)
+    return guard
+
+
+class SignalBell:
+    """Has every signal wake an asyncio loop.
+
+    Python runs the handler of a signal between two instructions of the main thread. One that comes just before the loop
+    goes to sleep would wait until something else wakes it; asyncio sees to that only for `loop.add_signal_handler`.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._receiver, self._sender = socket.socketpair()
+        for end in (self._receiver, self._sender):
+            end.settimeout(0)
+        loop.add_reader(self._receiver, self._rung)
+        signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
+
+    def _rung(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._receiver.recv(4096):
+                pass
+
+    def take_off(self) -> None:
+        """Undo it, unless somebody else has taken the signals over meanwhile."""
+        current = signal.set_wakeup_fd(_NOBODY)
+        if current not in (_NOBODY, self._sender.fileno()):
+            signal.set_wakeup_fd(current, warn_on_full_buffer=False)
+        self._loop.remove_reader(self._receiver)
+        self._receiver.close()
+        self._sender.close()
+
+
+def hang_bell(loop: asyncio.AbstractEventLoop) -> SignalBell | None:
+    """Have signals wake `loop`, if it runs in the main thread and nothing is woken by them yet."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    current = signal.set_wakeup_fd(_NOBODY)
+    if current != _NOBODY:
+        signal.set_wakeup_fd(current, warn_on_full_buffer=False)
+        return None
+    return SignalBell(loop)
+
+
+def _is_of_asyncio(handler: Any) -> bool:
+    return isinstance(handler, partial) and getattr(handler.func, "__module__", "") == "asyncio.runners"
+
+
+def _breaks_nothing(frame: FrameType | None) -> bool:
+    """Tell whether an exception may be raised in a frame: in code of the user, or while the loop sleeps."""
+    if frame is not None and _module(frame).startswith("asyncio."):
+        return False  # a callback that is lost there may be the next tick of Trio
+    while frame is not None:
+        if _module(frame).startswith(_TRIO):
+            return False
+        frame = frame.f_back
+    return True
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))

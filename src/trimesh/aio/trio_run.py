@@ -1,0 +1,369 @@
+"""The Trio run that an asyncio loop uses: a guest of that loop, or a run that is there already.
+
+    none --lease()--> starting --> serving --last release()--> ending --> none
+
+RUN-1 a loop has one at a time; nested and sibling blocks share it.
+RUN-2 who releases it last waits until it has ended, whatever cancels come meanwhile: of a guest, nothing is left.
+RUN-3 an end that nobody has asked for ends everything that waits for it, with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, Protocol
+
+import attrs
+import outcome
+import trio
+
+from trimesh._runtime.cancelled import split_cancelled
+from trimesh.aio.interrupts import InterruptGuard, SignalBell, guard_interrupts, hang_bell
+from trimesh.errors import TrimeshInternalError
+
+
+@attrs.define(eq=False)
+class Site:
+    """Where in Trio the work of a part of an asyncio program is done: inside the innermost block that it is in.
+
+    Attributes:
+        run: The Trio run.
+        parent: The site around it.
+        nursery: Of the tasks; a cancel of the block cancels them.
+        is_open: Whether it takes work; told by asyncio's side.
+    """
+
+    run: TrioRun
+    parent: Site | None
+    nursery: trio.Nursery | None = None
+    is_open: bool = False
+
+
+class Waiting(Protocol):
+    """What waits for work in Trio."""
+
+    def fail(self, error: BaseException) -> None:
+        """End the wait: the Trio run is over."""
+
+
+@attrs.define(eq=False)
+class TrioRun(ABC):
+    """One Trio run as an asyncio loop sees it; all but `_serve` is called in the thread of that loop.
+
+    Attributes:
+        loop: Whose tasks use it.
+        root: The outermost site.
+        users: Open blocks.
+        is_ending: Whether the last has been left.
+        waiting: What waits for work in Trio.
+        token: Of the run, once it serves.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    users: int = 0
+    is_ending: bool = False
+    waiting: set[Waiting] = attrs.field(factory=set[Waiting])
+    token: trio.lowlevel.TrioToken | None = None
+    root: Site = attrs.field(init=False)
+    _serving: asyncio.Event = attrs.field(factory=asyncio.Event)
+    _ended: asyncio.Event = attrs.field(factory=asyncio.Event)
+    _end: trio.Event = attrs.field(factory=trio.Event)
+    _error: BaseException | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self.root = Site(self, None)
+
+    @abstractmethod
+    def _launch(self) -> None:
+        """Start `_serve` in Trio."""
+
+    @abstractmethod
+    def post(self, function: Callable[[], object]) -> None:
+        """Call `function` in the thread of Trio.
+
+        Raises:
+            trio.RunFinishedError: The run is over.
+        """
+
+    @abstractmethod
+    def tell(self, function: Callable[[], object]) -> bool:
+        """Call `function` in the thread of asyncio; return whether its loop is still there. For Trio's side."""
+
+    @abstractmethod
+    def run_now(self, function: Callable[[], Any]) -> Any:
+        """Call `function`, which does not wait, in the thread of Trio; return its result."""
+
+    async def wait_serving(self) -> None:
+        """Wait until it takes work."""
+        await self._serving.wait()
+        if self._error is not None:
+            raise _broken(self._error)
+
+    async def wait_ended(self) -> None:
+        """Wait until it is over."""
+        await self._ended.wait()
+
+    async def release(self) -> None:
+        """Stop to use it; the last one ends it.
+
+        Raises:
+            KeyboardInterrupt: Trio has got a Ctrl-C meanwhile.
+            TrimeshInternalError: It has broken down.
+        """
+        self.give_up()
+        if self.users > 0:
+            return
+        cancelled: asyncio.CancelledError | None = None
+        while not self._ended.is_set():
+            try:
+                await self._ended.wait()
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if isinstance(self._error, KeyboardInterrupt):
+            raise self._error
+        if self._error is not None:
+            raise _broken(self._error)
+        if cancelled is not None:
+            raise cancelled
+
+    def give_up(self) -> None:
+        """Stop to use it, without waiting for its end."""
+        self.users -= 1
+        if self.users == 0:
+            self.is_ending = True
+            self.root.is_open = False
+            with suppress(trio.RunFinishedError):
+                self.post(self._end.set)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _serve(self) -> None:
+        """Hold the nursery of the outermost work open until the last user has gone."""
+        interrupt: KeyboardInterrupt | None = None
+        is_cut = False
+        async with trio.open_nursery() as nursery:
+            self.root.nursery = nursery
+            self.token = trio.lowlevel.current_trio_token()
+            is_there = self.tell(self._opened)
+            while is_there and not self._end.is_set():
+                try:
+                    with trio.CancelScope(shield=is_cut):
+                        await self._end.wait()
+                except (KeyboardInterrupt, trio.Cancelled) as error:
+                    interrupt = error if isinstance(error, KeyboardInterrupt) else interrupt
+                    is_cut = True
+                    nursery.cancel_scope.cancel(reason="Ctrl-C" if interrupt is not None else "Trio is ending")
+            nursery.cancel_scope.cancel()
+        if interrupt is not None:
+            raise interrupt
+
+    @trio.lowlevel.enable_ki_protection
+    async def _serve_as_system_task(self) -> None:
+        result: outcome.Outcome[None] = outcome.Value(None)
+        try:
+            await self._serve()
+        except BaseException as error:  # noqa: BLE001 - a system task must not raise; release() does
+            cancelled, rest = split_cancelled(error)
+            if rest is not None:
+                result = outcome.Error(rest)
+            if cancelled is not None:
+                raise cancelled from None
+        finally:
+            self.tell(partial(self._closed, result))
+
+    def _opened(self) -> None:
+        self.root.is_open = True
+        self._serving.set()
+
+    def _closed(self, result: outcome.Outcome[None]) -> None:
+        """Take the end of the run."""
+        self.root.is_open = False
+        if isinstance(result, outcome.Error):
+            self._error = result.error
+        elif not self.is_ending:
+            self._error = trio.RunFinishedError("the Trio run has ended")
+        for waiting in list(self.waiting):
+            waiting.fail(_broken(self._error))
+        if _runs.get(self.loop) is self:
+            del _runs[self.loop]
+        self._serving.set()
+        self._ended.set()
+
+
+@attrs.define(eq=False)
+class Guest(TrioRun):
+    """A guest of the asyncio loop, in its thread: each calls the other directly."""
+
+    _guard: InterruptGuard | None = None
+    _bell: SignalBell | None = None
+
+    def _launch(self) -> None:
+        self._guard = guard_interrupts()
+        self._bell = hang_bell(self.loop)
+        trio.lowlevel.start_guest_run(
+            self._serve,
+            run_sync_soon_threadsafe=self.loop.call_soon_threadsafe,
+            run_sync_soon_not_threadsafe=self.loop.call_soon,
+            done_callback=self._finished,
+            host_uses_signal_set_wakeup_fd=True,  # by the bell, or by asyncio itself
+            restrict_keyboard_interrupt_to_checkpoints=True,  # the tasks of asyncio are not Trio's to interrupt
+        )
+
+    def give_up(self) -> None:
+        """See `TrioRun.give_up`."""
+        super().give_up()
+        if self.is_ending and self._guard is not None:
+            self._guard.is_armed = False  # a `KeyboardInterrupt` would break the wait for that end
+
+    def _finished(self, result: outcome.Outcome[None]) -> None:
+        if self._guard is not None:
+            self._guard.take_off()
+        if self._bell is not None:
+            self._bell.take_off()
+        self._closed(result)
+
+    def post(self, function: Callable[[], object]) -> None:
+        """See `TrioRun.post`."""
+        if self._ended.is_set():
+            raise trio.RunFinishedError("the Trio run has ended")
+        function()
+
+    def tell(self, function: Callable[[], object]) -> bool:
+        """See `TrioRun.tell`."""
+        function()
+        return True
+
+    def run_now(self, function: Callable[[], Any]) -> Any:
+        """See `TrioRun.run_now`."""
+        return _run_beside(function, self.token)
+
+
+class Local(TrioRun):
+    """The run that this thread has already: the program has made Trio a guest of its loop itself."""
+
+    def _launch(self) -> None:
+        trio.lowlevel.spawn_system_task(self._serve_as_system_task, name="trimesh.aio")
+
+    def post(self, function: Callable[[], object]) -> None:
+        """See `TrioRun.post`."""
+        if not trio.lowlevel.in_trio_run():
+            raise trio.RunFinishedError("the Trio run has ended")
+        function()
+
+    def tell(self, function: Callable[[], object]) -> bool:
+        """See `TrioRun.tell`."""
+        function()
+        return not self.loop.is_closed()
+
+    def run_now(self, function: Callable[[], Any]) -> Any:
+        """See `TrioRun.run_now`."""
+        return _run_beside(function, self.token)
+
+
+class Neighbour(TrioRun):
+    """The run of another thread."""
+
+    def _launch(self) -> None:
+        self.post(partial(trio.lowlevel.spawn_system_task, self._serve_as_system_task, name="trimesh.aio"))
+
+    def post(self, function: Callable[[], object]) -> None:
+        """See `TrioRun.post`."""
+        assert self.token is not None
+        self.token.run_sync_soon(function)
+
+    def tell(self, function: Callable[[], object]) -> bool:
+        """See `TrioRun.tell`."""
+        try:
+            self.loop.call_soon_threadsafe(function)
+        except RuntimeError:  # the loop is closed
+            return False
+        return True
+
+    def run_now(self, function: Callable[[], Any]) -> Any:
+        """See `TrioRun.run_now`."""
+        return trio.from_thread.run_sync(function, trio_token=self.token)
+
+
+_runs: Final[dict[asyncio.AbstractEventLoop, TrioRun]] = {}
+
+
+def find_run(loop: asyncio.AbstractEventLoop) -> TrioRun | None:
+    """Return the run that a loop uses, if it takes work."""
+    run = _runs.get(loop)
+    return run if run is not None and run.root.is_open else None
+
+
+def find_token() -> trio.lowlevel.TrioToken | None:
+    """Return the token of the Trio run that has started this thread, if one has."""
+    try:
+        return trio.from_thread.run_sync(trio.lowlevel.current_trio_token)
+    except RuntimeError:  # this thread was not started by Trio, or that run has ended
+        return None
+
+
+async def lease(token: trio.lowlevel.TrioToken | None = None) -> TrioRun:
+    """Use the Trio run of the running loop; the first user starts it. Who leases it releases it.
+
+    Args:
+        token: Of a run in another thread. Without it, it is the run that this thread has already, or the one that
+            has started this thread, else a guest of the loop.
+    """
+    loop = running_loop()
+    while (run := _runs.get(loop)) is not None and run.is_ending:
+        await run.wait_ended()
+    if run is None:
+        for abandoned in [old for old in _runs if old.is_closed()]:
+            del _runs[abandoned]
+        run = _choose(loop, token)
+        run._launch()  # noqa: SLF001 - its own module
+        _runs[loop] = run
+    run.users += 1
+    try:
+        await run.wait_serving()
+    except BaseException:
+        await run.release()
+        raise
+    return run
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """Return the loop of the running asyncio task.
+
+    Raises:
+        RuntimeError: There is none.
+    """
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(
+            "trimesh.aio must be used in tasks of asyncio (and meshes in those of Trio, too), and this code is in none"
+        ) from None
+
+
+def _choose(loop: asyncio.AbstractEventLoop, token: trio.lowlevel.TrioToken | None) -> TrioRun:
+    if token is None and trio.lowlevel.in_trio_run():
+        return Local(loop)
+    token = token or find_token()
+    return Guest(loop) if token is None else Neighbour(loop, token=token)
+
+
+def _run_beside(function: Callable[[], Any], token: trio.lowlevel.TrioToken | None) -> Any:
+    """Call a function in the thread of Trio, which is this one, between two of its ticks."""
+    result = function()
+    if token is not None:
+        token.run_sync_soon(_nothing, idempotent=True)  # a tick, which flushes what was sent
+    return result
+
+
+def _broken(error: BaseException | None) -> BaseException:
+    if isinstance(error, KeyboardInterrupt):
+        return error
+    broken = TrimeshInternalError("the Trio run that does the work of this asyncio loop has ended")
+    broken.__cause__ = error
+    return broken
+
+
+def _nothing() -> None:
+    """Do nothing."""

@@ -1,0 +1,344 @@
+"""Every public exception, in one tree, and the functions that read where an error came from.
+
+    TrimeshError
+      MeshError          something remote failed
+        ProcDied HostLost LinkLost Unresponsive RemoteCancelled RestartLimit Overloaded MeshStopped ActorFailed
+        RemoteError      a remote exception that could not be rebuilt
+      DeadlockError ShapeError LimitExceeded SpawnError PayloadError ProtocolError
+      TrimeshInternalError  our bug
+
+A remote exception arrives as the original type; its coordinates are kept beside it as an `Origin`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+
+import attrs
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from trimesh.shape.point import Point
+
+_E = TypeVar("_E", bound=BaseException)
+
+
+class TrimeshError(Exception):
+    """Base of all exceptions that trimesh defines."""
+
+
+class MeshError(TrimeshError):
+    """Something on another process or host failed."""
+
+
+class ProcDied(MeshError):
+    """A process ended without being asked to.
+
+    Attributes:
+        exit_code: Its exit code, or None when a signal ended it or nothing is known.
+        signal: Number of the signal that ended it, or None.
+        oom_killed: True when the kernel's out-of-memory killer counted a kill in its memory group.
+        stderr_tail: Last bytes of its standard error, decoded; "" when there was none.
+        reason: "exited", "killed", "stopped" (its lease ran out), or "lost" (no diagnosis could be had).
+        by: "grace" when our own stop ladder ended it for want of grace, else None.
+        maybe_executed: For a call: False only when the message was certainly not delivered.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        exit_code: int | None = None,
+        signal: int | None = None,
+        oom_killed: bool = False,
+        stderr_tail: str = "",
+        reason: str = "exited",
+        by: str | None = None,
+        maybe_executed: bool = True,
+    ) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.signal = signal
+        self.oom_killed = oom_killed
+        self.stderr_tail = stderr_tail
+        self.reason = reason
+        self.by = by
+        self.maybe_executed = maybe_executed
+
+
+class HostLost(MeshError):
+    """A host, and all processes on it, cannot be reached any more."""
+
+
+class LinkLost(MeshError):
+    """The connection to a process that may still live was lost."""
+
+
+class Unresponsive(MeshError):
+    """A live process did not acknowledge a cancel within `limits.CANCEL_ACK_SECONDS`."""
+
+
+class RemoteCancelled(MeshError):
+    """A remote endpoint was cancelled by somebody other than its caller.
+
+    Attributes:
+        reason: What the canceller said.
+        canceller: Who cancelled, as text, or None when unknown.
+    """
+
+    def __init__(self, message: str = "", *, reason: str = "", canceller: str | None = None) -> None:
+        super().__init__(message or f"the remote endpoint was cancelled: {reason}")
+        self.reason = reason
+        self.canceller = canceller
+
+
+class RestartLimit(MeshError):
+    """A supervised mesh failed more often than its policy allows.
+
+    Attributes:
+        causes: Every failure of the period, oldest first, the last one included.
+    """
+
+    def __init__(self, message: str = "", *, causes: Sequence[BaseException] = ()) -> None:
+        super().__init__(message)
+        self.causes = tuple(causes)
+
+
+class Overloaded(MeshError):
+    """A process refused work because one of its bounds was reached."""
+
+
+class MeshStopped(MeshError):
+    """The mesh was stopped, or is stopping, and takes no new messages."""
+
+
+class ActorFailed(MeshError):
+    """An actor ended by a failure that had no caller; the failure is the `__cause__`."""
+
+
+class RemoteError(MeshError):
+    """A remote exception whose type could not be rebuilt here.
+
+    Attributes:
+        type_name: Qualified name of the original type.
+        message: Text of the original exception.
+    """
+
+    def __init__(self, type_name: str, message: str) -> None:
+        super().__init__(type_name, message)
+        self.type_name = type_name
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.type_name}: {self.message}"
+
+
+class DeadlockError(TrimeshError):
+    """A call could never have started: it waits, through others, for itself.
+
+    Attributes:
+        cycle: (class of the actor, endpoint, point) of each call of the cycle: from the one that holds the slot, each
+            awaits the next, up to the one that has got this error. It may span several processes.
+    """
+
+    def __init__(self, message: str = "", *, cycle: Sequence[tuple[str, str, Point]] = ()) -> None:
+        super().__init__(message)
+        self.cycle = tuple(cycle)
+
+
+class ShapeError(TrimeshError, ValueError):
+    """A wrong dimension, index or size."""
+
+
+class LimitExceeded(TrimeshError):
+    """A bound of `trimesh.limits` was reached.
+
+    Attributes:
+        limit: Name of the bound.
+        value: What came.
+    """
+
+    def __init__(self, limit: str, value: float, message: str = "") -> None:
+        super().__init__(message or f"{limit} was exceeded, got {value}")
+        self.limit = limit
+        self.value = value
+
+
+class SpawnError(TrimeshError):
+    """A process could not be started."""
+
+
+class PayloadError(TrimeshError):
+    """A value arrived that cannot be rebuilt in this process; the `__cause__` says why."""
+
+
+class ProtocolError(TrimeshError):
+    """A peer sent bytes that break the protocol."""
+
+
+class TrimeshInternalError(TrimeshError):
+    """A broken promise inside trimesh: a bug of ours, please report it."""
+
+
+class RemoteTraceback(Exception):
+    """The traceback of the remote process, as the `__cause__` of a rebuilt exception."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.text}"""'
+
+
+class MeshErrorGroup(ExceptionGroup[Exception]):
+    """All failures of one mesh call, or of one block.
+
+    Attributes:
+        partial: What came back before the failure, as a `ValueMesh`, or None.
+        mesh: Name of the mesh, or None.
+        endpoint: Name of the endpoint, or None.
+    """
+
+    partial: Any
+    mesh: str | None
+    endpoint: str | None
+
+    def __new__(
+        cls,
+        message: str,
+        exceptions: Sequence[Exception],
+        *,
+        partial: Any = None,
+        mesh: str | None = None,
+        endpoint: str | None = None,
+    ) -> Self:
+        """Make a group with what belongs to it."""
+        self = super().__new__(cls, message, exceptions)
+        self.partial = partial
+        self.mesh = mesh
+        self.endpoint = endpoint
+        return self
+
+    def __init__(
+        self,
+        message: str,
+        exceptions: Sequence[Exception],
+        *,
+        partial: Any = None,
+        mesh: str | None = None,
+        endpoint: str | None = None,
+    ) -> None:
+        super().__init__(message, exceptions)  # `__new__` has kept the rest, because groups are made by it alone
+
+    def derive(self, exceptions: Sequence[Any], /) -> MeshErrorGroup:  # type: ignore[override]  # no BaseException here
+        """Return a group of the same mesh, endpoint and partial results around other exceptions."""
+        return MeshErrorGroup(self.message, exceptions, partial=self.partial, mesh=self.mesh, endpoint=self.endpoint)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the remote tracebacks, too: Python's own way drops every cause (E04)."""
+        texts = [_remote_text(leaf) for leaf in leaves(self)]
+        return _rebuild_group, (type(self), self.message, self.exceptions, texts), self.__dict__
+
+
+def _remote_text(error: BaseException) -> str:
+    """Return the remote traceback that ends the chain of an exception, or an empty text."""
+    cause = error.__cause__
+    while cause is not None and not isinstance(cause, RemoteTraceback):
+        cause = cause.__cause__
+    return "" if cause is None else cause.text
+
+
+def _rebuild_group(
+    cls: type[MeshErrorGroup], message: str, exceptions: Sequence[Exception], texts: Sequence[str]
+) -> MeshErrorGroup:
+    group = cls(message, exceptions)
+    for leaf, text in zip(leaves(group), texts, strict=True):
+        if text and leaf.__cause__ is None:
+            leaf.__cause__ = RemoteTraceback(text)
+    return group
+
+
+@attrs.frozen
+class Origin:
+    """Where an error came from.
+
+    Attributes:
+        point: Coordinates in the extent of the mesh as spawned, or None for an error outside any member.
+        mesh: Name of the process or actor mesh.
+        actor: Class name of the actor, or None.
+        endpoint: Name of the endpoint, or None.
+        host: Name of the host.
+        pid: Process id there.
+        incarnation: 0 for the first process at this point, one more for each restart.
+    """
+
+    point: Point | None
+    mesh: str
+    actor: str | None = None
+    endpoint: str | None = None
+    host: str = ""
+    pid: int = 0
+    incarnation: int = 0
+
+
+_ORIGIN = "__trimesh_origin__"
+
+
+@overload
+def origin(error: MeshError) -> Origin: ...
+@overload
+def origin(error: BaseException) -> Origin | None: ...
+def origin(error: BaseException) -> Origin | None:
+    """Return where `error` came from, or None for an error of this process's own code.
+
+    Args:
+        error: A leaf; groups have no origin of their own.
+    """
+    found = getattr(error, _ORIGIN, None)
+    if isinstance(found, Origin):
+        return found
+    # A `MeshError` is remote by its nature, so its origin is never None; one made by hand has an empty one.
+    return Origin(None, "") if isinstance(error, MeshError) else None
+
+
+def has_origin(error: BaseException) -> bool:
+    """Return whether it was noted where `error` came from."""
+    return isinstance(getattr(error, _ORIGIN, None), Origin)
+
+
+def set_origin(error: BaseException, where: Origin) -> None:
+    """Attach `where` to `error`, unless it already has an origin (the first one is the true one)."""
+    if not has_origin(error):
+        try:
+            setattr(error, _ORIGIN, where)
+        except (AttributeError, TypeError):  # a class that refuses attributes keeps its note, which names the place
+            return
+
+
+@overload
+def leaves(error: BaseExceptionGroup[_E]) -> Iterator[_E]: ...
+@overload
+def leaves(error: BaseException) -> Iterator[BaseException]: ...
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """Yield the exceptions of a group that are not groups themselves, in order; an exception yields itself."""
+    if isinstance(error, BaseExceptionGroup):
+        for child in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from leaves(child)
+    else:
+        yield error
+
+
+def coords(error: BaseException) -> list[Point]:
+    """Return the points of the leaves of `error` that have one, in order.
+
+    The result can be given to `mesh.exclude`. Errors of this process's own code have no point and are left out.
+    """
+    found: list[Point] = []
+    for leaf in leaves(error):
+        where = origin(leaf)
+        if where is not None and where.point is not None:
+            found.append(where.point)
+    return found

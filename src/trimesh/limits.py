@@ -1,0 +1,278 @@
+"""Every bound of trimesh: its value, its unit (last word of the name) and the reason for the value.
+
+Bounds that the native library shares are repeated in `native/src/limits.zig`; `tests/native` compares the two.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# ---- frames and links ------------------------------------------------------------------------------------
+
+FRAME_HEADER_BYTES: Final = 32
+"""Fixed little-endian header of every frame: four words of 8 bytes, half a cache line."""
+
+FRAME_PAYLOAD_BYTES_MAX: Final = 65_536
+"""One fragment. Larger bodies are cut into fragments of this size, so that a control frame waits for at most
+one fragment a link (64 KiB take 20-60 us to copy or send on the machines measured)."""
+
+HEAD_BYTES_MAX: Final = 49_152
+"""The head (control struct) of one message; it must fit one frame beside small bodies."""
+
+HEAD_PAYLOAD_BYTES_MAX: Final = 16_384
+"""A pickled payload up to this size rides inside the head; a larger one travels as the first body."""
+
+BODIES_MAX: Final = 4_096
+"""Out-of-band buffers of one message (a state dict has hundreds of tensors, rarely thousands)."""
+
+MESSAGE_BYTES_MAX: Final = 1 << 36
+"""All bodies of one message: 64 GiB, more than one tensor on today's hosts; a length above it is a broken peer."""
+
+RING_BYTES: Final = 1 << 18
+"""One direction of a same-host link. Holds four full fragments; 256 KiB stay in the second-level cache."""
+
+RING_CONTROL_RESERVE_BYTES: Final = 1 << 14
+"""Part of a ring that data may not use, so that cancels and credits get in when data has filled it."""
+
+LINKS_MAX: Final = 1_024
+"""Links of one process: a controller of the largest single host (several hundred workers) with room."""
+
+SEGMENT_BYTES_MIN: Final = 1 << 17
+"""Smallest pooled segment: twice the size up to which a body is copied inline."""
+
+SEGMENT_BYTES_MAX: Final = 1 << 27
+"""Largest pooled segment; a larger body travels as fragments. Nothing else runs in the sender's loop while it copies:
+7 ms for 128 MiB, 90 ms when the pages are new."""
+
+SEGMENT_IDLE_BYTES_MAX: Final = 1 << 28
+"""Shared memory of segments that nobody holds, kept for the next bodies: two of the largest. Making pages anew costs
+ten times the copy; more than this would count against a container's memory for nothing."""
+
+SEGMENTS_MAX: Final = 128
+"""Pooled segments of one process: one descriptor each at the sender, one mapping each at every receiver."""
+
+SEGMENT_FLIGHT_BYTES_MAX: Final = 1 << 24
+"""Bytes in segments sent to one peer that has not looked at them; beyond it messages wait. One larger body is let
+through when nothing else is under way."""
+
+SEGMENT_POOL_BYTES_MAX: Final = 1 << 31
+"""Shared memory that one process may hold for bodies on their way: 2 GiB; beyond it bodies travel as fragments."""
+
+SEND_QUEUE_BYTES_HIGH: Final = 8 << 20
+"""Bytes queued for one link above which a broadcast waits for the link to drain before it returns."""
+
+# ---- liveness --------------------------------------------------------------------------------------------
+
+BEAT_SECONDS: Final = 0.5
+"""Heartbeat of a native thread: six beats fit one lease, so five may be late."""
+
+LEASE_SECONDS: Final = 3.0
+"""Silence after which a peer counts as stopped: a stopped process is known within 4 s."""
+
+STALL_SECONDS: Final = 5.0
+"""A Trio loop that has not run for this long while its native thread answers is reported as stalled."""
+
+STALL_AGAIN_SECONDS: Final = 30.0
+"""A process that goes on stalling is reported once in this time: its stack is 16 KiB of somebody's log."""
+
+LINK_HELLO_SECONDS: Final = 10.0
+"""A peer that has connected but said no hello in this time is dropped."""
+
+# ---- calls -----------------------------------------------------------------------------------------------
+
+MAILBOX_MESSAGES: Final = 128
+"""Messages of one sender that wait at one actor before the sender waits."""
+
+MAILBOX_BYTES: Final = 8 << 20
+"""Bytes of the same; one message above it is let through when nothing else waits."""
+
+GROUPS_MAX: Final = 256
+"""Sets of links that a process remembers for its casts: one for each view that is called; the oldest is dropped."""
+
+GONE_PEERS: Final = 4_096
+"""Ended processes of which a process remembers that they are gone: 100 bytes each, so that what comes late from them,
+and the messages and ports that name them, are known to be late."""
+
+DEATHS: Final = 256
+"""Of those, the ones of which it remembers how they have ended, beside its own members: half a KiB each, and up to
+`STDERR_TAIL_BYTES` of last words. Whoever calls by a reference that is older learns no more than that it is gone."""
+
+MAILBOX_REPORT_BYTES: Final = 1 << 20
+"""Bytes of one sender that an actor may have taken without a word to the sender: an eighth of its mailbox."""
+
+CANCEL_ACK_SECONDS: Final = 5.0
+"""Wait for the acknowledgement of a cancel before the callee is reported as unresponsive (rule C2)."""
+
+REASON_CHARS_MAX: Final = 1_000
+"""Text that says why a call was cancelled; it grows by a line with each hop, and must fit a control frame."""
+
+FOLLOWER_SECONDS: Final = 5.0
+"""Wait of a mesh's owner for the news of a death that somebody who asks for the follower has heard of first: the lease
+of a stopped process, the report of its exit, and a second."""
+
+DEADLINE_SKEW_SECONDS: Final = 0.25
+"""A remote budget may end this much before the caller's own deadline does (rule C3)."""
+
+EVENTS: Final = 1_024
+"""Records that one reader of `events()` may lag behind (rule T3)."""
+
+STREAM_WINDOW: Final = 64
+"""Items a generator endpoint may be ahead of its consumer (rule T1)."""
+
+STREAM_WINDOW_MAX: Final = 65_536
+"""Largest window that may be asked for; beyond it a slow consumer would hold memory without any use."""
+
+STREAM_BYTES: Final = 8 << 20
+"""Bytes of the same, as of a mailbox; one item above it is let through when little else is ahead."""
+
+STREAM_REPORT_BYTES: Final = 1 << 20
+"""Bytes of one rank that a consumer may have taken without a word to it: an eighth of what may be ahead."""
+
+ITEM_LEAVE_SECONDS: Final = 1.0
+"""A generator endpoint that is cancelled waits this long for the bytes of its last item to leave; a consumer that runs
+drains its links in milliseconds."""
+
+MAP_WINDOW: Final = 32
+"""Items of one `map` that have been sent and whose results have not been taken: a few for each of several members."""
+
+# ---- channels --------------------------------------------------------------------------------------------
+
+LOANS_PER_FRAME: Final = 512
+"""Ports named in one frame: 20 KiB of numbers, which fit a head (49 KiB); a message with more has several frames."""
+
+EARLY_LOANS: Final = 65_536
+"""Loans of one channel that have been taken before their lender's word of them came. They differ by the few
+milliseconds between two links; more is a peer that makes them up."""
+
+ITEM_TYPE_DEPTH: Final = 16
+"""Types inside of each other in the type of a channel's items; nobody writes more, and a peer's are taken apart one
+call deep for each."""
+
+FLUSH_SECONDS: Final = 1.0
+"""An ending process waits this long for items that it has sent to leave; they wait for a receiver's process that is
+slow to read, and one that does not read at all must not hold up the end."""
+
+# ---- deadlocks -------------------------------------------------------------------------------------------
+
+DEADLOCK_SEARCH_SECONDS: Final = 0.015
+"""How long a call waits for slots whose calls all wait themselves, before somebody looks whether it waits for itself
+(rule C8). Most such waits are over in a millisecond; a person does not notice 15 ms."""
+
+DEADLOCK_PAUSE_FACTOR: Final = 4
+"""A process that has looked for deadlocks rests this many times as long before it looks again, so that doing so takes
+a fifth of its time at most, however many calls wait."""
+
+DEADLOCK_ANSWER_SECONDS: Final = 1.0
+"""A process that does not say for this long who waits in it is left out of the search; once it does, the search is
+made again."""
+
+DEADLOCK_NODES_MAX: Final = 16_384
+"""Waits that one search looks at, and waits in one answer: 2 MiB. A cycle has a handful; what leads nowhere is
+seldom more than the calls under way."""
+
+DEADLOCK_REFS_MAX: Final = 512
+"""Names of waits in one control struct: 46 bytes each at most, half of a head."""
+
+# ---- errors and values -----------------------------------------------------------------------------------
+
+BUFFER_INLINE_BYTES: Final = 4_096
+"""A buffer of a value below this rides at the end of the payload: copying a page costs less than a body of its own."""
+
+ENCODER_KEEP_BYTES: Final = 1_024
+"""After a payload above this the encoder makes a new pickler (1 us) for the next one: clearing a memo costs as much as
+its largest use did, so one long message would slow the short ones that follow (2.4 us instead of 1.1, measured)."""
+
+REDUCER_CACHE_CLASSES: Final = 4_096
+"""Classes whose reducer an encoder remembers; beyond it the table is emptied, so that classes made per call go."""
+
+DEFINITIONS_MAX: Final = 65_536
+"""Classes, functions and globals that one process sends by value. Each is kept for the life of both processes, so
+classes made anew for every call must be told before they fill the memory."""
+
+DIAGNOSIS_OBJECTS: Final = 1_000
+"""Objects that are tried one by one to name the part of a value that cannot be serialised."""
+
+TRACEBACK_CHARS_MAX: Final = 65_536
+"""Text of one remote traceback; the middle is left out beyond it."""
+
+EXCEPTION_CHAIN_MAX: Final = 64
+"""Links of one cause or context chain, and leaves of one group, that travel; the rest is counted in a note."""
+
+EXCEPTION_RECORDS_MAX: Final = 512
+"""Exceptions that travel as one: causes, contexts and members together. Nested groups would multiply
+the bounds of one chain and one group."""
+
+EXCEPTION_PAYLOAD_BYTES_MAX: Final = 1 << 20
+"""One pickled attribute of an exception; a larger one travels as its (shortened) repr."""
+
+# ---- processes -------------------------------------------------------------------------------------------
+
+SPAWN_SECONDS: Final = 60.0
+"""From the request for a process to its first word; importing torch on a busy laptop takes 10-20 s."""
+
+TERM_SECONDS: Final = 0.5
+"""From SIGTERM to SIGKILL in the stop ladder."""
+
+EXIT_REPORT_SECONDS: Final = 1.0
+"""From the loss of a link to the spawner's exit report; after it the death is reported without a diagnosis."""
+
+STOPPING_LOG_SECONDS: Final = 2.0
+"""A block that has been stopping for this long says once what it waits for (rule M4)."""
+
+STDERR_TAIL_BYTES: Final = 4_096
+"""Last words of a process that are kept for the error that reports its death."""
+
+OUTPUT_LINE_BYTES_MAX: Final = 8_192
+"""One line of worker output; a longer one is cut into several."""
+
+OUTPUT_QUEUE_BYTES_MAX: Final = 1 << 20
+"""Worker output waiting for a slow terminal; beyond it lines are dropped and counted, the worker never waits."""
+
+OUTPUT_BATCH_BYTES_MAX: Final = 32_768
+"""Worker output in one record to the controller; two such batches may be on their way, so that an exit report never
+waits behind more than 64 KiB of text."""
+
+KILL_SECONDS: Final = 5.0
+"""From SIGKILL until a process that is still there is given up as stuck in the kernel (rule Z08)."""
+
+THREAD_SHUTDOWN_SECONDS: Final = 2.0
+"""Wait of an ending worker for threads that are no daemons; an idle pool ends in a millisecond."""
+
+OOM_CLAIM_SECONDS: Final = 2.0
+"""An out-of-memory kill that the kernel has counted explains a SIGKILL this much later, no more."""
+
+EXIT_REPORTS: Final = 1_024
+"""Ended processes whose report the spawner, and the controller, remember for those who ask later: as many as one
+process can have links, should all be lost together."""
+
+BROKER_PACKET_BYTES_MAX: Final = 65_536
+"""One packet on a broker socket (the default socket buffer takes three); larger records travel in a memfd."""
+
+BROKER_RECORD_BYTES_MAX: Final = 1 << 26
+"""One record on a broker socket: 64 MiB; arguments and environment together are far below it."""
+
+BROKER_QUEUE_RECORDS_MAX: Final = 16_384
+"""Answers waiting for one process that does not read them; beyond it the spawner drops the connection."""
+
+FOREIGN_CONNECT_SECONDS: Final = 10.0
+"""A link between workers of two spawners, by way of the controller: less than a millisecond; a spawner that has not
+answered by then has been stopped by somebody."""
+
+OUTPUT_FLUSH_SECONDS: Final = 1.0
+"""A block that is left waits this long for the last output of its processes; it takes a fraction of a millisecond
+unless the spawner is stopped."""
+
+FAULT_RULES_MAX: Final = 1_024
+"""Faults that a test may have planned at one time for links of real processes: one for each direction of each link."""
+
+NAME_CHARS_MAX: Final = 200
+"""Name of a mesh; it is part of most messages to people, and of control frames."""
+
+GRACE_SECONDS: Final = 5.0
+"""Default of `grace`: clean-up of actors and processes."""
+
+assert HEAD_PAYLOAD_BYTES_MAX < HEAD_BYTES_MAX < FRAME_PAYLOAD_BYTES_MAX
+assert RING_BYTES >= 4 * (FRAME_PAYLOAD_BYTES_MAX // 2 + FRAME_HEADER_BYTES)
+assert RING_CONTROL_RESERVE_BYTES * 8 <= RING_BYTES
+assert LEASE_SECONDS >= 4 * BEAT_SECONDS
+assert FRAME_PAYLOAD_BYTES_MAX < SEGMENT_BYTES_MIN <= SEGMENT_BYTES_MAX <= SEGMENT_POOL_BYTES_MAX

@@ -1,0 +1,270 @@
+"""`Region`: a view of a mesh: which members, in which order, under which labels.
+
+A region holds two things beside each other:
+
+    extent   how the view looks to its user: labels and sizes
+    table    for each point of that extent, in row-major order, its *base rank*: the rank in the mesh as spawned
+
+so every view is a table of the same few lines, whatever it was made by:
+
+    Region(Extent(hosts=2, gpus=4))     table  0 1 2 3 4 5 6 7     extent  hosts=2, gpus=4
+      .slice(gpus=slice(1, 3))          table    1 2     5 6       extent  hosts=2, gpus=2
+      .flatten("ranks")                 table    1 2     5 6       extent  ranks=4
+      .exclude([{"ranks": 3}])          table    1 2     5 6       extent  ranks=4, without base rank 6
+
+A table in arithmetic progression is a `range`, so the common views hash and pickle in a few bytes; any other is a
+tuple. Strides were not kept instead, because most compositions (flatten of a slice) have none, and meshes are small
+(`limits.LINKS_MAX`).
+
+Invariants:
+
+    RG-1  The table has `extent.nelements` entries, all different; each is a rank of `base`.
+    RG-2  What is excluded is a subset of the table: equal views are equal values, whatever made them.
+    RG-3  `exclude` changes neither extent nor table: the others keep their ranks. `slice`, `split`, `flatten` and
+          `rename` of a sparse view keep what is missing missing.
+    RG-4  Views may be empty: a slice that selects nothing leaves a dimension of size 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+
+import attrs
+
+from trimesh.errors import ShapeError
+from trimesh.shape import reshape
+from trimesh.shape.extent import Extent
+from trimesh.shape.point import Point
+
+
+def _as_extent(extent: Mapping[str, int]) -> Extent:
+    return extent if isinstance(extent, Extent) else Extent(extent)
+
+
+def _as_table(ranks: Sequence[int]) -> range | tuple[int, ...]:
+    """Return `ranks` as a range where they are in arithmetic progression, else as a tuple."""
+    if isinstance(ranks, range):
+        return ranks
+    if len(ranks) < 2:
+        return range(ranks[0], ranks[0] + 1) if ranks else range(0)
+    step = ranks[1] - ranks[0]
+    if all(b - a == step for a, b in itertools.pairwise(ranks)):
+        return range(ranks[0], ranks[-1] + step, step)
+    return tuple(ranks)
+
+
+def _whole_extent(region: Region) -> Extent:
+    return region.base
+
+
+def _whole_table(region: Region) -> range:
+    return range(region.base.nelements)
+
+
+@attrs.frozen(repr=False)
+class Region:
+    """A view of a mesh, as an immutable, hashable value.
+
+    Attributes:
+        base: The extent of the mesh as spawned.
+        mesh: Key of that mesh, or None for none; its members' points carry it.
+        extent: Labels and sizes of this view, members that are missing included.
+
+    Example:
+        >>> whole = Region(Extent(hosts=2, gpus=4), mesh="trainers")
+        >>> view = whole.slice(gpus=slice(1, 3))
+        >>> view, list(view.ranks()), len(view)
+        (Region(hosts=2, gpus=2), [1, 2, 5, 6], 4)
+        >>> sparse = view.exclude([whole.point(2)])
+        >>> sparse.extent, list(sparse.ranks()), list(sparse.points())[1]
+        (Extent(hosts=2, gpus=2), [1, 5, 6], {'hosts': 1/2, 'gpus': 0/2})
+    """
+
+    base: Extent = attrs.field(converter=_as_extent)
+    mesh: Hashable = attrs.field(default=None, kw_only=True)
+    extent: Extent = attrs.field(default=attrs.Factory(_whole_extent, takes_self=True), kw_only=True)
+    _table: range | tuple[int, ...] = attrs.field(
+        default=attrs.Factory(_whole_table, takes_self=True), converter=_as_table, kw_only=True, alias="table"
+    )
+    _excluded: frozenset[int] = attrs.field(default=frozenset[int](), kw_only=True, alias="excluded")
+
+    def __attrs_post_init__(self) -> None:
+        assert len(self._table) == self.extent.nelements  # RG-1
+        assert self._excluded.issubset(self._table)  # RG-2
+
+    # ---- reading ---------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Return the number of members: the points of the extent without the missing ones."""
+        return len(self._table) - len(self._excluded)
+
+    def __contains__(self, base_rank: object) -> bool:
+        """Tell whether the member of this base rank is in the view."""
+        return base_rank in self._table and base_rank not in self._excluded
+
+    def ranks(self) -> Sequence[int]:
+        """Return the base ranks of the members, in the view's order."""
+        if self._excluded:
+            return tuple(rank for rank in self._table if rank not in self._excluded)
+        return self._table
+
+    def missing(self) -> Sequence[int]:
+        """Return the base ranks of what was excluded, in the view's order."""
+        return tuple(rank for rank in self._table if rank in self._excluded)
+
+    def points(self) -> Iterator[Point]:
+        """Yield the members' points in the view's order; coordinates and rank are those in the view's extent."""
+        for rank, base_rank in enumerate(self._table):
+            if base_rank not in self._excluded:
+                yield Point(rank, self.extent, self.mesh, base_rank)
+
+    def point(self, rank: int) -> Point:
+        """Return the member of rank `rank` in the view's extent.
+
+        Raises:
+            ShapeError: `rank` is not in the extent, or the member there is missing.
+        """
+        return Point(rank, self.extent, self.mesh, self.base_rank(rank))
+
+    def base_rank(self, rank: int) -> int:
+        """Return the base rank of the member of rank `rank` in the view's extent.
+
+        Raises:
+            ShapeError: `rank` is not in the extent, or the member there is missing.
+        """
+        point = self.extent.point(rank)
+        found = self._table[point.rank]
+        if found in self._excluded:
+            raise ShapeError(f"the member at {point!r} (rank {found} of {self.base!r}) is not in this view")
+        return found
+
+    def rank_of(self, base_rank: int) -> int:
+        """Return the rank, in the view's extent, of the member of base rank `base_rank`.
+
+        Cost: constant where the ranks are in arithmetic progression, else linear.
+
+        Raises:
+            ShapeError: It is not in the view.
+        """
+        if base_rank not in self:
+            raise ShapeError(
+                f"the member of rank {base_rank!r} of {self.base!r} is not in this view of {self.extent!r}"
+            )
+        return self._table.index(base_rank)
+
+    def point_of(self, base_rank: int) -> Point:
+        """Return the point, in the view's extent, of the member of base rank `base_rank`.
+
+        Raises:
+            ShapeError: It is not in the view.
+        """
+        return Point(self.rank_of(base_rank), self.extent, self.mesh, base_rank)
+
+    # ---- making other views ----------------------------------------------------------------------------------
+
+    def slice(self, **selection: int | slice) -> Region:
+        """Select along dimensions: an int removes the dimension, a slice keeps it, what is not named stays whole.
+
+        Args:
+            selection: Label to index or slice. Negative indices count from the end; a slice may have a step, and is
+                cut to the size, as Python's are.
+
+        Raises:
+            ShapeError: There is no such dimension, or the index is outside it, or it is neither int nor slice.
+
+        Example:
+            >>> whole = Region(Extent(hosts=2, gpus=4))
+            >>> list(whole.slice(gpus=-1).ranks()), list(whole.slice(hosts=1, gpus=slice(0, None, 2)).ranks())
+            ([3, 7], [4, 6])
+            >>> whole.slice(gpus=slice(2, 2))
+            Region(hosts=2, gpus=0)
+        """
+        extent, ranks = reshape.select(self.extent, selection)
+        return self._view(extent, _as_table([self._table[rank] for rank in ranks]))
+
+    def flatten(self, label: str) -> Region:
+        """Merge all dimensions into the one `label`; ranks stay.
+
+        Raises:
+            ShapeError: The label is no identifier.
+
+        Example:
+            >>> Region(Extent(hosts=2, gpus=4)).slice(gpus=slice(0, 3)).flatten("ranks")
+            Region(ranks=6)
+        """
+        return self._view(reshape.flatten(self.extent, label), self._table)
+
+    def split(self, **parts: Sequence[str] | int) -> Region:
+        """Split dimensions into several; ranks stay.
+
+        Args:
+            parts: For each dimension to split, its new labels, the slowest first; and the size of each new label. One
+                size for each split may be left out: it is what the others leave.
+
+        Raises:
+            ShapeError: There is no such dimension, a label clashes, or the sizes do not divide.
+
+        Example:
+            >>> Region(Extent(hosts=4, gpus=8)).split(hosts=("dp", "pp"), pp=2)
+            Region(dp=2, pp=2, gpus=8)
+        """
+        return self._view(reshape.split(self.extent, parts), self._table)
+
+    def rename(self, **labels: str) -> Region:
+        """Give dimensions other labels; ranks stay.
+
+        Raises:
+            ShapeError: There is no such dimension, or a new label is no identifier or clashes.
+
+        Example:
+            >>> Region(Extent(hosts=2, gpus=4)).rename(gpus="tp")
+            Region(hosts=2, tp=4)
+        """
+        return self._view(reshape.rename(self.extent, labels), self._table)
+
+    def exclude(self, points: Iterable[Mapping[str, int]]) -> Region:
+        """Take members out; the others keep their ranks, and the extent its sizes.
+
+        Args:
+            points: A `Point` that is a member of this mesh is taken by its base rank, whatever view it was seen
+                through; any other mapping is read in the labels of this view. What is missing already stays so.
+
+        Raises:
+            ShapeError: A point is of another mesh, or is not in this view.
+
+        Example:
+            >>> whole = Region(Extent(gpus=4))
+            >>> view = whole.slice(gpus=slice(2, 4))
+            >>> list(view.exclude([whole.point(3)]).ranks()), list(view.exclude([{"gpus": 1}]).ranks())
+            ([2], [2])
+        """
+        if isinstance(points, Mapping):
+            raise ShapeError(f"exclude takes a list of points, got one: write exclude([{points!r}])")
+        return self.exclude_ranks(map(self._base_rank_of, points))
+
+    def exclude_ranks(self, base_ranks: Iterable[int]) -> Region:
+        """Take members out by their base ranks; those that are not in the view are left out silently."""
+        return attrs.evolve(self, excluded=self._excluded.union(rank for rank in base_ranks if rank in self._table))
+
+    def _base_rank_of(self, point: Mapping[str, int]) -> int:
+        if not isinstance(point, Mapping):
+            raise ShapeError(f"a point is a mapping of label to index such as {{'gpus': 2}}, got {point!r}")
+        if isinstance(point, Point) and point.base_rank is not None:
+            if point.mesh != self.mesh:
+                raise ShapeError(f"the point {point!r} is of the mesh {point.mesh!r}, this view is of {self.mesh!r}")
+            if point.base_rank not in self._table:
+                rank = f"rank {point.base_rank} of {self.base!r}"
+                raise ShapeError(f"the point {point!r} ({rank}) is not in this view of {self.extent!r}")
+            return point.base_rank
+        return self._table[self.extent.rank(point)]
+
+    def _view(self, extent: Extent, table: range | tuple[int, ...]) -> Region:
+        kept = self._excluded.intersection(table) if self._excluded else self._excluded
+        return attrs.evolve(self, extent=extent, table=table, excluded=kept)
+
+    def __repr__(self) -> str:
+        inside = [f"{label}={size}" for label, size in self.extent.items()]
+        if self._excluded:
+            inside.append(f"missing={len(self._excluded)}")
+        return f"Region({', '.join(inside)})"

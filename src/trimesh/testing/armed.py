@@ -1,0 +1,152 @@
+"""A real process that takes faults of a test: it was armed when it was spawned, by a token that only the test has.
+
+`ArmedSetup` is the `setup=` of its processes. A process without it refuses the messages of this file as a breach of
+the protocol, and has nothing at its sites.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from trimesh._runtime.cell import Cell
+from trimesh._runtime.context import current_proc
+from trimesh._runtime.endpoint_spec import EndpointSpec
+from trimesh._runtime.host import LaunchRequest
+from trimesh._runtime.incoming import IncomingCall, take_payload
+from trimesh._runtime.peer import Peer
+from trimesh._runtime.proc import Proc
+from trimesh._transport.base import DownReason, Link, LinkDown
+from trimesh._transport.fault_table import TableKey
+from trimesh._transport.native import NativeTransport
+from trimesh._wire import messages
+from trimesh.errors import PayloadError, ProtocolError
+from trimesh.ids import AGENT
+from trimesh.testing.injector import Injector, Rule, run, watched
+from trimesh.testing.places import coordinates
+from trimesh.testing.proc_clock import ProcClock
+from trimesh.testing.vocabulary import EndpointFault, LostCall
+
+ARMED = -1
+"""Index of the `Fired` message by which a process says that it is armed."""
+
+
+@attrs.frozen
+class ArmedSetup:
+    """The `setup` of a process that takes faults.
+
+    Attributes:
+        token: What the messages of the test must show.
+        setup: The user's own, which runs afterwards.
+        table: What opens the table of faults of its links; None without one.
+    """
+
+    token: str
+    setup: Callable[[], Any] | None = None
+    table: TableKey | None = None
+
+    async def __call__(self) -> None:
+        """Arm the process that this runs in; simulated ones need no arms."""
+        proc = current_proc()
+        if not proc.is_simulated and proc.sites is None:
+            assert isinstance(proc.transport, NativeTransport)
+            if self.table is not None:
+                self.table.arm(proc.transport)
+            _Armed(proc, self.token).serve()
+        result = None if self.setup is None else self.setup()
+        if inspect.isawaitable(result):
+            await result
+
+
+@attrs.define(eq=False)
+class _Armed:
+    """The sites of one real process."""
+
+    proc: Proc
+    token: str
+    _injector: Injector = attrs.field(init=False)
+    _clock: ProcClock = attrs.field(factory=ProcClock)
+    _planner: Peer | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self._injector = Injector(self._fired)
+
+    def serve(self) -> None:
+        """Take faults from now on, and say so to the owner of this process."""
+        self.proc.sites = self
+        self.proc.routes[messages.Arm] = self._arm
+        self.proc.routes[messages.Misbehave] = self._misbehave
+        agent = self.proc.cells[AGENT]
+        _tell(agent.owner, ARMED, "spawn", "")
+
+    # ---- sites -----------------------------------------------------------------------------------------------
+
+    def received(self, proc: Proc, peer: Peer, link: Link, message: messages.Message) -> bool:
+        """Lose the requests that are to be lost."""
+        del peer
+        if not self._injector.loses_request(proc.cells, message):
+            return True
+        link.abort()
+        proc.link_down(link, LinkDown(DownReason.EOF))
+        return False
+
+    def launching(self, request: LaunchRequest) -> LaunchRequest:
+        """Start it: failing starts are planned for the process of the test alone."""
+        return request
+
+    def dispatch(self, cell: Cell, call: IncomingCall) -> EndpointSpec:
+        """Return what runs for a call; see `Sites.dispatch`."""
+        spec = call.spec
+        if not self._injector.rules or call.mesh == AGENT:
+            return spec
+        return watched(spec, lambda: self._injector.spec_for(cell, call, spec), run)
+
+    def _fired(self, rule: Rule, cell: Cell) -> None:
+        assert self._planner is not None
+        site = "receive" if isinstance(rule.fault, LostCall) and rule.fault.what == "request" else "dispatch"
+        _tell(self._planner, rule.index, site, f"{cell.spec.name}{coordinates(cell.spec.point)}")
+
+    # ---- messages --------------------------------------------------------------------------------------------
+
+    def _check(self, token: str) -> None:
+        if token != self.token:
+            raise ProtocolError("a fault must show the token that this process was armed with")
+
+    def _arm(self, peer: Peer, message: messages.Arm, bodies: list[memoryview]) -> None:
+        self._check(message.token)
+        try:
+            (fault,), _ = self.proc.values.decode(*take_payload(message.payload, bodies), what="a planned fault")
+        except PayloadError as error:
+            raise ProtocolError(f"a planned fault cannot be rebuilt here: {error}") from error
+        if not isinstance(fault, EndpointFault | LostCall):
+            raise ProtocolError(f"a process takes faults of its endpoints, got {type(fault).__name__}")
+        self._planner = peer
+        self._injector.rules.append(Rule(message.index, fault))
+
+    def _misbehave(self, peer: Peer, message: messages.Misbehave, bodies: list[memoryview]) -> None:
+        del peer, bodies
+        self._check(message.token)
+        if message.kind == "exit":
+            os._exit(int(message.number))
+        elif message.kind == "hold_gil":
+            # A PyDLL keeps the GIL while the function runs.
+            ctypes.PyDLL(None).usleep(ctypes.c_uint(int(message.number * 1e6)))
+        elif message.kind == "lag":
+            time.sleep(message.number)
+        elif message.kind == "jump":
+            self._clock.jump(message.number)
+        elif message.kind == "drift":
+            self._clock.drift(message.number)
+        else:
+            raise ProtocolError(f"a process misbehaves by exit, hold_gil, lag, jump or drift, got {message.kind!r}")
+
+
+def _tell(peer: Peer, index: int, site: str, where: str) -> None:
+    if peer.link is not None:
+        peer.link.send(messages.encode(messages.Fired(index, site, where)))

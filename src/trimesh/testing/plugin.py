@@ -1,0 +1,213 @@
+"""The pytest plugin: `@simulate`, the marker `mesh_backend`, the fixtures of a mesh test, and the zombie guard.
+
+pytest finds it by its entry point; in a checkout, `-p trimesh.testing.plugin` loads it. It lives beside pytest-trio: a
+mesh test is run here, whatever mode pytest-trio is in.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+
+from trimesh.testing.decorator import OPTIONS, Simulated
+from trimesh.testing.item_run import BACKENDS, ItemRun, Settings
+from trimesh.testing.keys import expand
+from trimesh.testing.seed_plan import SEEDED, SeedPlan, read_seed, runs_told
+from trimesh.testing.zombie_guard import guard
+
+_BODY: pytest.StashKey[Any] = pytest.StashKey()
+_PLAN: pytest.StashKey[SeedPlan] = pytest.StashKey()
+_GUARDED = ("all", "mesh", "off")
+
+
+def _left_out(text: str) -> frozenset[str]:
+    try:
+        return expand(text)
+    except ValueError as error:
+        raise pytest.UsageError(f"--mesh-leave-out: {error}") from None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options `--mesh-*`."""
+    group = parser.getgroup("trimesh", "simulated meshes")
+    group.addoption("--mesh-seed", type=read_seed, metavar="SEED", help="run this seed only")
+    group.addoption("--mesh-seeds", type=int, metavar="N", help="number of seeds of every simulated test")
+    group.addoption(
+        "--mesh-first-seed", type=read_seed, default=0, metavar="SEED", help='begin here, or at a "fresh" one'
+    )
+    group.addoption("--mesh-seconds", type=float, metavar="S", help="run as many seeds as fit, each test the same time")
+    group.addoption("--mesh-trace", metavar="FILE", help="write the trace of the last run, or of the one that failed")
+    group.addoption("--mesh-leave-out", default="", metavar="KEYS", help="run without these faults and steps")
+    parser.addini("mesh_zombie_guard", "which tests are guarded: all, mesh (default), off", default="mesh")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the markers."""
+    config.addinivalue_line("markers", 'mesh_backend(*names): run on "sim", "proc", or both')
+    config.addinivalue_line("markers", "real: starts real processes")
+    config.addinivalue_line("markers", f"{SEEDED.name}: runs in simulation, under seeds; what does is marked by itself")
+    if config.getini("mesh_zombie_guard") not in _GUARDED:
+        raise pytest.UsageError(f"mesh_zombie_guard must be one of {', '.join(_GUARDED)}")
+
+
+def simulated_of(item: pytest.Function) -> Simulated | None:
+    """Return what `simulate` was told of a test, if it was."""
+    found: Simulated | None = getattr(item.obj, OPTIONS, None)
+    return found
+
+
+def _backends_of(marked: pytest.Mark) -> tuple[str, ...]:
+    names = tuple(marked.args) or tuple(BACKENDS)
+    unknown = [name for name in names if name not in BACKENDS]
+    if unknown:
+        raise pytest.UsageError(f"mesh_backend takes {', '.join(BACKENDS)}; got {', '.join(map(repr, unknown))}")
+    return names
+
+
+def _backend_of(item: pytest.Function) -> str:
+    """Return the name of the back end of a mesh test; pytest drops a fixture that no argument asks for."""
+    params: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
+    return str(params.get("mesh_backend_name", "sim"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make one item for each back end of a marked test."""
+    marked = metafunc.definition.get_closest_marker("mesh_backend")
+    if marked is None:
+        return
+    names = _backends_of(marked)
+    metafunc.fixturenames.append("mesh_backend_name")
+    values = [pytest.param(name, marks=pytest.mark.real if name == "proc" else ()) for name in names]
+    metafunc.parametrize("mesh_backend_name", values, indirect=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Remember the bodies of mesh tests, before another plugin wraps them; mark those that run under seeds."""
+    for item in items:
+        if not isinstance(item, pytest.Function):
+            continue
+        is_marked = item.get_closest_marker("mesh_backend") is not None
+        if (simulated_of(item) is not None or is_marked) and inspect.iscoroutinefunction(item.obj):
+            item.stash[_BODY] = item.obj
+            if _backend_of(item) == "sim":
+                item.add_marker(SEEDED)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Settle the seeds of every test, now that it is known how many of them share the time."""
+    config = session.config
+    option = cast("Callable[[str], Any]", config.getoption)
+    seconds: float | None = option("--mesh-seconds")
+    if seconds is not None:
+        seeded = sum(item.get_closest_marker(SEEDED.name) is not None for item in session.items)
+        seconds *= int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) / max(seeded, 1)
+    config.stash[_PLAN] = SeedPlan(option("--mesh-seed"), option("--mesh-first-seed"), option("--mesh-seeds"), seconds)
+
+
+def plan_of(item: pytest.Item) -> SeedPlan:
+    """Return the seeds that a test is to run under."""
+    return item.config.stash[_PLAN]
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Say where the seeds begin when nobody has chosen it."""
+    first = config.getoption("--mesh-first-seed")
+    return f"mesh: first seed {first:#x}" if first else None
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say how much was run under seeds."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)]
+    first = int(config.getoption("--mesh-first-seed") or 0)
+    told = runs_told((getattr(report, "user_properties", ()) for report in reports), first)
+    if told:
+        terminalreporter.write_line(f"mesh: {told}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a mesh test: all its seeds, or its body over real processes."""
+    __tracebackhide__ = True
+    body = pyfuncitem.stash.get(_BODY, None)
+    if body is None:
+        return None
+    option = cast("Callable[[str], Any]", pyfuncitem.config.getoption)
+    names = pyfuncitem._fixtureinfo.argnames  # noqa: SLF001 - what pytest itself passes on
+    wanted = {name: pyfuncitem.funcargs[name] for name in names if name != "mesh_backend_name"}
+    settings = Settings(
+        seeds=plan_of(pyfuncitem),
+        trace_file=option("--mesh-trace"),
+        left_out=_left_out(option("--mesh-leave-out")),
+    )
+    run = ItemRun(pyfuncitem.nodeid, body, wanted, getattr(body, OPTIONS, None), settings)
+    try:
+        BACKENDS[_backend_of(pyfuncitem)](run)
+    finally:
+        if run.ran:
+            pyfuncitem.user_properties.append((SEEDED.name, len(run.ran)))
+        for title, text in run.sections:
+            pyfuncitem.add_report_section("call", title, text)
+    return True
+
+
+# ---- fixtures --------------------------------------------------------------------------------------------------------
+
+
+class Provided:
+    """Stands for a fixture that each run of a mesh test fills in anew."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        raise AttributeError(
+            f"the fixture {self._name!r} exists inside a test under @trimesh.testing.simulate, or marked mesh_backend, "
+            f"and in no other fixture; it was asked for {attribute!r}"
+        )
+
+
+@pytest.fixture
+def mesh() -> Any:
+    """The processes of a mesh test: a `ProcMesh` of `per_host`, new for each seed."""
+    return Provided("mesh")
+
+
+@pytest.fixture
+def faults() -> Any:
+    """Plans faults: `trimesh.testing.Faults`."""
+    return Provided("faults")
+
+
+@pytest.fixture
+def fault_log() -> Any:
+    """What has fired so far: a list of `trimesh.testing.Fired`."""
+    return Provided("fault_log")
+
+
+@pytest.fixture
+def chaos() -> Any:
+    """Faults by chance: `trimesh.testing.Chaos`."""
+    return Provided("chaos")
+
+
+@pytest.fixture
+def mesh_backend_name(request: pytest.FixtureRequest) -> str:
+    """Name of the back end that the test runs on."""
+    name: str = getattr(request, "param", "sim")
+    return name
+
+
+@pytest.fixture(autouse=True)
+def zombie_guard(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves a process, thread, descriptor or shared-memory name behind."""
+    which = request.config.getini("mesh_zombie_guard")
+    is_mesh_test = _BODY in request.node.stash
+    if which == "all" or (which == "mesh" and is_mesh_test):
+        yield from guard()
+    else:
+        yield

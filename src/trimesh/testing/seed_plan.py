@@ -1,0 +1,69 @@
+"""Which seeds a test runs under, as the command line says it; how many runs came of it."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import attrs
+import pytest
+
+SEEDED: Final = pytest.mark.mesh_seeded
+"""Marks what runs under seeds; as a property of a report, the number of its runs."""
+
+FRESH: Final = "fresh"
+"""As `--mesh-first-seed`: begin where nobody has begun before."""
+
+FRESH_BITS: Final = 32
+"""Of a first seed that is drawn: short enough to be typed, and no two runs of a year begin at the same."""
+
+
+@attrs.frozen
+class SeedPlan:
+    """The seeds of every seeded test of a session.
+
+    Attributes:
+        only: The only one, or None.
+        first: Where to begin.
+        count: How many instead of what a test says, or None.
+        seconds: How long to go on with the next ones, in each test, instead of counting them; None to count.
+    """
+
+    only: int | None = None
+    first: int = 0
+    count: int | None = None
+    seconds: float | None = None
+
+    def seeds(self, asked: int) -> Iterator[int]:
+        """Yield the seeds of a test that asks for so many; the first of them in any case."""
+        if self.only is not None:
+            yield self.only
+        elif self.seconds is None:
+            yield from range(self.first, self.first + (self.count or asked))
+        else:
+            end = time.monotonic() + self.seconds
+            for seed in itertools.count(self.first):
+                yield seed
+                if time.monotonic() >= end:
+                    return
+
+
+def read_seed(text: str) -> int:
+    """Return the seed that a text names: `42`, `0x2a`; `fresh` draws one.
+
+    Raises:
+        ValueError: It is no number.
+    """
+    return secrets.randbits(FRESH_BITS) if text == FRESH else int(text, 0)
+
+
+def runs_told(properties: Iterable[Iterable[tuple[str, object]]], first: int) -> str:
+    """Say how many tests were run under how many seeds, by the properties of their reports; "" for none."""
+    counts = [value for one in properties for name, value in one if name == SEEDED.name and isinstance(value, int)]
+    if not counts:
+        return ""
+    each = f"{min(counts)} to {max(counts)} seeds each, from {first:#x} on"
+    return f"{len(counts)} tests under seeds, {sum(counts)} runs: {each}"

@@ -1,0 +1,313 @@
+"""A simulated host: every process of a mesh is a task tree in this one, joined by in-memory links.
+
+The same runtime runs above it, so a test that passes here and over real processes tests the runtime, and a test under
+Trio's `MockClock` waits for nothing.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import signal
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from typing import Protocol
+
+import attrs
+import trio
+
+from trimesh._runtime.agent import run_with_agent
+from trimesh._runtime.context import set_proc_of_task
+from trimesh._runtime.exits import ExitReport
+from trimesh._runtime.family import Family
+from trimesh._runtime.host import LaunchRequest, NoLinkError
+from trimesh._runtime.proc import Proc
+from trimesh._runtime.sites import Sites
+from trimesh._runtime.worker import serve_owner
+from trimesh._transport.base import Link
+from trimesh._transport.memory import MemoryLink, MemoryNetwork, MemoryTransport
+from trimesh.errors import SpawnError
+from trimesh.ids import ProcId
+from trimesh.shape.extent import Extent
+from trimesh.testing.places import coordinates
+from trimesh.testing.vocabulary import Place
+
+
+@attrs.define(eq=False)
+class SimChild:
+    """A simulated process.
+
+    Attributes:
+        pid: A number of its own; no process of the machine.
+        proc_id: Its id.
+        link: The owner's end of the link.
+        report: How it ended, or None while it lives.
+        place: Its process mesh and rank, the same for all incarnations.
+        label: `mesh{coordinates}`, for people.
+    """
+
+    world: World
+    pid: int
+    proc_id: ProcId
+    on_exit: Callable[[ExitReport], None]
+    owner: SimChild | None
+    link: Link = attrs.field(init=False)
+    place: Place = None
+    label: str = ""
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    report: ExitReport | None = None
+    ended: trio.Event = attrs.field(factory=trio.Event)
+
+    def signal(self, signum: int) -> None:
+        """End the process: SIGTERM and SIGKILL both end it at once, without clean-up."""
+        self.die(signum=signum)
+
+    def kill(self) -> None:
+        """End the process at once, as its lifeline would."""
+        self.die(signum=signal.SIGKILL)
+
+    def die(
+        self,
+        *,
+        signum: int | None = None,
+        code: int | None = None,
+        oom_killed: bool = False,
+        last_words: str = "",
+    ) -> None:
+        """End the process as a signal or `os._exit` would; its own children end with it."""
+        if self.report is not None:
+            return
+        self.report = ExitReport(
+            proc_id=self.proc_id,
+            pid=self.pid,
+            exit_code=code,
+            signal=signum,
+            oom_killed=oom_killed,
+            stderr_tail=last_words,
+            ended_at=0,
+        )
+        if self.world.watcher is not None:
+            self.world.watcher.ended(self)
+        self.world.sever(self.proc_id)
+        for child in self.world.children_of(self):
+            child.die(signum=signal.SIGKILL)
+        self.scope.cancel(reason=f"simulated process {self.pid} has ended")
+        self.ended.set()
+        self.on_exit(self.report)
+
+
+class Watcher(Protocol):
+    """Learns what happens to the processes of a world, and may interfere."""
+
+    def started(self, child: SimChild) -> None:
+        """Learn of a new process."""
+
+    def linking(self, owner: ProcId) -> None:
+        """Learn that a process is about to make its end of a link.
+
+        Raises:
+            OSError: The system refuses what it needs for that.
+        """
+
+    def linked(self, owner: ProcId, peer: ProcId, link: MemoryLink) -> None:
+        """Learn of one end of a new link."""
+
+    def ended(self, child: SimChild) -> None:
+        """Learn of the end of a process."""
+
+
+@attrs.define(eq=False)
+class World:
+    """All simulated processes of one family.
+
+    Attributes:
+        network: Their links.
+        nursery: Where they run.
+        pickled: Whether values are pickled.
+        children: Every process that was ever started, by id.
+        seed: Of all ids.
+        sites, watcher: Where a test looks and interferes.
+    """
+
+    nursery: trio.Nursery
+    seed: int = 0
+    sites: Sites | None = None
+    watcher: Watcher | None = None
+    pickled: bool = True
+    network: MemoryNetwork = attrs.field(factory=MemoryNetwork)
+    children: dict[ProcId, SimChild] = attrs.field(factory=dict[ProcId, SimChild])
+    _links: list[tuple[ProcId, ProcId, MemoryLink]] = attrs.field(factory=list[tuple[ProcId, ProcId, MemoryLink]])
+    _procs: dict[ProcId, Proc] = attrs.field(factory=dict[ProcId, Proc])
+    _next_pid: int = 10_000_000
+
+    def make_proc(self, proc_id: ProcId, parent: ProcId | None) -> Proc:
+        """Make the `Proc` of a simulated process."""
+        transport = self.network.transport(proc_id)
+        proc = Proc(proc_id, transport, seed=(self.seed << 64) | proc_id, pickled=self.pickled)
+        proc.sites, proc.host_name, proc.pid = self.sites, "simulated", self._next_pid
+        host = SimHost(self, proc)
+        root = next(iter(self._procs), None)
+        proc.family = Family(proc, lambda _: nullcontext(host), parent, host, root)
+        self._procs[proc_id] = proc
+        return proc
+
+    def connect(self, one: ProcId, other: ProcId) -> tuple[MemoryLink, MemoryLink]:
+        """Make a link between two processes; the caller puts its ends into service."""
+        near, far = self.network.connect(self.transport(one), self.transport(other))
+        self._links += [(one, other, near), (other, one, far)]
+        if self.watcher is not None:
+            self.watcher.linked(one, other, near)
+            self.watcher.linked(other, one, far)
+        return near, far
+
+    def transport(self, proc_id: ProcId) -> MemoryTransport:
+        """Return the links of a simulated process."""
+        transport = self._procs[proc_id].transport
+        assert isinstance(transport, MemoryTransport)
+        return transport
+
+    def proc(self, proc_id: ProcId) -> Proc:
+        """Return the `Proc` of a simulated process."""
+        return self._procs[proc_id]
+
+    def sever(self, proc_id: ProcId) -> None:
+        """Cut every link of a process, as its end does: the others see EOF."""
+        for mine, _, link in self._links:
+            if mine == proc_id:
+                link.abort()
+
+    def quiet_pairs(self) -> list[tuple[ProcId, ProcId]]:
+        """Return the pairs (sender, receiver) that have a link, and between whom nothing is on the wire."""
+        found: dict[tuple[ProcId, ProcId], bool] = {}
+        for sender, receiver, link in self._links:
+            found[sender, receiver] = found.get((sender, receiver), True) and not link.outgoing.depth and link.is_up
+        return [pair for pair, is_quiet in found.items() if is_quiet]
+
+    def children_of(self, owner: SimChild) -> list[SimChild]:
+        """Return the living processes that `owner` has started."""
+        return [child for child in self.children.values() if child.owner is owner and child.report is None]
+
+    def new_pid(self) -> int:
+        """Return a number for a new process."""
+        self._next_pid += 1
+        return self._next_pid
+
+
+@attrs.define(eq=False)
+class SimHost:
+    """The host as one simulated process sees it."""
+
+    world: World
+    proc: Proc
+
+    @property
+    def name(self) -> str:
+        """Name of the machine."""
+        return "simulated"
+
+    async def launch(self, request: LaunchRequest, on_exit: Callable[[ExitReport], None]) -> SimChild:
+        """Start a simulated process; see `Host.launch`."""
+        await trio.lowlevel.checkpoint()
+        watcher = self.world.watcher
+        point = request.whole.point(request.rank)
+        label = f"{request.mesh}{coordinates(point)}"
+        try:
+            self._take_resources(self.proc.proc_id)
+        except OSError as error:
+            raise SpawnError(f"{label}: no link to the new process could be made: {error}") from error
+        child_proc = self.world.make_proc(request.proc_id, self.proc.proc_id)
+        owner = self.world.children.get(self.proc.proc_id)
+        child = SimChild(self.world, self.world.new_pid(), request.proc_id, on_exit, owner)
+        child.place, child.label = (request.whole.mesh, request.rank), label
+        child_proc.pid = child.pid
+        self.world.children[request.proc_id] = child
+        child.link, far = self.world.connect(self.proc.proc_id, request.proc_id)
+        if watcher is not None:
+            watcher.started(child)
+        if request.entry is not None:  # the only one that is planned here ends before its first word
+            self.world.nursery.start_soon(_end_unheard, child)
+            return child
+
+        async def live() -> None:
+            set_proc_of_task(child_proc)
+            with child.scope:
+                owner = child_proc.adopt_link(self.proc.proc_id, far)
+                assert child_proc.family is not None
+                await serve_owner(child_proc, child_proc.family, owner, point, child.kill)
+            child_proc.transport.close()
+            child.die(code=0)
+
+        contextvars.Context().run(self.world.nursery.start_soon, live)
+        return child
+
+    async def connect(self, target: ProcId) -> Link:
+        """Make a link to another simulated process; see `Host.connect`."""
+        await trio.lowlevel.checkpoint()
+        child = self.world.children.get(target)
+        if child is not None and child.report is not None:
+            raise SpawnError("there is no such process any more")
+        try:
+            self._take_resources(self.proc.proc_id)
+        except OSError as error:
+            raise NoLinkError(f"no link to process {target} could be made: {error}") from error
+        near, far = self.world.connect(self.proc.proc_id, target)
+        try:
+            self._take_resources(target)
+        except OSError:  # as on a real host: this side sees the end of the link, and that is all that can be told
+            far.abort()
+        else:
+            self.world.proc(target).adopt_link(self.proc.proc_id, far)
+        return near
+
+    def _take_resources(self, owner: ProcId) -> None:
+        if self.world.watcher is not None:
+            self.world.watcher.linking(owner)
+
+    async def exit_of(self, target: ProcId) -> ExitReport:
+        """Wait for the end of any simulated process; see `Host.exit_of`."""
+        child = self.world.children[target]
+        await child.ended.wait()
+        assert child.report is not None
+        return child.report
+
+    async def flush_output(self) -> None:
+        """Do nothing: a simulated process writes to the streams of the test itself."""
+
+
+async def _end_unheard(child: SimChild) -> None:
+    await trio.lowlevel.checkpoint()
+    child.die(code=1, last_words="simulated: it ended before its first word")
+    child.world.proc(child.proc_id).transport.close()
+
+
+@asynccontextmanager
+async def open_world(
+    prepare: Callable[[World], None] | None = None, *, seed: int = 0, pickled: bool = True
+) -> AsyncGenerator[World, None]:
+    """Make the running task the controller of a simulated family.
+
+    Args:
+        prepare: Called with the world before there is any process in it.
+        seed: Of all ids.
+        pickled: Whether values are pickled in it.
+    """
+    async with trio.open_nursery() as nursery:
+        world = World(nursery, seed, pickled=pickled)
+        if prepare is not None:
+            prepare(world)
+        proc = world.make_proc(ProcId(1), None)
+        with proc_of_task(proc):
+            await nursery.start(run_with_agent, proc, proc.me, Extent().point(0))
+            try:
+                yield world
+            finally:
+                nursery.cancel_scope.cancel(reason="the simulated family has ended")
+
+
+@contextmanager
+def proc_of_task(proc: Proc) -> Generator[None, None, None]:
+    """Make `proc` that of the running task, for a while."""
+    token = set_proc_of_task(proc)
+    try:
+        yield
+    finally:
+        token.var.reset(token)

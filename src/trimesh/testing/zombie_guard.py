@@ -1,0 +1,231 @@
+"""What a test leaves behind fails it: processes, threads, descriptors, names in shared memory.
+
+The guard compares this process before and after a test, and says what was left. It reads /proc only and knows nothing
+of the code under test:
+
+- Processes: descendants of this process, and processes that lost their parent but carry this run's marker in their
+  environment, or are forks of this process. A descendant must be gone when the test ends; an orphan (its parent was
+  killed) has `ORPHAN_SECONDS`, which is what trimesh promises after the loss of a controller.
+- Descriptors of this process, by number and by what they refer to.
+- Threads of this process, native ones included. Trio keeps idle worker threads; those are allowed, and so are the pools
+  that torch and numpy start and never stop.
+- Names in /dev/shm, unless a process outside this run has them open.
+
+Clean tests cost two scans (0.2 ms together); only a test that left something pays for the details.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+
+MARKER = "TRIMESH_TEST_ID"
+RUN_ID = f"{os.environ.get(MARKER, '')}/{os.getpid()}"
+"""Unique to this run; a run inside a test of another run keeps that run's marker in front."""
+
+ORPHAN_SECONDS = 1.0
+LINGER_SECONDS = 2.0
+"""What is over, and shows for a moment longer, gets until then: a joined thread until the kernel has run it once more,
+a semaphore of another process between its two names. Only a test that left something waits that long."""
+POLL_SECONDS = 0.005
+ALLOWED_THREADS = ("Trio thread",)
+POOL_THREADS = ("pt_", "OpenBLAS", "omp")
+DEV_SHM = Path("/dev/shm")  # noqa: S108 - looked at, never written
+
+
+@attrs.frozen
+class Scan:
+    """What exists at one moment."""
+
+    pids: frozenset[str]
+    descriptors: frozenset[tuple[str, str]]
+    threads: frozenset[str]
+    shared: frozenset[str]
+
+
+def scan() -> Scan:
+    """Look at this process and the machine, cheaply."""
+    return Scan(
+        frozenset(filter(str.isdigit, os.listdir("/proc"))),
+        descriptors(),
+        frozenset(os.listdir("/proc/self/task")),
+        frozenset(os.listdir(DEV_SHM)) if DEV_SHM.is_dir() else frozenset(),
+    )
+
+
+def descriptors() -> frozenset[tuple[str, str]]:
+    """Return (number, what it refers to) of every open descriptor of this process."""
+    found = set[tuple[str, str]]()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor of this very listing
+            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
+    return frozenset(found)
+
+
+# ---- processes -------------------------------------------------------------------------------------------------------
+
+
+def read(path: str) -> bytes:
+    """Return the content of a file of /proc, b"" when its process is gone or not ours to read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def parent_and_state(pid: str) -> tuple[str, str]:
+    """Return the parent's pid and the state letter; ("0", "X") for a process that is gone."""
+    fields = read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    return (fields[1].decode(), fields[0].decode()) if len(fields) > 1 else ("0", "X")
+
+
+def is_descendant(pid: str) -> bool:
+    """Tell whether the chain of parents of `pid` leads to this process."""
+    me = str(os.getpid())
+    while pid not in ("0", "1"):
+        pid = parent_and_state(pid)[0]
+        if pid == me:
+            return True
+    return False
+
+
+def is_orphan_of_this_run(pid: str) -> bool:
+    """Tell whether `pid` was started by this run but has lost its way to it."""
+    for entry in read(f"/proc/{pid}/environ").split(b"\0"):
+        name, _, value = entry.partition(b"=")
+        if name == MARKER.encode() and f"{value.decode(errors='replace')}/".startswith(f"{RUN_ID}/"):
+            return True
+    # The environment of a fork that executed nothing is the one that this process was started with.
+    return parent_and_state(pid)[0] == "1" and read(f"/proc/{pid}/cmdline") == read("/proc/self/cmdline")
+
+
+def describe(pid: str) -> str:
+    """Return one line about a process that should not be there."""
+    parent, state = parent_and_state(pid)
+    command = read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+    name = read(f"/proc/{pid}/comm").decode(errors="replace").strip()
+    return f"process {pid} ({name}, state {state}, parent {parent}): {command or 'no command line'}"
+
+
+def left_processes(before: Scan) -> Iterator[str]:
+    """Kill what the test left running and yield a line for each."""
+    new = sorted(frozenset(filter(str.isdigit, os.listdir("/proc"))) - before.pids, key=int)
+    left = [pid for pid in new if is_descendant(pid)]
+    orphans = [pid for pid in new if pid not in left and is_orphan_of_this_run(pid)]
+    deadline = time.monotonic() + ORPHAN_SECONDS
+    while orphans and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        orphans = [pid for pid in orphans if parent_and_state(pid)[1] not in "XZ"]
+    lines = [*map(describe, left), *(f"orphaned {describe(pid)}" for pid in orphans)]
+    for pid in [*left, *orphans]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+    for pid in left:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(int(pid), 0)
+    yield from lines
+
+
+# ---- threads, descriptors, names -------------------------------------------------------------------------------------
+
+
+def thread_names() -> dict[str, str]:
+    """Return a name for every running thread of this process: Python's where there is one, else the kernel's."""
+    names = {str(thread.native_id): thread.name for thread in threading.enumerate()}
+    for tid in os.listdir("/proc/self/task"):
+        names.setdefault(tid, read(f"/proc/self/task/{tid}/comm").decode(errors="replace").strip())
+    return names
+
+
+def is_allowed_thread(name: str) -> bool:
+    """Tell whether a thread of this name may outlive a test."""
+    if name.startswith(ALLOWED_THREADS):
+        return True
+    pools = "torch" in sys.modules or "numpy" in sys.modules
+    return pools and (name.startswith(POOL_THREADS) or name == thread_names()[str(os.getpid())])
+
+
+def left_threads(before: Scan) -> Iterator[str]:
+    """Yield a line for each thread that the test started and did not end."""
+    deadline = time.monotonic() + LINGER_SECONDS
+    while True:
+        names = {tid: name for tid, name in thread_names().items() if name and tid not in before.threads}
+        alive = {tid: name for tid, name in names.items() if not is_allowed_thread(name)}
+        alive = {tid: name for tid, name in alive.items() if os.path.exists(f"/proc/self/task/{tid}")}
+        if not alive or time.monotonic() >= deadline:
+            break
+        time.sleep(POLL_SECONDS)
+    for tid, name in alive.items():
+        yield f"thread {tid} ({name})"
+
+
+def left_descriptors(before: Scan) -> Iterator[str]:
+    """Yield a line for each descriptor that the test left open."""
+    gc.collect()  # what only a reference cycle keeps open is closed by the next collection
+    for number, target in sorted(descriptors() - before.descriptors, key=lambda entry: int(entry[0])):
+        yield f"descriptor {number} -> {target}"
+
+
+def left_shared(before: Scan) -> Iterator[str]:
+    """Yield a line for each new name in /dev/shm that no process outside this run uses."""
+    deadline = time.monotonic() + LINGER_SECONDS
+    while True:
+        new = sorted(frozenset(os.listdir(DEV_SHM)) - before.shared)
+        left = [name for name in new if not is_used_elsewhere(name)]
+        if not left or time.monotonic() >= deadline:
+            break
+        time.sleep(POLL_SECONDS)
+    for name in left:
+        yield f"shared memory {DEV_SHM / name}"
+
+
+def is_used_elsewhere(name: str) -> bool:
+    """Tell whether a process outside this run uses a name of shared memory."""
+    users = [pid for pid in filter(str.isdigit, os.listdir("/proc")) if uses(pid, str(DEV_SHM / name))]
+    return not all(pid == str(os.getpid()) or is_descendant(pid) for pid in users)
+
+
+def uses(pid: str, path: str) -> bool:
+    """Tell whether a process has the file at `path` mapped or open."""
+    if path.encode() in read(f"/proc/{pid}/maps"):
+        return True
+    with contextlib.suppress(OSError):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/{pid}/fd/{number}") == path:
+                    return True
+    return False
+
+
+def guard() -> Iterator[None]:
+    """Surround a test, as a fixture does.
+
+    Raises:
+        pytest.fail.Exception: The test has left something behind; processes among it have been killed.
+    """
+    os.environ[MARKER] = RUN_ID
+    before = scan()
+
+    yield
+
+    after = scan()
+    left = list(left_processes(before)) if after.pids - before.pids else []
+    if after.descriptors - before.descriptors:
+        left.extend(left_descriptors(before))
+    if after.threads - before.threads:
+        left.extend(left_threads(before))
+    if after.shared - before.shared:
+        left.extend(left_shared(before))
+    if left:
+        pytest.fail("the test left behind:\n" + "\n".join(f"  {line}" for line in left), pytrace=False)

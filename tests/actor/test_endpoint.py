@@ -1,0 +1,128 @@
+"""What `@endpoint` takes and what it makes of it (rules C4, C5)."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+from trimesh import Actor, endpoint
+from trimesh._runtime.endpoint_spec import EndpointSpec, Kind, endpoints_of
+
+
+class Kinds(Actor):
+    """One endpoint of every kind."""
+
+    @endpoint
+    async def coroutine(self, a: int, b: int = 2) -> int:
+        """Adds."""
+        return a + b
+
+    @endpoint
+    def inline(self) -> int:
+        return 1
+
+    @endpoint(thread=True)
+    def thread(self) -> int:
+        return 2
+
+    @endpoint(concurrency=4)
+    async def many(self) -> None: ...
+
+    @endpoint(group="alone")
+    async def alone(self) -> None: ...
+
+    @endpoint(concurrency=4, group="pool", idempotent=True)
+    async def pooled(self) -> None: ...
+
+
+def spec(name: str) -> EndpointSpec:
+    return endpoints_of(Kinds)[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("coroutine", Kind.ASYNC), ("inline", Kind.INLINE), ("thread", Kind.THREAD)]
+)
+def test_kind_follows_from_the_function(name: str, kind: Kind):
+    assert spec(name).kind is kind
+
+
+@pytest.mark.parametrize(
+    ("name", "slots"),
+    [("coroutine", ""), ("inline", ""), ("thread", ""), ("many", "endpoint many"), ("alone", "group alone"),
+     ("pooled", "group pool")],
+)  # fmt: skip
+def test_slots_follow_from_the_options(name: str, slots: str):
+    """C4."""
+    assert spec(name).slots == slots
+
+
+def test_options_are_kept():
+    assert spec("pooled").idempotent
+    assert not spec("many").idempotent
+    assert str(spec("coroutine").signature) == "(a: 'int', b: 'int' = 2) -> 'int'"
+
+
+async def test_endpoint_is_a_plain_method_of_the_object():
+    """C5."""
+    kinds = Kinds()
+    assert await kinds.coroutine(1) == 3
+    assert kinds.inline() == 1
+    assert await Kinds.coroutine(kinds, 5, b=5) == 10
+    assert Kinds.coroutine.__doc__ == "Adds."
+
+
+@pytest.mark.parametrize("concurrency", [0, -1, 1.5, "2", None])
+def test_concurrency_must_be_a_positive_int(concurrency: Any):
+    with pytest.raises(TypeError, match="concurrency"):
+
+        @endpoint(concurrency=concurrency)
+        async def method(self: Any) -> None: ...
+
+
+def test_thread_needs_a_plain_function():
+    with pytest.raises(TypeError, match="thread=True"):
+
+        @endpoint(thread=True)
+        async def method(self: Any) -> None: ...
+
+
+def test_async_generator_is_known_as_one():
+    @endpoint(concurrency=2)
+    async def method(self: Any) -> Any:
+        yield 1
+
+    assert method.spec.kind is Kind.GENERATOR
+
+
+def test_plain_generator_is_refused():
+    """A stream is an async generator: only that can wait in its `yield`."""
+    with pytest.raises(TypeError, match="write an async generator"):
+
+        @endpoint
+        def method(self: Any) -> Any:
+            yield 1
+
+
+def test_async_generator_in_a_thread_is_refused():
+    with pytest.raises(TypeError, match="thread=True"):
+
+        @endpoint(thread=True)
+        async def method(self: Any) -> Any:
+            yield 1
+
+
+def test_function_without_self_is_refused():
+    with pytest.raises(TypeError, match="self"):
+
+        @endpoint
+        async def method() -> None: ...
+
+
+@pytest.mark.parametrize(
+    "thing", [3, "method", functools.partial(print), classmethod(print), staticmethod(print), print]
+)
+def test_only_methods_are_endpoints(thing: Any):
+    with pytest.raises(TypeError, match="method"):
+        endpoint(thing)

@@ -1,0 +1,25 @@
+"""Fixtures of the asyncio tests: `run` runs a coroutine function on each kind of loop."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Callable
+
+import pytest
+from tests.aio.loops import LOOPS, Test
+
+
+@pytest.fixture(scope="session", autouse=True)
+def pipe_of_libuv() -> None:
+    """Let libuv make the pipe that it keeps for the life of the process, before a test is asked what it has left."""
+    if importlib.util.find_spec("uvloop") is not None:
+        uvloop = importlib.import_module("uvloop")
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.get_loop()
+
+
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest) -> Callable[[Test], None]:
+    """Run a test on one kind of loop and check that nothing is left in it."""
+    return LOOPS[request.param]

@@ -1,0 +1,163 @@
+"""Maps that are left early, and items that are tried again (rules C2, C6, C7; C01, C12, D01, E08, S04)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import trio
+from tests.conformance.mapping import Worker
+from tests.conformance.meshes import Backend, SimBackend, kinds, only_sim
+from tests.conformance.probe import Notes
+
+import trimesh
+from trimesh import Actor, MeshErrorGroup, Retry, endpoint, limits
+from trimesh._runtime.context import current_proc
+
+# ---- leaving early ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["break", "exception", "cancel", "items"])
+async def test_leaving_early_cancels_and_joins(backend: Backend, how: str):
+    """S04, C01."""
+    closed = []
+
+    async def endless() -> AsyncIterator[int]:
+        try:
+            for number in range(4):
+                yield number
+            await trio.sleep_forever()
+        finally:
+            closed.append("items")
+
+    async with backend.procs({"gpus": 2}) as procs:
+        workers = await procs.spawn("workers", Worker)
+        error = None
+        with trio.CancelScope() as scope:
+            try:
+                async with workers.hold.map(endless() if how == "items" else range(4)) as results:
+                    await workers.wait.call("holding", 2)
+                    if how == "exception":
+                        raise KeyError("body")
+                    if how == "cancel":
+                        scope.cancel()
+                        await anext(results)
+            except KeyError as raised:
+                error = raised
+        assert (error is not None) == (how == "exception")
+        assert scope.cancelled_caught == (how == "cancel")
+        assert [report[:2] for report in (await workers.report.call()).values()] == [(0, 2)] * 2
+        assert closed == (["items"] if how == "items" else [])
+
+
+async def test_error_while_cancelling_is_not_masked(backend: Backend):
+    """E08: it names its item."""
+    async with backend.procs({"gpus": 2}) as procs:
+        workers = await procs.spawn("workers", Worker)
+        with pytest.raises(MeshErrorGroup) as caught, trio.CancelScope() as scope:
+            async with workers.fail_at_the_end.map(range(2)) as results:
+                await workers.wait.call("holding")
+                scope.cancel()
+                await anext(results)
+        assert kinds(caught.value) == [ValueError] * 2
+        for error in caught.value.exceptions:
+            assert f"it is item {error.args[0]} of workers.fail_at_the_end.map()" in error.__notes__
+
+
+async def test_consumer_behind_a_shield_does_not_wait_for_ever(backend: Backend):
+    """K03: the items stop coming when the scope around the map is cancelled."""
+    async with backend.procs({"gpus": 2}) as procs:
+        workers = await procs.spawn("workers", Worker)
+        with trio.CancelScope() as scope:
+            async with workers.hold.map(range(2)) as results:
+                await workers.wait.call("holding")
+                scope.cancel()
+                with trio.CancelScope(shield=True), pytest.raises(MeshErrorGroup) as caught:
+                    await anext(results)
+        assert scope.cancelled_caught
+        assert kinds(caught.value) == [trimesh.RemoteCancelled]
+
+
+@only_sim
+async def test_leaving_waits_at_most_the_bound(backend: SimBackend):
+    """C2, C12."""
+    async with backend.procs({"gpus": 2}) as procs:
+        workers = await procs.spawn("deaf", Deaf)
+        dropped = current_proc().dropped_replies
+        start = trio.current_time()
+        with pytest.raises(MeshErrorGroup) as caught:
+            async with workers.sleep.map([60.0, 60.0, 60.0]):
+                await workers.started.call()
+        assert kinds(caught.value) == [trimesh.Unresponsive] * 2  # the third was in the mailbox
+        assert trio.current_time() - start == limits.CANCEL_ACK_SECONDS
+        await trio.sleep(60)
+        assert current_proc().dropped_replies == dropped + 2
+
+
+class Deaf(Actor):
+    def __init__(self) -> None:
+        self.notes = Notes()
+
+    @endpoint
+    async def sleep(self, seconds: float) -> None:
+        self.notes.add("started")
+        with trio.CancelScope(shield=True):
+            await trio.sleep(seconds)
+
+    @endpoint(concurrency=10)
+    async def started(self) -> None:
+        await self.notes.wait("started")
+
+
+async def test_deadline_ends_a_map(backend: Backend):
+    """D01, D06."""
+    async with backend.procs({"gpus": 2}) as procs:
+        workers = await procs.spawn("workers", Worker)
+        with pytest.raises(trio.TooSlowError):
+            with trio.fail_after(0.5):
+                async with workers.hold.map(range(4)) as results:
+                    async for _ in results:
+                        raise AssertionError
+        assert [running for running, _, _ in (await workers.report.call()).values()] == [0, 0]
+
+
+# ---- retry -----------------------------------------------------------------------------------------------------------
+
+
+async def test_failed_items_are_tried_elsewhere(backend: Backend):
+    """C6, S02: other members are preferred; each item has one result."""
+    async with backend.procs({"gpus": 3}) as procs:
+        workers = await procs.spawn("workers", Worker)
+        handle = workers.flaky.options(retry=Retry(2, on=ConnectionError))
+        async with handle.map(range(12)) as results:
+            found = [(index, value) async for index, value in results]
+        assert sorted(found) == [(index, (2, index)) for index in range(12)]
+        for _, _, log in (await workers.report.call()).values():
+            assert len(log) == len(set(log))
+
+
+async def test_item_that_fails_too_often_fails_the_map(backend: Backend):
+    """C6: with the errors of all attempts as context."""
+    async with backend.procs({"gpus": 2}) as procs:
+        workers = (await procs.spawn("workers", Worker)).slice(gpus=0)
+        with pytest.raises(MeshErrorGroup) as caught:
+            async with workers.flaky.options(retry=Retry(2, on=ConnectionError, backoff=0.01)).map([7]) as results:
+                async for _ in results:
+                    raise AssertionError
+        [error] = caught.value.exceptions
+        chain = [error]
+        while (context := chain[-1].__context__) is not None:
+            chain.append(context)
+        assert [type(one) for one in chain] == [ConnectionError] * 3
+        assert (await workers.report.call_one())[2] == [7, 7, 7]
+
+
+async def test_cancel_ends_a_wait_for_the_next_attempt(backend: Backend):
+    """C01: a wait between two attempts, too."""
+    async with backend.procs({"gpus": 2}) as procs:
+        workers = (await procs.spawn("workers", Worker)).slice(gpus=0)
+        with trio.move_on_after(0.3) as scope:
+            async with workers.flaky.options(retry=Retry(2, on=ConnectionError, backoff=1_000.0)).map([7]) as results:
+                async for _ in results:
+                    raise AssertionError
+        assert scope.cancelled_caught

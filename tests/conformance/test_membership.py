@@ -1,0 +1,195 @@
+"""Handles that outlive the processes that they mean (API 6, R08; rules M2, MS-1, MS-2)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from tests.conformance.meshes import Backend, SimBackend, attempt, only_sim
+from tests.conformance.probe import Probe
+from tests.conformance.supervised import Ledger, kill_and_see, kill_and_wait, reading, restart
+
+import trimesh
+from trimesh import Isolate, MeshErrorGroup, MeshStopped, ProcDied, Restarting, endpoint, leaves
+from trimesh._runtime.context import current_proc
+
+
+class Holder(Probe):
+    """Keeps a handle on another mesh."""
+
+    def __init__(self, target: Probe | None = None) -> None:
+        super().__init__()
+        self.target = target
+
+    @endpoint(concurrency=10)
+    async def use(self, name: str, rank: int) -> object:
+        assert self.target is not None
+        return await getattr(self.target.slice(gpus=rank), name).call_one()
+
+    @endpoint
+    async def living(self) -> int:
+        assert self.target is not None
+        return len(self.target.alive())
+
+    @endpoint
+    async def pick(self) -> int:
+        assert self.target is not None
+        return await self.target.rank.choose()
+
+
+class Gated(Ledger):
+    """Starts at once the first time, then when a gate elsewhere is open."""
+
+    def __init__(self, gate: Probe) -> None:
+        super().__init__()
+        self.shut = gate
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncGenerator[None, None]:
+        if trimesh.context().incarnation > 0:
+            await self.shut.wait_for_gate.call_one()
+        yield
+
+
+@pytest.mark.parametrize("has_called_before", [True, False])
+async def test_reference_follows_the_next_incarnation(backend: Backend, has_called_before: bool):
+    """API 6: a holder elsewhere asks the owner for the follower, whether it had a link to the dead one or not."""
+    async with backend.procs({"gpus": 1}, name="others") as others, backend.procs(supervision=restart()) as procs:
+        ledgers = await procs.spawn("ledgers", Ledger)
+        holder = await others.spawn("holder", Holder, ledgers)
+        async with reading(procs) as log:
+            for _ in range(2):
+                if has_called_before:
+                    await holder.use.call_one("bump", 1)
+                await kill_and_wait(backend, procs, log, 1)
+                await ask_until_it_answers(holder)
+                assert await ledgers.slice(gpus=1).bump.call_one() == 2
+
+
+async def ask_until_it_answers(holder: Holder) -> None:
+    """A call that leaves before the holder has heard of the death is in flight to the dead one (R09)."""
+    while True:
+        try:
+            assert await holder.use.call_one("bump", 1) == 1
+        except ProcDied:
+            continue
+        return
+
+
+async def test_call_from_elsewhere_waits_for_the_restart(backend: Backend):
+    """API 6: within the caller's own scope."""
+    async with backend.procs({"gpus": 1}, name="others") as others, backend.procs(supervision=restart()) as procs:
+        gate = await others.spawn("gate", Probe)
+        ledgers = await procs.spawn("ledgers", Gated, gate)
+        holder = await others.spawn("holder", Holder, ledgers)
+        async with reading(procs) as log, trio.open_nursery() as nursery:
+            held = attempt(nursery, holder.use.call_one, "hold_many", 1)
+            await ledgers.slice(gpus=1).wait.call_one("hold")
+            backend.kill(procs, 1)
+            await log.wait(Restarting)
+            with pytest.raises(ProcDied):
+                await held.result()
+            await gate.wait.call_one("gate")
+            with trio.move_on_after(0.05) as scope:
+                await holder.use.call_one("bump", 1)
+            assert scope.cancelled_caught
+            await gate.open_gate.call_one()
+            assert await holder.use.call_one("bump", 1) == 1
+
+
+async def test_reference_learns_of_a_replacement(backend: Backend):
+    """API 6: the holder's `alive()` and `choose` too."""
+    async with (
+        backend.procs({"gpus": 1}, name="others") as others,
+        backend.procs(supervision=Isolate()) as procs,
+        reading(procs) as log,
+    ):
+        ledgers = await procs.spawn("ledgers", Ledger)
+        holder = await others.spawn("holder", Holder, ledgers)
+        assert await holder.use.call_one("bump", 1) == 1
+        await kill_and_see(backend, procs, log, 1)
+        with pytest.raises(ProcDied):
+            await holder.use.call_one("bump", 1)
+        assert await holder.living.call_one() == 1
+        assert {await holder.pick.call_one() for _ in range(3)} == {0}
+        await procs.replace([{"gpus": 1}])
+        assert await holder.use.call_one("bump", 1) == 1
+        assert await holder.living.call_one() == 2
+
+
+async def test_reference_that_is_sent_again_brings_the_news(backend: Backend):
+    """MS-1."""
+    async with (
+        backend.procs({"gpus": 1}, name="others") as others,
+        backend.procs(supervision=restart()) as procs,
+        reading(procs) as log,
+    ):
+        relay = await others.spawn("relay", Probe)
+        ledgers = await procs.spawn("ledgers", Ledger)
+        assert await relay.relay.call_one(ledgers.slice(gpus=0), "rank", "call_one") == 0
+        await kill_and_wait(backend, procs, log, 1)
+        assert await relay.relay.call_one(ledgers.slice(gpus=1), "bump", "call_one") == 1
+
+
+async def test_reference_to_a_mesh_that_has_stopped_says_so(backend: Backend):
+    async with backend.procs({"gpus": 1}, name="others") as others:
+        async with backend.procs(supervision=restart()) as procs:
+            ledgers = await procs.spawn("ledgers", Ledger)
+            holder = await others.spawn("holder", Holder, ledgers)
+            assert await holder.use.call_one("bump", 1) == 1
+        with pytest.raises((MeshStopped, ProcDied)):
+            await holder.use.call_one("bump", 1)
+
+
+async def test_member_elsewhere_uses_its_siblings_after_a_restart(backend: Backend):
+    """A handle among the arguments of an actor is good in its next incarnation, too, though what it names is older."""
+    async with backend.procs(supervision=restart("one_for_all")) as procs, reading(procs) as log:
+        ledgers = await procs.spawn("ledgers", Ledger)
+        holders = await procs.spawn("holders", Holder, ledgers)
+        for _ in range(2):
+            await kill_and_wait(backend, procs, log, 1)
+            await log.wait(trimesh.Restarted, len(log.of(Restarting)))
+            assert [*(await holders.use.call("bump", 0)).values()] in ([1, 2], [2, 1])
+
+
+async def test_origin_names_the_incarnation_that_was_called(backend: Backend):
+    """API 4: of an error, and of a death."""
+    async with backend.procs(supervision=restart()) as procs, reading(procs) as log:
+        probes = await procs.spawn("probes", Probe)
+        await kill_and_wait(backend, procs, log, 1)
+        with pytest.raises(MeshErrorGroup) as caught:
+            await probes.fail.call(KeyError("raised"), [0, 1])
+        found = {
+            origin.point["gpus"]: origin.incarnation for origin in map(trimesh.origin, leaves(caught.value)) if origin
+        }
+        assert found.items() <= {0: 0, 1: 1}.items()
+        async with trio.open_nursery() as nursery:
+            held = attempt(nursery, probes.slice(gpus=1).hold_many.call_one)
+            await probes.slice(gpus=1).wait.call_one("hold")
+            backend.kill(procs, 1)
+            with pytest.raises(ProcDied) as died:
+                await held.result()
+        assert trimesh.origin(died.value).incarnation == 1
+
+
+@only_sim
+async def test_frames_of_an_old_incarnation_are_not_delivered(backend: SimBackend):
+    """R08: a reply that is on its way when its process dies reaches nobody; the follower's does."""
+    async with backend.procs({"gpus": 1}, supervision=restart()) as procs, reading(procs) as log:
+        probe = await procs.spawn("probe", Probe)
+        old, me = procs._owned.info.members[0].proc_id, current_proc().proc_id
+        backend.lag.links[old, me] = (100.0, 100.0)
+        async with trio.open_nursery() as nursery:
+            late = attempt(nursery, probe.note.call_one, "old")
+            await trio.sleep(1.0)
+            await kill_and_wait(backend, procs, log, 0)
+            with pytest.raises(ProcDied) as caught:
+                await late.result()
+            assert caught.value.maybe_executed
+            dropped = current_proc().dropped_replies
+            assert await probe.note.call_one("new") == "new"
+            await trio.sleep(200.0)
+            assert await probe.seen.call_one() == ["new"]
+            assert current_proc().dropped_replies == dropped

@@ -1,0 +1,242 @@
+"""Options of a call: retries (rule C6; S02, R09), and options that a verb does not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from tests.conformance.meshes import Backend, SimBackend, attempt, kinds, only_sim
+from tests.conformance.probe import Notes
+
+import trimesh
+from trimesh import Actor, MeshErrorGroup, ProcDied, Retry, endpoint
+from trimesh._runtime.context import current_proc
+
+
+class Flaky(Actor):
+    """Fails a number of times."""
+
+    def __init__(self) -> None:
+        self.notes = Notes()
+        self.left: dict[str, int] = {}
+
+    @endpoint(concurrency=100, idempotent=True)
+    async def fail(self, times: dict[int, int], error: Exception) -> int:
+        """Raise as many times as is said for this rank, then return the rank."""
+        self.notes.add("run")
+        rank = trimesh.current_rank()
+        left = self.left.setdefault("fail", times.get(rank, 0))
+        self.left["fail"] = left - 1
+        if left > 0:
+            raise error
+        return rank
+
+    @endpoint(concurrency=100, idempotent=True)
+    async def fail_or_hold(self, times: dict[int, int], error: Exception) -> int:
+        """As `fail`, but hold instead of returning."""
+        rank = await Flaky.fail(self, times, error)
+        self.notes.add("holding")
+        try:
+            await trio.sleep_forever()
+        finally:
+            self.notes.add("unwound")
+        return rank
+
+    @endpoint(concurrency=100, idempotent=True)
+    async def fail_where(self, ranks: list[int]) -> int:
+        """Raise on some ranks, always."""
+        self.notes.add("run")
+        if trimesh.current_rank() in ranks:
+            raise ConnectionError(trimesh.current_rank())
+        return trimesh.current_rank()
+
+    @endpoint
+    async def once(self) -> None: ...
+
+    @endpoint(concurrency=100, group="watch")
+    async def runs(self) -> int:
+        return self.notes.log.count("run")
+
+    @endpoint(concurrency=100, group="watch")
+    async def log(self) -> list[Any]:
+        return self.notes.log
+
+    @endpoint(concurrency=100, group="watch")
+    async def wait(self, note: str, count: int = 1) -> None:
+        await self.notes.wait(note, count)
+
+
+ERROR = ConnectionError("flaky")
+TWICE = Retry(2, on=(ConnectionError,))
+
+
+async def test_call_one_is_tried_again(backend: Backend):
+    """C6: a new call id each attempt."""
+    async with backend.procs({"gpus": 1}) as procs:
+        flaky = await procs.spawn("flaky", Flaky)
+        before = current_proc().new_call_id()
+        assert await flaky.fail.options(retry=TWICE).call_one({0: 2}, ERROR) == 0
+        assert current_proc().new_call_id() == before + 4
+        assert await flaky.runs.call_one() == 3
+
+
+async def test_last_error_has_the_others_as_context(backend: Backend):
+    """C6: raised bare, after `max` further attempts."""
+    async with backend.procs({"gpus": 1}) as procs:
+        flaky = await procs.spawn("flaky", Flaky)
+        with pytest.raises(ConnectionError) as caught:
+            await flaky.fail.options(retry=TWICE).call_one({0: 5}, ERROR)
+        chain: list[BaseException] = [caught.value]
+        while (context := chain[-1].__context__) is not None:
+            chain.append(context)
+        assert [type(error) for error in chain] == [ConnectionError] * 3
+        assert all(trimesh.origin(error).point == {"gpus": 0} for error in chain)
+        assert any("attempt 3" in note for note in caught.value.__notes__)
+        assert await flaky.runs.call_one() == 3
+
+
+async def test_other_errors_are_raised_at_once(backend: Backend):
+    """C6, S02."""
+    async with backend.procs({"gpus": 1}) as procs:
+        flaky = await procs.spawn("flaky", Flaky)
+        with pytest.raises(ConnectionError):
+            await flaky.fail.options(retry=Retry(2, on=(KeyError, ProcDied))).call_one({0: 5}, ERROR)
+        assert await flaky.runs.call_one() == 1
+
+
+async def test_choose_prefers_members_that_were_not_tried(backend: Backend):
+    """C6."""
+    async with backend.procs({"gpus": 3}) as procs:
+        flaky = await procs.spawn("flaky", Flaky)
+        for good in range(3):
+            bad = [rank for rank in range(3) if rank != good]
+            assert await flaky.fail_where.options(retry=TWICE).choose(bad) == good
+        runs = list((await flaky.runs.call()).values())
+        assert sum(runs) <= 9
+        with pytest.raises(ConnectionError):
+            await flaky.fail_where.options(retry=TWICE).choose([0, 1, 2])
+        assert list((await flaky.runs.call()).values()) == [count + 1 for count in runs]
+
+
+async def test_call_tries_only_the_failed_ranks_again(backend: Backend):
+    """C6, S02."""
+    async with backend.procs({"gpus": 4}) as procs:
+        flaky = await procs.spawn("flaky", Flaky)
+        values = await flaky.fail.options(retry=TWICE).call({1: 2, 3: 1}, ERROR)
+        assert list(values.values()) == [0, 1, 2, 3]
+        assert values.item(gpus=3) == 3
+        assert list((await flaky.runs.call()).values()) == [1, 3, 1, 2]
+
+
+async def test_call_that_fails_in_the_end_cancels_the_others(backend: Backend):
+    """C6, C1, E01: like any other call, with what came back."""
+    async with backend.procs({"gpus": 3}) as procs:
+        flaky = await procs.spawn("flaky", Flaky)
+        with pytest.raises(MeshErrorGroup) as caught:
+            await flaky.fail_or_hold.options(retry=TWICE).call({1: 9}, ERROR)
+        assert kinds(caught.value) == [ConnectionError]
+        assert trimesh.coords(caught.value) == [{"gpus": 1}]
+        assert len(caught.value.partial) == 0
+        assert [log.count("unwound") - log.count("holding") for log in (await flaky.log.call()).values()] == [0, 0, 0]
+        with pytest.raises(MeshErrorGroup) as caught:
+            await flaky.fail_where.options(retry=Retry(1, on=KeyError)).call([1])
+        assert caught.value.mesh == "flaky"
+        assert set(caught.value.partial.values()) <= {0, 2}
+
+
+async def test_empty_view(backend: Backend):
+    """M6, K01."""
+    async with backend.procs({"gpus": 2}) as procs:
+        flaky = (await procs.spawn("flaky", Flaky)).slice(gpus=slice(0, 0))
+        handle = flaky.fail.options(retry=TWICE)
+        with trio.testing.assert_checkpoints():
+            assert list((await handle.call({}, ERROR)).items()) == []
+        for verb in (handle.call_one, handle.choose):
+            with pytest.raises(ValueError, match="member"):
+                await verb({}, ERROR)
+
+
+async def test_cancel_ends_every_attempt(backend: Backend):
+    """C01, C03: a running one, and the wait for the next."""
+    async with backend.procs({"gpus": 2}) as procs:
+        flaky = await procs.spawn("flaky", Flaky)
+        async with trio.open_nursery() as nursery:
+            held = attempt(nursery, flaky.fail_or_hold.options(retry=TWICE).call, {0: 1}, ERROR)
+            await flaky.wait.call("holding")
+            held.cancel()
+        assert held.cancelled
+        assert [log[-1] for log in (await flaky.log.call()).values()] == ["unwound"] * 2
+        for verb in ("call", "choose"):
+            with trio.move_on_after(0.3) as scope:
+                handle = flaky.fail_where.options(retry=Retry(1, on=ConnectionError, backoff=1_000.0))
+                await getattr(handle, verb)([0, 1])
+            assert scope.cancelled_caught
+
+
+@only_sim
+async def test_backoff_is_kept(backend: SimBackend):
+    """C6."""
+    async with backend.procs({"gpus": 1}) as procs:
+        flaky = await procs.spawn("flaky", Flaky)
+        start = trio.current_time()
+        retry = Retry(3, on=ConnectionError, backoff=float)
+        assert await flaky.fail.options(retry=retry).call_one({0: 3}, ERROR) == 0
+        assert trio.current_time() - start == 6.0
+
+
+async def test_death_is_followed_by_another_member(backend: Backend):
+    """R09, C6: a holder elsewhere, whom the death does not cancel, chooses another member."""
+    async with backend.procs({"gpus": 1}) as others:
+        chooser = await others.spawn("chooser", Chooser)
+        keeper = await others.spawn("keeper", Flaky)
+        async with trio.open_nursery() as nursery:
+            with pytest.raises(MeshErrorGroup) as owners:
+                async with backend.procs({"gpus": 2}) as procs:
+                    flaky = await procs.spawn("flaky", Flaky)
+                    choosing = attempt(nursery, chooser.choose.call_one, flaky)
+                    await flaky.slice(gpus=0).wait.call_one("holding")
+                    backend.kill(procs, 0)
+                    await trio.sleep_forever()
+            assert kinds(owners.value) == [ProcDied]
+            assert await choosing.result() in (["ProcDied", "MeshStopped"], ["ProcDied", "RemoteCancelled"])
+        assert await keeper.runs.call_one() == 0
+
+
+class Chooser(Actor):
+    @endpoint
+    async def choose(self, flaky: Flaky) -> list[str]:
+        """Choose with a retry; return the names of the errors of the attempts, the first one first."""
+        try:
+            await flaky.fail_or_hold.options(retry=Retry(3)).choose({}, ERROR)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the test looks at it
+            names = []
+            link: BaseException | None = error
+            while link is not None:
+                names.append(type(link).__name__)
+                link = link.__context__
+            return names[::-1]
+        return []
+
+
+@pytest.mark.parametrize(
+    ("option", "verbs"),
+    [
+        ("merge", ["call", "call_settled", "call_one", "choose", "broadcast", "broadcast_nowait"]),
+        ("window", ["call", "call_settled", "call_one", "choose", "broadcast", "broadcast_nowait"]),
+        ("retry", ["call_settled", "broadcast", "broadcast_nowait", "stream"]),
+    ],
+)
+async def test_option_that_a_verb_does_not_have_is_refused(backend: Backend, option: str, verbs: list[str]):
+    """C6."""
+    values: dict[str, Any] = {"merge": "collect", "window": 3, "retry": TWICE}
+    async with backend.procs({"gpus": 1}) as procs:
+        flaky = await procs.spawn("flaky", Flaky)
+        handle = flaky.fail_where.options(**{option: values[option]})
+        for verb in verbs:
+            with pytest.raises(TypeError, match=f"{option} of flaky.fail_where means nothing for {verb}"):
+                await getattr(handle, verb)([])
+        with pytest.raises(TypeError, match="idempotent"):
+            flaky.once.options(retry=TWICE)
+        assert await flaky.runs.call_one() == 0

@@ -1,0 +1,117 @@
+"""A process whose Trio loop does not run while its native thread answers: said with a stack, never a death (R6, P2)."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import trio
+from tests.conformance.meshes import Backend, SimBackend, member, only_real, only_sim
+
+from trimesh import Actor, endpoint, limits
+
+STALLED_SECONDS = limits.STALL_SECONDS + 1.0
+"""A stall is known by then."""
+
+
+class Sleeper(Actor):
+    @endpoint
+    def doze(self, seconds: float) -> str:
+        time.sleep(seconds)
+        return "awake"
+
+    @endpoint
+    def hold_the_gil(self, seconds: float) -> str:
+        libc = ctypes.PyDLL(None)  # keeps the GIL while C runs
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            libc.usleep(int(max(0.0, deadline - time.monotonic()) * 1e6) + 1)
+        return "awake"
+
+    @endpoint
+    async def answer(self) -> str:
+        return "here"
+
+
+class Said(logging.Handler):
+    """Keeps what the logger of trimesh says at WARNING and when."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[tuple[float, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append((trio.current_time(), record.getMessage()))
+
+
+@asynccontextmanager
+async def listening() -> AsyncGenerator[Said, None]:
+    handler = Said()
+    logger = logging.getLogger("trimesh")
+    logger.addHandler(handler)
+    try:
+        yield handler
+    finally:
+        logger.removeHandler(handler)
+
+
+@only_real
+async def test_stall_is_logged_in_time_with_the_stack_of_the_stuck_thread(backend: Backend):
+    """R6: `time.sleep` in an endpoint, and C code that keeps the GIL, are both known within 6 s and told by name."""
+    async with listening() as said, backend.procs({"gpus": 3}, name="sleepy") as procs:
+        sleepers = await procs.spawn("sleepers", Sleeper)
+        begun = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sleepers.slice(gpus=0).doze.call_one, STALLED_SECONDS + 0.5)
+            nursery.start_soon(sleepers.slice(gpus=1).hold_the_gil.call_one, STALLED_SECONDS + 0.5)
+            assert await sleepers.slice(gpus=2).answer.call_one() == "here"
+        # Both calls have returned: nothing was killed.
+        assert (await sleepers.answer.call()).values() == ("here",) * 3
+
+    assert len(said.texts) == 2
+    assert all(limits.STALL_SECONDS <= at - begun <= STALLED_SECONDS for at, _ in said.texts)
+    first, second = sorted(text for _, text in said.texts)
+    assert first.startswith("sleepy{'gpus': 0/3}")
+    assert "in doze" in first
+    assert second.startswith("sleepy{'gpus': 1/3}")
+    assert "in hold_the_gil" in second
+
+
+@only_sim
+async def test_stall_of_a_simulated_loop_is_logged_and_told_to_listeners(backend: Backend):
+    """R6: the same under a virtual clock, where a fault makes the loop lag."""
+    assert isinstance(backend, SimBackend)
+    async with listening() as said, backend.procs({"gpus": 2}, name="sleepy") as procs:
+        sleepers = await procs.spawn("sleepers", Sleeper)
+        told: list[tuple[float, str]] = []
+        watched = procs._owned.members.members[1]
+        watched.stall.listeners.append(lambda seconds, stack: told.append((seconds, stack)))
+
+        backend.world.proc(member(sleepers, 1).proc_id).transport.lag(7.0)
+        begun = trio.current_time()
+        assert await sleepers.slice(gpus=1).answer.call_one() == "here"
+
+        assert trio.current_time() - begun == 7.0
+        assert [at - begun for at, _ in said.texts] == [limits.STALL_SECONDS]
+        assert said.texts[0][1].startswith("sleepy{'gpus': 1/2}")
+        assert told == [(limits.STALL_SECONDS, "")]
+        assert (watched.stall.seconds, watched.stall.count) == (0.0, 1)
+
+
+@only_sim
+async def test_stalls_that_go_on_are_said_again_only_after_a_while(backend: Backend):
+    assert isinstance(backend, SimBackend)
+    async with listening() as said, backend.procs({"gpus": 1}, name="sleepy") as procs:
+        sleepers = await procs.spawn("sleepers", Sleeper)
+        transport = backend.world.proc(member(sleepers, 0).proc_id).transport
+        begun = trio.current_time()
+        for _ in range(20):
+            transport.lag(limits.STALL_SECONDS + 1.0)
+            await sleepers.answer.call_one()
+
+    # 20 stalls in 120 s: one is said, then the first one after STALL_AGAIN_SECONDS, and so on.
+    times = [at - begun for at, _ in said.texts]
+    assert times == [5.0, 35.0, 65.0, 95.0]

@@ -1,0 +1,219 @@
+"""`pickle="off"`: no byte is unpickled, values are what annotations say, one family has one mode (V2)."""
+
+from __future__ import annotations
+
+import enum
+import pickle
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NoReturn
+
+import attrs
+import pytest
+from tests.conformance.meshes import Backend, params
+
+import trimesh
+from trimesh import Actor, MeshErrorGroup, ProtocolError, RemoteError, endpoint, this_host, this_proc
+from trimesh._runtime.context import current_proc
+from trimesh._wire import payload
+from trimesh._wire.reducers import DefinitionId
+
+numpy = pytest.importorskip("numpy")
+
+typed = pytest.mark.parametrize("backend", params("sim-typed", "real-typed"), indirect=True)
+
+
+class Mood(enum.Enum):
+    CALM = "calm"
+
+
+@attrs.define
+class Batch:
+    number: int
+    names: list[str]
+    mood: Mood = Mood.CALM
+
+
+class CodeError(Exception):
+    def __init__(self, *, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Worker(Actor):
+    def __init__(self, first: Batch) -> None:
+        self.batch = first
+
+    @endpoint
+    async def swap(self, batch: Batch) -> Batch:
+        self.batch, batch = batch, self.batch
+        return batch
+
+    @endpoint
+    async def grow(self, array: numpy.ndarray) -> numpy.ndarray:  # type: ignore[name-defined]
+        array += 1
+        return array
+
+    @endpoint
+    async def fail(self) -> None:
+        raise CodeError(code=7)
+
+    @endpoint
+    async def lie(self) -> int:
+        return "no number"  # type: ignore[return-value]
+
+    @endpoint
+    async def count(self, to: int) -> AsyncIterator[Batch]:
+        for number in range(to):
+            yield Batch(number, [])
+
+    @endpoint
+    async def ask(self, other: Worker) -> list[Batch]:
+        return list((await other.swap.call(Batch(0, ["asked"]))).values())
+
+    @endpoint
+    async def loads_something(self) -> None:
+        pickle.loads(b"")
+
+
+UNPICKLERS: list[tuple[Any, str]] = [
+    (pickle, "loads"),
+    (pickle, "load"),
+    (pickle, "Unpickler"),
+    (payload, "_Unpickler"),
+    (payload.Decoder, "_load"),
+]
+
+
+def poison() -> None:
+    """Let every way of unpickling fail, in a worker and in the program that calls it."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("something was unpickled")
+
+    for where, name in UNPICKLERS:
+        setattr(where, name, refuse)
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Poison this process, and return what poisons a worker; after the test this process is as it was."""
+    for where, name in UNPICKLERS:
+        monkeypatch.setattr(where, name, getattr(where, name))
+    poison()
+    return poison
+
+
+@typed
+async def test_nothing_is_unpickled_by_anybody(backend: Backend, poisoned: Callable[[], None]):
+    """V2: calls, results, errors, streams, handles and set-up go their way where unpickling fails."""
+    async with backend.procs(setup=poisoned) as procs:
+        workers = await procs.spawn("workers", Worker, Batch(1, ["first"]))
+        with pytest.raises(MeshErrorGroup) as caught:  # it is poisoned over there, too
+            await workers.loads_something.call()
+        assert {type(leaf) for leaf in trimesh.leaves(caught.value)} == {AssertionError}
+        assert (await workers.swap.call(Batch(2, ["b"]))).values() == (Batch(1, ["first"]),) * 2
+        array = numpy.arange(100_000)
+        assert all(found[-1] == 100_000 for found in (await workers.grow.call(array)).values())
+        assert array[-1] == 99_999
+        with pytest.raises(CodeError) as failed:
+            await workers.slice(gpus=0).fail.call_one()
+        assert failed.value.code == 7
+        async with workers.slice(gpus=0).count.stream(3) as results:
+            assert [item async for _, item in results] == [Batch(n, []) for n in range(3)]
+        asked = await workers.slice(gpus=0).ask.call_one(workers.slice(gpus=slice(1, 2)))
+        assert asked == [Batch(2, ["b"])]
+
+
+@typed
+async def test_argument_that_does_not_fit_is_refused_here(backend: Backend):
+    async with backend.procs() as procs:
+        workers = await procs.spawn("workers", Worker, Batch(1, []))
+        wrong: Any = {"number": 2}
+        with pytest.raises(TypeError, match=r"argument 'batch' of workers.swap\(\)"):
+            await workers.swap.call(wrong)
+        with pytest.raises(TypeError, match=r"argument 'first' of Worker\(\)"):
+            await procs.spawn("others", Worker, wrong)
+        assert (await workers.swap.call(Batch(2, []))).values() == (Batch(1, []),) * 2
+
+
+@typed
+async def test_result_that_does_not_fit_is_an_error_of_the_endpoint(backend: Backend):
+    async with backend.procs({"gpus": 1}) as procs:
+        worker = await procs.spawn("worker", Worker, Batch(1, []))
+        with pytest.raises(TypeError, match=r"the result of lie\(\) does not fit its annotation int"):
+            await worker.lie.call_one()
+
+
+@typed
+async def test_class_without_a_name_over_there_is_refused(backend: Backend):
+    """V2: nothing goes by value; the text says what to do."""
+
+    class Local(Actor):
+        @endpoint
+        async def fail(self) -> None:
+            raise NotImplementedError
+
+    async with backend.procs() as procs:
+        with pytest.raises(TypeError, match="define it at the top of a module"):
+            await procs.spawn("local", Local)
+        with pytest.raises(TypeError, match=r"argument 'function' .* define it at the top of a module"):
+            async with backend.procs(setup=lambda: None):
+                pass
+
+
+@typed
+async def test_definition_of_a_peer_is_a_protocol_error(backend: Backend):
+    async with backend.procs():
+        with pytest.raises(ProtocolError, match="no definitions"):
+            current_proc().values.define(DefinitionId("a.1"), b"")
+
+
+async def test_family_has_one_mode(backend: Backend):
+    """A block inside takes over the mode, may say the same, and is refused another."""
+    other: Any = {"on": "off", "off": "on"}[backend.pickle]
+    async with backend.procs() as procs, this_host().spawn_procs({"gpus": 1}) as inner:
+        assert current_proc().values.is_pickled == (backend.pickle == "on")
+        with pytest.raises(ValueError, match="must say the same of pickle="):
+            async with this_host().spawn_procs({"gpus": 1}, pickle=other):
+                pass
+        assert (len(procs), len(inner)) == (2, 1)
+
+
+async def test_mode_must_be_on_or_off():
+    wrong: Any = False
+    with pytest.raises(ValueError, match='pickle must be "on" or "off"'):
+        this_host().spawn_procs({"gpus": 1}, pickle=wrong)
+
+
+class Telling(Actor):
+    @endpoint
+    async def tell(self, port: Any, numbers: list[int]) -> None:
+        async with port:
+            for number in numbers:
+                await port.send((number, {"square": number**2}))
+
+
+@typed
+async def test_port_travels(backend: Backend):
+    async with backend.procs({"gpus": 1}) as procs:
+        teller = await procs.spawn("teller", Telling)
+        async with trimesh.open_channel(tuple, capacity=4) as (port, receiver):
+            await teller.tell.broadcast(port, [1, 2])
+            await port.aclose()
+            assert [item async for item in receiver] == [(1, {"square": 1}), (2, {"square": 4})]
+
+
+@typed
+async def test_exception_of_a_class_that_is_not_here_is_a_remote_error(backend: Backend):
+    async with backend.procs({"gpus": 1}), this_proc().spawn("here", Raising) as here:
+        with pytest.raises(RemoteError, match="Hidden"):
+            await here.hide.call_one()
+
+
+class Raising(Actor):
+    @endpoint
+    async def hide(self) -> None:
+        class Hidden(Exception):
+            pass
+
+        raise Hidden("nobody knows")

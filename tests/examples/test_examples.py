@@ -1,0 +1,148 @@
+"""Each example runs alone, prints what it promises, ends with 0 and leaves nothing behind (the zombie guard looks)."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.real
+
+
+def run_example(name: str, *options: str) -> str:
+    """Run an example as a user does; return what it printed."""
+    command = [sys.executable, f"examples/{name}", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), f"{done.stderr}\nprinted before:\n{done.stdout}"
+    return done.stdout
+
+
+def facts(pattern: str, text: str) -> list[str]:
+    """Return what the one group of `pattern` matched, for each line that matches."""
+    return re.findall(pattern, text, re.MULTILINE)
+
+
+def losses(text: str) -> dict[int, float]:
+    """Return the losses that the training printed, by step."""
+    found = re.findall(r"^step +(\d+)  loss (\S+)$", text, re.MULTILINE)
+    assert len(found) == len(dict(found)), "a step was made twice"
+    return {int(step): float(loss) for step, loss in found}
+
+
+@pytest.fixture(scope="module")
+def training() -> str:
+    """What a short training printed that lost a process half-way."""
+    return run_example("train_bytes.py", "--steps", "12")
+
+
+@pytest.mark.torch
+def test_train_bytes_makes_the_loss_fall(training: str) -> None:
+    by_step = losses(training)
+
+    assert sorted(by_step) == list(range(1, 13))
+    assert by_step[12] < by_step[1] - 1
+
+
+@pytest.mark.torch
+def test_train_bytes_tells_of_the_process_that_was_killed(training: str) -> None:
+    """The type, the coordinates, the signal, the delay and the last words of the dead are printed."""
+    [pid] = facts(r"^ +\S+ s  SIGKILL to process (\d+)$", training)
+    [delay] = facts(r"^ +\S+ s  ProcDied at procs\{'replica': 2/4\}: SIGKILL, (\d+) ms ago$", training)
+    [words] = facts(r"^ +\S+ s  its last words: (.*)$", training)
+
+    assert int(delay) < 10_000
+    assert re.fullmatch(rf"pid {pid} computes the gradients of step \d+", words)
+
+
+@pytest.mark.torch
+def test_train_bytes_goes_on_with_a_fresh_mesh_at_the_lost_step(training: str) -> None:
+    first, second = facts(r"^ +\S+ s  4 processes ready after \d+ ms for step (\d+)$", training)
+    [last_of_the_dead] = facts(r"^ +\S+ s  its last words: .* of step (\d+)$", training)
+
+    assert first == "0"
+    assert int(second) >= 6  # more on a machine so busy that the saboteur comes late
+    assert int(second) - int(last_of_the_dead) in (0, 1)  # the dead was in the lost step, or about to begin it
+
+
+@pytest.mark.torch
+def test_train_bytes_ends_with_text_and_a_table_of_events(training: str) -> None:
+    _, _, result = training.partition("What the model writes")
+    text, _, table = result.partition("What happened")
+
+    assert "\nclass Reader:\n" in text
+    told = facts(r"^ +(\d+\.\d\d) s  ", training)
+    assert facts(r"^│ (\d+\.\d\d) +│", table) == told
+    assert len(told) == 6
+
+
+@pytest.mark.torch
+def test_train_bytes_loses_nothing_by_the_death(training: str) -> None:
+    """Every loss after the death is the one of a run that nobody disturbed."""
+    undisturbed = run_example("train_bytes.py", "--steps", "12", "--no-kill")
+
+    assert "ProcDied" not in undisturbed
+    assert losses(training) == losses(undisturbed)
+
+
+def test_ping_pong_prints_the_latency() -> None:
+    printed = run_example("ping_pong.py", "--rounds", "200")
+
+    [(half, most)] = re.findall(r"^200 round trips: half within (\d+) us, 99 % within (\d+) us$", printed, re.MULTILINE)
+    assert 0 < int(half) <= int(most)
+
+
+@pytest.fixture(scope="module")
+def tree() -> str:
+    """What the actor tree printed."""
+    return run_example("actor_tree.py")
+
+
+def test_actor_tree_survives_an_error_and_shows_its_way(tree: str) -> None:
+    """An error three levels down reaches the caller with the coordinates of every level; nothing dies of it."""
+    assert facts(r"the sum is (\d+)$", tree) == ["5050", "5050"]
+    climb = tree.partition("an error goes to its caller")[2].partition("the tree lives on")[0]
+    # "fifty-one" is number 50 from 0: branch 0 takes the even ones, its twig 1 every other, its leaf 0 of those.
+    assert facts(r"\(at (\w+\{.*?\}), actor Node, endpoint total, pid \d+ on ", climb) == [
+        "branch{'branch': 0/2}",
+        "twig{'twig': 1/2}",
+        "leaf{'leaf': 0/2}",
+    ]
+    assert "ValueError: invalid literal for int() with base 10: 'fifty-one'" in climb
+
+
+def test_actor_tree_falls_with_a_death_and_shows_its_way(tree: str) -> None:
+    """A death three levels down comes out of the outermost block with the coordinates of every level."""
+    climb = tree.partition("a death goes to its owner")[2]
+    assert facts(r"\(at (\w+\{.*?\}), actor Node, pid", climb) == ["branch{'branch': 1/2}", "twig{'twig': 0/2}"]
+    assert facts(r"ProcDied: (procs\{.*?\}) \(pid \d+\) died: SIGKILL", climb) == ["procs{'leaf': 0/2}"]
+
+
+@pytest.mark.parametrize(("suite", "count"), [("test_my_actor.py", 6), ("test_rl_loop.py", 8)])
+def test_suite_to_start_from_passes(suite: str, count: int) -> None:
+    """As somebody else's pytest runs it, over simulated and over real processes."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "trimesh.testing.plugin"]
+    command += ["-c", "/dev/null", "--rootdir", "examples", f"examples/{suite}"]
+
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+
+    assert f"{count} passed" in done.stdout, done.stdout
+
+
+def test_cancel_cuts_the_remote_endpoints_and_waits_for_their_clean_up() -> None:
+    printed = run_example("cancel.py")
+
+    for cook in "01":
+        said = facts(rf"^procs\[cook={cook}\] \| (.*)$", printed)
+        assert len(said) == 4
+        assert re.fullmatch(r"I need 3600 s, the caller gives me 0\.[0-5] s", said[0])
+        assert re.fullmatch(r"cancelled after \d\.\d s, cleaning up", said[1])
+        assert said[2] == "clean"
+        assert re.fullmatch(r"I need 0\.1 s, the caller gives me (9\.\d|10\.0) s", said[3])
+    [cut] = facts(r"^the call was cut after (\S+) s, clean-up included$", printed)
+    assert 0.6 <= float(cut) < 5
+    assert "served: dish 0 dish 1" in printed

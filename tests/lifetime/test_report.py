@@ -1,0 +1,94 @@
+"""What a block that does not end says of itself: once in the log, and on demand (M4)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.lifetime.processes import stop
+from tests.lifetime.program import Program
+
+from trimesh import limits
+
+pytestmark = pytest.mark.real
+
+
+def paragraph(text: str, pid: int) -> str:
+    """Return the lines of a report on one process: its own, and those that are indented below it."""
+    found = re.search(rf"^( *)\S.* pid {pid}: .*(\n\1 +.*)*", text, re.MULTILINE)
+    assert found is not None, text
+    return found[0]
+
+
+def test_stopping_is_logged_once(tmp_path: Path) -> None:
+    """M4: after 2 s, at WARNING: members with pid, state, stack, and what is left of the grace."""
+    enough = tmp_path / "enough"
+    with Program(tmp_path, "hold", {"actor": "Stubborn", "arguments": [None, str(enough)], "grace": 600.0}) as program:
+        program.say("open")
+        pids = program.event("open")["pids"]
+        program.say("leave")
+        leaving = program.event("leaving")
+        logged = program.event("logged")
+        enough.touch()
+        program.event("left all")
+        assert program.said("logged") == [logged]
+
+    assert logged["level"] == "WARNING"
+    assert logged["at"] - leaving["at"] >= limits.STOPPING_LOG_SECONDS
+    first = logged["text"].splitlines()[0]
+    assert re.fullmatch(
+        r"the block of procs has been stopping for \d s, 59\d\.\d s of grace left; it waits for:", first
+    )
+    for rank, pid in enumerate(pids):
+        lines = paragraph(logged["text"], pid)
+        assert lines.startswith(f"  procs{{'n': {rank}/2}} pid {pid}: running, in the clean-up of held for ")
+        assert "Stack (most recent call first)" in lines
+
+
+def test_log_names_only_what_the_block_waits_for(tmp_path: Path) -> None:
+    """M4: other blocks of the program, which are in use, are none of its business."""
+    plan = {"actor": "Stubborn", "grace": 600.0, "outer": 1, "size": 1}
+    with Program(tmp_path, "hold", plan) as program:
+        program.say("open")
+        program.event("open")
+        program.say("leave")
+        text = program.event("logged")["text"]
+
+    assert "procs{'n': 0/1} pid" in text
+    assert "outer" not in text
+
+
+def test_quick_stopping_is_not_logged(tmp_path: Path) -> None:
+    """M4: only a block that takes long says so."""
+    plan = {"actor": "Stubborn", "arguments": [0.2], "grace": 600.0, "limits": {"STOPPING_LOG_SECONDS": 20.0}}
+    with Program(tmp_path, "hold", plan) as program:
+        program.say("open")
+        program.event("open")
+        program.say("leave")
+        program.event("left all")
+
+        assert program.said("logged") == []
+
+
+def test_dump_shows_every_call_and_stack(tmp_path: Path) -> None:
+    """M4: also of processes that hold the GIL in C, or are stopped, whose own interpreters cannot be asked."""
+    plan = {"size": 3, "dump": True, "ask": False, "during": [["sleep"], ["hold_gil_at", 60, 1]]}
+    with Program(tmp_path, "hold", plan) as program:
+        program.say("open")
+        program.event("open")
+        program.event("holding")
+        while {said["rank"] for said in program.said("running")} != {0, 1, 2}:
+            program.event("running")
+        pids = [program.named(f"procs.{rank}")[0].pid for rank in range(3)]
+        stop(pids[2])
+        program.say("dump")
+        text = program.event("dumped")["text"]
+
+    assert text.startswith(f"trimesh: process {program.pid} on ")
+    assert re.search(rf"procs{{'n': 0/3}} pid {pids[0]}: running, .*in held\.sleep for \d+\.\d s", text)
+    assert "in hold_gil" in paragraph(text, pids[1])
+    assert f"procs{{'n': 2/3}} pid {pids[2]}: stopped" in text
+    for rank in range(3):
+        assert re.search(rf"call held\.sleep to procs{{'n': {rank}/3}}: sent, \d+\.\d s old", text)
+    assert re.search(r"call held\.hold_gil_at to procs{'n': 1/3}: sent", text)

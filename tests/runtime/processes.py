@@ -1,0 +1,152 @@
+"""Looking at processes from outside, through /proc and pidfds; of the code under test only its marker is known."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import attrs
+import trio
+
+ROOT = Path(__file__).parents[2]
+
+
+@attrs.frozen
+class Seen:
+    """One process at one moment."""
+
+    pid: int
+    parent: int
+    group: int
+    session: int
+    state: str
+    marker: str
+
+
+def see(pid: int) -> Seen | None:
+    """Return what /proc says about `pid`, None when it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return None
+    marker = next((entry[13:].decode() for entry in environ.split(b"\0") if entry.startswith(b"TRIMESH_PROC=")), "")
+    return Seen(pid, int(stat[1]), int(stat[2]), int(stat[3]), stat[0], marker)
+
+
+def state(pid: int) -> str:
+    """Return the state letter; "" when gone. A zombie counts as gone: nobody but its parent can do more."""
+    seen = see(pid)
+    return "" if seen is None or seen.state in "ZX" else seen.state
+
+
+def everything() -> Iterator[Seen]:
+    """Yield every living process."""
+    for name in os.listdir("/proc"):
+        seen = see(int(name)) if name.isdecimal() else None
+        if seen is not None and seen.state not in "ZX":
+            yield seen
+
+
+def family(root_id: int) -> list[int]:
+    """Return the pids of all living processes that carry the marker of a family, the controller not included."""
+    return [seen.pid for seen in everything() if seen.marker.startswith(f"{root_id:016x}.")]
+
+
+def children(pid: int) -> list[int]:
+    """Return the pids of the living children of `pid`."""
+    return [seen.pid for seen in everything() if seen.parent == pid]
+
+
+def spawners_here() -> list[int]:
+    """Return the pids of the living spawners of this process, in the order of their start."""
+    return sorted(pid for pid in children(os.getpid()) if (seen := see(pid)) is not None and seen.marker)
+
+
+def count_fds(pid: int | str = "self") -> int:
+    """Return how many descriptors a process has open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+async def wait_until_all(check: Callable[[], list[bool]], seconds: float = 5.0) -> None:
+    """Wait until all that `check` returns is true: what other processes do takes them a moment."""
+    with trio.move_on_after(seconds):
+        while not all(check()):  # noqa: ASYNC110 - nobody tells
+            await trio.sleep(0.01)
+    assert all(check())
+
+
+def freeze(group: Path) -> None:
+    """Freeze what is in a group of the freezer of cgroup v1; until it says so, a signal still gets through."""
+    (group / "freezer.state").write_text("FROZEN")
+    while (group / "freezer.state").read_text() != "FROZEN\n":
+        os.sched_yield()
+
+
+async def wait_gone(pids: list[int], seconds: float = 1.0) -> float:
+    """Wait until all of `pids` have ended and return how long it took; fail after `seconds`."""
+    start = trio.current_time()
+    with contextlib.ExitStack() as opened:
+        pidfds = dict[int, int]()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                pidfds[pid] = os.pidfd_open(pid)
+                opened.callback(os.close, pidfds[pid])
+        with trio.move_on_after(seconds) as scope:
+            for pidfd in pidfds.values():
+                await trio.lowlevel.wait_readable(pidfd)
+        left = [pid for pid in pids if state(pid)]
+        assert not left, f"still there after {seconds} s: {left}"
+        assert not scope.cancelled_caught
+    return trio.current_time() - start
+
+
+@contextlib.contextmanager
+def suspended(pid: int) -> Iterator[None]:
+    """Stop a process (SIGSTOP) for the time of a block; it may be gone afterwards."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+        os.close(pidfd)
+
+
+class Controller:
+    """A controller in a process of its own, running a function of `tests.runtime.controllers`.
+
+    It prints lines of integers; each is a set of pids, or ids, that the test asks for.
+    """
+
+    def __init__(self, function: str, *arguments: str) -> None:
+        program = f"import sys; from tests.runtime.controllers import {function}; {function}(*sys.argv[1:])"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program, *arguments],
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
+        )
+
+    async def line(self) -> list[int]:
+        """Return the next line of integers."""
+        assert self.process.stdout is not None
+        text = await trio.to_thread.run_sync(self.process.stdout.readline)
+        return [int(word) for word in text.split()]
+
+    async def wait(self) -> int:
+        """Wait for its end and return the exit code."""
+        return await trio.to_thread.run_sync(self.process.wait)
+
+    def close(self) -> None:
+        """Kill it, if it still runs, and reap it."""
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()

@@ -1,0 +1,99 @@
+"""A host that many meshes use: what is left of those that have ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from tests.runtime.processes import count_fds, spawners_here, wait_until_all
+
+from trimesh import Actor, endpoint, limits, this_host
+from trimesh._runtime.local_host import accept_links
+from trimesh._runtime.proc import Proc
+from trimesh._transport.native import NativeTransport
+from trimesh.ids import ProcId
+
+pytestmark = pytest.mark.real
+
+
+class Node(Actor):
+    """Is there."""
+
+    @endpoint
+    async def pid(self) -> int:
+        return os.getpid()
+
+
+async def test_ended_processes_leave_no_descriptor_on_a_warm_host() -> None:
+    """Neither here nor in the spawner: pidfds, links, rings."""
+    async with this_host().warm() as host:
+
+        async def once() -> None:
+            async with host.spawn_procs({"n": 2}) as procs:
+                await (await procs.spawn("node", Node)).pid.call()
+
+        await once()
+        (spawner,) = spawners_here()
+        before = count_fds(), count_fds(spawner)
+        for _ in range(5):
+            await once()
+
+        await wait_until_all(lambda: [count_fds() <= before[0], count_fds(spawner) <= before[1]])
+
+
+def test_connection_that_comes_while_a_process_ends_is_closed() -> None:
+    """It has closed its transport, and its spawner does not know yet: the asker sees the end, this process goes on."""
+    transport = NativeTransport(ProcId(2))
+    accept = accept_links(Proc(ProcId(2), transport), transport)
+    transport.close()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        accept(ProcId(3), ours)
+
+        assert theirs.recv(1) == b""
+
+
+class Wordy(Actor):
+    """Writes much when it is stopped."""
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncGenerator[None, None]:
+        yield
+        for number in range(3_000):
+            print(f"line {number} {'x' * 60}")
+
+
+@pytest.mark.parametrize("output", ["forward", "callable"])
+async def test_output_is_shown_before_a_block_on_a_warm_host_ends(
+    output: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """O7: all of it, although the spawner lives on."""
+    mode: Any = "forward" if output == "forward" else lambda _: "forward"
+    async with this_host().warm() as host:
+        async with host.spawn_procs({"n": 2}, name="wordy", output=mode) as procs:
+            await procs.spawn("wordy", Wordy)
+
+        lines = capsys.readouterr().out.splitlines()
+        for rank in range(2):
+            mine = [line for line in lines if line.startswith(f"wordy[n={rank}] | line ")]
+            assert [int(line.split()[3]) for line in mine] == list(range(3_000))
+
+
+async def test_stopped_spawner_does_not_keep_a_block_for_its_output() -> None:
+    """The wait for output is bounded."""
+    async with this_host().warm() as host:
+        async with host.spawn_procs({"n": 1}) as procs:
+            await procs.spawn("node", Node)
+            (spawner,) = spawners_here()
+            os.kill(spawner, signal.SIGSTOP)
+            begun = trio.current_time()
+        took = trio.current_time() - begun
+        os.kill(spawner, signal.SIGCONT)
+
+    assert took < limits.EXIT_REPORT_SECONDS + limits.OUTPUT_FLUSH_SECONDS + 2

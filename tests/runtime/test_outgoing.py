@@ -1,0 +1,321 @@
+"""One call to one or many actors, frame by frame (C01, C02, C09, C11, C12, E02, S01; rules C1, C2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import pytest
+import trio
+import trio.testing
+from tests.runtime.frames import RecordingLink, RecordingTransport
+
+from trimesh import limits
+from trimesh._routing.collector import Failed, Raised, Returned, Withdrawn
+from trimesh._runtime.outgoing import OutgoingCall, Target
+from trimesh._runtime.peer import Parcel, Peer
+from trimesh._runtime.proc import Proc, died
+from trimesh._transport.base import Lane
+from trimesh._wire import messages
+from trimesh.errors import ProcDied, ProtocolError
+from trimesh.ids import CallId, MeshId, ProcId
+
+MESH = MeshId(5)
+
+
+@attrs.define(eq=False)
+class Stage:
+    """A process with links to some others, which say what the test has them say."""
+
+    proc: Proc
+    transport: RecordingTransport
+    peers: list[Peer]
+    links: list[RecordingLink]
+
+    @classmethod
+    def of(cls, count: int) -> Stage:
+        transport = RecordingTransport()
+        proc = Proc(ProcId(1), transport, seed=1)
+        links = [RecordingLink() for _ in range(count)]
+        peers = [proc.adopt_link(ProcId(10 + index), link) for index, link in enumerate(links)]
+        return cls(proc, transport, peers, links)
+
+    def call(self, nbytes: int = 10, *, fail_fast: bool = True, ranks: Sequence[int] | None = None) -> OutgoingCall:
+        """Begin a call to some of the peers."""
+        return self.begin(self.proc.new_call_id(), nbytes, fail_fast=fail_fast, ranks=ranks)
+
+    def broadcast(self, nbytes: int = 10, ranks: Sequence[int] | None = None) -> OutgoingCall:
+        """Begin a broadcast."""
+        return self.begin(CallId(0), nbytes, fail_fast=False, ranks=ranks)
+
+    def begin(self, call_id: CallId, nbytes: int, *, fail_fast: bool, ranks: Sequence[int] | None) -> OutgoingCall:
+        targets = [Target(self.peers[rank], MESH) for rank in (range(len(self.peers)) if ranks is None else ranks)]
+        call = OutgoingCall(self.proc, call_id, "mesh.endpoint", targets, fail_fast=fail_fast)
+        head = messages.encode(messages.Call(call_id, MESH, "endpoint", None, b"x"))
+        self.proc.begin(call, Parcel(head, (), (), nbytes))
+        return call
+
+    def say(self, rank: int, message: object) -> None:
+        """Let a message come in from a peer."""
+        self.proc.received(self.links[rank], memoryview(messages.encode(message)), [])
+
+    def returned(self, rank: int, call: OutgoingCall, dequeued: int = 1) -> None:
+        self.say(rank, messages.Return(call.call_id, MESH, dequeued, b"value"))
+
+    def acknowledged(self, rank: int, call: OutgoingCall, *, started: bool = True) -> None:
+        self.say(rank, messages.CancelAck(call.call_id, MESH, 1, started, "caller", ""))
+
+    def cancels(self, rank: int) -> list[messages.Cancel]:
+        return [message for message in self.links[rank].sent if isinstance(message, messages.Cancel)]
+
+    def calls(self, rank: int) -> list[int]:
+        return [message.call for message in self.links[rank].sent if isinstance(message, messages.Call)]
+
+    def loads(self) -> list[int]:
+        return [peer.outbox(MESH).load for peer in self.peers]
+
+    def check_clean(self) -> None:
+        assert self.proc.unended_calls() == []
+        assert [list(peer.calls) for peer in self.peers] == [[] for _ in self.peers]
+        assert self.loads() == [0] * len(self.peers)
+
+
+# ---- sending ---------------------------------------------------------------------------------------------------------
+
+
+async def test_call_to_one_waits_for_its_reply():
+    stage = Stage.of(1)
+    call = stage.call()
+    assert stage.calls(0) == [call.call_id]
+    assert stage.loads() == [1]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(call.wait)
+        await trio.testing.wait_all_tasks_blocked()
+        stage.returned(0, call)
+    assert call.collector.outcome(0) == Returned(b"value", [])
+    stage.check_clean()
+
+
+async def test_call_to_many_is_cast():
+    """One copy for all; the group is used again."""
+    stage = Stage.of(3)
+    for _ in range(2):
+        call = stage.call()
+        for rank in range(3):
+            stage.returned(rank, call, dequeued=call.call_id)
+        await call.wait()
+    assert [stage.calls(rank) for rank in range(3)] == [[1, 2]] * 3
+    assert [group.casts for group in stage.transport.groups] == [2]
+    stage.check_clean()
+
+
+async def test_call_of_nobody_is_a_checkpoint():
+    """M6, K01."""
+    stage = Stage.of(1)
+    call = stage.call(ranks=[])
+    with trio.testing.assert_checkpoints():
+        await call.wait()
+    stage.check_clean()
+
+
+async def test_message_waits_for_room_in_order():
+    """S01, S07: the other ranks are not held up."""
+    stage = Stage.of(2)
+    fillers = [stage.broadcast(ranks=[0]) for _ in range(limits.MAILBOX_MESSAGES)]
+    assert all(filler.collector.is_complete for filler in fillers)
+    waiting = [stage.call(), stage.call(ranks=[0])]
+    assert stage.calls(0) == [0] * limits.MAILBOX_MESSAGES
+    assert stage.calls(1) == [waiting[0].call_id]
+    stage.say(0, messages.Credit(MESH, 1))
+    assert stage.calls(0)[-1] == waiting[0].call_id
+    stage.say(0, messages.Credit(MESH, 2))
+    assert stage.calls(0)[-1] == waiting[1].call_id
+    for call in waiting:
+        stage.say(0, messages.Return(call.call_id, MESH, 2, b""))
+    stage.returned(1, waiting[0])
+    for call in waiting:
+        await call.wait()
+    stage.check_clean()
+
+
+async def test_message_that_is_taken_back_lets_a_smaller_one_pass():
+    """C11."""
+    stage = Stage.of(1)
+    stage.broadcast(limits.MAILBOX_BYTES - 100)
+    large, small = stage.call(1_000), stage.call(50)
+    assert stage.calls(0) == [0]
+    large.cancel_rest("enough")
+    assert stage.calls(0) == [0, small.call_id]
+    assert large.collector.outcome(0) == Withdrawn()
+    await large.wait()
+    stage.say(0, messages.Return(small.call_id, MESH, 2, b""))
+    await small.wait()
+    stage.check_clean()
+
+
+# ---- failing ---------------------------------------------------------------------------------------------------------
+
+
+async def test_first_failure_cancels_the_others():
+    """C1: those that were sent, by their position; those that were not are taken back."""
+    stage = Stage.of(3)
+    for _ in range(limits.MAILBOX_MESSAGES):
+        stage.broadcast(ranks=[2])
+    stage.broadcast(ranks=[1])
+    call = stage.call()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(call.wait)
+        await trio.testing.wait_all_tasks_blocked()
+        stage.say(0, messages.Error(call.call_id, MESH, 1, b"error"))
+        assert call.collector.outcome(2) == Withdrawn()
+        assert stage.cancels(0) == stage.cancels(2) == []
+        (cancel,) = stage.cancels(1)
+        assert (cancel.call, cancel.position) == (call.call_id, 2)
+        assert stage.links[1].lanes[-1] is Lane.CONTROL
+        stage.acknowledged(1, call)
+    assert call.collector.failures == [0]
+    assert isinstance(call.collector.outcome(0), Raised)
+    stage.check_clean()
+
+
+async def test_dead_rank_fails_the_call_before_it_is_sent():
+    """C1."""
+    stage = Stage.of(3)
+    stage.proc.declare_gone(stage.peers[1], died("gone"))
+    call = stage.call()
+    assert stage.calls(0) == stage.calls(2) == []
+    with trio.testing.assert_checkpoints():
+        await call.wait()
+    (failed,) = call.collector.failed()
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, ProcDied)
+    assert not failed.error.maybe_executed
+    settled = stage.call(fail_fast=False)
+    assert stage.calls(0) == stage.calls(2) == [settled.call_id]
+    stage.returned(0, settled)
+    stage.returned(2, settled)
+    await settled.wait()
+    stage.check_clean()
+
+
+async def test_death_says_whether_the_message_had_left():
+    """X3: `.maybe_executed`."""
+    stage = Stage.of(1)
+    sent = stage.call(fail_fast=False)
+    for _ in range(limits.MAILBOX_MESSAGES - 1):
+        stage.broadcast()
+    queued = stage.call(fail_fast=False)
+    stage.proc.declare_gone(stage.peers[0], died("gone"))
+    for call, maybe in ((sent, True), (queued, False)):
+        await call.wait()
+        outcome = call.collector.outcome(0)
+        assert isinstance(outcome, Failed)
+        assert isinstance(outcome.error, ProcDied)
+        assert outcome.error.maybe_executed is maybe
+    assert stage.links[0].aborted
+    stage.check_clean()
+
+
+@pytest.mark.parametrize("liar", ["twice", "not asked"])
+async def test_reply_of_a_liar_breaks_the_protocol(liar: str):
+    """E12: one terminal frame from each rank that was asked."""
+    stage = Stage.of(2)
+    call = stage.call(ranks=[0] if liar == "not asked" else None)
+    if liar == "twice":
+        stage.returned(1, call)
+    with pytest.raises(ProtocolError):
+        call.terminal(stage.peers[1], Returned(b""))
+    stage.proc.declare_gone(stage.peers[0], died("gone"))
+    await call.wait()
+
+
+async def test_late_reply_is_counted():
+    """C12."""
+    stage = Stage.of(1)
+    call = stage.call()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        stage.acknowledged(0, call)
+        await call.wait()
+    stage.say(0, messages.Return(call.call_id, MESH, 1, b"late"))
+    assert stage.proc.dropped_replies == 1
+    assert not stage.links[0].aborted
+    stage.check_clean()
+
+
+# ---- cancelling ------------------------------------------------------------------------------------------------------
+
+
+async def test_cancelled_caller_waits_for_the_acknowledgements():
+    """C01, C04, C09."""
+    stage = Stage.of(2)
+    call = stage.call()
+    left = trio.Event()
+    scope = trio.CancelScope()
+
+    async def wait() -> None:
+        with scope:
+            await call.wait()
+        left.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(2):
+            scope.cancel(reason="enough")
+            await trio.testing.wait_all_tasks_blocked()
+        for rank in range(2):
+            (cancel,) = stage.cancels(rank)
+            assert cancel.reason == "caller cancelled @mesh.endpoint: enough"
+        stage.acknowledged(0, call)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not left.is_set()
+        stage.acknowledged(1, call)
+        await left.wait()
+    assert scope.cancelled_caught
+    stage.check_clean()
+
+
+async def test_cancelled_caller_leaves_after_the_bound(autojump_clock: trio.abc.Clock):
+    """C2: what is silent weighs nothing any more."""
+    stage = Stage.of(2)
+    call = stage.call()
+    with trio.move_on_after(1) as scope:
+        await call.wait()
+    assert scope.cancelled_caught
+    assert trio.current_time() == 1 + limits.CANCEL_ACK_SECONDS
+    assert call.silent() == [0, 1]
+    stage.check_clean()
+
+
+async def test_call_is_given_up_without_a_cancel(autojump_clock: trio.abc.Clock):
+    """M3: a block that is left does not cancel the stop that it waits for."""
+    stage = Stage.of(2)
+    call = stage.call(fail_fast=False)
+    stage.returned(0, call)
+    await call.wait_until(3.0)
+    assert trio.current_time() == 3.0
+    assert call.silent() == [1]
+    assert stage.cancels(1) == []
+    stage.check_clean()
+
+
+async def test_broadcast_waits_for_its_buffers():
+    """API 3: the caller may write into them again when it returns."""
+    stage = Stage.of(1)
+    stage.links[0].lent = trio.Event()
+    call = stage.broadcast()
+    assert call.collector.is_complete
+    async with trio.open_nursery() as nursery:
+        done = trio.Event()
+
+        async def wait() -> None:
+            await call.wait()
+            done.set()
+
+        nursery.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not done.is_set()
+        stage.links[0].lent.set()
+        await done.wait()
+    stage.check_clean()

@@ -1,0 +1,122 @@
+"""`ValueMesh`: one value for each member of a view."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trimesh.errors import ShapeError
+from trimesh.shape.extent import Extent
+from trimesh.shape.region import Region
+from trimesh.shape.value_mesh import ValueMesh
+
+
+def ranks(region: Region) -> ValueMesh[int]:
+    """A value mesh whose values are the base ranks."""
+    return ValueMesh(region, region.ranks())
+
+
+def test_value_mesh_gives_each_member_its_value():
+    values = ranks(Region({"hosts": 2, "gpus": 4}, mesh="m"))
+
+    assert values.item(hosts=1, gpus=2) == 6
+    assert values.item(gpus=-1, hosts=-1) == 7
+    assert values.values() == tuple(range(8))
+    assert (len(values), values.extent) == (8, {"hosts": 2, "gpus": 4})
+
+
+def test_value_mesh_items_have_the_points_of_the_view():
+    """M5."""
+    view = Region({"hosts": 2, "gpus": 4}, mesh="m").slice(hosts=1, gpus=slice(2, 4))
+
+    items = list(ranks(view).items())
+
+    assert items == [({"gpus": 0}, 6), ({"gpus": 1}, 7)]
+    assert [point.base_rank for point, _ in items] == [6, 7]
+
+
+def test_value_mesh_of_a_mesh_without_dimension_has_one_item():
+    assert ValueMesh(Region(Extent()), ["only"]).item() == "only"
+
+
+def test_value_mesh_of_an_empty_view_has_no_values():
+    """M6."""
+    values = ranks(Region({"gpus": 4}).slice(gpus=slice(0, 0)))
+
+    assert (len(values), values.values(), list(values.items()), values.extent) == (0, (), [], {"gpus": 0})
+    assert values.map(str).values() == ()
+    with pytest.raises(ShapeError, match="'gpus' has size 0, so gpus=0 is outside of it"):
+        values.item(gpus=0)
+
+
+def test_value_mesh_item_refuses_wrong_coordinates():
+    values = ranks(Region({"hosts": 2, "gpus": 4}))
+
+    with pytest.raises(ShapeError, match=r"needs an index of 'gpus' \(size 4\)"):
+        values.item(hosts=0)
+    with pytest.raises(ShapeError, match="no dimension 'tp'"):
+        values.item(hosts=0, gpus=0, tp=0)
+    with pytest.raises(ShapeError, match="'gpus' has size 4, so gpus=4 is outside of it"):
+        values.item(hosts=0, gpus=4)
+
+
+def test_value_mesh_of_a_sparse_view_names_the_missing_member():
+    values = ranks(Region({"hosts": 2, "gpus": 2}).exclude([{"hosts": 0, "gpus": 1}]))
+
+    assert [values.item(hosts=h, gpus=g) for h, g in ((0, 0), (1, 0), (1, 1))] == [0, 2, 3]
+    assert list(values.items()) == [
+        ({"hosts": 0, "gpus": 0}, 0),
+        ({"hosts": 1, "gpus": 0}, 2),
+        ({"hosts": 1, "gpus": 1}, 3),
+    ]
+    with pytest.raises(ShapeError, match=r"the member at \{'hosts': 0/2, 'gpus': 1/2\} .* is not in this view"):
+        values.item(hosts=0, gpus=1)
+
+
+@pytest.mark.parametrize("count", [0, 3, 5])
+def test_value_mesh_needs_one_value_a_member(count):
+    with pytest.raises(ShapeError, match=rf"Region\(gpus=4\) has 4 members, got {count} values"):
+        ValueMesh(Region({"gpus": 4}), range(count))
+
+
+def test_value_mesh_maps_over_the_same_view():
+    region = Region({"gpus": 3}).exclude_ranks([1])
+
+    mapped = ranks(region).map(lambda rank: rank * 10)
+
+    assert mapped == ValueMesh(region, [0, 20])
+
+
+def test_value_mesh_cannot_be_changed():
+    source = [1, 2]
+    values = ValueMesh(Region({"gpus": 2}), source)
+    source[0] = 9
+
+    assert values.item(gpus=0) == 1
+    with pytest.raises(AttributeError):
+        values.region = Region({"gpus": 3})  # type: ignore[misc]
+
+
+def test_value_mesh_is_a_value():
+    assert ranks(Region({"gpus": 2})) == ranks(Region({"gpus": 2}))
+    assert ranks(Region({"gpus": 2})) != ranks(Region({"tp": 2}))
+    assert hash(ranks(Region({"gpus": 2}))) == hash(ranks(Region({"gpus": 2})))
+    assert pickle.loads(pickle.dumps(ranks(Region({"gpus": 2}, mesh=1)))) == ranks(Region({"gpus": 2}, mesh=1))
+
+
+def test_value_mesh_repr_shows_a_few_values():
+    assert repr(ValueMesh(Region({"gpus": 2}), "ab")) == "ValueMesh({'gpus': 0/2}: 'a', {'gpus': 1/2}: 'b')"
+    assert repr(ranks(Region({"gpus": 10}))).endswith("{'gpus': 7/10}: 7, ... 2 more)")
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.sets(st.integers(0, 15)), st.integers(0, 3), st.booleans())
+def test_value_mesh_slice_keeps_each_value_with_its_member(hosts, gpus, out, index, by_slice):
+    region = Region({"hosts": hosts, "gpus": gpus}, mesh="m").exclude_ranks(out)
+    selection = slice(index, None) if by_slice else index % gpus
+
+    part = ranks(region).slice(gpus=selection)
+
+    assert part == ranks(region.slice(gpus=selection))

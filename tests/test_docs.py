@@ -1,0 +1,86 @@
+"""What the documents say is so: listings run, files and links exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+DOCUMENTS += [str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))]
+SOURCE_FOLDERS = ["", "src/trimesh", "native/src"]
+
+
+def read(document: str) -> str:
+    return (ROOT / document).read_text()
+
+
+@pytest.mark.real
+def test_readme_first_listing_runs(tmp_path: Path) -> None:
+    listing = re.search(r"```python\n(.*?)```", read("README.md"), re.DOTALL)
+    assert listing is not None
+    program = tmp_path / "counter.py"
+    program.write_text(listing[1])
+
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def listings(document: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", read(document), re.DOTALL)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("index", range(len(listings("docs/supervision.md"))))
+def test_supervision_listing_runs(index: int, tmp_path: Path) -> None:
+    program = tmp_path / "listing.py"
+    program.write_text(listings("docs/supervision.md")[index])
+
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.real
+def test_testing_listings_run(tmp_path: Path) -> None:
+    """All listings of docs/testing.md, as one suite, with fewer seeds than they say."""
+    found = listings("docs/testing.md")
+    suite = tmp_path / "test_listings.py"
+    suite.write_text("\n\n".join(found))
+    options = ["-q", "-p", "no:cacheprovider", "-p", "trimesh.testing.plugin", "-c", "/dev/null", "--mesh-seeds", "20"]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(suite)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert f"{len(found) + 1} passed" in done.stdout, done.stdout  # one of them on two back ends
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_document_links_lead_somewhere(document: str) -> None:
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", read(document))
+
+    local = [link for link in links if "://" not in link]
+    assert [link for link in local if not (ROOT / document).parent.joinpath(link).exists()] == []
+
+
+def test_architecture_names_existing_files() -> None:
+    named = set(re.findall(r"`([\w/]+\.(?:py|zig|h|toml))`", read("docs/ARCHITECTURE.md")))
+
+    assert len(named) > 20
+    assert {name for name in named if not any((ROOT / folder / name).exists() for folder in SOURCE_FOLDERS)} == set()
+
+
+def test_contributing_names_existing_targets() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
+    named = set(re.findall(r"`make ([a-z-]+)", read("CONTRIBUTING.md") + read("README.md")))
+
+    assert {"test", "check"} <= named <= targets

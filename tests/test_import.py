@@ -1,0 +1,47 @@
+"""`import trimesh` is cheap: what is heavy loads when it is used."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+PROBE = """
+import json, sys, time
+start = time.perf_counter()
+import trimesh
+seconds = time.perf_counter() - start
+with open("/proc/self/maps") as maps:
+    libraries = sorted({line.split(None, 5)[5].strip() for line in maps if ".so" in line})
+print(json.dumps({"seconds": seconds, "modules": sorted(sys.modules), "libraries": libraries}))
+"""
+
+
+@pytest.fixture(scope="module")
+def imported() -> dict[str, object]:
+    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    print(f"import trimesh took {found['seconds'] * 1e3:.0f} ms, {len(found['modules'])} modules")
+    return found
+
+
+@pytest.mark.parametrize("heavy", ["torch", "numpy", "trimesh._native", "_cffi_backend"])
+def test_import_loads_no_heavy_module(imported: dict[str, list[str]], heavy: str) -> None:
+    assert [name for name in imported["modules"] if name == heavy or name.startswith(f"{heavy}.")] == []
+
+
+@pytest.mark.parametrize("name", ["aio", "testing"])
+def test_package_is_loaded_when_it_is_used(imported: dict[str, list[str]], name: str) -> None:
+    """API 9, 10: `trimesh.testing.simulate` after `import trimesh` alone."""
+    assert [module for module in imported["modules"] if module.startswith(f"trimesh.{name}")] == []
+    script = f"import trimesh; assert all(getattr(trimesh.{name}, public) for public in trimesh.{name}.__all__)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_import_maps_no_native_library(imported: dict[str, list[str]]) -> None:
+    assert [path for path in imported["libraries"] if "libtrimesh" in path] == []
+    assert any("libc" in path for path in imported["libraries"])

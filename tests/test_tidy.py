@@ -1,0 +1,232 @@
+"""Style that no linter knows: sizes, leftovers, names, paths, doc comments; in Python and in Zig.
+
+Each check is a function from (path, text) to complaints, so that it can be shown to complain (the `PLANTED` table).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+FILE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 70
+LINE_COLUMNS_MAX = 120
+
+RATCHET: dict[str, int] = {}
+"""Files that are longer than `FILE_LINES_MAX` all the same: path and lines. A file may shrink here, never grow."""
+
+BANNED_NAMES = {"base2", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
+LEFTOVER = re.compile(r"\b(FIXME|XXX|HACK)\b|\bTODO\b(?!\(#\d+\))")
+ABSOLUTE_PATH = re.compile(r"""(?<![\w.~/$}*-])/(home/(?!me/)|root/|Users/|work/|mnt/|srv/|tmp/)[\w.]""")
+"""A user who is called "me" is nobody."""
+TEXT_SUFFIXES = {".py", ".pyi", ".zig", ".zon", ".h", ".c", ".md", ".toml", ".txt", ".cfg", ".sh", ""}
+MADE_BY_HAND_FREE = {"LICENSE"}
+
+Complaints = Iterator[str]
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def sources() -> dict[str, str]:
+    """Return path and text of every file of the project that people write."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        paths = [Path(line) for line in done.stdout.splitlines()]
+    else:  # unpacked from an archive
+        kept = ("src", "native", "tests", "examples", "bench", "docs")
+        paths = [path.relative_to(ROOT) for folder in kept for path in (ROOT / folder).rglob("*")]
+        paths = [path for path in paths if "__pycache__" not in path.parts]
+    existing = (path for path in paths if (ROOT / path).is_file() and path.suffix in TEXT_SUFFIXES)
+    return {str(path): (ROOT / path).read_text() for path in existing if path.name not in MADE_BY_HAND_FREE}
+
+
+SOURCES = sources()
+THIS = "tests/test_tidy.py"
+
+
+# ---- checks ----------------------------------------------------------------------------------------------------------
+
+
+def file_size(path: str, text: str) -> Complaints:
+    """A file stays small enough to be read whole."""
+    if not path.endswith((".py", ".zig", ".c", ".h")):
+        return
+    lines, most = text.count("\n"), RATCHET.get(path, FILE_LINES_MAX)
+    if lines > most:
+        yield f"{path}: {lines} lines, at most {most}: split it by its nouns"
+    if path in RATCHET and lines <= FILE_LINES_MAX:
+        yield f"{path}: is short enough now, take it out of RATCHET"
+    elif path in RATCHET and lines < RATCHET[path]:
+        yield f"{path}: has shrunk to {lines} lines, lower its entry in RATCHET"
+
+
+def function_size(path: str, text: str) -> Complaints:
+    """A function, less its docstring, fits a screen."""
+    measured = python_functions(text) if path.endswith(".py") else zig_functions(text) if path.endswith(".zig") else ()
+    for name, line, lines in measured:
+        if lines > FUNCTION_LINES_MAX:
+            yield f"{path}:{line}: {name} has {lines} lines, at most {FUNCTION_LINES_MAX}"
+
+
+def python_functions(text: str) -> Iterator[tuple[str, int, int]]:
+    """Yield name, line and length less docstring and decorators of each function."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0]
+            docstring = first.end_lineno - first.lineno + 1 if ast.get_docstring(node, clean=False) is not None else 0
+            yield node.name, node.lineno, node.end_lineno - node.lineno + 1 - docstring
+
+
+def zig_functions(text: str) -> Iterator[tuple[str, int, int]]:
+    """Yield name, line and length of each function of formatted Zig; a function that returns a type counts as none."""
+    start = re.compile(r"^(\s*)(?:pub |export |inline |extern \"c\" |noinline )*fn (\w+)\(")
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        found = start.match(line)
+        if found is None or line.rstrip().endswith(";"):
+            continue
+        closing = f"{found[1]}}}"
+        end = next((n for n in range(number, len(lines)) if lines[n] == closing), number)
+        head = next((n for n in range(number, end + 1) if lines[n].endswith("{")), number)
+        if not re.search(r"\) type \{$", lines[head]):
+            yield found[2], number + 1, end - number + 1
+
+
+def line_width(path: str, text: str) -> Complaints:
+    """Lines of Zig, C and the project's documents fit; Python is ruff's."""
+    if path.endswith((".zig", ".c", ".h", ".md")):
+        for number, line in enumerate(text.splitlines(), 1):
+            if len(line) > LINE_COLUMNS_MAX and "](http" not in line and not line.startswith("|"):
+                yield f"{path}:{number}: {len(line)} columns, at most {LINE_COLUMNS_MAX}"
+
+
+def leftovers(path: str, text: str) -> Complaints:
+    """A mark for later names its issue, or goes."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if LEFTOVER.search(line):
+            yield f"{path}:{number}: leftover mark: {line.strip()}"
+
+
+def absolute_paths(path: str, text: str) -> Complaints:
+    """Nothing depends on one machine's folders."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if ABSOLUTE_PATH.search(line):
+            yield f"{path}:{number}: absolute path: {line.strip()}"
+
+
+def file_name(path: str, text: str) -> Complaints:
+    """A file is named for the noun it defines."""
+    del text
+    for part in Path(path).with_suffix("").parts:
+        if part.strip("_").lower() in BANNED_NAMES:
+            yield f"{path}: the name {part!r} says nothing; name the noun that it defines"
+
+
+def docstrings(path: str, text: str) -> Complaints:
+    """Every public name of the package, and every public function of the native library, has a summary sentence."""
+    if path.startswith("src/") and path.endswith(".py"):
+        for name, line, summary in python_summaries(text):
+            if summary is None or not summary.endswith((".", "?", "!", ":")):
+                yield f"{path}:{line}: {name} needs a docstring whose first line is one sentence"
+    elif path.startswith("native/src/") and path.endswith(".zig"):
+        lines = text.splitlines()
+        for number, line in enumerate(lines):
+            found = re.match(r"\s*pub (?:export |inline |extern \"c\" )*fn (\w+)\(", line)
+            if found and not (number and re.match(r"\s*///", lines[number - 1])):
+                yield f"{path}:{number + 1}: {found[1]} needs a doc comment (///)"
+        if not text.startswith("//!"):
+            yield f"{path}:1: needs a module comment (//!)"
+
+
+def python_summaries(text: str) -> Iterator[tuple[str, int, str | None]]:
+    """Yield name, line and first docstring line of the module and its public functions, classes and methods."""
+    tree = ast.parse(text)
+    pending: list[tuple[str, ast.Module | Definition]] = [("", tree)]
+    while pending:
+        prefix, node = pending.pop()
+        if not is_exempt(node):
+            docstring = ast.get_docstring(node)
+            yield prefix or "the module", getattr(node, "lineno", 1), docstring and docstring.splitlines()[0]
+        if isinstance(node, ast.Module | ast.ClassDef):
+            children = [child for child in node.body if isinstance(child, Definition) and child.name[0] != "_"]
+            pending.extend((f"{prefix}.{child.name}".lstrip("."), child) for child in children)
+
+
+def is_exempt(node: ast.Module | Definition) -> bool:
+    """Tell whether a definition says nothing new: an overload, an override, a setter."""
+    decorators = {ast.unparse(decorator).rpartition(".")[2] for decorator in getattr(node, "decorator_list", [])}
+    return bool(decorators & {"overload", "override", "setter"})
+
+
+CHECKS: list[Callable[[str, str], Complaints]] = [
+    file_size,
+    function_size,
+    line_width,
+    leftovers,
+    absolute_paths,
+    file_name,
+    docstrings,
+]
+
+LONG_BODY = "    x = 1\n" * FUNCTION_LINES_MAX
+
+PLANTED = [
+    (file_size, "src/a.py", "x = 1\n" * (FILE_LINES_MAX + 1)),
+    (function_size, "src/a.py", f"def f():\n{LONG_BODY}"),
+    (function_size, "native/src/a.zig", f"pub fn f() void {{\n{LONG_BODY}}}\n"),
+    (line_width, "native/src/a.zig", "x" * (LINE_COLUMNS_MAX + 1)),
+    (leftovers, "src/a.py", "# TO" + "DO: later\n"),
+    (leftovers, "native/src/a.zig", "// FIX" + "ME\n"),
+    (absolute_paths, "src/a.py", 'open("/ho' + 'me/you/file")\n'),
+    (file_name, "src/trimesh/utils.py", ""),
+    (docstrings, "src/a.py", '"""A module."""\ndef f(): ...\n'),
+    (
+        docstrings,
+        "src/a.py",
+        '"""A module."""\nclass C:\n    """A class."""\n    def f(self):\n        """no sentence"""\n',
+    ),
+    (docstrings, "native/src/a.zig", "//! A module.\npub fn f() void {}\n"),
+    (docstrings, "native/src/a.zig", "const x = 1;\n"),
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_tidy(check: Callable[[str, str], Complaints]) -> None:
+    complaints = [
+        line for path, text in SOURCES.items() for line in check(path, text) if path != THIS or check is file_size
+    ]
+
+    assert not complaints, "\n" + "\n".join(complaints)
+
+
+@pytest.mark.parametrize(("check", "path", "text"), PLANTED)
+def test_tidy_complains(check: Callable[[str, str], Complaints], path: str, text: str) -> None:
+    assert len(list(check(path, text))) == 1
+
+
+@pytest.mark.parametrize(
+    ("check", "path", "text"),
+    [
+        (function_size, "src/a.py", f'def f():\n    """Do.\n\n{LONG_BODY}    """\n{LONG_BODY[: -len("    x = 1")]}\n'),
+        (function_size, "native/src/a.zig", f"pub fn F(comptime T: type) type {{\n{LONG_BODY}}}\n"),
+        (leftovers, "src/a.py", "# TO" + "DO(#12): name what is left\n"),
+        (absolute_paths, "src/a.py", "url = 'https://example.org/home/page'\n"),
+        (docstrings, "src/a.py", '"""A module."""\ndef _f(): ...\n'),
+        (docstrings, "native/src/a.zig", "//! A module.\n\n/// Does it.\npub fn f() void {}\n"),
+    ],
+)
+def test_tidy_keeps_quiet(check: Callable[[str, str], Complaints], path: str, text: str) -> None:
+    assert list(check(path, text)) == []
+
+
+def test_tidy_sees_the_tree() -> None:
+    assert "src/trimesh/errors.py" in SOURCES
+    assert any(path.endswith(".zig") for path in SOURCES)
+    assert set(RATCHET) <= set(SOURCES)

@@ -1,0 +1,109 @@
+"""The zombie guard of the pytest plugin sees each kind of leftover, and nothing in a clean test."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+LEAKS = """
+import ctypes, mmap, os, subprocess, sys, threading, time
+import pytest
+
+SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(30)"]
+kept = []
+
+def test_clean():
+    subprocess.run([sys.executable, "-S", "-c", ""], check=True)
+    thread = threading.Thread(target=time.sleep, args=(0.001,))
+    thread.start()
+    thread.join()
+    with open(__file__):
+        pass
+
+def test_child():
+    subprocess.Popen(SLEEP).returncode = 0
+
+def test_unreaped():
+    child = subprocess.Popen([sys.executable, "-S", "-c", ""], stdout=subprocess.PIPE)
+    child.stdout.read()
+    child.stdout.close()
+    child.returncode = 0
+
+def test_orphan_in_its_own_session():
+    start = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True)"
+    subprocess.run([sys.executable, "-S", "-c", start, *SLEEP], check=True)
+
+def test_orphaned_fork():
+    read, write = os.pipe()
+    if os.fork() == 0:
+        if os.fork() == 0:
+            os.close(read)
+            os.setsid()
+            time.sleep(30)
+        os._exit(0)
+    os.wait()
+    os.close(write)
+    os.close(read)
+
+def test_descriptor():
+    os.open(__file__, os.O_RDONLY)
+
+def test_thread():
+    threading.Thread(target=time.sleep, args=(3,), name="left over", daemon=True).start()
+
+def test_native_thread():
+    libc = ctypes.CDLL(None)
+    kept.append(ctypes.c_ulong())
+    assert libc.pthread_create(ctypes.byref(kept[0]), None, libc.pause, None) == 0
+
+def test_shared_memory(request):
+    path = f"/dev/shm/trimesh-guard-{os.getpid()}"
+    with open(path, "wb+") as file:
+        file.truncate(1)
+        # Mapped, so that a guarded run beside this one sees whose it is; without Python's own copy of the descriptor.
+        mapped = ctypes.CDLL(None).mmap
+        mapped.restype, mapped.argtypes = ctypes.c_void_p, [ctypes.c_void_p, *[ctypes.c_long] * 5]
+        assert mapped(None, 1, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
+    request.config.add_cleanup(lambda: os.unlink(path))
+"""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("leaks")
+    (folder / "test_leaks.py").write_text(LEAKS)
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:trio", "-p", "trimesh.testing.plugin", "-c", "/dev/null"]
+    options += ["-o", "mesh_zombie_guard=all", "--rootdir", folder, folder]
+    command = [sys.executable, "-m", "pytest", *options]
+    environment = os.environ | {"TRIMESH_TEST_ID": "of another run"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
+
+
+@pytest.mark.parametrize(
+    ("test", "leftover"),
+    [
+        ("child", r"process \d+ \(python.*, state [RS], parent \d+\): .*time\.sleep\(30\)"),
+        ("unreaped", r"process \d+ \(python.*, state [RXZ]"),
+        ("orphan_in_its_own_session", r"orphaned process \d+ \(python.*, state S.*time\.sleep\(30\)"),
+        ("orphaned_fork", r"orphaned process \d+ .*pytest"),
+        ("descriptor", r"descriptor \d+ -> .*test_leaks\.py"),
+        ("thread", r"thread \d+ \(left over\)"),
+        ("native_thread", r"thread \d+ \(python.*\)"),
+        ("shared_memory", r"shared memory /dev/shm/trimesh-guard-\d+"),
+    ],
+)
+def test_zombie_guard_names_leftover(report: str, test: str, leftover: str) -> None:
+    section = re.search(rf"_ ERROR at teardown of test_{test} _+\n(.*?)(?=\n_{{3,}}|\n=)", report, re.DOTALL)
+
+    assert section is not None, report
+    assert re.search(leftover, section[1]), section[1]
+    assert section[1].count("\n  ") == 1, section[1]
+
+
+def test_zombie_guard_passes_clean_test(report: str) -> None:
+    assert "ERROR at teardown of test_clean" not in report
+    assert "8 errors" in report

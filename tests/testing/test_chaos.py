@@ -1,0 +1,187 @@
+"""Faults by chance, what a test says about them, and the search for the few that a failure needs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import trio
+from tests.testing.actors import Worker, run_body
+
+import trimesh
+from trimesh import ProcDied, this_host
+from trimesh.testing import simulate
+from trimesh.testing.chaos import KINDS, ChaosPlan, LivenessError
+from trimesh.testing.decorator import Simulated
+from trimesh.testing.determinism import stream
+from trimesh.testing.item_run import ItemRun, NeverReached, Settings, run_simulated
+from trimesh.testing.plan import FaultPlan
+from trimesh.testing.seed_plan import SeedPlan
+from trimesh.testing.seeded_run import Options
+from trimesh.testing.shrinking import smallest
+
+SEEDS = 20
+
+
+@simulate(seeds=SEEDS, sometimes=("a call was late", "nothing was late"))
+async def test_calls_outlive_slow_links_and_loops(mesh, chaos):
+    w = await mesh.spawn("w", Worker)
+    plan = chaos.plan(delay=1, lag=1, every=(0.5, 3))
+    async with chaos.safety(plan, duration=60):
+        for number in range(20):
+            start = trio.current_time()
+            assert list((await w.step.call(number)).values()) == [number] * 2
+            chaos.sometimes("a call was late", trio.current_time() - start > 1)
+            chaos.sometimes("nothing was late", trio.current_time() - start < 0.3)
+            await trio.sleep(1)
+    async with chaos.liveness(within=1):
+        await w.step.call()
+
+
+@simulate(seeds=SEEDS, sometimes=("a death", "no death"))
+async def test_deaths_come_out_of_the_block(chaos):
+    died = False
+    try:
+        async with this_host().spawn_procs({"gpus": 3}) as procs:
+            w = await procs.spawn("w", Worker)
+            plan = chaos.plan(kill=1, stop=1, partition=1, delay=2, every=(5, 30))
+            async with chaos.safety(plan, duration=40, of=procs):
+                while True:
+                    await w.slow.call(0.5)
+    except* ProcDied:
+        died = True
+    chaos.sometimes("a death", died)
+    chaos.sometimes("no death", not died)
+
+
+@simulate(seeds=5)
+async def test_safety_cancels_an_endless_body_at_its_end(mesh, chaos):
+    start = trio.current_time()
+
+    async with chaos.safety(chaos.plan(delay=1, every=(1, 2)), duration=30):
+        await trio.sleep_forever()
+
+    assert trio.current_time() - start == pytest.approx(30)
+    assert mesh.size() == 2
+
+
+def test_liveness_fails_without_progress():
+    async def body(mesh, chaos):
+        async with chaos.liveness(within=10):
+            await trio.sleep(11)
+
+    assert isinstance(run_body(body).error, LivenessError)
+
+
+def test_steps_of_a_seed_are_a_swarm():
+    plan = ChaosPlan(tuple((kind, 1.0) for kind in KINDS), (1.0, 2.0), 1)
+    found = Counter()
+    for seed in range(50):
+        steps = plan.steps(stream(seed, "chaos"))
+        drawn = [next(steps) for _ in range(50)]
+        found[len({step.kind for step in drawn})] += 1
+        assert all(1 <= step.after <= 2 for step in drawn)
+
+    assert min(found) == 1
+    assert len(found) > 2, "each seed has kinds of its own"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({}, "one kind at least"), ({"kill": 1, "every": (2, 1)}, "every"), ({"stop": 1, "max_down": 0}, "max_down")],
+)
+def test_wrong_plan_is_refused(options, text):
+    async def body(chaos):
+        chaos.plan(**options)
+
+    error = run_body(body).error
+
+    assert isinstance(error, ValueError)
+    assert text in str(error)
+
+
+# ---- what a test item says -------------------------------------------------------------------------------------------
+
+
+def item(body, seeds: int, sometimes: tuple[str, ...] = (), only: int | None = None, **settings) -> ItemRun:
+    names = body.__code__.co_varnames[: body.__code__.co_argcount]
+    simulated = Simulated(seeds, sometimes, Options({"gpus": 2}))
+    return ItemRun("tests/x.py::test_y", body, dict.fromkeys(names), simulated, Settings(SeedPlan(only), **settings))
+
+
+def test_state_that_no_seed_reaches_fails_the_item():
+    async def body(chaos):
+        chaos.sometimes("reached by all")
+        chaos.sometimes("reached by none", condition=False)
+
+    with pytest.raises(NeverReached, match=r"any of 3 seeds: declared; reached by none"):
+        run_simulated(item(body, 3, ("declared", "reached by all")))
+
+
+def test_state_is_not_asked_for_when_one_seed_is_replayed():
+    async def body(chaos):
+        chaos.sometimes("never", condition=False)
+
+    run_simulated(item(body, 3, only=1))
+
+
+def test_failure_says_which_faults_it_needs_and_how_to_replay_them():
+    async def body(mesh, faults):
+        w = await mesh.spawn("w", Worker)
+        faults.at(w.step, nth=1).delays(0.5)
+        faults.at(w.step, nth=2).raises(KeyError("the one that matters"))
+        faults.at(w.step, nth=1).delays(0.1)
+        for number in range(3):
+            await w.step.call(number)
+
+    run = item(body, 3)
+    with pytest.raises(trimesh.MeshErrorGroup):
+        run_simulated(run)
+
+    ((title, text),) = run.sections
+    assert title == "mesh seed 0x0"
+    assert "it needs 1 of 3 faults:\n  f1: at w[2].step nth=2: raises(KeyError)" in text
+    assert "--mesh-seed=0x0 --mesh-leave-out=f0,f2" in text
+    with pytest.raises(trimesh.MeshErrorGroup):
+        run_simulated(item(body, 3, only=0, left_out=frozenset({"f0", "f2"})))
+    run_simulated(item(body, 3, only=0, left_out=frozenset({"f1"})))
+
+
+# ---- shrinking -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_smallest_finds_what_is_needed(seed: int):
+    draw = stream(seed, "shrinking")
+    faults = [f"f{number}" for number in range(draw.randint(1, 30))]
+    needed = set(draw.sample(faults, draw.randint(0, min(4, len(faults)))))
+    runs = 0
+
+    def fails(kept) -> bool:
+        nonlocal runs
+        runs += 1
+        return needed <= set(kept)
+
+    assert set(smallest(faults, fails, 1_000)) == needed
+    assert runs <= 150
+
+
+def test_smallest_keeps_its_bound():
+    runs: list[int] = []
+
+    def fails(kept) -> bool:
+        runs.append(len(kept))
+        return len(kept) > 10
+
+    kept = smallest([f"f{number}" for number in range(100)], fails, 5)
+
+    assert len(runs) == 5
+    assert fails(kept)
+
+
+def test_keys_of_faults_do_not_depend_on_chaos():
+    plan = FaultPlan()
+
+    keys = [plan.add(None, key).key for key in (None, "c0.0", None, "c0.1", None)]  # type: ignore[arg-type]
+
+    assert keys == ["f0", "c0.0", "f1", "c0.1", "f2"]

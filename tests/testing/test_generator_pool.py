@@ -1,0 +1,139 @@
+"""A pool of generators under steady fire: every prompt is answered once, while weights are published beside it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import trio
+
+import trimesh
+from trimesh import Actor, Backoff, Died, ProcDied, Restart, Restarted, Retry, endpoint
+from trimesh.testing import simulate
+
+PROMPTS = 1_000
+GENERATORS = 4
+PROMPT_SECONDS = 0.3
+"""With 32 prompts under way: ten seconds for all of them, and more for those that a death interrupts."""
+
+WEIGHTS = 1 << 18
+"""Numbers of 8 bytes: 2 MiB, which travel in a segment."""
+
+POLICY = Restart("one_for_one", intensity=1_000, period=1_000, backoff=Backoff(0.01, cap=0.01))
+
+
+@attrs.frozen
+class Answer:
+    """What a generator makes of a prompt, and who has made it from what."""
+
+    text: str
+    generator: tuple[int, int]
+    version: int
+
+
+class Generator(Actor):
+    """Answers prompts from the weights that it has got last."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.weights: Any = np.zeros(WEIGHTS, dtype=np.int64)
+
+    @endpoint(concurrency=8, idempotent=True)
+    async def generate(self, prompt: int) -> Answer:
+        """Answer a prompt; the weights that it has begun with must not change under it."""
+        weights, version = self.weights, self.version
+        await trio.sleep(PROMPT_SECONDS)
+        assert (weights == version).all(), "weights have changed while they were in use"
+        where = trimesh.current_rank(), trimesh.context().incarnation
+        return Answer(f"answer {prompt}", where, version)
+
+    @endpoint(group="weights")
+    async def load(self, version: int, weights: Any) -> int:
+        """Take weights: whole, and newer than those before."""
+        assert (weights == version).all(), "torn weights"
+        assert version > self.version, f"version {version} came after {self.version}"
+        self.weights, self.version = weights, version
+        return version
+
+
+class Trainer(Actor):
+    """Makes weights, and gives them to all generators."""
+
+    def __init__(self, generators: Any) -> None:
+        self.generators = generators
+        self.version = 0
+
+    @endpoint
+    async def publish(self) -> list[bool]:
+        """Make new weights; return who has got them."""
+        self.version += 1
+        weights = np.full(WEIGHTS, self.version, dtype=np.int64)
+        outcomes = (await self.generators.load.call_settled(self.version, weights)).values()
+        for outcome in outcomes:
+            assert outcome.ok or isinstance(outcome.error, ProcDied), outcome.error
+        return [outcome.ok for outcome in outcomes]
+
+
+@attrs.define(eq=False)
+class Beside:
+    """What goes on beside the answers."""
+
+    published: int = 0
+    kills: int = 0
+    events: Counter[type] = attrs.field(factory=Counter[type])
+
+    async def publish(self, trainer: Any) -> None:
+        while True:
+            await trainer.publish.call_one()
+            self.published += 1
+            await trio.sleep(0.2)
+
+    async def kill(self, mesh: Any, faults: Any) -> None:
+        """Kill one generator every second, in turn."""
+        while True:
+            await trio.sleep(1)
+            faults.kill(mesh.slice(gpus=self.kills % GENERATORS))
+            self.kills += 1
+
+    async def watch(self, mesh: Any, *, task_status: trio.TaskStatus[None]) -> None:
+        async with mesh.events() as events:
+            task_status.started()
+            async for event in events:
+                self.events[type(event)] += 1
+
+
+@pytest.mark.mesh_backend("sim", "proc")
+@simulate(seeds=3, per_host={"gpus": GENERATORS + 1}, supervision=POLICY)
+async def test_each_prompt_is_answered_once_while_generators_die(mesh, faults):
+    """R07, R08, R09, C6, C7: a thousand prompts, a kill every second, new weights five times a second."""
+    generators = await mesh.slice(gpus=slice(0, GENERATORS)).spawn("generators", Generator)
+    trainer = await mesh.slice(gpus=GENERATORS).spawn("trainer", Trainer, generators)
+    beside = Beside()
+    answers: dict[int, list[Answer]] = {prompt: [] for prompt in range(PROMPTS)}
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(beside.watch, mesh)
+        nursery.start_soon(beside.kill, mesh, faults)
+        nursery.start_soon(beside.publish, trainer)
+        patient = generators.generate.options(retry=Retry(50, on=(ProcDied,)))
+        async with patient.map(range(PROMPTS), window=8 * GENERATORS) as results:
+            async for prompt, answer in results:
+                answers[prompt].append(answer)
+        nursery.cancel_scope.cancel()
+
+    assert {prompt: [answer.text for answer in found] for prompt, found in answers.items()} == {
+        prompt: [f"answer {prompt}"] for prompt in range(PROMPTS)
+    }
+    given = [answer for found in answers.values() for answer in found]
+    assert {answer.generator[0] for answer in given} == set(range(GENERATORS))
+    assert max(incarnation for _, incarnation in {answer.generator for answer in given}) >= 1
+    assert beside.kills >= 5
+    assert beside.events[Died] >= 5
+    assert beside.events[Restarted] >= 5
+    assert max(answer.version for answer in given) >= 10
+    with trio.fail_after(20):  # all of them live, and take the last weights, once the last death is over
+        while not all(await trainer.publish.call_one()):
+            pass

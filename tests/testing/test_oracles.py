@@ -1,0 +1,157 @@
+"""Bugs that are planted in the runtime are found: by an oracle, or because the run hangs; within a few seeds.
+
+Each names the oracle that must see it. A runtime without a planted bug passes under the same seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+from tests.testing.actors import Relay, Worker, run_body
+
+from trimesh._routing.credit import SendWindow
+from trimesh._runtime import incoming, serve
+from trimesh._runtime.incoming import IncomingCall
+from trimesh._runtime.mailbox import Mailbox, SlotGroup
+from trimesh._runtime.outgoing import OutgoingCall
+from trimesh._runtime.peer import Outbox
+from trimesh.testing.oracles import OracleError
+from trimesh.testing.seeded_run import HangError
+
+SEEDS = 20
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+async def workload(mesh, faults):
+    """Many callers, nested calls, cancels, budgets, errors, broadcasts."""
+    w = await mesh.spawn("w", Worker)
+    relays = await mesh.spawn("relays", Relay)
+    faults.at(w.slow, {"gpus": 0}, nth=3).raises(KeyError("planned"))
+
+    async def caller(number: int) -> None:
+        for turn in range(4):
+            with trio.move_on_after(0.2 + 0.1 * number):
+                await w.slow.call_settled(0.1 * turn)
+            await w.step.broadcast(number)
+            await relays.pass_on.call_settled(w, turn)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(4):
+            nursery.start_soon(caller, number)
+        for _ in range(150):  # more than a mailbox takes
+            nursery.start_soon(w.count.call)
+    await w.slow.broadcast(3)
+
+
+def reply_twice(patch: pytest.MonkeyPatch) -> None:
+    real = IncomingCall._end
+
+    def end(self: IncomingCall, head: bytes, bodies: Any = ()) -> Any:
+        if self.spec.name == "count":
+            self.link.send(head)
+        return real(self, head, bodies)
+
+    patch.setattr(IncomingCall, "_end", end)
+
+
+def lose_a_reply(patch: pytest.MonkeyPatch) -> None:
+    real = IncomingCall._end
+
+    def end(self: IncomingCall, head: bytes, bodies: Any = ()) -> Any:
+        if self.spec.name == "step" and self.call_id % 5 == 0 and not self.is_broadcast:
+            self.ended = True
+            self.peer.inbound.pop(self.call_id, None)
+            return None
+        return real(self, head, bodies)
+
+    patch.setattr(IncomingCall, "_end", end)
+
+
+def last_in_first_out(patch: pytest.MonkeyPatch) -> None:
+    def put(self: SlotGroup, call: IncomingCall) -> None:
+        self.queue.appendleft(call)
+        self.wake()
+
+    patch.setattr(SlotGroup, "put", put)
+
+
+def run_twice(patch: pytest.MonkeyPatch) -> None:
+    real = serve._invoke
+
+    async def invoke(call: IncomingCall, *args: Any) -> Any:
+        if call.spec.name == "step":
+            await real(call, *args)
+        return await real(call, *args)
+
+    patch.setattr(serve, "_invoke", invoke)
+
+
+def forget_the_window(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SendWindow, "has_room", lambda self, nbytes: True)
+
+
+def leak_a_load(patch: pytest.MonkeyPatch) -> None:
+    def leave(self: OutgoingCall, index: int) -> None:
+        self.targets[index].peer.calls.pop(self, None)
+
+    patch.setattr(OutgoingCall, "_leave", leave)
+
+
+def swallow_errors(patch: pytest.MonkeyPatch) -> None:
+    def raised(self: IncomingCall, error: Any) -> Any:
+        return self._end(incoming.messages.encode(incoming.messages.Return(self.call_id, self.mesh, 0, b"\x80\x05N.")))
+
+    patch.setattr(IncomingCall, "raised", raised)
+
+
+def overtake_in_the_outbox(patch: pytest.MonkeyPatch) -> None:
+    def send_queued(self: Outbox) -> None:
+        while self._queue and self.window.has_room(0):
+            self._send(self._queue.pop())
+
+    patch.setattr(Outbox, "_send_queued", send_queued)
+
+
+def forget_a_waiter(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Mailbox, "_check_idle", lambda self: None)
+
+
+PLANTED: list[tuple[Plant, str]] = [
+    (reply_twice, "OR-1"),
+    (lose_a_reply, "hang"),
+    (last_in_first_out, "OR-2"),
+    (run_twice, "OR-3"),
+    (forget_the_window, "OR-6"),
+    (leak_a_load, "OR-8"),
+    (swallow_errors, "OR-4"),
+    (overtake_in_the_outbox, "OR-2"),
+    (forget_a_waiter, "hang"),
+]
+
+
+def found(seeds: int) -> str:
+    """Return what the first seed that finds something says, or ""."""
+    for seed in range(seeds):
+        error = run_body(workload, seed).error
+        if isinstance(error, HangError):
+            return f"hang: {error}"
+        if isinstance(error, OracleError):
+            return str(error)
+        if error is not None:
+            raise error
+    return ""
+
+
+def test_healthy_runtime_breaks_no_rule():
+    assert found(SEEDS) == ""
+
+
+@pytest.mark.parametrize(("plant", "rule"), PLANTED)
+def test_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, plant: Plant, rule: str):
+    plant(monkeypatch)
+
+    assert rule in found(SEEDS)
