@@ -25,6 +25,7 @@
 
 #define TM_OK 0
 #define TM_FULL 1             /* no room now, or no hello yet: a TM_RECORD_SPACE or _UP record will follow */
+#define TM_UNDER_WAY 2        /* of a transfer: a record will follow, and ring the mover's bell */
 
 #define TM_ERR_ARGUMENT -1    /* a value outside of its range */
 #define TM_ERR_LINK -2        /* no such link: it was freed, or never was */
@@ -35,6 +36,13 @@
 #define TM_ERR_TOO_LARGE -7   /* a head, a body table or a message above its limit */
 #define TM_ERR_THREAD -8      /* the system gave no thread */
 #define TM_ERR_PEER -9        /* the peer broke the protocol: the link has ended, see its detail */
+/* of transfers */
+#define TM_ERR_GONE -10       /* the process that granted it has ended */
+#define TM_ERR_REVOKED -11    /* the grant was revoked, before or meanwhile */
+#define TM_ERR_DENIED -12     /* wrong secret, no such right, or out of its range */
+#define TM_ERR_UNREACHABLE -13 /* no carrier that both have and that this grant allows */
+#define TM_ERR_SILENT -14     /* the process lives, but has not answered for limit MOVER_SILENCE_MS (tcp) */
+#define TM_ERR_CANCELLED -15  /* given up, or its visit was ended */
 #define TM_ERR_ERRNO -1000    /* TM_ERR_ERRNO - errno */
 
 /* ---- the library ---- */
@@ -265,6 +273,153 @@ int32_t tm_fault_get_count(tm_bus *bus, uint32_t index, tm_fault_count *count_ou
 
 /* Prepare to sleep: 0 = wait until the bell is readable, then poll; 1 = something has come already, poll. */
 int32_t tm_arm(tm_bus *bus);
+
+/* ---- bulk data: memory that others read and write themselves ---- */
+
+/* A *mover* grants others access to memory of this process, and reaches into memory that others have granted, without
+ * their help: see docs/adr/0007. A thread of the library (T2), started when it is first needed, copies what is large and
+ * serves TCP. Functions that take a mover are called by one thread at a time; none waits. */
+
+typedef struct tm_mover tm_mover;
+
+#define TM_CARRIER_LOCAL 1    /* memory of this very process */
+#define TM_CARRIER_SHM 2      /* a block, mapped */
+#define TM_CARRIER_CMA 4      /* process_vm_readv and _writev */
+#define TM_CARRIER_TCP 8
+#define TM_CARRIER_UCX 16
+
+typedef struct {
+    uint64_t epoch;           /* this process incarnation; not 0 */
+    uint64_t host;            /* identity of this host: processes with the same may reach each other's memory; not 0 */
+    uint32_t carriers;        /* TM_CARRIER_* that may be used */
+    uint32_t address_size;    /* of the address to listen at: 4 or 16 bytes; 0 = do not listen */
+    uint8_t address[16];
+} tm_mover_options;
+
+/* Make a mover. It is the caller's until `tm_mover_destroy`. */
+int32_t tm_mover_create(const tm_mover_options *options, tm_mover **mover_out);
+
+/* Stop and join T2, end all transfers without a record, unmap and close everything; blocks that are still in use stay
+ * mapped here. Blocks the caller until T2 has ended, at most for one chunk of a copy. In a forked child it does nothing. */
+int32_t tm_mover_destroy(tm_mover *mover);
+
+/* How others reach this process. */
+typedef struct {
+    uint64_t epoch;
+    uint64_t host;
+    uint64_t started;         /* start time of the process, in ticks since boot, as in /proc/PID/stat */
+    uint32_t pid;
+    uint32_t ledger;          /* number of the ledger's descriptor there */
+    uint32_t port;            /* 0: it does not listen */
+    uint32_t address_size;
+    uint8_t address[16];
+} tm_home;
+
+int32_t tm_mover_home(tm_mover *mover, tm_home *home_out);
+
+/* Readable when records of transfers are there. Owned by the mover. */
+int32_t tm_mover_bell(tm_mover *mover);
+
+/* ---- granting ---- */
+
+typedef struct { uint8_t bytes[16]; } tm_secret;
+
+typedef struct {
+    uint32_t place;
+    uint32_t generation;      /* not 0 */
+    tm_secret secret;
+} tm_grant;
+
+#define TM_RIGHT_READ 1
+#define TM_RIGHT_WRITE 2
+
+/* Grant access to `size` bytes at `bytes`, which stay there until the grant is dropped. `block`: the number of the block
+ * that holds them, 0 for any other memory. `grant` comes with the secret, and goes with place and generation.
+ * TM_ERR_LIMIT: no place left. */
+int32_t tm_grant_add(tm_mover *mover, uint8_t *bytes, uint64_t size, uint32_t rights, uint32_t block,
+                     tm_grant *grant_io);
+
+/* Let nothing new begin. TM_OK: nobody is at it. TM_FULL: somebody is; ask again. Both as often as one likes. */
+int32_t tm_grant_revoke(tm_mover *mover, const tm_grant *grant);
+
+/* Forget a grant that was revoked. If somebody is still at it, its place is never used again. */
+int32_t tm_grant_drop(tm_mover *mover, const tm_grant *grant);
+
+typedef struct {
+    uint8_t *bytes;           /* whole pages, zero when new; inherited by forked children, shared with them */
+    uint64_t size;            /* at least what was asked for */
+    uint32_t number;          /* not 0 */
+    uint32_t reserved;
+} tm_block;
+
+/* Make memory that others can map, or take some that was given back (it is not zeroed again). TM_ERR_LIMIT: too many. */
+int32_t tm_block_take(tm_mover *mover, uint64_t size, tm_block *block_out);
+
+/* Give a block back, after all grants on it were dropped. If somebody is still at one of them, or has it mapped, it is
+ * never used again, and goes with its last mapping. */
+int32_t tm_block_give_back(tm_mover *mover, uint32_t number);
+
+/* ---- reaching ---- */
+
+/* Begin to visit a process. Never fails for what the home says: see `tm_visit_get_info`. TM_ERR_LIMIT: too many. */
+int32_t tm_visit_open(tm_mover *mover, const tm_home *home, uint32_t *visit_out);
+
+/* End a visit; its transfers end with TM_ERR_CANCELLED, its views stay until they are closed. */
+int32_t tm_visit_close(tm_mover *mover, uint32_t visit);
+
+typedef struct {
+    uint32_t carriers;        /* TM_CARRIER_* that work */
+    uint32_t gone;            /* 1: the process has ended */
+    const char *why_not;      /* "shm: ...; cma: ..." about the others */
+} tm_visit_info;
+
+int32_t tm_visit_get_info(tm_mover *mover, uint32_t visit, tm_visit_info *info_out);
+
+#define TM_READ 1             /* theirs to ours */
+#define TM_WRITE 2            /* ours to theirs */
+#define TM_ADD 3              /* 8 bytes: add `operand`, the old value is the result */
+#define TM_SWAP 4             /* 8 bytes: put `operand` if it equals `expected`, the old value is the result */
+
+typedef struct {
+    uint32_t visit;
+    uint32_t kind;            /* TM_READ .. TM_SWAP */
+    tm_grant grant;
+    uint64_t offset;          /* into the granted range */
+    uint64_t size;
+    uint8_t *local;           /* must stay until the transfer has ended */
+    uint64_t operand;
+    uint64_t expected;
+    uint32_t carriers;        /* TM_CARRIER_* that may be used for it; the best of them is */
+    uint32_t reserved;
+} tm_transfer;
+
+typedef struct {
+    uint64_t id;
+    int32_t status;           /* TM_OK or an error: then the destination is undefined */
+    uint32_t carrier;         /* TM_CARRIER_* that carried it */
+    uint64_t value;           /* of TM_ADD and TM_SWAP */
+} tm_done;
+
+/* Begin a transfer. TM_OK: it has ended already, `done_out` says how. TM_UNDER_WAY: `done_out->id` names it.
+ * TM_FULL: limit TRANSFERS_MAX are under way. */
+int32_t tm_transfer_begin(tm_mover *mover, const tm_transfer *transfer, tm_done *done_out);
+
+/* Have a transfer end soon, with TM_ERR_CANCELLED unless it was faster; its record follows all the same. */
+int32_t tm_transfer_give_up(tm_mover *mover, uint64_t id);
+
+/* Take the records of transfers that have ended; an empty bell is cleared. */
+int32_t tm_mover_poll(tm_mover *mover, tm_done *done_out, uint32_t max, uint32_t *n_out);
+
+typedef struct {
+    uint8_t *bytes;           /* writable only if the view is; NULL after an error */
+    uint64_t handle;
+} tm_view;
+
+/* Look at granted memory in a block of a process of this host where it lies: `size` bytes at `offset`. The grant counts
+ * as in use until `tm_view_close`. Fails as transfers do; TM_ERR_UNREACHABLE: it is no block, or not of this host. */
+int32_t tm_view_open(tm_mover *mover, uint32_t visit, const tm_grant *grant, uint64_t offset, uint64_t size,
+                     uint32_t writable, tm_view *view_out);
+int32_t tm_view_close(tm_mover *mover, uint64_t handle);
 
 /* cdef-end */
 
