@@ -265,6 +265,40 @@ unless the spawner is stopped."""
 FAULT_RULES_MAX: Final = 1_024
 """Faults that a test may have planned at one time for links of real processes: one for each direction of each link."""
 
+# ---- bulk data -------------------------------------------------------------------------------------------
+
+GRANTS_MAX: Final = 8_192
+"""Buffers of one process that others may reach at one time: a row of 128 bytes each in a table that they all map."""
+
+BLOCKS_MAX: Final = 256
+"""Pieces of allocated memory of one process: a descriptor each, and a shell often allows 1,024."""
+
+BLOCK_BYTES_MAX: Final = 1 << 40
+"""One piece of allocated memory: 1 TiB, more than a host has; a size above it is a mistake."""
+
+BLOCK_IDLE_BYTES_MAX: Final = 1 << 29
+"""Allocated memory that was given back and is kept for the next: making pages anew costs ten times the copy, and more
+than this would count against a container's memory for nothing."""
+
+VISITS_MAX: Final = 1_024
+"""Processes whose memory one process reaches at one time: as many as it may have links."""
+
+TRANSFERS_MAX: Final = 1_024
+"""Transfers of one process that are under way; more wait for one of them to end."""
+
+VIEWS_MAX: Final = 4_096
+"""Views of others' memory that one process has open: a mapping each, and the kernel allows 65,530 of those."""
+
+INLINE_BYTES_MAX: Final = 1 << 17
+"""A transfer up to this size is done at once: 16 us in the slowest case, about what waking a thread and being woken by
+it costs."""
+
+MOVER_SILENCE_MS: Final = 5_000
+"""A process that lives and does not answer a transfer for this long is called silent: longer than a lease, so that a
+stopped process is reported as such where anybody watches it."""
+
+# ---- names and ends --------------------------------------------------------------------------------------
+
 NAME_CHARS_MAX: Final = 200
 """Name of a mesh; it is part of most messages to people, and of control frames."""
 
