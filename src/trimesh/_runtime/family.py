@@ -12,12 +12,13 @@ import attrs
 import trio
 
 from trimesh import limits
+from trimesh._runtime.deaths import link_lost, stopped
 from trimesh._runtime.exits import ExitReport
 from trimesh._runtime.host import Host, NoLinkError, PreloadingHost
 from trimesh._runtime.interrupt import run_to_end
 from trimesh._runtime.member import died_of
 from trimesh._runtime.peer import Peer
-from trimesh._runtime.proc import Proc, link_lost, stopped
+from trimesh._runtime.proc import Proc
 from trimesh._transport.base import DownReason, LinkDown
 from trimesh.errors import SpawnError, leaves
 from trimesh.ids import ProcId

@@ -24,7 +24,7 @@ from trimesh._runtime.cancelled import split_cancelled
 from trimesh._runtime.cell import Cell
 from trimesh._runtime.channels import Channels
 from trimesh._runtime.deadlock import Deadlocks
-from trimesh._runtime.deaths import Deaths
+from trimesh._runtime.deaths import DeathOf, Deaths
 from trimesh._runtime.endpoint_spec import Kind
 from trimesh._runtime.incoming import IncomingCall, refuse, take_payload
 from trimesh._runtime.item_sender import ItemSender
@@ -39,21 +39,13 @@ from trimesh._runtime.typed_values import make_values
 from trimesh._runtime.values import Values
 from trimesh._transport.base import DownReason, Group, Link, LinkDown, Transport
 from trimesh._wire import messages
-from trimesh.errors import LinkLost, MeshStopped, ProcDied, ProtocolError, TrimeshInternalError
+from trimesh.errors import ProtocolError, TrimeshInternalError
 from trimesh.ids import ID_MAX, CallId, MeshId, ProcId, call_ids
 
 if TYPE_CHECKING:
     from trimesh._runtime.block import Block
     from trimesh._runtime.family import Family
     from trimesh._runtime.member import Member
-
-
-class DeathOf(Protocol):
-    """Makes the error of one call to a process that is gone."""
-
-    def __call__(self, *, maybe_executed: bool) -> Exception:
-        """Return the error; `maybe_executed` says whether the call may have run."""
-        ...
 
 
 class Route(Protocol):
@@ -469,30 +461,3 @@ class Proc:
         peer.knows([message.definition])
         cargo = peer.take_cargo()
         self.values.define(message.definition, payload, cargo, () if cargo is None else tuple(cargo.holdings))
-
-
-def died(message: str, **details: object) -> DeathOf:
-    """Return what makes `ProcDied` errors with `details`."""
-
-    def make(*, maybe_executed: bool) -> Exception:
-        return ProcDied(message, maybe_executed=maybe_executed, **details)  # type: ignore[arg-type]
-
-    return make
-
-
-def stopped(message: str) -> DeathOf:
-    """Return what makes the `MeshStopped` errors of a process that has ended as it should."""
-
-    def make(*, maybe_executed: bool) -> Exception:
-        return MeshStopped(message)
-
-    return make
-
-
-def link_lost(message: str) -> DeathOf:
-    """Return what makes the `LinkLost` errors of a process that broke the protocol."""
-
-    def make(*, maybe_executed: bool) -> Exception:
-        return LinkLost(message)
-
-    return make
