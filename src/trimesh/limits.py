@@ -152,6 +152,25 @@ FLUSH_SECONDS: Final = 1.0
 """An ending process waits this long for items that it has sent to leave; they wait for a receiver's process that is
 slow to read, and one that does not read at all must not hold up the end."""
 
+# ---- what becomes of transfers ---------------------------------------------------------------------------
+
+REVOKE_SECONDS: Final = 2.0
+"""Wait for transfers that run when a buffer is revoked (rule N4); they look after every MiB. Somebody who is still at
+it after that has been stopped, or looks at the memory where it lies: that memory is then never used again."""
+
+REVOKE_POLL_SECONDS: Final = 0.001
+"""How often it looks whether they have ended, at first; twice as long each time, up to a twentieth of a second."""
+
+TRANSFER_END_SECONDS: Final = 2.5
+"""A transfer that finds its process ended waits this long for the news how: twice the wait for an exit report, and
+half a second for whoever waits for the other half of them."""
+
+BATCH_TRANSFERS_MAX: Final = 16_384
+"""Transfers of one batch: a state dict has hundreds of tensors; each is kept until the block is left."""
+
+BATCH_TASKS: Final = 32
+"""Transfers of one batch that are under way at one time: more take turns in the native thread and gain nothing."""
+
 # ---- deadlocks -------------------------------------------------------------------------------------------
 
 DEADLOCK_SEARCH_SECONDS: Final = 0.015
