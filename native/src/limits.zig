@@ -108,6 +108,14 @@ pub const FAULT_SECONDS_MAX = 1e9;
 /// While an armed link is held, its process looks this often whether it still is: healing rings no bell.
 pub const FAULT_LOOK_MS = 5;
 
+/// Largest body of one request over TCP: what one connection moves before another has its turn, and what a revocation
+/// may leave to be padded. Fewer bytes cost throughput, more buy none.
+pub const TCP_BODY_BYTES_MAX = 1 << 20;
+
+/// Requests that a client asks on one connection before the first of them is answered: the way there and back costs
+/// nothing as long as the next request has come when one is done.
+pub const TCP_WINDOW_REQUESTS = 4;
+
 /// Beats and leases that options may ask for: ticks are counted in 32 bits.
 pub const BEAT_MS_MAX = 3_600_000;
 

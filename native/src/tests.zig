@@ -28,4 +28,8 @@ test {
     _ = @import("stall.zig");
     _ = @import("status.zig");
     _ = @import("sys.zig");
+    _ = @import("tcp_asking.zig");
+    _ = @import("tcp_serving.zig");
+    _ = @import("tcp_wire.zig");
+    _ = @import("tcp_wire_test.zig");
 }
