@@ -39,7 +39,7 @@ native_sources := $(shell find build.zig build.zig.zon native -type f 2>/dev/nul
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test check lint format types layers zig-check fuzz bench bench-smoke stress soak soak-proc mutations \
-	seeds fresh-seeds scenarios build-native wheel coverage setup setup-dev clean
+	test-verbs 	seeds fresh-seeds scenarios build-native wheel coverage setup setup-dev clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1##/p' $(MAKEFILE_LIST) | awk -F '## ' '{ printf "  make %-14s%s\n", $$1, $$2 }'
@@ -115,6 +115,10 @@ fresh-seeds: setup  ## the same under seeds that nobody has run, for SECONDS
 # What state machines answer to tests/scenarios/scripts, written anew; the diff is what is reviewed.
 scenarios: setup  ## write the expected part of scenario scripts anew
 	$(PYTEST) tests/scenarios -q --rewrite-scenarios $(PYTEST_ARGS)
+
+# Emulated, so slow: it boots a Debian kernel with RDMA in software. Says SKIPPED where that cannot be had.
+test-verbs: setup  ## bulk data over real RDMA verbs, without an adapter (QEMU)
+	$(PY) -m tests.verbs
 
 coverage: setup-dev  ## tests with branch coverage
 	$(BIN)/coverage run -m pytest -m 'not stress' $(PYTEST_ARGS)

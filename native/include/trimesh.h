@@ -277,8 +277,8 @@ int32_t tm_arm(tm_bus *bus);
 /* ---- bulk data: memory that others read and write themselves ---- */
 
 /* A *mover* grants others access to memory of this process, and reaches into memory that others have granted, without
- * their help: see docs/adr/0007. A thread of the library (T2), started when it is first needed, copies what is large and
- * serves TCP. Functions that take a mover are called by one thread at a time; none waits. */
+ * their help: see docs/adr/0007. A thread of the library (T2), started when it is first needed, copies what is large
+ * and serves TCP. Functions that take a mover are called by one thread at a time; none waits. */
 
 typedef struct tm_mover tm_mover;
 
@@ -300,7 +300,7 @@ typedef struct {
 int32_t tm_mover_create(const tm_mover_options *options, tm_mover **mover_out);
 
 /* Stop and join T2, end all transfers without a record, unmap and close everything; blocks that are still in use stay
- * mapped here. Blocks the caller until T2 has ended, at most for one chunk of a copy. In a forked child it does nothing. */
+ * mapped here. Waits until T2 has ended, at most for one chunk of a copy. In a forked child it does nothing. */
 int32_t tm_mover_destroy(tm_mover *mover);
 
 /* How others reach this process. */
@@ -333,8 +333,8 @@ typedef struct {
 #define TM_RIGHT_READ 1
 #define TM_RIGHT_WRITE 2
 
-/* Grant access to `size` bytes at `bytes`, which stay there until the grant is dropped. `block`: the number of the block
- * that holds them, 0 for any other memory. `grant` comes with the secret, and goes with place and generation.
+/* Grant access to `size` bytes at `bytes`, which stay there until the grant is dropped. `block`: the number of the
+ * block that holds them, 0 for any other memory. `grant` comes with the secret, and goes with place and generation.
  * TM_ERR_LIMIT: no place left. */
 int32_t tm_grant_add(tm_mover *mover, uint8_t *bytes, uint64_t size, uint32_t rights, uint32_t block,
                      tm_grant *grant_io);
@@ -352,7 +352,7 @@ typedef struct {
     uint32_t reserved;
 } tm_block;
 
-/* Make memory that others can map, or take some that was given back (it is not zeroed again). TM_ERR_LIMIT: too many. */
+/* Make memory that others can map, or take some that was given back (not zeroed again). TM_ERR_LIMIT: too many. */
 int32_t tm_block_take(tm_mover *mover, uint64_t size, tm_block *block_out);
 
 /* Give a block back, after all grants on it were dropped. If somebody is still at one of them, or has it mapped, it is
