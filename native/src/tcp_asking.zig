@@ -81,9 +81,14 @@ pub const Asking = struct {
         return if (self.greeted) WINDOW - (self.asked - self.answered) else 0;
     }
 
-    /// Whether nothing is asked for, and nothing of an answer has come.
+    /// Whether everything that was asked is answered.
+    pub fn isSettled(self: *const Asking) bool {
+        return self.asked == self.answered;
+    }
+
+    /// Whether something can be asked, nothing is, and nothing of an answer has come.
     pub fn isIdle(self: *const Asking) bool {
-        return self.greeted and self.asked == self.answered and self.in_have == 0;
+        return self.greeted and self.isSettled() and self.in_have == 0;
     }
 
     /// Ask; the counter of `request` is set here. There must be room. TA-2

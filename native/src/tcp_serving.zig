@@ -205,6 +205,18 @@ pub const Serving = struct {
         }
     }
 
+    /// What is about to be said of a request that has just moved its last piece is wrong.
+    pub fn amend(self: *Serving, verdict: i32) void {
+        if (self.state != .ending or self.out_at > 0) return;
+        self.verdict = verdict;
+        self.answer();
+    }
+
+    /// The body that follows the head which is wanted to be sent.
+    pub fn following(self: *const Serving) ?Span {
+        return if (self.state == .beginning and self.verdict == status.OK and self.request.size > 0) self.rest() else null;
+    }
+
     fn answer(self: *Serving) void {
         self.put(.{ .counter = self.request.counter, .status = self.verdict, .value = self.value });
         self.say(.ending, wire.Answer.BYTES);

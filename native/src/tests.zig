@@ -28,8 +28,13 @@ test {
     _ = @import("stall.zig");
     _ = @import("status.zig");
     _ = @import("sys.zig");
+    _ = @import("tcp.zig");
     _ = @import("tcp_asking.zig");
+    _ = @import("tcp_client.zig");
+    _ = @import("tcp_server.zig");
     _ = @import("tcp_serving.zig");
+    _ = @import("tcp_socket.zig");
+    _ = @import("tcp_test.zig");
     _ = @import("tcp_wire.zig");
     _ = @import("tcp_wire_test.zig");
 }
