@@ -14,8 +14,8 @@ from tests.conformance.behaviours import BEHAVIOURS, ELSEWHERE, REAL, SIM
 TESTS = Path(__file__).parent
 CITATION = re.compile(r"\b([A-Z]\d{1,2})\b")
 
-LATER = {"N1", "N2", "N3", "N4"}
-"""Rules of tensors and buffers that have no page in `BEHAVIOURS` yet, because there are none."""
+LATER = {"N1", "N2", "N3"}
+"""Rules of tensors that have no page in `BEHAVIOURS` yet, because there are none."""
 
 
 @attrs.frozen

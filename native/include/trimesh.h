@@ -342,7 +342,8 @@ int32_t tm_grant_add(tm_mover *mover, uint8_t *bytes, uint64_t size, uint32_t ri
 /* Let nothing new begin. TM_OK: nobody is at it. TM_FULL: somebody is; ask again. Both as often as one likes. */
 int32_t tm_grant_revoke(tm_mover *mover, const tm_grant *grant);
 
-/* Forget a grant that was revoked. If somebody is still at it, its place is never used again. */
+/* Forget a grant that was revoked. TM_FULL: somebody is still at it, so its place is never used again, and its memory,
+ * if it is in no block, must stay there until this process ends. TM_ERR_STATE: it was not revoked. */
 int32_t tm_grant_drop(tm_mover *mover, const tm_grant *grant);
 
 typedef struct {
@@ -355,8 +356,8 @@ typedef struct {
 /* Make memory that others can map, or take some that was given back (not zeroed again). TM_ERR_LIMIT: too many. */
 int32_t tm_block_take(tm_mover *mover, uint64_t size, tm_block *block_out);
 
-/* Give a block back, after all grants on it were dropped. If somebody is still at one of them, or has it mapped, it is
- * never used again, and goes with its last mapping. */
+/* Give a block back, after all grants on it were dropped (else TM_ERR_STATE). If somebody was still at one of them, or
+ * a forked child has it, it is never used again, and goes with its last mapping. */
 int32_t tm_block_give_back(tm_mover *mover, uint32_t number);
 
 /* ---- reaching ---- */
@@ -400,8 +401,9 @@ typedef struct {
     uint64_t value;           /* of TM_ADD and TM_SWAP */
 } tm_done;
 
-/* Begin a transfer. TM_OK: it has ended already, `done_out` says how. TM_UNDER_WAY: `done_out->id` names it.
- * TM_FULL: limit TRANSFERS_MAX are under way. */
+/* Begin a transfer. TM_OK: it has ended already, `done_out` says how, also of one that was refused. TM_UNDER_WAY:
+ * `done_out->id` names it. TM_FULL: limit TRANSFERS_MAX are under way. TM_ERR_ARGUMENT: no such visit, or the 8
+ * bytes of an atomic operation are not aligned. */
 int32_t tm_transfer_begin(tm_mover *mover, const tm_transfer *transfer, tm_done *done_out);
 
 /* Have a transfer end soon, with TM_ERR_CANCELLED unless it was faster; its record follows all the same. */

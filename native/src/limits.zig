@@ -4,7 +4,7 @@
 const std = @import("std");
 
 /// The contract of `trimesh.h`; one more at every change of it.
-pub const ABI_VERSION: u32 = 4;
+pub const ABI_VERSION: u32 = 5;
 
 /// The bytes on the wire; one more at every change of them.
 pub const PROTOCOL_VERSION: u8 = 3;
@@ -56,13 +56,54 @@ pub const SEGMENT_FLIGHT_BYTES_MAX = 1 << 24;
 /// Rules of one table of planned faults: one for each direction of each link.
 pub const FAULT_RULES_MAX = 1_024;
 
+/// Grants of one process: a row of 128 bytes each in its ledger, 1 MiB in all.
+pub const GRANTS_MAX = 8_192;
+
+/// Blocks of one process: a descriptor each.
+pub const BLOCKS_MAX = 256;
+
+/// One block: what is asked for beyond it is a mistake, not a tensor.
+pub const BLOCK_BYTES_MAX = 1 << 40;
+
+/// Memory of blocks that were given back, kept for the next ones: making pages anew costs ten times the copy.
+pub const BLOCK_IDLE_BYTES_MAX = 1 << 29;
+
+/// Visits of one process: as many as it may have links.
+pub const VISITS_MAX = 1_024;
+
 /// Transfers of one process that are under way.
 pub const TRANSFERS_MAX = 1_024;
+
+/// Views of one process that are open: a mapping each, and the kernel allows 65,530 of those.
+pub const VIEWS_MAX = 4_096;
+
+/// Transfers up to this size are done in the call: 16 us by process_vm_readv, about what waking T2 and being woken
+/// by it costs.
+pub const INLINE_BYTES_MAX = 1 << 17;
 
 /// A process that lives and does not answer for this long is called silent.
 pub const MOVER_SILENCE_MS = 5_000;
 
 // ---- native only ----
+
+/// Transfers into one process that may be under way at one time, by all others together: one word of its ledger each.
+pub const CLAIMS_MAX = 1_024;
+
+/// Of one large transfer at a time, before the next one has its turn and before T2 looks whether it is to stop: 50 us
+/// by a mapped block, 150 us by process_vm_readv, ten times that where pages are new.
+pub const TRANSFER_CHUNK_BYTES = 1 << 20;
+
+/// Blocks of one visited process that stay mapped: state dicts are a few blocks, not one each tensor.
+pub const VISIT_BLOCKS_MAX = 64;
+
+/// Text that says why carriers do not work for a visit.
+pub const WHY_NOT_BYTES = 512;
+
+/// Tries to take the lock of a grant in the call, before T2 goes on trying: it is held for less than a microsecond.
+pub const LOCK_TRIES = 200;
+
+/// T2 tries such a lock again after this.
+pub const LOCK_AGAIN_MS = 1;
 
 /// Messages that do without a new segment after the system has refused one: refusing can be as slow as making.
 pub const SEGMENT_REFUSAL_MESSAGES = 64;
@@ -186,6 +227,8 @@ comptime {
     std.debug.assert(SEGMENT_BYTES_MIN > FRAME_PAYLOAD_BYTES_MAX and SEGMENT_BYTES_MAX <= SEGMENT_POOL_BYTES_MAX);
     std.debug.assert(SEGMENT_BYTES_MAX <= SEGMENT_IDLE_BYTES_MAX);
     std.debug.assert(SEGMENTS_MAX % 64 == 0 and SEGMENTS_MAX <= 256);
+    std.debug.assert(GRANTS_MAX <= 1 << 13); // bits of a claim
+    std.debug.assert(INLINE_BYTES_MAX <= TRANSFER_CHUNK_BYTES);
 }
 
 /// Value of a bound that Python shares, by name.
@@ -195,7 +238,9 @@ pub fn lookup(name: []const u8) ?i64 {
         "MESSAGE_BYTES_MAX",        "RING_BYTES",              "RING_CONTROL_RESERVE_BYTES", "LINKS_MAX",
         "RING_BYTES_MAX",           "RING_HEADER_BYTES",       "LIFELINES_MAX",              "BEAT_MS_MAX",
         "SEGMENT_BYTES_MIN",        "SEGMENT_BYTES_MAX",       "SEGMENT_POOL_BYTES_MAX",     "SEGMENTS_MAX",
-        "SEGMENT_FLIGHT_BYTES_MAX", "SEGMENT_IDLE_BYTES_MAX",  "FAULT_RULES_MAX",
+        "SEGMENT_FLIGHT_BYTES_MAX", "SEGMENT_IDLE_BYTES_MAX",  "FAULT_RULES_MAX",            "GRANTS_MAX",
+        "BLOCKS_MAX",               "BLOCK_BYTES_MAX",         "BLOCK_IDLE_BYTES_MAX",       "VISITS_MAX",
+        "TRANSFERS_MAX",            "VIEWS_MAX",               "INLINE_BYTES_MAX",           "MOVER_SILENCE_MS",
     };
     inline for (shared) |one| {
         if (std.mem.eql(u8, name, one)) return @field(@This(), one);

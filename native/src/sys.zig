@@ -1,6 +1,6 @@
-//! The operating system, apart from sockets (socket.zig): raw Linux calls with the kernel's own numbers, the same on
-//! x86_64 and aarch64, and three functions of libc. std.posix, std.Io and std.net change with every release of Zig;
-//! these do not. No other file makes a call.
+//! The operating system, apart from sockets (socket.zig) and other processes (process.zig): raw Linux calls with the
+//! kernel's own numbers, the same on x86_64 and aarch64, and three functions of libc. std.posix, std.Io and std.net
+//! change with every release of Zig; these do not. No other file makes a call.
 //!
 //! Results are the kernel's: negative is -errno.
 
@@ -175,6 +175,7 @@ pub fn memfdIsSound(fd: i32, bytes: u64) bool {
     return res(linux.syscall4(.fallocate, num(fd), 0, 0, bytes)) >= 0;
 }
 
+const PROT_READ = 1;
 const PROT_READ_WRITE = 3;
 const MAP_SHARED = 1;
 const MAP_PRIVATE = 2;
@@ -225,6 +226,23 @@ pub fn mapShared(fd: i32, bytes: usize) ?Pages {
         return null;
     }
     return pages;
+}
+
+/// A shared mapping whose pages come when they are touched.
+pub fn mapLazily(fd: i32, bytes: usize, offset: usize, writable: bool) ?Pages {
+    const rc = map(0, bytes, if (writable) PROT_READ_WRITE else PROT_READ, MAP_SHARED, fd, offset);
+    return if (rc < 0) null else @ptrFromInt(@as(usize, @intCast(rc)));
+}
+
+/// A shared mapping that forked children inherit, and share.
+pub fn mapInherited(fd: i32, bytes: usize) ?Pages {
+    const rc = map(0, bytes, PROT_READ_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    return if (rc < 0) null else @ptrFromInt(@as(usize, @intCast(rc)));
+}
+
+/// Have forked children not inherit a mapping.
+pub fn keepFromChildren(pages: Pages, bytes: usize) bool {
+    return res(linux.syscall3(.madvise, @intFromPtr(pages), bytes, MADV_DONTFORK)) >= 0;
 }
 
 /// Map `header` bytes and after them `data` bytes twice, so that a piece of data that runs over the end goes on at the
@@ -394,6 +412,11 @@ pub fn threadStart(main: Main, argument: ?*anyopaque) ?Thread {
 pub fn threadJoin(thread: Thread) void {
     const rc = pthread_join(thread, null);
     std.debug.assert(rc == 0);
+}
+
+/// Let another thread run that is ready to.
+pub fn threadYield() void {
+    _ = linux.syscall0(.sched_yield);
 }
 
 /// Give the calling thread a name for ps and gdb; at most 15 bytes.

@@ -9,22 +9,22 @@ const limits = @import("limits.zig");
 const server = @import("tcp_server.zig");
 const sys = @import("sys.zig");
 
-pub fn Tcp(comptime Grants: type, comptime Visits: type) type {
+pub fn Tcp(comptime Grants: type, comptime Owners: type) type {
     return struct {
         const Self = @This();
 
         epoll: i32,
         server: server.Server(Grants),
-        client: client.Client(Visits),
+        client: client.Client(Owners),
         tick_at: u64,
         look_at: u64,
 
         /// Returns 0 or -errno.
-        pub fn init(self: *Self, grants: *Grants, visits: *Visits, epoch: u64) i32 {
+        pub fn init(self: *Self, grants: *Grants, owners: *Owners, epoch: u64) i32 {
             self.epoll = sys.epollCreate();
             if (self.epoll < 0) return self.epoll;
             self.server.init(grants, epoch, self.epoll);
-            self.client.init(visits, self.epoll);
+            self.client.init(owners, self.epoll);
             self.tick_at = 0;
             self.look_at = 0;
             return 0;
@@ -42,6 +42,7 @@ pub fn Tcp(comptime Grants: type, comptime Visits: type) type {
             var at: u64 = std.math.maxInt(u64);
             if (self.server.needsTicks() or self.client.needsTicks()) at = self.tick_at;
             if (self.client.needsLooks()) at = @min(at, self.look_at);
+            if (self.server.needsTries()) at = @min(at, now_ns + limits.LOCK_AGAIN_MS * 1_000_000);
             if (at == std.math.maxInt(u64)) return -1;
             const ms = (at -| now_ns + 999_999) / 1_000_000;
             return @intCast(@min(ms, limits.TCP_TICK_MS));
@@ -60,6 +61,7 @@ pub fn Tcp(comptime Grants: type, comptime Visits: type) type {
                     else => unreachable, // we made the data ourselves
                 }
             }
+            self.server.tryLocked();
             if (now_ns >= self.look_at) {
                 self.look_at = now_ns + limits.TCP_LOOK_MS * 1_000_000;
                 self.client.lookAgain();

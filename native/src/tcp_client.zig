@@ -1,8 +1,8 @@
 //! The reader's side of the carrier tcp, in T2: transfers are cut into requests, and these go over one connection to
 //! the owner, or two for what is large. Has no lock: only T2 calls it.
 //!
-//! `Visits` says what else is known of the process that is visited: `hasEnded(visit) ?bool`, null where that cannot be
-//! known because it is on another host.
+//! `Owners` says what else is known of a process that is reached: `hasEnded(id) ?bool` of the owner of what transfer
+//! `id` moves, null where that cannot be known because it is on another host.
 //!
 //! TC-1 A transfer has ended when nothing of it is asked for any more: no byte is written to its memory afterwards. To
 //! give one up is to ask for nothing more. TC-2 A connection that breaks takes along what was asked on it and nothing
@@ -20,8 +20,15 @@ const wire = @import("tcp_wire.zig");
 /// Tag of events; see tcp.zig.
 pub const STREAM: u64 = 3 << 56;
 
-/// A process that is visited.
-pub const Target = struct { visit: u32, epoch: u64, address: tcp.Address };
+/// A process that is reached.
+pub const Target = struct {
+    epoch: u64,
+    address: tcp.Address,
+
+    fn is(self: *const Target, other: *const Target) bool {
+        return self.epoch == other.epoch and std.meta.eql(self.address, other.address);
+    }
+};
 
 /// What is to be moved.
 pub const Order = struct {
@@ -42,7 +49,7 @@ pub const Order = struct {
 /// How it ended.
 pub const Done = struct { id: u64, status: i32, value: u64 };
 
-pub fn Client(comptime Visits: type) type {
+pub fn Client(comptime Owners: type) type {
     return struct {
         const Self = @This();
 
@@ -73,8 +80,6 @@ pub fn Client(comptime Visits: type) type {
             looks: u32 = 0,
             /// Why it failed.
             failure: i32 = status.OK,
-            /// Its visit was ended: it takes nothing new.
-            retired: bool = false,
 
             /// `again`: the owner had no room, try at the next tick. `failed`: waits to hear whether its owner has ended.
             const State = enum { free, connecting, open, again, failed };
@@ -85,7 +90,7 @@ pub fn Client(comptime Visits: type) type {
             }
         };
 
-        visits: *Visits,
+        owners: *Owners,
         epoll: i32,
         jobs: [limits.TRANSFERS_MAX]Job,
         job_count: u32 = 0,
@@ -101,8 +106,8 @@ pub fn Client(comptime Visits: type) type {
         done: [limits.TRANSFERS_MAX]Done,
         done_count: u32 = 0,
 
-        pub fn init(self: *Self, visits: *Visits, epoll: i32) void {
-            self.visits = visits;
+        pub fn init(self: *Self, owners: *Owners, epoll: i32) void {
+            self.owners = owners;
             self.epoll = epoll;
             self.job_count = 0;
             self.jobs_end = 0;
@@ -147,18 +152,6 @@ pub fn Client(comptime Visits: type) type {
             }
         }
 
-        /// Nothing goes there any more; its connections are closed as soon as nothing is asked on them.
-        pub fn endVisit(self: *Self, visit: u32) void {
-            for (self.jobs[0..self.jobs_end]) |*job| {
-                if (job.in_use and job.order.target.visit == visit) self.fail(job, status.ERR_CANCELLED);
-            }
-            for (self.streams[0..self.streams_end]) |*one| {
-                if (one.state == .free or one.target.visit != visit) continue;
-                one.retired = true;
-                if (one.state == .connecting or one.state == .again or one.isSpare()) self.drop(one);
-            }
-        }
-
         /// The next transfer that has ended.
         pub fn takeDone(self: *Self) ?Done {
             if (self.done_count == 0) return null;
@@ -188,7 +181,7 @@ pub fn Client(comptime Visits: type) type {
             var found: u32 = 0;
             var doubtful = false;
             for (self.streams[0..self.streams_end]) |*one| {
-                if (one.state == .free or one.retired or one.target.visit != job.order.target.visit) continue;
+                if (one.state == .free or !one.target.is(&job.order.target)) continue;
                 found += 1;
                 doubtful = doubtful or one.state == .failed or one.state == .again;
             }
@@ -199,16 +192,15 @@ pub fn Client(comptime Visits: type) type {
                 break;
             }
             for (self.streams[0..self.streams_end]) |*one| {
-                if (one.state == .open and one.target.visit == job.order.target.visit) self.serve(one);
+                if (one.state == .open and one.target.is(&job.order.target)) self.serve(one);
             }
         }
 
         /// The piece that a connection asks for next.
         fn nextJob(self: *Self, one: *const Stream) ?*Job {
-            if (one.retired) return null;
             for (0..self.jobs_end) |i| {
                 const job = &self.jobs[(self.turn + i) % self.jobs_end];
-                if (!job.wants() or job.order.target.visit != one.target.visit) continue;
+                if (!job.wants() or !job.order.target.is(&one.target)) continue;
                 self.turn = (self.turn + @as(u32, @intCast(i)) + 1) % self.jobs_end;
                 return job;
             }
@@ -311,7 +303,7 @@ pub fn Client(comptime Visits: type) type {
             }
             // Nobody is concerned: who wants something there connects anew, and hears of it then.
             if (one.machine.greeted and one.machine.isSettled()) return self.bury(one, why);
-            const ended = self.visits.hasEnded(one.target.visit) orelse return self.bury(one, why);
+            const ended = self.hasEnded(one) orelse return self.bury(one, why);
             if (ended) return self.bury(one, status.ERR_GONE);
             if (why == status.ERR_GONE or why == status.ERR_SILENT) return self.bury(one, why);
             // Sockets are closed a moment before the process counts as ended: wait for that moment, then say why.
@@ -322,8 +314,16 @@ pub fn Client(comptime Visits: type) type {
             self.look(one);
         }
 
+        /// Whether the owner has ended, if somebody who wants something from it can tell.
+        fn hasEnded(self: *Self, one: *const Stream) ?bool {
+            for (self.jobs[0..self.jobs_end]) |*job| {
+                if (job.in_use and job.order.target.is(&one.target)) return self.owners.hasEnded(job.order.id);
+            }
+            return null;
+        }
+
         fn look(self: *Self, one: *Stream) void {
-            const ended = self.visits.hasEnded(one.target.visit) orelse false;
+            const ended = self.hasEnded(one) orelse false;
             one.looks += 1;
             if (ended) return self.bury(one, status.ERR_GONE);
             if (one.looks > limits.TCP_END_LOOKS) self.bury(one, one.failure);
@@ -331,7 +331,7 @@ pub fn Client(comptime Visits: type) type {
 
         fn bury(self: *Self, one: *Stream, why: i32) void {
             const machine = &one.machine;
-            const visit = one.target.visit;
+            const target = one.target;
             const greeted = machine.greeted;
             var n = machine.answered;
             self.drop(one);
@@ -341,15 +341,15 @@ pub fn Client(comptime Visits: type) type {
                 self.fail(job, why);
             }
             for (self.jobs[0..self.jobs_end]) |*job| {
-                if (!job.wants() or job.order.target.visit != visit) continue;
+                if (!job.wants() or !job.order.target.is(&target)) continue;
                 // Nothing of it, or not all, was asked for: another connection may do. An idle one may have been closed.
-                if (greeted and why == RESET) self.advance(job) else if (!self.hasOpen(visit)) self.fail(job, why);
+                if (greeted and why == RESET) self.advance(job) else if (!self.hasOpen(&target)) self.fail(job, why);
             }
         }
 
-        fn hasOpen(self: *const Self, visit: u32) bool {
+        fn hasOpen(self: *const Self, target: *const Target) bool {
             for (self.streams[0..self.streams_end]) |*one| {
-                if (one.state == .open and one.target.visit == visit and !one.retired) return true;
+                if (one.state == .open and one.target.is(target)) return true;
             }
             return false;
         }
@@ -383,7 +383,6 @@ pub fn Client(comptime Visits: type) type {
             self.receive(one) catch return self.breakOff(one, one.failure);
             self.send(one) catch return self.breakOff(one, one.failure);
             if (one.serial != serial or one.state != .open) return;
-            if (one.retired and one.machine.isIdle()) return self.drop(one);
             self.watch(one, if (one.machine.toSend() == .nothing) sys.IN else sys.IN | sys.OUT);
         }
 

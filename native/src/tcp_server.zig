@@ -3,10 +3,11 @@
 //!
 //! `Grants` is the owner's own copy of what it has granted; nothing here looks at the ledger that others can write to:
 //!
-//!     enter(place, generation) ?Entry      T2 is at this grant from now on, revoked or not; null: there is none
+//!     secretOf(place, generation) ?Secret  of a grant in force or revoked; null: there is none
+//!     enter(request, bytes_out) status     OK: T2 is at the range from now on, which begins at `bytes_out`
 //!     leave(place)                         T2 is at it no more
 //!     isCurrent(place, generation) bool    it has not been revoked
-//!     change(...)                          ADD or SWAP, under the lock that all carriers take
+//!     change(request, bytes, value_out)    ADD or SWAP under the lock that all carriers take: a status; null: not now
 //!
 //! TV-1 A connection is at a grant exactly while a request of it is under way, and looks at the grant before and after
 //! each piece; when it was revoked meanwhile the machine is spoiled, and T2 is at it no more. TV-2 What a client does,
@@ -20,14 +21,8 @@ const sys = @import("sys.zig");
 const tcp = @import("tcp_socket.zig");
 const wire = @import("tcp_wire.zig");
 
-/// A grant as its owner knows it.
-pub const Entry = struct {
-    bytes: [*]u8,
-    size: u64,
-    readable: bool,
-    writable: bool,
-    secret: wire.Secret,
-};
+/// What is sent in place of bytes that must not be.
+var zeros: [limits.TCP_SCRAP_BYTES]u8 = @splat(0);
 
 /// Tags of events; see tcp.zig.
 pub const LISTENER: u64 = 1 << 56;
@@ -48,8 +43,10 @@ pub fn Server(comptime Grants: type) type {
             silent_ticks: u32,
             /// It has shown a secret.
             known: bool,
-            /// It is at the grant of the request that is under way.
+            /// The granted range that it is at, of the request that is under way.
             at: ?[*]u8,
+            /// Somebody has the lock that the request needs.
+            locked: bool,
         };
 
         grants: *Grants,
@@ -59,12 +56,14 @@ pub fn Server(comptime Grants: type) type {
         /// Not watched until the next tick: the process is out of descriptors.
         paused: bool = false,
         connections: [limits.TCP_CONNECTIONS_MAX]Connection,
+        /// Places from here on were never used.
+        connections_end: u32 = 0,
         count: u32 = 0,
+        locked_count: u32 = 0,
         serial: u32 = 0,
         /// What requests for grants that do not exist are compared with.
         decoy: wire.Secret,
-        /// What is sent in place of bytes that must not be, and where others go; nobody reads it.
-        zeros: [limits.TCP_SCRAP_BYTES]u8 = @splat(0),
+        /// Where bytes go that nobody wants.
         scrap: [limits.TCP_SCRAP_BYTES]u8,
 
         pub fn init(self: *Self, grants: *Grants, epoch: u64, epoll: i32) void {
@@ -75,9 +74,9 @@ pub fn Server(comptime Grants: type) type {
             self.paused = false;
             self.count = 0;
             self.serial = 0;
-            @memset(&self.zeros, 0);
+            self.connections_end = 0;
+            self.locked_count = 0;
             sys.random(&self.decoy);
-            for (&self.connections) |*one| one.fd = -1;
         }
 
         /// Listen; the port is written to the address. Returns 0 or -errno.
@@ -97,7 +96,7 @@ pub fn Server(comptime Grants: type) type {
         /// Close everything. T2 has ended, or this is a forked child.
         pub fn closeFds(self: *Self) void {
             sys.closeAt(&self.listener);
-            for (&self.connections) |*one| sys.closeAt(&one.fd);
+            for (self.connections[0..self.connections_end]) |*one| sys.closeAt(&one.fd);
         }
 
         // ---- connections ----
@@ -137,6 +136,7 @@ pub fn Server(comptime Grants: type) type {
                 .silent_ticks = 0,
                 .known = false,
                 .at = null,
+                .locked = false,
             };
             if (sys.epollAdd(self.epoll, fd, sys.IN, self.dataOf(one)) < 0) {
                 sys.closeAt(&one.fd);
@@ -148,12 +148,16 @@ pub fn Server(comptime Grants: type) type {
         /// Room for a connection. TV-2
         fn place(self: *Self) ?*Connection {
             var victim: ?*Connection = null;
-            for (&self.connections) |*one| {
+            for (self.connections[0..self.connections_end]) |*one| {
                 if (one.fd < 0) return one;
                 // A client closes what it has not used for long itself: this one's is gone without a word.
                 const forgotten = one.machine.isIdle() and one.silent_ticks > 2 * limits.TCP_IDLE_TICKS;
                 if (one.known and !forgotten) continue;
                 if (victim == null or self.serial -% one.serial > self.serial -% victim.?.serial) victim = one;
+            }
+            if (self.connections_end < self.connections.len) {
+                self.connections_end += 1;
+                return &self.connections[self.connections_end - 1];
             }
             if (victim) |one| self.end(one);
             return victim;
@@ -161,6 +165,7 @@ pub fn Server(comptime Grants: type) type {
 
         fn end(self: *Self, one: *Connection) void {
             self.depart(one);
+            self.setLocked(one, false);
             sys.closeAt(&one.fd); // out of the epoll set, too
             self.count -= 1;
         }
@@ -197,13 +202,14 @@ pub fn Server(comptime Grants: type) type {
                 const n: i64 = switch (want) {
                     .verdict => {
                         self.judge(one);
+                        if (one.locked) return self.watch(one, 0);
                         left -|= wire.Request.BYTES; // those that move nothing must not go on for ever either
                         continue;
                     },
                     .end => return self.end(one),
                     .receive => |into| tcp.receive(one.fd, into),
                     .discard => |size| tcp.receive(one.fd, self.scrap[0..@min(size, self.scrap.len)]),
-                    .padding => |size| tcp.send(one.fd, self.zeros[0..@min(size, self.zeros.len)], "", true),
+                    .padding => |size| tcp.send(one.fd, zeros[0..@min(size, zeros.len)], "", true),
                     .body_in => |span| self.move(one, span, .in) orelse continue,
                     .body_out => |span| self.move(one, span, .{ .out = "" }) orelse continue,
                     .send => |head| self.sendHead(one, head.bytes, head.more) orelse continue,
@@ -252,7 +258,8 @@ pub fn Server(comptime Grants: type) type {
         /// Move a piece of granted memory. Null: the grant was revoked, the machine wants something else now.
         fn move(self: *Self, one: *Connection, span: serving.Span, way: Way) ?i64 {
             self.look(one); // TV-1: before
-            const bytes = (one.at orelse return null)[@intCast(span.offset)..][0..@intCast(span.size)];
+            const into: usize = @intCast(span.offset - one.machine.request.offset);
+            const bytes = (one.at orelse return null)[into..][0..@intCast(span.size)];
             return switch (way) {
                 .in => tcp.receive(one.fd, bytes),
                 .out => |head| tcp.send(one.fd, head, bytes, true),
@@ -271,53 +278,64 @@ pub fn Server(comptime Grants: type) type {
         fn judge(self: *Self, one: *Connection) void {
             const machine = &one.machine;
             const request = machine.request;
-            const entry = self.grants.enter(request.place, request.generation);
-            const secret = if (entry) |known| known.secret else self.decoy;
-            const authentic = machine.isAuthentic(&secret); // TW-1: also where there is nothing to compare with
-            const granted = entry orelse return machine.conclude(status.ERR_DENIED, 0);
-            one.at = granted.bytes;
-            if (!authentic) {
-                self.depart(one);
-                return machine.conclude(status.ERR_DENIED, 0);
-            }
+            const secret = self.grants.secretOf(request.place, request.generation);
+            const authentic = machine.isAuthentic(&(secret orelse self.decoy)); // TW-1: also where there is none
+            if (secret == null or !authentic) return machine.conclude(status.ERR_DENIED, 0);
             one.known = true;
-            const verdict = self.verdictOf(request, granted);
-            if (verdict != status.OK) {
-                self.depart(one);
-                return machine.conclude(verdict, 0);
-            }
+            var bytes: [*]u8 = undefined;
+            const verdict = self.grants.enter(&request, &bytes);
+            if (verdict != status.OK) return machine.conclude(verdict, 0);
+            one.at = bytes;
             switch (request.kind) {
                 .read, .write => {
                     machine.admit();
                     self.look(one); // an empty body is over already
                 },
-                .add, .swap => {
-                    var value: u64 = 0;
-                    const changed = self.grants.change(request, granted.bytes + @as(usize, @intCast(request.offset)), &value);
-                    self.depart(one);
-                    machine.conclude(changed, value);
-                },
+                .add, .swap => self.change(one, bytes),
             }
         }
 
-        fn verdictOf(self: *Self, request: wire.Request, granted: Entry) i32 {
-            if (!self.grants.isCurrent(request.place, request.generation)) return status.ERR_REVOKED;
-            const allowed = switch (request.kind) {
-                .read => granted.readable,
-                .write => granted.writable,
-                .add, .swap => granted.readable and granted.writable,
-            };
-            if (!allowed) return status.ERR_DENIED;
-            if (request.offset > granted.size or request.size > granted.size - request.offset) return status.ERR_DENIED;
-            return status.OK;
+        fn change(self: *Self, one: *Connection, bytes: [*]u8) void {
+            var value: u64 = 0;
+            const how = self.grants.change(&one.machine.request, bytes, &value);
+            self.depart(one);
+            self.setLocked(one, how == null);
+            if (how) |verdict| one.machine.conclude(verdict, value);
+        }
+
+        /// A lock has been held for as long as anybody's silence is borne.
+        fn despair(self: *Self, one: *Connection) void {
+            self.setLocked(one, false);
+            one.silent_ticks = 0;
+            one.machine.conclude(status.ERR_SILENT, 0);
+            self.serve(one);
         }
 
         // ---- what does not come from a socket ----
 
         /// A grant was revoked: let go of it, whatever clients do.
         pub fn onRevoked(self: *Self) void {
-            for (&self.connections) |*one| {
+            for (self.connections[0..self.connections_end]) |*one| {
                 if (one.fd >= 0) self.look(one);
+            }
+        }
+
+        fn setLocked(self: *Self, one: *Connection, locked: bool) void {
+            if (one.locked == locked) return;
+            one.locked = locked;
+            if (locked) self.locked_count += 1 else self.locked_count -= 1;
+        }
+
+        /// Whether `tryLocked` is to be called soon.
+        pub fn needsTries(self: *const Self) bool {
+            return self.locked_count > 0;
+        }
+
+        /// Try again what could not be done for a lock. `tick` ends it after a while.
+        pub fn tryLocked(self: *Self) void {
+            if (self.locked_count == 0) return;
+            for (self.connections[0..self.connections_end]) |*one| {
+                if (one.fd >= 0 and one.locked) self.serve(one);
             }
         }
 
@@ -328,14 +346,15 @@ pub fn Server(comptime Grants: type) type {
 
         /// Some time has passed.
         pub fn tick(self: *Self) void {
-            for (&self.connections) |*one| {
+            for (self.connections[0..self.connections_end]) |*one| {
                 if (one.fd < 0) continue;
                 one.silent_ticks +|= 1;
                 const patience: u32 = if (one.known and one.machine.isIdle())
                     limits.TCP_FORGOTTEN_TICKS
                 else
                     limits.TCP_SILENCE_TICKS;
-                if (one.silent_ticks >= patience) self.end(one);
+                if (one.silent_ticks < patience) continue;
+                if (one.locked) self.despair(one) else self.end(one);
             }
             if (!self.paused) return;
             if (sys.epollAdd(self.epoll, self.listener, sys.IN, LISTENER) == 0) self.paused = false;

@@ -3,7 +3,6 @@
 const std = @import("std");
 const client = @import("tcp_client.zig");
 const limits = @import("limits.zig");
-const server = @import("tcp_server.zig");
 const socket = @import("socket.zig");
 const status = @import("status.zig");
 const sys = @import("sys.zig");
@@ -25,17 +24,20 @@ const Grants = struct {
     at: u32 = 0,
     /// Revoke it when so many pieces have been looked at.
     revoke_after: u32 = std.math.maxInt(u32),
+    /// Somebody has the lock.
+    locked: bool = false,
 
-    pub fn enter(self: *Grants, place: u32, generation: u32) ?server.Entry {
-        if (place != 1 or generation != 2) return null;
+    pub fn secretOf(_: *Grants, place: u32, generation: u32) ?wire.Secret {
+        return if (place == 1 and generation == 2) SECRET else null;
+    }
+
+    pub fn enter(self: *Grants, request: *const wire.Request, bytes_out: *[*]u8) i32 {
+        if (self.revoked) return status.ERR_REVOKED;
+        if (request.kind != .read and !self.writable) return status.ERR_DENIED;
+        if (request.offset > MEMORY_BYTES or request.size > MEMORY_BYTES - request.offset) return status.ERR_DENIED;
         self.at += 1;
-        return .{
-            .bytes = self.memory.ptr,
-            .size = self.memory.len,
-            .readable = true,
-            .writable = self.writable,
-            .secret = SECRET,
-        };
+        bytes_out.* = self.memory.ptr + @as(usize, @intCast(request.offset));
+        return status.OK;
     }
 
     pub fn leave(self: *Grants, place: u32) void {
@@ -48,30 +50,31 @@ const Grants = struct {
         return !self.revoked;
     }
 
-    pub fn change(_: *Grants, request: wire.Request, at: [*]u8, value: *u64) i32 {
-        const word: *u64 = @ptrCast(@alignCast(at));
+    pub fn change(self: *Grants, request: *const wire.Request, bytes: [*]u8, value: *u64) ?i32 {
+        if (self.locked) return null;
+        const word: *u64 = @ptrCast(@alignCast(bytes));
         value.* = word.*;
         if (request.kind == .add) word.* +%= request.operand else if (word.* == request.expected) word.* = request.operand;
         return status.OK;
     }
 };
 
-const Visits = struct {
+const Owners = struct {
     ended: ?bool = false,
 
-    pub fn hasEnded(self: *Visits, _: u32) ?bool {
+    pub fn hasEnded(self: *Owners, _: u64) ?bool {
         return self.ended;
     }
 };
 
-const Carrier = tcp.Tcp(Grants, Visits);
+const Carrier = tcp.Tcp(Grants, Owners);
 
 /// An owner, a reader, and their clock.
 const Stage = struct {
     owner: *Carrier,
     reader: *Carrier,
     grants: Grants,
-    visits: Visits = .{},
+    owners: Owners = .{},
     local: []align(8) u8,
     address: tcp_socket.Address,
     now: u64 = 1,
@@ -91,8 +94,8 @@ const Stage = struct {
         var prng = std.Random.DefaultPrng.init(1);
         prng.random().bytes(self.grants.memory);
         prng.random().bytes(self.local);
-        try testing.expectEqual(0, self.owner.init(&self.grants, &self.visits, EPOCH));
-        try testing.expectEqual(0, self.reader.init(&self.grants, &self.visits, EPOCH + 1));
+        try testing.expectEqual(0, self.owner.init(&self.grants, &self.owners, EPOCH));
+        try testing.expectEqual(0, self.reader.init(&self.grants, &self.owners, EPOCH + 1));
         try testing.expectEqual(0, self.owner.server.listen(&self.address));
     }
 
@@ -109,7 +112,7 @@ const Stage = struct {
         self.ids += 1;
         return .{
             .id = self.ids,
-            .target = .{ .visit = 4, .epoch = EPOCH, .address = self.address },
+            .target = .{ .epoch = EPOCH, .address = self.address },
             .kind = kind,
             .place = 1,
             .generation = 2,
@@ -217,6 +220,28 @@ test "atomic operations give the old value" {
     try testing.expectEqual(3, stage.grants.memory[0]);
 }
 
+test "an atomic operation waits for the lock, for a bounded time" {
+    var stage: Stage = undefined;
+    try stage.init();
+    defer stage.deinit();
+    stage.grants.locked = true;
+    stage.begin(.add, 8, 8);
+    for (0..100) |_| stage.turn();
+    try testing.expect(stage.owner.server.needsTries() and stage.grants.at == 0);
+    stage.grants.locked = false;
+    try testing.expectEqual(status.OK, (try stage.wait()).status);
+    stage.grants.locked = true;
+    stage.begin(.add, 8, 8);
+    for (0..100) |_| stage.turn();
+    for (0..limits.TCP_SILENCE_TICKS + 2) |_| {
+        stage.now += limits.TCP_TICK_MS * 1_000_000;
+        stage.owner.turn(stage.now); // the reader would find it silent as soon
+    }
+    try testing.expectEqual(status.ERR_SILENT, (try stage.wait()).status);
+    stage.grants.locked = false;
+    try testing.expectEqual(status.OK, try stage.run(.read, 0, 8)); // the connection is whole
+}
+
 test "what is not allowed is denied, and nothing moves" {
     var stage: Stage = undefined;
     try stage.init();
@@ -304,7 +329,7 @@ test "the end of an owner is told as such where it is known" {
         stage.owner.closeFds();
         stage.owner_sleeps = true;
         for (0..20) |_| stage.turn(); // the sockets end before the process does
-        stage.visits.ended = case.ended;
+        stage.owners.ended = case.ended;
         try testing.expectEqual(case.expected, (try stage.wait()).status);
         // Nobody listens there now.
         const refused = if (case.ended orelse false) case.expected else status.ofErrno(-tcp_socket.ECONNREFUSED);
@@ -338,19 +363,6 @@ test "what is given up moves no byte after its record" {
         try testing.expectEqual(theirs, std.hash.Wyhash.hash(0, stage.grants.memory));
         try testing.expectEqual(status.OK, try stage.run(.read, 0, 10)); // the connection is whole
     }
-}
-
-test "a visit that ends takes its transfers and connections along" {
-    var stage: Stage = undefined;
-    try stage.init();
-    defer stage.deinit();
-    stage.begin(.read, 0, MEMORY_BYTES);
-    stage.begin(.read, 0, 8);
-    try stage.reach(1);
-    stage.reader.client.endVisit(4);
-    for (0..2) |_| try testing.expectEqual(status.ERR_CANCELLED, (try stage.wait()).status);
-    try stage.settle(0);
-    try testing.expectEqual(0, stage.reader.client.stream_count);
 }
 
 test "connections that are not used are closed by the client, forgotten ones by the owner" {

@@ -207,6 +207,11 @@ pub const Answer = struct {
             status.OK => if (begins) return error.Status, // where are the bytes?
             status.UNDER_WAY => if (!begins) return error.Status,
             status.ERR_REVOKED, status.ERR_DENIED => {},
+            // The word does not lie as it must; somebody has had its lock for too long.
+            status.ERR_ARGUMENT, status.ERR_SILENT => switch (request.kind) {
+                .add, .swap => {},
+                .read, .write => return error.Status,
+            },
             else => return error.Status,
         }
         const expected = if (answer.status == status.UNDER_WAY) request.size else 0;

@@ -70,7 +70,8 @@ from trimesh.shape.region import Region
 from trimesh.shape.value_mesh import ValueMesh
 
 if TYPE_CHECKING:
-    from trimesh import aio, testing
+    from trimesh import aio, rdma, testing
+    from trimesh.rdma import RDMABuffer
 
 __all__ = [
     "Actor",
@@ -108,6 +109,7 @@ __all__ = [
     "ProcDied",
     "ProcMesh",
     "ProtocolError",
+    "RDMABuffer",
     "Receiver",
     "Region",
     "RemoteCancelled",
@@ -139,6 +141,7 @@ __all__ = [
     "leaves",
     "open_channel",
     "origin",
+    "rdma",
     "testing",
     "this_host",
     "this_proc",
@@ -147,6 +150,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import what is heavy, or for some programs only, when it is used first."""
-    if name in ("aio", "testing"):
+    if name == "RDMABuffer":
+        return importlib.import_module("trimesh.rdma").RDMABuffer
+    if name in ("aio", "rdma", "testing"):
         return importlib.import_module(f"trimesh.{name}")
     raise AttributeError(f"module 'trimesh' has no attribute {name!r}")

@@ -152,6 +152,25 @@ FLUSH_SECONDS: Final = 1.0
 """An ending process waits this long for items that it has sent to leave; they wait for a receiver's process that is
 slow to read, and one that does not read at all must not hold up the end."""
 
+# ---- what becomes of transfers ---------------------------------------------------------------------------
+
+REVOKE_SECONDS: Final = 2.0
+"""Wait for transfers that run when a buffer is revoked (rule N4); they look after every MiB. Somebody who is still at
+it after that has been stopped, or looks at the memory where it lies: that memory is then never used again."""
+
+REVOKE_POLL_SECONDS: Final = 0.001
+"""How often it looks whether they have ended, at first; twice as long each time, up to a twentieth of a second."""
+
+TRANSFER_END_SECONDS: Final = 2.5
+"""A transfer that finds its process ended waits this long for the news how: twice the wait for an exit report, and
+half a second for whoever waits for the other half of them."""
+
+BATCH_TRANSFERS_MAX: Final = 16_384
+"""Transfers of one batch: a state dict has hundreds of tensors; each is kept until the block is left."""
+
+BATCH_TASKS: Final = 32
+"""Transfers of one batch that are under way at one time: more take turns in the native thread and gain nothing."""
+
 # ---- deadlocks -------------------------------------------------------------------------------------------
 
 DEADLOCK_SEARCH_SECONDS: Final = 0.015
@@ -264,6 +283,40 @@ unless the spawner is stopped."""
 
 FAULT_RULES_MAX: Final = 1_024
 """Faults that a test may have planned at one time for links of real processes: one for each direction of each link."""
+
+# ---- bulk data -------------------------------------------------------------------------------------------
+
+GRANTS_MAX: Final = 8_192
+"""Buffers of one process that others may reach at one time: a row of 128 bytes each in a table that they all map."""
+
+BLOCKS_MAX: Final = 256
+"""Pieces of allocated memory of one process: a descriptor each, and a shell often allows 1,024."""
+
+BLOCK_BYTES_MAX: Final = 1 << 40
+"""One piece of allocated memory: 1 TiB, more than a host has; a size above it is a mistake."""
+
+BLOCK_IDLE_BYTES_MAX: Final = 1 << 29
+"""Allocated memory that was given back and is kept for the next: making pages anew costs ten times the copy, and more
+than this would count against a container's memory for nothing."""
+
+VISITS_MAX: Final = 1_024
+"""Processes whose memory one process reaches at one time: as many as it may have links."""
+
+TRANSFERS_MAX: Final = 1_024
+"""Transfers of one process that are under way; more wait for one of them to end."""
+
+VIEWS_MAX: Final = 4_096
+"""Views of others' memory that one process has open: a mapping each, and the kernel allows 65,530 of those."""
+
+INLINE_BYTES_MAX: Final = 1 << 17
+"""A transfer up to this size is done at once: 16 us in the slowest case, about what waking a thread and being woken by
+it costs."""
+
+MOVER_SILENCE_MS: Final = 5_000
+"""A process that lives and does not answer a transfer for this long is called silent: longer than a lease, so that a
+stopped process is reported as such where anybody watches it."""
+
+# ---- names and ends --------------------------------------------------------------------------------------
 
 NAME_CHARS_MAX: Final = 200
 """Name of a mesh; it is part of most messages to people, and of control frames."""

@@ -131,6 +131,8 @@ BEHAVIOURS: dict[str, str] = {
     "V1": "arrays and tensors arrive writable and private",
     "V2": "what goes by value",
     "S1": "what is different in simulation",
+    # ---- rules: buffers
+    "N4": "a revoked buffer, or one of a process that has ended, gives no bytes; nobody waits for ever",
     # ---- figures of the studies that tests speak of
     "R6": "a stalled loop is told with its stack and is no death",
 }  # fmt: skip

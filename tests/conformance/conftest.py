@@ -47,7 +47,8 @@ SEEDED_BACKENDS = ("sim", "sim-typed")
 TYPED = frozenset(
     f"test_{name}"
     for name in (
-        "actor_restarts", "cancellation", "channel_bounds", "channel_deaths", "channel_ends",
+        "actor_restarts", "buffer_batches", "buffer_ends", "buffers",
+        "cancellation", "channel_bounds", "channel_deaths", "channel_ends",
         "channel_refusals", "channel_sweeps", "channels", "checkpoints", "choosing", "deadlines", "deadlock",
         "deadlock_graphs", "deadlock_streams", "deaths", "entering", "error_types", "errors", "events",
         "failures", "isolation", "mailbox", "map", "map_ends", "membership", "options", "ownership",

@@ -15,6 +15,8 @@ from trimesh._runtime.incoming import IncomingCall
 from trimesh._runtime.peer import Peer
 from trimesh._runtime.proc import Proc
 from trimesh._transport.base import Buffer, Group, Lane, Link, LinkHandler, LinkStatistics, Transport
+from trimesh._transport.memory_mover import MemoryMover, MemoryTable
+from trimesh._transport.mover import Mover
 from trimesh._wire import messages
 from trimesh.ids import ProcId
 
@@ -72,10 +74,15 @@ class RecordingTransport(Transport):
     """Makes groups of recording links; nothing comes in but what a test injects."""
 
     groups: list[RecordingGroup] = attrs.field(factory=list)
+    memory: Mover = attrs.field(factory=lambda: MemoryMover(ProcId(1), MemoryTable()))
 
     def define_group(self, links: Sequence[Link]) -> Group:
         self.groups.append(RecordingGroup(tuple(links)))  # type: ignore[arg-type]
         return self.groups[-1]
+
+    @property
+    def mover(self) -> Mover:
+        return self.memory
 
     def flush(self) -> None:
         pass

@@ -18,9 +18,10 @@ from tests.soak.workload import run_schedule
 
 import trimesh
 from trimesh._runtime.cell import Cell
+from trimesh._runtime.deaths import DeathOf
 from trimesh._runtime.incoming import IncomingCall
 from trimesh._runtime.peer import Peer
-from trimesh._runtime.proc import DeathOf, Proc
+from trimesh._runtime.proc import Proc
 from trimesh._runtime.proc_members import ProcMembers
 from trimesh._transport.base import Link, LinkDown
 from trimesh._transport.memory import MemoryLink

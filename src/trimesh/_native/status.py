@@ -12,6 +12,7 @@ from trimesh.errors import LimitExceeded, TrimeshInternalError
 
 OK: Final = 0
 FULL: Final = 1
+UNDER_WAY: Final = 2
 ERR_ARGUMENT: Final = -1
 ERR_LINK: Final = -2
 ERR_DOWN: Final = -3
@@ -21,6 +22,12 @@ ERR_STATE: Final = -6
 ERR_TOO_LARGE: Final = -7
 ERR_THREAD: Final = -8
 ERR_PEER: Final = -9
+ERR_GONE: Final = -10
+ERR_REVOKED: Final = -11
+ERR_DENIED: Final = -12
+ERR_UNREACHABLE: Final = -13
+ERR_SILENT: Final = -14
+ERR_CANCELLED: Final = -15
 ERR_ERRNO: Final = -1000
 
 _NAMES: Final = {

@@ -22,7 +22,7 @@ import attrs
 import trio
 
 from trimesh._runtime.cancelled import split_cancelled
-from trimesh._runtime.context import Context, set_context, set_proc_of_task
+from trimesh._runtime.context import Context, set_cell, set_context, set_proc_of_task
 from trimesh._runtime.endpoint_spec import EndpointSpec, endpoints_of
 from trimesh._runtime.incoming import IncomingCall
 from trimesh._runtime.mailbox import Mailbox
@@ -71,6 +71,7 @@ class Cell:
         mailbox: Its messages.
         ended: Set when it has ended, however.
         cause: The failure by which it has ended by itself, or None.
+        on_end: Called when it has ended: what it has made for others ends with it.
     """
 
     proc: Proc
@@ -79,6 +80,7 @@ class Cell:
     mailbox: Mailbox
     ended: trio.Event
     cause: Exception | None
+    on_end: dict[Callable[[], None], None]
     _endpoints: dict[str, EndpointSpec]
     _actor: Any
     _nursery: trio.Nursery | None
@@ -113,6 +115,7 @@ class Cell:
         self._held = []
         self._is_holding = False
         self.cause = None
+        self.on_end = {}
 
     # ---- messages --------------------------------------------------------------------------------------------
 
@@ -211,6 +214,7 @@ class Cell:
             BaseException: Set-up failed. After `started` only `Cancelled` is raised; a failure goes to the owner.
         """
         set_proc_of_task(self.proc)
+        set_cell(self)
         set_context(self._where(None))
         try:
             with self._life:
@@ -230,6 +234,8 @@ class Cell:
                 if self._nursery is None:  # it has never served: what waited for it waits for the next attempt
                     self._held += self.mailbox.take_queued()
             self._draining = self._stopping = True
+            for end in tuple(self.on_end):
+                end()
             self.ended.set()
             for call in [*self._interrupted, *self.mailbox.take_queued()]:
                 self._answer(call)

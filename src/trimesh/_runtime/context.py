@@ -15,10 +15,12 @@ import trio
 from trimesh.shape.point import Point
 
 if TYPE_CHECKING:
+    from trimesh._runtime.cell import Cell
     from trimesh._runtime.proc import Proc
 
 _proc_of_task: ContextVar[Proc | None] = ContextVar("trimesh_proc", default=None)
 _proc_of_run: trio.lowlevel.RunVar[Proc | None] = trio.lowlevel.RunVar("trimesh_proc", default=None)
+_cell: ContextVar[Cell | None] = ContextVar("trimesh_cell", default=None)
 _context: ContextVar[Context | None] = ContextVar("trimesh_context", default=None)
 
 
@@ -121,3 +123,13 @@ def set_proc_of_task(proc: Proc) -> Token[Proc | None]:
 def set_context(value: Context | None) -> None:
     """Set what `context()` returns in the running task."""
     _context.set(value)
+
+
+def find_cell() -> Cell | None:
+    """Return the actor that the running task belongs to, or None when it belongs to none."""
+    return _cell.get()
+
+
+def set_cell(cell: Cell) -> None:
+    """Make the running task, and all that it will start, part of an actor."""
+    _cell.set(cell)

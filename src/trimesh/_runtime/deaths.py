@@ -6,23 +6,28 @@ DT-1 of the last `limits.DEATHS` the whole diagnosis is remembered, of the last 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import attrs
 
 from trimesh import limits
-from trimesh.errors import ProcDied
+from trimesh.errors import LinkLost, MeshStopped, ProcDied
 from trimesh.ids import ProcId
 
-if TYPE_CHECKING:
-    from trimesh._runtime.proc import DeathOf
+
+class DeathOf(Protocol):
+    """Makes the error of one call to a process that is gone."""
+
+    def __call__(self, *, maybe_executed: bool) -> Exception:
+        """Return the error; `maybe_executed` says whether the call may have run."""
+        ...
 
 
 @attrs.define(eq=False)
 class Deaths:
     """The deaths that one process has heard of."""
 
-    _of: dict[ProcId, DeathOf] = attrs.field(factory=dict[ProcId, "DeathOf"])
+    _of: dict[ProcId, DeathOf] = attrs.field(factory=dict[ProcId, DeathOf])
     _diagnosed: deque[ProcId] = attrs.field(factory=deque[ProcId])
 
     def __len__(self) -> int:
@@ -46,3 +51,30 @@ def ended_long_ago(*, maybe_executed: bool) -> Exception:
     """Return the error of a call to a process whose diagnosis has been forgotten."""
     text = f"the process died before the last {limits.DEATHS} that did; how is not remembered"
     return ProcDied(text, maybe_executed=maybe_executed, reason="lost")
+
+
+def died(message: str, **details: object) -> DeathOf:
+    """Return what makes `ProcDied` errors with `details`."""
+
+    def make(*, maybe_executed: bool) -> Exception:
+        return ProcDied(message, maybe_executed=maybe_executed, **details)  # type: ignore[arg-type]
+
+    return make
+
+
+def stopped(message: str) -> DeathOf:
+    """Return what makes the `MeshStopped` errors of a process that has ended as it should."""
+
+    def make(*, maybe_executed: bool) -> Exception:
+        return MeshStopped(message)
+
+    return make
+
+
+def link_lost(message: str) -> DeathOf:
+    """Return what makes the `LinkLost` errors of a process that broke the protocol."""
+
+    def make(*, maybe_executed: bool) -> Exception:
+        return LinkLost(message)
+
+    return make

@@ -12,12 +12,13 @@ import attrs
 import trio
 
 from trimesh import limits
+from trimesh._runtime.deaths import DeathOf, link_lost, stopped
 from trimesh._runtime.exits import ExitReport
 from trimesh._runtime.host import Host, NoLinkError, PreloadingHost
 from trimesh._runtime.interrupt import run_to_end
 from trimesh._runtime.member import died_of
 from trimesh._runtime.peer import Peer
-from trimesh._runtime.proc import Proc, link_lost, stopped
+from trimesh._runtime.proc import Proc
 from trimesh._transport.base import DownReason, LinkDown
 from trimesh.errors import SpawnError, leaves
 from trimesh.ids import ProcId
@@ -192,6 +193,26 @@ class Family:
         report = await self._exit_of(peer)
         if peer.link is None:
             self._declare_by(peer, report)
+
+    async def learn_end(self, peer: Peer) -> DeathOf:
+        """Return how a process has ended that is known to have; wait, not for long, for whoever finds that out."""
+        if peer.death is None:
+            told = trio.Event()
+
+            def listen(gone: Peer) -> None:
+                if gone is peer:
+                    told.set()
+
+            self.proc.on_gone.append(listen)
+            try:
+                with trio.move_on_after(limits.TRANSFER_END_SECONDS):
+                    if self.proc.is_stranger(peer) and peer.proc_id != self.parent:
+                        await self.find_out(peer)
+                    else:
+                        await told.wait()
+            finally:
+                self.proc.on_gone.remove(listen)
+        return peer.death or died_of("the process", None)
 
     async def _declare(self, peer: Peer) -> None:
         """Declare a process gone that somebody else owns, with the diagnosis of the host that had started it."""

@@ -17,9 +17,10 @@ import attrs
 import trio
 
 from trimesh import limits
+from trimesh._runtime.deaths import DeathOf, died, link_lost, stopped
 from trimesh._runtime.exits import ExitReport, process_state
 from trimesh._runtime.peer import Peer
-from trimesh._runtime.proc import DeathOf, Proc, died, link_lost, stopped
+from trimesh._runtime.proc import Proc
 from trimesh._runtime.reference import MemberInfo
 from trimesh._runtime.stall import StallReport
 from trimesh._transport.base import DownReason, LinkDown

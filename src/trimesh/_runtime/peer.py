@@ -22,9 +22,10 @@ from trimesh.ids import AGENT, CallId, MeshId, ProcId
 
 if TYPE_CHECKING:
     from trimesh._runtime.channels import Cargo
+    from trimesh._runtime.deaths import DeathOf
     from trimesh._runtime.incoming import IncomingCall
     from trimesh._runtime.outgoing import OutgoingCall
-    from trimesh._runtime.proc import DeathOf, Proc
+    from trimesh._runtime.proc import Proc
 
 
 @attrs.frozen

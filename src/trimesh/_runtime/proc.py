@@ -11,7 +11,7 @@ import os
 import random
 import socket
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,11 +20,12 @@ import trio
 
 from trimesh import limits
 from trimesh._routing.collector import Outcome, Raised, Returned
+from trimesh._runtime.bulk import Bulk
 from trimesh._runtime.cancelled import split_cancelled
 from trimesh._runtime.cell import Cell
 from trimesh._runtime.channels import Channels
 from trimesh._runtime.deadlock import Deadlocks
-from trimesh._runtime.deaths import Deaths
+from trimesh._runtime.deaths import DeathOf, Deaths
 from trimesh._runtime.endpoint_spec import Kind
 from trimesh._runtime.incoming import IncomingCall, refuse, take_payload
 from trimesh._runtime.item_sender import ItemSender
@@ -39,21 +40,13 @@ from trimesh._runtime.typed_values import make_values
 from trimesh._runtime.values import Values
 from trimesh._transport.base import DownReason, Group, Link, LinkDown, Transport
 from trimesh._wire import messages
-from trimesh.errors import LinkLost, MeshStopped, ProcDied, ProtocolError, TrimeshInternalError
+from trimesh.errors import ProtocolError, TrimeshInternalError
 from trimesh.ids import ID_MAX, CallId, MeshId, ProcId, call_ids
 
 if TYPE_CHECKING:
     from trimesh._runtime.block import Block
     from trimesh._runtime.family import Family
     from trimesh._runtime.member import Member
-
-
-class DeathOf(Protocol):
-    """Makes the error of one call to a process that is gone."""
-
-    def __call__(self, *, maybe_executed: bool) -> Exception:
-        """Return the error; `maybe_executed` says whether the call may have run."""
-        ...
 
 
 class Route(Protocol):
@@ -93,6 +86,7 @@ class Proc:
         on_link: Told of each peer that has got the link that messages to it take.
         channels: The channels of this process, and its ports of others.
         sites: Where a test looks and interferes; None outside of tests.
+        bulk: What it has granted to others, and how it reaches what they have.
     """
 
     proc_id: ProcId
@@ -119,6 +113,8 @@ class Proc:
     on_link: list[Callable[[Peer], None]]
     channels: Channels
     sites: Sites | None
+    bulk: Bulk
+    _services: trio.Nursery | None
     _random: random.Random
     _peers: dict[ProcId, Peer]
     _of_link: dict[Link, Peer]
@@ -155,6 +151,8 @@ class Proc:
         self.channels = Channels(self)
         self.values = make_values(proc_id, main, self.channels, pickled=pickled)
         self.sites = None
+        self.bulk = Bulk(self)
+        self._services = None
         serve_streams(self)
         serve_reports(self)
         self.deadlocks = Deadlocks(self)
@@ -220,10 +218,20 @@ class Proc:
                     nursery.start_soon(self.transport.run, self)
                     nursery.start_soon(self.loopback.run)
                     nursery.start_soon(self.deadlocks.run)
+                    self._services = nursery
         except BaseException as error:
             if split_cancelled(error)[1] is not None:
                 self._crash(error)
             raise
+        finally:
+            self._services = None
+
+    def serve(self, service: Callable[..., Awaitable[object]], *args: Any) -> bool:
+        """Run a task for as long as links are served; return False, and do not, when that is over."""
+        if self._services is None:
+            return False
+        self._services.start_soon(service, *args)
+        return True
 
     def new_id(self) -> int:
         """Draw a number for a process or a mesh that is unique in the family."""
@@ -244,12 +252,16 @@ class Proc:
         """Return the record of a process, known or not yet."""
         found = self._peers.get(proc_id)
         if found is None:
-            member = self.members.get(proc_id)
-            death = self._deaths.of(proc_id) or (None if member is None else member.death)
+            death = self.death_of(proc_id)
             found = Peer(self, proc_id, death=death)
             if death is None:  # of those that have ended nothing is kept but how
                 self._peers[proc_id] = found
         return found
+
+    def death_of(self, proc_id: ProcId) -> DeathOf | None:
+        """Return how a process has ended, or None if nothing is known of its end."""
+        member = self.members.get(proc_id)
+        return self._deaths.of(proc_id) or (None if member is None else member.death)
 
     def find_peer(self, proc_id: int) -> Peer | None:
         """Return the record of a process that is known and not gone, or None."""
@@ -469,30 +481,3 @@ class Proc:
         peer.knows([message.definition])
         cargo = peer.take_cargo()
         self.values.define(message.definition, payload, cargo, () if cargo is None else tuple(cargo.holdings))
-
-
-def died(message: str, **details: object) -> DeathOf:
-    """Return what makes `ProcDied` errors with `details`."""
-
-    def make(*, maybe_executed: bool) -> Exception:
-        return ProcDied(message, maybe_executed=maybe_executed, **details)  # type: ignore[arg-type]
-
-    return make
-
-
-def stopped(message: str) -> DeathOf:
-    """Return what makes the `MeshStopped` errors of a process that has ended as it should."""
-
-    def make(*, maybe_executed: bool) -> Exception:
-        return MeshStopped(message)
-
-    return make
-
-
-def link_lost(message: str) -> DeathOf:
-    """Return what makes the `LinkLost` errors of a process that broke the protocol."""
-
-    def make(*, maybe_executed: bool) -> Exception:
-        return LinkLost(message)
-
-    return make

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from trimesh._runtime import torch_values
+from trimesh._runtime import buffer_kind, torch_values
 from trimesh._runtime.agent import Agent
 from trimesh._runtime.endpoint_spec import EndpointSpec, Kind
 from trimesh._runtime.port import Port
@@ -246,3 +246,4 @@ register_kind(
     )
 )
 torch_values.register_kinds()
+buffer_kind.register_kinds()

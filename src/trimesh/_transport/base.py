@@ -18,6 +18,8 @@ from typing import Protocol
 import attrs
 import trio
 
+from trimesh._transport.mover import Mover
+
 Buffer = bytes | bytearray | memoryview
 """A C-contiguous buffer of bytes that the caller lends until the message is sent."""
 
@@ -160,6 +162,16 @@ class Transport(ABC):
         """Wake the peers of everything sent since the last flush.
 
         `run` arranges for it once a scheduler tick; call it only outside of Trio's loop.
+        """
+
+    @property
+    @abstractmethod
+    def mover(self) -> Mover:
+        """The mover of this process, made when it is first asked for, closed with the transport.
+
+        Raises:
+            trio.ClosedResourceError: The transport is closed.
+            OSError: The system refuses what it needs.
         """
 
     @abstractmethod

@@ -33,6 +33,7 @@ from trimesh._transport.base import (
     LinkStatistics,
     Transport,
 )
+from trimesh._transport.memory_mover import MemoryMover, MemoryTable
 from trimesh._transport.pipe import NOW, Countdown, Delivery, Fate, Message, Pipe
 from trimesh.errors import LimitExceeded, TrimeshInternalError
 from trimesh.ids import ProcId
@@ -258,6 +259,8 @@ class MemoryTransport(Transport):
     _lags_from: float = attrs.field(default=math.inf, init=False)
     _lags_until: float = attrs.field(default=-math.inf, init=False)
     _lag_over: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _mover: MemoryMover | None = attrs.field(default=None, init=False)
+    _has_ended: bool = attrs.field(default=False, init=False)
 
     def define_group(self, links: Sequence[Link]) -> MemoryGroup:
         """Make a group of `links`.
@@ -324,9 +327,32 @@ class MemoryTransport(Transport):
         """From when to when (Trio time) this process lags, or None when it does not."""
         return (self._lags_from, self._lags_until) if trio.current_time() < self._lags_until else None
 
+    @property
+    def mover(self) -> MemoryMover:
+        """The mover of this process; see `Transport.mover`.
+
+        Raises:
+            trio.ClosedResourceError: The transport is closed.
+        """
+        if self._is_closed:
+            raise trio.ClosedResourceError("this transport is closed")
+        if self._mover is None:
+            self._mover = MemoryMover(self.proc_id, self.network.memory, self._has_ended)
+            if not self._has_ended:
+                self.network.memory.movers[self.proc_id] = self._mover
+        return self._mover
+
+    def end(self) -> None:
+        """Have others find that the process has ended; its tasks may go on unwinding, and reach nobody's memory."""
+        self._has_ended = True
+        if self._mover is not None:
+            self._mover.end()
+
     def close(self) -> None:
         """End all links at once: each peer sees EOF. Idempotent."""
         self._is_closed = True
+        if self._mover is not None:
+            self._mover.close()
         for link in tuple(self._links):
             link.abort()
         self.network.forget(self)
@@ -367,6 +393,7 @@ class MemoryNetwork:
 
     Attributes:
         delivery: Says when messages arrive; by default at once.
+        memory: What the processes have granted to each other.
 
     Example:
         network = MemoryNetwork()
@@ -375,6 +402,7 @@ class MemoryNetwork:
     """
 
     delivery: Delivery = attrs.field(factory=Delivery)
+    memory: MemoryTable = attrs.field(factory=MemoryTable)
     _transports: dict[ProcId, MemoryTransport] = attrs.field(factory=dict["ProcId", "MemoryTransport"], init=False)
 
     def transport(self, proc_id: ProcId) -> MemoryTransport:

@@ -23,6 +23,7 @@ from trimesh._transport.assembly import AssemblyError
 from trimesh._transport.base import DownReason, Link, LinkHandler, Transport
 from trimesh._transport.lending import Lending
 from trimesh._transport.native_link import NativeGroup, NativeLink
+from trimesh._transport.native_mover import NativeMover
 from trimesh.ids import ProcId
 
 __all__ = ["NativeGroup", "NativeLink", "NativeTransport"]
@@ -105,8 +106,24 @@ class NativeTransport(Transport):
         self._records_view = memoryview(ffi.buffer(self._records))
         self._count = ffi.new("uint32_t *")
         self.lending = Lending(self.library, self.bus)
+        self._epoch = epoch
+        self._mover: NativeMover | None = None
         self._running = False
         self._closed = False
+
+    @property
+    def mover(self) -> NativeMover:
+        """The mover of this process; see `Transport.mover`.
+
+        Raises:
+            trio.ClosedResourceError: The transport is closed.
+            OSError: The system refuses what it needs.
+            ValueError: The environment says what cannot be done.
+        """
+        self._check_open()
+        if self._mover is None:
+            self._mover = NativeMover(self._epoch)
+        return self._mover
 
     # ---- links ----
 
@@ -277,6 +294,8 @@ class NativeTransport(Transport):
         for link in list(self._links.values()):
             link.abort()
         self._closed = True
+        if self._mover is not None:
+            self._mover.close()
         code = self.library.lib.tm_bus_destroy(self.bus)
         self.bus = self.library.ffi.NULL
         self.lending.close()

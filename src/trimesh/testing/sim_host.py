@@ -170,10 +170,11 @@ class World:
         return self._procs[proc_id]
 
     def sever(self, proc_id: ProcId) -> None:
-        """Cut every link of a process, as its end does: the others see EOF."""
+        """Cut every link of a process, as its end does: the others see EOF, and reach its memory no more."""
         for mine, _, link in self._links:
             if mine == proc_id:
                 link.abort()
+        self.transport(proc_id).end()
 
     def quiet_pairs(self) -> list[tuple[ProcId, ProcId]]:
         """Return the pairs (sender, receiver) that have a link, and between whom nothing is on the wire."""
@@ -264,7 +265,10 @@ class SimHost:
 
     async def exit_of(self, target: ProcId) -> ExitReport:
         """Wait for the end of any simulated process; see `Host.exit_of`."""
-        child = self.world.children[target]
+        child = self.world.children.get(target)
+        if child is None:
+            await trio.lowlevel.checkpoint()
+            return ExitReport.unknown(target, ended_at=0)
         await child.ended.wait()
         assert child.report is not None
         return child.report

@@ -1,0 +1,66 @@
+//! The carrier `cma`: any memory of a process of this host, by process_vm_readv and process_vm_writev.
+//!
+//! CM-1 A pid and an address may have come to name something else: after the process has ended, or called exec. So the
+//! head of the ledger is read beside every piece, from where the owner has it; only the right process has that there.
+
+const std = @import("std");
+const carrier = @import("carrier.zig");
+const ledger = @import("ledger.zig");
+const process = @import("process.zig");
+const status = @import("status.zig");
+const Passage = @import("passage.zig").Passage;
+
+const Head = ledger.Table.Head;
+const Piece = process.Piece;
+
+fn reach(passage: *Passage) bool {
+    return passage.own == null;
+}
+
+fn theirsAt(passage: *const Passage, offset: u64, bytes: usize) Piece {
+    return .{ .address = passage.address() + offset, .size = bytes };
+}
+
+fn get(passage: *const Passage, offset: u64, ours: []u8) i32 {
+    const said = passage.table.?.head();
+    var found: Head = undefined;
+    const head_there = Piece{ .address = said.address, .size = @sizeOf(Head) };
+    const head_here = Piece.of(std.mem.asBytes(&found));
+    const pid = passage.visit.home.pid;
+    const theirs = theirsAt(passage, offset, ours.len);
+    const n = process.readMemory(pid, &.{ head_here, Piece.of(ours) }, &.{ head_there, theirs });
+    if (n < @sizeOf(Head)) return if (n < 0 and n != -process.EFAULT) problem(passage, n) else status.ERR_GONE;
+    if (!std.meta.eql(found, said)) return status.ERR_GONE; // CM-1
+    if (n == @sizeOf(Head) + ours.len) return status.OK;
+    return rest(passage, offset, ours, @intCast(n - @sizeOf(Head)), process.readMemory);
+}
+
+fn put(passage: *const Passage, offset: u64, ours: []u8) i32 {
+    const checked = get(passage, 0, &.{});
+    if (checked != status.OK) return checked;
+    return rest(passage, offset, ours, 0, process.writeMemory);
+}
+
+const Move = *const fn (pid: u32, ours: []const Piece, theirs: []const Piece) i64;
+
+/// Move what is left after `done` bytes; the kernel may stop short.
+fn rest(passage: *const Passage, offset: u64, ours: []u8, done: usize, move: Move) i32 {
+    var at = done;
+    while (at < ours.len) { // bounded: every turn moves a byte at least
+        const left = ours[at..];
+        const n = move(passage.visit.home.pid, &.{Piece.of(left)}, &.{theirsAt(passage, offset + at, left.len)});
+        if (n <= 0) return problem(passage, n);
+        at += @intCast(n);
+    }
+    return status.OK;
+}
+
+fn problem(passage: *const Passage, rc: i64) i32 {
+    if (rc == -process.ESRCH) return status.ERR_GONE;
+    // Memory that is not there any more was taken away after a revocation, or with the process; or by a mistake.
+    const now = passage.look();
+    if (now != status.OK) return now;
+    return status.ofErrno(if (rc < 0) @intCast(rc) else -process.EFAULT);
+}
+
+pub const copier = carrier.Copier{ .reach = reach, .get = get, .put = put };
