@@ -1,9 +1,9 @@
 //! The carrier `tcp`, as the driver of T2 that it is: which grants its server serves, which transfers its client
 //! carries. The protocol is in tcp_wire.zig, the sockets are in tcp_server.zig and tcp_client.zig.
 //!
-//! CT-1 What is granted is asked of this process's own copy, and of the ledger only the lock of atomic operations, which
-//! all carriers take. CT-2 Who shows no secret is never counted as being at a grant: nobody from outside can keep a
-//! place from being used again.
+//! CT-1 What is granted is asked of this process's own copy, and of the ledger only the lock of atomic operations,
+//! which all carriers take. CT-2 Who shows no secret is never counted as being at a grant: nobody from outside can
+//! keep a place from being used again.
 
 const std = @import("std");
 const client = @import("tcp_client.zig");
@@ -31,6 +31,7 @@ const Granted = struct {
         return &self.grants.rows[place];
     }
 
+    /// The secret of a grant in force or revoked; null: there is none of that name.
     pub fn secretOf(self: *Granted, place: u32, generation: u32) ?wire.Secret {
         if (place >= limits.GRANTS_MAX or generation == 0) return null;
         const row = self.rowOf(place);
@@ -41,6 +42,7 @@ const Granted = struct {
         return if (row.now() == before) secret else null;
     }
 
+    /// Be at what a request asks for. A status; `bytes_out` is where it begins.
     pub fn enter(self: *Granted, request: *const wire.Request, bytes_out: *[*]u8) i32 {
         if (!self.isCurrent(request.place, request.generation)) return status.ERR_REVOKED;
         const kind: transfer.Kind = @enumFromInt(@intFromEnum(request.kind));
@@ -57,14 +59,17 @@ const Granted = struct {
         return status.OK;
     }
 
+    /// Be there no more.
     pub fn leave(self: *Granted, place: u32) void {
         self.rowOf(place).leave();
     }
 
+    /// Whether a grant is in force.
     pub fn isCurrent(self: *Granted, place: u32, generation: u32) bool {
         return self.rowOf(place).now() == ledger.wordOf(generation, .granted);
     }
 
+    /// An atomic operation. A status; null: somebody has the lock.
     pub fn change(self: *Granted, request: *const wire.Request, bytes: [*]u8, value_out: *u64) ?i32 {
         if (@intFromPtr(bytes) % wire.WORD_BYTES != 0) return status.ERR_ARGUMENT;
         const row = &self.grants.table.rows[request.place];
@@ -93,6 +98,7 @@ const Granted = struct {
 const Owners = struct {
     thread: *mover_thread.Thread,
 
+    /// Whether the owner of what a transfer moves has ended; null: it is on another host.
     pub fn hasEnded(self: *Owners, id: u64) ?bool {
         const pid_fd = self.thread.transferOf(id).visit.pid_fd;
         return if (pid_fd < 0) null else process.hasEnded(pid_fd);

@@ -377,8 +377,8 @@ fn fuzzAsking(_: void, smith: *Smith) !void {
         if (one.room() > 0 and smith.value(bool)) {
             const kind: wire.Kind = @enumFromInt(smith.valueRangeAtMost(u8, 1, 4));
             const size: u64 = if (kind == .read or kind == .write) smith.valueRangeAtMost(u64, 0, 200) else 8;
-            const request = wire.Request{ .kind = kind, .place = 1, .generation = 1, .counter = 0, .offset = 0, .size = size };
-            one.ask(request, &SECRET, @intCast(size), 1000);
+            const about: u32 = @intCast(size); // so that it is known how far the body goes
+            one.ask(requestOf(kind, size), &SECRET, about, 1000);
         }
         switch (one.toSend()) {
             .nothing => {},
@@ -404,6 +404,10 @@ fn fuzzAsking(_: void, smith: *Smith) !void {
         try testing.expectEqual(one.answered, ended);
         try testing.expect(one.answered <= one.left and one.left <= one.asked);
     }
+}
+
+fn requestOf(kind: wire.Kind, size: u64) wire.Request {
+    return .{ .kind = kind, .place = 1, .generation = 1, .counter = 0, .offset = 0, .size = size };
 }
 
 fn forgeAnswer(smith: *Smith, one: *const asking.Asking) wire.Answer {

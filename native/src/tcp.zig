@@ -9,6 +9,7 @@ const limits = @import("limits.zig");
 const server = @import("tcp_server.zig");
 const sys = @import("sys.zig");
 
+/// Both sides, given what the server asks of grants and the client of owners.
 pub fn Tcp(comptime Grants: type, comptime Owners: type) type {
     return struct {
         const Self = @This();

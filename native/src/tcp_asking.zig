@@ -68,6 +68,7 @@ pub const Asking = struct {
     hearing: enum { head, body, ending } = .head,
     body_in: u64 = 0,
 
+    /// A connection to the process of this epoch.
     pub fn init(epoch: u64) Asking {
         var self = Asking{ .epoch = epoch, .hello = undefined };
         (wire.ClientHello{ .epoch = epoch }).encode(&self.hello);
@@ -105,7 +106,8 @@ pub const Asking = struct {
 
     /// What is to be sent next.
     pub fn toSend(self: *const Asking) Send {
-        if (self.hello_at < self.hello.len) return .{ .head = .{ .bytes = self.hello[self.hello_at..], .more = false } };
+        if (self.hello_at < self.hello.len)
+            return .{ .head = .{ .bytes = self.hello[self.hello_at..], .more = false } };
         if (self.left == self.asked) return .nothing;
         const pending = &self.pendings[self.left % WINDOW];
         if (self.head_at < pending.bytes.len)

@@ -49,6 +49,7 @@ pub const Order = struct {
 /// How it ended.
 pub const Done = struct { id: u64, status: i32, value: u64 };
 
+/// The client, given what else is known of owners.
 pub fn Client(comptime Owners: type) type {
     return struct {
         const Self = @This();
@@ -81,7 +82,7 @@ pub fn Client(comptime Owners: type) type {
             /// Why it failed.
             failure: i32 = status.OK,
 
-            /// `again`: the owner had no room, try at the next tick. `failed`: waits to hear whether its owner has ended.
+            /// `again`: the owner had no room, try at the next tick. `failed`: has the owner ended?
             const State = enum { free, connecting, open, again, failed };
 
             /// Nothing is asked on it.
@@ -106,6 +107,7 @@ pub fn Client(comptime Owners: type) type {
         done: [limits.TRANSFERS_MAX]Done,
         done_count: u32 = 0,
 
+        /// Nothing is begun.
         pub fn init(self: *Self, owners: *Owners, epoll: i32) void {
             self.owners = owners;
             self.epoll = epoll;
@@ -342,7 +344,7 @@ pub fn Client(comptime Owners: type) type {
             }
             for (self.jobs[0..self.jobs_end]) |*job| {
                 if (!job.wants() or !job.order.target.is(&target)) continue;
-                // Nothing of it, or not all, was asked for: another connection may do. An idle one may have been closed.
+                // Not all of it was asked for: another connection may do, if this one was closed for being idle.
                 if (greeted and why == RESET) self.advance(job) else if (!self.hasOpen(&target)) self.fail(job, why);
             }
         }

@@ -28,6 +28,7 @@ var zeros: [limits.TCP_SCRAP_BYTES]u8 = @splat(0);
 pub const LISTENER: u64 = 1 << 56;
 pub const CONNECTION: u64 = 2 << 56;
 
+/// The server, given what it asks of grants.
 pub fn Server(comptime Grants: type) type {
     return struct {
         const Self = @This();
@@ -66,6 +67,7 @@ pub fn Server(comptime Grants: type) type {
         /// Where bytes go that nobody wants.
         scrap: [limits.TCP_SCRAP_BYTES]u8,
 
+        /// Not listening yet.
         pub fn init(self: *Self, grants: *Grants, epoch: u64, epoll: i32) void {
             self.grants = grants;
             self.epoch = epoch;

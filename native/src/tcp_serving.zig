@@ -57,6 +57,7 @@ pub const Serving = struct {
     /// Why it has ended; completes "the peer sent".
     problem: []const u8 = "",
 
+    /// A connection that has just been made.
     pub fn init(epoch: u64, nonce: wire.Nonce) Serving {
         return .{ .epoch = epoch, .nonce = nonce };
     }
@@ -71,10 +72,14 @@ pub const Serving = struct {
                 .bytes = self.out[self.out_at..self.out_end],
                 .more = self.state == .beginning,
             } },
-            .body_in => if (self.verdict == status.OK) .{ .body_in = self.rest() } else .{ .discard = self.rest().size },
-            .body_out => if (self.verdict == status.OK) .{ .body_out = self.rest() } else .{ .padding = self.rest().size },
+            .body_in => if (self.isSound()) .{ .body_in = self.rest() } else .{ .discard = self.rest().size },
+            .body_out => if (self.isSound()) .{ .body_out = self.rest() } else .{ .padding = self.rest().size },
             .ended => .end,
         };
+    }
+
+    fn isSound(self: *const Serving) bool {
+        return self.verdict == status.OK;
     }
 
     fn rest(self: *const Serving) Span {
@@ -214,7 +219,8 @@ pub const Serving = struct {
 
     /// The body that follows the head which is wanted to be sent.
     pub fn following(self: *const Serving) ?Span {
-        return if (self.state == .beginning and self.verdict == status.OK and self.request.size > 0) self.rest() else null;
+        if (self.state != .beginning or self.verdict != status.OK or self.request.size == 0) return null;
+        return self.rest();
     }
 
     fn answer(self: *Serving) void {

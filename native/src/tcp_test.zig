@@ -27,10 +27,12 @@ const Grants = struct {
     /// Somebody has the lock.
     locked: bool = false,
 
+    /// As `carrier_tcp.Granted` has it; so the others.
     pub fn secretOf(_: *Grants, place: u32, generation: u32) ?wire.Secret {
         return if (place == 1 and generation == 2) SECRET else null;
     }
 
+    /// Counted.
     pub fn enter(self: *Grants, request: *const wire.Request, bytes_out: *[*]u8) i32 {
         if (self.revoked) return status.ERR_REVOKED;
         if (request.kind != .read and !self.writable) return status.ERR_DENIED;
@@ -40,21 +42,25 @@ const Grants = struct {
         return status.OK;
     }
 
+    /// Counted.
     pub fn leave(self: *Grants, place: u32) void {
         std.debug.assert(place == 1);
         self.at -= 1;
     }
 
+    /// Until it is revoked.
     pub fn isCurrent(self: *Grants, _: u32, _: u32) bool {
         if (self.revoke_after == 0) self.revoked = true else self.revoke_after -= 1;
         return !self.revoked;
     }
 
+    /// Unless it is locked.
     pub fn change(self: *Grants, request: *const wire.Request, bytes: [*]u8, value: *u64) ?i32 {
         if (self.locked) return null;
         const word: *u64 = @ptrCast(@alignCast(bytes));
         value.* = word.*;
-        if (request.kind == .add) word.* +%= request.operand else if (word.* == request.expected) word.* = request.operand;
+        if (request.kind == .add) word.* +%= request.operand;
+        if (request.kind == .swap and word.* == request.expected) word.* = request.operand;
         return status.OK;
     }
 };
@@ -62,6 +68,7 @@ const Grants = struct {
 const Owners = struct {
     ended: ?bool = false,
 
+    /// As the test wants it.
     pub fn hasEnded(self: *Owners, _: u64) ?bool {
         return self.ended;
     }
@@ -132,8 +139,10 @@ const Stage = struct {
     fn turn(self: *Stage) void {
         self.now += 100_000;
         if (self.narrow) {
-            for (self.owner.server.connections) |one| tcp_socket.setBuffers(one.fd, 1 << 16);
-            for (self.reader.client.streams[0..self.reader.client.streams_end]) |one| tcp_socket.setBuffers(one.fd, 1 << 16);
+            const connections = self.owner.server.connections[0..self.owner.server.connections_end];
+            for (connections) |one| tcp_socket.setBuffers(one.fd, 1 << 16);
+            const streams = self.reader.client.streams[0..self.reader.client.streams_end];
+            for (streams) |one| tcp_socket.setBuffers(one.fd, 1 << 16);
         }
         if (!self.owner_sleeps) self.owner.turn(self.now);
         self.reader.turn(self.now);

@@ -11,9 +11,9 @@
 //! what is still owed of the bytes is then zeros. Everything else has one answer, a WRITE after all of its bytes.
 //!
 //! TW-1 Who does not know the secret of a grant learns nothing of it: the MAC of a request is keyed by the secret and
-//! covers the nonce of the connection, the counter and all other fields, so that a request is worth nothing on any other
-//! connection and at any other time. TW-2 Nothing that a peer sends is used before it was checked; the first thing that
-//! is wrong ends the connection.
+//! covers the nonce of the connection, the counter and all other fields. So a request is worth nothing on any other
+//! connection, and at any other time. TW-2 Nothing that a peer sends is used before it was checked; the first thing
+//! that is wrong ends the connection.
 
 const std = @import("std");
 const limits = @import("limits.zig");
@@ -69,6 +69,7 @@ pub const ClientHello = struct {
 
     pub const BYTES = 24;
 
+    /// Write it.
     pub fn encode(self: ClientHello, to: *[BYTES]u8) void {
         put(u64, to, 0, MAGIC);
         put(u32, to, 8, VERSION);
@@ -76,6 +77,7 @@ pub const ClientHello = struct {
         put(u64, to, 16, self.epoch);
     }
 
+    /// Read it.
     pub fn decode(from: *const [BYTES]u8) Error!ClientHello {
         try checkGreeting(from);
         return .{ .epoch = get(u64, from, 16) };
@@ -90,6 +92,7 @@ pub const ServerHello = struct {
 
     pub const BYTES = 40;
 
+    /// Write it.
     pub fn encode(self: ServerHello, to: *[BYTES]u8) void {
         put(u64, to, 0, MAGIC);
         put(u32, to, 8, VERSION);
@@ -98,6 +101,7 @@ pub const ServerHello = struct {
         to[24..40].* = self.nonce;
     }
 
+    /// Read it.
     pub fn decode(from: *const [BYTES]u8) Error!ServerHello {
         try checkGreeting(from);
         return .{ .epoch = get(u64, from, 16), .nonce = from[24..40].* };
@@ -184,6 +188,7 @@ pub const Answer = struct {
 
     pub const BYTES = 32;
 
+    /// Write it.
     pub fn encode(self: Answer, to: *[BYTES]u8) void {
         put(u64, to, 0, self.counter);
         put(i32, to, 8, self.status);
@@ -250,10 +255,17 @@ test "hellos, requests and answers survive encoding" {
 test "hellos of others are refused" {
     var bytes: [ClientHello.BYTES]u8 = undefined;
     (ClientHello{ .epoch = 77 }).encode(&bytes);
-    inline for (.{ .{ 0, error.Foreign }, .{ 7, error.Foreign }, .{ 8, error.Version }, .{ 15, error.Reserved } }) |one| {
+    const Case = struct { at: usize, problem: Error };
+    const cases = [_]Case{
+        .{ .at = 0, .problem = error.Foreign },
+        .{ .at = 7, .problem = error.Foreign },
+        .{ .at = 8, .problem = error.Version },
+        .{ .at = 15, .problem = error.Reserved },
+    };
+    for (cases) |case| {
         var bad = bytes;
-        bad[one[0]] ^= 1;
-        try testing.expectError(one[1], ClientHello.decode(&bad));
+        bad[case.at] ^= 1;
+        try testing.expectError(case.problem, ClientHello.decode(&bad));
     }
 }
 
@@ -275,13 +287,17 @@ test "a MAC holds for one nonce, one secret, and every bit of a request" {
 }
 
 test "requests whose size does not fit their kind are refused" {
-    const bad = [_]Request{
-        .{ .kind = .read, .place = 0, .generation = 1, .counter = 0, .offset = 0, .size = limits.TCP_BODY_BYTES_MAX + 1 },
-        .{ .kind = .write, .place = 0, .generation = 1, .counter = 0, .offset = 0, .size = std.math.maxInt(u64) },
-        .{ .kind = .add, .place = 0, .generation = 1, .counter = 0, .offset = 0, .size = 16 },
-        .{ .kind = .swap, .place = 0, .generation = 1, .counter = 0, .offset = 0, .size = 0 },
+    const Case = struct { kind: Kind, size: u64 };
+    const cases = [_]Case{
+        .{ .kind = .read, .size = limits.TCP_BODY_BYTES_MAX + 1 },
+        .{ .kind = .write, .size = std.math.maxInt(u64) },
+        .{ .kind = .add, .size = 16 },
+        .{ .kind = .swap, .size = 0 },
     };
-    for (bad) |request| {
+    for (cases) |case| {
+        var request = some;
+        request.kind = case.kind;
+        request.size = case.size;
         var bytes: [Request.BYTES]u8 = undefined;
         request.encode(&NONCE, &SECRET, &bytes);
         try testing.expectError(error.Size, Request.decode(&bytes));
@@ -298,21 +314,26 @@ test "requests whose size does not fit their kind are refused" {
 test "answers that do not fit their request are refused" {
     var read = some;
     read.kind = .read;
-    const Case = struct { answer: Answer, request: Request, ending: bool, problem: Error };
-    const bad = [_]Case{
-        .{ .answer = .{ .counter = 6, .status = 0 }, .request = some, .ending = false, .problem = error.Counter },
-        .{ .answer = .{ .counter = 5, .status = 2, .size = 8 }, .request = some, .ending = false, .problem = error.Status },
-        .{ .answer = .{ .counter = 5, .status = 0 }, .request = read, .ending = false, .problem = error.Status },
-        .{ .answer = .{ .counter = 5, .status = 2, .size = 8 }, .request = read, .ending = true, .problem = error.Status },
-        .{ .answer = .{ .counter = 5, .status = 2, .size = 9 }, .request = read, .ending = false, .problem = error.Size },
-        .{ .answer = .{ .counter = 5, .status = 0, .size = 8 }, .request = read, .ending = true, .problem = error.Size },
-        .{ .answer = .{ .counter = 5, .status = -12, .size = 1 }, .request = read, .ending = false, .problem = error.Size },
-        .{ .answer = .{ .counter = 5, .status = -10 }, .request = some, .ending = false, .problem = error.Status },
-        .{ .answer = .{ .counter = 5, .status = 77 }, .request = some, .ending = false, .problem = error.Status },
+    const Case = struct { to: Request, status: i32, size: u64 = 0, counter: u64 = 5, ending: bool = false };
+    const counters = [_]Case{.{ .to = some, .status = status.OK, .counter = 6 }};
+    const statuses = [_]Case{
+        .{ .to = some, .status = status.UNDER_WAY, .size = 8 },
+        .{ .to = some, .status = status.ERR_GONE },
+        .{ .to = some, .status = 77 },
+        .{ .to = read, .status = status.OK },
+        .{ .to = read, .status = status.ERR_SILENT },
+        .{ .to = read, .status = status.UNDER_WAY, .size = 8, .ending = true },
     };
-    for (bad) |one| {
+    const sizes = [_]Case{
+        .{ .to = some, .status = status.OK, .size = 1 },
+        .{ .to = read, .status = status.UNDER_WAY, .size = 9 },
+        .{ .to = read, .status = status.OK, .size = 8, .ending = true },
+        .{ .to = read, .status = status.ERR_DENIED, .size = 1 },
+    };
+    const all = .{ .{ error.Counter, &counters }, .{ error.Status, &statuses }, .{ error.Size, &sizes } };
+    inline for (all) |group| for (group[1]) |one| {
         var bytes: [Answer.BYTES]u8 = undefined;
-        one.answer.encode(&bytes);
-        try testing.expectError(one.problem, Answer.decode(&bytes, one.request, one.ending));
-    }
+        (Answer{ .counter = one.counter, .status = one.status, .size = one.size }).encode(&bytes);
+        try testing.expectError(group[0], Answer.decode(&bytes, one.to, one.ending));
+    };
 }
