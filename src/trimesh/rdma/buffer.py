@@ -111,7 +111,7 @@ class RDMABuffer:
             IndexError: It reaches out of the buffer.
         """
         start, stop = _bounds(part, self.nbytes)
-        return _made(self._handle.part(start, stop))
+        return buffer_by(self._handle.part(start, stop))
 
     def readonly(self) -> RDMABuffer:
         """Return a handle by which the memory can be read, and not written.
@@ -120,13 +120,13 @@ class RDMABuffer:
         of a handle merely refuses to write.
         """
         if not self.is_writable:
-            return _made(self._handle)
+            return buffer_by(self._handle)
         return in_trio_now(self._readonly)()
 
     def _readonly(self) -> RDMABuffer:
         whole = self._handle
         granted = whole.granted if self._registration is None else self._registration.granted(Right.READ)
-        return _made(Handle(granted, whole.address, whole.offset, whole.nbytes, Right.READ, whole.space))
+        return buffer_by(Handle(granted, whole.address, whole.offset, whole.nbytes, Right.READ, whole.space))
 
     # ---- transfers -------------------------------------------------------------------------------------------
 
@@ -340,10 +340,11 @@ def rebuild(*fields: Any) -> RDMABuffer:
     Raises:
         ProtocolError: They name none.
     """
-    return _made(handle_of(*fields))
+    return buffer_by(handle_of(*fields))
 
 
-def _made(handle: Handle) -> RDMABuffer:
+def buffer_by(handle: Handle) -> RDMABuffer:
+    """Return the buffer that a handle stands for."""
     made = RDMABuffer.__new__(RDMABuffer)
     made._handle, made._registration = handle, None  # noqa: SLF001 - its own class
     return made
