@@ -4,23 +4,20 @@
 //! Frames are made from the fuzzer's numbers and given a right check, because random bytes never get past it.
 
 const std = @import("std");
+const asking = @import("tcp_asking.zig");
 const body = @import("body.zig");
 const frame = @import("frame.zig");
-const ledger = @import("ledger.zig");
 const limits = @import("limits.zig");
-const Mover = @import("mover.zig").Mover;
-const process = @import("process.zig");
 const pump = @import("pump.zig");
 const ring = @import("ring.zig");
 const segment = @import("segment.zig");
 const session = @import("session.zig");
 const shelf = @import("shelf.zig");
 const socket = @import("socket.zig");
+const serving = @import("tcp_serving.zig");
 const status = @import("status.zig");
 const sys = @import("sys.zig");
-const transfer = @import("transfer.zig");
-const views = @import("view.zig");
-const visit = @import("visit.zig");
+const wire = @import("tcp_wire.zig");
 
 const Smith = std.testing.Smith;
 const testing = std.testing;
@@ -299,108 +296,136 @@ test "fuzz: shelf" {
     try testing.fuzz({}, fuzzShelf, .{});
 }
 
-/// A number that a ledger may say: near what is right, near a border, or anything.
-fn someNumber(smith: *Smith, right: u64) u64 {
-    return switch (smith.valueRangeAtMost(u8, 0, 5)) {
-        0, 1, 2 => right,
-        3 => smith.valueRangeAtMost(u64, 0, 3 * 4096),
-        4 => std.math.maxInt(u64) - smith.valueRangeAtMost(u64, 0, 3 * 4096),
-        else => smith.value(u64),
+const SECRET: wire.Secret = @splat(5);
+const NONCE: wire.Nonce = @splat(6);
+const GRANTED_BYTES = 300;
+
+fn forgeRequest(smith: *Smith, counter: u64, bytes: *[wire.Request.BYTES]u8) void {
+    const request = wire.Request{
+        .kind = @enumFromInt(smith.valueRangeAtMost(u8, 1, 4)),
+        .place = smith.value(u32),
+        .generation = smith.value(u32),
+        .counter = if (smith.boolWeighted(1, 15)) counter else smith.value(u64),
+        .offset = if (smith.boolWeighted(1, 3)) smith.valueRangeAtMost(u64, 0, GRANTED_BYTES) else smith.value(u64),
+        .size = if (smith.boolWeighted(1, 7)) smith.valueRangeAtMost(u64, 0, GRANTED_BYTES) else smith.value(u64),
     };
+    request.encode(&NONCE, &SECRET, bytes);
+    if (smith.boolWeighted(15, 1)) bytes[smith.index(bytes.len)] ^= smith.value(u8);
 }
 
-/// Write into a ledger as anybody of this user may. Locks stay free, because a held one is waited for.
-fn spoil(smith: *Smith, table: *ledger.Table, right: ledger.Row, blocks: []const ledger.BlockRow) void {
-    const row = &table.rows[0];
-    if (smith.boolWeighted(7, 1)) row.word = smith.value(u64) else row.word = right.word;
-    row.terms = .{
-        .address = someNumber(smith, right.terms.address),
-        .size = someNumber(smith, right.terms.size),
-        .block_offset = someNumber(smith, right.terms.block_offset),
-        .block = @truncate(someNumber(smith, right.terms.block)),
-        .rights = if (smith.boolWeighted(7, 1)) smith.value(u32) else 3,
-        .secret = right.terms.secret,
-    };
-    const block = &table.blocks[1];
-    block.* = blocks[smith.index(blocks.len)];
-    block.inode = someNumber(smith, block.inode);
-    block.bytes = someNumber(smith, block.bytes);
-    if (smith.boolWeighted(7, 1)) block.fd = smith.value(u32);
-    for (0..smith.valueRangeAtMost(u8, 0, 4)) |_| {
-        table.claims[smith.valueRangeAtMost(u32, 0, limits.CLAIMS_MAX - 1)] = smith.value(u64);
-    }
-    if (smith.boolWeighted(7, 1)) table.epoch +%= 1;
-}
-
-fn newMover(epoch: u64, carriers: u32) !*Mover {
-    var out: ?*Mover = null;
-    const rc = Mover.create(.{ .epoch = epoch, .host = 5, .carriers = carriers, .address = "" }, &out);
-    try testing.expectEqual(status.OK, rc);
-    return out.?;
-}
-
-/// Whatever stands in a ledger, transfers end with a status, and touch nothing but the block and their destination.
-fn fuzzLedger(_: void, smith: *Smith) !void {
-    const size = 2 * 4096;
-    const owner = try newMover(1, visit.ALL);
-    defer owner.destroy();
-    // What is written by cma goes where the ledger says, and here that is this very process.
-    const by_cma = smith.value(bool);
-    const reader = try newMover(2, if (by_cma) visit.CMA else visit.SHM);
-    defer reader.destroy();
-    const number: u32 = @intCast(owner.takeBlock(size));
-    defer _ = owner.giveBackBlock(number);
-    const other = sys.memfd("fuzz", size);
-    defer sys.close(other);
-    var name = transfer.GrantName{ .place = 0, .generation = 0, .secret = @splat(9) };
-    const pages = owner.blocks.find(number).?.pages.?;
-    try testing.expectEqual(status.OK, owner.grant(pages, size, 3, number, &name));
-    defer _ = owner.drop(&name);
-    defer _ = owner.revoke(&name);
-    const right = owner.table.rows[0];
-    const blocks = [_]ledger.BlockRow{
-        owner.table.blocks[number],
-        .{ .inode = process.fileOf(other).?.inode, .bytes = size, .fd = @intCast(other), .reserved = 0 },
-        .{ .inode = process.fileOf(owner.table_fd).?.inode, .bytes = size, .fd = owner.home.ledger, .reserved = 0 },
-    };
-    const one = reader.findVisit(reader.openVisit(&owner.home).?).?;
-    for (0..TURNS_MAX / 2) |_| {
+/// Whatever a client sends, in pieces of any size: only who knows the secret comes to a verdict in its favour, and
+/// nothing outside of what was allowed is asked for.
+fn fuzzServing(_: void, smith: *Smith) !void {
+    var one = serving.Serving.init(EPOCH, NONCE);
+    var bytes: [wire.Request.BYTES]u8 = @splat(0);
+    (wire.ClientHello{ .epoch = EPOCH }).encode(bytes[0..wire.ClientHello.BYTES]);
+    if (smith.boolWeighted(15, 1)) bytes[smith.index(wire.ClientHello.BYTES)] ^= smith.value(u8);
+    var at: usize = 0;
+    var spoiled = false;
+    for (0..TURNS_MAX * 8) |_| {
         if (smith.eos()) break;
-        spoil(smith, owner.table, right, &blocks);
-        var ours: [4096 + 16]u8 = @splat(0xAA);
-        const kind: transfer.Kind = if (by_cma) .read else @enumFromInt(smith.valueRangeAtMost(u8, 1, 4));
-        const asked = transfer.Request{
-            .visit = 0,
-            .kind = @intFromEnum(kind),
-            .grant = name,
-            .offset = someNumber(smith, 0),
-            .size = if (kind.isAtomic()) 8 else smith.valueRangeAtMost(u64, 1, 4096),
-            .local = ours[8..],
-            .operand = smith.value(u64),
-            .expected = 0,
-            .carriers = visit.ALL,
-            .reserved = 0,
-        };
-        if (smith.boolWeighted(3, 1)) {
-            var seen: views.Opened = undefined;
-            const wanted = asked.wanted();
-            if (reader.openView(one, &wanted, false, &seen) == status.OK) {
-                std.mem.doNotOptimizeAway(seen.bytes.?[0] +% seen.bytes.?[@intCast(asked.size - 1)]);
-                try testing.expect(reader.closeView(seen.handle));
-            }
-            continue;
+        switch (one.want()) {
+            .receive => |into| {
+                if (one.isIdle()) {
+                    forgeRequest(smith, one.counter, &bytes);
+                    at = 0;
+                }
+                const n = @min(into.len, smith.valueRangeAtMost(u32, 1, wire.Request.BYTES));
+                @memcpy(into[0..n], bytes[at..][0..n]);
+                at += n;
+                one.received(n);
+            },
+            .verdict => {
+                spoiled = false;
+                const request = one.request;
+                try testing.expect(request.size <= limits.TCP_BODY_BYTES_MAX);
+                const inside = request.offset <= GRANTED_BYTES and request.size <= GRANTED_BYTES - request.offset;
+                if (!one.isAuthentic(&SECRET) or !inside) {
+                    one.conclude(status.ERR_DENIED, 0);
+                } else if (request.kind == .read or request.kind == .write) one.admit() else one.conclude(status.OK, 1);
+            },
+            .send => |head| one.sent(smith.valueRangeAtMost(u32, 0, @intCast(head.bytes.len))),
+            .body_in, .body_out => |span| {
+                try testing.expect(!spoiled and span.offset + span.size <= GRANTED_BYTES);
+                const n = smith.valueRangeAtMost(u64, 0, span.size);
+                if (one.want() == .body_in) one.received(n) else one.sent(n);
+                if (smith.boolWeighted(7, 1)) {
+                    one.spoil(status.ERR_REVOKED);
+                    spoiled = true;
+                }
+            },
+            .discard => |size| one.received(smith.valueRangeAtMost(u64, 0, size)),
+            .padding => |size| one.sent(smith.valueRangeAtMost(u64, 0, size)),
+            .end => {
+                try testing.expect(one.problem.len > 0 or one.mistaken);
+                return;
+            },
         }
-        var done: transfer.Done = undefined;
-        const rc = reader.begin(&asked, one, &done);
-        try testing.expect(rc == status.OK or rc == status.ERR_ARGUMENT);
-        try testing.expect(std.mem.allEqual(u8, ours[0..8], 0xAA));
-        try testing.expect(std.mem.allEqual(u8, ours[@intCast(8 + asked.size)..], 0xAA));
     }
-    owner.table.rows[0] = right;
-    owner.table.blocks[number] = blocks[0];
-    owner.table.claims = @splat(0);
 }
 
-test "fuzz: ledger" {
-    try testing.fuzz({}, fuzzLedger, .{});
+test "fuzz: serving" {
+    try testing.fuzz({}, fuzzServing, .{});
+}
+
+/// Whatever an owner answers, bytes belong only where they were asked for, and each request ends once.
+fn fuzzAsking(_: void, smith: *Smith) !void {
+    var one = asking.Asking.init(EPOCH);
+    var ended: u64 = 0;
+    for (0..TURNS_MAX * 8) |_| {
+        if (smith.eos()) break;
+        if (one.room() > 0 and smith.value(bool)) {
+            const kind: wire.Kind = @enumFromInt(smith.valueRangeAtMost(u8, 1, 4));
+            const size: u64 = if (kind == .read or kind == .write) smith.valueRangeAtMost(u64, 0, 200) else 8;
+            const about: u32 = @intCast(size); // so that it is known how far the body goes
+            one.ask(requestOf(kind, size), &SECRET, about, 1000);
+        }
+        switch (one.toSend()) {
+            .nothing => {},
+            .head => |head| one.sent(smith.valueRangeAtMost(u32, 1, @intCast(head.bytes.len))),
+            .body => |span| one.sent(smith.valueRangeAtMost(u64, 1, span.size)),
+        }
+        const n: u64 = switch (one.toReceive()) {
+            .head => |into| whole: {
+                if (!one.greeted) {
+                    var greeting: [wire.ServerHello.BYTES]u8 = undefined;
+                    (wire.ServerHello{ .epoch = EPOCH, .nonce = NONCE }).encode(&greeting);
+                    @memcpy(into, greeting[greeting.len - into.len ..]);
+                } else if (into.len == wire.Answer.BYTES) forgeAnswer(smith, &one).encode(into[0..wire.Answer.BYTES]);
+                break :whole into.len;
+            },
+            .body => |span| some: {
+                try testing.expect(span.local >= 1000 and span.local + span.size == 1000 + span.about);
+                break :some smith.valueRangeAtMost(u64, 1, span.size);
+            },
+        };
+        const event = one.received(n) catch return;
+        if (event == .ended) ended += 1;
+        try testing.expectEqual(one.answered, ended);
+        try testing.expect(one.answered <= one.left and one.left <= one.asked);
+    }
+}
+
+fn requestOf(kind: wire.Kind, size: u64) wire.Request {
+    return .{ .kind = kind, .place = 1, .generation = 1, .counter = 0, .offset = 0, .size = size };
+}
+
+fn forgeAnswer(smith: *Smith, one: *const asking.Asking) wire.Answer {
+    const statuses = [_]i32{ status.OK, status.UNDER_WAY, status.ERR_REVOKED, status.ERR_DENIED, smith.value(i32) };
+    const next = &one.pendings[one.answered % limits.TCP_WINDOW_REQUESTS].request;
+    const known = one.answered < one.asked;
+    return .{
+        .counter = if (known and smith.boolWeighted(1, 15)) next.counter else smith.value(u64),
+        .status = statuses[smith.index(statuses.len)],
+        .size = if (known and smith.value(bool)) next.size else if (smith.boolWeighted(1, 7)) 0 else smith.value(u64),
+        .value = smith.value(u64),
+    };
+}
+
+test "fuzz: asking" {
+    try testing.fuzz({}, fuzzAsking, .{});
+}
+
+test {
+    _ = @import("fuzz_ledger.zig");
 }

@@ -12,6 +12,7 @@ from trimesh._runtime.bulk import Bulk, Registration
 from trimesh._runtime.context import current_proc, find_proc_anywhere
 from trimesh._runtime.foreign import in_trio, in_trio_block, in_trio_now
 from trimesh._transport.mover import Done, Kind, Right, Span, Transfer
+from trimesh._wire.regions import memory_at
 from trimesh.errors import Origin
 from trimesh.rdma.handle import Handle, handle_of
 from trimesh.rdma.memory import Memory, memory_of
@@ -235,6 +236,13 @@ class RDMABuffer:
         if writable:
             self._check_writable()
         return in_trio_block(mapped(self._handle, writable=writable))
+
+    def own_memory(self) -> memoryview | None:
+        """Return the memory itself, of the object that has made the buffer; None for a handle, or when revoked."""
+        made = self._registration
+        if made is None or made.is_revoked:
+            return None
+        return memory_at(made.span.address, made.span.nbytes, made.span.keep)
 
     def check_read(self, destination: Any) -> Span:
         """Return the memory of a destination of this buffer, or raise what `read_into` would."""
