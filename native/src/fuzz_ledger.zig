@@ -1,5 +1,5 @@
-//! Fuzz target: whatever anybody of this user writes into a ledger, those who read it go on, and touch nothing but their
-//! destination and the block that the ledger truly names.
+//! Fuzz target: whatever anybody of this user writes into a ledger, those who read it go on, and touch nothing but
+//! their destination and the block that the ledger truly names.
 
 const std = @import("std");
 const ledger = @import("ledger.zig");

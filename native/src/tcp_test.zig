@@ -139,8 +139,8 @@ const Stage = struct {
     fn turn(self: *Stage) void {
         self.now += 100_000;
         if (self.narrow) {
-            const connections = self.owner.server.connections[0..self.owner.server.connections_end];
-            for (connections) |one| tcp_socket.setBuffers(one.fd, 1 << 16);
+            const served = self.owner.server.connections[0..self.owner.server.connections_end];
+            for (served) |one| tcp_socket.setBuffers(one.fd, 1 << 16);
             const streams = self.reader.client.streams[0..self.reader.client.streams_end];
             for (streams) |one| tcp_socket.setBuffers(one.fd, 1 << 16);
         }
