@@ -300,7 +300,8 @@ typedef struct {
 int32_t tm_mover_create(const tm_mover_options *options, tm_mover **mover_out);
 
 /* Stop and join T2, end all transfers without a record, unmap and close everything; blocks that are still in use stay
- * mapped here. Waits until T2 has ended, at most for one chunk of a copy. In a forked child it does nothing. */
+ * mapped here, and so do open views, which count as in use until the process ends. Waits until T2 has ended, at most
+ * for one chunk of a copy. In a forked child it does nothing. */
 int32_t tm_mover_destroy(tm_mover *mover);
 
 /* How others reach this process. */

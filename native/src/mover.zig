@@ -111,7 +111,7 @@ pub const Mover = struct {
     /// Stop T2 and give everything back but the blocks that are in use.
     pub fn destroy(self: *Mover) void {
         self.thread.stop();
-        self.views.closeAll();
+        // Open views stay mapped, and their claims stay taken: whoever was lent them may look until the process ends.
         for (self.visits[0..self.visits_used]) |*one| {
             if (one.state != .free) one.deinit(self.table);
         }

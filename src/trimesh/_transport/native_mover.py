@@ -18,6 +18,7 @@ from typing import Any, Final
 import attrs
 import trio
 
+from trimesh import limits
 from trimesh._native import status
 from trimesh._native.lib import Library, load
 from trimesh._transport.carrier_choice import CarrierChoice, chosen_carriers
@@ -37,6 +38,7 @@ from trimesh._transport.mover import (
     Visit,
     lent_memory,
 )
+from trimesh.errors import LimitExceeded
 from trimesh.ids import ProcId
 
 _RECORDS_MAX: Final = 64
@@ -80,7 +82,7 @@ class NativeMover(Mover):
         options.address_size = len(chosen.address)
         ffi.memmove(options.address, chosen.address, len(chosen.address))
         out = ffi.new("tm_mover **")
-        status.check(lib.tm_mover_create(options, out), "making a mover", limit="MOVERS_MAX")
+        status.check(lib.tm_mover_create(options, out), "making a mover", limit="BUSES_MAX")
         self.handle: Any = out[0]
         self.done: Any = ffi.new("tm_done *")
         self._bell = int(lib.tm_mover_bell(self.handle))
@@ -154,6 +156,8 @@ class NativeMover(Mover):
             OSError: The system refused the memory.
         """
         self.tidy()
+        if nbytes > limits.BLOCK_BYTES_MAX:
+            raise LimitExceeded("BLOCK_BYTES_MAX", nbytes)
         out = self.library.ffi.new("tm_block *")
         code = self.library.lib.tm_block_take(self.handle, nbytes, out)
         status.check(code, "making memory for others", limit="BLOCKS_MAX")
