@@ -86,8 +86,9 @@ pub const MOVER_SILENCE_MS = 5_000;
 
 // ---- native only ----
 
-/// Transfers into one process that may be under way at one time, by all others together: one word of its ledger each.
-pub const CLAIMS_MAX = 1_024;
+/// Transfers into one process that may be under way at one time, and views of it, by all others together: one word of
+/// its ledger each, 32 KiB, which a revocation reads through in microseconds.
+pub const CLAIMS_MAX = 4_096;
 
 /// Of one large transfer at a time, before the next one has its turn and before T2 looks whether it is to stop: 50 us
 /// by a mapped block, 150 us by process_vm_readv, ten times that where pages are new.
@@ -175,6 +176,7 @@ comptime {
     std.debug.assert(SEGMENT_BYTES_MAX <= SEGMENT_IDLE_BYTES_MAX);
     std.debug.assert(SEGMENTS_MAX % 64 == 0 and SEGMENTS_MAX <= 256);
     std.debug.assert(GRANTS_MAX <= 1 << 13); // bits of a claim
+    std.debug.assert(CLAIMS_MAX >= 2 * TRANSFERS_MAX); // one reader alone does not take them all
     std.debug.assert(INLINE_BYTES_MAX <= TRANSFER_CHUNK_BYTES);
 }
 

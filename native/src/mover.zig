@@ -68,7 +68,7 @@ pub const Mover = struct {
     fn start(self: *Mover, options: Options) i32 {
         self.carriers = options.carriers;
         self.self.pid = @intCast(sys.getpid());
-        self.self.started = process.startedAt(self.self.pid) orelse return -process.ENOENT; // no /proc
+        self.self.started = process.startedAt(self.self.pid) orelse 0; // no /proc: others cannot visit it either
         self.table_fd = sys.memfd("trimesh-ledger", ledger.Table.BYTES);
         if (self.table_fd < 0) return self.table_fd;
         const rc = self.startMapped();
@@ -286,10 +286,10 @@ pub const Mover = struct {
             return status.ERR_ARGUMENT;
         }
         if (request.size <= limits.INLINE_BYTES_MAX) {
-            var tries: u32 = limits.LOCK_TRIES;
             var how = small.step();
-            while (how == transfer.LOCKED and tries > 0) : (tries -= 1) {
-                if (tries == 1) small.passage.?.breakLock();
+            var tries: u32 = 1;
+            while (how == transfer.LOCKED and tries < limits.LOCK_TRIES) : (tries += 1) {
+                if (tries % 20 == 0) sys.threadYield(); // to the holder, if it waits for this core
                 how = small.step();
             }
             if (how != transfer.LOCKED) {

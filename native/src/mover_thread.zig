@@ -328,6 +328,7 @@ pub const Thread = struct {
     fn round(self: *Thread) i32 {
         var wait_ms: i32 = -1;
         for (self.running[0..self.running_count]) |index| {
+            if (@atomicLoad(bool, &self.stopping, .seq_cst)) break;
             const one = &self.transfers[index];
             if (isRunning(one)) wait_ms = sooner(wait_ms, self.carry(one));
         }

@@ -74,16 +74,25 @@ pub fn openDescriptor(pid: u32, number: u32) i32 {
     return sys.res(linux.syscall4(.openat, AT_FDCWD, @intFromPtr(name.ptr), flags, 0));
 }
 
-/// The number by which the kernel tells a file from others; 0 if it does not say.
-pub fn inodeOf(fd: i32) u64 {
+/// What the kernel knows of a file.
+pub const File = struct {
+    /// The number by which it is told from others.
+    inode: u64,
+    /// Memory, or disk, that it has.
+    allocated: u64,
+};
+
+/// What the kernel knows of the file of a descriptor. Null: it does not say.
+pub fn fileOf(fd: i32) ?File {
     const AT_EMPTY_PATH = 0x1000;
-    const STATX_INO = 0x100;
-    const Statx = extern struct { mask: u32, before: [28]u8, inode: u64, rest: [216]u8 };
+    const ASKED = 0x100 | 0x400; // inode, blocks
+    const Statx = extern struct { mask: u32, before: [28]u8, inode: u64, size: u64, blocks: u64, rest: [200]u8 };
     comptime std.debug.assert(@sizeOf(Statx) == 256 and @offsetOf(Statx, "inode") == 32);
     var found: Statx = undefined;
     const into = @intFromPtr(&found);
-    const rc = sys.res(linux.syscall5(.statx, sys.num(fd), @intFromPtr(""), AT_EMPTY_PATH, STATX_INO, into));
-    return if (rc < 0 or found.mask & STATX_INO == 0) 0 else found.inode;
+    const rc = sys.res(linux.syscall5(.statx, sys.num(fd), @intFromPtr(""), AT_EMPTY_PATH, ASKED, into));
+    if (rc < 0 or found.mask & ASKED != ASKED or found.inode == 0) return null;
+    return .{ .inode = found.inode, .allocated = found.blocks *| 512 };
 }
 
 /// A piece of memory, here or in another process.

@@ -163,13 +163,18 @@ pub fn memfd(name: [*:0]const u8, bytes: u64) i32 {
     return fd;
 }
 
-/// Whether a memfd that a peer sent is what `memfd` makes: our size, sealed. Its pages are allocated here if the peer
-/// did not do it.
-pub fn memfdIsSound(fd: i32, bytes: u64) bool {
+/// Whether a memfd has this size for good.
+pub fn isSealed(fd: i32, bytes: u64) bool {
     const seals = res(linux.syscall3(.fcntl, num(fd), F_GET_SEALS, 0));
     if (seals < 0 or (seals & SEALS) != SEALS) return false;
     const SEEK_END = 2;
-    if (big(linux.syscall3(.lseek, num(fd), 0, SEEK_END)) != @as(i64, @intCast(bytes))) return false;
+    return big(linux.syscall3(.lseek, num(fd), 0, SEEK_END)) == @as(i64, @intCast(bytes));
+}
+
+/// Whether a memfd that a peer sent is what `memfd` makes: our size, sealed. Its pages are allocated here if the peer
+/// did not do it.
+pub fn memfdIsSound(fd: i32, bytes: u64) bool {
+    if (!isSealed(fd, bytes)) return false;
     return res(linux.syscall4(.fallocate, num(fd), 0, 0, bytes)) >= 0;
 }
 

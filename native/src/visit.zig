@@ -93,6 +93,8 @@ pub const Visit = struct {
     /// Transfers under way and open views; atomic.
     uses: u32,
     blocks: [limits.VISIT_BLOCKS_MAX]Mapped,
+    /// Places from here on were never used.
+    blocks_used: u32,
     clock: u64,
 
     /// Begin: find out how the process can be reached, by any of the carriers `allowed`.
@@ -108,6 +110,7 @@ pub const Visit = struct {
             .table = null,
             .uses = 0,
             .blocks = @splat(std.mem.zeroes(Mapped)),
+            .blocks_used = 0,
             .clock = 0,
         };
         self.why_not.text[0] = 0;
@@ -213,15 +216,22 @@ pub const Visit = struct {
         return one;
     }
 
+    /// The mapping of a block, if there is one. What the ledger names no more is unmapped by the way: VI-3.
     fn find(self: *Visit, number: u32, inode: u64) ?*Mapped {
-        for (&self.blocks) |*one| {
-            if (one.pages != null and one.block == number and one.inode == inode) return one;
+        var found: ?*Mapped = null;
+        for (self.blocks[0..self.blocks_used]) |*one| {
+            if (one.pages == null) continue;
+            if (one.block == number and one.inode == inode) {
+                found = one;
+            } else if (one.isIdle()) {
+                const now = @atomicLoad(u64, &self.table.?.blocks[one.block].inode, .acquire);
+                if (now != one.inode) one.drop();
+            }
         }
-        return null;
+        return found;
     }
 
     fn map(self: *Visit, number: u32, said: ledger.BlockRow) ?*Mapped {
-        self.dropRetired();
         const place = self.emptyPlace() orelse return null;
         const fd = self.openBlock(said) orelse return null;
         defer sys.close(fd);
@@ -243,9 +253,15 @@ pub const Visit = struct {
         if (said.bytes == 0 or said.bytes > 2 * limits.BLOCK_BYTES_MAX or said.bytes % 4096 != 0) return null;
         const fd = process.openDescriptor(self.home.pid, said.fd);
         if (fd < 0) return null;
-        if (process.inodeOf(fd) == said.inode and sys.memfdIsSound(fd, said.bytes)) return fd;
+        if (isBlock(fd, said)) return fd;
         sys.close(fd);
         return null;
+    }
+
+    fn isBlock(fd: i32, said: ledger.BlockRow) bool {
+        const file = process.fileOf(fd) orelse return false;
+        // All its pages are there: nothing faults for want of memory.
+        return file.inode == said.inode and file.allocated >= said.bytes and sys.isSealed(fd, said.bytes);
     }
 
     /// Map a part of a block for a view of its own. `offset` and `bytes` are whole pages.
@@ -258,20 +274,15 @@ pub const Visit = struct {
         return sys.mapLazily(fd, @intCast(bytes), @intCast(offset), writable);
     }
 
-    /// Unmap what the ledger names no more: VI-3.
-    pub fn dropRetired(self: *Visit) void {
-        const table = self.table orelse return;
-        for (&self.blocks) |*one| {
-            if (!one.isIdle()) continue;
-            if (@atomicLoad(u64, &table.blocks[one.block].inode, .acquire) != one.inode) one.drop();
-        }
-    }
-
     fn emptyPlace(self: *Visit) ?*Mapped {
         var oldest: ?*Mapped = null;
-        for (&self.blocks) |*one| {
+        for (self.blocks[0..self.blocks_used]) |*one| {
             if (one.pages == null) return one;
             if (one.isIdle() and (oldest == null or one.stamp < oldest.?.stamp)) oldest = one;
+        }
+        if (self.blocks_used < limits.VISIT_BLOCKS_MAX) {
+            self.blocks_used += 1;
+            return &self.blocks[self.blocks_used - 1];
         }
         if (oldest) |one| one.drop();
         return oldest;
@@ -287,7 +298,7 @@ pub const Visit = struct {
 
     /// Give everything back. Nothing may go through it any more.
     pub fn deinit(self: *Visit, own_table: *const ledger.Table) void {
-        for (&self.blocks) |*one| if (one.pages != null) one.drop();
+        for (self.blocks[0..self.blocks_used]) |*one| if (one.pages != null) one.drop();
         if (self.table) |table| {
             if (table != own_table) sys.unmap(@ptrCast(@alignCast(table)), ledger.Table.BYTES);
         }

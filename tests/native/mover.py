@@ -75,11 +75,18 @@ class Mover:
         self.handle = out[0]
         self.memory: dict[int, Any] = {}
         self.blocks: dict[int, int] = {}
+        self.grants: list[dict[str, Any]] = []
         self.records: dict[int, Done] = {}
+        self.pinned: dict[int, Any] = {}
 
     def close(self) -> None:
-        """Destroy it."""
+        """Give back what `grant` has made, and destroy it."""
         if self.handle is not None:
+            for grant in self.grants:
+                if self.revoke(grant) >= 0:
+                    self.drop(grant)
+            for number in filter(None, self.blocks.values()):
+                self.give_back(number)
             check(lib.tm_mover_destroy(self.handle))
             self.handle = None
 
@@ -114,8 +121,9 @@ class Mover:
         name.secret.bytes = secret
         status = lib.tm_grant_add(self.handle, ffi.cast("uint8_t *", address), size, rights, block, name)
         check(status)
-        grant = Grant(name.place, name.generation, secret.hex(), size, address)
-        return attrs.asdict(grant)
+        grant = attrs.asdict(Grant(name.place, name.generation, secret.hex(), size, address))
+        self.grants.append(grant)
+        return grant
 
     def revoke(self, grant: dict[str, Any]) -> int:
         """Revoke, once."""
@@ -184,13 +192,16 @@ class Mover:
         request.visit, request.kind, request.grant = visit, kind, Grant(**grant).name()[0]
         request.offset, request.carriers = offset, carriers
         request.operand, request.expected = operand, expected
+        pinned = None
         if local is None:
             request.size = 8
         else:
-            request.local = ffi.from_buffer("uint8_t[]", local)
+            request.local = pinned = ffi.from_buffer("uint8_t[]", local)
             request.size = len(local) if size is None else size
         done = ffi.new("tm_done *")
         status = lib.tm_transfer_begin(self.handle, request, done)
+        if status == lib.TM_UNDER_WAY:
+            self.pinned[done.id] = pinned
         return status, Done(done.id, done.status, done.carrier, done.value)
 
     def move(self, visit: int, kind: int, grant: dict[str, Any], local: Any, **options: Any) -> Done:
@@ -205,6 +216,7 @@ class Mover:
             check(lib.tm_mover_poll(self.handle, done, 8, n))
             for one in done[0 : n[0]]:
                 self.records[one.id] = Done(one.id, one.status, one.carrier, one.value)
+                del self.pinned[one.id]
             if n[0] < 8:
                 return
 
