@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -148,7 +149,8 @@ class Tensors(Actor):
 
 
 async def test_view_outlives_its_mesh():
-    """N4: what was made of a view keeps the memory, whoever is gone; nobody crashes."""
+    """N4: what was made of a view keeps the memory, whoever is gone; then it goes, too."""
+    before = maps()
     async with this_host().spawn_procs({"gpus": 1}) as procs:
         vault = await procs.spawn("vault", Vault, allocated=True)
         handle = await vault.handle.call_one()
@@ -165,6 +167,14 @@ async def test_view_outlives_its_mesh():
         await buffer.read_into(bytearray(SMALL))
     with pytest.raises(RuntimeError):
         await handle.read_into(bytearray(SMALL))
+    assert maps() - before == 2
+    del part, allocated
+    assert maps() == before
+
+
+def maps() -> int:
+    """Return how many pieces of shared memory this process has mapped."""
+    return Path("/proc/self/maps").read_text().count("memfd:trimesh")
 
 
 async def test_allocated_memory_goes_back():

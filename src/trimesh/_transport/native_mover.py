@@ -4,7 +4,7 @@ Small transfers are done in the call. Larger ones are done by a thread of the li
 and one task (`run`) waits for the thread's bell while any is under way, and not otherwise.
 
 Memory that is lent (blocks, views) may be let go anywhere: in another thread, inside the garbage collector. So its end
-only puts a note into a queue, which the thread of the Trio loop empties.
+only puts a note into a queue, which the thread of the Trio loop empties. What outlives the mover is merely unmapped.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class NativeMover(Mover):
         status.check(code, "making memory for others", limit="BLOCKS_MAX")
         address, number = int(self.library.ffi.cast("uintptr_t", out.bytes)), int(out.number)
         self._blocks[number] = range(address, address + nbytes)
-        return self.lend(address, nbytes, partial(self._give_back, number))
+        return self.lend(Span(address, nbytes), partial(self._give_back, number), int(out.size))
 
     def _give_back(self, number: int) -> None:
         del self._blocks[number]
@@ -176,11 +176,20 @@ class NativeMover(Mover):
                 return number
         return 0
 
-    def lend(self, address: int, nbytes: int, give_back: Callable[[], object]) -> memoryview:
-        """Return a view of memory that is given back, soon after the last view of it is gone."""
-        return lent_memory(address, nbytes, partial(self._note, give_back))
+    def lend(self, span: Span, give_back: Callable[[], object], mapped: int) -> memoryview:
+        """Return a view of memory that is given back soon after the last view of it is gone.
 
-    def _note(self, give_back: Callable[[], object]) -> None:
+        Args:
+            span: The memory.
+            give_back: Does that, as long as the mover is there.
+            mapped: How many bytes to unmap when it is not.
+        """
+        return lent_memory(span.address, span.nbytes, partial(self._note, give_back, span.address, mapped))
+
+    def _note(self, give_back: Callable[[], object], address: int, mapped: int) -> None:
+        if self._is_closed:
+            self.library.lib.tm_unmap(self.library.ffi.cast("uint8_t *", address), mapped)
+            return
         self._let_go.append(give_back)
         try:
             self._token.run_sync_soon(self.tidy, idempotent=True)
@@ -190,9 +199,7 @@ class NativeMover(Mover):
     def tidy(self) -> None:
         """Give back what is not looked at any more."""
         while self._let_go:
-            give_back = self._let_go.popleft()
-            if not self._is_closed:
-                give_back()
+            self._let_go.popleft()()
 
     # ---- reaching --------------------------------------------------------------------------------------------
 
@@ -360,7 +367,7 @@ class NativeVisit(Visit):
         if code < 0:
             raise _error_of(code, "looking at memory", "VIEWS_MAX")
         address, handle = int(mover.library.ffi.cast("uintptr_t", out.bytes)), int(out.handle)
-        view = mover.lend(address, nbytes, partial(self._close_view, handle))
+        view = mover.lend(Span(address, nbytes), partial(self._close_view, handle), nbytes)
         return view if writable else view.toreadonly()
 
     def _close_view(self, handle: int) -> None:
