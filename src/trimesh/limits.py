@@ -281,6 +281,19 @@ OUTPUT_FLUSH_SECONDS: Final = 1.0
 """A block that is left waits this long for the last output of its processes; it takes a fraction of a millisecond
 unless the spawner is stopped."""
 
+PUBLISHED_SLOTS_MAX: Final = 8
+"""Versions of one publication that have memory at one time: each is as large as the model."""
+
+PUBLISHED_READERS_MAX: Final = 1_024
+"""Processes that read one publication, as many as one process can have links: 64 KiB of cells."""
+
+PUBLISHED_TENSORS_MAX: Final = 65_536
+"""Tensors of one version; state dicts have hundreds, of mixtures of experts tens of thousands."""
+
+UNPIN_SECONDS: Final = 1.0
+"""A reader that gives a pin back tries this long to say so: a microsecond on one host, a round trip between two. If it
+fails, the publisher does without the slot until the reader's process has ended."""
+
 FAULT_RULES_MAX: Final = 1_024
 """Faults that a test may have planned at one time for links of real processes: one for each direction of each link."""
 

@@ -84,6 +84,11 @@ class Reader(Actor):
         await buffer.read_into(found)
         return bytes(found)
 
+    @endpoint
+    async def take(self, data: memoryview) -> tuple[bytes, bool]:
+        """Return what has come, and whether it is read-only."""
+        return bytes(data), data.readonly
+
     @endpoint(concurrency=100)
     async def write(self, buffer: RDMABuffer, data: bytes) -> None:
         await buffer.write_from(data)

@@ -78,6 +78,7 @@ class Mover:
         self.grants: list[dict[str, Any]] = []
         self.records: dict[int, Done] = {}
         self.pinned: dict[int, Any] = {}
+        self.seen: Any = None
 
     def close(self) -> None:
         """Give back what `grant` has made, and destroy it."""
@@ -249,7 +250,12 @@ class Mover:
 
     def hold(self, visit: int, grant: dict[str, Any]) -> int:
         """Stay at a grant, by a view that is not closed."""
-        return self.view(visit, grant)[0]
+        status, self.seen, _ = self.view(visit, grant, size=grant["size"])
+        return status
+
+    def held(self, size: int) -> str:
+        """Return what is seen of the grant that was held last."""
+        return bytes(self.seen)[:size].hex()
 
     def add(self, visit: int, grant: dict[str, Any], operand: int, times: int, carriers: int = ALL) -> int:
         """Add many times; return how many went wrong."""

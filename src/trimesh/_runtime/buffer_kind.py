@@ -18,6 +18,11 @@ def _put_together(_: Source, *fields: Any) -> Any:
     return importlib.import_module("trimesh.rdma.buffer").rebuild(*fields)
 
 
+def _put_publication_together(_: Source, *fields: Any) -> Any:
+    return importlib.import_module("trimesh.rdma.published").rebuild(*fields)
+
+
 def register_kinds() -> None:
     """Register the kinds of this module."""
     register_kind(Kind("buffer", "trimesh.rdma.buffer.RDMABuffer", _take_apart, _put_together))
+    register_kind(Kind("publication", "trimesh.rdma.published.Published", _take_apart, _put_publication_together))

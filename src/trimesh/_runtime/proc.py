@@ -87,6 +87,7 @@ class Proc:
         channels: The channels of this process, and its ports of others.
         sites: Where a test looks and interferes; None outside of tests.
         bulk: What it has granted to others, and how it reaches what they have.
+        above: What packages above the runtime keep for this process, by class.
     """
 
     proc_id: ProcId
@@ -113,6 +114,7 @@ class Proc:
     on_link: list[Callable[[Peer], None]]
     channels: Channels
     sites: Sites | None
+    above: dict[type, object]
     bulk: Bulk
     _services: trio.Nursery | None
     _random: random.Random
@@ -151,6 +153,7 @@ class Proc:
         self.channels = Channels(self)
         self.values = make_values(proc_id, main, self.channels, pickled=pickled)
         self.sites = None
+        self.above = {}
         self.bulk = Bulk(self)
         self._services = None
         serve_streams(self)

@@ -325,6 +325,38 @@ class Broken(Message, frozen=True, tag=39):
     look: int
 
 
+class Subscribe(Message, frozen=True, tag=50):
+    """Tell me of the versions of a publication of yours."""
+
+    publication: int
+
+
+class Subscribed(Message, frozen=True, tag=51):
+    """The answer.
+
+    Attributes:
+        publication: Its number at the sender.
+        reader: The cells that the receiver has on its board; -1 when there are none left, or it is closed.
+    """
+
+    publication: int
+    reader: int
+
+
+class Published(Message, frozen=True, tag=52):
+    """There is a new version, or there will be none; for those who have subscribed."""
+
+    publication: int
+    version: int
+    is_closed: bool
+
+
+class Unpinned(Message, frozen=True, tag=53):
+    """A reader has left one of its cells: the publisher may wait for that."""
+
+    publication: int
+
+
 class Arm(Message, frozen=True, tag=45):
     """A planned fault, for a process that was armed when it was spawned; refused by any other.
 
@@ -365,10 +397,11 @@ _Calls = Call | Return | Error | CancelAck | Refused | Cancel | Credit | Define 
 _Channels = Carried | Lent | Accepted | Dropped | Settle | Settled | PortItem | Room | Ended | Recall
 _Supervision = Finished | Silent
 _Deadlocks = Suspect | Look | Seen | Break | Broken
+_Publications = Subscribe | Subscribed | Published | Unpinned
 _Testing = Arm | Fired | Misbehave
 """What only processes take that a test has armed."""
 
-AnyMessage = _Calls | _Channels | _Supervision | _Deadlocks | _Testing
+AnyMessage = _Calls | _Channels | _Supervision | _Deadlocks | _Publications | _Testing
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(AnyMessage)

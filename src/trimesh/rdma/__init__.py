@@ -3,5 +3,9 @@
 from trimesh.rdma.allocation import allocate
 from trimesh.rdma.batch import Batch, batch
 from trimesh.rdma.buffer import RDMABuffer
+from trimesh.rdma.multicast import multicast
+from trimesh.rdma.published import Published
+from trimesh.rdma.reading import VersionGone
+from trimesh.rdma.snapshot import Snapshot
 
-__all__ = ["Batch", "RDMABuffer", "allocate", "batch"]
+__all__ = ["Batch", "Published", "RDMABuffer", "Snapshot", "VersionGone", "allocate", "batch", "multicast"]

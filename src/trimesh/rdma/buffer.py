@@ -12,6 +12,7 @@ from trimesh._runtime.bulk import Bulk, Granted, Registration
 from trimesh._runtime.context import current_proc, find_proc_anywhere
 from trimesh._runtime.foreign import in_trio, in_trio_block, in_trio_now
 from trimesh._transport.mover import Done, Kind, Right, Span, Transfer
+from trimesh._wire.regions import memory_at
 from trimesh.errors import Origin
 from trimesh.rdma.handle import Handle, handle_of
 from trimesh.rdma.memory import Memory, memory_of
@@ -111,7 +112,7 @@ class RDMABuffer:
             IndexError: It reaches out of the buffer.
         """
         start, stop = _bounds(part, self.nbytes)
-        return _made(self._handle.part(start, stop))
+        return buffer_by(self._handle.part(start, stop))
 
     def readonly(self) -> RDMABuffer:
         """Return a handle by which the memory can be read, and not written.
@@ -120,13 +121,13 @@ class RDMABuffer:
         of a handle merely refuses to write.
         """
         if not self.is_writable:
-            return _made(self._handle)
+            return buffer_by(self._handle)
         return in_trio_now(self._readonly)()
 
     def _readonly(self) -> RDMABuffer:
         whole = self._handle
         granted = whole.granted if self._registration is None else self._registration.granted(Right.READ)
-        return _made(Handle(granted, whole.address, whole.offset, whole.nbytes, Right.READ, whole.space))
+        return buffer_by(Handle(granted, whole.address, whole.offset, whole.nbytes, Right.READ, whole.space))
 
     # ---- transfers -------------------------------------------------------------------------------------------
 
@@ -239,6 +240,13 @@ class RDMABuffer:
             self._check_writable()
         return in_trio_block(mapped(self._handle, writable=writable))
 
+    def own_memory(self) -> memoryview | None:
+        """Return the memory itself, of the object that has made the buffer; None for a handle, or when revoked."""
+        made = self._registration
+        if made is None or made.is_revoked:
+            return None
+        return memory_at(made.span.address, made.span.nbytes, made.span.keep)
+
     def check_read(self, destination: Any) -> Span:
         """Return the memory of a destination of this buffer, or raise what `read_into` would."""
         memory = memory_of(destination, "the destination of a read")
@@ -343,10 +351,11 @@ def rebuild(*fields: Any) -> RDMABuffer:
     Raises:
         ProtocolError: They name none.
     """
-    return _made(handle_of(*fields))
+    return buffer_by(handle_of(*fields))
 
 
-def _made(handle: Handle) -> RDMABuffer:
+def buffer_by(handle: Handle) -> RDMABuffer:
+    """Return the buffer that a handle stands for."""
     made = RDMABuffer.__new__(RDMABuffer)
     made._handle, made._registration = handle, None  # noqa: SLF001 - its own class
     return made

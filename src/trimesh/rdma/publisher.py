@@ -1,0 +1,179 @@
+"""The owner's side of a publication: which slot is written next, who is told of a new version.
+
+PU-1 Versions are published one after the other. A slot is written to only while no version is in it, and one is
+     taken out only if nobody has it pinned (BO-1).
+PU-2 The cells of a reader whose process has ended count for nothing.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import trio
+
+from trimesh import limits
+from trimesh._runtime.context import find_cell
+from trimesh._runtime.peer import Parcel, Peer
+from trimesh._wire import messages
+from trimesh.ids import ProcId
+from trimesh.rdma import board
+from trimesh.rdma.allocation import allocate
+from trimesh.rdma.buffer import RDMABuffer
+from trimesh.rdma.layout import layout_of
+
+if TYPE_CHECKING:
+    from trimesh._runtime.proc import Proc
+
+
+@attrs.define(eq=False)
+class Publisher:
+    """One publication, in the process that publishes.
+
+    Attributes:
+        proc: The process.
+        number: Of the publication, there.
+        count: How many versions have room at one time.
+        latest: The latest version, or 0.
+        is_closed: Whether there will be no other.
+        board: What readers look at.
+    """
+
+    proc: Proc
+    number: int
+    count: int
+    latest: int = 0
+    is_closed: bool = False
+    board: RDMABuffer = attrs.field(init=False)
+    _words: memoryview = attrs.field(init=False)
+    _rooms: list[RDMABuffer | None] = attrs.field(init=False)
+    _latest_slot: int = -1
+    _readers: dict[ProcId, int] = attrs.field(factory=dict[ProcId, int])
+    _free_cells: list[int] = attrs.field(factory=list[int])
+    _cells: int = 0
+    _unpinned: trio.Event = attrs.field(factory=trio.Event)
+    _lock: trio.Lock = attrs.field(factory=trio.Lock)
+    _context: contextvars.Context = attrs.field(factory=contextvars.copy_context)
+    """Of the actor that has made it: what it grants ends with that, whoever publishes."""
+
+    def __attrs_post_init__(self) -> None:
+        self._rooms = [None] * self.count
+        self._words = allocate(board.BOARD_BYTES)
+        self._words[:] = bytes(board.BOARD_BYTES)
+        self.board = RDMABuffer(self._words)
+        cell = find_cell()
+        if cell is not None:
+            cell.on_end[self.close] = None
+
+    # ---- versions --------------------------------------------------------------------------------------------
+
+    async def publish(self, tensors: Mapping[str, Any]) -> int:
+        """Copy tensors into a slot that nobody reads, and make them the latest version; see `Published.publish`."""
+        layout = layout_of(tensors)
+        async with self._lock:
+            self._check_open()
+            index = await self._empty_slot()
+            room = await self._room(index, layout.nbytes)
+            await room[: len(layout.head)].write_from(layout.head)
+            for name, entry in layout.entries.items():
+                await room[entry.offset : entry.offset + entry.nbytes].write_from(tensors[name])
+            self._check_open()
+            granted, version = room.readonly().handle.granted, self.latest + 1
+            slot = board.Slot(version, granted.grant, granted.block, layout.nbytes, len(layout.head))
+            board.write_slot(self._words, index, slot)
+            await self._swap(index, 0, version)
+            self.latest, self._latest_slot = version, index
+            board.write_header(self._words, version, is_closed=self.is_closed)
+        self._tell()
+        return version
+
+    async def _empty_slot(self) -> int:
+        """Take the oldest version out that nobody has pinned; wait until there is one."""
+        while True:
+            unpinned = self._unpinned  # looked at before the cells: whoever leaves a cell sets it after
+            versions = board.read_head(self._words).slots
+            for index in sorted(range(self.count), key=lambda index: versions[index].version):
+                version = versions[index].version
+                if index == self._latest_slot:
+                    continue
+                if version == 0:
+                    return index
+                await self._swap(index, version, 0)
+                if version not in board.pinned(self._words, index, self._cells):
+                    return index
+                await self._swap(index, 0, version)  # BO-1
+            await unpinned.wait()
+            self._check_open()
+
+    async def _room(self, index: int, nbytes: int) -> RDMABuffer:
+        """Return memory for a version in an empty slot."""
+        room = self._rooms[index]
+        if room is None or room.nbytes < nbytes:
+            if room is not None:
+                self._rooms[index] = None
+                await room.aclose()
+            room = self._rooms[index] = self._context.run(RDMABuffer, allocate(nbytes))
+        return room
+
+    async def _swap(self, index: int, old: int, new: int) -> None:
+        """Change the version of a slot so that readers see it in one order with what they write (BO-1)."""
+        was = await self.board.compare_and_swap(old, new, board.offset_of_slot(index))
+        assert was == old, f"only the publisher writes the versions, found {was} where {old} was"
+
+    # ---- readers ---------------------------------------------------------------------------------------------
+
+    def subscribe(self, peer: Peer) -> None:
+        """Give a process its cells, and tell it of versions from now on."""
+        cell = self._readers.get(peer.proc_id)
+        if cell is None and not self.is_closed:
+            if self._free_cells:
+                cell = self._free_cells.pop()
+            elif self._cells < limits.PUBLISHED_READERS_MAX:
+                cell, self._cells = self._cells, self._cells + 1
+            if cell is not None:
+                self._readers[peer.proc_id] = cell
+        peer.send(Parcel(messages.encode(messages.Subscribed(self.number, -1 if cell is None else cell))))
+
+    def unpinned(self) -> None:
+        """Learn that a reader has left a cell."""
+        self._unpinned.set()
+        self._unpinned = trio.Event()
+
+    def gone(self, peer: Peer) -> None:
+        """Learn that a process has ended (PU-2)."""
+        cell = self._readers.pop(peer.proc_id, None)
+        if cell is None:
+            return
+        for slot in range(limits.PUBLISHED_SLOTS_MAX):
+            board.clear_cell(self._words, cell, slot)
+        self._free_cells.append(cell)
+        self.unpinned()
+
+    def _tell(self) -> None:
+        news = Parcel(messages.encode(messages.Published(self.number, self.latest, self.is_closed)))
+        self.proc.cast([self.proc.peer(reader) for reader in self._readers], news)
+
+    # ---- the end ---------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Publish nothing any more, and say so; what is pinned stays readable until `aclose`. Idempotent."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        board.write_header(self._words, self.latest, is_closed=True)
+        self._tell()
+        self.unpinned()
+
+    async def aclose(self) -> None:
+        """Close it and give its memory back; who reads is waited for as by `RDMABuffer.aclose`."""
+        self.close()
+        async with trio.open_nursery() as nursery:
+            for buffer in (self.board, *self._rooms):
+                if buffer is not None:
+                    nursery.start_soon(buffer.aclose)
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise trio.ClosedResourceError("this publication is closed: by its aclose(), or as its actor has ended")

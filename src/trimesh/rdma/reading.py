@@ -1,0 +1,215 @@
+"""A publication as one process reads it: what is the latest version, which are pinned here.
+
+RE-1 Each process has one cell for each slot; tasks that pin the same version share it, the last one clears it.
+RE-2 A cell is cleared whatever becomes of the task that wrote it, also when it is cancelled while writing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from trimesh import limits
+from trimesh._runtime.bulk import Granted
+from trimesh._runtime.peer import Parcel
+from trimesh._transport.mover import Right
+from trimesh._wire import messages
+from trimesh.errors import LimitExceeded
+from trimesh.ids import ProcId
+from trimesh.rdma.board import HEAD_BYTES, Head, Slot, offset_of_cell, read_head
+from trimesh.rdma.buffer import RDMABuffer
+from trimesh.rdma.handle import Handle
+
+if TYPE_CHECKING:
+    from trimesh._runtime.proc import Proc
+
+
+class VersionGone(LookupError):
+    """A version is not there any more: its memory holds a newer one, or will."""
+
+
+@attrs.define(eq=False)
+class Pin:
+    """A version that is pinned in this process, or about to be.
+
+    Attributes:
+        version: Its number.
+        index: Of its slot.
+        users: How many tasks have it pinned.
+        is_settled: Set when it is pinned, or cannot be.
+        slot: What lies there; None when it cannot be pinned.
+    """
+
+    version: int
+    index: int
+    users: int = 0
+    is_settled: trio.Event = attrs.field(factory=trio.Event)
+    slot: Slot | None = None
+
+
+@attrs.define(eq=False)
+class Reading:
+    """One publication, in one process that reads it.
+
+    Attributes:
+        proc: The process.
+        number: Of the publication, in its own process.
+        board: Its board.
+    """
+
+    proc: Proc
+    number: int
+    board: RDMABuffer
+    _reader: int | None = None
+    _is_asking: bool = False
+    _answered: trio.Event = attrs.field(factory=trio.Event)
+    _news: trio.Event = attrs.field(factory=trio.Event)
+    _pins: dict[int, Pin] = attrs.field(factory=dict[int, Pin])
+    _locks: list[trio.Lock] = attrs.field(factory=lambda: [trio.Lock() for _ in range(limits.PUBLISHED_SLOTS_MAX)])
+    """One for each cell: it is written and cleared by one task at a time."""
+
+    @property
+    def owner(self) -> ProcId:
+        """The process that publishes."""
+        return ProcId(self.board.handle.granted.home.epoch)
+
+    # ---- news ------------------------------------------------------------------------------------------------
+
+    def subscribed(self, reader: int) -> None:
+        """Take the answer of the publisher."""
+        self._reader = reader
+        self._answered.set()
+
+    def wake(self) -> None:
+        """Learn that there is news, or that the publisher has ended: who waits looks again."""
+        self._news.set()
+        self._news = trio.Event()
+        if self._reader is None:
+            self._answered.set()
+            self._answered = trio.Event()
+
+    async def subscribe(self) -> int:
+        """Ask for cells and news, once; return the number of the cells.
+
+        Raises:
+            trio.ClosedResourceError: The publication is closed.
+            LimitExceeded: It has `limits.PUBLISHED_READERS_MAX` readers.
+        """
+        while self._reader is None:
+            answered = self._answered
+            if not self._is_asking:
+                self._is_asking = True
+                peer = self.proc.peer(self.owner)
+                assert self.proc.family is not None, "a process that reaches others has a family"
+                try:
+                    await self.proc.family.connect([peer])
+                    peer.send(Parcel(messages.encode(messages.Subscribe(self.number))))
+                except BaseException:
+                    self._is_asking = False
+                    raise
+            await self.head()  # raises if the publisher has ended, or its publication
+            await answered.wait()
+        if self._reader < 0:
+            if (await self.head()).is_closed:
+                raise trio.ClosedResourceError("this publication is closed")
+            raise LimitExceeded("PUBLISHED_READERS_MAX", limits.PUBLISHED_READERS_MAX + 1)
+        return self._reader
+
+    async def head(self) -> Head:
+        """Read header and slots of the board."""
+        data = bytearray(HEAD_BYTES)
+        await self.board[:HEAD_BYTES].read_into(data)
+        return read_head(data)
+
+    async def wait_newer(self, version: int) -> int:
+        """Wait until there is a version above `version`, and return the latest."""
+        await self.subscribe()
+        while True:
+            news = self._news  # looked at before the board: whoever publishes tells after
+            head = await self.head()
+            if head.latest > version:
+                return head.latest
+            if head.is_closed:
+                raise trio.ClosedResourceError(f"this publication is closed: version {head.latest} was its last")
+            await news.wait()
+
+    # ---- pins ------------------------------------------------------------------------------------------------
+
+    async def pin(self, version: int) -> Pin:
+        """Keep a version from being overwritten until `unpin`.
+
+        Raises:
+            VersionGone: It is not there any more.
+        """
+        reader = await self.subscribe()
+        pin = self._pins.get(version)
+        if pin is None:
+            index = (await self.head()).find(version)
+            pin = self._pins.get(version)  # another task may have been faster
+            if pin is None:
+                if index is None:
+                    raise VersionGone(_gone(version))
+                return await self._pin_first(Pin(version, index), reader)
+        pin.users += 1
+        try:
+            await pin.is_settled.wait()
+        except BaseException:
+            await self.unpin(pin)
+            raise
+        if pin.slot is None:
+            raise VersionGone(_gone(version))
+        return pin
+
+    async def _pin_first(self, pin: Pin, reader: int) -> Pin:
+        """Write the cell of a pin, and look whether the version is still there (BO-2)."""
+        self._pins[pin.version] = pin
+        pin.users += 1
+        cell = offset_of_cell(reader, pin.index)
+        try:
+            async with self._locks[pin.index]:
+                try:
+                    was = await self.board.compare_and_swap(0, pin.version, cell)
+                    slot = (await self.head()).slots[pin.index]
+                    if was == 0 and slot.version == pin.version:
+                        pin.slot = slot
+                finally:
+                    if pin.slot is None:
+                        await self._clear(cell, pin.version)  # RE-2
+        finally:
+            if pin.slot is None:
+                del self._pins[pin.version]
+            pin.is_settled.set()
+        if pin.slot is None:
+            raise VersionGone(_gone(pin.version))
+        return pin
+
+    async def unpin(self, pin: Pin) -> None:
+        """Let go of a version; the last one in this process clears the cell."""
+        pin.users -= 1
+        if pin.users or self._pins.get(pin.version) is not pin or pin.slot is None:
+            return
+        del self._pins[pin.version]
+        assert self._reader is not None, "who has pinned a version has cells"
+        with trio.CancelScope(shield=True):
+            async with self._locks[pin.index]:
+                await self._clear(offset_of_cell(self._reader, pin.index), pin.version)
+
+    async def _clear(self, cell: int, version: int) -> None:
+        """Clear a cell and tell the publisher; no more than a moment, and nothing is raised that it means."""
+        with trio.move_on_after(limits.UNPIN_SECONDS, shield=True):
+            try:
+                await self.board.compare_and_swap(version, 0, cell)
+            except Exception:  # noqa: BLE001 - the publisher, or its publication, has ended: nobody looks at the cell
+                return
+            self.proc.peer(self.owner).send(Parcel(messages.encode(messages.Unpinned(self.number))))
+
+    def handle_of(self, slot: Slot) -> Handle:
+        """Return a handle on what lies in a slot."""
+        whole = self.board.handle.granted
+        return Handle(Granted(whole.home, slot.grant, slot.block, whole.origin), 0, 0, slot.nbytes, Right.READ)
+
+
+def _gone(version: int) -> str:
+    return f"version {version} is not there any more: pin() takes the latest, wait_newer() waits for the next"

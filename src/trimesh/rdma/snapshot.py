@@ -1,0 +1,91 @@
+"""One version of a publication, while it is pinned."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from trimesh.rdma import board
+from trimesh.rdma.buffer import RDMABuffer, buffer_by
+from trimesh.rdma.handle import Handle
+from trimesh.rdma.layout import Entry, describe, read_layout
+
+
+@attrs.define(eq=False)
+class Snapshot:
+    """A version that is pinned: what it holds, and how to get it. Of no use after its block.
+
+    Attributes:
+        version: Its number.
+        entries: What it holds, by name: kind, dtype, shape.
+    """
+
+    version: int
+    entries: Mapping[str, Entry]
+    _handle: Handle = attrs.field(repr=False)
+
+    def buffer(self, name: str) -> RDMABuffer:
+        """Return a read-only handle on one tensor, to read parts of it or to map it.
+
+        Raises:
+            KeyError: There is none of that name.
+        """
+        entry = self._entry(name)
+        return buffer_by(self._handle.part(entry.offset, entry.offset + entry.nbytes))
+
+    async def read_into(self, tensors: Mapping[str, Any]) -> None:
+        """Copy published tensors into those of this process that have the same names: a state dict.
+
+        Args:
+            tensors: Some names or all; each as it was published: of its kind of elements and its shape.
+
+        Raises:
+            KeyError, TypeError, ValueError: One of them does not fit; nothing was copied.
+            ProcDied, MeshStopped, trio.ClosedResourceError, LinkLost, Unresponsive: As `RDMABuffer.read_into`.
+
+        Blocking: a checkpoint, cancellable.
+        """
+        for name, data in tensors.items():
+            entry = self._entry(name)
+            came = describe(data)
+            if (came[1], came[2]) != (entry.dtype, entry.shape) and entry.kind != "bytes":
+                is_now = f"{came[1] or 'bytes'} of shape {came[2]}"
+                raise ValueError(f"{name!r} must be as it was published, {entry.describe()}, got {is_now}")
+            self.buffer(name).check_read(data)
+        for name, data in tensors.items():
+            await self.buffer(name).read_into(data)
+
+    async def read(self) -> dict[str, Any]:
+        """Return a copy of everything, of the kinds that were published; bytes as bytearrays.
+
+        Raises and blocks as `read_into`.
+        """
+        made = {name: _empty(entry) for name, entry in self.entries.items()}
+        await self.read_into(made)
+        return made
+
+    def _entry(self, name: str) -> Entry:
+        found = self.entries.get(name)
+        if found is None:
+            some = ", ".join(sorted(self.entries)[:3])
+            raise KeyError(f"version {self.version} has no tensor {name!r}; it has {len(self.entries)}: {some}, ...")
+        return found
+
+
+async def snapshot_of(version: int, slot: board.Slot, handle: Handle) -> Snapshot:
+    """Return a version whose slot is pinned."""
+    data = bytearray(slot.layout_nbytes)
+    await buffer_by(handle.part(0, slot.layout_nbytes)).read_into(data)
+    return Snapshot(version, read_layout(data, slot.nbytes), handle)
+
+
+def _empty(entry: Entry) -> Any:
+    if entry.kind == "torch":
+        torch = importlib.import_module("torch")
+        return torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
+    if entry.kind == "numpy":
+        return importlib.import_module("numpy").empty(entry.shape, entry.dtype)
+    return bytearray(entry.nbytes)

@@ -1,0 +1,106 @@
+"""Actors that publish, and that read what others publish."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from trimesh import Actor, endpoint
+from trimesh.rdma import Published, VersionGone
+
+
+def version_of(number: int, size: int = 3000) -> dict[str, bytes]:
+    """Return what a version holds: all its bytes are its number, so that a torn one would show."""
+    return {"a": bytes([number % 251]) * size, "b": bytes([number % 251]) * (size // 3)}
+
+
+def is_torn(tensors: dict[str, Any], number: int) -> bool:
+    """Return whether some byte is of another version."""
+    return any(set(data) != {number % 251} for data in tensors.values())
+
+
+class Publisher(Actor):
+    """Publishes versions."""
+
+    def __init__(self, slots: int = 2, size: int = 3000) -> None:
+        self.published = Published(slots=slots)
+        self.size = size
+
+    @endpoint
+    async def handle(self) -> Any:
+        return self.published
+
+    @endpoint
+    async def publish(self, first: int, last: int | None = None) -> int:
+        """Publish the versions `first` to `last`, as fast as it goes."""
+        for number in range(first, (last or first) + 1):
+            version = await self.published.publish(version_of(number, self.size))
+            assert version == number
+        return last or first
+
+    @endpoint
+    async def close(self) -> None:
+        await self.published.aclose()
+
+
+class Reader(Actor):
+    """Follows a publication."""
+
+    def __init__(self) -> None:
+        self.leave = trio.Event()
+        self.has_pinned = trio.Event()
+
+    @endpoint
+    async def follow(self, published: Any, last: int) -> list[int]:
+        """Read versions until `last`; return their numbers, a torn one negated."""
+        seen = list[int]()
+        while not seen or abs(seen[-1]) < last:
+            await published.wait_newer(abs(seen[-1]) if seen else 0)
+            async with published.pin() as snapshot:
+                tensors = await snapshot.read()
+                seen.append(-snapshot.version if is_torn(tensors, snapshot.version) else snapshot.version)
+        return seen
+
+    @endpoint
+    async def chase(self, published: Any, last: int) -> list[int]:
+        """Pin, until `last` is there, the version before the latest, which goes next; return those that were torn."""
+        torn, latest = list[int](), 0
+        while latest < last:
+            latest = await published.wait_newer(latest)
+            try:
+                async with published.pin(latest - 1) as snapshot:
+                    if is_torn(await snapshot.read(), latest - 1):
+                        torn.append(latest - 1)
+            except VersionGone:
+                pass
+        return torn
+
+    @endpoint(concurrency=2, group="pins")
+    async def hold(self, published: Any, version: int | None = None) -> int:
+        """Pin a version until `let_go`; return it, negated if what it holds has changed meanwhile."""
+        async with published.pin(version) as snapshot:
+            self.has_pinned.set()
+            await self.leave.wait()
+            return -snapshot.version if is_torn(await snapshot.read(), snapshot.version) else snapshot.version
+
+    @endpoint(group="others", concurrency=4)
+    async def pinned(self) -> None:
+        await self.has_pinned.wait()
+
+    @endpoint(group="others", concurrency=4)
+    async def let_go(self) -> None:
+        self.leave.set()
+
+    @endpoint(group="others", concurrency=4)
+    async def wait_newer(self, published: Any, version: int) -> int:
+        return await published.wait_newer(version)
+
+    @endpoint(group="others", concurrency=4)
+    async def try_pin(self, published: Any, version: int) -> str:
+        """Pin a version for a moment; return its number, or the name of the error."""
+        try:
+            async with published.pin(version) as snapshot:
+                return str(snapshot.version)
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            return type(error).__name__

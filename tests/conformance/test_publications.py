@@ -1,0 +1,177 @@
+"""Versions that one process publishes and others follow (N4): never torn, gone with their owner."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from tests.conformance.meshes import Backend, attempt, kinds, tick
+from tests.conformance.publishing import Publisher, Reader, is_torn, version_of
+
+import trimesh
+from trimesh import ProcDied, Restart
+from trimesh.rdma import Published, VersionGone
+
+
+async def test_readers_follow_a_publisher_that_never_pauses(backend: Backend):
+    """N4: no version that a reader has taken is torn; versions only grow; the last one is seen."""
+    async with backend.procs({"gpus": 4}) as procs, trio.open_nursery() as nursery:
+        publisher = await procs.slice(gpus=0).spawn("publisher", Publisher)
+        readers = await procs.slice(gpus=slice(1, 4)).spawn("readers", Reader)
+        handle = await publisher.handle.call_one()
+        following = attempt(nursery, readers.follow.call, handle, 40)
+        await publisher.publish.call_one(1, 40)
+        for seen in (await following.result()).values():
+            assert seen == sorted(set(seen))
+            assert (min(seen) > 0, seen[-1]) == (True, 40)
+
+
+async def test_version_that_is_about_to_go_is_whole_or_gone(backend: Backend):
+    """N4: a reader that pins it just when the publisher takes its memory gets all of it, or `VersionGone`."""
+    async with backend.procs({"gpus": 4}) as procs, trio.open_nursery() as nursery:
+        publisher = await procs.slice(gpus=0).spawn("publisher", Publisher)
+        readers = await procs.slice(gpus=slice(1, 4)).spawn("readers", Reader)
+        handle = await publisher.handle.call_one()
+        chasing = attempt(nursery, readers.chase.call, handle, 40)
+        await publisher.publish.call_one(1, 40)
+        assert list((await chasing.result()).values()) == [[], [], []]
+
+
+async def test_pinned_version_stays_as_it_is(backend: Backend):
+    """N4: the publisher writes elsewhere, and waits when there is no elsewhere."""
+    async with backend.procs({"gpus": 2}) as procs, trio.open_nursery() as nursery:
+        publisher = await procs.slice(gpus=0).spawn("publisher", Publisher, 3)
+        reader = await procs.slice(gpus=1).spawn("reader", Reader)
+        handle = await publisher.handle.call_one()
+        await publisher.publish.call_one(1)
+        holding = attempt(nursery, reader.hold.call_one, handle)
+        await reader.pinned.call_one()
+        await publisher.publish.call_one(2, 20)
+        await reader.let_go.call_one()
+        assert await holding.result() == 1
+        assert await reader.try_pin.call_one(handle, 20) == "20"
+
+
+async def test_publisher_waits_for_the_last_pin(backend: Backend):
+    async with backend.procs({"gpus": 2}) as procs, trio.open_nursery() as nursery:
+        publisher = await procs.slice(gpus=0).spawn("publisher", Publisher)
+        reader = await procs.slice(gpus=1).spawn("reader", Reader)
+        handle = await publisher.handle.call_one()
+        await publisher.publish.call_one(1)
+        holding = attempt(nursery, reader.hold.call_one, handle, 1)
+        await reader.pinned.call_one()
+        await publisher.publish.call_one(2)
+
+        third = attempt(nursery, publisher.publish.call_one, 3)
+        assert await reader.wait_newer.call_one(handle, 1) == 2
+        await tick(20)
+        assert not third.over.is_set()
+        await reader.let_go.call_one()
+
+        assert await third.result() == 3
+        assert await holding.result() == 1
+        assert await reader.try_pin.call_one(handle, 1) == VersionGone.__name__
+
+
+async def test_pins_of_a_dead_reader_are_given_up(backend: Backend):
+    async with backend.procs({"gpus": 1}) as procs:
+        publisher = await procs.spawn("publisher", Publisher)
+        handle = await publisher.handle.call_one()
+        await publisher.publish.call_one(1)
+        with pytest.raises(trimesh.MeshErrorGroup) as caught:
+            async with backend.procs({"gpus": 1}) as doomed:
+                reader = await doomed.spawn("reader", Reader)
+                await reader.hold.broadcast(handle)
+                await reader.pinned.call_one()
+                backend.kill(reader, 0)
+                await trio.sleep_forever()
+        assert ProcDied in kinds(caught.value)
+        assert await publisher.publish.call_one(2, 6) == 6
+
+
+async def test_cancelled_reader_leaves_no_pin(backend: Backend):
+    async with backend.procs({"gpus": 2}) as procs:
+        publisher = await procs.slice(gpus=0).spawn("publisher", Publisher)
+        reader = await procs.slice(gpus=1).spawn("reader", Reader)
+        handle = await publisher.handle.call_one()
+        await publisher.publish.call_one(1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reader.hold.call_one, handle)
+            await reader.pinned.call_one()
+            nursery.cancel_scope.cancel()
+        assert await publisher.publish.call_one(2, 6) == 6
+
+
+async def test_two_tasks_of_a_process_share_a_pin(backend: Backend):
+    async with backend.procs({"gpus": 2}) as procs, trio.open_nursery() as nursery:
+        publisher = await procs.slice(gpus=0).spawn("publisher", Publisher)
+        reader = await procs.slice(gpus=1).spawn("reader", Reader)
+        handle = await publisher.handle.call_one()
+        await publisher.publish.call_one(1)
+        one, two = (attempt(nursery, reader.hold.call_one, handle, 1) for _ in range(2))
+        await reader.pinned.call_one()
+        await publisher.publish.call_one(2)
+        assert await reader.try_pin.call_one(handle, 1) == "1"
+        await reader.let_go.call_one()
+        assert (await one.result(), await two.result()) == (1, 1)
+        assert await publisher.publish.call_one(3, 6) == 6
+
+
+async def test_end_of_the_publisher_ends_those_who_wait(backend: Backend):
+    """N4: by its aclose with `ClosedResourceError`, by its death with `ProcDied`."""
+    async with backend.procs({"gpus": 2}) as procs, trio.open_nursery() as nursery:
+        publisher = await procs.slice(gpus=0).spawn("publisher", Publisher)
+        reader = await procs.slice(gpus=1).spawn("reader", Reader)
+        handle = await publisher.handle.call_one()
+        await publisher.publish.call_one(1)
+        assert await reader.wait_newer.call_one(handle, 0) == 1
+        waiting = attempt(nursery, reader.wait_newer.call_one, handle, 1)
+        await tick(20)
+        await publisher.close.call_one()
+        with pytest.raises(trio.ClosedResourceError):
+            await waiting.result()
+        assert await reader.try_pin.call_one(handle, 1) == "ClosedResourceError"
+
+
+async def test_restarted_publisher_is_another_publication(backend: Backend):
+    """N4: the old handle says that its process has died, and never gives versions of the new one."""
+    policy = Restart(intensity=3)
+    async with backend.procs({"gpus": 1}) as others, backend.procs({"gpus": 1}, supervision=policy) as procs:
+        publisher = await procs.spawn("publisher", Publisher)
+        reader = await others.spawn("reader", Reader)
+        old = await publisher.handle.call_one()
+        await publisher.publish.call_one(1)
+        async with trio.open_nursery() as nursery:
+            waiting = attempt(nursery, reader.wait_newer.call_one, old, 1)
+            await tick(20)
+            backend.kill(publisher, 0)
+            with pytest.raises(ProcDied):
+                await waiting.result()
+        new = await publisher.handle.call_one()
+        await publisher.publish.call_one(1)
+        assert await reader.try_pin.call_one(old, 1) == "ProcDied"
+        assert await reader.try_pin.call_one(new, 1) == "1"
+
+
+async def test_publication_of_the_controller(backend: Backend):
+    """Who spawns the mesh can publish, read its own, and read as a whole or by name."""
+    async with backend.procs({"gpus": 2}) as procs, Published() as weights:
+        readers = await procs.spawn("readers", Reader)
+        assert await weights.publish(version_of(1)) == 1
+        assert list((await readers.follow.call(weights, 1)).values()) == [[1], [1]]
+        async with weights.pin() as snapshot:
+            assert not is_torn(await snapshot.read(), 1)
+            only = bytearray(1000)
+            await snapshot.read_into({"b": only})
+            assert only == version_of(1)["b"]
+            with pytest.raises(KeyError, match="'c'"):
+                await snapshot.read_into({"c": only})
+            with pytest.raises(ValueError, match="size"):
+                await snapshot.read_into({"b": bytearray(999)})
+
+
+async def test_larger_versions_get_other_memory(backend: Backend):
+    async with backend.procs({"gpus": 1}) as procs, Published() as weights:
+        reader = await procs.spawn("reader", Reader)
+        for number, size in enumerate([30, 3000, 300_000, 30], start=1):
+            await weights.publish(version_of(number, size))
+            assert (await reader.follow.call_one(weights, number))[-1] == number
