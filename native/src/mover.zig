@@ -7,6 +7,7 @@
 const std = @import("std");
 const block = @import("block.zig");
 const carrier = @import("carrier.zig");
+const carrier_tcp = @import("carrier_tcp.zig");
 const grants = @import("grants.zig");
 const ledger = @import("ledger.zig");
 const limits = @import("limits.zig");
@@ -14,6 +15,7 @@ const passage_file = @import("passage.zig");
 const process = @import("process.zig");
 const status = @import("status.zig");
 const sys = @import("sys.zig");
+const tcp_socket = @import("tcp_socket.zig");
 const transfer = @import("transfer.zig");
 const views = @import("view.zig");
 const visit = @import("visit.zig");
@@ -46,6 +48,7 @@ pub const Mover = struct {
     visits_closing: u32,
     views: views.Views,
     thread: Thread,
+    tcp: carrier_tcp.TcpCarrier,
     /// Others were allowed to trace this process.
     allows_tracers: bool,
     /// One word, 1 here and 0 in every forked child.
@@ -89,7 +92,25 @@ pub const Mover = struct {
             .address_size = 0,
             .address = @splat(0),
         };
-        return 0;
+        const driven = self.startDrivers(options);
+        if (driven >= 0) return 0;
+        self.thread.stop();
+        self.giveBack();
+        return driven;
+    }
+
+    /// Carriers that pend. 0 or -errno.
+    fn startDrivers(self: *Mover, options: Options) i32 {
+        if (options.carriers & visit.TCP == 0) return 0;
+        if (options.address.len == 0) return self.tcp.start(&self.thread, &self.grants, self.self, options.epoch, null);
+        var address = tcp_socket.Address{ .bytes = @splat(0), .size = @intCast(options.address.len), .port = 0 };
+        @memcpy(address.bytes[0..options.address.len], options.address);
+        const rc = self.tcp.start(&self.thread, &self.grants, self.self, options.epoch, &address);
+        if (rc < 0) return rc;
+        self.home.port = address.port;
+        self.home.address_size = address.size;
+        self.home.address = address.bytes;
+        return if (self.thread.start() == status.OK) 0 else -sys.EAGAIN;
     }
 
     fn startMapped(self: *Mover) i32 {
@@ -116,10 +137,14 @@ pub const Mover = struct {
             if (one.state != .free) one.deinit(self.table);
         }
         self.blocks.deinit();
+        self.giveBack();
+        sys.unmap(@ptrCast(@alignCast(self)), @sizeOf(Mover));
+    }
+
+    fn giveBack(self: *Mover) void {
         sys.unmap(@ptrCast(@alignCast(self.table)), ledger.Table.BYTES);
         sys.closeAt(&self.table_fd);
         sys.unmap(@ptrCast(@alignCast(self.alive)), 4096);
-        sys.unmap(@ptrCast(@alignCast(self)), @sizeOf(Mover));
     }
 
     /// Whether this process is a child of the one that made it.
@@ -165,7 +190,9 @@ pub const Mover = struct {
     /// Let nothing new begin. Returns a status.
     pub fn revoke(self: *Mover, name: *const transfer.GrantName) i32 {
         _ = self.grants.find(name.place, name.generation) orelse return status.ERR_ARGUMENT;
-        return if (self.grants.revoke(name.place, name.generation)) status.FULL else status.OK;
+        if (!self.grants.revoke(name.place, name.generation)) return status.OK;
+        if (self.carriers & visit.TCP != 0) self.tcp.letGo();
+        return status.FULL;
     }
 
     /// Forget a grant that was revoked. Returns a status.
@@ -206,6 +233,7 @@ pub const Mover = struct {
         one.generation +%= 1;
         if (one.generation == 0) one.generation = 1;
         one.open(home, &self.home, self.table, self.carriers);
+        if (self.carriers & visit.TCP == 0) one.why_not.add("tcp: not allowed here", .{});
         if (!one.gone) {
             for (self.thread.drivers) |place| if (place) |driver| {
                 if (driver.reaches(driver.context, one)) one.carriers |= driver.carrier;

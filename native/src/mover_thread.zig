@@ -195,6 +195,11 @@ pub const Thread = struct {
         sys.eventfdSignal(self.wake); // MT-2
     }
 
+    /// Have T2 turn once more, and its drivers with it.
+    pub fn nudge(self: *Thread) void {
+        sys.eventfdSignal(self.wake);
+    }
+
     /// Take records of transfers that have ended. Their number.
     pub fn poll(self: *Thread, into: []transfer.Done) u32 {
         self.lock.lock();
@@ -215,6 +220,13 @@ pub const Thread = struct {
     }
 
     // ---- T2 ----
+
+    /// The transfer of a number, which is a driver's.
+    pub fn transferOf(self: *Thread, id: u64) *Transfer {
+        const one = &self.transfers[@intCast(id & 0xFFFF)];
+        std.debug.assert(one.id == id and isRunning(one));
+        return one;
+    }
 
     /// A transfer has ended. Nothing is written to its destination from here on.
     pub fn finish(self: *Thread, one: *Transfer, how: i32) void {

@@ -19,6 +19,8 @@ pub const EAGAIN = 11;
 pub const EINTR = 4;
 pub const ENOMEM = 12;
 pub const EINVAL = 22;
+pub const ENFILE = 23;
+pub const EMFILE = 24;
 pub const EPIPE = 32;
 pub const ECONNRESET = 104;
 
@@ -371,6 +373,12 @@ pub fn isTraced(pid: u32) bool {
     const key = "\nTracerPid:\t";
     const at = std.mem.indexOf(u8, text[0..@intCast(n)], key) orelse return false;
     return at + key.len < n and text[at + key.len] != '0';
+}
+
+/// Fill with bytes that nobody can foretell.
+pub fn random(into: []u8) void {
+    const rc = res(linux.syscall3(.getrandom, @intFromPtr(into.ptr), into.len, 0));
+    std.debug.assert(rc == into.len); // up to 256 bytes come at once
 }
 
 /// End this process, and every process of its group if it leads one. Does not return, takes no lock, allocates nothing.

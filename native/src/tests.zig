@@ -14,6 +14,7 @@ test {
     _ = @import("carrier_cma.zig");
     _ = @import("carrier_local.zig");
     _ = @import("carrier_shm.zig");
+    _ = @import("carrier_tcp.zig");
     _ = @import("faults.zig");
     _ = @import("frame.zig");
     _ = @import("gate.zig");
@@ -40,6 +41,15 @@ test {
     _ = @import("stall.zig");
     _ = @import("status.zig");
     _ = @import("sys.zig");
+    _ = @import("tcp.zig");
+    _ = @import("tcp_asking.zig");
+    _ = @import("tcp_client.zig");
+    _ = @import("tcp_server.zig");
+    _ = @import("tcp_serving.zig");
+    _ = @import("tcp_socket.zig");
+    _ = @import("tcp_test.zig");
+    _ = @import("tcp_wire.zig");
+    _ = @import("tcp_wire_test.zig");
     _ = @import("transfer.zig");
     _ = @import("view.zig");
     _ = @import("visit.zig");

@@ -99,7 +99,7 @@ def test_carriers_that_a_mover_may_not_use_are_not_used():
         assert (carriers, gone) == (allowed, 0)
         assert all(word in why_not for word in words)
         own = reader.info(reader.visit(reader.home()))
-        assert own == (0, 0, "local: not allowed here")
+        assert own == (0, 0, "local: not allowed here; tcp: not allowed here")
         reader.close()
     owner.close()
 
