@@ -96,11 +96,4 @@ pub const Views = struct {
         row.is_open = false;
         return of;
     }
-
-    /// Close all: nobody may look at them any more.
-    pub fn closeAll(self: *Views) void {
-        for (self.rows[0..self.used]) |*row| {
-            if (row.is_open) _ = closeRow(row);
-        }
-    }
 };
