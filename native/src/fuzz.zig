@@ -306,7 +306,11 @@ fn forgeRequest(smith: *Smith, counter: u64, bytes: *[wire.Request.BYTES]u8) voi
         .place = smith.value(u32),
         .generation = smith.value(u32),
         .counter = if (smith.boolWeighted(1, 15)) counter else smith.value(u64),
-        .offset = if (smith.boolWeighted(1, 3)) smith.valueRangeAtMost(u64, 0, GRANTED_BYTES) else smith.value(u64),
+        .offset = switch (smith.valueRangeAtMost(u8, 0, 7)) {
+            0 => smith.value(u64),
+            1 => std.math.maxInt(u64) - smith.valueRangeAtMost(u64, 0, GRANTED_BYTES), // with its size, beyond the end
+            else => smith.valueRangeAtMost(u64, 0, GRANTED_BYTES),
+        },
         .size = if (smith.boolWeighted(1, 7)) smith.valueRangeAtMost(u64, 0, GRANTED_BYTES) else smith.value(u64),
     };
     request.encode(&NONCE, &SECRET, bytes);
