@@ -19,6 +19,8 @@ class Scale:
         spawns: Meshes started one after the other.
         kills: Processes killed; the peer takes ten seconds for each.
         peer_kills: The same for the peer.
+        transfers: Reads of a large buffer.
+        model_mebibytes: Size of the published state dict.
     """
 
     calls: int
@@ -26,10 +28,12 @@ class Scale:
     spawns: int
     kills: int
     peer_kills: int
+    transfers: int
+    model_mebibytes: int
 
 
-FULL = Scale(calls=2000, warm_up=200, spawns=3, kills=20, peer_kills=1)
-SMOKE = Scale(calls=50, warm_up=5, spawns=1, kills=2, peer_kills=0)
+FULL = Scale(calls=2000, warm_up=200, spawns=3, kills=20, peer_kills=1, transfers=20, model_mebibytes=1024)
+SMOKE = Scale(calls=50, warm_up=5, spawns=1, kills=2, peer_kills=0, transfers=2, model_mebibytes=16)
 
 
 @dataclass(frozen=True)

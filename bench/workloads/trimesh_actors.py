@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 
 import trio
 
-from trimesh import Actor, endpoint
+from trimesh import Actor, RDMABuffer, endpoint, rdma
 
 
 class Echo(Actor):
@@ -27,3 +28,74 @@ class Sleeper(Actor):
     @endpoint
     async def sleep(self) -> None:
         await trio.sleep_forever()
+
+
+class Memory(Actor):
+    """Has memory for others, and reads theirs."""
+
+    def __init__(self) -> None:
+        self.local = bytearray()
+        self.begun = trio.Event()
+
+    @endpoint
+    async def make(self, nbytes: int, *, allocated: bool = False) -> RDMABuffer:
+        memory = rdma.allocate(nbytes) if allocated else memoryview(bytearray(nbytes))
+        memory[:] = b"\1" * nbytes
+        return RDMABuffer(memory)
+
+    @endpoint
+    async def read(self, buffer: RDMABuffer) -> float:
+        """Return the seconds of one read."""
+        self._make_room(buffer.nbytes)
+        start = time.perf_counter()
+        await buffer.read_into(self.local)
+        return time.perf_counter() - start
+
+    @endpoint(group="beside", concurrency=2)
+    async def read_for_ever(self, buffer: RDMABuffer) -> None:
+        self._make_room(buffer.nbytes)
+        self.begun.set()
+        while True:
+            await buffer.read_into(self.local)
+
+    @endpoint(group="others", concurrency=2)
+    async def has_begun(self) -> None:
+        await self.begun.wait()
+
+    @endpoint(group="others", concurrency=2)
+    async def echo(self, data: bytes) -> bytes:
+        return data
+
+    def _make_room(self, nbytes: int) -> None:
+        if len(self.local) != nbytes:
+            self.local = bytearray(b"\1") * nbytes
+
+
+class Model(Actor):
+    """Has tensors of one model; publishes them, or takes what another publishes."""
+
+    def __init__(self, tensors: int, mebibytes: int) -> None:
+        nbytes = (mebibytes << 20) // tensors
+        self.tensors = {f"layer.{index}": bytearray(b"\1") * nbytes for index in range(tensors)}
+        self.published = rdma.Published()
+        self.waiting = trio.Event()
+
+    @endpoint
+    async def publication(self) -> rdma.Published:
+        return self.published
+
+    @endpoint
+    async def publish(self) -> int:
+        return await self.published.publish(self.tensors)
+
+    @endpoint(group="readers", concurrency=1)
+    async def take(self, weights: rdma.Published, version: int) -> None:
+        self.waiting.set()
+        await weights.wait_newer(version - 1)
+        async with weights.pin() as snapshot:
+            await snapshot.read_into(self.tensors)
+        self.waiting = trio.Event()
+
+    @endpoint(group="others", concurrency=2)
+    async def is_waiting(self) -> None:
+        await self.waiting.wait()

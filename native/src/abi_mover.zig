@@ -268,6 +268,14 @@ export fn tm_view_close(mover: ?*Mover, handle: u64) i32 {
     return if (self.closeView(handle)) status.OK else status.ERR_ARGUMENT;
 }
 
+export fn tm_unmap(bytes: ?[*]u8, size: u64) i32 {
+    const at = @intFromPtr(bytes orelse return status.ERR_ARGUMENT);
+    if (size == 0 or at +% size < at) return status.ERR_ARGUMENT;
+    const first = std.mem.alignBackward(u64, at, 4096);
+    sys.unmap(@ptrFromInt(first), @intCast(std.mem.alignForward(u64, at + size, 4096) - first));
+    return status.OK;
+}
+
 comptime {
     std.debug.assert(@sizeOf(Options) == 40 and @sizeOf(visit.Home) == 56 and @sizeOf(Block) == 24);
     std.debug.assert(@sizeOf(VisitInfo) == 16 and @sizeOf(views.Opened) == 16);

@@ -429,3 +429,7 @@ fn forgeAnswer(smith: *Smith, one: *const asking.Asking) wire.Answer {
 test "fuzz: asking" {
     try testing.fuzz({}, fuzzAsking, .{});
 }
+
+test {
+    _ = @import("fuzz_ledger.zig");
+}

@@ -132,7 +132,7 @@ pub const Mover = struct {
     /// Stop T2 and give everything back but the blocks that are in use.
     pub fn destroy(self: *Mover) void {
         self.thread.stop();
-        self.views.closeAll();
+        // Open views stay mapped, and their claims stay taken: whoever was lent them may look until the process ends.
         for (self.visits[0..self.visits_used]) |*one| {
             if (one.state != .free) one.deinit(self.table);
         }
@@ -290,8 +290,12 @@ pub const Mover = struct {
             if (carrier.pick(&passage, allowed)) |by| return self.carry(request, one, by, passage, done);
             passage.close();
         }
-        const by = carrier.pickPending(allowed) orelse return ended(done, status.ERR_UNREACHABLE);
+        const by = carrier.pickPending(allowed) orelse return ended(done, unreachableFor(one));
         return self.submit(&.of(request, one, by, null), done);
+    }
+
+    fn unreachableFor(one: *Visit) i32 {
+        return if (one.isEnding()) status.ERR_GONE else status.ERR_UNREACHABLE;
     }
 
     fn ended(done: *transfer.Done, how: i32) i32 {
@@ -352,12 +356,12 @@ pub const Mover = struct {
     /// Look at granted memory where it lies. Returns a status.
     pub fn openView(self: *Mover, one: *Visit, wanted: *const ledger.Wanted, writable: bool, out: *views.Opened) i32 {
         if (one.table == null or one.carriers & (visit.LOCAL | visit.SHM) == 0)
-            return if (one.hasEnded()) status.ERR_GONE else status.ERR_UNREACHABLE;
+            return unreachableFor(one);
         var why: i32 = 0;
         var passage = Passage.open(one, self.self, &self.grants, wanted, &why) orelse return why;
         const rc = self.views.open(&passage, wanted.size, writable, &self.blocks, out);
         if (rc == status.OK) _ = @atomicRmw(u32, &one.uses, .Add, 1, .acquire) else passage.close();
-        return rc;
+        return if (rc == status.ERR_UNREACHABLE) unreachableFor(one) else rc;
     }
 
     /// Look no more. False: there is no such view.

@@ -26,6 +26,7 @@ test {
     _ = @import("limits.zig");
     _ = @import("link.zig");
     _ = @import("mover.zig");
+    _ = @import("mover_test.zig");
     _ = @import("mover_thread.zig");
     _ = @import("pagemap.zig");
     _ = @import("passage.zig");

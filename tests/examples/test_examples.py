@@ -146,3 +146,14 @@ def test_cancel_cuts_the_remote_endpoints_and_waits_for_their_clean_up() -> None
     [cut] = facts(r"^the call was cut after (\S+) s, clean-up included$", printed)
     assert 0.6 <= float(cut) < 5
     assert "served: dish 0 dish 1" in printed
+
+
+@pytest.mark.torch
+def test_weight_sync_is_never_torn() -> None:
+    """Every generator has taken versions up to the last, whole."""
+    said = run_example("weight_sync.py", "30", "8", "15")
+
+    taken = re.findall(r"^  generator (\d): (\d+) versions, 0 torn, \S+ ms each$", said, re.MULTILINE)
+    assert [generator for generator, _ in taken] == ["0", "1", "2", "3"]
+    assert all(1 <= int(count) <= 15 for _, count in taken)
+    assert facts(r"^  trainer: \S+ ms to publish one, (\S+) GiB/s$", said)

@@ -1,0 +1,116 @@
+"""What carries bulk data on this machine, and why the rest does not: tried with two processes, not guessed."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import attrs
+
+from trimesh.actor.actor import Actor
+from trimesh.actor.endpoint import endpoint
+from trimesh.actor.host_mesh import this_host
+from trimesh.errors import LinkLost
+from trimesh.rdma.allocation import allocate
+from trimesh.rdma.buffer import RDMABuffer
+
+NBYTES = 64 << 20
+ROUNDS = 5
+
+CARRIERS = {
+    "shm": "memory from allocate, mapped by the reader",
+    "cma": "any memory of a process of this host, by process_vm_readv",
+    "tcp": "any memory of any process that listens, over two connections",
+    "ucx": "InfiniBand, RoCE, EFA and devices, by libucp",
+}
+
+
+@attrs.frozen
+class Trial:
+    """What came of trying a carrier.
+
+    Attributes:
+        carrier: Its name.
+        seconds: Of one read of `NBYTES`; None when it does not work.
+        why_not: Why it does not.
+    """
+
+    carrier: str
+    seconds: float | None
+    why_not: str = ""
+
+    def __str__(self) -> str:
+        if self.seconds is None:
+            return f"  {self.carrier}   no    {self.why_not}"
+        return f"  {self.carrier}   yes   {NBYTES / self.seconds / 1e9:.1f} GB/s   {CARRIERS[self.carrier]}"
+
+
+class _Owner(Actor):
+    """Has memory."""
+
+    def __init__(self) -> None:
+        memory = allocate(NBYTES)
+        memory[:] = bytes(NBYTES)
+        self.buffer = RDMABuffer(memory, writable=False)
+
+    @endpoint
+    async def handle(self) -> RDMABuffer:
+        return self.buffer
+
+
+class _Reader(Actor):
+    """Reads it."""
+
+    @endpoint
+    async def read(self, buffer: RDMABuffer) -> float | str:
+        """Return the seconds of one read, or why there is none."""
+        local = bytearray(NBYTES)
+        try:
+            await buffer.read_into(local)
+        except LinkLost as error:
+            return str(error)
+        best = float("inf")
+        for _ in range(ROUNDS):
+            start = time.perf_counter()
+            await buffer.read_into(local)
+            best = min(best, time.perf_counter() - start)
+        return best
+
+
+async def try_carrier(carrier: str) -> Trial:
+    """Read some memory of one new process by another, with one carrier."""
+    async with this_host().spawn_procs({"procs": 2}, env={"TRIMESH_RDMA": carrier}) as procs:
+        owner = await procs.slice(procs=0).spawn("owner", _Owner)
+        reader = await procs.slice(procs=1).spawn("reader", _Reader)
+        found = await reader.read.call_one(await owner.handle.call_one())
+    if isinstance(found, str):
+        return Trial(carrier, None, found.rpartition(" from here: ")[2])
+    return Trial(carrier, found)
+
+
+def describe_machine() -> list[str]:
+    """Say what of this machine decides about carriers."""
+    yama = _first_line("/proc/sys/kernel/yama/ptrace_scope") or "not there"
+    try:
+        devices = ", ".join(sorted(os.listdir("/sys/class/infiniband"))) or "none"
+    except OSError:
+        devices = "none"
+    lines = [
+        f"Linux {os.uname().release}, {os.uname().machine}",
+        f"yama ptrace_scope: {yama}",
+        f"RDMA devices: {devices}",
+        f"NVIDIA driver: {'there' if Path('/proc/driver/nvidia/version').exists() else 'none'}",
+    ]
+    return lines + [
+        f"{name}={os.environ[name]}"
+        for name in ("TRIMESH_RDMA", "TRIMESH_RDMA_ADDRESS", "TRIMESH_HOST_ID", "TRIMESH_UCX")
+        if name in os.environ
+    ]
+
+
+def _first_line(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

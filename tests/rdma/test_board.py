@@ -1,0 +1,63 @@
+"""The words that publisher and readers share."""
+
+from __future__ import annotations
+
+import pytest
+
+from trimesh import limits
+from trimesh._transport.mover import Grant
+from trimesh.errors import ProtocolError
+from trimesh.rdma import board
+
+
+def new_board() -> memoryview:
+    return memoryview(bytearray(board.BOARD_BYTES))
+
+
+def set_version(words: memoryview, slot: int, version: int) -> None:
+    at = board.offset_of_slot(slot)
+    words[at : at + 8] = version.to_bytes(8, "little")
+
+
+def test_slots_read_as_they_were_written() -> None:
+    words = new_board()
+    assert board.read_head(words).latest == 0
+    one = board.Slot(7, Grant(1, 2, bytes(range(16))), 5, 1000, 64)
+    board.write_slot(words, 3, one)
+    assert board.read_head(words).find(7) is None  # not before its version is there
+    set_version(words, 3, 7)
+    board.write_header(words, 7, is_closed=True)
+
+    head = board.read_head(words)
+
+    assert (head.latest, head.is_closed, head.find(7), head.slots[3]) == (7, True, 3, one)
+
+
+def test_cells_lie_apart_and_within_the_board() -> None:
+    readers, slots = limits.PUBLISHED_READERS_MAX, limits.PUBLISHED_SLOTS_MAX
+    offsets = {board.offset_of_cell(reader, slot) for reader in range(readers) for slot in range(slots)}
+    assert len(offsets) == readers * slots
+    assert min(offsets) == board.HEAD_BYTES
+    assert max(offsets) + board.WORD == board.BOARD_BYTES
+    assert all(offset % board.WORD == 0 for offset in offsets)
+
+
+def test_pins_are_found_in_the_cells_of_all_readers() -> None:
+    words = new_board()
+    for reader, slot, version in (0, 1, 5), (2, 1, 6), (2, 0, 9), (3, 1, 7):
+        at = board.offset_of_cell(reader, slot)
+        words[at : at + 8] = version.to_bytes(8, "little")
+    assert board.pinned(words, 1, 0) == set()
+    assert board.pinned(words, 1, 3) == {5, 6}
+    assert board.pinned(words, 1, 4) == {5, 6, 7}
+    board.clear_cell(words, 2, 1)
+    assert board.pinned(words, 1, 4) == {5, 7}
+    assert board.pinned(words, 0, 4) == {9}
+
+
+def test_slot_of_a_peer_is_checked() -> None:
+    words = new_board()
+    board.write_slot(words, 0, board.Slot(1, Grant(1, 1, bytes(16)), 0, 10, 11))
+    set_version(words, 0, 1)
+    with pytest.raises(ProtocolError):
+        board.read_head(words)

@@ -1,0 +1,54 @@
+"""Where published tensors lie, and what is refused."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from trimesh import limits
+from trimesh.errors import ProtocolError
+from trimesh.rdma.layout import ALIGN_BYTES, Entry, layout_of, read_layout
+
+
+def test_tensors_lie_apart_after_the_layout() -> None:
+    tensors = {"a": b"12345", "b": memoryview(bytearray(48)).cast("f", (3, 4)), "c" * 200: bytearray(100)}
+    layout = layout_of(tensors)
+    entries = read_layout(layout.head, layout.nbytes)
+    assert entries == dict(layout.entries)
+    assert list(entries) == list(tensors)
+    end = len(layout.head)
+    for entry in entries.values():
+        assert entry.offset >= end
+        assert entry.offset % ALIGN_BYTES == 0
+        end = entry.offset + entry.nbytes
+    assert end == layout.nbytes
+    assert (entries["b"].kind, entries["b"].dtype, entries["b"].shape) == ("bytes", "", (48,))
+
+
+def test_what_cannot_be_published_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        layout_of({})
+    with pytest.raises(TypeError, match="named by texts"):
+        layout_of({1: b"x"})  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match="'a'"):
+        layout_of({"a": object()})
+    with pytest.raises(ValueError, match=str(limits.PUBLISHED_TENSORS_MAX)):
+        layout_of({str(number): b"x" for number in range(limits.PUBLISHED_TENSORS_MAX + 1)})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff",
+        b"\x91" * 2000,
+        msgspec.msgpack.encode(1),
+        msgspec.msgpack.encode([Entry("a", "bytes", "", (4,), 0, 2000)]),
+        msgspec.msgpack.encode([Entry("a", "bytes", "", (4,), -1, 4)]),
+        msgspec.msgpack.encode([Entry("a", "bytes", "", (4,), 998, 4)]),
+        msgspec.msgpack.encode([Entry("a", "bytes", "", (0,), 4, 0)]),
+    ],
+)
+def test_layout_of_a_peer_is_checked(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        read_layout(data, 1000)
