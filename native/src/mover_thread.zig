@@ -170,7 +170,7 @@ pub const Thread = struct {
         const index = id & 0xFFFF;
         if (index >= self.used) return false;
         const one = &self.transfers[@intCast(index)];
-        if (one.state == .free or one.id != id) return false;
+        if (@atomicLoad(transfer.State, &one.state, .acquire) == .free or one.id != id) return false;
         self.giveUpOne(one);
         return true;
     }

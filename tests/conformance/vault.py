@@ -15,7 +15,8 @@ LARGE = 1 << 20
 
 def pattern(size: int, salt: int = 0) -> bytes:
     """Return bytes in which every place differs from its neighbours."""
-    return bytes((7 * index + salt) % 251 for index in range(size))
+    period = bytes((7 * index + salt) % 251 for index in range(251))
+    return (period * (size // 251 + 1))[:size]
 
 
 async def read_until_dead(handle: RDMABuffer) -> ProcDied:

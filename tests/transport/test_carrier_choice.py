@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from trimesh._transport.carrier_choice import chosen_carriers
+from trimesh._transport.carrier_choice import can_look_at_memory, chosen_carriers
 from trimesh._transport.host_identity import host_identity
 from trimesh._transport.mover import Carrier
 
@@ -24,8 +26,19 @@ ALL = Carrier.LOCAL | Carrier.SHM | Carrier.CMA | Carrier.TCP | Carrier.UCX
     ],
 )
 def test_choice(environment: dict[str, str], carriers: Carrier, address: bytes):
-    found = chosen_carriers(environment)
+    found = chosen_carriers(environment, lambda: True)
     assert (found.carriers, found.address) == (carriers, address)
+
+
+def test_sandboxed_process_listens():
+    """Where no process may look at another one's memory, tcp is what is left."""
+    assert chosen_carriers({}, lambda: False).address == b"\x7f\0\0\1"
+    assert chosen_carriers({"TRIMESH_RDMA": "shm,cma"}, lambda: False).address == b""
+
+
+@pytest.mark.skipif("Seccomp:\t0" not in Path("/proc/self/status").read_text(), reason="a sandbox may forbid the call")
+def test_own_memory_can_be_looked_at():
+    assert can_look_at_memory()
 
 
 @pytest.mark.parametrize(
