@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import attrs
 import pytest
-from tests.native.mover import ALL, CMA, LOCAL, SHM, Mover, Other
+from tests.native.mover import ALL, CMA, LOCAL, SHM, TCP, Mover, Other
 
 _epochs = itertools.count(1000)
 
@@ -41,6 +41,8 @@ class Road:
 
 
 LOCAL_ROAD = Road("local", LOCAL, block=False)
+LOOPBACK = bytes([127, 0, 0, 1])
+TCP_ROAD = Road("tcp", TCP, block=False)
 HOST_ROADS = [Road("shm", SHM, block=True), Road("cma", CMA, block=False)]
 MORE_ROADS = [Road("local-block", LOCAL, block=True), Road("cma-block", CMA, block=True)]
 
@@ -83,7 +85,7 @@ def open_pair(road: Road) -> Pair:
     if road.carrier == LOCAL:
         reader = Mover(next(_epochs))
         return Pair(road, reader, Here(reader), reader.visit(reader.home()))
-    owner = Other(next(_epochs))
+    owner = Other(next(_epochs), address=LOOPBACK if road is TCP_ROAD else b"")
     reader = Mover(next(_epochs), road.carrier)
     return Pair(road, reader, owner, reader.visit(owner.call("home")), [owner])
 
@@ -97,15 +99,21 @@ def run_pair(road: Road) -> Iterator[Pair]:
         pair.close()
 
 
-@pytest.fixture(params=[LOCAL_ROAD, *HOST_ROADS], ids=lambda road: road.name)
+@pytest.fixture(params=[LOCAL_ROAD, *HOST_ROADS, TCP_ROAD], ids=lambda road: road.name)
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """Every road."""
     yield from run_pair(request.param)
 
 
-@pytest.fixture(params=HOST_ROADS, ids=lambda road: road.name)
+@pytest.fixture(params=[*HOST_ROADS, TCP_ROAD], ids=lambda road: road.name)
 def far_pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """Every road to another process."""
+    yield from run_pair(request.param)
+
+
+@pytest.fixture(params=HOST_ROADS, ids=lambda road: road.name)
+def host_pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """Every road to another process on which that takes no part."""
     yield from run_pair(request.param)
 
 
