@@ -99,15 +99,30 @@ def run_pair(road: Road) -> Iterator[Pair]:
         pair.close()
 
 
+@pytest.fixture(scope="module")
+def lasting_owner() -> Iterator[Other]:
+    """A process whose tests leave it as it is."""
+    owner = Other(next(_epochs), address=LOOPBACK)
+    yield owner
+    owner.close()
+
+
 @pytest.fixture(params=[LOCAL_ROAD, *HOST_ROADS, TCP_ROAD], ids=lambda road: road.name)
-def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    """Every road."""
-    yield from run_pair(request.param)
+def pair(request: pytest.FixtureRequest, lasting_owner: Other) -> Iterator[Pair]:
+    """Every road, to this process or to one that is not to be harmed."""
+    road: Road = request.param
+    if road.carrier == LOCAL:
+        yield from run_pair(road)
+        return
+    reader = Mover(next(_epochs), road.carrier)
+    yield Pair(road, reader, lasting_owner, reader.visit(lasting_owner.call("home")))
+    reader.close()
+    lasting_owner.call("clean")
 
 
 @pytest.fixture(params=[*HOST_ROADS, TCP_ROAD], ids=lambda road: road.name)
 def far_pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    """Every road to another process."""
+    """Every road to another process, which may be harmed."""
     yield from run_pair(request.param)
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.native.mover import ADD, ALL, READ, SWAP, WRITE, Mover, lib, pattern
-from tests.native.movers import TCP_ROAD, Pair, far_pair, host_pair, odd_pair, pair
+from tests.native.mover import ADD, ALL, CMA, READ, SWAP, WRITE, Mover, Other, lib, pattern
+from tests.native.movers import TCP_ROAD, Pair, far_pair, host_pair, lasting_owner, odd_pair, pair
 
 from trimesh import limits
 
 pytestmark = pytest.mark.real
 
-__all__ = ["far_pair", "host_pair", "odd_pair", "pair"]  # fixtures
+__all__ = ["far_pair", "host_pair", "lasting_owner", "odd_pair", "pair"]  # fixtures
 
 SMALL = 5_000
 LARGE = 3 * limits.INLINE_BYTES_MAX + 17
@@ -116,7 +116,7 @@ TOP = (1 << 64) - 1
 FORGED: list[dict[str, Any]] = [
     {"secret": "00" * 16},
     {"generation": 0},
-    {"generation": 70},
+    {"generation": 1 << 31},
     {"generation": (1 << 32) - 1},
     {"place": limits.GRANTS_MAX - 1},
     {"place": limits.GRANTS_MAX},
@@ -361,6 +361,22 @@ def test_owner_that_is_killed_and_not_reaped_is_gone(far_pair: Pair):
     assert far_pair.reader.move(far_pair.visit, READ, grant, bytearray(8)).status == lib.TM_ERR_GONE
     visit = far_pair.reader.visit(far_pair.reader.home())
     assert far_pair.reader.info(visit)[1] == 0
+
+
+def test_owner_that_has_become_another_program_is_not_reached_by_address():
+    """What lies there now was granted by nobody."""
+    owner, reader = Other(97), Mover(98, CMA)
+    grant = owner.call("grant", SMALL)
+    visit = reader.visit(owner.call("home"))
+    assert reader.move(visit, READ, grant, bytearray(8)).status == lib.TM_OK
+
+    assert owner.call("become_another") is True
+
+    for kind in (READ, WRITE, ADD):
+        done = reader.move(visit, kind, grant, None if kind == ADD else bytearray(8))
+        assert done.status == lib.TM_ERR_GONE
+    reader.close()
+    owner.close()
 
 
 def test_owner_that_is_stopped_takes_no_part(host_pair: Pair):
