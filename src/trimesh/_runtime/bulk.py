@@ -298,6 +298,13 @@ class Bulk:
             assert family is not None, "a process that reaches others has a family"
             death = await family.learn_end(self.proc.peer(proc_id))
             raise _located(death(maybe_executed=True), granted) from None
+        if end is End.LOST:
+            family = self.proc.family
+            assert family is not None, "a process that reaches others has a family"
+            loss = await family.learn_loss(self.proc.peer(proc_id))
+            if loss is not None:
+                raise _located(loss(maybe_executed=True), granted) from None
+            raise _located(LinkLost(f"the connection to {_describe(granted)} was lost"), granted) from None
         if end is End.CANCELLED:
             found = self.proc.death_of(proc_id)
             if found is not None:

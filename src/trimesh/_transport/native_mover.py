@@ -9,6 +9,7 @@ only puts a note into a queue, which the thread of the Trio loop empties. What o
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -50,12 +51,30 @@ _ENDS: Final = {
     status.ERR_DENIED: End.DENIED,
     status.ERR_UNREACHABLE: End.UNREACHABLE,
     status.ERR_SILENT: End.SILENT,
+    status.ERR_PEER: End.LOST,
     status.ERR_CANCELLED: End.CANCELLED,
 }
 
 
+_LOST: Final = frozenset(
+    {
+        errno.ECONNABORTED,
+        errno.ECONNREFUSED,
+        errno.ECONNRESET,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETRESET,
+        errno.ENETUNREACH,
+        errno.EPIPE,
+        errno.ETIMEDOUT,
+    }
+)
+"""What the network says of a connection; whatever else the system says is an error of this process."""
+
+
 def _error_of(code: int, doing: str, limit: str = "TRANSFERS_MAX") -> Exception:
-    end = _ENDS.get(code)
+    end = End.LOST if status.ERR_ERRNO - code in _LOST else _ENDS.get(code)
     return TransferError(end) if end is not None else status.error_of(code, doing, limit=limit)
 
 
