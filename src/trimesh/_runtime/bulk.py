@@ -147,8 +147,9 @@ class Bulk:
             )
         mover = self.proc.transport.mover
         if not self._is_served:
-            self._is_served = True
-            self.proc.serve(mover.run)
+            self._is_served = self.proc.serve(mover.run)
+            if not self._is_served:
+                raise trio.ClosedResourceError("this process is ending: it grants and reaches nothing any more")
         return mover
 
     # ---- granting --------------------------------------------------------------------------------------------

@@ -267,6 +267,7 @@ class NativeMover(Mover):
         ended, self._under_way = self._under_way, {}
         for one in ended.values():
             one.end(TransferError(End.CANCELLED))
+        self._room.set()
         self._keep.clear()
 
 
