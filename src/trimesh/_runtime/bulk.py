@@ -294,11 +294,12 @@ class Bulk:
     async def _raise(self, granted: Granted, visit: Visit, end: End) -> NoReturn:
         """Raise what the end of a transfer means."""
         proc_id = ProcId(granted.home.epoch)
-        if end is End.GONE:
+        if end in (End.GONE, End.LOST, End.SILENT):
             family = self.proc.family
             assert family is not None, "a process that reaches others has a family"
-            death = await family.learn_end(self.proc.peer(proc_id))
-            raise _located(death(maybe_executed=True), granted) from None
+            death = await family.learn_end(self.proc.peer(proc_id), is_certain=end is End.GONE)
+            if death is not None:
+                raise _located(death(maybe_executed=True), granted) from None
         if end is End.CANCELLED:
             found = self.proc.death_of(proc_id)
             if found is not None:
@@ -314,6 +315,9 @@ class Bulk:
             ) from None
         if end is End.SILENT:
             raise _located(Unresponsive(f"{_describe(granted)} has not answered a transfer"), granted) from None
+        if end is End.LOST:
+            text = f"the connection to {_describe(granted)} was lost, and it is not known to have ended"
+            raise _located(LinkLost(text), granted) from None
         why = visit.why_not or "no carrier is allowed"
         text = f"the memory of {_describe(granted)} cannot be reached from here: {why}"
         raise _located(LinkLost(text), granted) from None

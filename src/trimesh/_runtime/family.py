@@ -194,8 +194,13 @@ class Family:
         if peer.link is None:
             self._declare_by(peer, report)
 
-    async def learn_end(self, peer: Peer) -> DeathOf:
-        """Return how a process has ended that is known to have; wait, not for long, for whoever finds that out."""
+    async def learn_end(self, peer: Peer, *, is_certain: bool) -> DeathOf | None:
+        """Return how a process has ended; wait, not for long, for whoever finds that out.
+
+        Args:
+            peer: The process.
+            is_certain: Whether it has ended. If not it is looked for, and None returned if it is there.
+        """
         if peer.death is None:
             told = trio.Event()
 
@@ -206,13 +211,13 @@ class Family:
             self.proc.on_gone.append(listen)
             try:
                 with trio.move_on_after(limits.TRANSFER_END_SECONDS):
-                    if self.proc.is_stranger(peer) and peer.proc_id != self.parent:
-                        await self.find_out(peer)
-                    else:
+                    if self.proc.is_stranger(peer):
+                        await (self.find_out(peer) if is_certain else self.try_to_connect([peer]))
+                    if peer.death is None and peer.no_link is None:
                         await told.wait()
             finally:
                 self.proc.on_gone.remove(listen)
-        return peer.death or died_of("the process", None)
+        return died_of("the process", None) if peer.death is None and is_certain else peer.death
 
     async def _declare(self, peer: Peer) -> None:
         """Declare a process gone that somebody else owns, with the diagnosis of the host that had started it."""

@@ -62,6 +62,7 @@ class End(enum.Enum):
     DENIED = "wrong secret, no such right, or out of its range"
     UNREACHABLE = "nothing carries bytes between the two processes"
     SILENT = "its process does not answer"
+    LOST = "the connection to its process was lost"
     CANCELLED = "it was given up, or its visit was ended"
 
 

@@ -9,6 +9,7 @@ only puts a note into a queue, which the thread of the Trio loop empties. What o
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -54,8 +55,24 @@ _ENDS: Final = {
 }
 
 
+_LOST: Final = frozenset(
+    (
+        errno.ECONNABORTED,
+        errno.ECONNREFUSED,
+        errno.ECONNRESET,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.EPIPE,
+        errno.ETIMEDOUT,
+    )
+)
+"""What the system says of a connection whose other end may have ended, or may be cut off."""
+
+
 def _error_of(code: int, doing: str, limit: str = "TRANSFERS_MAX") -> Exception:
-    end = _ENDS.get(code)
+    end = End.LOST if status.ERR_ERRNO - code in _LOST else _ENDS.get(code)
     return TransferError(end) if end is not None else status.error_of(code, doing, limit=limit)
 
 
