@@ -160,6 +160,10 @@ pub const FAULT_LOOK_MS = 5;
 /// may leave to be padded. Fewer bytes cost throughput, more buy none.
 pub const TCP_BODY_BYTES_MAX = 1 << 20;
 
+/// Grants that were dropped whose names are remembered, 24 bytes each: when so many more were dropped, a reader that
+/// comes by TCP is told that it was denied, no longer that its grant was revoked.
+pub const FORMER_GRANTS_MAX = 1_024;
+
 /// Requests that a client asks on one connection before the first of them is answered: the way there and back costs
 /// nothing as long as the next request has come when one is done.
 pub const TCP_WINDOW_REQUESTS = 4;

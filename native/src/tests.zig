@@ -16,6 +16,7 @@ test {
     _ = @import("carrier_shm.zig");
     _ = @import("carrier_tcp.zig");
     _ = @import("faults.zig");
+    _ = @import("former.zig");
     _ = @import("frame.zig");
     _ = @import("gate.zig");
     _ = @import("gate_test.zig");

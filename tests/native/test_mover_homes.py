@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,6 +135,29 @@ def test_process_of_another_user_is_not_reached():
 
     owner_home = owner.home()
     assert as_nobody(work) == 0
+    owner.close()
+
+
+def test_process_without_descriptors_says_so():
+    owner = Other(7)
+    home = owner.call("home")
+    reader = Mover(8)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    next_free = os.dup(0)
+    os.close(next_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_free, before[1]))
+    try:
+        visit = reader.visit(home)
+        status = lib.tm_block_take(reader.handle, 64, ffi.new("tm_block *"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    assert status == lib.TM_ERR_ERRNO - errno.EMFILE
+    carriers, gone, why_not = reader.info(visit)
+    assert (carriers & (SHM | CMA), gone) == (0, 0)
+    assert "(errno 24)" in why_not
+    assert reader.info(reader.visit(home))[0] & SHM
+    reader.close()
     owner.close()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Generator
 from functools import partial
 from typing import Any
@@ -11,7 +13,7 @@ import trio
 from tests.rdma.namespaces import Namespace, two_namespaces, why_not
 
 import trimesh
-from trimesh import Actor, RDMABuffer, Unresponsive, current_rank, endpoint, this_host
+from trimesh import Actor, Isolate, ProcDied, RDMABuffer, Unresponsive, current_rank, endpoint, this_host
 from trimesh.rdma import Published
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can")]
@@ -30,10 +32,10 @@ def enter(hosts: tuple[Namespace, Namespace]) -> None:
     hosts[current_rank() % 2].enter()
 
 
-def spawned(hosts: tuple[Namespace, Namespace], procs: int = 2) -> Any:
+def spawned(hosts: tuple[Namespace, Namespace], procs: int = 2, **options: Any) -> Any:
     """Spawn processes, even ranks on the one host and odd ones on the other."""
     return this_host().spawn_procs(
-        {"procs": procs}, setup=partial(enter, hosts), env=lambda point: hosts[point.rank % 2].environment
+        {"procs": procs}, setup=partial(enter, hosts), env=lambda point: hosts[point.rank % 2].environment, **options
     )
 
 
@@ -73,6 +75,10 @@ class Member(Actor):
     @endpoint
     async def bytes_here(self) -> set[int]:
         return set(self.memory)
+
+    @endpoint
+    async def pid(self) -> int:
+        return os.getpid()
 
     @endpoint
     async def first_word(self) -> int:
@@ -130,3 +136,17 @@ async def test_cut_cable_ends_a_read_in_bounded_time(hosts: Any) -> None:
         hosts[0].cut()
         with trio.fail_after(60), pytest.raises(Unresponsive):
             await reader.read.call_one(handle)
+
+
+async def test_owner_that_is_killed_on_another_host_has_died(hosts: Any) -> None:
+    """The connection is lost, which says nothing: the host that has started it knows."""
+    async with spawned(hosts, supervision=Isolate()) as procs:
+        members = await procs.spawn("members", Member)
+        owner, reader = members.slice(procs=0), members.slice(procs=1)
+        handle = await owner.handle.call_one()
+        assert await reader.read.call_one(handle) == ("tcp", {1})
+        os.kill(await owner.pid.call_one(), signal.SIGKILL)
+        with trio.fail_after(60), pytest.raises(ProcDied) as caught:
+            while True:
+                await reader.read.call_one(handle)
+        assert caught.value.signal == signal.SIGKILL

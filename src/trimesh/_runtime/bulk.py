@@ -147,9 +147,8 @@ class Bulk:
             )
         mover = self.proc.transport.mover
         if not self._is_served:
-            self._is_served = self.proc.serve(mover.run)
-            if not self._is_served:
-                raise trio.ClosedResourceError("this process is ending: it grants and reaches nothing any more")
+            self._is_served = True
+            self.proc.serve(mover.run)
         return mover
 
     # ---- granting --------------------------------------------------------------------------------------------
@@ -294,12 +293,17 @@ class Bulk:
     async def _raise(self, granted: Granted, visit: Visit, end: End) -> NoReturn:
         """Raise what the end of a transfer means."""
         proc_id = ProcId(granted.home.epoch)
-        if end in (End.GONE, End.LOST, End.SILENT):
+        if end is End.GONE:
             family = self.proc.family
             assert family is not None, "a process that reaches others has a family"
-            death = await family.learn_end(self.proc.peer(proc_id), is_certain=end is End.GONE)
-            if death is not None:
-                raise _located(death(maybe_executed=True), granted) from None
+            death = await family.learn_end(self.proc.peer(proc_id))
+            raise _located(death(maybe_executed=True), granted) from None
+        if end in (End.LOST, End.SILENT):
+            family = self.proc.family
+            assert family is not None, "a process that reaches others has a family"
+            loss = await family.learn_loss(self.proc.peer(proc_id))
+            if loss is not None:
+                raise _located(loss(maybe_executed=True), granted) from None
         if end is End.CANCELLED:
             found = self.proc.death_of(proc_id)
             if found is not None:
@@ -316,8 +320,7 @@ class Bulk:
         if end is End.SILENT:
             raise _located(Unresponsive(f"{_describe(granted)} has not answered a transfer"), granted) from None
         if end is End.LOST:
-            text = f"the connection to {_describe(granted)} was lost, and it is not known to have ended"
-            raise _located(LinkLost(text), granted) from None
+            raise _located(LinkLost(f"the connection to {_describe(granted)} was lost"), granted) from None
         why = visit.why_not or "no carrier is allowed"
         text = f"the memory of {_describe(granted)} cannot be reached from here: {why}"
         raise _located(LinkLost(text), granted) from None

@@ -51,24 +51,26 @@ _ENDS: Final = {
     status.ERR_DENIED: End.DENIED,
     status.ERR_UNREACHABLE: End.UNREACHABLE,
     status.ERR_SILENT: End.SILENT,
+    status.ERR_PEER: End.LOST,
     status.ERR_CANCELLED: End.CANCELLED,
 }
 
 
 _LOST: Final = frozenset(
-    (
+    {
         errno.ECONNABORTED,
         errno.ECONNREFUSED,
         errno.ECONNRESET,
         errno.EHOSTDOWN,
         errno.EHOSTUNREACH,
         errno.ENETDOWN,
+        errno.ENETRESET,
         errno.ENETUNREACH,
         errno.EPIPE,
         errno.ETIMEDOUT,
-    )
+    }
 )
-"""What the system says of a connection whose other end may have ended, or may be cut off."""
+"""What the network says of a connection; whatever else the system says is an error of this process."""
 
 
 def _error_of(code: int, doing: str, limit: str = "TRANSFERS_MAX") -> Exception:
@@ -284,7 +286,6 @@ class NativeMover(Mover):
         ended, self._under_way = self._under_way, {}
         for one in ended.values():
             one.end(TransferError(End.CANCELLED))
-        self._room.set()
         self._keep.clear()
 
 
