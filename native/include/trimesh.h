@@ -30,7 +30,7 @@
 #define TM_ERR_ARGUMENT -1    /* a value outside of its range */
 #define TM_ERR_LINK -2        /* no such link: it was freed, or never was */
 #define TM_ERR_DOWN -3        /* the link has ended */
-#define TM_ERR_LIMIT -4       /* a table is full (links, lifelines) */
+#define TM_ERR_LIMIT -4       /* a table is full (links, grants, visits ...), or too many are at one process */
 #define TM_ERR_FORKED -5      /* this process is a forked child of the one that made the bus */
 #define TM_ERR_STATE -6       /* not allowed now: a message is unfinished, a batch is still borrowed */
 #define TM_ERR_TOO_LARGE -7   /* a head, a body table or a message above its limit */
