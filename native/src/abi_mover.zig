@@ -42,11 +42,19 @@ fn unregister(mover: *Mover) void {
 
 fn beforeFork() callconv(.c) void {
     registry_lock.lock();
-    for (registry) |place| if (place) |mover| mover.thread.lock.lock();
+    for (registry) |place| if (place) |mover| {
+        mover.calling.lock();
+        mover.thread.driving.lock();
+        mover.thread.lock.lock();
+    };
 }
 
 fn unlockAll() void {
-    for (registry) |place| if (place) |mover| mover.thread.lock.unlock();
+    for (registry) |place| if (place) |mover| {
+        mover.thread.lock.unlock();
+        mover.thread.driving.unlock();
+        mover.calling.unlock();
+    };
     registry_lock.unlock();
 }
 

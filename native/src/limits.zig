@@ -94,6 +94,9 @@ pub const CLAIMS_MAX = 4_096;
 /// by a mapped block, 150 us by process_vm_readv, ten times that where pages are new.
 pub const TRANSFER_CHUNK_BYTES = 1 << 20;
 
+/// Pieces that T2 moves before it looks after its sockets: a few milliseconds.
+pub const ROUND_PIECES = 16;
+
 /// Blocks of one visited process that stay mapped: state dicts are a few blocks, not one each tensor.
 pub const VISIT_BLOCKS_MAX = 64;
 

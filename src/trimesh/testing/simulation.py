@@ -52,7 +52,8 @@ from trimesh.testing.vocabulary import (
 )
 
 JITTERS: Final = (0.0, 0.0, 0.001, 0.05)
-"""Seconds that a message may be under way; which of them a run has, its seed decides."""
+"""Seconds that a message may be under way, and a chunk of a large transfer; which of them a run has, its seed decides.
+"""
 
 THREAD_SECONDS: Final = 0.01
 """A `thread=True` endpoint starts late by up to this, and then runs inline (rule S1)."""
@@ -137,6 +138,7 @@ class Simulation:
         draw = stream(self.seed, "wire")
         self.wire = SimWire(draw, draw.choice(JITTERS), self.place_of, self._start_soon)
         world.network.delivery = self.wire
+        world.network.memory.chunk_seconds = stream(self.seed, "memory").choice(JITTERS)
 
     def _start_soon(self, function: Callable[..., Awaitable[object]], *args: Any) -> None:
         """Start a task of the simulation itself, which is no task of any process."""
