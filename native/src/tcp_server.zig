@@ -11,8 +11,9 @@
 //!
 //! TV-1 A connection is at a grant exactly while a request of it is under way, and looks at the grant before and after
 //! each piece; when it was revoked meanwhile the machine is spoiled, and T2 is at it no more. TV-2 What a client does,
-//! or does not do, costs a place in the table for a bounded time; who has shown no secret yet makes way for others. TV-3
-//! What is left in a connection that its client has left is not looked at: it was given up, and may have come again.
+//! or does not do, costs a place in the table for a bounded time; who has shown no secret yet makes way for others.
+//! TV-3 What is left in a connection that its client has left is not looked at: it was given up, and may have come
+//! again.
 
 const std = @import("std");
 const limits = @import("limits.zig");
