@@ -294,6 +294,7 @@ typedef struct {
     uint32_t carriers;        /* TM_CARRIER_* that may be used */
     uint32_t address_size;    /* of the address to listen at: 4 or 16 bytes; 0 = do not listen */
     uint8_t address[16];
+    const char *ucx;          /* a libucp.so.0 to look at after those of the system; NULL = none */
 } tm_mover_options;
 
 /* Make a mover. It is the caller's until `tm_mover_destroy`. */
@@ -318,6 +319,16 @@ typedef struct {
 
 int32_t tm_mover_home(tm_mover *mover, tm_home *home_out);
 
+typedef struct {
+    uint32_t usable;          /* 1: this machine has an RDMA adapter, and a UCX that drives it */
+    uint32_t reserved;
+    const char *about;        /* "UCX 1.19.0 (/...): rc_mlx5/mlx5_0:1, ..."; or what is missing */
+} tm_adapters;
+
+/* What TM_CARRIER_UCX has here. The first call looks for a library, as the first `tm_grant_export` and the first
+ * `tm_visit_open` do if the machine has adapters, and takes 10 to 500 ms then. */
+int32_t tm_mover_get_adapters(tm_mover *mover, tm_adapters *adapters_out);
+
 /* Readable when records of transfers are there. Owned by the mover. */
 int32_t tm_mover_bell(tm_mover *mover);
 
@@ -339,6 +350,10 @@ typedef struct {
  * TM_ERR_LIMIT: no place left. */
 int32_t tm_grant_add(tm_mover *mover, uint8_t *bytes, uint64_t size, uint32_t rights, uint32_t block,
                      tm_grant *grant_io);
+
+/* What the handle of a grant is to carry for processes that have an RDMA adapter: limit EXPORT_BYTES_MAX at most, 0 if
+ * there is none here. The first call for a grant registers its memory, which pins it. TM_ERR_TOO_LARGE: above `max`. */
+int32_t tm_grant_export(tm_mover *mover, const tm_grant *grant, uint8_t *bytes_out, uint32_t max, uint32_t *size_out);
 
 /* Let nothing new begin. TM_OK: nobody is at it. TM_FULL: somebody is; ask again. Both as often as one likes. */
 int32_t tm_grant_revoke(tm_mover *mover, const tm_grant *grant);
@@ -391,8 +406,9 @@ typedef struct {
     uint8_t *local;           /* must stay until the transfer has ended */
     uint64_t operand;
     uint64_t expected;
+    const uint8_t *exported;  /* what `tm_grant_export` gave there; must stay, too; NULL = not by TM_CARRIER_UCX */
+    uint32_t exported_size;
     uint32_t carriers;        /* TM_CARRIER_* that may be used for it; the best of them is */
-    uint32_t reserved;
 } tm_transfer;
 
 typedef struct {

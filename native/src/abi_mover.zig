@@ -71,7 +71,14 @@ fn afterForkChild() callconv(.c) void {
 
 // ---- the mover ----
 
-const Options = extern struct { epoch: u64, host: u64, carriers: u32, address_size: u32, address: [16]u8 };
+const Options = extern struct {
+    epoch: u64,
+    host: u64,
+    carriers: u32,
+    address_size: u32,
+    address: [16]u8,
+    ucx: ?[*:0]const u8,
+};
 
 export fn tm_mover_create(options: ?*const Options, mover_out: ?*?*Mover) i32 {
     const o = options orelse return status.ERR_ARGUMENT;
@@ -84,6 +91,7 @@ export fn tm_mover_create(options: ?*const Options, mover_out: ?*?*Mover) i32 {
         .host = o.host,
         .carriers = o.carriers,
         .address = o.address[0..o.address_size],
+        .ucx = if (o.ucx) |path| std.mem.span(path) else "",
     }, out);
     if (rc < 0) return rc;
     if (!register(out.*.?)) {
@@ -156,6 +164,38 @@ export fn tm_grant_drop(mover: ?*Mover, grant: ?*const transfer.GrantName) i32 {
     var why: i32 = 0;
     const self = live(mover, &why) orelse return why;
     return self.drop(grant orelse return status.ERR_ARGUMENT);
+}
+
+export fn tm_grant_export(
+    mover: ?*Mover,
+    grant: ?*const transfer.GrantName,
+    bytes_out: ?[*]u8,
+    max: u32,
+    size_out: ?*u32,
+) i32 {
+    var why: i32 = 0;
+    const self = live(mover, &why) orelse return why;
+    const name = grant orelse return status.ERR_ARGUMENT;
+    const into = bytes_out orelse return status.ERR_ARGUMENT;
+    const out = size_out orelse return status.ERR_ARGUMENT;
+    out.* = 0;
+    const rc = self.exportGrant(name, into[0..max]);
+    if (rc < 0) return rc;
+    out.* = @intCast(rc);
+    return status.OK;
+}
+
+const Adapters = extern struct { usable: u32, reserved: u32, about: [*:0]const u8 };
+
+export fn tm_mover_get_adapters(mover: ?*Mover, adapters_out: ?*Adapters) i32 {
+    var why: i32 = 0;
+    const self = live(mover, &why) orelse return why;
+    const out = adapters_out orelse return status.ERR_ARGUMENT;
+    out.* = .{ .usable = 0, .reserved = 0, .about = "not allowed here" };
+    const ucx = self.ucx orelse return status.OK;
+    out.usable = @intFromBool(ucx.isOpen());
+    out.about = ucx.about.get();
+    return status.OK;
 }
 
 const Block = extern struct { bytes: [*]u8, size: u64, number: u32, reserved: u32 };
@@ -285,6 +325,6 @@ export fn tm_unmap(bytes: ?[*]u8, size: u64) i32 {
 }
 
 comptime {
-    std.debug.assert(@sizeOf(Options) == 40 and @sizeOf(visit.Home) == 56 and @sizeOf(Block) == 24);
-    std.debug.assert(@sizeOf(VisitInfo) == 16 and @sizeOf(views.Opened) == 16);
+    std.debug.assert(@sizeOf(Options) == 48 and @sizeOf(visit.Home) == 56 and @sizeOf(Block) == 24);
+    std.debug.assert(@sizeOf(VisitInfo) == 16 and @sizeOf(Adapters) == 16 and @sizeOf(views.Opened) == 16);
 }

@@ -53,7 +53,7 @@ fn spoil(smith: *Smith, table: *ledger.Table, right: ledger.Row, blocks: []const
 
 fn newMover(epoch: u64, carriers: u32) !*Mover {
     var out: ?*Mover = null;
-    const rc = Mover.create(.{ .epoch = epoch, .host = 5, .carriers = carriers, .address = "" }, &out);
+    const rc = Mover.create(.{ .epoch = epoch, .host = 5, .carriers = carriers, .address = "", .ucx = "" }, &out);
     try testing.expectEqual(status.OK, rc);
     return out.?;
 }
@@ -98,7 +98,8 @@ fn fuzzLedger(_: void, smith: *Smith) !void {
             .operand = smith.value(u64),
             .expected = 0,
             .carriers = visit.ALL,
-            .reserved = 0,
+            .exported = null,
+            .exported_size = 0,
         };
         if (smith.boolWeighted(3, 1)) {
             var seen: views.Opened = undefined;

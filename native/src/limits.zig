@@ -84,6 +84,10 @@ pub const INLINE_BYTES_MAX = 1 << 17;
 /// A process that lives and does not answer for this long is called silent.
 pub const MOVER_SILENCE_MS = 5_000;
 
+/// What a handle says to readers with an RDMA adapter: 20 to 250 bytes for each adapter of a machine, which has 9 at
+/// most.
+pub const EXPORT_BYTES_MAX = 4_096;
+
 // ---- native only ----
 
 /// Transfers into one process that may be under way at one time, and views of it, by all others together: one word of
@@ -216,6 +220,40 @@ pub const TCP_LOOK_MS = 5;
 /// so many times: sockets are closed less than a millisecond before the process counts as ended, on an idle machine.
 pub const TCP_END_LOOKS = 40;
 
+/// Path of a library that a variable of the environment names: PATH_MAX of Linux.
+pub const PATH_BYTES = 4_096;
+
+/// Why UCX cannot be used: three libraries looked for, and what is wrong with each.
+pub const UCX_TEXT_BYTES = 1_024;
+
+/// Calls of UCX's progress in a row: each may carry on one operation, and others of the thread have their turn, too.
+pub const UCX_PROGRESS_ROUNDS = 64;
+
+/// Of one transfer by UCX at a time: one that is given up ends after two of them, 1 ms at 100 Gbit/s.
+pub const UCX_PIECE_BYTES = 1 << 22;
+
+/// Pieces of one transfer that are under way, so that the adapter always has the next one.
+pub const UCX_PIECES = 2;
+
+/// How often T2 looks at transfers by UCX that nothing is heard of.
+pub const UCX_TICK_MS = 100;
+
+/// An endpoint of UCX on which nothing has ended for this long is closed, and a new one asks what has become of the
+/// grant: pieces take 0.1 s where adapters are emulated, and the way to a process 1 s.
+pub const UCX_QUIET_MS = 2_000;
+
+/// Endpoints of UCX that nobody needs are closed after this: each holds memory of both adapters.
+pub const UCX_IDLE_MS = 60_000;
+
+/// T2 looks at UCX at least this often while anything is under way: a lost bell costs this, not a hang.
+pub const UCX_LOOK_MS = 50;
+
+/// The same while others may come to what was exported.
+pub const UCX_IDLE_LOOK_MS = 1_000;
+
+/// Rounds of progress that closing may take, a millisecond each.
+pub const UCX_SHUT_ROUNDS = 1_000;
+
 /// Beats and leases that options may ask for: ticks are counted in 32 bits.
 pub const BEAT_MS_MAX = 3_600_000;
 
@@ -249,7 +287,8 @@ pub fn lookup(name: []const u8) ?i64 {
         "SEGMENT_BYTES_MIN",        "SEGMENT_BYTES_MAX",       "SEGMENT_POOL_BYTES_MAX",     "SEGMENTS_MAX",
         "SEGMENT_FLIGHT_BYTES_MAX", "SEGMENT_IDLE_BYTES_MAX",  "FAULT_RULES_MAX",            "GRANTS_MAX",
         "BLOCKS_MAX",               "BLOCK_BYTES_MAX",         "BLOCK_IDLE_BYTES_MAX",       "VISITS_MAX",
-        "TRANSFERS_MAX",            "VIEWS_MAX",               "INLINE_BYTES_MAX",           "MOVER_SILENCE_MS",
+        "TRANSFERS_MAX",            "VIEWS_MAX",               "INLINE_BYTES_MAX",           "EXPORT_BYTES_MAX",
+        "MOVER_SILENCE_MS",
     };
     inline for (shared) |one| {
         if (std.mem.eql(u8, name, one)) return @field(@This(), one);

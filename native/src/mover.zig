@@ -22,6 +22,7 @@ const views = @import("view.zig");
 const visit = @import("visit.zig");
 const Passage = passage_file.Passage;
 const Thread = @import("mover_thread.zig").Thread;
+const Ucx = @import("ucx.zig").Ucx;
 
 const Visit = visit.Visit;
 
@@ -32,6 +33,8 @@ pub const Options = struct {
     carriers: u32,
     /// At which to listen; empty = not at all.
     address: []const u8,
+    /// A library of UCX to look at after those of the system; empty = none.
+    ucx: []const u8,
 };
 
 pub const Mover = struct {
@@ -52,6 +55,8 @@ pub const Mover = struct {
     views: views.Views,
     thread: Thread,
     tcp: carrier_tcp.TcpCarrier,
+    /// Null: not allowed here.
+    ucx: ?*Ucx,
     /// Others were allowed to trace this process.
     allows_tracers: bool,
     /// One word, 1 here and 0 in every forked child.
@@ -98,12 +103,15 @@ pub const Mover = struct {
         const driven = self.startDrivers(options);
         if (driven >= 0) return 0;
         self.thread.stop();
+        if (self.ucx) |ucx| ucx.destroy();
         self.giveBack();
         return driven;
     }
 
     /// Carriers that pend. 0 or -errno.
     fn startDrivers(self: *Mover, options: Options) i32 {
+        if (options.carriers & visit.UCX != 0)
+            self.ucx = Ucx.create(&self.thread, options.ucx) orelse return -sys.ENOMEM;
         if (options.carriers & visit.TCP == 0) return 0;
         if (options.address.len == 0) return self.tcp.start(&self.thread, &self.grants, self.self, options.epoch, null);
         var address = tcp_socket.Address{ .bytes = @splat(0), .size = @intCast(options.address.len), .port = 0 };
@@ -135,6 +143,7 @@ pub const Mover = struct {
     /// Stop T2 and give everything back but the blocks that are in use.
     pub fn destroy(self: *Mover) void {
         self.thread.stop();
+        if (self.ucx) |ucx| ucx.destroy();
         // Open views stay mapped, and their claims stay taken: whoever was lent them may look until the process ends.
         for (self.visits[0..self.visits_used]) |*one| {
             if (one.state != .free) one.deinit(self.table);
@@ -195,9 +204,18 @@ pub const Mover = struct {
         self.calling.lock(); // holders of claims are looked at
         defer self.calling.unlock();
         _ = self.grants.find(name.place, name.generation) orelse return status.ERR_ARGUMENT;
+        if (self.ucx) |ucx| ucx.revoke(name.place);
         if (!self.grants.revoke(name.place, name.generation)) return status.OK;
         if (self.carriers & visit.TCP != 0) self.tcp.letGo();
         return status.FULL;
+    }
+
+    /// What the handle of a grant says to readers with an adapter: the number of bytes, or a negative status.
+    pub fn exportGrant(self: *Mover, name: *const transfer.GrantName, into: []u8) i32 {
+        const row = self.grants.find(name.place, name.generation) orelse return status.ERR_ARGUMENT;
+        if (row.now() != ledger.wordOf(name.generation, .granted)) return status.ERR_REVOKED;
+        const ucx = self.ucx orelse return 0;
+        return ucx.exportGrant(name.place, name.generation, &row.terms, into);
     }
 
     /// Forget a grant that was revoked. Returns a status.
@@ -303,7 +321,7 @@ pub const Mover = struct {
     pub fn begin(self: *Mover, request: *const transfer.Request, one: *Visit, done: *transfer.Done) i32 {
         self.calling.lock(); // a block may be opened
         defer self.calling.unlock();
-        const allowed = request.carriers & one.carriers;
+        const allowed = request.possible() & one.carriers;
         if (one.hasEnded()) return ended(done, status.ERR_GONE);
         if (one.table != null and allowed & (visit.LOCAL | visit.SHM | visit.CMA) != 0) {
             var why: i32 = 0;

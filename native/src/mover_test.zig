@@ -42,7 +42,7 @@ const Rig = struct {
 
     fn newMover(epoch: u64, carriers: u32) !*Mover {
         var out: ?*Mover = null;
-        const rc = Mover.create(.{ .epoch = epoch, .host = 5, .carriers = carriers, .address = "" }, &out);
+        const rc = Mover.create(.{ .epoch = epoch, .host = 5, .carriers = carriers, .address = "", .ucx = "" }, &out);
         try testing.expectEqual(status.OK, rc);
         return out.?;
     }
@@ -65,8 +65,9 @@ const Rig = struct {
             .local = if (kind.isAtomic()) null else ours.ptr,
             .operand = 1,
             .expected = 0,
+            .exported = null,
+            .exported_size = 0,
             .carriers = visit.ALL,
-            .reserved = 0,
         };
     }
 

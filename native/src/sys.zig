@@ -140,6 +140,12 @@ pub fn monotonicNs() u64 {
     return @as(u64, @intCast(now[0])) * 1_000_000_000 + @as(u64, @intCast(now[1]));
 }
 
+/// Wait. Only where nothing else can be waited for.
+pub fn sleepMs(ms: u32) void {
+    const time = [2]i64{ ms / 1000, @as(i64, ms % 1000) * 1_000_000 };
+    _ = linux.syscall2(.nanosleep, @intFromPtr(&time), 0); // a signal may cut it short
+}
+
 // ---- shared memory ----
 
 const F_ADD_SEALS = 1033;

@@ -25,6 +25,7 @@ test {
     _ = @import("ledger.zig");
     _ = @import("limits.zig");
     _ = @import("link.zig");
+    _ = @import("loading.zig");
     _ = @import("mover.zig");
     _ = @import("mover_test.zig");
     _ = @import("mover_thread.zig");
@@ -53,6 +54,12 @@ test {
     _ = @import("tcp_wire.zig");
     _ = @import("tcp_wire_test.zig");
     _ = @import("transfer.zig");
+    _ = @import("ucx.zig");
+    _ = @import("ucx_client.zig");
+    _ = @import("ucx_export.zig");
+    _ = @import("ucx_library.zig");
+    _ = @import("ucx_owner.zig");
+    _ = @import("ucx_worker.zig");
     _ = @import("view.zig");
     _ = @import("visit.zig");
 }

@@ -47,8 +47,21 @@ pub const Request = extern struct {
     local: ?[*]u8,
     operand: u64,
     expected: u64,
+    exported: ?[*]const u8,
+    exported_size: u32,
     carriers: u32,
-    reserved: u32,
+
+    /// What the handle says to adapters.
+    pub fn exportedBytes(self: *const Request) []const u8 {
+        return if (self.exported) |bytes| bytes[0..self.exported_size] else &.{};
+    }
+
+    /// Carriers that can do it at all, as far as it alone says: adapters do no atomic operations, whose lock they could
+    /// not take, and need to be told where the range is.
+    pub fn possible(self: *const Request) u32 {
+        const by_adapter = self.exported_size > 0 and self.exported != null and !self.kindOf().isAtomic();
+        return if (by_adapter) self.carriers else self.carriers & ~visit.UCX;
+    }
 
     /// What is asked of the grant.
     pub fn wanted(self: *const Request) ledger.Wanted {
@@ -222,5 +235,5 @@ pub const Transfer = struct {
 };
 
 comptime {
-    std.debug.assert(@sizeOf(GrantName) == 24 and @sizeOf(Request) == 80 and @sizeOf(Done) == 24);
+    std.debug.assert(@sizeOf(GrantName) == 24 and @sizeOf(Request) == 88 and @sizeOf(Done) == 24);
 }

@@ -325,6 +325,10 @@ INLINE_BYTES_MAX: Final = 1 << 17
 """A transfer up to this size is done at once: 16 us in the slowest case, about what waking a thread and being woken by
 it costs."""
 
+EXPORT_BYTES_MAX: Final = 4_096
+"""What a handle says to readers with an RDMA adapter: 20 to 250 bytes for each adapter of a machine, which has up to
+9."""
+
 MOVER_SILENCE_MS: Final = 5_000
 """A process that lives and does not answer a transfer for this long is called silent: longer than a lease, so that a
 stopped process is reported as such where anybody watches it."""

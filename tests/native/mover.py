@@ -20,10 +20,11 @@ from typing import Any
 import attrs
 import numpy as np
 
+from trimesh import limits
 from trimesh._native.lib import load
 
 HOST = 77
-LOCAL, SHM, CMA, TCP = 1, 2, 4, 8
+LOCAL, SHM, CMA, TCP, UCX = 1, 2, 4, 8, 16
 ALL = 31
 READ, WRITE, ADD, SWAP = 1, 2, 3, 4
 RIGHTS = 3
@@ -49,6 +50,7 @@ class Grant:
     secret: str
     size: int = 0
     address: int = 0
+    exported: str = ""
 
     def name(self) -> Any:
         """Return the C struct."""
@@ -132,6 +134,18 @@ class Mover:
         self.grants.append(grant)
         return grant
 
+    def export(self, grant: dict[str, Any]) -> dict[str, Any]:
+        """Return a grant with what readers with an adapter need."""
+        out, size = ffi.new("uint8_t[]", limits.EXPORT_BYTES_MAX), ffi.new("uint32_t *")
+        check(lib.tm_grant_export(self.handle, Grant(**grant).name(), out, len(out), size))
+        return grant | {"exported": bytes(out)[: size[0]].hex()}
+
+    def adapters(self) -> tuple[int, str]:
+        """Return whether there are adapters that can be used, and which, or why not."""
+        out = ffi.new("tm_adapters *")
+        check(lib.tm_mover_get_adapters(self.handle, out))
+        return out.usable, ffi.string(out.about).decode()
+
     def revoke(self, grant: dict[str, Any]) -> int:
         """Revoke, once."""
         return int(lib.tm_grant_revoke(self.handle, Grant(**grant).name()))
@@ -198,6 +212,9 @@ class Mover:
         request = ffi.new("tm_transfer *")
         request.visit, request.kind, request.grant = visit, kind, Grant(**grant).name()[0]
         request.offset, request.carriers = offset, carriers
+        exported = ffi.from_buffer(bytes.fromhex(grant.get("exported", "")))
+        if len(exported):
+            request.exported, request.exported_size = exported, len(exported)
         request.operand, request.expected = operand, expected
         pinned = None
         if local is None:
@@ -208,7 +225,7 @@ class Mover:
         done = ffi.new("tm_done *")
         status = lib.tm_transfer_begin(self.handle, request, done)
         if status == lib.TM_UNDER_WAY:
-            self.pinned[done.id] = pinned
+            self.pinned[done.id] = pinned, exported
         return status, Done(done.id, done.status, done.carrier, done.value)
 
     def move(self, visit: int, kind: int, grant: dict[str, Any], local: Any, **options: Any) -> Done:
@@ -269,6 +286,12 @@ class Mover:
         for _ in range(times):
             wrong += self.move(visit, ADD, grant, None, operand=operand, carriers=carriers).status != lib.TM_OK
         return wrong
+
+    def fetch(self, visit: int, grant: dict[str, Any]) -> tuple[int, bool]:
+        """Read all of it; return the status and whether the pattern came."""
+        local = bytearray(grant["size"])
+        status = self.move(visit, READ, grant, local).status
+        return status, local == pattern(len(local))
 
     def read(self, visit: int, grant: dict[str, Any], size: int, carriers: int = ALL) -> tuple[int, str]:
         """Read from the beginning; return the status and the bytes."""

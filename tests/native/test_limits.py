@@ -31,6 +31,7 @@ SHARED = [
     "TRANSFERS_MAX",
     "VIEWS_MAX",
     "INLINE_BYTES_MAX",
+    "EXPORT_BYTES_MAX",
     "MOVER_SILENCE_MS",
 ]
 

@@ -61,7 +61,8 @@ class Guest:
             try:
                 emulator.wait(seconds)
             except subprocess.TimeoutExpired:
-                print(f"the machine was ended after {seconds:g} s", file=sys.stderr)
+                said = console.read_text(errors="replace")
+                print(f"the machine was ended after {seconds:g} s; its console:\n{said}", file=sys.stderr)
                 return 124
             finally:
                 emulator.kill()
@@ -90,7 +91,7 @@ class Guest:
             *(part for name in firmware for part in ("-L", str(self.tree.root / "usr" / "share" / name))),
             *("-serial", f"file:{console}", "-serial", "stdio"),
             *("-kernel", str(image), "-initrd", str(archive)),
-            *("-append", "console=ttyS0 quiet panic=-1 mitigations=off"),
+            *("-append", "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable"),
             *(part for tag, path in shares.items() for part in share(tag, path)),
         ]
 

@@ -1,4 +1,5 @@
 # What comes before the command on the emulated machine: an adapter in software on a virtual network.
+export UCX_IB_GID_INDEX=2 # its IPv6 address: by the IPv4 one, connections of UCX hang
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8
 ulimit -l unlimited # what is registered is pinned
 set -e
