@@ -402,6 +402,9 @@ typedef struct {
     uint64_t value;           /* of TM_ADD and TM_SWAP */
 } tm_done;
 
+/* A transfer by tcp may also end with TM_ERR_PEER, or with what the system says of a connection that is lost or refused
+ * (TM_ERR_ERRNO - ECONNRESET, ...): the process may have ended, or not. */
+
 /* Begin a transfer. TM_OK: it has ended already, `done_out` says how, also of one that was refused. TM_UNDER_WAY:
  * `done_out->id` names it. TM_FULL: limit TRANSFERS_MAX are under way. TM_ERR_ARGUMENT: no such visit, or the 8
  * bytes of an atomic operation are not aligned. */
