@@ -39,7 +39,7 @@ native_sources := $(shell find build.zig build.zig.zon native -type f 2>/dev/nul
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test check lint format types layers zig-check fuzz bench bench-smoke stress soak soak-proc mutations \
-	test-verbs 	seeds fresh-seeds scenarios build-native wheel coverage setup setup-dev clean
+	test-verbs seeds fresh-seeds scenarios build-native wheel coverage setup setup-dev clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1##/p' $(MAKEFILE_LIST) | awk -F '## ' '{ printf "  make %-14s%s\n", $$1, $$2 }'

@@ -35,11 +35,18 @@ def listings(document: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", read(document), re.DOTALL)
 
 
+PROGRAMS = [
+    (document, index)
+    for document in ("docs/supervision.md", "docs/rdma.md")
+    for index in range(len(listings(document)))
+]
+
+
 @pytest.mark.real
-@pytest.mark.parametrize("index", range(len(listings("docs/supervision.md"))))
-def test_supervision_listing_runs(index: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("document", "index"), PROGRAMS)
+def test_listing_runs(document: str, index: int, tmp_path: Path) -> None:
     program = tmp_path / "listing.py"
-    program.write_text(listings("docs/supervision.md")[index])
+    program.write_text(listings(document)[index])
 
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
 

@@ -300,7 +300,8 @@ typedef struct {
 int32_t tm_mover_create(const tm_mover_options *options, tm_mover **mover_out);
 
 /* Stop and join T2, end all transfers without a record, unmap and close everything; blocks that are still in use stay
- * mapped here. Waits until T2 has ended, at most for one chunk of a copy. In a forked child it does nothing. */
+ * mapped here, and so do open views, which count as in use until the process ends: see `tm_unmap`. Waits until T2 has
+ * ended, at most for one chunk of a copy. In a forked child it does nothing. */
 int32_t tm_mover_destroy(tm_mover *mover);
 
 /* How others reach this process. */
@@ -422,6 +423,9 @@ typedef struct {
 int32_t tm_view_open(tm_mover *mover, uint32_t visit, const tm_grant *grant, uint64_t offset, uint64_t size,
                      uint32_t writable, tm_view *view_out);
 int32_t tm_view_close(tm_mover *mover, uint64_t handle);
+
+/* Unmap a block (of its whole size), or a view, that has outlived its mover. By any thread. */
+int32_t tm_unmap(uint8_t *bytes, uint64_t size);
 
 /* cdef-end */
 

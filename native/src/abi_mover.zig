@@ -42,11 +42,19 @@ fn unregister(mover: *Mover) void {
 
 fn beforeFork() callconv(.c) void {
     registry_lock.lock();
-    for (registry) |place| if (place) |mover| mover.thread.lock.lock();
+    for (registry) |place| if (place) |mover| {
+        mover.calling.lock();
+        mover.thread.driving.lock();
+        mover.thread.lock.lock();
+    };
 }
 
 fn unlockAll() void {
-    for (registry) |place| if (place) |mover| mover.thread.lock.unlock();
+    for (registry) |place| if (place) |mover| {
+        mover.thread.lock.unlock();
+        mover.thread.driving.unlock();
+        mover.calling.unlock();
+    };
     registry_lock.unlock();
 }
 
@@ -266,6 +274,14 @@ export fn tm_view_close(mover: ?*Mover, handle: u64) i32 {
     var why: i32 = 0;
     const self = live(mover, &why) orelse return why;
     return if (self.closeView(handle)) status.OK else status.ERR_ARGUMENT;
+}
+
+export fn tm_unmap(bytes: ?[*]u8, size: u64) i32 {
+    const at = @intFromPtr(bytes orelse return status.ERR_ARGUMENT);
+    if (size == 0 or at +% size < at) return status.ERR_ARGUMENT;
+    const first = std.mem.alignBackward(u64, at, 4096);
+    sys.unmap(@ptrFromInt(first), @intCast(std.mem.alignForward(u64, at + size, 4096) - first));
+    return status.OK;
 }
 
 comptime {

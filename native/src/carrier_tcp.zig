@@ -31,15 +31,9 @@ const Granted = struct {
         return &self.grants.rows[place];
     }
 
-    /// The secret of a grant in force or revoked; null: there is none of that name.
+    /// The secret of a grant, in force or not; null: none is known.
     pub fn secretOf(self: *Granted, place: u32, generation: u32) ?wire.Secret {
-        if (place >= limits.GRANTS_MAX or generation == 0) return null;
-        const row = self.rowOf(place);
-        const before = row.now();
-        if (before >> 32 != generation) return null;
-        // T0 may be giving the place to another grant: then this is no secret at all, and the word has another state.
-        const secret = @as(*const volatile wire.Secret, &row.terms.secret).*;
-        return if (row.now() == before) secret else null;
+        return self.grants.secretOf(place, generation);
     }
 
     /// Be at what a request asks for. A status; `bytes_out` is where it begins.
@@ -50,7 +44,7 @@ const Granted = struct {
         const entered = self.grants.enter(&.{
             .place = request.place,
             .generation = request.generation,
-            .secret = self.rowOf(request.place).terms.secret, // its sender has shown that it knows it
+            .secret = self.rowOf(request.place).terms.secret, // its sender has shown that it knows that
             .rights = kind.rights(),
             .offset = request.offset,
             .size = request.size,
@@ -82,15 +76,36 @@ const Granted = struct {
         }
         defer row.unlock(claim);
         if (!self.isCurrent(request.place, request.generation)) return status.ERR_REVOKED;
-        const word: *u64 = @ptrCast(@alignCast(bytes));
-        const old = @atomicLoad(u64, word, .seq_cst);
+        const old = self.load(bytes) orelse return wire.NOT_THERE;
         value_out.* = old;
-        switch (request.kind) {
-            .add => @atomicStore(u64, word, old +% request.operand, .seq_cst),
-            .swap => if (old == request.expected) @atomicStore(u64, word, request.operand, .seq_cst),
+        const new = switch (request.kind) {
+            .add => old +% request.operand,
+            .swap => if (old == request.expected) request.operand else return status.OK,
             .read, .write => unreachable, // not asked for by the server
-        }
-        return status.OK;
+        };
+        return if (self.store(bytes, new)) status.OK else wire.NOT_THERE;
+    }
+
+    /// The word at an address. Null: there is no memory; a mistake of this process, but not one to end by when others
+    /// say so. Where the kernel does not allow to ask, it is believed to be there.
+    fn load(self: *const Granted, at: [*]u8) ?u64 {
+        var word: u64 = 0;
+        const n = process.readMemory(self.self.pid, &.{process.Piece.of(std.mem.asBytes(&word))}, &.{wordAt(at)});
+        if (n == wire.WORD_BYTES) return word;
+        return if (n == -process.EFAULT) null else @atomicLoad(u64, @as(*u64, @ptrCast(@alignCast(at))), .seq_cst);
+    }
+
+    fn store(self: *const Granted, at: [*]u8, value: u64) bool {
+        var word = value;
+        const n = process.writeMemory(self.self.pid, &.{process.Piece.of(std.mem.asBytes(&word))}, &.{wordAt(at)});
+        if (n == wire.WORD_BYTES) return true;
+        if (n == -process.EFAULT) return false;
+        @atomicStore(u64, @as(*u64, @ptrCast(@alignCast(at))), value, .seq_cst);
+        return true;
+    }
+
+    fn wordAt(at: [*]u8) process.Piece {
+        return .{ .address = @intFromPtr(at), .size = wire.WORD_BYTES };
     }
 };
 

@@ -5,6 +5,7 @@
 //! before the word is looked at, as claims are. GR-2 Rows are written to by T0 alone; T2 may look at them at any time.
 
 const std = @import("std");
+const former = @import("former.zig");
 const ledger = @import("ledger.zig");
 const limits = @import("limits.zig");
 const status = @import("status.zig");
@@ -52,6 +53,7 @@ pub const Grants = struct {
     places: u32,
     free: [limits.GRANTS_MAX]u16,
     free_count: u32,
+    former: former.Former,
 
     // ---- T0 ----
 
@@ -101,6 +103,7 @@ pub const Grants = struct {
         std.debug.assert(row.state() == .revoked);
         const is_claimed = self.table.isClaimed(place);
         const dropped: Dropped = if (row.isUsed()) .used_here else if (is_claimed) .used_by_others else .free;
+        self.former.add(place, generation, row.terms.secret);
         @atomicStore(u64, &row.word, ledger.wordOf(generation, .empty), .seq_cst);
         self.table.end(place, generation, .empty);
         row.lost = dropped != .free or generation == std.math.maxInt(u32); // a generation never comes again
@@ -109,6 +112,20 @@ pub const Grants = struct {
             self.free_count += 1;
         }
         return dropped;
+    }
+
+    /// T2: the secret of a grant in force, revoked, or dropped not long ago. Null: there is none of that name.
+    pub fn secretOf(self: *Grants, place: u32, generation: u32) ?[16]u8 {
+        if (place >= limits.GRANTS_MAX or generation == 0) return null;
+        const row = &self.rows[place];
+        const before = row.now();
+        const is_it = before == ledger.wordOf(generation, .granted) or before == ledger.wordOf(generation, .revoked);
+        if (!is_it) return self.former.secretOf(place, generation);
+        const secret = @as(*const volatile [16]u8, &row.terms.secret).*;
+        // Terms are written to while the word says "empty" only.
+        const after = row.now();
+        const is_still = after == before or after == ledger.wordOf(generation, .revoked);
+        return if (is_still) secret else self.former.secretOf(place, generation);
     }
 
     // ---- T0 and T2 ----
@@ -169,6 +186,30 @@ test "a place is used again with another generation" {
     try testing.expectEqual(null, rig.grants.enter(&first, &why));
     try testing.expectEqual(status.ERR_REVOKED, why);
     rig.grants.enter(&wantedOf(place, generation), &why).?.leave();
+}
+
+test "the secret of a grant is known until long after it was dropped" {
+    const rig = try Rig.init();
+    defer rig.deinit();
+    var place: u32 = 0;
+    var first: u32 = 0;
+    var second: u32 = 0;
+    try testing.expectEqual(null, rig.grants.secretOf(0, 1));
+    try testing.expect(rig.grants.add(some_terms, &place, &first));
+    try testing.expectEqual(some_terms.secret, rig.grants.secretOf(place, first).?);
+    _ = rig.grants.revoke(place, first);
+    try testing.expectEqual(some_terms.secret, rig.grants.secretOf(place, first).?);
+    _ = rig.grants.drop(place, first);
+    try testing.expectEqual(some_terms.secret, rig.grants.secretOf(place, first).?);
+    var terms = some_terms;
+    terms.secret = @splat(2);
+    try testing.expect(rig.grants.add(terms, &place, &second));
+    try testing.expectEqual(some_terms.secret, rig.grants.secretOf(place, first).?);
+    try testing.expectEqual(terms.secret, rig.grants.secretOf(place, second).?);
+    for ([_]u32{ 0, second + 1, std.math.maxInt(u32) }) |never| {
+        try testing.expectEqual(null, rig.grants.secretOf(place, never));
+    }
+    try testing.expectEqual(null, rig.grants.secretOf(limits.GRANTS_MAX, 1));
 }
 
 test "a place at which somebody stays is lost" {

@@ -94,6 +94,9 @@ pub const CLAIMS_MAX = 4_096;
 /// by a mapped block, 150 us by process_vm_readv, ten times that where pages are new.
 pub const TRANSFER_CHUNK_BYTES = 1 << 20;
 
+/// Pieces that T2 moves before it looks after its sockets: a few milliseconds.
+pub const ROUND_PIECES = 16;
+
 /// Blocks of one visited process that stay mapped: state dicts are a few blocks, not one each tensor.
 pub const VISIT_BLOCKS_MAX = 64;
 
@@ -159,6 +162,10 @@ pub const FAULT_LOOK_MS = 5;
 /// Largest body of one request over TCP: what one connection moves before another has its turn, and what a revocation
 /// may leave to be padded. Fewer bytes cost throughput, more buy none.
 pub const TCP_BODY_BYTES_MAX = 1 << 20;
+
+/// Grants that were dropped whose names are remembered, 24 bytes each: when so many more were dropped, a reader that
+/// comes by TCP is told that it was denied, no longer that its grant was revoked.
+pub const FORMER_GRANTS_MAX = 1_024;
 
 /// Requests that a client asks on one connection before the first of them is answered: the way there and back costs
 /// nothing as long as the next request has come when one is done.

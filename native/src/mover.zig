@@ -2,7 +2,8 @@
 //!
 //! MO-1 After `create` nothing is allocated but what a block, a mapping or a view needs. MO-2 In a forked child every
 //! call says so and touches nothing; blocks and views stay mapped there, and are shared. MO-3 A visit that was closed
-//! goes when the last transfer and the last view of it have ended.
+//! goes when the last transfer and the last view of it have ended. MO-4 T0 makes and closes descriptors under `calling`
+//! only: another thread may fork meanwhile, and the child closes those that are in tables.
 
 const std = @import("std");
 const block = @import("block.zig");
@@ -34,6 +35,8 @@ pub const Options = struct {
 };
 
 pub const Mover = struct {
+    /// Held by T0 while descriptors come and go, and by whoever forks.
+    calling: sys.Mutex,
     carriers: u32,
     home: visit.Home,
     self: passage_file.Self,
@@ -132,7 +135,7 @@ pub const Mover = struct {
     /// Stop T2 and give everything back but the blocks that are in use.
     pub fn destroy(self: *Mover) void {
         self.thread.stop();
-        self.views.closeAll();
+        // Open views stay mapped, and their claims stay taken: whoever was lent them may look until the process ends.
         for (self.visits[0..self.visits_used]) |*one| {
             if (one.state != .free) one.deinit(self.table);
         }
@@ -189,6 +192,8 @@ pub const Mover = struct {
 
     /// Let nothing new begin. Returns a status.
     pub fn revoke(self: *Mover, name: *const transfer.GrantName) i32 {
+        self.calling.lock(); // holders of claims are looked at
+        defer self.calling.unlock();
         _ = self.grants.find(name.place, name.generation) orelse return status.ERR_ARGUMENT;
         if (!self.grants.revoke(name.place, name.generation)) return status.OK;
         if (self.carriers & visit.TCP != 0) self.tcp.letGo();
@@ -197,6 +202,8 @@ pub const Mover = struct {
 
     /// Forget a grant that was revoked. Returns a status.
     pub fn drop(self: *Mover, name: *const transfer.GrantName) i32 {
+        self.calling.lock(); // holders of claims are looked at
+        defer self.calling.unlock();
         const row = self.grants.find(name.place, name.generation) orelse return status.ERR_ARGUMENT;
         if (row.now() == ledger.wordOf(name.generation, .granted)) return status.ERR_STATE;
         const number = row.terms.block;
@@ -211,12 +218,16 @@ pub const Mover = struct {
 
     /// A block of at least `size` bytes. Its number, or a negative status.
     pub fn takeBlock(self: *Mover, size: u64) i32 {
+        self.calling.lock();
+        defer self.calling.unlock();
         const rc = self.blocks.take(size);
         return if (rc > 0) rc else if (rc == 0) status.ERR_LIMIT else status.ofErrno(rc);
     }
 
     /// Take a block back. Returns a status.
     pub fn giveBackBlock(self: *Mover, number: u32) i32 {
+        self.calling.lock();
+        defer self.calling.unlock();
         const one = self.blocks.find(number) orelse return status.ERR_ARGUMENT;
         if (one.grants > 0) return status.ERR_STATE;
         self.blocks.giveBack(one);
@@ -227,7 +238,9 @@ pub const Mover = struct {
 
     /// Begin to visit a process. Null: there are too many visits.
     pub fn openVisit(self: *Mover, home: *const visit.Home) ?u32 {
-        self.sweep();
+        self.calling.lock();
+        defer self.calling.unlock();
+        self.sweepClosed();
         const slot = self.freeVisit() orelse return null;
         const one = &self.visits[slot];
         one.generation +%= 1;
@@ -270,6 +283,13 @@ pub const Mover = struct {
     /// Give back what visits hold that were closed and are not in use any more.
     fn sweep(self: *Mover) void {
         if (self.visits_closing == 0) return;
+        self.calling.lock();
+        defer self.calling.unlock();
+        self.sweepClosed();
+    }
+
+    fn sweepClosed(self: *Mover) void {
+        if (self.visits_closing == 0) return;
         for (self.visits[0..self.visits_used]) |*one| {
             if (one.state != .closed or @atomicLoad(u32, &one.uses, .acquire) > 0) continue;
             one.deinit(self.table);
@@ -281,6 +301,8 @@ pub const Mover = struct {
 
     /// Begin a transfer. Returns a status: OK, and `done` says how it has ended; or UNDER_WAY; FULL; or an error.
     pub fn begin(self: *Mover, request: *const transfer.Request, one: *Visit, done: *transfer.Done) i32 {
+        self.calling.lock(); // a block may be opened
+        defer self.calling.unlock();
         const allowed = request.carriers & one.carriers;
         if (one.hasEnded()) return ended(done, status.ERR_GONE);
         if (one.table != null and allowed & (visit.LOCAL | visit.SHM | visit.CMA) != 0) {
@@ -290,8 +312,12 @@ pub const Mover = struct {
             if (carrier.pick(&passage, allowed)) |by| return self.carry(request, one, by, passage, done);
             passage.close();
         }
-        const by = carrier.pickPending(allowed) orelse return ended(done, status.ERR_UNREACHABLE);
+        const by = carrier.pickPending(allowed) orelse return ended(done, unreachableFor(one));
         return self.submit(&.of(request, one, by, null), done);
+    }
+
+    fn unreachableFor(one: *Visit) i32 {
+        return if (one.isEnding()) status.ERR_GONE else status.ERR_UNREACHABLE;
     }
 
     fn ended(done: *transfer.Done, how: i32) i32 {
@@ -351,13 +377,15 @@ pub const Mover = struct {
 
     /// Look at granted memory where it lies. Returns a status.
     pub fn openView(self: *Mover, one: *Visit, wanted: *const ledger.Wanted, writable: bool, out: *views.Opened) i32 {
+        self.calling.lock(); // a block is opened
+        defer self.calling.unlock();
         if (one.table == null or one.carriers & (visit.LOCAL | visit.SHM) == 0)
-            return if (one.hasEnded()) status.ERR_GONE else status.ERR_UNREACHABLE;
+            return unreachableFor(one);
         var why: i32 = 0;
         var passage = Passage.open(one, self.self, &self.grants, wanted, &why) orelse return why;
         const rc = self.views.open(&passage, wanted.size, writable, &self.blocks, out);
         if (rc == status.OK) _ = @atomicRmw(u32, &one.uses, .Add, 1, .acquire) else passage.close();
-        return rc;
+        return if (rc == status.ERR_UNREACHABLE) unreachableFor(one) else rc;
     }
 
     /// Look no more. False: there is no such view.

@@ -5,7 +5,8 @@
 //!
 //! MT-1 The lock is held for the lists only, never while bytes are moved or anything is waited for. MT-2 Whoever finds
 //! T2 asleep, under the lock, wakes it. MT-3 A record is there before the bell is rung, and the bell is cleared only
-//! when no record is left.
+//! when no record is left. MT-4 T2 makes and closes descriptors under `driving` only: a fork takes it, and the child
+//! finds them all in their tables.
 
 const std = @import("std");
 const limits = @import("limits.zig");
@@ -54,6 +55,8 @@ comptime {
 /// All zero is one that was not started and has no transfers, but for the descriptors.
 pub const Thread = struct {
     lock: sys.Mutex,
+    /// Held by T2 while it calls drivers; taken before `lock`.
+    driving: sys.Mutex,
     transfers: [limits.TRANSFERS_MAX]Transfer,
     /// T0's.
     used: u32,
@@ -170,7 +173,7 @@ pub const Thread = struct {
         const index = id & 0xFFFF;
         if (index >= self.used) return false;
         const one = &self.transfers[@intCast(index)];
-        if (one.state == .free or one.id != id) return false;
+        if (@atomicLoad(transfer.State, &one.state, .acquire) == .free or one.id != id) return false;
         self.giveUpOne(one);
         return true;
     }
@@ -250,11 +253,19 @@ pub const Thread = struct {
             self.wait(wait_ms);
             self.takeQueued();
             wait_ms = self.round();
-            for (self.drivers) |place| if (place) |driver| {
-                wait_ms = sooner(wait_ms, driver.turn(driver.context));
-            };
+            wait_ms = sooner(wait_ms, self.turnDrivers());
         }
         return null;
+    }
+
+    fn turnDrivers(self: *Thread) i32 {
+        self.driving.lock();
+        defer self.driving.unlock();
+        var wait_ms: i32 = -1;
+        for (self.drivers) |place| if (place) |driver| {
+            wait_ms = sooner(wait_ms, driver.turn(driver.context));
+        };
+        return wait_ms;
     }
 
     /// Of two times to wait, where -1 is for ever.
@@ -277,6 +288,9 @@ pub const Thread = struct {
             defer self.lock.unlock();
             self.is_asleep = false;
         }
+        if (n == 0) return;
+        self.driving.lock();
+        defer self.driving.unlock();
         for (events[0..n]) |event| {
             const tag = std.enums.fromInt(Tag, event.data.u64 >> 56) orelse unreachable; // we made the data ourselves
             if (tag == .wake) {
@@ -309,6 +323,8 @@ pub const Thread = struct {
         self.queued_count = 0;
         const last = self.running_count;
         self.lock.unlock();
+        self.driving.lock();
+        defer self.driving.unlock();
         for (self.running[first..last]) |index| {
             const one = &self.transfers[index];
             if (one.carrier.how == .pends) self.driverOf(one).begin(self.driverOf(one).context, one);
@@ -339,10 +355,14 @@ pub const Thread = struct {
     /// A piece of each. How long until the next round: 0 = there is more to copy.
     fn round(self: *Thread) i32 {
         var wait_ms: i32 = -1;
-        for (self.running[0..self.running_count]) |index| {
+        for (self.running[0..self.running_count], 1..) |index, n| {
             if (@atomicLoad(bool, &self.stopping, .seq_cst)) break;
             const one = &self.transfers[index];
             if (isRunning(one)) wait_ms = sooner(wait_ms, self.carry(one));
+            if (n % limits.ROUND_PIECES == 0) { // those who come by a socket do not wait for all of these
+                self.wait(0);
+                _ = self.turnDrivers();
+            }
         }
         return wait_ms;
     }
@@ -353,12 +373,18 @@ pub const Thread = struct {
             const driver = self.driverOf(one);
             if (is_given_up and !one.is_told) {
                 one.is_told = true;
+                self.driving.lock();
+                defer self.driving.unlock();
                 driver.giveUp(driver.context, one);
             }
             return -1;
         }
         var how = if (is_given_up) status.ERR_CANCELLED else one.step();
-        if (how == transfer.LOCKED) how = one.stillLocked();
+        if (how == transfer.LOCKED) {
+            self.driving.lock(); // MT-4: the holder is looked at
+            defer self.driving.unlock();
+            how = one.stillLocked();
+        }
         if (how == transfer.LOCKED) return limits.LOCK_AGAIN_MS;
         if (how == status.UNDER_WAY) return 0;
         self.finish(one, how);

@@ -37,6 +37,20 @@ pub fn hasEnded(pidfd: i32) bool {
 
 /// When a process has started, in ticks since boot. Null: there is none of that pid, or /proc does not say.
 pub fn startedAt(pid: u32) ?u64 {
+    return fieldOf(pid, START);
+}
+
+/// Whether a process is about to end: it has closed what it had open, and may already have no memory.
+pub fn isEnding(pid: u32) bool {
+    const PF_EXITING = 4;
+    return (fieldOf(pid, FLAGS) orelse return false) & PF_EXITING != 0;
+}
+
+// Numbers in /proc/PID/stat, counted from the state, which follows the name.
+const FLAGS = 6;
+const START = 19;
+
+fn fieldOf(pid: u32, number: usize) ?u64 {
     var path: [32]u8 = undefined;
     const name = std.fmt.bufPrintZ(&path, "/proc/{d}/stat", .{pid}) catch unreachable; // ten digits at most
     const fd = sys.res(linux.syscall4(.openat, AT_FDCWD, @intFromPtr(name.ptr), O_CLOEXEC, 0));
@@ -44,14 +58,14 @@ pub fn startedAt(pid: u32) ?u64 {
     defer sys.close(fd);
     var text: [1024]u8 = undefined;
     const n = sys.readAt(fd, &text, 0);
-    return if (n <= 0) null else startIn(text[0..@intCast(n)]);
+    return if (n <= 0) null else fieldIn(text[0..@intCast(n)], number);
 }
 
-/// The 22nd field of a line of /proc/PID/stat. The second is a name, which may hold anything.
-fn startIn(line: []const u8) ?u64 {
+/// A field of a line of /proc/PID/stat. The name may hold anything.
+fn fieldIn(line: []const u8, number: usize) ?u64 {
     const name_end = std.mem.lastIndexOfScalar(u8, line, ')') orelse return null;
     var fields = std.mem.tokenizeScalar(u8, line[name_end + 1 ..], ' ');
-    for (0..19) |_| _ = fields.next() orelse return null;
+    for (0..number) |_| _ = fields.next() orelse return null;
     return std.fmt.parseInt(u64, fields.next() orelse return null, 10) catch null;
 }
 
@@ -131,16 +145,19 @@ pub fn allowTracers() void {
 
 test "the start of a process is found behind any name" {
     const tail = " S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 777 20 21";
-    try std.testing.expectEqual(777, startIn("12 (name)" ++ tail));
-    try std.testing.expectEqual(777, startIn("12 (na) me) S 1 (" ++ ")" ++ tail));
-    try std.testing.expectEqual(null, startIn("12 (name) S 1 2 3"));
-    try std.testing.expectEqual(null, startIn("12 (name"));
+    try std.testing.expectEqual(777, fieldIn("12 (name)" ++ tail, START));
+    try std.testing.expectEqual(777, fieldIn("12 (na) me) S 1 (" ++ ")" ++ tail, START));
+    try std.testing.expectEqual(6, fieldIn("12 (name)" ++ tail, FLAGS));
+    try std.testing.expectEqual(null, fieldIn("12 (name) S 1 2 3", START));
+    try std.testing.expectEqual(null, fieldIn("12 (name", START));
     const own: u32 = @intCast(sys.getpid());
     const started = startedAt(own).?;
     try std.testing.expect(lives(own, started, std.math.maxInt(u64)));
     try std.testing.expect(!lives(own, started + 1, std.math.maxInt(u64)));
     try std.testing.expect(lives(own, started + (1 << 20), (1 << 20) - 1));
     try std.testing.expect(!lives(PID_MAX, 1, 0));
+    try std.testing.expect(!isEnding(own));
+    try std.testing.expect(!isEnding(PID_MAX));
 }
 
 test "memory is copied by process and address" {

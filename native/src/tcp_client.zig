@@ -135,7 +135,8 @@ pub fn Client(comptime Owners: type) type {
             const job = self.freeJob();
             job.* = .{ .order = order, .in_use = true };
             self.job_count += 1;
-            self.advance(job);
+            // Cut into requests, its parts would begin again at 0.
+            if (order.offset +% order.size < order.offset) self.fail(job, status.ERR_DENIED) else self.advance(job);
             return true;
         }
 

@@ -15,6 +15,7 @@
 
 const std = @import("std");
 const limits = @import("limits.zig");
+const process = @import("process.zig");
 const serving = @import("tcp_serving.zig");
 const status = @import("status.zig");
 const sys = @import("sys.zig");
@@ -262,10 +263,14 @@ pub fn Server(comptime Grants: type) type {
             self.look(one); // TV-1: before
             const into: usize = @intCast(span.offset - one.machine.request.offset);
             const bytes = (one.at orelse return null)[into..][0..@intCast(span.size)];
-            return switch (way) {
+            const n = switch (way) {
                 .in => tcp.receive(one.fd, bytes),
                 .out => |head| tcp.send(one.fd, head, bytes, true),
             };
+            if (n != -process.EFAULT) return n;
+            one.machine.spoil(wire.NOT_THERE); // a mistake of its owner
+            self.depart(one);
+            return null;
         }
 
         /// Send a head, and with it the body that follows, in one packet if it is small.

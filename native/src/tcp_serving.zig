@@ -72,8 +72,8 @@ pub const Serving = struct {
                 .bytes = self.out[self.out_at..self.out_end],
                 .more = self.state == .beginning,
             } },
-            .body_in => if (self.isSound()) .{ .body_in = self.rest() } else .{ .discard = self.rest().size },
-            .body_out => if (self.isSound()) .{ .body_out = self.rest() } else .{ .padding = self.rest().size },
+            .body_in => if (self.isSound()) .{ .body_in = self.rest() } else .{ .discard = self.missing() },
+            .body_out => if (self.isSound()) .{ .body_out = self.rest() } else .{ .padding = self.missing() },
             .ended => .end,
         };
     }
@@ -82,8 +82,14 @@ pub const Serving = struct {
         return self.verdict == status.OK;
     }
 
+    /// Bytes of the body that are still to move.
+    fn missing(self: *const Serving) u64 {
+        return self.request.size - self.moved;
+    }
+
+    /// What is left of a range that was found to be inside of the grant.
     fn rest(self: *const Serving) Span {
-        return .{ .offset = self.request.offset + self.moved, .size = self.request.size - self.moved };
+        return .{ .offset = self.request.offset + self.moved, .size = self.missing() };
     }
 
     /// Whether it waits for a request, and none has begun: the peer may be silent as long as it likes.
@@ -106,9 +112,9 @@ pub const Serving = struct {
                 };
             },
             .body_in => {
-                std.debug.assert(n <= self.rest().size);
+                std.debug.assert(n <= self.missing());
                 self.moved += n;
-                if (self.rest().size == 0) self.answer();
+                if (self.missing() == 0) self.answer();
             },
             else => unreachable, // nothing was wanted
         }
@@ -153,10 +159,10 @@ pub const Serving = struct {
                     };
                 },
                 .body_out => {
-                    const step = @min(left, self.rest().size);
+                    const step = @min(left, self.missing());
                     self.moved += step;
                     left -= step;
-                    if (self.rest().size > 0) break;
+                    if (self.missing() > 0) break;
                     self.answer();
                 },
                 else => break,

@@ -139,10 +139,10 @@ const Stage = struct {
     fn turn(self: *Stage) void {
         self.now += 100_000;
         if (self.narrow) {
-            const connections = self.owner.server.connections[0..self.owner.server.connections_end];
-            for (connections) |one| tcp_socket.setBuffers(one.fd, 1 << 16);
-            const streams = self.reader.client.streams[0..self.reader.client.streams_end];
-            for (streams) |one| tcp_socket.setBuffers(one.fd, 1 << 16);
+            const theirs = self.owner.server.connections[0..self.owner.server.connections_end];
+            for (theirs) |one| tcp_socket.setBuffers(one.fd, 1 << 16);
+            const ours = self.reader.client.streams[0..self.reader.client.streams_end];
+            for (ours) |one| tcp_socket.setBuffers(one.fd, 1 << 16);
         }
         if (!self.owner_sleeps) self.owner.turn(self.now);
         self.reader.turn(self.now);
@@ -261,7 +261,13 @@ test "what is not allowed is denied, and nothing moves" {
     try testing.expectEqual(status.ERR_DENIED, try stage.run(.write, 0, 9 << 20));
     try testing.expectEqual(status.ERR_DENIED, try stage.run(.add, 0, 8));
     try testing.expectEqual(status.ERR_DENIED, try stage.run(.read, MEMORY_BYTES - 3, 4));
-    try testing.expectEqual(status.ERR_DENIED, try stage.run(.read, std.math.maxInt(u64) - 3, 4));
+    for ([_]u64{ 2, 4, 9 << 20 }) |size| {
+        const top = std.math.maxInt(u64) - 3;
+        try testing.expectEqual(status.ERR_DENIED, try stage.run(.read, top, size));
+        stage.grants.writable = true;
+        try testing.expectEqual(status.ERR_DENIED, try stage.run(.write, top, size));
+        stage.grants.writable = false;
+    }
     stage.grants.writable = true;
     var order = stage.orderOf(.write, 0, 9 << 20);
     order.secret[3] ^= 1;

@@ -17,6 +17,7 @@
 
 const std = @import("std");
 const limits = @import("limits.zig");
+const process = @import("process.zig");
 const status = @import("status.zig");
 
 const Mac = std.crypto.auth.siphash.SipHash128(2, 4);
@@ -177,6 +178,9 @@ pub const Request = struct {
     }
 };
 
+/// What was granted is not in the owner's memory any more.
+pub const NOT_THERE = status.ofErrno(-process.EFAULT);
+
 pub const Answer = struct {
     /// Of the request.
     counter: u64,
@@ -211,7 +215,7 @@ pub const Answer = struct {
         switch (answer.status) {
             status.OK => if (begins) return error.Status, // where are the bytes?
             status.UNDER_WAY => if (!begins) return error.Status,
-            status.ERR_REVOKED, status.ERR_DENIED => {},
+            status.ERR_REVOKED, status.ERR_DENIED, NOT_THERE => {},
             // The word does not lie as it must; somebody has had its lock for too long.
             status.ERR_ARGUMENT, status.ERR_SILENT => switch (request.kind) {
                 .add, .swap => {},

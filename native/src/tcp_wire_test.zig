@@ -227,7 +227,7 @@ test "what is refused leaves the connection whole and the memory as it was" {
     pair.reader.ask(.write, 0, 900, &WRONG);
     pair.reader.ask(.read, 0, 900, &WRONG);
     pair.reader.ask(.read, RANGE_BYTES - 8, 9, &SECRET);
-    pair.reader.ask(.read, std.math.maxInt(u64), 2, &SECRET);
+    pair.reader.ask(.write, std.math.maxInt(u64), 200, &SECRET);
     try pair.run(4);
     pair.reader.ask(.add, 0, 8, &WRONG);
     pair.reader.ask(.read, RANGE_BYTES - 8, 8, &SECRET);

@@ -16,6 +16,7 @@ test {
     _ = @import("carrier_shm.zig");
     _ = @import("carrier_tcp.zig");
     _ = @import("faults.zig");
+    _ = @import("former.zig");
     _ = @import("frame.zig");
     _ = @import("gate.zig");
     _ = @import("gate_test.zig");
@@ -25,6 +26,7 @@ test {
     _ = @import("limits.zig");
     _ = @import("link.zig");
     _ = @import("mover.zig");
+    _ = @import("mover_test.zig");
     _ = @import("mover_thread.zig");
     _ = @import("pagemap.zig");
     _ = @import("passage.zig");

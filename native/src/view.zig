@@ -37,6 +37,7 @@ pub const Views = struct {
     ) i32 {
         const terms = &passage.terms;
         const own = if (passage.own == null) null else blocks.find(terms.block);
+        if (size > limits.BLOCK_BYTES_MAX or terms.block_offset > limits.BLOCK_BYTES_MAX) return status.ERR_DENIED;
         if (terms.block == 0 or (passage.own != null and own == null)) return status.ERR_UNREACHABLE;
         const place = self.freePlace() orelse return status.ERR_LIMIT;
         const at = terms.block_offset + passage.offset; // judged: no overflow
@@ -94,12 +95,5 @@ pub const Views = struct {
         row.passage.close();
         row.is_open = false;
         return of;
-    }
-
-    /// Close all: nobody may look at them any more.
-    pub fn closeAll(self: *Views) void {
-        for (self.rows[0..self.used]) |*row| {
-            if (row.is_open) _ = closeRow(row);
-        }
     }
 };

@@ -134,6 +134,12 @@ pub const Visit = struct {
         return self.gone;
     }
 
+    /// Whether it has ended, or is about to: then it cannot be reached any more, a moment before it counts as ended.
+    pub fn isEnding(self: *Visit) bool {
+        if (!self.hasEnded() and self.pid_fd >= 0) self.gone = process.isEnding(self.home.pid);
+        return self.gone;
+    }
+
     fn watch(self: *Visit) bool {
         const home = &self.home;
         if (home.pid == 0 or home.pid >= process.PID_MAX) return self.refuse("the home has no pid that can be", 0);

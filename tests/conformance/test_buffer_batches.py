@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 from tests.conformance.meshes import Backend, SimBackend, attempt, only_sim
-from tests.conformance.vault import LARGE, SMALL, Reader, Vault, pattern
+from tests.conformance.vault import LARGE, SMALL, Reader, Vault, pattern, read_until_dead
 
 import trimesh
 from trimesh import Isolate, MeshErrorGroup, ProcDied, RDMABuffer, limits
@@ -84,6 +84,7 @@ async def test_batch_tells_all_errors(backend: Backend):
         dead, revoked, healthy = (await vaults.handle.call()).values()
         await vaults.slice(gpus=1).revoke.call_one()
         backend.kill(procs, 0)
+        await read_until_dead(dead)
         found = bytearray(LARGE)
         with pytest.raises(MeshErrorGroup, match="2 of 3 transfers") as caught:
             async with trimesh.rdma.batch() as batch:
@@ -223,6 +224,7 @@ async def test_view_of_a_killed_owner_stays(backend: Backend):
         handle = await vault.handle.call_one()
         async with handle.map() as view:
             backend.kill(procs, 0)
+            await read_until_dead(handle)
             with pytest.raises(ProcDied):
                 async with handle.map():
                     raise AssertionError

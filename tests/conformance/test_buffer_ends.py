@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 from tests.conformance.meshes import Backend, SimBackend, attempt, only_sim
-from tests.conformance.vault import LARGE, SMALL, Reader, Vault, pattern
+from tests.conformance.vault import LARGE, SMALL, Reader, Vault, pattern, read_until_dead
 
 import trimesh
 from trimesh import Isolate, MeshErrorGroup, MeshStopped, ProcDied, RDMABuffer, Restart, Restarted, limits
@@ -174,6 +174,18 @@ async def test_killed_owner_is_a_death(backend: Backend, size: int):
         assert handle.backend == "none"
 
 
+async def test_owner_is_first_reached_while_it_dies(backend: Backend):
+    """N4: whatever of a dying process can still be had, it is bytes or its death, and never that it is out of reach."""
+    async with backend.procs({"gpus": 4}, supervision=Isolate()) as procs:
+        vaults = await procs.spawn("vaults", Vault, allocated=True)
+        for rank, handle in enumerate((await vaults.handle.call()).values()):
+            backend.kill(procs, rank)
+            assert (await read_until_dead(handle)).signal == 9
+            with pytest.raises(ProcDied):
+                async with handle.map():
+                    raise AssertionError
+
+
 @only_sim
 async def test_owner_is_killed_in_the_middle_of_a_read(backend: SimBackend):
     """N4: nothing is read from then on."""
@@ -191,6 +203,7 @@ async def test_owner_is_killed_in_the_middle_of_a_read(backend: SimBackend):
         assert found == before
 
 
+@pytest.mark.seeds(20)
 async def test_killed_owner_fails_the_block(backend: Backend):
     """X3, N4: under FailFast a reader inside the block ends by its cancel; the death is told once."""
     with pytest.raises(MeshErrorGroup) as caught:

@@ -6,7 +6,7 @@ import trio
 from tests.conformance.probe import Notes
 
 import trimesh
-from trimesh import Actor, RDMABuffer, endpoint
+from trimesh import Actor, ProcDied, RDMABuffer, endpoint
 
 SMALL = 1000
 LARGE = 1 << 20
@@ -15,7 +15,18 @@ LARGE = 1 << 20
 
 def pattern(size: int, salt: int = 0) -> bytes:
     """Return bytes in which every place differs from its neighbours."""
-    return bytes((7 * index + salt) % 251 for index in range(size))
+    period = bytes((7 * index + salt) % 251 for index in range(251))
+    return (period * (size // 251 + 1))[:size]
+
+
+async def read_until_dead(handle: RDMABuffer) -> ProcDied:
+    """Read until the owner, which has been killed, is dead; return what was raised then."""
+    found = bytearray(handle.nbytes)
+    while True:
+        try:
+            await handle.read_into(found)
+        except ProcDied as death:
+            return death
 
 
 class Vault(Actor):

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import attrs
 import pytest
-from tests.native.mover import ALL, CMA, LOCAL, SHM, Mover, Other
+from tests.native.mover import ALL, CMA, LOCAL, SHM, TCP, Mover, Other
 
 _epochs = itertools.count(1000)
 
@@ -41,6 +41,8 @@ class Road:
 
 
 LOCAL_ROAD = Road("local", LOCAL, block=False)
+LOOPBACK = bytes([127, 0, 0, 1])
+TCP_ROAD = Road("tcp", TCP, block=False)
 HOST_ROADS = [Road("shm", SHM, block=True), Road("cma", CMA, block=False)]
 MORE_ROADS = [Road("local-block", LOCAL, block=True), Road("cma-block", CMA, block=True)]
 
@@ -83,7 +85,7 @@ def open_pair(road: Road) -> Pair:
     if road.carrier == LOCAL:
         reader = Mover(next(_epochs))
         return Pair(road, reader, Here(reader), reader.visit(reader.home()))
-    owner = Other(next(_epochs))
+    owner = Other(next(_epochs), address=LOOPBACK if road is TCP_ROAD else b"")
     reader = Mover(next(_epochs), road.carrier)
     return Pair(road, reader, owner, reader.visit(owner.call("home")), [owner])
 
@@ -97,15 +99,36 @@ def run_pair(road: Road) -> Iterator[Pair]:
         pair.close()
 
 
-@pytest.fixture(params=[LOCAL_ROAD, *HOST_ROADS], ids=lambda road: road.name)
-def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    """Every road."""
+@pytest.fixture(scope="module")
+def lasting_owner() -> Iterator[Other]:
+    """A process whose tests leave it as it is."""
+    owner = Other(next(_epochs), address=LOOPBACK)
+    yield owner
+    owner.close()
+
+
+@pytest.fixture(params=[LOCAL_ROAD, *HOST_ROADS, TCP_ROAD], ids=lambda road: road.name)
+def pair(request: pytest.FixtureRequest, lasting_owner: Other) -> Iterator[Pair]:
+    """Every road, to this process or to one that is not to be harmed."""
+    road: Road = request.param
+    if road.carrier == LOCAL:
+        yield from run_pair(road)
+        return
+    reader = Mover(next(_epochs), road.carrier)
+    yield Pair(road, reader, lasting_owner, reader.visit(lasting_owner.call("home")))
+    reader.close()
+    lasting_owner.call("clean")
+
+
+@pytest.fixture(params=[*HOST_ROADS, TCP_ROAD], ids=lambda road: road.name)
+def far_pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """Every road to another process, which may be harmed."""
     yield from run_pair(request.param)
 
 
 @pytest.fixture(params=HOST_ROADS, ids=lambda road: road.name)
-def far_pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    """Every road to another process."""
+def host_pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """Every road to another process on which that takes no part."""
     yield from run_pair(request.param)
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import random
+import resource
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,6 +140,29 @@ def test_process_of_another_user_is_not_reached():
     owner.close()
 
 
+def test_process_without_descriptors_says_so():
+    owner = Other(7)
+    home = owner.call("home")
+    reader = Mover(8)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    next_free = os.dup(0)
+    os.close(next_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_free, before[1]))
+    try:
+        visit = reader.visit(home)
+        status = lib.tm_block_take(reader.handle, 64, ffi.new("tm_block *"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    assert status == lib.TM_ERR_ERRNO - errno.EMFILE
+    carriers, gone, why_not = reader.info(visit)
+    assert (carriers & (SHM | CMA), gone) == (0, 0)
+    assert "(errno 24)" in why_not
+    assert reader.info(reader.visit(home))[0] & SHM
+    reader.close()
+    owner.close()
+
+
 # ---- forked children -------------------------------------------------------------------------------------------------
 
 
@@ -168,6 +195,45 @@ def test_forked_child_has_a_dead_mover_and_no_descriptor_of_it():
     assert in_child(work) == 0
     assert reader.move(visit, READ, grant, bytearray(8)).status == lib.TM_OK
     pair.close()
+
+
+def test_child_forked_by_another_thread_has_no_descriptor_of_a_mover():
+    """Whatever the mover is doing at that moment."""
+    owner = Other(7)
+    home = owner.call("home")
+    grant = owner.call("grant", 1 << 20, block=True)
+    before = set(os.listdir("/proc/self/fd"))
+    mover = Mover(8)
+    statuses: list[int] = []
+
+    def fork_often() -> None:
+        statuses.extend(in_child(lambda: check_descriptors(before)) for _ in range(60))
+
+    thread = threading.Thread(target=fork_often)
+    thread.start()
+    local = bytearray(1 << 20)
+    while thread.is_alive():
+        visit = mover.visit(home)
+        number, _, _ = mover.take_block(1 << 16)
+        assert mover.move(visit, READ, grant, local).status == lib.TM_OK
+        mover.give_back(number)
+        own = mover.grant(64)
+        mover.revoke(own)
+        mover.drop(own)
+        mover.close_visit(visit)
+    thread.join()
+    mover.close()
+    owner.close()
+    assert statuses == [0] * 60
+
+
+def check_descriptors(expected: set[str]) -> None:
+    """Fail unless this process has no others than these; one is that of the look itself."""
+    names = {}
+    for number in set(os.listdir("/proc/self/fd")) - expected:
+        with contextlib.suppress(FileNotFoundError):
+            names[number] = os.readlink(f"/proc/self/fd/{number}")
+    assert not names, names
 
 
 def test_block_is_shared_with_a_forked_child_and_not_used_again():

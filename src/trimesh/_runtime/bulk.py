@@ -18,6 +18,7 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.context import find_cell
+from trimesh._runtime.deaths import DeathOf
 from trimesh._transport.mover import (
     BEST_FIRST,
     Carrier,
@@ -294,16 +295,12 @@ class Bulk:
 
     async def _raise(self, granted: Granted, visit: Visit, end: End) -> NoReturn:
         """Raise what the end of a transfer means."""
-        proc_id = ProcId(granted.home.epoch)
-        if end is End.GONE:
-            family = self.proc.family
-            assert family is not None, "a process that reaches others has a family"
-            death = await family.learn_end(self.proc.peer(proc_id))
+        death = await self._death(ProcId(granted.home.epoch), end)
+        # A death is told to the block that owns the process first; who is inside of it leaves by its cancel (X3).
+        await trio.lowlevel.checkpoint()
+        if death is not None:
             raise _located(death(maybe_executed=True), granted) from None
         if end is End.CANCELLED:
-            found = self.proc.death_of(proc_id)
-            if found is not None:
-                raise _located(found(maybe_executed=True), granted) from None
             raise trio.ClosedResourceError("this process is ending: its transfers end with it") from None
         if end is End.REVOKED:
             raise trio.ClosedResourceError(
@@ -315,9 +312,21 @@ class Bulk:
             ) from None
         if end is End.SILENT:
             raise _located(Unresponsive(f"{_describe(granted)} has not answered a transfer"), granted) from None
+        if end is End.LOST:
+            raise _located(LinkLost(f"the connection to {_describe(granted)} was lost"), granted) from None
         why = visit.why_not or "no carrier is allowed"
         text = f"the memory of {_describe(granted)} cannot be reached from here: {why}"
         raise _located(LinkLost(text), granted) from None
+
+    async def _death(self, proc_id: ProcId, end: End) -> DeathOf | None:
+        """Return how the owner has ended, if the end of a transfer says, or lets suspect, that it has."""
+        family = self.proc.family
+        assert family is not None, "a process that reaches others has a family"
+        if end is End.GONE:
+            return await family.learn_end(self.proc.peer(proc_id))
+        if end in (End.LOST, End.SILENT):
+            return await family.learn_loss(self.proc.peer(proc_id))
+        return self.proc.death_of(proc_id) if end is End.CANCELLED else None
 
 
 def _describe(granted: Granted) -> str:

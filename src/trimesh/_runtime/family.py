@@ -5,7 +5,7 @@ Hosts start processes for it, links are made on demand, and the news of a lost l
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import attrs
@@ -196,6 +196,18 @@ class Family:
 
     async def learn_end(self, peer: Peer) -> DeathOf:
         """Return how a process has ended that is known to have; wait, not for long, for whoever finds that out."""
+        return await self._hear_of(peer, self.find_out) or died_of("the process", None)
+
+    async def learn_loss(self, peer: Peer) -> DeathOf | None:
+        """Return how a process has ended that a connection was lost to; None if nobody says so: it may live."""
+        return await self._hear_of(peer, self._find_out_if)
+
+    async def _find_out_if(self, peer: Peer) -> None:
+        report = await self._exit_of(peer)
+        if report is not None and report.is_known and peer.link is None:
+            self._declare_by(peer, report)
+
+    async def _hear_of(self, peer: Peer, find_out: Callable[[Peer], Awaitable[None]]) -> DeathOf | None:
         if peer.death is None:
             told = trio.Event()
 
@@ -207,12 +219,12 @@ class Family:
             try:
                 with trio.move_on_after(limits.TRANSFER_END_SECONDS):
                     if self.proc.is_stranger(peer) and peer.proc_id != self.parent:
-                        await self.find_out(peer)
+                        await find_out(peer)
                     else:
                         await told.wait()
             finally:
                 self.proc.on_gone.remove(listen)
-        return peer.death or died_of("the process", None)
+        return peer.death
 
     async def _declare(self, peer: Peer) -> None:
         """Declare a process gone that somebody else owns, with the diagnosis of the host that had started it."""

@@ -62,6 +62,8 @@ class End(enum.Enum):
     DENIED = "wrong secret, no such right, or out of its range"
     UNREACHABLE = "nothing carries bytes between the two processes"
     SILENT = "its process does not answer"
+    LOST = "the connection to its process was lost, or refused"
+    """From another host nobody sees whether the process has ended."""
     CANCELLED = "it was given up, or its visit was ended"
 
 

@@ -4,11 +4,12 @@ Small transfers are done in the call. Larger ones are done by a thread of the li
 and one task (`run`) waits for the thread's bell while any is under way, and not otherwise.
 
 Memory that is lent (blocks, views) may be let go anywhere: in another thread, inside the garbage collector. So its end
-only puts a note into a queue, which the thread of the Trio loop empties.
+only puts a note into a queue, which the thread of the Trio loop empties. What outlives the mover is merely unmapped.
 """
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from typing import Any, Final
 import attrs
 import trio
 
+from trimesh import limits
 from trimesh._native import status
 from trimesh._native.lib import Library, load
 from trimesh._transport.carrier_choice import CarrierChoice, chosen_carriers
@@ -37,6 +39,7 @@ from trimesh._transport.mover import (
     Visit,
     lent_memory,
 )
+from trimesh.errors import LimitExceeded
 from trimesh.ids import ProcId
 
 _RECORDS_MAX: Final = 64
@@ -48,12 +51,30 @@ _ENDS: Final = {
     status.ERR_DENIED: End.DENIED,
     status.ERR_UNREACHABLE: End.UNREACHABLE,
     status.ERR_SILENT: End.SILENT,
+    status.ERR_PEER: End.LOST,
     status.ERR_CANCELLED: End.CANCELLED,
 }
 
 
+_LOST: Final = frozenset(
+    {
+        errno.ECONNABORTED,
+        errno.ECONNREFUSED,
+        errno.ECONNRESET,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETRESET,
+        errno.ENETUNREACH,
+        errno.EPIPE,
+        errno.ETIMEDOUT,
+    }
+)
+"""What the network says of a connection; whatever else the system says is an error of this process."""
+
+
 def _error_of(code: int, doing: str, limit: str = "TRANSFERS_MAX") -> Exception:
-    end = _ENDS.get(code)
+    end = End.LOST if status.ERR_ERRNO - code in _LOST else _ENDS.get(code)
     return TransferError(end) if end is not None else status.error_of(code, doing, limit=limit)
 
 
@@ -80,7 +101,7 @@ class NativeMover(Mover):
         options.address_size = len(chosen.address)
         ffi.memmove(options.address, chosen.address, len(chosen.address))
         out = ffi.new("tm_mover **")
-        status.check(lib.tm_mover_create(options, out), "making a mover", limit="MOVERS_MAX")
+        status.check(lib.tm_mover_create(options, out), "making a mover", limit="BUSES_MAX")
         self.handle: Any = out[0]
         self.done: Any = ffi.new("tm_done *")
         self._bell = int(lib.tm_mover_bell(self.handle))
@@ -154,12 +175,14 @@ class NativeMover(Mover):
             OSError: The system refused the memory.
         """
         self.tidy()
+        if nbytes > limits.BLOCK_BYTES_MAX:
+            raise LimitExceeded("BLOCK_BYTES_MAX", nbytes)
         out = self.library.ffi.new("tm_block *")
         code = self.library.lib.tm_block_take(self.handle, nbytes, out)
         status.check(code, "making memory for others", limit="BLOCKS_MAX")
         address, number = int(self.library.ffi.cast("uintptr_t", out.bytes)), int(out.number)
         self._blocks[number] = range(address, address + nbytes)
-        return self.lend(address, nbytes, partial(self._give_back, number))
+        return self.lend(Span(address, nbytes), partial(self._give_back, number), int(out.size))
 
     def _give_back(self, number: int) -> None:
         del self._blocks[number]
@@ -172,11 +195,20 @@ class NativeMover(Mover):
                 return number
         return 0
 
-    def lend(self, address: int, nbytes: int, give_back: Callable[[], object]) -> memoryview:
-        """Return a view of memory that is given back, soon after the last view of it is gone."""
-        return lent_memory(address, nbytes, partial(self._note, give_back))
+    def lend(self, span: Span, give_back: Callable[[], object], mapped: int) -> memoryview:
+        """Return a view of memory that is given back soon after the last view of it is gone.
 
-    def _note(self, give_back: Callable[[], object]) -> None:
+        Args:
+            span: The memory.
+            give_back: Does that, as long as the mover is there.
+            mapped: How many bytes to unmap when it is not.
+        """
+        return lent_memory(span.address, span.nbytes, partial(self._note, give_back, span.address, mapped))
+
+    def _note(self, give_back: Callable[[], object], address: int, mapped: int) -> None:
+        if self._is_closed:
+            self.library.lib.tm_unmap(self.library.ffi.cast("uint8_t *", address), mapped)
+            return
         self._let_go.append(give_back)
         try:
             self._token.run_sync_soon(self.tidy, idempotent=True)
@@ -186,9 +218,7 @@ class NativeMover(Mover):
     def tidy(self) -> None:
         """Give back what is not looked at any more."""
         while self._let_go:
-            give_back = self._let_go.popleft()
-            if not self._is_closed:
-                give_back()
+            self._let_go.popleft()()
 
     # ---- reaching --------------------------------------------------------------------------------------------
 
@@ -356,7 +386,7 @@ class NativeVisit(Visit):
         if code < 0:
             raise _error_of(code, "looking at memory", "VIEWS_MAX")
         address, handle = int(mover.library.ffi.cast("uintptr_t", out.bytes)), int(out.handle)
-        view = mover.lend(address, nbytes, partial(self._close_view, handle))
+        view = mover.lend(Span(address, nbytes), partial(self._close_view, handle), nbytes)
         return view if writable else view.toreadonly()
 
     def _close_view(self, handle: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from trimesh._runtime.bulk import Bulk, Registration
+from trimesh._runtime.bulk import Bulk, Granted, Registration
 from trimesh._runtime.context import current_proc, find_proc_anywhere
 from trimesh._runtime.foreign import in_trio, in_trio_block, in_trio_now
 from trimesh._transport.mover import Done, Kind, Right, Span, Transfer
@@ -67,8 +67,8 @@ class RDMABuffer:
                 "copy it to tensor.cpu(), or to a tensor from trimesh.rdma.allocate"
             )
         rights = _BOTH if writable else Right.READ
-        self._registration = in_trio_now(_register)(memory.span, rights)
-        self._handle = Handle(self._registration.granted(rights), memory.span.address, 0, memory.nbytes, rights)
+        self._registration, granted = in_trio_now(_register)(memory.span, rights)
+        self._handle = Handle(granted, memory.span.address, 0, memory.nbytes, rights)
 
     # ---- what it is ------------------------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class RDMABuffer:
 
         Args:
             value: From -2**63 to 2**64 - 1.
-            offset: In bytes; the number must be aligned to 8 bytes in the owner's memory.
+            offset: In bytes; the number must be aligned to 8 bytes, in the owner's memory and in the buffer it made.
 
         Raises:
             TypeError, ValueError: Of an argument; nothing was changed.
@@ -212,8 +212,11 @@ class RDMABuffer:
             raise TypeError(f"offset must be a number of bytes, got {offset!r}")
         if not 0 <= offset <= self.nbytes - 8:
             raise ValueError(f"the 8 bytes at offset must lie within the buffer of {self.nbytes} bytes, got {offset}")
-        if (self._handle.address + offset) % 8:
-            raise ValueError(f"the 8 bytes at offset must be aligned in the owner's memory, got {offset}")
+        if (self._handle.address + offset) % 8 or (self._handle.offset + offset) % 8:
+            raise ValueError(
+                f"the 8 bytes at offset must be aligned to 8 bytes, in the owner's memory and from the start of the "
+                f"buffer that it made, got {offset}"
+            )
         self._check_writable()
         done = await self.transfer(kind, Span(0, 8), self._handle.offset + offset, operand, expected)
         return done.value
@@ -358,8 +361,9 @@ def buffer_by(handle: Handle) -> RDMABuffer:
     return made
 
 
-def _register(span: Span, rights: Right) -> Registration:
-    return _proc_bulk("an RDMABuffer is made").register(span, rights)
+def _register(span: Span, rights: Right) -> tuple[Registration, Granted]:
+    made = _proc_bulk("an RDMABuffer is made").register(span, rights)
+    return made, made.granted(rights)
 
 
 def _backend(handle: Handle) -> str:
@@ -371,7 +375,8 @@ def _proc_bulk(what: str) -> Bulk:
     if proc is None:
         raise RuntimeError(
             f"{what} while a mesh is open, in an actor or inside the block that owns its processes, got none here: "
-            "write async with this_host().spawn_procs(...) around it"
+            "write async with this_host().spawn_procs(...) around it, "
+            "or in a worker thread trio.from_thread.run_sync(trimesh.RDMABuffer, data)"
         )
     return proc.bulk
 

@@ -77,8 +77,9 @@ def _of_tensor(tensor: Any, what: str) -> Memory:
                          "write tensor.contiguous(), which is a copy")  # fmt: skip
     nbytes = tensor.numel() * tensor.element_size()
     address = 0
-    with contextlib.suppress(RuntimeError):  # what a class that only wraps others raises
-        address = tensor.data_ptr()
+    with contextlib.suppress(RuntimeError, NotImplementedError):  # what a class that only wraps others raises
+        if tensor.untyped_storage().device == tensor.device:
+            address = tensor.data_ptr()
     if nbytes and not address:
         raise ValueError(f"{what} must have memory of its own, got {text} of class {type(tensor).__qualname__}")
     span = Span(address, nbytes, tensor.untyped_storage() if nbytes else None)

@@ -1,0 +1,65 @@
+"""What the environment says of carriers, and which host this is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trimesh._transport.carrier_choice import can_look_at_memory, chosen_carriers
+from trimesh._transport.host_identity import host_identity
+from trimesh._transport.mover import Carrier
+
+ALL = Carrier.LOCAL | Carrier.SHM | Carrier.CMA | Carrier.TCP | Carrier.UCX
+
+
+@pytest.mark.parametrize(
+    ("environment", "carriers", "address"),
+    [
+        ({}, ALL, b""),
+        ({"TRIMESH_RDMA": ""}, ALL, b""),
+        ({"TRIMESH_RDMA": "cma"}, Carrier.LOCAL | Carrier.CMA, b""),
+        ({"TRIMESH_RDMA": "tcp, cma"}, Carrier.LOCAL | Carrier.CMA | Carrier.TCP, b"\x7f\0\0\1"),
+        ({"TRIMESH_RDMA": "shm", "TRIMESH_RDMA_ADDRESS": "10.0.0.1"}, Carrier.LOCAL | Carrier.SHM, b""),
+        ({"TRIMESH_RDMA": "tcp", "TRIMESH_RDMA_ADDRESS": "10.0.0.1"}, Carrier.LOCAL | Carrier.TCP, b"\x0a\0\0\1"),
+        ({"TRIMESH_RDMA_ADDRESS": "::1"}, ALL, bytes(15) + b"\1"),
+    ],
+)
+def test_choice(environment: dict[str, str], carriers: Carrier, address: bytes):
+    found = chosen_carriers(environment, lambda: True)
+    assert (found.carriers, found.address) == (carriers, address)
+
+
+def test_sandboxed_process_listens():
+    """Where no process may look at another one's memory, tcp is what is left."""
+    assert chosen_carriers({}, lambda: False).address == b"\x7f\0\0\1"
+    assert chosen_carriers({"TRIMESH_RDMA": "shm,cma"}, lambda: False).address == b""
+
+
+@pytest.mark.skipif("Seccomp:\t0" not in Path("/proc/self/status").read_text(), reason="a sandbox may forbid the call")
+def test_own_memory_can_be_looked_at():
+    assert can_look_at_memory()
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        ({"TRIMESH_RDMA": "tpc"}, r"shm, cma, tcp, ucx.*got 'tpc'"),
+        ({"TRIMESH_RDMA": "CMA"}, "got 'CMA'"),
+        ({"TRIMESH_RDMA_ADDRESS": "localhost"}, "IP address"),
+    ],
+)
+def test_other_choices_are_refused(environment: dict[str, str], text: str):
+    with pytest.raises(ValueError, match=text):
+        chosen_carriers(environment)
+
+
+def test_host_identity_is_the_same_each_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("TRIMESH_HOST_ID", raising=False)
+    own = host_identity()
+    assert own == host_identity()
+    assert 0 < own < 1 << 64
+    monkeypatch.setenv("TRIMESH_HOST_ID", "a")
+    a = host_identity()
+    monkeypatch.setenv("TRIMESH_HOST_ID", "b")
+    assert len({own, a, host_identity()}) == 3
