@@ -57,7 +57,7 @@ pub fn Tcp(comptime Grants: type, comptime Owners: type) type {
                 const data = event.data.u64;
                 switch (data & 0xFF << 56) {
                     server.LISTENER => self.server.onListener(),
-                    server.CONNECTION => self.server.onConnection(data),
+                    server.CONNECTION => self.server.onConnection(data, event.events),
                     client.STREAM => self.client.onStream(data),
                     else => unreachable, // we made the data ourselves
                 }

@@ -7,7 +7,9 @@
 //! TC-1 A transfer has ended when nothing of it is asked for any more: no byte is written to its memory afterwards. To
 //! give one up is to ask for nothing more. TC-2 A connection that breaks takes along what was asked on it and nothing
 //! else; nothing is asked twice, an ADD least of all. TC-3 Whoever owes us anything and has not moved a byte for
-//! MOVER_SILENCE_MS is silent: that ends the connection. Silence is counted in ticks, as in reactor.zig.
+//! MOVER_SILENCE_MS is silent: that ends the connection. Silence is counted in ticks, as in reactor.zig. TC-4 Bytes of
+//! a WRITE that was given up as silent, or lost, must not arrive after those of its repetition: a connection that
+//! breaks is aborted here, and the owner does not touch what is left in one that its client has left.
 
 const std = @import("std");
 const asking = @import("tcp_asking.zig");
@@ -298,7 +300,7 @@ pub fn Client(comptime Owners: type) type {
 
         /// A connection is of no use any more. TC-2
         fn breakOff(self: *Self, one: *Stream, why: i32) void {
-            sys.closeAt(&one.fd);
+            tcp.abort(&one.fd); // TC-4
             // An owner whose table is full closes at once.
             if (why == RESET and one.state == .open and !one.machine.greeted) {
                 one.state = .again;

@@ -12,6 +12,8 @@
 //! TV-1 A connection is at a grant exactly while a request of it is under way, and looks at the grant before and after
 //! each piece; when it was revoked meanwhile the machine is spoiled, and T2 is at it no more. TV-2 What a client does,
 //! or does not do, costs a place in the table for a bounded time; who has shown no secret yet makes way for others.
+//! TV-3 What is left in a connection that its client has left is not looked at: it was given up, and may have come
+//! again.
 
 const std = @import("std");
 const limits = @import("limits.zig");
@@ -141,7 +143,7 @@ pub fn Server(comptime Grants: type) type {
                 .at = null,
                 .locked = false,
             };
-            if (sys.epollAdd(self.epoll, fd, sys.IN, self.dataOf(one)) < 0) {
+            if (sys.epollAdd(self.epoll, fd, sys.IN | sys.RDHUP, self.dataOf(one)) < 0) {
                 sys.closeAt(&one.fd);
                 return;
             }
@@ -183,17 +185,18 @@ pub fn Server(comptime Grants: type) type {
         fn watch(self: *Self, one: *Connection, events: u32) void {
             if (one.events == events) return;
             one.events = events;
-            const rc = sys.epollModify(self.epoll, one.fd, events, self.dataOf(one));
+            const rc = sys.epollModify(self.epoll, one.fd, events | sys.RDHUP, self.dataOf(one));
             std.debug.assert(rc == 0); // the descriptor is in the set
         }
 
         // ---- moving ----
 
         /// Something happened on a connection.
-        pub fn onConnection(self: *Self, data: u64) void {
+        pub fn onConnection(self: *Self, data: u64, events: u32) void {
             const slot: u16 = @truncate(data);
             const one = &self.connections[slot];
             if (one.fd < 0 or self.dataOf(one) != data) return; // of one that has ended meanwhile
+            if (events & (sys.RDHUP | sys.HUP | sys.ERR) != 0) return self.end(one); // TV-3
             self.serve(one);
         }
 

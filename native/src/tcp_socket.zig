@@ -18,6 +18,7 @@ const SOL_SOCKET = 1;
 const SO_ERROR = 4;
 const SO_SNDBUF = 7;
 const SO_RCVBUF = 8;
+const SO_LINGER = 13;
 const MSG_DONTWAIT = 0x40;
 const MSG_NOSIGNAL = 0x4000;
 const MSG_MORE = 0x8000;
@@ -104,6 +105,13 @@ pub fn connect(address: Address) i32 {
         return rc;
     }
     return fd;
+}
+
+/// Close a connection so that nothing of what was sent and has not arrived arrives later.
+pub fn abort(fd: *i32) void {
+    const seconds = [2]i32{ 1, 0 }; // do linger, for no time
+    _ = linux.syscall5(.setsockopt, num(fd.*), SOL_SOCKET, SO_LINGER, @intFromPtr(&seconds), 8);
+    sys.closeAt(fd);
 }
 
 /// Why a socket has failed, as -errno; 0: it has not.

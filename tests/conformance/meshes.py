@@ -239,6 +239,7 @@ def check_tables(proc: Proc) -> None:
         "members": list(proc.members),
         "groups": list(proc._groups),
         "channels": list(proc.channels.left()),
+        "buffers of actors": [one.origin for one in proc.bulk.registrations() if one.cell is not None],
     }
     if proc.family is not None:
         left["leases"] = list(proc.family._leases)

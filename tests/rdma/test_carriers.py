@@ -67,7 +67,18 @@ async def run_test(test: Test, backend: RealBackend) -> None:
         await backend.check_clean()
 
 
-@pytest.mark.parametrize("test", TESTS, ids=name_of)
+ON_ONE_HOST: list[Test] = [
+    buffers.test_forged_handles_are_refused,
+    buffers.test_atomic_additions_add_up,
+    partial(ends.test_revoked_buffer_gives_no_bytes, size=LARGE),
+    partial(ends.test_killed_owner_is_a_death, size=LARGE),
+    ends.test_cancelled_read_ends_at_once,
+    batches.test_batch_tells_all_errors,
+]
+"""Of those, the ones for which it matters that the pid of the owner can be watched."""
+
+
+@pytest.mark.parametrize("test", ON_ONE_HOST, ids=name_of)
 async def test_over_tcp(test: Test, monkeypatch: pytest.MonkeyPatch):
     """N4, API 7: processes of one host that can do nothing else."""
     monkeypatch.setenv("TRIMESH_RDMA", "tcp")
