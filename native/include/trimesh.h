@@ -30,7 +30,7 @@
 #define TM_ERR_ARGUMENT -1    /* a value outside of its range */
 #define TM_ERR_LINK -2        /* no such link: it was freed, or never was */
 #define TM_ERR_DOWN -3        /* the link has ended */
-#define TM_ERR_LIMIT -4       /* a table is full (links, lifelines) */
+#define TM_ERR_LIMIT -4       /* a table is full (links, grants, visits ...), or too many are at one process */
 #define TM_ERR_FORKED -5      /* this process is a forked child of the one that made the bus */
 #define TM_ERR_STATE -6       /* not allowed now: a message is unfinished, a batch is still borrowed */
 #define TM_ERR_TOO_LARGE -7   /* a head, a body table or a message above its limit */
@@ -401,6 +401,9 @@ typedef struct {
     uint32_t carrier;         /* TM_CARRIER_* that carried it */
     uint64_t value;           /* of TM_ADD and TM_SWAP */
 } tm_done;
+
+/* A transfer by tcp may also end with TM_ERR_PEER, or with what the system says of a connection that is lost or refused
+ * (TM_ERR_ERRNO - ECONNRESET, ...): the process may have ended, or not. */
 
 /* Begin a transfer. TM_OK: it has ended already, `done_out` says how, also of one that was refused. TM_UNDER_WAY:
  * `done_out->id` names it. TM_FULL: limit TRANSFERS_MAX are under way. TM_ERR_ARGUMENT: no such visit, or the 8
