@@ -2,21 +2,12 @@
 //! themselves, a piece at a time, on whatever thread; those that *pend* hand the transfer to a driver of T2
 //! (mover_thread.zig), which says when it has ended.
 
-const std = @import("std");
 const cma = @import("carrier_cma.zig");
 const local = @import("carrier_local.zig");
 const shm = @import("carrier_shm.zig");
 const visit = @import("visit.zig");
+const Copier = @import("copier.zig").Copier;
 const Passage = @import("passage.zig").Passage;
-
-/// What a carrier that copies can do.
-pub const Copier = struct {
-    /// Whether it goes to the range of a passage. It may set `here` and `mapped`.
-    reach: *const fn (passage: *Passage) bool,
-    /// Copy a piece of the range, which begins at `offset` in it, into `ours`; or from there, for `put`. A status.
-    get: *const fn (passage: *const Passage, offset: u64, ours: []u8) i32,
-    put: *const fn (passage: *const Passage, offset: u64, ours: []u8) i32,
-};
 
 pub const Carrier = struct {
     bit: u32,

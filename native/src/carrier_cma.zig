@@ -4,10 +4,10 @@
 //! head of the ledger is read beside every piece, from where the owner has it; only the right process has that there.
 
 const std = @import("std");
-const carrier = @import("carrier.zig");
 const ledger = @import("ledger.zig");
 const process = @import("process.zig");
 const status = @import("status.zig");
+const Copier = @import("copier.zig").Copier;
 const Passage = @import("passage.zig").Passage;
 
 const Head = ledger.Table.Head;
@@ -63,4 +63,4 @@ fn problem(passage: *const Passage, rc: i64) i32 {
     return status.ofErrno(if (rc < 0) @intCast(rc) else -process.EFAULT);
 }
 
-pub const copier = carrier.Copier{ .reach = reach, .get = get, .put = put };
+pub const copier = Copier{ .reach = reach, .get = get, .put = put };

@@ -1,8 +1,7 @@
 //! The carrier `local`: memory of this very process, by the address that it was granted with.
 
-const std = @import("std");
-const carrier = @import("carrier.zig");
 const status = @import("status.zig");
+const Copier = @import("copier.zig").Copier;
 const Passage = @import("passage.zig").Passage;
 
 fn reach(passage: *Passage) bool {
@@ -25,4 +24,4 @@ pub fn put(passage: *const Passage, offset: u64, ours: []u8) i32 {
     return status.OK;
 }
 
-pub const copier = carrier.Copier{ .reach = reach, .get = get, .put = put };
+pub const copier = Copier{ .reach = reach, .get = get, .put = put };

@@ -1,9 +1,9 @@
 //! The carrier `shm`: ranges that lie in a block of a process of this host, which is mapped once and then copied from
 //! like any memory.
 
-const carrier = @import("carrier.zig");
 const local = @import("carrier_local.zig");
 const visit = @import("visit.zig");
+const Copier = @import("copier.zig").Copier;
 const Passage = @import("passage.zig").Passage;
 
 fn reach(passage: *Passage) bool {
@@ -20,4 +20,4 @@ fn reach(passage: *Passage) bool {
     return true;
 }
 
-pub const copier = carrier.Copier{ .reach = reach, .get = local.get, .put = local.put };
+pub const copier = Copier{ .reach = reach, .get = local.get, .put = local.put };

@@ -15,6 +15,7 @@ test {
     _ = @import("carrier_local.zig");
     _ = @import("carrier_shm.zig");
     _ = @import("carrier_tcp.zig");
+    _ = @import("copier.zig");
     _ = @import("faults.zig");
     _ = @import("former.zig");
     _ = @import("frame.zig");

@@ -292,7 +292,10 @@ PUBLISHED_TENSORS_MAX: Final = 65_536
 
 UNPIN_SECONDS: Final = 1.0
 """A reader that gives a pin back tries this long to say so: a microsecond on one host, a round trip between two. If it
-fails, the publisher does without the slot until the reader's process has ended."""
+fails, the publisher does without the slot until the reader pins something there, or its process has ended."""
+
+UNPIN_RETRY_SECONDS: Final = 0.05
+"""Pause between two tries of that: what the system refuses, or a peer that is silent, is seldom over sooner."""
 
 FAULT_RULES_MAX: Final = 1_024
 """Faults that a test may have planned at one time for links of real processes: one for each direction of each link."""

@@ -248,6 +248,8 @@ class Bulk:
 
         Blocking: a checkpoint, cancellable.
         """
+        if self.proc.sites is not None and (before := self.proc.sites.moving(self.proc)) is not None:
+            await before()
         visit = await self._enter(granted)
         try:
             return await visit.move(transfer)

@@ -5,10 +5,12 @@
 | `received` | a message has been read, before anything is done with it |
 | `launching` | a process is about to be started; it may be started otherwise, or not at all |
 | `dispatch` | a slot has taken a call from the mailbox; what is returned is run instead of the endpoint |
+| `moving` | a transfer of a buffer is about to be made; it may have to wait, or fail |
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol
 
 from trimesh._runtime.endpoint_spec import EndpointSpec
@@ -40,4 +42,8 @@ class Sites(Protocol):
 
     def dispatch(self, cell: Cell, call: IncomingCall) -> EndpointSpec:
         """Return what is run for `call`: its own endpoint, or one that misbehaves."""
+        ...
+
+    def moving(self, proc: Proc) -> Callable[[], Awaitable[None]] | None:
+        """Return what a transfer of `proc` waits for before it is made, and fails if that raises; mostly None."""
         ...

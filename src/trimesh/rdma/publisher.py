@@ -3,6 +3,8 @@
 PU-1 Versions are published one after the other. A slot is written to only while no version is in it, and one is
      taken out only if nobody has it pinned (BO-1).
 PU-2 The cells of a reader whose process has ended count for nothing.
+PU-3 A version that has been taken out counts until its memory is really taken: if the next step fails or is cancelled,
+     a reader may still have it pinned, and the next `publish` looks again.
 """
 
 from __future__ import annotations
@@ -49,6 +51,8 @@ class Publisher:
     board: RDMABuffer = attrs.field(init=False)
     _words: memoryview = attrs.field(init=False)
     _rooms: list[RDMABuffer | None] = attrs.field(init=False)
+    _versions: list[int] = attrs.field(init=False)
+    """What lies in each slot, also while the board does not say so (PU-3)."""
     _latest_slot: int = -1
     _readers: dict[ProcId, int] = attrs.field(factory=dict[ProcId, int])
     _free_cells: list[int] = attrs.field(factory=list[int])
@@ -60,6 +64,7 @@ class Publisher:
 
     def __attrs_post_init__(self) -> None:
         self._rooms = [None] * self.count
+        self._versions = [0] * self.count
         self._words = allocate(board.BOARD_BYTES)
         self._words[:] = bytes(board.BOARD_BYTES)
         self.board = RDMABuffer(self._words)
@@ -84,7 +89,7 @@ class Publisher:
             slot = board.Slot(version, granted.grant, granted.block, layout.nbytes, len(layout.head))
             board.write_slot(self._words, index, slot)
             await self._swap(index, 0, version)
-            self.latest, self._latest_slot = version, index
+            self.latest, self._latest_slot, self._versions[index] = version, index, version
             board.write_header(self._words, version, is_closed=self.is_closed)
         self._tell()
         return version
@@ -93,15 +98,15 @@ class Publisher:
         """Take the oldest version out that nobody has pinned; wait until there is one."""
         while True:
             unpinned = self._unpinned  # looked at before the cells: whoever leaves a cell sets it after
-            versions = board.read_head(self._words).slots
-            for index in sorted(range(self.count), key=lambda index: versions[index].version):
-                version = versions[index].version
+            shown = board.read_head(self._words).slots
+            for index in sorted(range(self.count), key=lambda index: self._versions[index]):
+                version = self._versions[index]
                 if index == self._latest_slot:
                     continue
-                if version == 0:
-                    return index
-                await self._swap(index, version, 0)
+                if shown[index].version:
+                    await self._swap(index, version, 0)
                 if version not in board.pinned(self._words, index, self._cells):
+                    self._versions[index] = 0
                     return index
                 await self._swap(index, 0, version)  # BO-1
             await unpinned.wait()

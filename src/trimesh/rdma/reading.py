@@ -1,7 +1,8 @@
 """A publication as one process reads it: what is the latest version, which are pinned here.
 
 RE-1 Each process has one cell for each slot; tasks that pin the same version share it, the last one clears it.
-RE-2 A cell is cleared whatever becomes of the task that wrote it, also when it is cancelled while writing.
+RE-2 A cell is cleared whatever becomes of the task that wrote it, also when it is cancelled while writing. What could
+     not be cleared in time stays; nobody else writes there, so the next pin of that slot replaces it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from trimesh._runtime.bulk import Granted
 from trimesh._runtime.peer import Parcel
 from trimesh._transport.mover import Right
 from trimesh._wire import messages
-from trimesh.errors import LimitExceeded
+from trimesh.errors import LimitExceeded, MeshStopped, ProcDied
 from trimesh.ids import ProcId
 from trimesh.rdma.board import HEAD_BYTES, Head, Slot, offset_of_cell, read_head
 from trimesh.rdma.buffer import RDMABuffer
@@ -170,9 +171,9 @@ class Reading:
         try:
             async with self._locks[pin.index]:
                 try:
-                    was = await self.board.compare_and_swap(0, pin.version, cell)
+                    await self._write_cell(cell, pin.version)
                     slot = (await self.head()).slots[pin.index]
-                    if was == 0 and slot.version == pin.version:
+                    if slot.version == pin.version:
                         pin.slot = slot
                 finally:
                     if pin.slot is None:
@@ -184,6 +185,11 @@ class Reading:
         if pin.slot is None:
             raise VersionGone(_gone(pin.version))
         return pin
+
+    async def _write_cell(self, cell: int, version: int) -> None:
+        left = await self.board.compare_and_swap(0, version, cell)
+        if left:
+            await self.board.compare_and_swap(left, version, cell)
 
     async def unpin(self, pin: Pin) -> None:
         """Let go of a version; the last one in this process clears the cell."""
@@ -199,10 +205,14 @@ class Reading:
     async def _clear(self, cell: int, version: int) -> None:
         """Clear a cell and tell the publisher; no more than a moment, and nothing is raised that it means."""
         with trio.move_on_after(limits.UNPIN_SECONDS, shield=True):
-            try:
-                await self.board.compare_and_swap(version, 0, cell)
-            except Exception:  # noqa: BLE001 - the publisher, or its publication, has ended: nobody looks at the cell
-                return
+            while True:
+                try:
+                    await self.board.compare_and_swap(version, 0, cell)
+                    break
+                except (ProcDied, MeshStopped, trio.ClosedResourceError):
+                    return  # nobody looks at the cell any more
+                except Exception:  # noqa: BLE001 - it may be over in a moment
+                    await trio.sleep(limits.UNPIN_RETRY_SECONDS)
             self.proc.peer(self.owner).send(Parcel(messages.encode(messages.Unpinned(self.number))))
 
     def handle_of(self, slot: Slot) -> Handle:

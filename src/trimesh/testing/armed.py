@@ -10,13 +10,13 @@ import ctypes
 import inspect
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import attrs
 
 from trimesh._runtime.cell import Cell
-from trimesh._runtime.context import current_proc
+from trimesh._runtime.context import context, current_proc
 from trimesh._runtime.endpoint_spec import EndpointSpec
 from trimesh._runtime.host import LaunchRequest
 from trimesh._runtime.incoming import IncomingCall, take_payload
@@ -28,10 +28,12 @@ from trimesh._transport.native import NativeTransport
 from trimesh._wire import messages
 from trimesh.errors import PayloadError, ProtocolError
 from trimesh.ids import AGENT
+from trimesh.shape.point import Point
 from trimesh.testing.injector import Injector, Rule, run, watched
 from trimesh.testing.places import coordinates
 from trimesh.testing.proc_clock import ProcClock
-from trimesh.testing.vocabulary import EndpointFault, LostCall
+from trimesh.testing.transfers import FailingTransfers
+from trimesh.testing.vocabulary import EndpointFault, LostCall, TransferFault
 
 ARMED = -1
 """Index of the `Fired` message by which a process says that it is armed."""
@@ -58,7 +60,8 @@ class ArmedSetup:
             assert isinstance(proc.transport, NativeTransport)
             if self.table is not None:
                 self.table.arm(proc.transport)
-            _Armed(proc, self.token).serve()
+            here = context()
+            _Armed(proc, self.token, here.mesh, here.point).serve()
         result = None if self.setup is None else self.setup()
         if inspect.isawaitable(result):
             await result
@@ -70,12 +73,16 @@ class _Armed:
 
     proc: Proc
     token: str
+    mesh: str
+    point: Point
     _injector: Injector = attrs.field(init=False)
+    _transfers: FailingTransfers = attrs.field(init=False)
     _clock: ProcClock = attrs.field(factory=ProcClock)
     _planner: Peer | None = None
 
     def __attrs_post_init__(self) -> None:
         self._injector = Injector(self._fired)
+        self._transfers = FailingTransfers(self._fired_in_transfer)
 
     def serve(self) -> None:
         """Take faults from now on, and say so to the owner of this process."""
@@ -107,6 +114,14 @@ class _Armed:
             return spec
         return watched(spec, lambda: self._injector.spec_for(cell, call, spec), run)
 
+    def moving(self, proc: Proc) -> Callable[[], Awaitable[None]] | None:
+        """Disturb a transfer; see `Sites.moving`."""
+        return self._transfers.moving(proc.proc_id)
+
+    def _fired_in_transfer(self, index: int, _: object) -> None:
+        assert self._planner is not None
+        _tell(self._planner, index, "transfer", f"{self.mesh}{coordinates(self.point)}")
+
     def _fired(self, rule: Rule, cell: Cell) -> None:
         assert self._planner is not None
         site = "receive" if isinstance(rule.fault, LostCall) and rule.fault.what == "request" else "dispatch"
@@ -124,10 +139,14 @@ class _Armed:
             (fault,), _ = self.proc.values.decode(*take_payload(message.payload, bodies), what="a planned fault")
         except PayloadError as error:
             raise ProtocolError(f"a planned fault cannot be rebuilt here: {error}") from error
-        if not isinstance(fault, EndpointFault | LostCall):
-            raise ProtocolError(f"a process takes faults of its endpoints, got {type(fault).__name__}")
         self._planner = peer
-        self._injector.rules.append(Rule(message.index, fault))
+        match fault:
+            case EndpointFault() | LostCall():
+                self._injector.rules.append(Rule(message.index, fault))
+            case TransferFault():
+                self._transfers.plan(message.index, fault, (self.proc.proc_id,))
+            case _:
+                raise ProtocolError(f"a process takes faults of endpoints and transfers, got {type(fault).__name__}")
 
     def _misbehave(self, peer: Peer, message: messages.Misbehave, bodies: list[memoryview]) -> None:
         del peer, bodies

@@ -22,11 +22,24 @@ from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.testing.determinism import stream
 from trimesh.testing.faults import Faults
 from trimesh.testing.keys import checked_series
-from trimesh.testing.vocabulary import Death, Fault, LinkFault, LoopLag, Partition, Place, Where, checked_amount
+from trimesh.testing.vocabulary import (
+    Death,
+    Fault,
+    LinkFault,
+    LoopLag,
+    Partition,
+    Place,
+    TransferFault,
+    Where,
+    checked_amount,
+)
 
 T = TypeVar("T")
 
-KINDS: Final = ("kill", "stop", "partition", "delay", "lag")
+KINDS: Final = ("kill", "stop", "partition", "delay", "lag", "transfer")
+
+SLOW: Final = ("delay", "transfer")
+"""Kinds that make a member slow: it counts as up."""
 
 SWARM: Final = 0.5
 """Probability with which one seed has a kind at all; one kind is always left."""
@@ -35,7 +48,10 @@ LONGEST_SECONDS: Final = 2 * limits.LEASE_SECONDS
 """Stops, partitions and the like last up to this: half of them end a lease."""
 
 DELAY_SECONDS: Final = 0.5
-"""A slow link is slower by up to this."""
+"""A slow link is slower by up to this, and so is a transfer of a buffer."""
+
+TRANSFERS: Final = 10
+"""So many transfers of a member are late, one after the other."""
 
 DURATION_SECONDS: Final = 600.0
 """Default length of `safety`, in virtual seconds."""
@@ -115,6 +131,7 @@ class Chaos:
         partition: float = 0.0,
         delay: float = 0.0,
         lag: float = 0.0,
+        transfer: float = 0.0,
         every: tuple[float, float] = (1.0, 10.0),
         max_down: int = 1,
     ) -> ChaosPlan:
@@ -126,13 +143,15 @@ class Chaos:
             partition: The controller and it do not hear of each other for a while.
             delay: The link between them is slow for a while.
             lag: It does nothing for a while, and its heartbeats go on.
+            transfer: The transfers of buffers that it makes are late for a while.
             every: Shortest and longest pause between two faults, in seconds.
             max_down: Members that may be dead, stopped or cut off at one time.
 
         Raises:
             ValueError: Nothing may happen, or a number is out of its range.
         """
-        weights: dict[str, float] = {"kill": kill, "stop": stop, "partition": partition, "delay": delay, "lag": lag}
+        given = (kill, stop, partition, delay, lag, transfer)
+        weights: dict[str, float] = dict(zip(KINDS, given, strict=True))
         chosen = tuple((kind, checked_amount(kind, weight)) for kind, weight in weights.items() if weight)
         if not chosen:
             raise ValueError(f"a plan of chaos needs one kind at least: {', '.join(KINDS)}")
@@ -242,7 +261,7 @@ class Chaos:
             await trio.sleep(step.after)
             victims = [self.faults.where(mesh.exclude(_others(mesh, point))) for point in mesh.points()]
             up = [one for one in victims if self.faults.executor.is_alive(one.places[0]) and not self._is_down(one)]
-            if step.kind != "delay" and len(victims) - len(up) >= plan.max_down:
+            if step.kind not in SLOW and len(victims) - len(up) >= plan.max_down:
                 continue
             if not up:
                 continue
@@ -257,7 +276,7 @@ class Chaos:
 
     async def _heal_after(self, step: ChaosStep, victim: Where, heal: Callable[[], None]) -> None:
         place = victim.places[0]
-        counts = step.kind != "delay"
+        counts = step.kind not in SLOW
         self._down[place] = self._down.get(place, 0) + counts
         try:
             await trio.sleep(step.seconds)
@@ -272,6 +291,7 @@ def _others(mesh: ProcMesh, point: Any) -> list[Any]:
 
 def _fault(step: ChaosStep, victim: Where) -> Fault:
     controller = Where("controller", (None,))
+    late = DELAY_SECONDS * step.seconds / LONGEST_SECONDS or 1e-6
     match step.kind:
         case "kill":
             return Death(victim, "sigkill")
@@ -280,6 +300,8 @@ def _fault(step: ChaosStep, victim: Where) -> Fault:
         case "partition":
             return Partition(controller, victim)
         case "delay":
-            return LinkFault(controller, victim, "delay", DELAY_SECONDS * step.seconds / LONGEST_SECONDS or 1e-6)
+            return LinkFault(controller, victim, "delay", late)
+        case "transfer":
+            return TransferFault(victim, times=TRANSFERS, seconds=late)
         case _:
             return LoopLag(victim, step.seconds or 1e-6)

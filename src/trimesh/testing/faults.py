@@ -42,6 +42,7 @@ from trimesh.testing.vocabulary import (
     ResourceFault,
     SpawnFault,
     Stage,
+    TransferFault,
     Where,
     checked_amount,
     checked_count,
@@ -161,6 +162,22 @@ class Faults:
     def resources(self, members: Members) -> OfResources:
         """Choose what the system gives: `faults.resources({"gpus": 1}).fails("EMFILE", nth=2)`."""
         return OfResources(self, self.where(members))
+
+    def transfer(self, members: Members, *, nth: int = 1, times: int = 1) -> OfTransfers:
+        """Choose transfers of buffers: `faults.transfer({"gpus": 1}, nth=3).raises(OSError())`, `.delays(0.5)`.
+
+        Each read, write and atomic operation of an `RDMABuffer` is one, whatever it is part of: a batch, a publication.
+
+        Args:
+            members: Whose tasks make them; the owner of the memory makes none.
+            nth: Which, counted for each process from now on.
+            times: How many from there on.
+
+        Raises:
+            ShapeError: There is no such member.
+            ValueError: A count is below 1.
+        """
+        return OfTransfers(self, self.where(members), checked_count("nth", nth), checked_count("times", times))
 
     # ---- links -----------------------------------------------------------------------------------------------
 
@@ -424,3 +441,23 @@ class OfResources:
             raise ValueError(f"the system refuses by one of {', '.join(REFUSALS)}; got {error!r}")
         nth, times = checked_count("nth", nth), checked_count("times", times)
         self._faults.plan(ResourceFault(self._where, error, nth, times))
+
+
+@attrs.frozen(eq=False)
+class OfTransfers:
+    """Transfers of buffers, of which it remains to be said what happens to them."""
+
+    _faults: Faults
+    _where: Where
+    _nth: int
+    _times: int
+
+    def raises(self, error: BaseException | type[BaseException]) -> None:
+        """Let them raise `error` instead of being made."""
+        made = error() if isinstance(error, type) else error
+        self._faults.plan(TransferFault(self._where, self._nth, self._times, error=made))
+
+    def delays(self, seconds: float) -> None:
+        """Let them begin so much later; who waits for one can be cancelled meanwhile."""
+        seconds = checked_amount("seconds", seconds)
+        self._faults.plan(TransferFault(self._where, self._nth, self._times, seconds=seconds))

@@ -36,6 +36,7 @@ from trimesh.testing.plan import FaultPlan, Planned
 from trimesh.testing.proc_clock import ProcClock
 from trimesh.testing.real_links import LiveLog, RealLinks
 from trimesh.testing.seeded_run import Options
+from trimesh.testing.transfers import FailingTransfers
 from trimesh.testing.vocabulary import (
     SIGNALS,
     ClockFault,
@@ -48,6 +49,7 @@ from trimesh.testing.vocabulary import (
     Place,
     ResourceFault,
     SpawnFault,
+    TransferFault,
     parse_how,
 )
 
@@ -79,6 +81,7 @@ class RealExecutor:
     seed: int = 0
     links: RealLinks = attrs.field(init=False)
     _starts: FailingStarts = attrs.field(init=False)
+    _transfers: FailingTransfers = attrs.field(init=False)
     _clock: ProcClock = attrs.field(factory=ProcClock)
     _armed: set[ProcId] = attrs.field(factory=set[ProcId])
     _started_at: float = attrs.field(factory=trio.current_time)
@@ -87,6 +90,9 @@ class RealExecutor:
         assert isinstance(self.proc.transport, NativeTransport)
         self.links = RealLinks(FaultTable(self.proc.transport), self.proc.proc_id, self.seed, self._fire_late)
         self._starts = FailingStarts(lambda index, site, where: self._fire(self.plan.planned[index], site, where))
+        self._transfers = FailingTransfers(
+            lambda index, _: self._fire(self.plan.planned[index], "transfer", "controller")
+        )
         self._armed.add(self.proc.proc_id)
         self.proc.sites = self
         self.proc.routes[messages.Fired] = self._take
@@ -112,6 +118,11 @@ class RealExecutor:
         """Run what was called: the actors of the test's own process have no faults; see `Sites.dispatch`."""
         del cell
         return call.spec
+
+    def moving(self, proc: Proc) -> Callable[[], Awaitable[None]] | None:
+        """Disturb a transfer of the test itself; see `Sites.moving`."""
+        del proc
+        return self._transfers.moving(None)
 
     # ---- what has happened -----------------------------------------------------------------------------------
 
@@ -173,6 +184,8 @@ class RealExecutor:
                 return self.links.refuse(planned, fault)
             case SpawnFault():
                 self._starts.plan(planned, fault)
+            case TransferFault():
+                return self._disturb_transfers(planned, fault)
         return _healed
 
     def _check_armed(self, places: tuple[Place, ...]) -> None:
@@ -187,6 +200,14 @@ class RealExecutor:
         if None in places:
             raise UnsupportedFault("the process of a test runs the test itself: this fault is for the others")
         return [self.proc.peer(ProcId(place[1])) for place in places if place is not None]
+
+    def _disturb_transfers(self, planned: Planned, fault: TransferFault) -> Callable[[], None]:
+        others = tuple(place for place in fault.where.places if place is not None)
+        for peer in self._peers(others):
+            self._arm(peer, planned)
+        if len(others) < len(fault.where.places):
+            return self._transfers.plan(planned.index, fault, (None,))
+        return _healed
 
     def _set_clocks(self, fault: ClockFault) -> None:
         others = tuple(place for place in fault.where.places if place is not None)

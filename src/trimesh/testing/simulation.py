@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import attrs
@@ -36,6 +37,7 @@ from trimesh.testing.refusals import Refusals
 from trimesh.testing.sim_host import SimChild, World
 from trimesh.testing.sim_wire import Hold, SimWire, Wired
 from trimesh.testing.trace import Trace
+from trimesh.testing.transfers import FailingTransfers
 from trimesh.testing.vocabulary import (
     SIGNALS,
     ClockFault,
@@ -48,12 +50,16 @@ from trimesh.testing.vocabulary import (
     Place,
     ResourceFault,
     SpawnFault,
+    TransferFault,
     parse_how,
 )
 
 JITTERS: Final = (0.0, 0.0, 0.001, 0.05)
-"""Seconds that a message may be under way, and a chunk of a large transfer; which of them a run has, its seed decides.
-"""
+"""Seconds that a message may be under way; which of them a run has, its seed decides."""
+
+TRANSFERS: Final = (1e-6, 1e-6, 0.001, 0.05)
+"""Seconds that a transfer of a buffer, and a chunk of a large one, may take; which of them a run has, its seed decides.
+Never none: who reads again and again would not let the clock go on."""
 
 THREAD_SECONDS: Final = 0.01
 """A `thread=True` endpoint starts late by up to this, and then runs inline (rule S1)."""
@@ -108,6 +114,9 @@ class Simulation:
     _clocks: dict[Place, _Clock]
     _spawns: FailingStarts
     _refusals: Refusals
+    _transfers: FailingTransfers
+    _moves: random.Random
+    _move_seconds: float
     _heard: set[ProcId]
     _severed: set[frozenset[ProcId]]
     _killed: bool
@@ -125,6 +134,9 @@ class Simulation:
         self._clocks = {}
         self._spawns = FailingStarts(self.fire)
         self._refusals = Refusals(self.fire)
+        self._transfers = FailingTransfers(self._fired_in_transfer)
+        self._moves = stream(seed, "transfers")
+        self._move_seconds = self._moves.choice(TRANSFERS)
         self._heard = set()
         self._severed = set()
         self._killed = False
@@ -138,7 +150,7 @@ class Simulation:
         draw = stream(self.seed, "wire")
         self.wire = SimWire(draw, draw.choice(JITTERS), self.place_of, self._start_soon)
         world.network.delivery = self.wire
-        world.network.memory.chunk_seconds = stream(self.seed, "memory").choice(JITTERS)
+        world.network.memory.chunk_seconds = self._move_seconds
 
     def _start_soon(self, function: Callable[..., Awaitable[object]], *args: Any) -> None:
         """Start a task of the simulation itself, which is no task of any process."""
@@ -200,6 +212,11 @@ class Simulation:
             return spec
         return watched(spec, lambda: self._begin(cell, call, self._without_thread(spec)), run)
 
+    def moving(self, proc: Proc) -> Callable[[], Awaitable[None]] | None:
+        """Let a transfer take its time, or disturb it; see `Sites.moving`."""
+        disturbed = self._transfers.moving(self.place_of(proc.proc_id))
+        return disturbed or partial(trio.sleep, self._moves.uniform(1e-6, self._move_seconds))
+
     def _without_thread(self, spec: EndpointSpec) -> EndpointSpec:
         """Return what runs inline instead of in a thread, which would go on in real time, whatever fault it has."""
         if spec.kind is not Kind.THREAD:
@@ -239,6 +256,10 @@ class Simulation:
     def _fired_in_actor(self, rule: Rule, cell: Cell) -> None:
         site = "receive" if isinstance(rule.fault, LostCall) and rule.fault.what == "request" else "dispatch"
         self.fire(rule.index, site, f"{cell.spec.name}{coordinates(cell.spec.point)}")
+
+    def _fired_in_transfer(self, index: int, place: Any) -> None:
+        where = [child.label for child in self.world.children.values() if place is not None and child.place == place]
+        self.fire(index, "transfer", where[-1] if where else "controller")
 
     def fire(self, index: int, site: str, where: str) -> None:
         """Note that a planned fault happens now."""
@@ -349,6 +370,8 @@ class Simulation:
                 return _healed
             case ResourceFault():
                 return self._refusals.plan(planned, fault)
+            case TransferFault():
+                return self._transfers.plan(planned.index, fault, frozenset(fault.where.places))
             case LoopLag():
                 self.fire(planned.index, "loop", fault.where.text)
                 return self._stick(fault.where.places, fault.seconds)

@@ -13,6 +13,7 @@ An *executor* makes a record happen: `sim` in simulated processes, `proc` in rea
 | `ClockFault` | the clock of some processes jumps, or runs at another rate |
 | `LoopLag` | some processes do nothing for a while |
 | `ResourceFault` | the system refuses memory or descriptors to some processes |
+| `TransferFault` | the nth transfer of a buffer that some processes make raises, or is late |
 """
 
 from __future__ import annotations
@@ -216,7 +217,40 @@ class ResourceFault:
         return f"resources {self.where.text} nth={self.nth}: fails({self.error})"
 
 
-Fault = EndpointFault | LostCall | Death | LinkFault | Partition | SpawnFault | ClockFault | LoopLag | ResourceFault
+@attrs.frozen
+class TransferFault:
+    """From the `nth` transfer on, counted for each process since this was planned, `times` transfers misbehave.
+
+    A transfer is a read, a write or an atomic operation of a buffer, also inside of a publication.
+
+    Attributes:
+        error: What is raised instead of making the transfer, or None.
+        seconds: By how much it is late.
+    """
+
+    where: Where
+    nth: int = 1
+    times: int = 1
+    error: BaseException | None = None
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        effect = f"delays({self.seconds:g})" if self.error is None else f"raises({type(self.error).__name__})"
+        return f"transfer {self.where.text} nth={self.nth}: {effect}"
+
+
+Fault = (
+    EndpointFault
+    | LostCall
+    | Death
+    | LinkFault
+    | Partition
+    | SpawnFault
+    | ClockFault
+    | LoopLag
+    | ResourceFault
+    | TransferFault
+)
 
 
 @attrs.frozen
