@@ -97,10 +97,11 @@ async def test_forged_handles_are_refused(backend: Backend):
         vault = await procs.spawn("vault", Vault)
         whole, readonly = await vault.handle.call_one(), await vault.readonly.call_one()
         rebuild, (home, grant, reach, origin) = whole.__reduce__()
-        place, generation, secret, block = grant
+        place, generation, secret, block, exported = grant
+        rest = (secret, block, exported)
         address, _, nbytes, rights, space = reach
         forged = {
-            "secret": (home, (place, generation, bytes(16), block), reach, origin),
+            "secret": (home, (place, generation, bytes(16), block, exported), reach, origin),
             "range": (home, grant, (address, 8, nbytes, rights, space), origin),
             "far range": (home, grant, (address, (1 << 64) - SMALL - 1, nbytes, rights, space), origin),
             "rights": (home, readonly.__reduce__()[1][1], reach, origin),
@@ -112,7 +113,7 @@ async def test_forged_handles_are_refused(backend: Backend):
             if what != "rights":
                 with pytest.raises(PermissionError, match="knows no such buffer"):
                     await handle.read_into(bytearray(SMALL))
-        for other in ((place, generation + 1, secret, block), (place + 1000, generation, secret, block)):
+        for other in ((place, generation + 1, *rest), (place + 1000, generation, *rest)):
             with pytest.raises((PermissionError, trio.ClosedResourceError)):
                 await rebuild(home, other, reach, origin).read_into(bytearray(SMALL))
         assert await vault.look.call_one(0, SMALL) == pattern(SMALL)

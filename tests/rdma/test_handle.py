@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from trimesh import limits
 from trimesh._runtime.bulk import Granted
 from trimesh._transport.mover import Grant, Home, Right
 from trimesh.errors import Origin, ProtocolError
@@ -15,7 +16,7 @@ from trimesh.rdma.handle import Handle, handle_of
 from trimesh.shape.extent import Extent
 
 HOME = Home(5, 6, 7, 8, 9, 10, b"\x7f\0\0\1")
-GRANT = Grant(1, 2, bytes(range(16)))
+GRANT = Grant(1, 2, bytes(range(16)), b"worker and keys")
 ORIGIN = Origin(Extent(gpus=2).point(1), "trainers", "Trainer", None, "here", 8, 3)
 
 
@@ -54,6 +55,8 @@ REPLACED: list[tuple[tuple[int, ...], Any]] = [
     ((1, 2), b"short"),
     ((1, 2), "x" * 16),
     ((1, 3), 1.0),
+    ((1, 4), None),
+    ((1, 4), bytes(limits.EXPORT_BYTES_MAX + 1)),
     ((2, 0), 1 << 64),
     ((2, 1), (1 << 64) - 100),
     ((2, 2), 0),

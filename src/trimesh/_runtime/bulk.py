@@ -230,7 +230,8 @@ class Bulk:
             return "none"
         carriers = self._visit(granted.home).carriers
         for carrier in BEST_FIRST:
-            if carrier in carriers and (carrier is not Carrier.SHM or granted.block):
+            needs = {Carrier.SHM: granted.block, Carrier.UCX: granted.grant.exported}
+            if carrier in carriers and needs.get(carrier, True):
                 return str(carrier.name).lower()
         return "none"
 

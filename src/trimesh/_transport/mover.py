@@ -103,11 +103,18 @@ class Home:
 
 @attrs.frozen
 class Grant:
-    """The name of one piece of memory, and the secret that opens it."""
+    """The name of one piece of memory, and the secret that opens it.
+
+    Attributes:
+        place, generation: The name.
+        secret: 16 bytes.
+        exported: What readers with an RDMA adapter need besides; empty if the process has none.
+    """
 
     place: int
     generation: int
     secret: bytes = attrs.field(repr=False)
+    exported: bytes = attrs.field(default=b"", repr=False)
 
 
 @attrs.frozen(eq=False)

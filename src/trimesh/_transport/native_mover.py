@@ -141,9 +141,16 @@ class NativeMover(Mover):
         start = ffi.cast("uint8_t *", span.address)
         code = self.library.lib.tm_grant_add(self.handle, start, span.nbytes, rights.value, block, out)
         status.check(code, "granting memory", limit="GRANTS_MAX")
-        made = Grant(int(out.place), int(out.generation), bytes(out.secret.bytes))
+        made = Grant(int(out.place), int(out.generation), bytes(out.secret.bytes), self._export(out))
         self._keep[made.place, made.generation] = span.keep
         return made
+
+    def _export(self, granted: Any) -> bytes:
+        room = self.library.ffi.new("uint8_t[]", limits.EXPORT_BYTES_MAX)
+        size = self.library.ffi.new("uint32_t *")
+        code = self.library.lib.tm_grant_export(self.handle, granted, room, limits.EXPORT_BYTES_MAX, size)
+        status.check(code, "registering memory with an RDMA adapter")
+        return bytes(self.library.ffi.buffer(room, int(size[0])))
 
     def revoke(self, grant: Grant) -> bool:
         """Let nothing new begin; see `Mover.revoke`."""
@@ -342,6 +349,9 @@ class NativeVisit(Visit):
         made.offset, made.size = transfer.offset, transfer.local.nbytes
         made.local = ffi.cast("uint8_t *", transfer.local.address)
         made.operand, made.expected = transfer.operand, transfer.expected
+        exported = transfer.grant.exported  # which the transfer keeps until it has ended
+        if exported:
+            made.exported, made.exported_size = ffi.from_buffer("uint8_t[]", exported), len(exported)
         made.carriers = _ALL
         code = int(mover.library.lib.tm_transfer_begin(mover.handle, made, mover.done))
         if code == status.FULL:

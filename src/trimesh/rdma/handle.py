@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import attrs
 
+from trimesh import limits
 from trimesh._runtime.bulk import Granted
 from trimesh._transport.mover import Grant, Home, Right
 from trimesh.errors import Origin, ProtocolError
@@ -48,9 +49,10 @@ class Handle:
     def fields(self) -> tuple[Any, ...]:
         """Return it as plain values; of the point of the origin, the point."""
         granted, home, origin = self.granted, self.granted.home, self.granted.origin
+        grant = granted.grant
         return (
             (home.epoch, home.host, home.started, home.pid, home.ledger, home.port, home.address),
-            (granted.grant.place, granted.grant.generation, granted.grant.secret, granted.block),
+            (grant.place, grant.generation, grant.secret, granted.block, grant.exported),
             (self.address, self.offset, self.nbytes, self.rights.value, self.space),
             (origin.point, origin.mesh, origin.actor, origin.endpoint, origin.host, origin.pid, origin.incarnation),
         )
@@ -63,7 +65,7 @@ def handle_of(*fields: Any) -> Handle:
         ProtocolError: A peer has sent something else. Whether the memory is there, its process says.
     """
     try:
-        (home, (place, generation, secret, block), (address, offset, nbytes, rights, space), origin) = fields
+        (home, (place, generation, secret, block, exported), (address, offset, nbytes, rights, space), origin) = fields
         epoch, host, started, pid, ledger, port, listening = home
         point, *names, origin_pid, incarnation = origin
     except (TypeError, ValueError) as error:
@@ -76,6 +78,8 @@ def handle_of(*fields: Any) -> Handle:
         raise ProtocolError("a buffer must be a range of a grant of a process")
     if not (isinstance(secret, bytes) and len(secret) == 16 and isinstance(space, str)):
         raise ProtocolError("a buffer must come with a secret of 16 bytes and the name of its memory")
+    if not (isinstance(exported, bytes) and len(exported) <= limits.EXPORT_BYTES_MAX):
+        raise ProtocolError(f"what adapters need of a buffer must have at most {limits.EXPORT_BYTES_MAX} bytes")
     if not (isinstance(listening, bytes) and len(listening) in (0, 4, 16)):
         raise ProtocolError("the address of a process must have 0, 4 or 16 bytes")
     if type(rights) is not int or rights not in [one.value for one in _READABLE]:
@@ -86,7 +90,7 @@ def handle_of(*fields: Any) -> Handle:
         raise ProtocolError("the origin of a buffer must be named by texts")
     granted = Granted(
         Home(epoch, host, started, pid, ledger, port, listening),
-        Grant(place, generation, secret),
+        Grant(place, generation, secret, exported),
         block,
         Origin(point, names[0], names[1], names[2], names[3], origin_pid, incarnation),
     )
