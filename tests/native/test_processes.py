@@ -18,6 +18,7 @@ import pytest
 import trio
 from tests.conformance.transports import Recorder
 from tests.native import peer as peer_module
+from tests.patience import HANG_SECONDS
 
 from trimesh import limits
 from trimesh._transport.base import DownReason, Lane
@@ -81,7 +82,7 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(transport.run, recorder)
-                with trio.fail_after(60):
+                with trio.fail_after(HANG_SECONDS):
                     await link.up.wait()
                 yield Pair(transport, link, recorder, process)
                 nursery.cancel_scope.cancel()
@@ -134,7 +135,7 @@ async def test_close_ends_both_processes(pair: Pair):
     pair.link.close()
 
     assert (await pair.recorder.wait_down(pair.link)).reason is DownReason.CLOSED
-    assert await trio.to_thread.run_sync(pair.process.wait, 30) == 0
+    assert await trio.to_thread.run_sync(pair.process.wait, HANG_SECONDS) == 0
 
 
 # ---- how an end is seen --------------------------------------------------------------------------------------------
@@ -170,7 +171,7 @@ async def test_watched_process_that_ends_is_seen(pair: Pair):
 
 async def test_watched_process_is_seen_to_end_while_others_hold_its_socket(pair: Pair):
     """A forked child of the peer keeps the socket open: only the pidfd tells."""
-    bystander = await trio.lowlevel.open_process(["sleep", "60"])
+    bystander = await trio.lowlevel.open_process(["sleep", "3600"])
     pidfd = os.pidfd_open(bystander.pid)
     pair.transport.watch(pair.link, pidfd)
     os.close(pidfd)
@@ -301,8 +302,8 @@ def test_lifeline_ends_the_group_while_the_gil_is_held_in_c(lifelines: int):
 
             parents[-1].kill()
 
-            assert wait_ended(watched, 10)
-            assert process.wait(10) == -signal.SIGKILL
+            assert wait_ended(watched, HANG_SECONDS)
+            assert process.wait(HANG_SECONDS) == -signal.SIGKILL
     finally:
         for fd in (*pid_fds, *watched):
             os.close(fd)
@@ -322,7 +323,7 @@ def test_lifeline_of_a_process_that_leads_no_group_ends_only_that_process():
 
             parent.kill()
 
-            assert process.wait(10) == 137
+            assert process.wait(HANG_SECONDS) == 137
             os.kill(child, signal.SIGKILL)  # an orphan of this test's own making
     finally:
         os.close(pid_fd)
@@ -336,6 +337,6 @@ def test_lifeline_of_a_process_that_has_ended_already_fires_at_once():
     parent.wait()
     try:
         with running("hold", pid_fd, fds=(pid_fd,), new_group=True) as process:
-            assert process.wait(30) == -signal.SIGKILL
+            assert process.wait(HANG_SECONDS) == -signal.SIGKILL
     finally:
         os.close(pid_fd)
