@@ -67,13 +67,20 @@ def sockets(kind: str) -> tuple[socket.socket, socket.socket]:
         return near, listener.accept()[0]
 
 
+@pytest.fixture
+def lease_seconds() -> float:
+    """Long, so that a busy machine ends no link; tests of the lease have a short one (`short_lease`)."""
+    return HANG_SECONDS
+
+
+short_lease = pytest.mark.parametrize("lease_seconds", [peer_module.LEASE_SECONDS])
+
+
 @pytest.fixture(params=["local", "tcp"])
-async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+async def pair(request: pytest.FixtureRequest, lease_seconds: float) -> AsyncIterator[Pair]:
     kind = request.param
     mine, theirs = sockets(kind)
-    transport = NativeTransport(
-        ProcId(1), beat_seconds=peer_module.BEAT_SECONDS, lease_seconds=peer_module.LEASE_SECONDS
-    )
+    transport = NativeTransport(ProcId(1), beat_seconds=peer_module.BEAT_SECONDS, lease_seconds=lease_seconds)
     mode = "local" if kind == "local" else "stream"
     with running("serve", mode, theirs.fileno(), 0, fds=(theirs.fileno(),)) as process:
         theirs.close()
@@ -182,6 +189,7 @@ async def test_watched_process_is_seen_to_end_while_others_hold_its_socket(pair:
     await bystander.wait()
 
 
+@short_lease
 async def test_stopped_peer_loses_its_lease(pair: Pair):
     """O5."""
     pair.link.send(b"stop")
@@ -189,6 +197,7 @@ async def test_stopped_peer_loses_its_lease(pair: Pair):
     assert (await pair.recorder.wait_down(pair.link)).reason is DownReason.LEASE
 
 
+@short_lease
 async def test_peer_that_holds_the_gil_in_c_keeps_its_lease(pair: Pair):
     """A GIL held for long is stalled, not dead."""
     pair.link.send(b"hold-gil %f" % (1.5 * peer_module.LEASE_SECONDS))
@@ -226,7 +235,7 @@ async def test_idle_peer_is_not_stalled(pair: Pair):
 
 async def test_peer_that_was_stopped_as_a_whole_is_not_stalled(pair: Pair):
     os.kill(pair.process.pid, signal.SIGSTOP)
-    await trio.sleep(1.2 * peer_module.STALL_SECONDS)  # longer than a stall, much shorter than the lease
+    await trio.sleep(1.2 * peer_module.STALL_SECONDS)  # longer than a stall, shorter than the lease
     os.kill(pair.process.pid, signal.SIGCONT)
     pair.link.send(b"echo alive")
 
@@ -235,6 +244,7 @@ async def test_peer_that_was_stopped_as_a_whole_is_not_stalled(pair: Pair):
     assert pair.recorder.stalls == []
 
 
+@short_lease
 async def test_idle_link_keeps_its_lease(pair: Pair):
     await trio.sleep(1.5 * peer_module.LEASE_SECONDS)  # the lease is real time, counted by a native thread
 
