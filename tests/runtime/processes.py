@@ -89,6 +89,12 @@ def freeze(group: Path) -> None:
         os.sched_yield()
 
 
+def wait_reaped(pid: int) -> None:
+    """Block until the parent of a process that ends has taken note of it; nothing of this process runs meanwhile."""
+    while os.path.exists(f"/proc/{pid}"):
+        os.sched_yield()
+
+
 async def wait_gone(pids: list[int]) -> None:
     """Wait until all of `pids` have ended.
 

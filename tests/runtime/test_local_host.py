@@ -10,9 +10,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from tests.patience import HANG_SECONDS
 from tests.runtime.processes import count_fds, spawners_here, wait_until_all
 
-from trimesh import Actor, endpoint, this_host
+from trimesh import Actor, endpoint, limits, this_host
 from trimesh._runtime.local_host import accept_links
 from trimesh._runtime.proc import Proc
 from trimesh._transport.native import NativeTransport
@@ -70,9 +71,10 @@ class Wordy(Actor):
 
 @pytest.mark.parametrize("output", ["forward", "callable"])
 async def test_output_is_shown_before_a_block_on_a_warm_host_ends(
-    output: str, capsys: pytest.CaptureFixture[str]
+    output: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """O7: all of it, although the spawner lives on."""
+    monkeypatch.setattr(limits, "OUTPUT_FLUSH_SECONDS", HANG_SECONDS)
     mode: Any = "forward" if output == "forward" else lambda _: "forward"
     async with this_host().warm() as host:
         async with host.spawn_procs({"n": 2}, name="wordy", output=mode) as procs:

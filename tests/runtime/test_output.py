@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.runtime import worker_entries
 from tests.runtime.conftest import SERVE, Start, ask, hear, new_id, spec_of, tell
+from tests.runtime.processes import wait_reaped
 
 from trimesh import limits
 from trimesh._runtime.launcher import Launcher, open_spawner
@@ -287,8 +288,7 @@ async def test_flood_does_not_delay_an_exit_report(
     worker_entries.say(noisy.link, ["flood", 50_000])
     worker_entries.hear(noisy.link)  # blocks Trio's loop, on purpose: the launcher reads nothing meanwhile
     os.kill(other.pid, signal.SIGKILL)
-    while os.path.exists(f"/proc/{other.pid}"):  # until the spawner has reaped it
-        os.sched_yield()
+    wait_reaped(other.pid)
 
     report = await other.wait_exited()
     await launcher.flush_output()
