@@ -1,4 +1,4 @@
-"""Looking at processes from outside, by /proc and pidfds; of the code under test only marker and bounds are known."""
+"""Looking at processes from outside, through /proc and pidfds; of the code under test only its marker is known."""
 
 from __future__ import annotations
 
