@@ -12,6 +12,7 @@ import pytest
 LEAKS = """
 import ctypes, mmap, os, subprocess, sys, threading, time
 import pytest
+from trimesh.testing import zombie_guard
 
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(30)"]
 kept = []
@@ -23,6 +24,9 @@ def test_clean():
     thread.join()
     with open(__file__):
         pass
+
+def test_guard_is_impatient_from_here_on():
+    zombie_guard.ORPHAN_SECONDS = zombie_guard.LINGER_SECONDS = 0.1
 
 def test_child():
     subprocess.Popen(SLEEP).returncode = 0
@@ -53,7 +57,7 @@ def test_descriptor():
     os.open(__file__, os.O_RDONLY)
 
 def test_thread():
-    threading.Thread(target=time.sleep, args=(3,), name="left over", daemon=True).start()
+    threading.Thread(target=time.sleep, args=(600,), name="left over", daemon=True).start()
 
 def test_native_thread():
     libc = ctypes.CDLL(None)

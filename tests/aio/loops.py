@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 import trio
+from tests.patience import HANG_SECONDS
 
 from trimesh.aio import trio_run
 
 Test = Callable[[], Coroutine[Any, Any, None]]
-
-HANG_SECONDS = 30.0
-"""A test that has not ended by then hangs."""
 
 
 async def watched(test: Test) -> None:

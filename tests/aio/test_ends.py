@@ -89,7 +89,7 @@ def test_stopped_member_is_a_death(hold: Any) -> None:
 
 def test_gil_held_in_c_does_not_hold_the_block(hold: Any) -> None:
     """Z07, Z13, K04: a death elsewhere fails the block; who hears nothing is ended when its grace is over."""
-    with hold(during=[["hold_gil_at", 60, 0]], grace=GRACE) as program:
+    with hold(during=[["hold_gil_at", 600, 0]], grace=GRACE) as program:
         holding = program.event("holding")["pid"]
         workers = program.family() - {program.process, program.spawner}
         [other] = [process for process in workers if process.pid != holding]
@@ -117,7 +117,7 @@ def test_clean_up_gets_no_more_than_its_grace(hold: Any) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL], ids=lambda signum: signum.name)
 def test_death_of_the_program_ends_all(signum: int, hold: Any) -> None:
-    """Z03, Z04, K04: within a second."""
+    """Z03, Z04, K04."""
     with hold(during=[["sleep"]]) as program:
         program.event("open")
         program.events("running", 2)

@@ -12,6 +12,7 @@ import pytest
 import trio
 from tests.aio.loops import Attempt, watched
 from tests.conformance.probe import Probe
+from tests.patience import HANG_SECONDS
 
 import trimesh
 from trimesh import MeshErrorGroup, ProcDied, this_host
@@ -111,7 +112,7 @@ def test_end_of_the_trio_program_cancels_the_asyncio_block():
             left.set()
 
     async def program() -> None:
-        with trio.move_on_after(10) as scope:
+        with trio.move_on_after(HANG_SECONDS) as scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(lambda: trio.to_thread.run_sync(in_thread, abandon_on_cancel=True))
                 await trio.to_thread.run_sync(entered.wait)
@@ -121,7 +122,8 @@ def test_end_of_the_trio_program_cancels_the_asyncio_block():
     entered, left = threading.Event(), threading.Event()
     trio.run(program)
     order.append("Trio ended")
-    assert left.wait(10), "the thread of the asyncio program did not end"  # Trio has abandoned it, so it may be later
+    # Trio has abandoned it, so it may be later.
+    assert left.wait(HANG_SECONDS), "the thread of the asyncio program did not end"
     assert order[0] == "body left"
     assert sorted(order) == ["Trio ended", "asyncio ended", "body left"]
     assert trio_run._runs == {}

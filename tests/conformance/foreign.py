@@ -8,6 +8,7 @@ import attrs
 import trio
 from tests.conformance.transports import NativeBackend, Recorder, World, pattern
 from tests.native import wire
+from tests.patience import HANG_SECONDS
 
 from trimesh._transport.base import LinkDown, Transport
 from trimesh._transport.native import NativeLink, NativeTransport
@@ -77,7 +78,7 @@ class Intruder:
 
     async def send(self, *parts: Frame | bytes) -> None:
         """Send frames and bytes in one piece; a transport that has hung up hears nothing more."""
-        with trio.fail_after(20):
+        with trio.fail_after(HANG_SECONDS):
             try:
                 await self.stream.send_all(b"".join(p.encode() if isinstance(p, Frame) else p for p in parts))
             except trio.BrokenResourceError:

@@ -20,6 +20,7 @@ import pytest
 import trio
 import trio.testing
 from tests.lifetime.programs.guest import run_as_guest
+from tests.patience import HANG_SECONDS
 
 from trimesh import ProcMesh, leaves, limits, this_host
 from trimesh._runtime.context import current_proc, find_proc
@@ -33,11 +34,8 @@ from trimesh.ids import AGENT, ProcId
 from trimesh.testing.determinism import scheduled_by
 from trimesh.testing.sim_host import World, open_world
 
-REAL_SECONDS = 30.0
-"""A test over real processes that has not ended by then hangs; none comes near it."""
-
 SIM_SECONDS = 100_000.0
-"""The same in virtual time."""
+"""A simulated test that has not ended by then, in virtual time, hangs."""
 
 DEAD_SECONDS = 60.0
 """A simulated process that was killed unwinds all the same: it waits in vain for acknowledgements and its grace."""
@@ -157,7 +155,7 @@ class RealBackend(Backend):
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None, None]:
-        with trio.fail_after(REAL_SECONDS):
+        with trio.fail_after(HANG_SECONDS):
             yield
 
     def kill(self, mesh: Any, rank: int) -> None:

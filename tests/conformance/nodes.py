@@ -8,12 +8,10 @@ from typing import Any
 
 import trio
 from tests.conformance.meshes import Attempt, Backend, attempt
+from tests.patience import HANG_SECONDS
 
 import trimesh
 from trimesh import Actor, DeadlockError, endpoint, limits, this_host, this_proc
-
-MISS_SECONDS = 15.0
-"""A deadlock that has not been found by then never will be."""
 
 PLACES = ["one process", "own processes", "the controller and a worker"]
 
@@ -23,7 +21,7 @@ async def no_deadline() -> AsyncGenerator[trio.Nursery]:
     """Take off the deadline that each test of this suite has: a wait with one is no deadlock. Fail after a miss."""
 
     async def fail(scope: trio.CancelScope) -> None:
-        await trio.sleep(MISS_SECONDS)
+        await trio.sleep(HANG_SECONDS)
         scope.cancel(reason="a deadlock was missed")
 
     with trio.CancelScope(shield=True) as scope:

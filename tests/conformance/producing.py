@@ -116,12 +116,17 @@ class Producer(Probe):
     @endpoint(concurrency=100)
     async def within(self, seconds: float) -> AsyncIterator[int]:
         """Yield for some time, by a cancel scope around the yields."""
-        with trio.move_on_after(seconds):
+        with trio.move_on_after(seconds) as self.scope:
             while True:
                 self.produced += 1
                 self.notes.add("produced")
                 yield self.produced
         yield -1
+
+    @endpoint(concurrency=100, group="watch")
+    async def expire(self) -> None:
+        """Let the time of `within` be over."""
+        self.scope.deadline = trio.current_time()
 
     @endpoint(concurrency=100)
     async def yield_these(self, items: Sequence[Any]) -> AsyncIterator[Any]:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
+from tests.conformance.probe import SHIELD_SECONDS
 
 import trimesh
 from trimesh import Actor, endpoint
@@ -24,7 +25,7 @@ class SlowStart(Actor):
             await self.tell.note.call_one("entering")
             await trio.sleep_forever()
         finally:
-            with trio.move_on_after(1, shield=True):
+            with trio.move_on_after(SHIELD_SECONDS, shield=True):
                 await self.tell.note.call_one("unwound")
         yield
 

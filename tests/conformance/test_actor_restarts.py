@@ -12,6 +12,7 @@ import trio
 from tests.conformance.meshes import Backend, attempt, fill, kinds
 from tests.conformance.probe import Probe, Tidy
 from tests.conformance.supervised import reading, remake, restart
+from tests.patience import HANG_SECONDS
 
 import trimesh
 from trimesh import (
@@ -147,7 +148,7 @@ async def test_broadcasts_that_a_restart_cuts_short_make_room(backend: Backend):
             fill(actors.fail_when, keeper)
             await keeper.open_gate.call_one()
             await log.wait(Restarted)
-            with trio.fail_after(10):
+            with trio.fail_after(HANG_SECONDS):
                 assert await actors.incarnation.call_one() == 1
 
 
@@ -253,7 +254,7 @@ async def test_failure_that_is_learnt_with_the_start_after_that_of_the_process_c
             await keeper.wait.call_one("made", 2)
             await trio.sleep(0.05)
             stall(backend, 0.3)
-            with trio.fail_after(10):
+            with trio.fail_after(HANG_SECONDS):
                 await log.wait(Restarted, 2)
             assert await actor.incarnation.call_one() == 2
 

@@ -13,6 +13,7 @@ import trio.testing
 from tests.conformance.meeting import come, listening, make_meetings
 from tests.conformance.meshes import Backend, RealBackend, SimBackend, attempt, only_real, only_sim
 from tests.conformance.probe import Probe
+from tests.patience import HANG_SECONDS
 
 import trimesh
 from trimesh import Actor, MeshErrorGroup, RemoteCancelled, endpoint, limits, this_host
@@ -70,7 +71,7 @@ async def test_endpoint_sees_the_remaining_time(backend: Backend):
             assert list((await clocks.left.call()).values()) == [float("inf")] * 2
         with trio.fail_after(20.0):
             for left in (await clocks.left.call()).values():
-                assert 10.0 < left <= 20.0
+                assert 0.0 < left <= 20.0
                 if backend.is_sim:
                     assert left == 20.0
 
@@ -119,7 +120,7 @@ async def test_budget_ends_the_call_while_its_caller_hears_nothing(backend: Real
                 nursery.start_soon(call_within, clock.sleep_and_tell, seconds, path)
                 await clock.wait_for_sleep.call_one()
                 has_started = True
-                has_unwound = wait_for_who_comes(2 * seconds)  # Trio does not run in this process meanwhile
+                has_unwound = wait_for_who_comes(HANG_SECONDS)  # Trio does not run in this process meanwhile
                 await trio.sleep_forever()
             assert scope.cancelled_caught
         if has_started:
@@ -314,4 +315,4 @@ async def test_budget_is_relative(backend: RealBackend):
         with trio.move_on_after(0.3) as scope:
             await clock.sleep.call_one(1000.0)
         assert scope.cancelled_caught
-        assert 0.3 <= time.monotonic() - start < 3.0
+        assert time.monotonic() - start >= 0.3

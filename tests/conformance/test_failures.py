@@ -221,8 +221,9 @@ async def test_error_of_clean_up_of_a_mesh_that_did_not_start_is_told(backend: B
     """E07, E11: beside the reason why it did not."""
     with pytest.raises(MeshErrorGroup) as caught:
         async with backend.procs() as procs:
+            keeper = await procs.spawn("keeper", Probe)
             with pytest.raises(MeshErrorGroup) as spawning:
-                await procs.spawn("torn", Torn)
+                await procs.spawn("torn", Torn, keeper.slice(gpus=0))
             assert set(kinds(spawning.value)) == {LookupError, ValueError}
             raise KeyError("body")
     assert kinds(caught.value) == [KeyError]
@@ -231,11 +232,15 @@ async def test_error_of_clean_up_of_a_mesh_that_did_not_start_is_told(backend: B
 class Torn(Actor):
     """Rank 0 starts and cannot clean up; rank 1, which waits for rank 0, cannot start."""
 
+    def __init__(self, keeper: Probe) -> None:
+        self.keeper = keeper
+
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None, None]:
         if trimesh.current_rank() == 1:
-            await trio.sleep(0.2)
+            await self.keeper.wait.call_one("up")
             raise LookupError("set-up")
+        self.keeper.note.broadcast_nowait("up")  # no checkpoint: no cancel comes before the actor is up
         yield
         raise ValueError("clean-up")
 

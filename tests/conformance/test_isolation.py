@@ -12,6 +12,7 @@ from tests.conformance.meeting import come, make_meetings, meet
 from tests.conformance.meshes import Backend, RealBackend, SimBackend, attempt, kinds, only_real, only_sim
 from tests.conformance.probe import Probe
 from tests.conformance.supervised import Ledger, kill_and_see, reading, restart
+from tests.patience import HANG_SECONDS
 
 import trimesh
 from trimesh import (
@@ -313,7 +314,7 @@ async def test_member_that_ended_long_ago_is_called_in_vain(backend: Backend, mo
         for count in range(4):
             await kill_and_see(backend, second, others, 0)
             await others.wait(Restarted, count + 1)
-        with trio.fail_after(10), pytest.raises(ProcDied) as caught:
+        with trio.fail_after(HANG_SECONDS), pytest.raises(ProcDied) as caught:
             await ledgers.slice(gpus=1).bump.call_one()
         assert trimesh.origin(caught.value).point == {"gpus": 1}
         assert not caught.value.maybe_executed

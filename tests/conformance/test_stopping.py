@@ -282,10 +282,13 @@ async def test_clean_up_gets_its_grace_and_no_more(backend: SimBackend, grace: f
 
 async def test_member_that_needs_more_than_its_grace_is_killed(backend: Backend):
     """Z13, M3: a leaf for each member that was killed, none for the others."""
-    with pytest.raises(MeshErrorGroup) as caught:
-        async with backend.procs({"gpus": 3}, grace=0.3) as procs:
-            await procs.spawn("tidy", Tidy, 1000.0, ranks=[0, 2])
-    leaves = list(trimesh.leaves(caught.value))
+    for grace in (0.3, 3.0, 20.0):  # on a busy machine the others may need more than the first, too
+        with pytest.raises(MeshErrorGroup) as caught:
+            async with backend.procs({"gpus": 3}, grace=grace) as procs:
+                await procs.spawn("tidy", Tidy, 1000.0, ranks=[0, 2])
+        leaves = list(trimesh.leaves(caught.value))
+        if backend.is_sim or len(leaves) == 2:
+            break
     assert [(type(leaf), leaf.by) for leaf in leaves] == [(ProcDied, "grace")] * 2
     assert sorted(point["gpus"] for point in trimesh.coords(caught.value)) == [0, 2]
 

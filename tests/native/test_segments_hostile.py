@@ -14,6 +14,7 @@ import trio.testing
 from tests.conformance.transports import Recorder
 from tests.native import wire
 from tests.native.wire import RingPeer
+from tests.patience import HANG_SECONDS
 
 from trimesh import limits
 from trimesh._transport.base import DownReason
@@ -62,7 +63,7 @@ async def side() -> AsyncIterator[Side]:
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(transport.run, one.recorder)
-            with trio.fail_after(30):
+            with trio.fail_after(HANG_SECONDS):
                 await link.up.wait()
             yield one
             nursery.cancel_scope.cancel()

@@ -92,7 +92,7 @@ class Forker(Actor):
                 if is_leaving:
                     os.setsid()
                 os.write(sender, b"x")
-                time.sleep(60)  # noqa: ASYNC251 - a child of its own
+                time.sleep(600)  # noqa: ASYNC251 - a child of its own
                 os._exit(0)
             os.read(receiver, 1)
             os.close(receiver)
@@ -123,7 +123,7 @@ def fork_holder() -> int:
     libc = ctypes.CDLL(None)
     pid = libc.fork()
     if pid == 0:
-        libc.sleep(20)
+        libc.sleep(600)
         libc._exit(0)
     return int(pid)
 

@@ -30,6 +30,7 @@ class RecordingLink(Link):
     lanes: list[Lane] = attrs.field(factory=list)
     aborted: bool = False
     lent: trio.Event | None = None
+    heirs: list[Link | None] = attrs.field(factory=list)
 
     def send(self, head: bytes, bodies: Sequence[Buffer] = (), *, lane: Lane = Lane.DATA) -> trio.Event | None:
         self.sent.append(messages.decode(head))
@@ -42,6 +43,10 @@ class RecordingLink(Link):
 
     def abort(self) -> None:
         self.aborted = True
+
+    def hand_over(self, heir: Link | None) -> bool:
+        self.heirs.append(heir)
+        return super().hand_over(heir)
 
     def statistics(self) -> LinkStatistics:
         return LinkStatistics(0, 0, 0, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Looking at processes from outside, by /proc and pidfds; of the code under test only marker and bounds are known."""
+"""Looking at processes from outside, through /proc and pidfds; of the code under test only its marker is known."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from pathlib import Path
 
 import attrs
 import trio
-
-from trimesh import limits
+from tests.patience import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,9 +74,9 @@ def count_fds(pid: int | str = "self") -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-async def wait_until_all(check: Callable[[], list[bool]], seconds: float = 5.0) -> None:
+async def wait_until_all(check: Callable[[], list[bool]]) -> None:
     """Wait until all that `check` returns is true: what other processes do takes them a moment."""
-    with trio.move_on_after(seconds):
+    with trio.move_on_after(HANG_SECONDS):
         while not all(check()):  # noqa: ASYNC110 - nobody tells
             await trio.sleep(0.01)
     assert all(check())
@@ -90,27 +89,31 @@ def freeze(group: Path) -> None:
         os.sched_yield()
 
 
-async def wait_gone(pids: list[int], seconds: float = limits.KILL_SECONDS) -> float:
-    """Wait until all of `pids` have ended and return how long it took; fail after `seconds`.
+def wait_reaped(pid: int) -> None:
+    """Block until the parent of a process that ends has taken note of it; nothing of this process runs meanwhile."""
+    while os.path.exists(f"/proc/{pid}"):
+        os.sched_yield()
+
+
+async def wait_gone(pids: list[int]) -> None:
+    """Wait until all of `pids` have ended.
 
     The rule is that nothing is left, not how soon: that hangs on the machine. Of fifty processes that execute
     themselves in a loop the first look at each takes 0.2 to 0.7 s on two idle cores (the kernel lets nobody read the
     environment in the middle of an execve), and 7 ms of CPU.
     """
-    start = trio.current_time()
     with contextlib.ExitStack() as opened:
         pidfds = dict[int, int]()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 pidfds[pid] = os.pidfd_open(pid)
                 opened.callback(os.close, pidfds[pid])
-        with trio.move_on_after(seconds) as scope:
+        with trio.move_on_after(HANG_SECONDS) as scope:
             for pidfd in pidfds.values():
                 await trio.lowlevel.wait_readable(pidfd)
         left = [pid for pid in pids if state(pid)]
-        assert not left, f"still there after {seconds} s: {left}"
+        assert not left, f"still there after {HANG_SECONDS} s: {left}"
         assert not scope.cancelled_caught
-    return trio.current_time() - start
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.patience import HANG_SECONDS
 
 from trimesh import Actor, MeshErrorGroup, MeshStopped, ProcDied, current_rank, endpoint, leaves, this_host
 
@@ -233,7 +234,7 @@ async def test_killed_caller_lets_the_callee_s_endpoint_go() -> None:
                     nursery.start_soon(caller.try_hold.call_one, callee)
                     await callee.wait_held.call_one()
                     os.kill((await caller.who.call_one())[0], signal.SIGKILL)
-        with trio.fail_after(10):
+        with trio.fail_after(HANG_SECONDS):
             await callee.wait_released.call_one()
 
 

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.runtime import worker_entries
 from tests.runtime.conftest import SERVE, Start, ask, hear, new_id, spec_of, tell
+from tests.runtime.processes import wait_reaped
 
 from trimesh import limits
 from trimesh._runtime.launcher import Launcher, open_spawner
@@ -278,18 +278,24 @@ async def test_flood_costs_lines_and_never_blocks_the_worker(
 
 
 @real
-async def test_flood_does_not_delay_an_exit_report(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
-    """Reports go ahead of output."""
-    noisy, other = await start(), await start()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(ask, noisy, "flood", 200_000)
-        for _ in range(10):
-            await trio.lowlevel.checkpoint()
-        os.kill(other.pid, signal.SIGKILL)
-        await other.wait_exited()
-        assert nursery.child_tasks, "the report came behind the output"
+async def test_flood_does_not_delay_an_exit_report(
+    launcher: Launcher, start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Reports go ahead of output that waits."""
+    shown = list[str]()
+    noisy = await start()
+    other = await launcher.launch(spec_of(), on_exit=lambda _: shown.append(capsys.readouterr().out))
+    worker_entries.say(noisy.link, ["flood", 50_000])
+    worker_entries.hear(noisy.link)  # blocks Trio's loop, on purpose: the launcher reads nothing meanwhile
+    os.kill(other.pid, signal.SIGKILL)
+    wait_reaped(other.pid)
 
-    assert capsys.readouterr().out
+    report = await other.wait_exited()
+    await launcher.flush_output()
+
+    assert report.signal == signal.SIGKILL
+    assert len(shown[0]) < 3 * limits.OUTPUT_BATCH_BYTES_MAX, "two batches were under way, and names are added"
+    assert len(capsys.readouterr().out) > 3 * limits.OUTPUT_BATCH_BYTES_MAX
 
 
 def test_line_bound_fits_a_batch() -> None:

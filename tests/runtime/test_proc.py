@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+from tests.patience import HANG_SECONDS
 from tests.runtime.frames import RecordingLink, RecordingTransport
 
 from trimesh import limits
@@ -144,7 +145,7 @@ async def test_end_of_a_link_takes_it_out_of_service(proc: Proc):
     proc.link_down(link, LinkDown(DownReason.EOF))
     assert peer.link is None
     proc.declare_gone(peer, died("gone"))
-    with trio.fail_after(5):
+    with trio.fail_after(HANG_SECONDS):
         await call.wait()
     assert proc.unended_calls() == []
 
@@ -158,6 +159,17 @@ async def test_peer_with_two_links_is_lost_with_the_last(proc: Proc):
     assert peer.link is second
     proc.link_down(second, LinkDown(DownReason.EOF))
     assert peer.link is None
+
+
+async def test_link_that_ends_hands_over_to_the_next(proc: Proc):
+    """What it was given before it came up may still go: a peer without a descriptor for its end tries again."""
+    peer, first = meet(proc, 2)
+    _, second = meet(proc, 2)
+    proc.link_down(first, LinkDown(DownReason.EOF))
+    assert first.heirs == [second]
+    assert peer.link is second
+    proc.link_down(second, LinkDown(DownReason.EOF))
+    assert second.heirs == [None]
 
 
 async def test_peer_that_breaks_the_protocol_is_heard_by_no_link(proc: Proc):

@@ -99,7 +99,7 @@ async def test_controller_killed_during_a_slow_preload_leaves_nothing(
     controllers: list[Controller], tmp_path: Path
 ) -> None:
     """Z04: a spawner that imports cannot look; the kernel ends it."""
-    (tmp_path / "sleeps_on_import.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)\n")
+    (tmp_path / "sleeps_on_import.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
     root_id = new_id()
     controller = Controller("preload_slowly", str(root_id), str(tmp_path))
     controllers.append(controller)

@@ -126,7 +126,7 @@ async def test_preload_that_exits_hard_is_an_error(module: Path) -> None:
 
 async def test_preload_that_starts_a_thread_is_refused(module: Path) -> None:
     """O2: a process with threads cannot be forked; the text says which module and what to write instead."""
-    write(module, "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n")
+    write(module, "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n")
 
     text = await fail_to_open("preloaded_here")
 
@@ -246,7 +246,7 @@ async def test_worker_that_cuts_its_own_connection_before_it_enters_is_given_up(
         for fd in range(3, 100):
             try: os.close(fd)
             except OSError: pass
-        time.sleep(60)
+        time.sleep(600)
     """)  # fmt: skip
 
     await refusal(launcher, "it has closed its connection to the spawner", preload=("preloaded_here",))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.patience import HANG_SECONDS
 
 from trimesh import limits
 from trimesh._runtime import torch_values
@@ -394,4 +395,4 @@ def test_torch_is_served_when_it_is_imported_later() -> None:
         assert len(encoded.buffers) == 1
     """
 
-    subprocess.run([sys.executable, "-W", "error", "-c", textwrap.dedent(code)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", textwrap.dedent(code)], check=True, timeout=HANG_SECONDS)

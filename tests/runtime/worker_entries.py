@@ -162,8 +162,8 @@ def _fork_child(_config: WorkerConfig, _link: socket.socket, _lifelines: list[in
         os.close(sender)
         if kind == "exec":
             os.closerange(3, 1024)
-            os.execv(sys.executable, [sys.executable, "-S", "-c", "import time; time.sleep(60)"])
-        time.sleep(60)
+            os.execv(sys.executable, [sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+        time.sleep(600)
         os._exit(0)
     os.close(sender)
     pid = int(os.read(receiver, 20))
@@ -180,12 +180,12 @@ def fork_tree(depth: int) -> list[int]:
         if os.fork() != 0:
             if level == 0:
                 break
-            time.sleep(60)
+            time.sleep(600)
             os._exit(0)
         os.setsid()
         os.write(sender, f"{os.getpid()} ".encode())
     else:
-        time.sleep(60)
+        time.sleep(600)
         os._exit(0)
     os.close(sender)
     pids = list[int]()
@@ -210,7 +210,7 @@ def _end_by(_config: WorkerConfig, _link: socket.socket, _lifelines: list[int], 
     if how == "segfault":
         ctypes.string_at(8)
     if how == "thread":
-        threading.Thread(target=time.sleep, args=(60,), name="sleeper").start()
+        threading.Thread(target=time.sleep, args=(600,), name="sleeper").start()
     if how == "pool":
         from concurrent.futures import ThreadPoolExecutor
 
@@ -221,12 +221,12 @@ def _end_by(_config: WorkerConfig, _link: socket.socket, _lifelines: list[int], 
         sys.stdout.reconfigure(line_buffering=False)  # type: ignore[union-attr]
         sys.stdout.write(text)
     if how == "hang":  # in C, holding the interpreter lock
-        ctypes.PyDLL(None).sleep(60)
+        ctypes.PyDLL(None).sleep(600)
     raise SystemExit(0)
 
 
 def _spawn_subprocess(_config: WorkerConfig, _link: socket.socket, _lifelines: list[int]) -> int:
-    return subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"]).pid
+    return subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"]).pid
 
 
 ACTIONS: dict[str, Callable[..., Any]] = {

@@ -1,4 +1,4 @@
-"""A minute of `make soak-proc`: a loaded mesh whose members are killed loses nothing and keeps nothing."""
+"""Half a minute of `make soak-proc`: a loaded mesh whose members are killed loses nothing and keeps nothing."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 50
+SECONDS = 25
 
 pytestmark = pytest.mark.real
 
 
-def test_loaded_mesh_survives_a_minute_of_kills(capsys: pytest.CaptureFixture[str]) -> None:
+def test_loaded_mesh_survives_half_a_minute_of_kills(capsys: pytest.CaptureFixture[str]) -> None:
     """Z01, R01, R08, R09: right answers or `ProcDied`, each kill a restart, and equal counts at the end."""
-    command = [sys.executable, "-m", "tests.stress.soak", "--minutes", str(SECONDS / 60), "--every", "2"]
+    command = [sys.executable, "-m", "tests.stress.soak", "--minutes", str(SECONDS / 60), "--every", "1"]
 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
 
@@ -25,4 +25,4 @@ def test_loaded_mesh_survives_a_minute_of_kills(capsys: pytest.CaptureFixture[st
         print("\n".join(["", *re.findall(r".*(?:kills|right answers|PROBLEM).*", done.stdout)]))
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     (kills,) = re.findall(r"(\d+) kills \(", done.stdout)
-    assert int(kills) >= SECONDS // 4
+    assert int(kills) >= SECONDS // 3

@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 import pytest
 import trio
+from tests.patience import HANG_SECONDS
 
 import trimesh
 from trimesh import Actor, Backoff, Died, ProcDied, Restart, Restarted, Retry, endpoint
@@ -84,6 +85,7 @@ class Beside:
     published: int = 0
     kills: int = 0
     events: Counter[type] = attrs.field(factory=Counter[type])
+    news: trio.Event = attrs.field(factory=trio.Event)
 
     async def publish(self, trainer: Any) -> None:
         while True:
@@ -92,9 +94,11 @@ class Beside:
             await trio.sleep(0.2)
 
     async def kill(self, mesh: Any, faults: Any) -> None:
-        """Kill one generator every second, in turn."""
+        """Kill one generator every second, in turn; a slow machine first gets the one before back."""
         while True:
             await trio.sleep(1)
+            while self.events[Restarted] < self.kills:
+                await self.news.wait()
             faults.kill(mesh.slice(gpus=self.kills % GENERATORS))
             self.kills += 1
 
@@ -103,6 +107,8 @@ class Beside:
             task_status.started()
             async for event in events:
                 self.events[type(event)] += 1
+                self.news.set()
+                self.news = trio.Event()
 
 
 @pytest.mark.mesh_backend("sim", "proc")
@@ -134,6 +140,6 @@ async def test_each_prompt_is_answered_once_while_generators_die(mesh, faults):
     assert beside.events[Died] >= 5
     assert beside.events[Restarted] >= 5
     assert max(answer.version for answer in given) >= 10
-    with trio.fail_after(20):  # all of them live, and take the last weights, once the last death is over
+    with trio.fail_after(HANG_SECONDS):  # all of them live, and take the last weights, once the last death is over
         while not all(await trainer.publish.call_one()):
             pass

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import trio
-from tests.testing.actors import Worker
+from tests.patience import HANG_SECONDS
+from tests.testing.actors import Worker, is_exact
 
 import trimesh
 from trimesh import Actor, LinkLost, MeshErrorGroup, ProcDied, SpawnError, endpoint, limits, this_host
@@ -50,9 +51,12 @@ async def test_delay_is_added_to_each_direction(mesh, faults, fault_log):
     assert trio.current_time() - start >= 0.4
     assert {fired.site for fired in fault_log} == {"link"}
     faults.heal()
+    late = len(fault_log)
     start = trio.current_time()
     await w.step.call(5)
-    assert trio.current_time() - start < 0.2
+    assert len(fault_log) == late
+    if is_exact():
+        assert trio.current_time() - start < 0.2
 
 
 @both
@@ -62,11 +66,14 @@ async def test_delay_of_one_direction_spares_the_other(mesh, faults):
     faults.link("controller", {"gpus": 0}, direction="b_to_a").delay(0.3)
     start = trio.current_time()
     await w.slice(gpus=1).step.call()
-    assert trio.current_time() - start < 0.3
+    if is_exact():
+        assert trio.current_time() - start < 0.3
 
     await w.step.call()
 
-    assert 0.3 <= trio.current_time() - start < 0.6
+    assert trio.current_time() - start >= 0.3
+    if is_exact():
+        assert trio.current_time() - start < 0.6
 
 
 @both
@@ -192,7 +199,9 @@ async def test_call_waits_out_a_short_partition(mesh, faults):
             await trio.sleep(1)
             assert nursery.child_tasks
 
-    assert 1 <= trio.current_time() - start < 2
+    assert trio.current_time() - start >= 1
+    if is_exact():
+        assert trio.current_time() - start < 2
 
 
 @both
@@ -278,15 +287,21 @@ async def test_budget_follows_the_rate_of_the_clock_over_there_and_not_its_jumps
     before = await wall.call_one()
     faults.clock({"gpus": 0}).jump(1_000_000)
     assert 999_999 < await wall.call_one() - before < 1_000_100
-    with trio.fail_after(5):
+    with trio.fail_after(HANG_SECONDS):
         await w.slow.call(0.1)
 
-    faults.clock({"gpus": 0}).drift(3.0)  # four seconds there are one here
+    seconds = 2 if is_exact() else 20
+    faults.clock({"gpus": 0}).drift(3.0 if is_exact() else 39.0)  # four seconds there are one here, or forty
     start = trio.current_time()
-    with pytest.RaisesGroup(trimesh.RemoteCancelled), trio.fail_after(2):
-        await w.slice(gpus=0).slow.call(60)
+    with (
+        pytest.RaisesGroup(trimesh.RemoteCancelled),
+        trio.fail_after(seconds),
+    ):  # over there it is over in half a second
+        await w.slice(gpus=0).slow.call(600)
 
-    assert 0.4 < trio.current_time() - start < 1.5
+    assert trio.current_time() - start > 0.4
+    if is_exact():
+        assert trio.current_time() - start < 1.5
 
 
 @pytest.mark.mesh_backend("proc")
@@ -296,9 +311,11 @@ async def test_clock_of_the_test_itself_is_true_again_afterwards(mesh, faults):
     assert time.time() - before >= 1e6
     faults.clock({"gpus": 1}).drift(9.0)
     w = await mesh.spawn("w", Worker)
-    start = trio.current_time()
-    await w.slice(gpus=1).slow.call(2)
-    assert trio.current_time() - start < 1
+    there = await w.slice(gpus=1).wall_clock.call_one()
+    here = trio.current_time()
+    await trio.sleep(0.2)
+    seconds = trio.current_time() - here
+    assert await w.slice(gpus=1).wall_clock.call_one() - there > 9 * seconds
 
 
 def test_true_time_is_back():
@@ -359,6 +376,9 @@ async def test_link_without_resources_fails_the_call_and_the_next_makes_it(mesh,
     origin = trimesh.origin(caught.value)
     assert origin is not None
     assert origin.point == {"gpus": 1}
+    await trio.sleep(0.9 * limits.EXIT_REPORT_SECONDS)
+    assert await relay.pass_on.call_one(other, 5) == 5
+    await trio.sleep(0.3 * limits.EXIT_REPORT_SECONDS)  # by then the peer has given up waiting for news of our death
     assert await relay.pass_on.call_one(other, 5) == 5
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 
 import attrs
 import trio
@@ -164,25 +165,34 @@ class Family:
 
     # ---- lost links ------------------------------------------------------------------------------------------
 
-    def link_lost(self, peer: Peer, down: LinkDown) -> None:
-        """Find out what the end of a link means."""
+    def link_lost(self, peer: Peer, down: LinkDown, *, is_harmless: bool) -> None:
+        """Find out what the end of a link means.
+
+        Args:
+            peer: The process on the other side.
+            down: How it ended.
+            is_harmless: Nothing was lost: the link never came up. The peer may have had no descriptor for its end; it
+                has told those who wanted the link, and is dead only if its host says so.
+        """
         member = self.proc.members.get(peer.proc_id)
         if member is not None:
             member.link_lost(down)
         elif peer.proc_id == self.parent:
             self.parent_lost.set()
         elif peer.link is None:
-            self.proc.nursery.start_soon(self._diagnose, peer, down)
+            self.proc.nursery.start_soon(partial(self._diagnose, peer, down, is_harmless=is_harmless))
 
     @trio.lowlevel.enable_ki_protection
-    async def _diagnose(self, peer: Peer, down: LinkDown) -> None:
+    async def _diagnose(self, peer: Peer, down: LinkDown, *, is_harmless: bool) -> None:
         if down.reason is DownReason.CLOSED:
             self.proc.declare_gone(peer, stopped("the process has been stopped"))
             return
         if down.reason is DownReason.PROTOCOL:
             self.proc.declare_gone(peer, link_lost(f"the link was lost: {down.detail}"))
             return
-        await self._declare(peer)
+        report = await self._exit_of(peer)
+        if report is not None or not is_harmless:
+            self._declare_by(peer, report)
 
     @trio.lowlevel.enable_ki_protection
     async def find_out(self, peer: Peer) -> None:

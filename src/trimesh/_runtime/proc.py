@@ -405,8 +405,9 @@ class Proc:
             self._drop_links(peer)
         if peer.link is link:  # what came by another one, if there is one, is read before the peer counts as lost
             peer.link = next(iter(self._links_of(peer)), None)
+        is_harmless = link.hand_over(peer.link)
         if peer.death is None and self.family is not None:
-            self.family.link_lost(peer, down)
+            self.family.link_lost(peer, down, is_harmless=is_harmless)
 
     def link_stalled(self, link: Link, seconds: float) -> None:
         """Learn that the loop of a peer does not run, or runs again; its owner says so."""

@@ -130,6 +130,20 @@ class Link(ABC):
     def abort(self) -> None:
         """End now; what is queued is lost. The handler gets no `link_down`."""
 
+    def hand_over(self, heir: Link | None) -> bool:
+        """Let another link to the same process send what this one was given in vain; for use in `link_down` only.
+
+        A peer that has never said hello, for want of a descriptor perhaps, has got nothing by this link.
+
+        Args:
+            heir: A link of the same transport, or None when there is no other.
+
+        Returns:
+            Whether nothing is lost: the peer never came up, and what it was to get goes by `heir`, or there is nothing.
+        """
+        del heir
+        return False
+
     @abstractmethod
     def statistics(self) -> LinkStatistics:
         """Return the counters of this link."""

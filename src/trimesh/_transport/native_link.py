@@ -56,6 +56,7 @@ class NativeLink(Link):
         self._assembly: Assembly | None = None
         self._control: deque[Outgoing] = deque()
         self._data: deque[Outgoing] = deque()
+        self._unsent: list[tuple[Outgoing, Lane]] = []
         self._ended = False
         self._closing = False
         self._bye_said = False
@@ -75,7 +76,7 @@ class NativeLink(Link):
             if code == status.OK:
                 self.transport.dirty = True
                 return None
-            if code != status.FULL:
+            if code != status.FULL and not self.is_unborn(code):
                 self._refused(code, head)
                 return None
         if not lane and bodies:
@@ -111,12 +112,16 @@ class NativeLink(Link):
             self._bus, self.handle, lane, one.head, len(one.head), bodies.spans, bodies.count, one.cursor
         )
         self.transport.dirty = True
-        if code == status.FULL:
+        if code == status.FULL or self.is_unborn(code):
             return False
         if code not in (status.OK, status.ERR_DOWN):
             raise status.error_of(code, "sending a message")
         one.finish()
         return True
+
+    def is_unborn(self, code: int) -> bool:
+        """Whether `code` says that the link has ended before it came up: what it is given waits for `hand_over`."""
+        return code == status.ERR_DOWN and not self.up.is_set()
 
     def is_clear(self) -> bool:
         """Whether a DATA message would go out at once (if there is room)."""
@@ -175,6 +180,16 @@ class NativeLink(Link):
         for queue in (self._control, self._data):
             while queue:
                 queue.popleft().finish()
+
+    def hand_over(self, heir: Link | None) -> bool:
+        """See `Link.hand_over`."""
+        if self.up.is_set() or self._last.messages_sent:  # a stream takes messages before it is up
+            return False
+        if isinstance(heir, NativeLink):
+            for one, lane in self._unsent:
+                heir.enqueue(one, lane)
+            self._unsent.clear()
+        return not self._unsent
 
     def statistics(self) -> LinkStatistics:
         """See `Link.statistics`."""
@@ -238,8 +253,15 @@ class NativeLink(Link):
 
     def take_down(self, handler: LinkHandler, reason: DownReason, detail: str) -> None:
         """The link has ended."""
+        if not self.up.is_set():
+            for queue, lane in ((self._control, Lane.CONTROL), (self._data, Lane.DATA)):
+                self._unsent += [(one, lane) for one in queue]
+                queue.clear()
         self.end()
         handler.link_down(self, LinkDown(reason, detail))
+        for one, _ in self._unsent:
+            one.finish()
+        self._unsent.clear()
 
 
 class NativeGroup(Group):
@@ -279,7 +301,7 @@ class NativeGroup(Group):
         self._transport.dirty = True
         rest: list[tuple[NativeLink, Any]] = []
         for i, link in enumerate(clear):
-            if self._statuses[i] == status.FULL:
+            if self._statuses[i] == status.FULL or link.is_unborn(self._statuses[i]):
                 cursor = ffi.new("tm_cursor *", cursors[i])
                 rest.append((link, cursor))
             elif self._statuses[i] not in (status.OK, status.ERR_DOWN):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -85,7 +86,7 @@ async def try_carrier(carrier: str) -> Trial:
         reader = await procs.slice(procs=1).spawn("reader", _Reader)
         found = await reader.read.call_one(await owner.handle.call_one())
     if isinstance(found, str):
-        return Trial(carrier, None, found.rpartition(" from here: ")[2])
+        return Trial(carrier, None, _about(carrier, found))
     return Trial(carrier, found)
 
 
@@ -107,6 +108,12 @@ def describe_machine() -> list[str]:
         for name in ("TRIMESH_RDMA", "TRIMESH_RDMA_ADDRESS", "TRIMESH_HOST_ID", "TRIMESH_UCX")
         if name in os.environ
     ]
+
+
+def _about(carrier: str, why: str) -> str:
+    """Return what a text about all carriers says of one."""
+    found = re.search(rf"(?:^| ){carrier}: ([^;]+)", why)
+    return found[1] if found else why
 
 
 def _first_line(path: str) -> str:

@@ -5,7 +5,7 @@ of the code under test:
 
 - Processes: descendants of this process, and processes that lost their parent but carry this run's marker in their
   environment, or are forks of this process. A descendant must be gone when the test ends; an orphan (its parent was
-  killed) has `ORPHAN_SECONDS`, which is what trimesh promises after the loss of a controller.
+  killed) has `ORPHAN_SECONDS`: trimesh promises a second after the loss of a controller, a busy machine gets more.
 - Descriptors of this process, by number and by what they refer to.
 - Threads of this process, native ones included. Trio keeps idle worker threads; those are allowed, and so are the pools
   that torch and numpy start and never stop.
@@ -33,8 +33,8 @@ MARKER = "TRIMESH_TEST_ID"
 RUN_ID = f"{os.environ.get(MARKER, '')}/{os.getpid()}"
 """Unique to this run; a run inside a test of another run keeps that run's marker in front."""
 
-ORPHAN_SECONDS = 1.0
-LINGER_SECONDS = 2.0
+ORPHAN_SECONDS = 5.0
+LINGER_SECONDS = 5.0
 """What is over, and shows for a moment longer, gets until then: a joined thread until the kernel has run it once more,
 a semaphore of another process between its two names. Only a test that left something waits that long."""
 POLL_SECONDS = 0.005
