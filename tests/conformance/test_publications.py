@@ -49,6 +49,8 @@ async def test_pinned_version_stays_as_it_is(backend: Backend):
         await reader.let_go.call_one()
         assert await holding.result() == 1
         assert await reader.try_pin.call_one(handle, 20) == "20"
+        for never in 0, -1, 21:
+            assert await reader.try_pin.call_one(handle, never) == VersionGone.__name__
 
 
 async def test_publisher_waits_for_the_last_pin(backend: Backend):

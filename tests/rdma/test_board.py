@@ -22,6 +22,7 @@ def set_version(words: memoryview, slot: int, version: int) -> None:
 def test_slots_read_as_they_were_written() -> None:
     words = new_board()
     assert board.read_head(words).latest == 0
+    assert board.read_head(words).find(0) is None
     one = board.Slot(7, Grant(1, 2, bytes(range(16))), 5, 1000, 64)
     board.write_slot(words, 3, one)
     assert board.read_head(words).find(7) is None  # not before its version is there

@@ -69,6 +69,8 @@ class Head:
 
     def find(self, version: int) -> int | None:
         """Return the slot of a version, or None."""
+        if version < 1:
+            return None  # what is in an empty slot is no version
         return next((index for index, slot in enumerate(self.slots) if slot.version == version), None)
 
 
