@@ -50,7 +50,7 @@ def main() -> int:
         return 0
     if options.fetch_only:
         return 0
-    tests = shlex.join([sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", TESTS])
+    tests = shlex.join([sys.executable, "-m", "pytest", "-q", "--color=no", "-n", "0", "-p", "no:cacheprovider", TESTS])
     command = shlex.join(options.command) if options.command else f"tests/verbs/pingpong.sh && {tests}"
     return Guest(tree, ROOT).run(command, options.seconds)
 
