@@ -14,7 +14,7 @@ import ctypes, mmap, os, subprocess, sys, threading, time
 import pytest
 from trimesh.testing import zombie_guard
 
-SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(30)"]
+SLEEP = [sys.executable, "-S", "-c", "import time; print(flush=True); time.sleep(30)"]
 kept = []
 
 def test_clean():
@@ -29,7 +29,10 @@ def test_guard_is_impatient_from_here_on():
     zombie_guard.ORPHAN_SECONDS = zombie_guard.LINGER_SECONDS = 0.1
 
 def test_child():
-    subprocess.Popen(SLEEP).returncode = 0
+    child = subprocess.Popen(SLEEP, stdout=subprocess.PIPE)
+    child.stdout.readline()  # a process that is just being started has no command line
+    child.stdout.close()
+    child.returncode = 0
 
 def test_unreaped():
     child = subprocess.Popen([sys.executable, "-S", "-c", ""], stdout=subprocess.PIPE)
@@ -38,7 +41,8 @@ def test_unreaped():
     child.returncode = 0
 
 def test_orphan_in_its_own_session():
-    start = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True)"
+    start = "import subprocess, sys; "
+    start += "subprocess.Popen(sys.argv[1:], start_new_session=True, stdout=subprocess.PIPE).stdout.readline()"
     subprocess.run([sys.executable, "-S", "-c", start, *SLEEP], check=True)
 
 def test_orphaned_fork():
