@@ -110,6 +110,25 @@ def current_proc() -> Proc:
     return found
 
 
+def proc_for(what: str) -> Proc:
+    """Return the `Proc` of the caller, also outside of Trio tasks, for something that needs one.
+
+    Args:
+        what: What it is, for the text of the error: "memory is allocated".
+
+    Raises:
+        RuntimeError: No mesh is open here.
+    """
+    found = find_proc_anywhere()
+    if found is None:
+        raise RuntimeError(
+            f"{what} while a mesh is open, in an actor or inside the block that owns its processes, got none here: "
+            "write async with this_host().spawn_procs(...) around it, "
+            "or in a worker thread call it by trio.from_thread.run_sync"
+        )
+    return found
+
+
 def set_proc_of_run(proc: Proc | None) -> None:
     """Make `proc` the one of this Trio run."""
     _proc_of_run.set(proc)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from trimesh._runtime.context import find_proc_anywhere
+from trimesh._runtime.context import proc_for
 from trimesh._runtime.foreign import in_trio_now
 
 
@@ -70,10 +70,4 @@ def _sizes(shape: int | Sequence[int], dtype: Any) -> tuple[int, ...]:
 
 
 def _take_block(nbytes: int) -> memoryview:
-    proc = find_proc_anywhere()
-    if proc is None:
-        raise RuntimeError(
-            "memory for others is allocated while a mesh is open, in an actor or inside the block that owns its "
-            "processes, got none here: write async with this_host().spawn_procs(...) around it"
-        )
-    return proc.bulk.take_block(nbytes)
+    return proc_for("memory for others is allocated").bulk.take_block(nbytes)

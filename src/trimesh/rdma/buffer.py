@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from trimesh._runtime.bulk import Bulk, Granted, Registration
-from trimesh._runtime.context import current_proc, find_proc_anywhere
+from trimesh._runtime.bulk import Granted, Registration
+from trimesh._runtime.context import current_proc, find_proc_anywhere, proc_for
 from trimesh._runtime.foreign import in_trio, in_trio_block, in_trio_now
 from trimesh._transport.mover import Done, Kind, Right, Span, Transfer
 from trimesh._wire.regions import memory_at
@@ -362,23 +362,12 @@ def buffer_by(handle: Handle) -> RDMABuffer:
 
 
 def _register(span: Span, rights: Right) -> tuple[Registration, Granted]:
-    made = _proc_bulk("an RDMABuffer is made").register(span, rights)
+    made = proc_for("an RDMABuffer is made").bulk.register(span, rights)
     return made, made.granted(rights)
 
 
 def _backend(handle: Handle) -> str:
-    return _proc_bulk("the backend of an RDMABuffer is known").backend(handle.granted)
-
-
-def _proc_bulk(what: str) -> Bulk:
-    proc = find_proc_anywhere()
-    if proc is None:
-        raise RuntimeError(
-            f"{what} while a mesh is open, in an actor or inside the block that owns its processes, got none here: "
-            "write async with this_host().spawn_procs(...) around it, "
-            "or in a worker thread trio.from_thread.run_sync(trimesh.RDMABuffer, data)"
-        )
-    return proc.bulk
+    return proc_for("the backend of an RDMABuffer is known").bulk.backend(handle.granted)
 
 
 def _word(name: str, value: int, low: int = 0) -> int:

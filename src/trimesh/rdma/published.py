@@ -10,7 +10,7 @@ from typing import Any, Self
 import trio
 
 from trimesh import limits
-from trimesh._runtime.context import find_proc_anywhere
+from trimesh._runtime.context import proc_for
 from trimesh._runtime.foreign import in_trio, in_trio_block, in_trio_now
 from trimesh.errors import ProtocolError
 from trimesh.rdma.buffer import RDMABuffer
@@ -94,7 +94,7 @@ class Published:
         return await in_trio(self._wait_newer)(version)
 
     async def _wait_newer(self, version: int) -> int:
-        return await self._publications().reading(self._number, self._board).wait_newer(version)
+        return await _publications().reading(self._number, self._board).wait_newer(version)
 
     def pin(self, version: int | None = None) -> AbstractAsyncContextManager[Snapshot]:
         """Keep a version as it is for as long as a block: `async with weights.pin() as snapshot:`.
@@ -113,7 +113,7 @@ class Published:
     @asynccontextmanager
     @trio.lowlevel.enable_ki_protection
     async def _pin(self, version: int | None) -> AsyncGenerator[Snapshot, None]:
-        reading = self._publications().reading(self._number, self._board)
+        reading = _publications().reading(self._number, self._board)
         latest = await reading.wait_newer(0) if version is None else version
         while True:
             try:
@@ -173,9 +173,6 @@ class Published:
         where = f"{origin.mesh}{origin.point!r} " if origin.point is not None else ""
         return f"<publication {self._number} of {where}pid {origin.pid}>"
 
-    def _publications(self) -> Publications:
-        return _publications()
-
 
 def rebuild(number: Any, board: Any) -> Published:
     """Return a handle on a publication.
@@ -195,10 +192,4 @@ def _open(slots: int) -> Publisher:
 
 
 def _publications() -> Publications:
-    proc = find_proc_anywhere()
-    if proc is None:
-        raise RuntimeError(
-            "a publication is made and read while a mesh is open, in an actor or inside the block that owns its "
-            "processes, got none here: write async with this_host().spawn_procs(...) around it"
-        )
-    return publications_of(proc)
+    return publications_of(proc_for("a publication is made and read"))
