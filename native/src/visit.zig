@@ -188,7 +188,7 @@ pub const Visit = struct {
         return false;
     }
 
-    /// Read the head of the ledger through the process's memory. A sandbox may refuse writing alone: nothing is written.
+    /// Read the head of the ledger through its memory. A sandbox may refuse writing alone, so nothing is written, too.
     fn probeMemory(self: *Visit) void {
         const said = self.table.?.head();
         var found: ledger.Table.Head = undefined;
