@@ -10,7 +10,7 @@ PU-3 A version that has been taken out counts until its memory is really taken: 
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -27,6 +27,7 @@ from trimesh.rdma.buffer import RDMABuffer
 from trimesh.rdma.layout import layout_of
 
 if TYPE_CHECKING:
+    from trimesh._runtime.cell import Cell
     from trimesh._runtime.proc import Proc
 
 
@@ -38,6 +39,7 @@ class Publisher:
         proc: The process.
         number: Of the publication, there.
         count: How many versions have room at one time.
+        forget: Called when it is closed.
         latest: The latest version, or 0.
         is_closed: Whether there will be no other.
         board: What readers look at.
@@ -46,6 +48,7 @@ class Publisher:
     proc: Proc
     number: int
     count: int
+    forget: Callable[[], object]
     latest: int = 0
     is_closed: bool = False
     board: RDMABuffer = attrs.field(init=False)
@@ -61,6 +64,7 @@ class Publisher:
     _lock: trio.Lock = attrs.field(factory=trio.Lock)
     _context: contextvars.Context = attrs.field(factory=contextvars.copy_context)
     """Of the actor that has made it: what it grants ends with that, whoever publishes."""
+    _cell: Cell | None = attrs.field(factory=find_cell)
 
     def __attrs_post_init__(self) -> None:
         self._rooms = [None] * self.count
@@ -68,9 +72,8 @@ class Publisher:
         self._words = allocate(board.BOARD_BYTES)
         self._words[:] = bytes(board.BOARD_BYTES)
         self.board = RDMABuffer(self._words)
-        cell = find_cell()
-        if cell is not None:
-            cell.on_end[self.close] = None
+        if self._cell is not None:
+            self._cell.on_end[self.close] = None
 
     # ---- versions --------------------------------------------------------------------------------------------
 
@@ -119,6 +122,7 @@ class Publisher:
             if room is not None:
                 self._rooms[index] = None
                 await room.aclose()
+                self._check_open()
             room = self._rooms[index] = self._context.run(RDMABuffer, allocate(nbytes))
         return room
 
@@ -126,20 +130,22 @@ class Publisher:
         """Change the version of a slot so that readers see it in one order with what they write (BO-1)."""
         was = await self.board.compare_and_swap(old, new, board.offset_of_slot(index))
         assert was == old, f"only the publisher writes the versions, found {was} where {old} was"
+        self._check_open()
 
     # ---- readers ---------------------------------------------------------------------------------------------
 
-    def subscribe(self, peer: Peer) -> None:
-        """Give a process its cells, and tell it of versions from now on."""
+    def subscribe(self, peer: Peer) -> int:
+        """Give a process its cells, and tell it of versions from now on; return their number, -1 if none are left."""
         cell = self._readers.get(peer.proc_id)
-        if cell is None and not self.is_closed:
+        if cell is None:
             if self._free_cells:
                 cell = self._free_cells.pop()
             elif self._cells < limits.PUBLISHED_READERS_MAX:
                 cell, self._cells = self._cells, self._cells + 1
-            if cell is not None:
-                self._readers[peer.proc_id] = cell
-        peer.send(Parcel(messages.encode(messages.Subscribed(self.number, -1 if cell is None else cell))))
+            else:
+                return -1
+            self._readers[peer.proc_id] = cell
+        return cell
 
     def unpinned(self) -> None:
         """Learn that a reader has left a cell."""
@@ -167,7 +173,11 @@ class Publisher:
         if self.is_closed:
             return
         self.is_closed = True
+        self.forget()
+        if self._cell is not None:
+            self._cell.on_end.pop(self.close, None)
         board.write_header(self._words, self.latest, is_closed=True)
+        self._words = memoryview(b"")  # readers may look at the board for a while; nobody here does any more
         self._tell()
         self.unpinned()
 
