@@ -48,6 +48,10 @@ class Handler(Protocol):
         """Learn that a process cannot take messages of this service."""
 
 
+_Early = tuple[Peer, bytes, list[memoryview], "Cargo | None"]
+"""A message that has come before its service: who sent it, payload, bodies, cargo."""
+
+
 @attrs.define(eq=False)
 class Services:
     """The services of one process.
@@ -58,7 +62,7 @@ class Services:
 
     proc: Proc
     _handlers: dict[str, Handler] = attrs.field(factory=dict[str, "Handler"])
-    _early: dict[str, list[tuple[Peer, bytes, list[memoryview], "Cargo | None"]]] = attrs.field(factory=dict)  # noqa: UP037
+    _early: dict[str, list[_Early]] = attrs.field(factory=dict[str, "list[_Early]"])
 
     def __attrs_post_init__(self) -> None:
         self.proc.routes[messages.Service] = self._received

@@ -107,7 +107,8 @@ class ProcMesh(Shaped):
         Blocking: no checkpoint; what is issued is sent on its way without waiting for it.
         """
         self._check_owned("tensors are made by the block that owns the processes")
-        return _tensors().activate(self._owned_here(), self._shown)
+        block: AbstractContextManager[None] = _tensors().activate(self._owned_here(), self._shown)
+        return block
 
     def alive(self) -> Self:
         """Return the view without the members whose end is known here."""

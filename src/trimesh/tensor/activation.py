@@ -29,7 +29,7 @@ def active_team() -> Team | None:
     return _active.get()
 
 
-class _Mode(TorchDispatchMode):
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sends the factories of tasks that have activated a mesh to its ranks."""
 
     def __torch_dispatch__(
@@ -76,7 +76,7 @@ class _Stack(threading.local):
     def push(self) -> None:
         self.depth += 1
         if self.mode is None:
-            self.mode = _Mode()
+            self.mode = _Mode()  # type: ignore[no-untyped-call]
             _push_mode(self.mode)
 
     def pop(self) -> None:

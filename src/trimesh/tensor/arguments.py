@@ -1,12 +1,12 @@
 """Arguments of operations as plain lists, and back: what a description of `protocol` says of each.
 
-    None, bool, int, float, str    themselves
-    ["r"] ["n"] ["b"]              a tensor; a number that varies; a body of the message
-    ["l", ...] ["t", ...]          list, tuple
-    ["d", key, value, ...]         dict with string keys
-    [kind, text]                   a dtype, device, layout, memory format
-    ["c", real, imaginary]         a complex number
-    ["y", bytes]                   bytes
+None, bool, int, float, str    themselves
+["r"] ["n"] ["b"]              a tensor; a number that varies; a body of the message
+["l", ...] ["t", ...]          list, tuple
+["d", key, value, ...]         dict with string keys
+[kind, text]                   a dtype, device, layout, memory format
+["c", real, imaginary]         a complex number
+["y", bytes]                   bytes
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-from trimesh._transport.base import Buffer
 from trimesh.tensor import arguments
 from trimesh.tensor.arguments import BODY_SLOT, NUMBER_SLOT, SLOT
 from trimesh.tensor.protocol import FIRST_SIGNATURE
@@ -66,7 +65,8 @@ def call_kernel(
             f"trimesh::{name}", arguments.describe(described), ["d"], list(range(len(outputs))) or [-1], list(writes)
         ]  # fmt: skip
         number = FIRST_SIGNATURE + shapes.new_number()
-        plan = Plan(number, name, description, outputs, False, [FRESH] * len(outputs), [], _LEAF)
+        leaves = [FRESH] * len(outputs)
+        plan = Plan(number, name, description, outputs, leaves, [False] * len(outputs), _LEAF)
         shapes.remember(tuple(key), plan)
     first = team.emit(plan, operands, len(outputs))
     return [make(meta, team, first + index) for index, meta in enumerate(outputs)]

@@ -10,7 +10,7 @@ import torch
 from trimesh.tensor.tensor import MeshTensor
 
 
-class LocalTensor(Exception):  # noqa: N818 - leaves one function for another
+class LocalTensor(Exception):
     """An ordinary tensor is among the arguments."""
 
 

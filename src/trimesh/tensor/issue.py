@@ -147,9 +147,7 @@ def _varying(func: Any) -> frozenset[int | str]:
     return found
 
 
-def _plan(
-    shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any], call: _Call, team: Team
-) -> Plan:
+def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any], call: _Call, team: Team) -> Plan:
     """Find out what an operator makes of such arguments, by fake tensors."""
     fakes: list[torch.Tensor] = []
     varying = _varying(func)
@@ -199,7 +197,8 @@ def _plan(
         _writes(func, args, kwargs),
     ]
     is_single = found == [FRESH] and isinstance(result, torch.Tensor)
-    return Plan(FIRST_SIGNATURE + shapes.new_number(), func.name(), described, metas, is_single, found, aliases, tree)
+    number = FIRST_SIGNATURE + shapes.new_number()
+    return Plan(number, func.name(), described, metas, found, aliases, tree, is_single)
 
 
 def _writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:

@@ -170,9 +170,9 @@ class Rank:
     def _spoil_storage(self, ref: int, value: Any, poison: Poison) -> None:
         """Poison what an operation may have written to half, and all that share its memory."""
         if isinstance(value, torch.Tensor) and type(value) is torch.Tensor:
-            storage = value.untyped_storage()._cdata  # noqa: SLF001 - its identity has no public name
+            storage = value.untyped_storage()._cdata
             for other, found in self.values.items():
-                if type(found) is torch.Tensor and found.untyped_storage()._cdata == storage:  # noqa: SLF001
+                if type(found) is torch.Tensor and found.untyped_storage()._cdata == storage:
                     self.values[other] = poison
         self.values[ref] = poison
 

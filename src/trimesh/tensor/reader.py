@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from trimesh.errors import ProtocolError
-from trimesh.tensor.protocol import DEFINE, FIRST_SIGNATURE, FREE, RESET
+from trimesh.tensor.protocol import DEFINE, FREE, RESET
 from trimesh.tensor.rank import Command
 from trimesh.tensor.signature import Signature, define
 
@@ -68,9 +68,7 @@ def _command(signature: Signature, first: Any, operands: Sequence[Any], bodies: 
     if len(operands) != signature.arity or type(first) is not int:
         raise ProtocolError(f"{signature.name} takes {signature.arity} operands, got {operands!r}")
     if signature.kinds.count("n") != signature.arity:
-        operands = [
-            _operand(kind, operand, bodies) for kind, operand in zip(signature.kinds, operands, strict=True)
-        ]
+        operands = [_operand(kind, operand, bodies) for kind, operand in zip(signature.kinds, operands, strict=True)]
     return Command(signature, first, operands)
 
 
@@ -80,6 +78,3 @@ def _operand(kind: str, operand: Any, bodies: Sequence[memoryview]) -> Any:
     if type(operand) is not int or operand < 0:
         raise ProtocolError(f"a tensor, or a body, has a number, got {operand!r}")
     return operand if kind == "r" else bodies[operand]
-
-
-assert FIRST_SIGNATURE > max(DEFINE, FREE, RESET)

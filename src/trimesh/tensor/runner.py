@@ -36,7 +36,7 @@ class Runner:
     proc: Proc
     rank: Rank
     on_progress: Callable[[TeamOnRank], None]
-    _batches: queue.SimpleQueue[Batch | None] = attrs.field(factory=lambda: queue.SimpleQueue[Batch | None]())
+    _batches: queue.SimpleQueue[Batch | None] = attrs.field(factory=queue.SimpleQueue)
     _token: trio.lowlevel.TrioToken = attrs.field(factory=trio.lowlevel.current_trio_token)
     _reported: dict[int, int] = attrs.field(factory=dict[int, int])
     _thread: threading.Thread | None = None
@@ -59,7 +59,7 @@ class Runner:
         self.on_progress(team)
 
     def _run(self) -> None:
-        torch.set_grad_enabled(False)  # noqa: FBT003 - of this thread; gradients are the controller's
+        torch.set_grad_enabled(False)  # of this thread; gradients are the controller's
         while (batch := self._batches.get()) is not None:
             team, steps = batch
             self._execute(team, steps)

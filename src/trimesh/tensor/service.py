@@ -129,7 +129,7 @@ class TensorService:
 
     def received(self, peer: Peer, payload: Buffer, bodies: list[memoryview], cargo: Cargo | None) -> None:
         """See `Handler`."""
-        message = protocol.decode(payload)  # type: ignore[arg-type]
+        message = protocol.decode(payload)
         match message:
             case protocol.Done():
                 engine = self.engines.get(message.engine)
@@ -189,5 +189,3 @@ def open_service(proc: Proc) -> TensorService:
         proc.services.put(TENSORS, found)
     assert isinstance(found, TensorService)
     return found
-
-

@@ -46,20 +46,20 @@ class Plan:
         name: Of the operator.
         description: What ranks are told of it.
         metas: Of the new tensors.
-        is_single: Whether the result is just one new tensor.
         leaves: For each leaf of the result: `FRESH`, or the place among the tensors of the arguments, or a value.
         tree: How leaves become the result.
         has_alias: By leaf, whether it is a place.
+        is_single: Whether the result is just one new tensor.
     """
 
     number: int
     name: str
     description: list[Any]
     metas: Sequence[Meta]
-    is_single: bool
     leaves: Sequence[Any]
     has_alias: Sequence[bool]
     tree: pytree.TreeSpec
+    is_single: bool = False
 
     @property
     def outs(self) -> list[int]:

@@ -160,11 +160,11 @@ class Team:
 
 def issuing_line() -> Line:
     """Return the innermost line that is neither of torch nor of this package."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - there is no other way to one's caller
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if "/torch/" not in file and not file.startswith(_OWN):
             return frame.f_code, frame.f_lineno
         frame = frame.f_back
-    here = sys._getframe(0)  # noqa: SLF001
+    here = sys._getframe(0)
     return here.f_code, here.f_lineno

@@ -42,17 +42,17 @@ class MeshTensor(torch.Tensor):
     _issue: ClassVar[Any]  # set by `issue`, which needs this class
 
     __slots__ = ("_held", "_meta")
-    __torch_function__ = torch._C._disabled_torch_function_impl  # noqa: SLF001 - torch's own subclasses do so
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operation on the ranks: see `issue`."""
         del types
         return cls._issue(func, args, kwargs or {})
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Say what it is without asking the ranks; `str(t)` and `print(t)` ask them."""
         del tensor_contents
         meta, team = self._meta, self._held.team
@@ -78,9 +78,9 @@ class MeshTensor(torch.Tensor):
 
 def make(meta: Meta, team: Team, ref: int) -> MeshTensor:
     """Return the handle on a tensor that the ranks of a team have, or will have, under a number."""
-    made: MeshTensor = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001 - the public way to make a wrapper
+    made: MeshTensor = torch.Tensor._make_wrapper_subclass(
         MeshTensor, meta.size, strides=meta.stride, dtype=meta.dtype, device=meta.device
     )
-    made._meta = meta  # noqa: SLF001
-    made._held = Held(team, ref)  # noqa: SLF001
+    made._meta = meta
+    made._held = Held(team, ref)
     return made

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from trimesh.tensor.call import call_kernel
@@ -38,7 +40,8 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
         if copy.data_ptr() == tensor.data_ptr():
             copy = copy.clone()
         flat = copy.reshape(-1).view(torch.uint8) if copy.numel() else torch.empty(0, dtype=torch.uint8)
-        return memoryview(flat.numpy())
+        bytes_: Any = flat.numpy()
+        return memoryview(bytes_)
 
 
 def _contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
