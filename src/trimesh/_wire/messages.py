@@ -359,6 +359,20 @@ class Unpinned(Message, frozen=True, tag=53):
     publication: int
 
 
+class Service(Message, frozen=True, tag=60):
+    """A message of a package above the runtime to the same package in another process.
+
+    Attributes:
+        service: Its name.
+        payload: What only the package reads; empty when the first body holds it.
+        failure: Set instead of a payload: why the sender has no such package, so that it takes no messages of it.
+    """
+
+    service: str
+    payload: bytes
+    failure: str = ""
+
+
 class Arm(Message, frozen=True, tag=45):
     """A planned fault, for a process that was armed when it was spawned; refused by any other.
 
@@ -400,10 +414,11 @@ _Channels = Carried | Lent | Accepted | Dropped | Settle | Settled | PortItem | 
 _Supervision = Finished | Silent
 _Deadlocks = Suspect | Look | Seen | Break | Broken
 _Publications = Subscribe | Subscribed | Published | Unpinned
+_Above = Service
 _Testing = Arm | Fired | Misbehave
 """What only processes take that a test has armed."""
 
-AnyMessage = _Calls | _Channels | _Supervision | _Deadlocks | _Publications | _Testing
+AnyMessage = _Calls | _Channels | _Supervision | _Deadlocks | _Publications | _Above | _Testing
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(AnyMessage)
