@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -23,7 +25,8 @@ CARRIERS = {
     "shm": "memory from allocate, mapped by the reader",
     "cma": "any memory of a process of this host, by process_vm_readv",
     "tcp": "any memory of any process that listens, over two connections",
-    "ucx": "InfiniBand, RoCE, EFA and devices, by libucp",
+    "ucx": "InfiniBand, RoCE and EFA, by libucp",
+    "cuda_ipc": "memory of a CUDA device, by a process of this host that sees it",
 }
 
 
@@ -43,8 +46,8 @@ class Trial:
 
     def __str__(self) -> str:
         if self.seconds is None:
-            return f"  {self.carrier}   no    {self.why_not}"
-        return f"  {self.carrier}   yes   {NBYTES / self.seconds / 1e9:.1f} GB/s   {CARRIERS[self.carrier]}"
+            return f"  {self.carrier:<8}   no    {self.why_not}"
+        return f"  {self.carrier:<8}   yes   {NBYTES / self.seconds / 1e9:.1f} GB/s   {CARRIERS[self.carrier]}"
 
 
 class _Owner(Actor):
@@ -60,27 +63,54 @@ class _Owner(Actor):
         return self.buffer
 
 
+class _DeviceOwner(Actor):
+    """Has memory on a device, if it can."""
+
+    @endpoint
+    async def make(self) -> RDMABuffer | str:
+        """Return it, or why there is none."""
+        try:
+            return RDMABuffer(_on_device(), writable=False)
+        except (ImportError, RuntimeError, AssertionError, ValueError) as error:
+            return str(error)
+
+
 class _Reader(Actor):
     """Reads it."""
 
     @endpoint
     async def read(self, buffer: RDMABuffer) -> float | str:
         """Return the seconds of one read, or why there is none."""
-        local = bytearray(NBYTES)
-        try:
-            await buffer.read_into(local)
-        except LinkLost as error:
-            return str(error)
-        best = float("inf")
-        for _ in range(ROUNDS):
-            start = time.perf_counter()
-            await buffer.read_into(local)
-            best = min(best, time.perf_counter() - start)
-        return best
+        return await _read(buffer, bytearray(NBYTES))
+
+    @endpoint
+    async def read_to_device(self, buffer: RDMABuffer) -> float | str:
+        """Return the same of one into memory of a device."""
+        return await _read(buffer, _on_device())
+
+
+async def _read(buffer: RDMABuffer, local: Any) -> float | str:
+    try:
+        await buffer.read_into(local)
+    except LinkLost as error:
+        return str(error)
+    best = float("inf")
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        await buffer.read_into(local)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _on_device() -> Any:
+    torch = importlib.import_module("torch")
+    return torch.zeros(NBYTES, dtype=torch.uint8, device="cuda")
 
 
 async def try_carrier(carrier: str) -> Trial:
     """Read some memory of one new process by another, with one carrier."""
+    if carrier == "cuda_ipc":
+        return await _try_device(carrier)
     async with this_host().spawn_procs({"procs": 2}, env={"TRIMESH_RDMA": carrier}) as procs:
         owner = await procs.slice(procs=0).spawn("owner", _Owner)
         reader = await procs.slice(procs=1).spawn("reader", _Reader)
@@ -88,6 +118,15 @@ async def try_carrier(carrier: str) -> Trial:
     if isinstance(found, str):
         return Trial(carrier, None, _about(carrier, found))
     return Trial(carrier, found)
+
+
+async def _try_device(carrier: str) -> Trial:
+    async with this_host().spawn_procs({"procs": 2}) as procs:
+        owner = await procs.slice(procs=0).spawn("owner", _DeviceOwner)
+        reader = await procs.slice(procs=1).spawn("reader", _Reader)
+        made = await owner.make.call_one()
+        found = made if isinstance(made, str) else await reader.read_to_device.call_one(made)
+    return Trial(carrier, None, found) if isinstance(found, str) else Trial(carrier, found)
 
 
 def describe_machine() -> list[str]:
