@@ -1,6 +1,10 @@
 """`RDMABuffer.read_into` between two processes of this host, by each carrier; to eight readers; beside small calls.
 
-The destination has been written to before, so that no page of it is new: what is measured is the copy.
+The destination has been written to before, so that no page of it is new: what is measured is the copy. `new` is the
+same by cma into memory that nobody has touched, as `np.empty` gives it.
+
+Monarch has one kind of memory and one way here, its fallback: its read stands beside both of ours that copy, and beside
+`map`, which is what a trimesh program would do to look at the same bytes.
 """
 
 from __future__ import annotations
@@ -8,6 +12,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from bench.cores import on_one_core
 from bench.scale import Metric, Samples, Scale, timed_calls
 
 LARGE = 64 << 20
@@ -18,8 +23,10 @@ HUGE = 1 << 30
 METRICS = [
     Metric("shm", "64 MiB read, memory from allocate", "ms", goals=(6.7,)),
     Metric("cma", "64 MiB read, any memory (cma)", "ms", goals=(11.2,)),
+    Metric("new", "64 MiB read into new memory (cma)", "ms"),
     Metric("tcp", "64 MiB read, tcp on loopback", "ms", goals=(22.4,)),
     Metric("small", "4 KiB read", "us", quantiles=(0.5, 0.99), goals=(70, 1000)),
+    Metric("small_pinned", "4 KiB read, all on one core", "us", quantiles=(0.5, 0.99), goals=(25, 1000)),
     Metric("map", "64 MiB mapped and left", "us"),
     Metric("fan_out", "64 MiB to 8 readers", "ms", goals=(30,)),
     Metric("beside", "100 B call beside a 1 GiB read", "ms", quantiles=(0.5, 0.99), goals=(1, 5)),
@@ -48,8 +55,10 @@ async def _within_a_host(scale: Scale) -> Samples:
         small = await owner.make.call_one(SMALL)
         found["shm"] = await _reads(reader, allocated, scale)
         found["cma"] = await _reads(reader, foreign, scale)
-        local = bytearray(SMALL)
-        found["small"] = await timed_calls(scale, lambda: small.read_into(local))
+        found["new"] = [await reader.read.call_one(foreign, new=True) * 1e3 for _ in range(scale.transfers)]
+        found["small"] = await reader.read_often.call_one(small, scale)
+        with on_one_core(await owner.pid.call_one(), await reader.pid.call_one()):
+            found["small_pinned"] = await reader.read_often.call_one(small, scale)
 
         async def look() -> None:
             async with allocated.map() as view:
@@ -106,9 +115,14 @@ async def monarch_side(scale: Scale) -> Samples:
     owner, reader = memories.slice(gpus=0), memories.slice(gpus=1)
     found: Samples = {}
     large = await owner.make.call_one(LARGE)
-    reads = max(1, scale.transfers // 5)
-    found["cma"] = [await reader.read.call_one(large, LARGE) * 1e3 for _ in range(reads + 1)][1:]
+    await reader.read.call_one(large, LARGE)
+    reads = [await reader.read.call_one(large, LARGE) * 1e3 for _ in range(scale.transfers)]
+    found["shm"] = found["cma"] = found["tcp"] = reads
+    found["map"] = [milliseconds * 1e3 for milliseconds in reads]
+    found["new"] = [await reader.read.call_one(large, LARGE, new=True) * 1e3 for _ in range(scale.transfers)]
     small = await owner.make.call_one(SMALL)
-    found["small"] = [await reader.read.call_one(small, SMALL) * 1e6 for _ in range(scale.calls // 10 + 1)][1:]
+    found["small"] = await reader.read_often.call_one(small, SMALL, scale)
+    with on_one_core(await owner.pid.call_one(), await reader.pid.call_one()):
+        found["small_pinned"] = await reader.read_often.call_one(small, SMALL, scale)
     await procs.stop()
     return found

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import time
 
 import trio
 
+from bench.scale import Scale, timed_calls
 from trimesh import Actor, RDMABuffer, endpoint, rdma
 
 
@@ -44,12 +46,26 @@ class Memory(Actor):
         return RDMABuffer(memory)
 
     @endpoint
-    async def read(self, buffer: RDMABuffer) -> float:
+    async def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    async def read(self, buffer: RDMABuffer, *, new: bool = False) -> float:
         """Return the seconds of one read."""
         self._make_room(buffer.nbytes)
+        local = mmap.mmap(-1, buffer.nbytes, mmap.MAP_PRIVATE) if new else self.local
+        local[-1:] = b"\0"
         start = time.perf_counter()
-        await buffer.read_into(self.local)
-        return time.perf_counter() - start
+        await buffer.read_into(local)
+        seconds = time.perf_counter() - start
+        assert local[-1:] == b"\1"
+        return seconds
+
+    @endpoint
+    async def read_often(self, buffer: RDMABuffer, scale: Scale) -> list[float]:
+        """Return the microseconds of each of many reads."""
+        self._make_room(buffer.nbytes)
+        return await timed_calls(scale, lambda: buffer.read_into(self.local))
 
     @endpoint(group="beside", concurrency=2)
     async def read_for_ever(self, buffer: RDMABuffer) -> None:

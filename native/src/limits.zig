@@ -98,6 +98,9 @@ pub const CLAIMS_MAX = 4_096;
 /// by a mapped block, 150 us by process_vm_readv, ten times that where pages are new.
 pub const TRANSFER_CHUNK_BYTES = 1 << 20;
 
+/// Transfers of this size and more go past the caches, of which a core has a few MiB for itself.
+pub const HUGE_BYTES_MIN = 8 << 20;
+
 /// Pieces that T2 moves before it looks after its sockets: a few milliseconds.
 pub const ROUND_PIECES = 16;
 

@@ -30,6 +30,8 @@ pub const Passage = struct {
     row: *ledger.Row,
     terms: ledger.Terms,
     offset: u64,
+    /// Caches do not hold the whole of what is asked for.
+    is_huge: bool,
     /// The first byte of the range, if it is mapped here. Set by a carrier.
     here: ?[*]u8,
     mapped: ?*visit_file.Mapped,
@@ -48,6 +50,7 @@ pub const Passage = struct {
             .row = &one.table.?.rows[wanted.place],
             .terms = undefined,
             .offset = wanted.offset,
+            .is_huge = wanted.size >= limits.HUGE_BYTES_MIN,
             .here = null,
             .mapped = null,
         };

@@ -44,6 +44,7 @@ test {
     _ = @import("socket.zig");
     _ = @import("stall.zig");
     _ = @import("status.zig");
+    _ = @import("streaming.zig");
     _ = @import("sys.zig");
     _ = @import("tcp.zig");
     _ = @import("tcp_asking.zig");

@@ -188,23 +188,29 @@ pub const Visit = struct {
         return false;
     }
 
-    /// Read the head of the ledger through the process's memory.
+    /// Read the head of the ledger through its memory. A sandbox may refuse writing alone, so nothing is written, too.
     fn probeMemory(self: *Visit) void {
         const said = self.table.?.head();
         var found: ledger.Table.Head = undefined;
         const theirs = process.Piece{ .address = said.address, .size = @sizeOf(ledger.Table.Head) };
         const ours = process.Piece.of(std.mem.asBytes(&found));
         const n = process.readMemory(self.home.pid, &.{ours}, &.{theirs});
-        if (n == @sizeOf(ledger.Table.Head) and std.meta.eql(found, said)) {
-            self.carriers |= CMA;
-        } else if (n < 0) {
-            const why = switch (-n) {
-                process.EPERM => "this process may not read the other one's memory (yama's ptrace_scope, or a sandbox)",
-                process.ENOSYS => "the kernel, or a sandbox, has no process_vm_readv",
-                else => "reading the other one's memory fails",
-            };
-            self.why_not.add("cma: {s} (errno {d})", .{ why, -n });
-        } else self.why_not.add("cma: the process's memory is not what its ledger says", .{});
+        if (n < 0) return self.refuseMemory("read", "process_vm_readv", n);
+        if (n != @sizeOf(ledger.Table.Head) or !std.meta.eql(found, said))
+            return self.why_not.add("cma: the process's memory is not what its ledger says", .{});
+        const wrote = process.writeMemory(self.home.pid, &.{}, &.{});
+        if (wrote < 0) return self.refuseMemory("write", "process_vm_writev", wrote);
+        self.carriers |= CMA;
+    }
+
+    fn refuseMemory(self: *Visit, verb: []const u8, call: []const u8, rc: i64) void {
+        const errno = -rc;
+        switch (errno) {
+            process.EPERM => self.why_not.add("cma: this process may not {s} the other one's memory " ++
+                "(yama's ptrace_scope or a sandbox, errno {d})", .{ verb, errno }),
+            process.ENOSYS => self.why_not.add("cma: the kernel or a sandbox has no {s} (errno {d})", .{ call, errno }),
+            else => self.why_not.add("cma: {s} fails (errno {d})", .{ call, errno }),
+        }
     }
 
     // ---- blocks ----

@@ -148,10 +148,15 @@ __all__ = [
 ]
 
 
+_TENSORS = ("fetch", "fetch_shard")
+
+
 def __getattr__(name: str) -> Any:
     """Import what is heavy, or for some programs only, when it is used first."""
     if name == "RDMABuffer":
         return importlib.import_module("trimesh.rdma").RDMABuffer
-    if name in ("aio", "rdma", "testing"):
+    if name in _TENSORS:
+        return getattr(importlib.import_module("trimesh.tensor"), name)
+    if name in ("aio", "rdma", "tensor", "testing"):
         return importlib.import_module(f"trimesh.{name}")
     raise AttributeError(f"module 'trimesh' has no attribute {name!r}")

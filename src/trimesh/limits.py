@@ -377,3 +377,21 @@ assert RING_BYTES >= 4 * (FRAME_PAYLOAD_BYTES_MAX // 2 + FRAME_HEADER_BYTES)
 assert RING_CONTROL_RESERVE_BYTES * 8 <= RING_BYTES
 assert LEASE_SECONDS >= 4 * BEAT_SECONDS
 assert FRAME_PAYLOAD_BYTES_MAX < SEGMENT_BYTES_MIN <= SEGMENT_BYTES_MAX <= SEGMENT_POOL_BYTES_MAX
+
+# ---- tensors -----------------------------------------------------------------------------------------------
+
+TENSOR_BATCH_COMMANDS: Final = 16
+"""Commands that are sent together at most while a task goes on issuing: a message costs some 20 us, a command 3."""
+
+TENSOR_COMMANDS_AHEAD: Final = 16_384
+"""Commands of a team that its slowest rank may be behind before issuing waits for it: some seconds of work, and a few
+megabytes of operands in its queue."""
+
+TENSOR_PLANS: Final = 16_384
+"""Operations, with the looks of their arguments, that a controller remembers: a large model has a few thousand."""
+
+TENSOR_FAILURES: Final = 1_000
+"""Failed commands of a team whose lines are kept for whoever fetches: more are the same mistake in a loop."""
+
+SIGNAL_SECONDS: Final = 0.05
+"""How often a function that waits without `await` looks at signals and links."""

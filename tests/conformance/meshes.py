@@ -31,6 +31,7 @@ from trimesh._transport.memory import MemoryNetwork
 from trimesh._transport.pipe import Delivery
 from trimesh.errors import TrimeshInternalError
 from trimesh.ids import AGENT, ProcId
+from trimesh.rdma.publications import publications_of
 from trimesh.testing.determinism import scheduled_by
 from trimesh.testing.sim_host import World, open_world
 
@@ -238,6 +239,7 @@ def check_tables(proc: Proc) -> None:
         "groups": list(proc._groups),
         "channels": list(proc.channels.left()),
         "buffers of actors": [one.origin for one in proc.bulk.registrations() if one.cell is not None],
+        "publications": publications_of(proc).left(),
     }
     if proc.family is not None:
         left["leases"] = list(proc.family._leases)

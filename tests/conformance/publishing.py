@@ -7,7 +7,9 @@ from typing import Any
 import trio
 
 from trimesh import Actor, endpoint
+from trimesh._runtime.context import current_proc, find_cell
 from trimesh.rdma import Published, VersionGone
+from trimesh.rdma.publications import publications_of
 
 
 def version_of(number: int, size: int = 3000) -> dict[str, bytes]:
@@ -18,6 +20,13 @@ def version_of(number: int, size: int = 3000) -> dict[str, bytes]:
 def is_torn(tensors: dict[str, Any], number: int) -> bool:
     """Return whether some byte is of another version."""
     return any(set(data) != {number % 251} for data in tensors.values())
+
+
+def tables() -> tuple[int, int, int]:
+    """Return what this process, and the actor that asks, keep."""
+    proc, cell = current_proc(), find_cell()
+    assert cell is not None, "an actor asks"
+    return len(publications_of(proc).left()), len(proc.bulk.registrations()), len(cell.on_end)
 
 
 class Publisher(Actor):
@@ -42,6 +51,17 @@ class Publisher(Actor):
     @endpoint
     async def close(self) -> None:
         await self.published.aclose()
+
+    @endpoint
+    async def open(self) -> Any:
+        """Begin another publication; the one before should be closed."""
+        self.published = Published()
+        return self.published
+
+    @endpoint
+    async def tables(self) -> tuple[int, int, int]:
+        """Return how many publications are left, buffers, and things that end with the actor."""
+        return tables()
 
 
 class Reader(Actor):
@@ -95,6 +115,10 @@ class Reader(Actor):
     @endpoint(group="others", concurrency=4)
     async def wait_newer(self, published: Any, version: int) -> int:
         return await published.wait_newer(version)
+
+    @endpoint(group="others", concurrency=4)
+    async def tables(self) -> tuple[int, int, int]:
+        return tables()
 
     @endpoint(group="others", concurrency=4)
     async def try_pin(self, published: Any, version: int) -> str:

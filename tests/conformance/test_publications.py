@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import trio
-from tests.conformance.meshes import Backend, attempt, kinds, tick
+from tests.conformance.meshes import Backend, SimBackend, attempt, kinds, member, only_sim, tick
 from tests.conformance.publishing import Publisher, Reader, is_torn, version_of
 
 import trimesh
 from trimesh import ProcDied, Restart
+from trimesh._runtime.context import current_proc
 from trimesh.rdma import Published, VersionGone
 
 
@@ -132,6 +133,53 @@ async def test_end_of_the_publisher_ends_those_who_wait(backend: Backend):
         with pytest.raises(trio.ClosedResourceError):
             await waiting.result()
         assert await reader.try_pin.call_one(handle, 1) == "ClosedResourceError"
+
+
+async def test_reader_that_asks_for_a_closed_publication_is_told(backend: Backend):
+    """N4: also the first time it asks, and whatever it asks for."""
+    async with backend.procs({"gpus": 2}) as procs:
+        publisher = await procs.slice(gpus=0).spawn("publisher", Publisher)
+        reader = await procs.slice(gpus=1).spawn("reader", Reader)
+        handle = await publisher.handle.call_one()
+        await publisher.publish.call_one(1)
+        await publisher.close.call_one()
+        for _ in range(2):
+            assert await reader.try_pin.call_one(handle, 1) == "ClosedResourceError"
+            with pytest.raises(trio.ClosedResourceError):
+                await reader.wait_newer.call_one(handle, 0)
+        assert (await reader.tables.call_one())[0] == 0
+
+
+@only_sim
+async def test_reader_that_asks_while_a_publication_is_closed_is_told(backend: SimBackend):
+    """N4: it has seen the board open, and its question comes when nobody knows the publication any more."""
+    async with backend.procs({"gpus": 1}) as procs, trio.open_nursery() as nursery, Published() as weights:
+        reader = await procs.spawn("reader", Reader)
+        await weights.publish(version_of(1))
+        backend.lag.links[member(reader, 0).proc_id, current_proc().proc_id] = (5.0, 5.0)
+        waiting = attempt(nursery, reader.wait_newer.call_one, weights, 0)
+        await trio.sleep(1)  # it has asked
+        await weights.aclose()
+        backend.lag.links.clear()
+        with pytest.raises(trio.ClosedResourceError):
+            await waiting.result()
+
+
+async def test_closed_publications_leave_nothing(backend: Backend):
+    """Neither in the process that has published, nor in those that have read: however many come and go."""
+    async with backend.procs({"gpus": 2}) as procs:
+        publisher = await procs.slice(gpus=0).spawn("publisher", Publisher)
+        reader = await procs.slice(gpus=1).spawn("reader", Reader)
+        await publisher.close.call_one()
+        before = [await actor.tables.call_one() for actor in (publisher, reader)]
+        for _ in range(20):
+            handle = await publisher.open.call_one()
+            await publisher.publish.call_one(1, 2)
+            assert (await reader.follow.call_one(handle, 2))[-1] == 2
+            await publisher.close.call_one()
+        assert await reader.try_pin.call_one(handle, 2) == "ClosedResourceError"
+        assert [await actor.tables.call_one() for actor in (publisher, reader)] == before
+        assert before[0][0] == before[1][0] == 0
 
 
 async def test_restarted_publisher_is_another_publication(backend: Backend):

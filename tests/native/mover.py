@@ -7,6 +7,7 @@ input does.
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -19,6 +20,7 @@ from typing import Any
 
 import attrs
 import numpy as np
+from tests.native import sandbox
 
 from trimesh import limits
 from trimesh._native.lib import load
@@ -298,6 +300,14 @@ class Mover:
         local = bytearray(size)
         done = self.move(visit, READ, grant, local, carriers=carriers)
         return done.status, bytes(local).hex()
+
+    def carrier_of(self, visit: int, grant: dict[str, Any]) -> int:
+        """Return what carries a read of all of it."""
+        return self.move(visit, READ, grant, bytearray(grant["size"])).carrier
+
+    def enter_sandbox(self, *calls: str, error: int = errno.EPERM) -> None:
+        """Have the kernel refuse system calls to this process from now on."""
+        sandbox.refuse(*calls, error=error)
 
     def descriptors(self) -> int:
         """Return how many descriptors this process has."""

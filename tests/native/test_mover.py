@@ -19,6 +19,7 @@ __all__ = ["far_pair", "host_pair", "lasting_owner", "odd_pair", "pair"]  # fixt
 
 SMALL = 5_000
 LARGE = 3 * limits.INLINE_BYTES_MAX + 17
+MORE_THAN_CACHES = (8 << 20) + 100
 HUGE = 128 << 20
 MANY = 48
 """That many huge transfers take a second at least, together: whatever happens meanwhile is in the middle of them."""
@@ -76,6 +77,30 @@ def test_part_of_a_range_is_moved_and_nothing_else(pair: Pair):
         expected = pattern(2 * size)
         expected = expected[:7] + bytes(size) + expected[7 + size :]
         assert pair.owner.call("peek", grant["address"], 2 * size) == expected.hex()
+
+
+@pytest.mark.parametrize("shift", [0, 1, 15, 16])
+def test_more_than_caches_hold_is_moved_however_it_lies(host_pair: Pair, shift: int):
+    """Such copies go past the caches, by stores that ask for aligned memory."""
+    grant = host_pair.grant(MORE_THAN_CACHES + 100)
+    local = bytearray(MORE_THAN_CACHES + 34)
+    size, offset = MORE_THAN_CACHES - shift, 5
+    inside = memoryview(local)[shift : shift + size]
+
+    assert host_pair.reader.move(host_pair.visit, READ, grant, inside, offset=offset).status == lib.TM_OK
+
+    assert inside == pattern(offset + size)[offset:]
+    assert not any(local[:shift])
+    assert not any(local[shift + size :])
+    inside[:] = pattern(size, 6)
+    assert host_pair.reader.move(host_pair.visit, WRITE, grant, inside, offset=offset).status == lib.TM_OK
+    local[:] = bytes(len(local))
+    assert host_pair.reader.move(host_pair.visit, READ, grant, inside, offset=offset).status == lib.TM_OK
+    assert inside == pattern(size, 6)
+    edges = bytearray(offset + 100 + shift)
+    for at, into in ((0, memoryview(edges)[:offset]), (offset + size, memoryview(edges)[offset : offset + 90])):
+        assert host_pair.reader.move(host_pair.visit, READ, grant, into, offset=at).status == lib.TM_OK
+        assert into == pattern(at + len(into))[at:]
 
 
 def test_large_transfers_take_turns(pair: Pair):

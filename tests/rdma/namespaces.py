@@ -1,13 +1,17 @@
-"""Two network namespaces joined by a cable: two hosts for whoever looks at addresses, and at `TRIMESH_HOST_ID`."""
+"""Two network namespaces joined by a cable: two hosts for whoever looks at addresses, and at `TRIMESH_HOST_ID`.
+
+They outlive whoever made them. Tests that were killed leave theirs; the next ones take those away.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Generator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import attrs
@@ -15,6 +19,8 @@ import attrs
 CAP_NET_ADMIN = 12
 CAP_SYS_ADMIN = 21
 _CLONE_NEWNET = 0x40000000
+_FOLDER = Path("/var/run/netns")
+_NAME = re.compile(r"trimesh-([0-9]+)-[ab]")
 
 
 def why_not() -> str:
@@ -46,7 +52,7 @@ class Namespace:
 
     def enter(self) -> None:
         """Move the calling thread, and those that it will start, into the namespace."""
-        fd = os.open(f"/var/run/netns/{self.name}", os.O_RDONLY)
+        fd = os.open(_FOLDER / self.name, os.O_RDONLY)
         try:
             if ctypes.CDLL(None, use_errno=True).setns(fd, _CLONE_NEWNET) != 0:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -61,6 +67,7 @@ class Namespace:
 @contextmanager
 def two_namespaces() -> Generator[tuple[Namespace, Namespace], None, None]:
     """Make them, and take them away."""
+    sweep()
     pid = os.getpid()
     one, other = Namespace(f"trimesh-{pid}-a", "10.77.0.1"), Namespace(f"trimesh-{pid}-b", "10.77.0.2")
     with ExitStack() as stack:
@@ -73,6 +80,15 @@ def two_namespaces() -> Generator[tuple[Namespace, Namespace], None, None]:
             _ip("-n", space.name, "link", "set", "cable", "up")
             _ip("-n", space.name, "link", "set", "lo", "up")
         yield one, other
+
+
+def sweep() -> None:
+    """Take away those of processes that are gone."""
+    for path in _FOLDER.glob("trimesh-*"):
+        made_by = _NAME.fullmatch(path.name)
+        if made_by is not None and not Path(f"/proc/{made_by[1]}").exists():
+            with suppress(subprocess.CalledProcessError):  # another run sweeps, too
+                _ip("netns", "del", path.name)
 
 
 def _ip(*arguments: str) -> None:

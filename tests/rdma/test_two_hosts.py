@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Generator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from tests.rdma.namespaces import Namespace, two_namespaces, why_not
+from tests.rdma.namespaces import Namespace, sweep, two_namespaces, why_not
 
 import trimesh
 from trimesh import Actor, Isolate, ProcDied, RDMABuffer, Unresponsive, current_rank, endpoint, this_host
@@ -25,6 +28,23 @@ SIZE = 5 << 20
 def hosts() -> Generator[tuple[Namespace, Namespace], None, None]:
     with two_namespaces() as made:
         yield made
+
+
+def test_namespaces_of_killed_tests_are_swept(hosts: Any) -> None:
+    """And no others: those of somebody who lives, or with another name."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left = f"trimesh-{gone.pid}-a"
+    strange = f"trimesh-{gone.pid}-strange"
+    for name in left, strange:
+        subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        sweep()
+        names = {path.name for path in Path("/var/run/netns").iterdir()}
+        assert left not in names
+        assert names >= {strange, hosts[0].name, hosts[1].name}
+    finally:
+        subprocess.run(["ip", "netns", "del", strange], check=True)
 
 
 def enter(hosts: tuple[Namespace, Namespace]) -> None:

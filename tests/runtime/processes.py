@@ -132,13 +132,15 @@ def suspended(pid: int) -> Iterator[None]:
 class Controller:
     """A controller in a process of its own, running a function of `tests.runtime.controllers`.
 
-    It prints lines of integers; each is a set of pids, or ids, that the test asks for.
+    It prints lines of integers; each is a set of pids, or ids, that the test asks for. SIGHUP has its default action,
+    whatever the tests inherit: under nohup that is to ignore it.
     """
 
     def __init__(self, function: str, *arguments: str) -> None:
-        program = f"import sys; from tests.runtime.controllers import {function}; {function}(*sys.argv[1:])"
+        restore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"
+        run = f"import sys; from tests.runtime.controllers import {function}; {function}(*sys.argv[1:])"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", program, *arguments],
+            [sys.executable, "-c", f"{restore}; {run}", *arguments],
             stdout=subprocess.PIPE,
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},

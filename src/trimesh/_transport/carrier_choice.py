@@ -36,7 +36,7 @@ class CarrierChoice:
 
 
 def can_look_at_memory() -> bool:
-    """Return whether one process may look at another one's memory; a sandbox refuses even a look at one's own."""
+    """Return whether one process may read and write another one's memory; a sandbox refuses even one's own."""
     import ctypes  # noqa: PLC0415 - `import trimesh` stays cheap
 
     class Piece(ctypes.Structure):
@@ -44,8 +44,9 @@ def can_look_at_memory() -> bool:
 
     byte = ctypes.c_char(b"x")
     piece, one = ctypes.byref(Piece(ctypes.addressof(byte), 1)), ctypes.c_ulong(1)
-    moved = ctypes.CDLL(None).process_vm_readv(os.getpid(), piece, one, piece, one, ctypes.c_ulong(0))
-    return bool(moved == 1)
+    libc = ctypes.CDLL(None)
+    calls = libc.process_vm_readv, libc.process_vm_writev
+    return all(call(os.getpid(), piece, one, piece, one, ctypes.c_ulong(0)) == 1 for call in calls)
 
 
 def chosen_carriers(

@@ -1,13 +1,18 @@
-"""The publications that one process has, and those that it reads."""
+"""The publications that one process has, and those that it reads.
+
+PS-1 A publication that is closed is forgotten on both sides at once: who asks for it is answered as if there were no
+     cells left, looks at the board, and finds out. Nothing is kept of one whose process has ended.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
 import attrs
 
-from trimesh._runtime.peer import Peer
+from trimesh._runtime.peer import Parcel, Peer
 from trimesh._wire import messages
 from trimesh.ids import ProcId
 from trimesh.rdma.buffer import RDMABuffer
@@ -44,7 +49,7 @@ class Publications:
     def open(self, slots: int) -> Publisher:
         """Begin a publication of this process."""
         number = next(self._numbers)
-        made = self._publishers[number] = Publisher(self.proc, number, slots)
+        made = self._publishers[number] = Publisher(self.proc, number, slots, partial(self._publishers.pop, number))
         return made
 
     def reading(self, number: int, board: RDMABuffer) -> Reading:
@@ -52,25 +57,37 @@ class Publications:
         key = ProcId(board.handle.granted.home.epoch), number
         found = self._readings.get(key)
         if found is None:
-            found = self._readings[key] = Reading(self.proc, number, board)
+            found = Reading(self.proc, number, board)
+            if self.proc.death_of(found.owner) is None:  # PS-1
+                self._readings[key] = found
         return found
+
+    def left(self) -> list[Publisher | Reading]:
+        """Return the publications of this process that are open, and what it knows of those of others."""
+        return [*self._publishers.values(), *self._readings.values()]
 
     # ---- messages --------------------------------------------------------------------------------------------
 
     def _subscribe(self, peer: Peer, message: messages.Subscribe, _: list[memoryview]) -> None:
         publisher = self._publishers.get(message.publication)
-        if publisher is not None:
-            publisher.subscribe(peer)
+        reader, lease = (-1, 0) if publisher is None else publisher.subscribe(peer)
+        peer.send(Parcel(messages.encode(messages.Subscribed(message.publication, reader, lease))))
 
     def _subscribed(self, peer: Peer, message: messages.Subscribed, _: list[memoryview]) -> None:
         reading = self._readings.get((peer.proc_id, message.publication))
-        if reading is not None:
-            reading.subscribed(message.reader)
+        if reading is None:
+            return
+        reading.subscribed(message.reader, message.lease)
+        if message.reader < 0:  # who reads later asks again
+            del self._readings[peer.proc_id, message.publication]
 
     def _published(self, peer: Peer, message: messages.Published, _: list[memoryview]) -> None:
         reading = self._readings.get((peer.proc_id, message.publication))
-        if reading is not None:
-            reading.wake()
+        if reading is None:
+            return
+        reading.wake()
+        if message.is_closed:
+            del self._readings[peer.proc_id, message.publication]
 
     def _unpinned(self, _: Peer, message: messages.Unpinned, __: list[memoryview]) -> None:
         publisher = self._publishers.get(message.publication)

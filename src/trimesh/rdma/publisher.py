@@ -2,7 +2,7 @@
 
 PU-1 Versions are published one after the other. A slot is written to only while no version is in it, and one is
      taken out only if nobody has it pinned (BO-1).
-PU-2 The cells of a reader whose process has ended count for nothing.
+PU-2 The cells of a reader whose process counts as ended count for nothing; if it lives, it finds that out (BO-3).
 PU-3 A version that has been taken out counts until its memory is really taken: if the next step fails or is cancelled,
      a reader may still have it pinned, and the next `publish` looks again.
 """
@@ -10,7 +10,7 @@ PU-3 A version that has been taken out counts until its memory is really taken: 
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -27,6 +27,7 @@ from trimesh.rdma.buffer import RDMABuffer
 from trimesh.rdma.layout import layout_of
 
 if TYPE_CHECKING:
+    from trimesh._runtime.cell import Cell
     from trimesh._runtime.proc import Proc
 
 
@@ -38,6 +39,7 @@ class Publisher:
         proc: The process.
         number: Of the publication, there.
         count: How many versions have room at one time.
+        forget: Called when it is closed.
         latest: The latest version, or 0.
         is_closed: Whether there will be no other.
         board: What readers look at.
@@ -46,6 +48,7 @@ class Publisher:
     proc: Proc
     number: int
     count: int
+    forget: Callable[[], object]
     latest: int = 0
     is_closed: bool = False
     board: RDMABuffer = attrs.field(init=False)
@@ -55,12 +58,14 @@ class Publisher:
     """What lies in each slot, also while the board does not say so (PU-3)."""
     _latest_slot: int = -1
     _readers: dict[ProcId, int] = attrs.field(factory=dict[ProcId, int])
-    _free_cells: list[int] = attrs.field(factory=list[int])
-    _cells: int = 0
+    _leases: list[int] = attrs.field(factory=list[int])
+    """Of each row that was ever given to a reader; 0 while it belongs to nobody."""
+    _next_lease: int = 1
     _unpinned: trio.Event = attrs.field(factory=trio.Event)
     _lock: trio.Lock = attrs.field(factory=trio.Lock)
     _context: contextvars.Context = attrs.field(factory=contextvars.copy_context)
     """Of the actor that has made it: what it grants ends with that, whoever publishes."""
+    _cell: Cell | None = attrs.field(factory=find_cell)
 
     def __attrs_post_init__(self) -> None:
         self._rooms = [None] * self.count
@@ -68,9 +73,8 @@ class Publisher:
         self._words = allocate(board.BOARD_BYTES)
         self._words[:] = bytes(board.BOARD_BYTES)
         self.board = RDMABuffer(self._words)
-        cell = find_cell()
-        if cell is not None:
-            cell.on_end[self.close] = None
+        if self._cell is not None:
+            self._cell.on_end[self.close] = None
 
     # ---- versions --------------------------------------------------------------------------------------------
 
@@ -105,7 +109,7 @@ class Publisher:
                     continue
                 if shown[index].version:
                     await self._swap(index, version, 0)
-                if version not in board.pinned(self._words, index, self._cells):
+                if version not in board.pinned(self._words, index, self._leases):
                     self._versions[index] = 0
                     return index
                 await self._swap(index, 0, version)  # BO-1
@@ -119,6 +123,7 @@ class Publisher:
             if room is not None:
                 self._rooms[index] = None
                 await room.aclose()
+                self._check_open()
             room = self._rooms[index] = self._context.run(RDMABuffer, allocate(nbytes))
         return room
 
@@ -126,20 +131,26 @@ class Publisher:
         """Change the version of a slot so that readers see it in one order with what they write (BO-1)."""
         was = await self.board.compare_and_swap(old, new, board.offset_of_slot(index))
         assert was == old, f"only the publisher writes the versions, found {was} where {old} was"
+        self._check_open()
 
     # ---- readers ---------------------------------------------------------------------------------------------
 
-    def subscribe(self, peer: Peer) -> None:
-        """Give a process its cells, and tell it of versions from now on."""
-        cell = self._readers.get(peer.proc_id)
-        if cell is None and not self.is_closed:
-            if self._free_cells:
-                cell = self._free_cells.pop()
-            elif self._cells < limits.PUBLISHED_READERS_MAX:
-                cell, self._cells = self._cells, self._cells + 1
-            if cell is not None:
-                self._readers[peer.proc_id] = cell
-        peer.send(Parcel(messages.encode(messages.Subscribed(self.number, -1 if cell is None else cell))))
+    def subscribe(self, peer: Peer) -> tuple[int, int]:
+        """Give a process a row, and tell it of versions from now on; return row and lease, (-1, 0) if none are left."""
+        reader = self._readers.get(peer.proc_id)
+        if reader is None:
+            if 0 in self._leases:
+                reader = self._leases.index(0)
+            elif len(self._leases) < limits.PUBLISHED_READERS_MAX:
+                reader = len(self._leases)
+                self._leases.append(0)
+            if reader is None or self._next_lease > board.LEASE_MAX:
+                return -1, 0
+            self._readers[peer.proc_id] = reader
+            self._leases[reader] = self._next_lease
+            self._next_lease += 1
+            board.write_lease(self._words, reader, self._leases[reader])
+        return reader, self._leases[reader]
 
     def unpinned(self) -> None:
         """Learn that a reader has left a cell."""
@@ -148,12 +159,12 @@ class Publisher:
 
     def gone(self, peer: Peer) -> None:
         """Learn that a process has ended (PU-2)."""
-        cell = self._readers.pop(peer.proc_id, None)
-        if cell is None:
+        reader = self._readers.pop(peer.proc_id, None)
+        if reader is None:
             return
-        for slot in range(limits.PUBLISHED_SLOTS_MAX):
-            board.clear_cell(self._words, cell, slot)
-        self._free_cells.append(cell)
+        board.write_lease(self._words, reader, 0)
+        board.clear_cells(self._words, reader)
+        self._leases[reader] = 0
         self.unpinned()
 
     def _tell(self) -> None:
@@ -167,7 +178,11 @@ class Publisher:
         if self.is_closed:
             return
         self.is_closed = True
+        self.forget()
+        if self._cell is not None:
+            self._cell.on_end.pop(self.close, None)
         board.write_header(self._words, self.latest, is_closed=True)
+        self._words = memoryview(b"")  # readers may look at the board for a while; nobody here does any more
         self._tell()
         self.unpinned()
 
