@@ -36,18 +36,21 @@ class Trial:
 
     Attributes:
         carrier: Its name.
+        backend: What buffers call it; "none" when it does not work.
         seconds: Of one read of `NBYTES`; None when it does not work.
         why_not: Why it does not.
     """
 
     carrier: str
-    seconds: float | None
+    backend: str
+    seconds: float | None = None
     why_not: str = ""
 
     def __str__(self) -> str:
         if self.seconds is None:
             return f"  {self.carrier:<8}   no    {self.why_not}"
-        return f"  {self.carrier:<8}   yes   {NBYTES / self.seconds / 1e9:.1f} GB/s   {CARRIERS[self.carrier]}"
+        text = f"  {self.carrier:<8}   yes   {NBYTES / self.seconds / 1e9:.1f} GB/s   {CARRIERS[self.carrier]}"
+        return text if self.backend == self.carrier else f"{text}; here {self.backend}"
 
 
 class _Owner(Actor):
@@ -79,27 +82,19 @@ class _Reader(Actor):
     """Reads it."""
 
     @endpoint
-    async def read(self, buffer: RDMABuffer) -> float | str:
-        """Return the seconds of one read, or why there is none."""
-        return await _read(buffer, bytearray(NBYTES))
-
-    @endpoint
-    async def read_to_device(self, buffer: RDMABuffer) -> float | str:
-        """Return the same of one into memory of a device."""
-        return await _read(buffer, _on_device())
-
-
-async def _read(buffer: RDMABuffer, local: Any) -> float | str:
-    try:
-        await buffer.read_into(local)
-    except LinkLost as error:
-        return str(error)
-    best = float("inf")
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        await buffer.read_into(local)
-        best = min(best, time.perf_counter() - start)
-    return best
+    async def read(self, buffer: RDMABuffer, carrier: str) -> Trial:
+        """Read it, and return what came of that."""
+        local = _on_device() if carrier == "cuda_ipc" else bytearray(NBYTES)
+        try:
+            await buffer.read_into(local)
+        except LinkLost as error:
+            return Trial(carrier, "none", why_not=_about(carrier, str(error)))
+        best = float("inf")
+        for _ in range(ROUNDS):
+            start = time.perf_counter()
+            await buffer.read_into(local)
+            best = min(best, time.perf_counter() - start)
+        return Trial(carrier, buffer.backend, best)
 
 
 def _on_device() -> Any:
@@ -114,10 +109,7 @@ async def try_carrier(carrier: str) -> Trial:
     async with this_host().spawn_procs({"procs": 2}, env={"TRIMESH_RDMA": carrier}) as procs:
         owner = await procs.slice(procs=0).spawn("owner", _Owner)
         reader = await procs.slice(procs=1).spawn("reader", _Reader)
-        found = await reader.read.call_one(await owner.handle.call_one())
-    if isinstance(found, str):
-        return Trial(carrier, None, _about(carrier, found))
-    return Trial(carrier, found)
+        return await reader.read.call_one(await owner.handle.call_one(), carrier)
 
 
 async def _try_device(carrier: str) -> Trial:
@@ -125,8 +117,9 @@ async def _try_device(carrier: str) -> Trial:
         owner = await procs.slice(procs=0).spawn("owner", _DeviceOwner)
         reader = await procs.slice(procs=1).spawn("reader", _Reader)
         made = await owner.make.call_one()
-        found = made if isinstance(made, str) else await reader.read_to_device.call_one(made)
-    return Trial(carrier, None, found) if isinstance(found, str) else Trial(carrier, found)
+        if isinstance(made, str):
+            return Trial(carrier, "none", why_not=made)
+        return await reader.read.call_one(made, carrier)
 
 
 def describe_machine() -> list[str]:
