@@ -337,10 +337,12 @@ class Subscribed(Message, frozen=True, tag=51):
     Attributes:
         publication: Its number at the sender.
         reader: The cells that the receiver has on its board; -1 when there are none left, or it is closed.
+        lease: What it marks its pins with; 0 with -1.
     """
 
     publication: int
     reader: int
+    lease: int
 
 
 class Published(Message, frozen=True, tag=52):

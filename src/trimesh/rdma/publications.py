@@ -70,14 +70,14 @@ class Publications:
 
     def _subscribe(self, peer: Peer, message: messages.Subscribe, _: list[memoryview]) -> None:
         publisher = self._publishers.get(message.publication)
-        reader = -1 if publisher is None else publisher.subscribe(peer)
-        peer.send(Parcel(messages.encode(messages.Subscribed(message.publication, reader))))
+        reader, lease = (-1, 0) if publisher is None else publisher.subscribe(peer)
+        peer.send(Parcel(messages.encode(messages.Subscribed(message.publication, reader, lease))))
 
     def _subscribed(self, peer: Peer, message: messages.Subscribed, _: list[memoryview]) -> None:
         reading = self._readings.get((peer.proc_id, message.publication))
         if reading is None:
             return
-        reading.subscribed(message.reader)
+        reading.subscribed(message.reader, message.lease)
         if message.reader < 0:  # who reads later asks again
             del self._readings[peer.proc_id, message.publication]
 
