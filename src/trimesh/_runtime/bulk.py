@@ -228,11 +228,12 @@ class Bulk:
         """Return the name of what carries bytes between here and there, or "none"."""
         if self.proc.death_of(ProcId(granted.home.epoch)) is not None:
             return "none"
-        carriers = self._visit(granted.home).carriers
+        visit = self._visit(granted.home)
+        carriers = visit.carriers
         for carrier in BEST_FIRST:
             needs = {Carrier.SHM: granted.block, Carrier.UCX: granted.grant.exported}
             if carrier in carriers and needs.get(carrier, True):
-                return str(carrier.name).lower()
+                return visit.name_of(carrier)
         return "none"
 
     async def move(self, granted: Granted, transfer: Transfer) -> Done:

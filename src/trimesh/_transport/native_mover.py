@@ -22,6 +22,7 @@ import trio
 from trimesh import limits
 from trimesh._native import status
 from trimesh._native.lib import Library, load
+from trimesh._transport.adapter_names import adapter_name
 from trimesh._transport.carrier_choice import CarrierChoice, chosen_carriers
 from trimesh._transport.host_identity import host_identity
 from trimesh._transport.mover import (
@@ -171,6 +172,13 @@ class NativeMover(Mover):
         made.place, made.generation = grant.place, grant.generation
         made.secret.bytes = grant.secret
         return made
+
+    @property
+    def adapters(self) -> str:
+        """Which RDMA adapters this process has, and by which library; or why there are none."""
+        out = self.library.ffi.new("tm_adapters *")
+        status.check(self.library.lib.tm_mover_get_adapters(self.handle, out), "asking for RDMA adapters")
+        return str(self.library.ffi.string(out.about).decode(errors="replace"))
 
     # ---- blocks ----------------------------------------------------------------------------------------------
 
@@ -325,6 +333,10 @@ class NativeVisit(Visit):
     def why_not(self) -> str:
         """Why other carriers do not work; see `Visit.why_not`."""
         return "" if self._is_closed else str(self.mover.library.ffi.string(self._info().why_not).decode())
+
+    def name_of(self, carrier: Carrier) -> str:
+        """Return what people call a carrier of it; adapters by what drives them."""
+        return adapter_name(self.mover.adapters) if carrier is Carrier.UCX else super().name_of(carrier)
 
     @property
     def is_busy(self) -> bool:

@@ -89,7 +89,9 @@ class RDMABuffer:
 
     @property
     def backend(self) -> str:
-        """What carries its bytes from and to here: "local", "shm", "cma" or "tcp"; "none" if nothing does.
+        """What carries its bytes from and to here, "none" if nothing does.
+
+        "local", "shm", "cma" or "tcp"; by an RDMA adapter "ibverbs", "efa" or, of other kinds, "ucx".
 
         Raises:
             RuntimeError: No mesh is open here.

@@ -33,18 +33,21 @@ class Trial:
 
     Attributes:
         carrier: Its name.
+        backend: What buffers call it; "none" when it does not work.
         seconds: Of one read of `NBYTES`; None when it does not work.
         why_not: Why it does not.
     """
 
     carrier: str
-    seconds: float | None
+    backend: str
+    seconds: float | None = None
     why_not: str = ""
 
     def __str__(self) -> str:
         if self.seconds is None:
             return f"  {self.carrier}   no    {self.why_not}"
-        return f"  {self.carrier}   yes   {NBYTES / self.seconds / 1e9:.1f} GB/s   {CARRIERS[self.carrier]}"
+        text = f"  {self.carrier}   yes   {NBYTES / self.seconds / 1e9:.1f} GB/s   {CARRIERS[self.carrier]}"
+        return text if self.backend == self.carrier else f"{text}; here {self.backend}"
 
 
 class _Owner(Actor):
@@ -64,19 +67,19 @@ class _Reader(Actor):
     """Reads it."""
 
     @endpoint
-    async def read(self, buffer: RDMABuffer) -> float | str:
-        """Return the seconds of one read, or why there is none."""
+    async def read(self, buffer: RDMABuffer, carrier: str) -> Trial:
+        """Read it, and return what came of that."""
         local = bytearray(NBYTES)
         try:
             await buffer.read_into(local)
         except LinkLost as error:
-            return str(error)
+            return Trial(carrier, "none", why_not=_about(carrier, str(error)))
         best = float("inf")
         for _ in range(ROUNDS):
             start = time.perf_counter()
             await buffer.read_into(local)
             best = min(best, time.perf_counter() - start)
-        return best
+        return Trial(carrier, buffer.backend, best)
 
 
 async def try_carrier(carrier: str) -> Trial:
@@ -84,10 +87,7 @@ async def try_carrier(carrier: str) -> Trial:
     async with this_host().spawn_procs({"procs": 2}, env={"TRIMESH_RDMA": carrier}) as procs:
         owner = await procs.slice(procs=0).spawn("owner", _Owner)
         reader = await procs.slice(procs=1).spawn("reader", _Reader)
-        found = await reader.read.call_one(await owner.handle.call_one())
-    if isinstance(found, str):
-        return Trial(carrier, None, _about(carrier, found))
-    return Trial(carrier, found)
+        return await reader.read.call_one(await owner.handle.call_one(), carrier)
 
 
 def describe_machine() -> list[str]:
