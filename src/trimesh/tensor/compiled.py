@@ -75,7 +75,7 @@ class Compiled(Generic[P, R]):
         if key != self._key:
             self._key, self._before = key, None
             return self._function(*args, **kwargs)
-        return self._record(key, tensors, args, kwargs)
+        return self._record(key, tensors, lambda: self._function(*args, **kwargs))
 
     def reset(self) -> None:
         """Forget what was recorded: the next call is an ordinary one. The ranks let go of what it had captured."""
@@ -84,23 +84,24 @@ class Compiled(Generic[P, R]):
         if found is not None and not found.team.is_lost and not found.team.engine.is_closed:
             found.team.emit_words(FORGET, found.number)
 
-    def _record(self, key: Sequence[Any], tensors: Sequence[MeshTensor], args: Any, kwargs: Any) -> Any:
+    def _record(self, key: Sequence[Any], tensors: Sequence[MeshTensor], call: Callable[[], R]) -> R:
         shapes = shapes_of(current_proc())
         if shapes.recorder is not None:
-            return self._function(*args, **kwargs)  # part of a recording already
+            return call()  # part of a recording already
         formals = list(dict.fromkeys(tensor._held.ref for tensor in tensors))
         recorder = shapes.recorder = Recorder(formals)
         try:
-            result = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, self._function(*args, **kwargs))
+            result = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, call())
         finally:
             shapes.recorder = None
         before, self._before = self._before, recorder
         if recorder.team is None:
             raise RecordingError(f"{self._function!r} computes nothing on a mesh, so there is nothing to record")
-        if before is None:
-            return result
-        self._before = None
-        return self._keep(key, before, recorder, recorder.team, result)
+        if before is not None:
+            self._before = None
+            result = self._keep(key, before, recorder, recorder.team, result)
+        given: R = result
+        return given
 
     def _keep(self, key: Sequence[Any], before: Recorder, after: Recorder, team: Team, result: Any) -> Any:
         leaves, tree = pytree.tree_flatten(result)

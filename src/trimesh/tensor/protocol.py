@@ -145,7 +145,7 @@ def kinds_of(described: Any) -> str:
     """Return "r", "n" or "b" for each operand that a described argument takes."""
     match described:
         case ["r" | "n" | "b" as kind]:
-            return kind
+            return str(kind)
         case ["l" | "t", *parts]:
             return "".join(map(kinds_of, parts))
         case ["d", *parts]:

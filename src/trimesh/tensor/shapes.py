@@ -67,10 +67,9 @@ class Plan:
     is_single: bool = False
     kinds: str = attrs.field(init=False)
 
-    @kinds.default
-    def _kinds(self) -> str:
+    def __attrs_post_init__(self) -> None:
         _, args, kwargs, _, _ = self.description
-        return kinds_of(args) + kinds_of(kwargs)
+        object.__setattr__(self, "kinds", kinds_of(args) + kinds_of(kwargs))
 
     @property
     def outs(self) -> list[int]:
