@@ -49,5 +49,5 @@ def engine_of(owned: OwnedProcs) -> Engine:
     assert isinstance(number, int)
     engine = found.engines.get(number)
     if engine is None:
-        engine = found.engines[number] = Engine(proc, number, owned, found.shapes)
+        engine = found.engines[number] = Engine(proc, number, owned, found.shapes, found.engines)
     return engine
