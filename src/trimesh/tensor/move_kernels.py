@@ -47,14 +47,7 @@ def send(rank: Rank, team: TeamOnRank, value: Any, move: int, routes: Routes) ->
         if nbytes:
             torch.frombuffer(memory, dtype=value.dtype).view(value.size()).copy_(value)
         what = bytes(memory) if is_small else memory
-    outside.tell(
-        moves.send,
-        key,
-        outside.engine,
-        targets,
-        what,
-        outside.origin(value.what if isinstance(value, Poison) else "trimesh::send"),
-    )
+    outside.tell(moves.send, key, outside.engine, targets, what, outside.origin(name))
 
 
 @kernel("receive")

@@ -21,6 +21,7 @@ from trimesh.tensor.signature import Signature
 if TYPE_CHECKING:
     from trimesh._runtime.peer import Peer
     from trimesh._runtime.proc import Proc
+    from trimesh.tensor.replay import Record
 
 
 @attrs.frozen(eq=False)
@@ -51,6 +52,7 @@ class TeamOnRank:
         index: Of this rank among them.
         done: Commands executed.
         failed: Numbers of those that failed by themselves and have not been reported.
+        recordings: Commands that it keeps, by number.
         above: What kernels keep for it, by class.
     """
 
@@ -61,7 +63,29 @@ class TeamOnRank:
     index: int
     done: int = 0
     failed: list[int] = attrs.field(factory=list[int])
+    recordings: dict[int, Record] = attrs.field(factory=dict[int, "Record"])
     above: dict[type, Any] = attrs.field(factory=dict[type, Any])
+
+
+class Step(Protocol):
+    """Something that a stream of commands says."""
+
+    def execute(self, rank: Rank, team: TeamOnRank) -> None:
+        """Do it. Never raises."""
+        ...
+
+
+@attrs.frozen
+class Free:
+    """Forget tensors."""
+
+    refs: Sequence[int]
+
+    def execute(self, rank: Rank, team: TeamOnRank) -> None:
+        """See `Step`."""
+        del team
+        for ref in self.refs:
+            rank.values.pop(ref, None)
 
 
 @attrs.frozen
@@ -77,6 +101,10 @@ class Command:
     signature: Signature
     first: int
     operands: Sequence[Any]
+
+    def execute(self, rank: Rank, team: TeamOnRank) -> None:
+        """See `Step`."""
+        rank.execute(team, self)
 
 
 class Outside(Protocol):
@@ -132,11 +160,6 @@ class Rank:
     values: dict[int, Any] = attrs.field(factory=dict[int, Any])
     teams: dict[int, TeamOnRank] = attrs.field(factory=dict[int, TeamOnRank])
     above: dict[type, Any] = attrs.field(factory=dict[type, Any])
-
-    def free(self, refs: Sequence[int]) -> None:
-        """Forget tensors."""
-        for ref in refs:
-            self.values.pop(ref, None)
 
     def execute(self, team: TeamOnRank, command: Command) -> None:
         """Run one command of a team. Never raises."""
