@@ -39,8 +39,13 @@ pub const Stage = struct {
 
     fn newMover(epoch: u64, carriers: u32, address: []const u8) !*Mover {
         var out: ?*Mover = null;
-        const rc = Mover.create(.{ .epoch = epoch, .host = 5, .carriers = carriers, .address = address, .ucx = "" }, &out);
-        try testing.expectEqual(status.OK, rc);
+        try testing.expectEqual(status.OK, Mover.create(.{
+            .epoch = epoch,
+            .host = 5,
+            .carriers = carriers,
+            .address = address,
+            .ucx = "",
+        }, &out));
         return out.?;
     }
 

@@ -34,26 +34,64 @@ def test_slots_read_as_they_were_written() -> None:
     assert (head.latest, head.is_closed, head.find(7), head.slots[3]) == (7, True, 3, one)
 
 
-def test_cells_lie_apart_and_within_the_board() -> None:
+def test_cells_and_leases_lie_apart_and_within_the_board() -> None:
     readers, slots = limits.PUBLISHED_READERS_MAX, limits.PUBLISHED_SLOTS_MAX
     offsets = {board.offset_of_cell(reader, slot) for reader in range(readers) for slot in range(slots)}
-    assert len(offsets) == readers * slots
+    offsets |= {board.offset_of_row(reader) for reader in range(readers)}
+    assert len(offsets) == readers * (slots + 1)
     assert min(offsets) == board.HEAD_BYTES
     assert max(offsets) + board.WORD == board.BOARD_BYTES
     assert all(offset % board.WORD == 0 for offset in offsets)
 
 
+def write_pin(words: memoryview, reader: int, slot: int, word: int) -> None:
+    at = board.offset_of_cell(reader, slot)
+    words[at : at + 8] = word.to_bytes(8, "little")
+
+
+def row_of(words: memoryview, reader: int) -> memoryview:
+    at = board.offset_of_row(reader)
+    return words[at : at + board.ROW_BYTES]
+
+
 def test_pins_are_found_in_the_cells_of_all_readers() -> None:
     words = new_board()
+    leases = [11, 12, 13, 14]
     for reader, slot, version in (0, 1, 5), (2, 1, 6), (2, 0, 9), (3, 1, 7):
-        at = board.offset_of_cell(reader, slot)
-        words[at : at + 8] = version.to_bytes(8, "little")
-    assert board.pinned(words, 1, 0) == set()
-    assert board.pinned(words, 1, 3) == {5, 6}
-    assert board.pinned(words, 1, 4) == {5, 6, 7}
-    board.clear_cell(words, 2, 1)
-    assert board.pinned(words, 1, 4) == {5, 7}
-    assert board.pinned(words, 0, 4) == {9}
+        write_pin(words, reader, slot, board.pin_word(leases[reader], version))
+    assert board.pinned(words, 1, []) == set()
+    assert board.pinned(words, 1, leases[:3]) == {5, 6}
+    assert board.pinned(words, 1, leases) == {5, 6, 7}
+    assert board.pinned(words, 0, leases) == {9}
+    board.clear_cells(words, 2)
+    assert board.pinned(words, 1, leases) == {5, 7}
+    assert board.pinned(words, 0, leases) == set()
+
+
+def test_pins_of_another_lease_do_not_count() -> None:
+    """BO-3."""
+    words = new_board()
+    write_pin(words, 0, 1, board.pin_word(3, 5))
+    write_pin(words, 1, 1, board.pin_word(4, 6))
+    assert board.pinned(words, 1, [5, 4]) == {6}
+    assert board.pinned(words, 1, [0, 0]) == set()
+    assert board.lease_of(board.pin_word(board.LEASE_MAX, 6)) == board.LEASE_MAX
+
+
+def test_pin_holds_while_its_row_has_lease_and_pin() -> None:
+    """BO-3."""
+    words = new_board()
+    board.write_lease(words, 3, 7)
+    assert not board.holds(row_of(words, 3), 7, 1, 20)
+    write_pin(words, 3, 1, board.pin_word(7, 20))
+    assert board.holds(row_of(words, 3), 7, 1, 20)
+    assert not board.holds(row_of(words, 3), 7, 2, 20)
+    assert not board.holds(row_of(words, 3), 7, 1, 21)
+    board.write_lease(words, 3, 0)
+    assert not board.holds(row_of(words, 3), 7, 1, 20)
+    board.write_lease(words, 3, 8)
+    assert not board.holds(row_of(words, 3), 7, 1, 20)
+    assert not board.holds(row_of(words, 3), 8, 1, 20)
 
 
 def test_slot_of_a_peer_is_checked() -> None:

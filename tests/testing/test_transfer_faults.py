@@ -281,8 +281,8 @@ async def _hold(nursery: trio.Nursery, reader: Any, weights: Any, version: int) 
     await reader.pinned.call_one()
 
 
-READING_TRANSFERS = 2
-"""Of a version of two tensors, by a reader that has pinned it."""
+READING_TRANSFERS = 3
+"""Of a version of two tensors, by a reader that has pinned it: those, and a look at its pin."""
 
 
 @both
@@ -324,7 +324,7 @@ async def test_pin_that_cannot_be_given_back_is_replaced_by_the_next(mesh, fault
             assert await weights.publish(version_of(number)) == number
 
 
-@pytest.mark.parametrize("nth", range(1, 9))
+@pytest.mark.parametrize("nth", range(1, 11))
 @both
 @simulate(seeds=5)
 async def test_pin_that_fails_leaves_nothing_pinned(mesh, faults, nth):

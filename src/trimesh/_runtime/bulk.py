@@ -228,11 +228,12 @@ class Bulk:
         """Return the name of what carries bytes between here and there, or "none"."""
         if self.proc.death_of(ProcId(granted.home.epoch)) is not None:
             return "none"
-        carriers = self._visit(granted.home).carriers
+        visit = self._visit(granted.home)
+        carriers = visit.carriers
         for carrier in BEST_FIRST:
             needs = {Carrier.SHM: granted.block, Carrier.UCX: granted.grant.exported}
             if carrier in carriers and needs.get(carrier, True):
-                return str(carrier.name).lower()
+                return visit.name_of(carrier)
         return "none"
 
     async def move(self, granted: Granted, transfer: Transfer) -> Done:
@@ -305,19 +306,19 @@ class Bulk:
             raise trio.ClosedResourceError("this process is ending: its transfers end with it") from None
         if end is End.REVOKED:
             raise trio.ClosedResourceError(
-                f"the buffer of {_describe(granted)} was revoked: by its aclose(), or as the actor that made it ended"
+                f"the buffer of {describe(granted)} was revoked: by its aclose(), or as the actor that made it ended"
             ) from None
         if end is End.DENIED:
             raise PermissionError(
-                f"{_describe(granted)} knows no such buffer: secret, rights or range of this handle are wrong"
+                f"{describe(granted)} knows no such buffer: secret, rights or range of this handle are wrong"
             ) from None
         if end is End.SILENT:
-            text = f"{_describe(granted)}, or whoever is at an atomic operation there, has not answered a transfer"
+            text = f"{describe(granted)}, or whoever is at an atomic operation there, has not answered a transfer"
             raise _located(Unresponsive(text), granted) from None
         if end is End.LOST:
-            raise _located(LinkLost(f"the connection to {_describe(granted)} was lost"), granted) from None
+            raise _located(LinkLost(f"the connection to {describe(granted)} was lost"), granted) from None
         why = visit.why_not or "no carrier is allowed"
-        text = f"the memory of {_describe(granted)} cannot be reached from here: {why}"
+        text = f"the memory of {describe(granted)} cannot be reached from here: {why}"
         raise _located(LinkLost(text), granted) from None
 
     async def _death(self, proc_id: ProcId, end: End) -> DeathOf | None:
@@ -331,7 +332,8 @@ class Bulk:
         return self.proc.death_of(proc_id) if end is End.CANCELLED else None
 
 
-def _describe(granted: Granted) -> str:
+def describe(granted: Granted) -> str:
+    """Say whose memory it is."""
     origin = granted.origin
     where = f"{origin.mesh}{origin.point!r}, " if origin.point is not None else ""
     return f"{where}pid {origin.pid} on {origin.host}"

@@ -13,7 +13,7 @@ import socket
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
@@ -33,8 +33,9 @@ from trimesh._runtime.loopback import LoopbackLink
 from trimesh._runtime.membership import Membership
 from trimesh._runtime.outgoing import OutgoingCall
 from trimesh._runtime.outgoing_stream import serve_streams
-from trimesh._runtime.peer import Parcel, Peer
+from trimesh._runtime.peer import Parcel, Peer, Route
 from trimesh._runtime.reports import FailureHandler, serve_reports
+from trimesh._runtime.services import Services
 from trimesh._runtime.sites import Sites
 from trimesh._runtime.typed_values import make_values
 from trimesh._runtime.values import Values
@@ -47,17 +48,6 @@ if TYPE_CHECKING:
     from trimesh._runtime.block import Block
     from trimesh._runtime.family import Family
     from trimesh._runtime.member import Member
-
-
-class Route(Protocol):
-    """Takes the messages of one kind; raises `ProtocolError` when one breaks the rules.
-
-    If they carry user values, it takes `peer.take_cargo()` with each and keeps that as long as the payload.
-    """
-
-    def __call__(self, peer: Peer, message: Any, bodies: list[memoryview], /) -> None:
-        """Take one message from `peer`; the bodies are the receiver's own."""
-        ...
 
 
 @attrs.define(eq=False, init=False)
@@ -88,6 +78,7 @@ class Proc:
         sites: Where a test looks and interferes; None outside of tests.
         bulk: What it has granted to others, and how it reaches what they have.
         above: What packages above the runtime keep for this process, by class.
+        services: Brings the messages of those packages to them.
     """
 
     proc_id: ProcId
@@ -115,8 +106,9 @@ class Proc:
     channels: Channels
     sites: Sites | None
     above: dict[type, object]
+    services: Services
     bulk: Bulk
-    _services: trio.Nursery | None
+    _serving: trio.Nursery | None
     _random: random.Random
     _peers: dict[ProcId, Peer]
     _of_link: dict[Link, Peer]
@@ -154,8 +146,9 @@ class Proc:
         self.values = make_values(proc_id, main, self.channels, pickled=pickled)
         self.sites = None
         self.above = {}
+        self.services = Services(self)
         self.bulk = Bulk(self)
-        self._services = None
+        self._serving = None
         serve_streams(self)
         serve_reports(self)
         self.deadlocks = Deadlocks(self)
@@ -221,20 +214,30 @@ class Proc:
                     nursery.start_soon(self.transport.run, self)
                     nursery.start_soon(self.loopback.run)
                     nursery.start_soon(self.deadlocks.run)
-                    self._services = nursery
+                    self._serving = nursery
         except BaseException as error:
             if split_cancelled(error)[1] is not None:
                 self._crash(error)
             raise
         finally:
-            self._services = None
+            self._serving = None
 
     def serve(self, service: Callable[..., Awaitable[object]], *args: Any) -> bool:
         """Run a task for as long as links are served; return False, and do not, when that is over."""
-        if self._services is None:
+        if self._serving is None:
             return False
-        self._services.start_soon(service, *args)
+        self._serving.start_soon(service, *args)
         return True
+
+    def pump(self, seconds: float) -> None:
+        """Read what has come, and wait for something at most `seconds`, without letting any task run.
+
+        For functions that are not async and must have an answer; never call it where frames are read.
+
+        Raises:
+            RuntimeError: This process is simulated.
+        """
+        self.transport.pump(self, seconds)
 
     def new_id(self) -> int:
         """Draw a number for a process or a mesh that is unique in the family."""
@@ -392,8 +395,12 @@ class Proc:
                         raise ProtocolError(f"nobody here takes a {type(message).__name__} message")
                     route(peer, message, bodies)
         except ProtocolError as error:
-            link.abort()
-            self.link_down(link, LinkDown(DownReason.PROTOCOL, str(error)))
+            self.misbehaved(link, error)
+
+    def misbehaved(self, link: Link, error: ProtocolError) -> None:
+        """End a link whose peer has broken the rules."""
+        link.abort()
+        self.link_down(link, LinkDown(DownReason.PROTOCOL, str(error)))
 
     def link_down(self, link: Link, down: LinkDown) -> None:
         """Take a link out of service; the family finds out what has happened to the process."""

@@ -192,6 +192,17 @@ class Transport(ABC):
     async def run(self, handler: LinkHandler) -> None:
         """Serve until cancelled: receive, hand over, wake senders. One task, started once."""
 
+    def pump(self, handler: LinkHandler, seconds: float) -> None:
+        """Hand over what has come, and wait for something at most `seconds`: for functions that are not async.
+
+        Blocks the thread, with the GIL released while it waits; signals are served. Call it in the thread of `run`,
+        not from a handler. No task runs meanwhile.
+
+        Raises:
+            RuntimeError: The peers are tasks of this very thread, so that waiting for them would never end.
+        """
+        raise RuntimeError("a simulated process cannot wait without `await`, since the others run in the same thread")
+
     @abstractmethod
     def close(self) -> None:
         """End all links at once and give back every resource. Idempotent; called after `run` has ended."""

@@ -213,6 +213,10 @@ class Visit(ABC):
     def is_busy(self) -> bool:
         """Whether transfers are under way."""
 
+    def name_of(self, carrier: Carrier) -> str:
+        """Return what people call a carrier of it."""
+        return str(carrier.name).lower()
+
     @abstractmethod
     def begin(self, transfer: Transfer) -> Done | UnderWay | None:
         """Begin a transfer; small ones are done at once. None: too many are under way here.

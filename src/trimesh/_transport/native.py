@@ -9,6 +9,7 @@ sent in it.
 from __future__ import annotations
 
 import math
+import select
 import socket
 import struct
 from collections.abc import Sequence
@@ -236,6 +237,27 @@ class NativeTransport(Transport):
         finally:
             trio.lowlevel.remove_instrument(flusher)
             self._running = False
+
+    def pump(self, handler: LinkHandler, seconds: float) -> None:
+        """See `Transport.pump`."""
+        self._check_open()
+        self.flush()
+        if self._take_all(handler) or seconds <= 0:
+            return
+        waiting = select.poll()
+        waiting.register(self._bell, select.POLLIN)
+        waiting.poll(seconds * 1000)  # not protected: here Ctrl-C gets in, between two batches and not within one
+        self._take_all(handler)
+
+    @trio.lowlevel.enable_ki_protection
+    def _take_all(self, handler: LinkHandler) -> bool:
+        """Hand over what is there; `run`, which may sleep, is armed afterwards. Return whether there was anything."""
+        found = False
+        while True:
+            self._drain(handler)
+            found = found or self._count[0] > 0
+            if not self.library.lib.tm_arm(self.bus):
+                return found
 
     def _drain(self, handler: LinkHandler) -> None:
         """Hand over one batch."""

@@ -22,6 +22,7 @@ import trio
 from trimesh import limits
 from trimesh._native import status
 from trimesh._native.lib import Library, load
+from trimesh._transport.adapter_names import adapter_name
 from trimesh._transport.carrier_choice import CarrierChoice, chosen_carriers
 from trimesh._transport.host_identity import host_identity
 from trimesh._transport.mover import (
@@ -39,6 +40,7 @@ from trimesh._transport.mover import (
     Visit,
     lent_memory,
 )
+from trimesh._transport.ucx_wheel import wheel_library
 from trimesh.errors import LimitExceeded
 from trimesh.ids import ProcId
 
@@ -100,6 +102,9 @@ class NativeMover(Mover):
         options.carriers = chosen.carriers.value
         options.address_size = len(chosen.address)
         ffi.memmove(options.address, chosen.address, len(chosen.address))
+        wheel = wheel_library() if Carrier.UCX in chosen.carriers else None
+        path = ffi.NULL if wheel is None else ffi.new("char[]", bytes(wheel))
+        options.ucx = path
         out = ffi.new("tm_mover **")
         status.check(lib.tm_mover_create(options, out), "making a mover", limit="BUSES_MAX")
         self.handle: Any = out[0]
@@ -171,6 +176,13 @@ class NativeMover(Mover):
         made.place, made.generation = grant.place, grant.generation
         made.secret.bytes = grant.secret
         return made
+
+    @property
+    def adapters(self) -> str:
+        """Which RDMA adapters this process has, and by which library; or why there are none."""
+        out = self.library.ffi.new("tm_adapters *")
+        status.check(self.library.lib.tm_mover_get_adapters(self.handle, out), "asking for RDMA adapters")
+        return str(self.library.ffi.string(out.about).decode(errors="replace"))
 
     # ---- blocks ----------------------------------------------------------------------------------------------
 
@@ -325,6 +337,10 @@ class NativeVisit(Visit):
     def why_not(self) -> str:
         """Why other carriers do not work; see `Visit.why_not`."""
         return "" if self._is_closed else str(self.mover.library.ffi.string(self._info().why_not).decode())
+
+    def name_of(self, carrier: Carrier) -> str:
+        """Return what people call a carrier of it; adapters by what drives them."""
+        return adapter_name(self.mover.adapters) if carrier is Carrier.UCX else super().name_of(carrier)
 
     @property
     def is_busy(self) -> bool:

@@ -337,10 +337,12 @@ class Subscribed(Message, frozen=True, tag=51):
     Attributes:
         publication: Its number at the sender.
         reader: The cells that the receiver has on its board; -1 when there are none left, or it is closed.
+        lease: What it marks its pins with; 0 with -1.
     """
 
     publication: int
     reader: int
+    lease: int
 
 
 class Published(Message, frozen=True, tag=52):
@@ -355,6 +357,20 @@ class Unpinned(Message, frozen=True, tag=53):
     """A reader has left one of its cells: the publisher may wait for that."""
 
     publication: int
+
+
+class Service(Message, frozen=True, tag=60):
+    """A message of a package above the runtime to the same package in another process.
+
+    Attributes:
+        service: Its name.
+        payload: What only the package reads; empty when the first body holds it.
+        failure: Set instead of a payload: why the sender has no such package, so that it takes no messages of it.
+    """
+
+    service: str
+    payload: bytes
+    failure: str = ""
 
 
 class Arm(Message, frozen=True, tag=45):
@@ -398,10 +414,11 @@ _Channels = Carried | Lent | Accepted | Dropped | Settle | Settled | PortItem | 
 _Supervision = Finished | Silent
 _Deadlocks = Suspect | Look | Seen | Break | Broken
 _Publications = Subscribe | Subscribed | Published | Unpinned
+_Above = Service
 _Testing = Arm | Fired | Misbehave
 """What only processes take that a test has armed."""
 
-AnyMessage = _Calls | _Channels | _Supervision | _Deadlocks | _Publications | _Testing
+AnyMessage = _Calls | _Channels | _Supervision | _Deadlocks | _Publications | _Above | _Testing
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(AnyMessage)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from trimesh._runtime.actor_members import ActorMembers
@@ -12,7 +13,7 @@ from trimesh._runtime.context import current_proc
 from trimesh._runtime.endpoint_spec import endpoints_of
 from trimesh._runtime.event_hub import EventStream
 from trimesh._runtime.foreign import in_trio, in_trio_now
-from trimesh._runtime.ownership import ActorPlan, OwnedProcs, adopt_actors, open_actors
+from trimesh._runtime.ownership import ActorPlan, OwnedProcs, adopt_actors, open_actors, own_process
 from trimesh._runtime.proc_members import ProcMembers
 from trimesh._runtime.statistics import MeshStatistics, Seen, statistics_of
 from trimesh._supervision.policy import Policy, checked_policy
@@ -92,6 +93,22 @@ class ProcMesh(Shaped):
             return handle(await adopt_actors(plan))
 
         return Spawning(f"spawn({name!r}, {actor.__qualname__})", open_, adopt)
+
+    def activate(self) -> AbstractContextManager[None]:
+        """Return the block in which torch makes its tensors on the ranks of this view: one on each.
+
+        `with procs.activate(): t = torch.rand(3, 4)`. It is in force in the task that has entered it and in those that
+        it starts, and nests. Operations on tensors of a mesh need no activation.
+
+        Raises:
+            RuntimeError: This is a reference, or `this_proc()`.
+            ImportError: torch is not installed.
+
+        Blocking: no checkpoint; what is issued is sent on its way without waiting for it.
+        """
+        self._check_owned("tensors are made by the block that owns the processes")
+        block: AbstractContextManager[None] = _tensors().activate(self._owned_here(), self._shown)
+        return block
 
     def alive(self) -> Self:
         """Return the view without the members whose end is known here."""
@@ -173,6 +190,18 @@ class ProcMesh(Shaped):
         kept = self._shown.exclude(points)
         await in_trio(members.replace)([rank for rank in self._shown.ranks() if rank not in kept])
 
+    def owned_view(self, rule: str) -> tuple[OwnedProcs, Region]:
+        """Return the processes and the part of them that this shows; for packages above.
+
+        Raises:
+            RuntimeError: This is a reference; the text states the rule.
+        """
+        self._check_owned(rule)
+        return self._owned_here(), self._shown
+
+    def _owned_here(self) -> OwnedProcs:
+        return self._owned if self._owned is not None else own_process(current_proc())
+
     def _check_owned(self, rule: str) -> None:
         if self._is_reference:
             raise RuntimeError(f"{self!r} is a reference that came from another process: {rule}")
@@ -195,6 +224,11 @@ class ProcMesh(Shaped):
     def __reduce__(self) -> tuple[Any, ...]:
         name = self.name
         return refer_procs, (name, self._shown)
+
+
+def _tensors() -> Any:
+    """Return the tensor engine, which is above this floor: imported when a mesh is first asked for it."""
+    return importlib.import_module("trimesh.tensor.mesh")
 
 
 class _Reference(ProcMesh):

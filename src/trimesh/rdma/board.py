@@ -2,19 +2,25 @@
 
     header   latest version, its slot, 1 when closed
     slots    version (0: none), place, generation and secret of its grant, bytes of it, bytes of its layout
-    cells    a word for each reader and slot: the version that the reader has pinned there, or 0
+    rows     for each reader: its lease, and a cell for each slot: what it has pinned there, or 0
 
 Pinning is safe without a word from the owner, because both sides write first and look then: a reader puts the version
 into its cell, and looks whether the slot still has it; the publisher takes the version out of the slot, and looks
 whether a cell still has it. Both write by `Kind.SWAP`, which everybody sees in one order.
 
     BO-1 A slot that is pinned is not written to: `publish` puts its version back and takes another slot, or waits.
-    BO-2 A reader that has seen its version in the slot after writing its cell has it pinned.
+    BO-2 A reader that has seen its version in the slot after writing its cell has it pinned, for as long as its row has
+         its lease.
+    BO-3 A process that counts as ended may live: its link was cut. The publisher takes its lease out of its row before
+         it forgets what is pinned there, and never gives that lease again. So a reader that finds lease and pin in its
+         row after it has copied something has copied what it had pinned; and what it writes later, to cells that
+         belong to somebody else by then, does not count, for a pin has the lease in it.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final
 
 import attrs
@@ -25,13 +31,24 @@ from trimesh.errors import ProtocolError
 
 WORD: Final = 8
 
+_VERSION_BITS: Final = 40
+"""Of a pin, the rest is its lease. At a thousand versions a second they last for 34 years."""
+
+LEASE_MAX: Final = (1 << 64 - _VERSION_BITS) - 1
+"""So many processes may read one publication, one after the other: 16 million."""
+
 _HEADER: Final = struct.Struct("<QQQQ")
 _SLOT: Final = struct.Struct("<QIII4x16sQQ8x")
 
 HEAD_BYTES: Final = _HEADER.size + limits.PUBLISHED_SLOTS_MAX * _SLOT.size
 """Header and slots: what a reader reads at once."""
 
-BOARD_BYTES: Final = HEAD_BYTES + limits.PUBLISHED_READERS_MAX * limits.PUBLISHED_SLOTS_MAX * WORD
+_ROW_WORDS: Final = 1 + limits.PUBLISHED_SLOTS_MAX
+
+ROW_BYTES: Final = _ROW_WORDS * WORD
+"""Lease and cells: what a reader reads to see that its pins still hold."""
+
+BOARD_BYTES: Final = HEAD_BYTES + limits.PUBLISHED_READERS_MAX * ROW_BYTES
 
 
 @attrs.frozen
@@ -109,20 +126,48 @@ def offset_of_slot(index: int) -> int:
     return _HEADER.size + index * _SLOT.size
 
 
+def offset_of_row(reader: int) -> int:
+    """Return where the row of a reader is."""
+    return HEAD_BYTES + reader * ROW_BYTES
+
+
 def offset_of_cell(reader: int, slot: int) -> int:
     """Return where a reader writes what it has pinned."""
-    return HEAD_BYTES + (reader * limits.PUBLISHED_SLOTS_MAX + slot) * WORD
+    return offset_of_row(reader) + (1 + slot) * WORD
 
 
-def pinned(board: memoryview, slot: int, readers: int) -> set[int]:
-    """Return the versions that the first `readers` readers have pinned in a slot."""
-    if not readers:
+def pin_word(lease: int, version: int) -> int:
+    """Return what a reader writes to pin a version."""
+    return lease << _VERSION_BITS | version
+
+
+def lease_of(word: int) -> int:
+    """Return whose pin it is that was found in a cell."""
+    return word >> _VERSION_BITS
+
+
+def holds(row: bytes | bytearray | memoryview, lease: int, slot: int, version: int) -> bool:
+    """Return whether the row of a reader says that its pin holds (BO-3)."""
+    words = memoryview(row).cast("Q")
+    return words[0] == lease and words[1 + slot] == pin_word(lease, version)
+
+
+def pinned(board: memoryview, slot: int, leases: Sequence[int]) -> set[int]:
+    """Return the versions that readers have pinned in a slot, by the leases that their rows have; 0 for none."""
+    if not leases:
         return set()
-    cells = board[offset_of_cell(0, slot) : offset_of_cell(readers - 1, slot) + WORD].cast("Q")
-    return set(cells.tolist()[:: limits.PUBLISHED_SLOTS_MAX]) - {0}
+    cells = board[offset_of_cell(0, slot) : offset_of_cell(len(leases) - 1, slot) + WORD].cast("Q")
+    words = cells.tolist()[::_ROW_WORDS]
+    of_leases = zip(words, leases, strict=True)
+    return {word - pin_word(lease, 0) for word, lease in of_leases if lease and lease_of(word) == lease} - {0}
 
 
-def clear_cell(board: memoryview, reader: int, slot: int) -> None:
-    """Forget what a reader had pinned in a slot."""
-    at = offset_of_cell(reader, slot)
-    board[at : at + WORD] = bytes(WORD)
+def write_lease(board: memoryview, reader: int, lease: int) -> None:
+    """Give a row to a reader, or take it away by lease 0, before anything else of it is changed (BO-3)."""
+    at = offset_of_row(reader)
+    board[at : at + WORD] = lease.to_bytes(WORD, "little")
+
+
+def clear_cells(board: memoryview, reader: int) -> None:
+    """Forget what a reader had pinned."""
+    board[offset_of_cell(reader, 0) : offset_of_row(reader + 1)] = bytes(ROW_BYTES - WORD)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -105,6 +106,8 @@ class Published:
         Raises:
             VersionGone: `version` is not there any more, or was never.
             trio.ClosedResourceError, ProcDied, MeshStopped, LimitExceeded: As `wait_newer`.
+            LinkLost: The publisher has come to count this process as ended, and the pin as given back; also when the
+                block is left, if parts were read by `Snapshot.buffer`: they may be torn then.
 
         Blocking: entering and leaving it are checkpoints; a pin is given back also when the block is cancelled.
         """
@@ -125,7 +128,10 @@ class Published:
             latest = await reading.wait_newer(0)  # it was overwritten between two looks
         try:
             assert pin.slot is not None, "a pin that has been given has its slot"
-            yield await snapshot_of(latest, pin.slot, reading.handle_of(pin.slot))
+            snapshot = await snapshot_of(latest, pin.slot, reading.handle_of(pin.slot), partial(reading.check, pin))
+            yield snapshot
+            if snapshot.is_lent:
+                await reading.check(pin)
         finally:
             await reading.unpin(pin)
 

@@ -2,7 +2,7 @@
 
 PU-1 Versions are published one after the other. A slot is written to only while no version is in it, and one is
      taken out only if nobody has it pinned (BO-1).
-PU-2 The cells of a reader whose process has ended count for nothing.
+PU-2 The cells of a reader whose process counts as ended count for nothing; if it lives, it finds that out (BO-3).
 PU-3 A version that has been taken out counts until its memory is really taken: if the next step fails or is cancelled,
      a reader may still have it pinned, and the next `publish` looks again.
 """
@@ -58,8 +58,9 @@ class Publisher:
     """What lies in each slot, also while the board does not say so (PU-3)."""
     _latest_slot: int = -1
     _readers: dict[ProcId, int] = attrs.field(factory=dict[ProcId, int])
-    _free_cells: list[int] = attrs.field(factory=list[int])
-    _cells: int = 0
+    _leases: list[int] = attrs.field(factory=list[int])
+    """Of each row that was ever given to a reader; 0 while it belongs to nobody."""
+    _next_lease: int = 1
     _unpinned: trio.Event = attrs.field(factory=trio.Event)
     _lock: trio.Lock = attrs.field(factory=trio.Lock)
     _context: contextvars.Context = attrs.field(factory=contextvars.copy_context)
@@ -108,7 +109,7 @@ class Publisher:
                     continue
                 if shown[index].version:
                     await self._swap(index, version, 0)
-                if version not in board.pinned(self._words, index, self._cells):
+                if version not in board.pinned(self._words, index, self._leases):
                     self._versions[index] = 0
                     return index
                 await self._swap(index, 0, version)  # BO-1
@@ -134,18 +135,22 @@ class Publisher:
 
     # ---- readers ---------------------------------------------------------------------------------------------
 
-    def subscribe(self, peer: Peer) -> int:
-        """Give a process its cells, and tell it of versions from now on; return their number, -1 if none are left."""
-        cell = self._readers.get(peer.proc_id)
-        if cell is None:
-            if self._free_cells:
-                cell = self._free_cells.pop()
-            elif self._cells < limits.PUBLISHED_READERS_MAX:
-                cell, self._cells = self._cells, self._cells + 1
-            else:
-                return -1
-            self._readers[peer.proc_id] = cell
-        return cell
+    def subscribe(self, peer: Peer) -> tuple[int, int]:
+        """Give a process a row, and tell it of versions from now on; return row and lease, (-1, 0) if none are left."""
+        reader = self._readers.get(peer.proc_id)
+        if reader is None:
+            if 0 in self._leases:
+                reader = self._leases.index(0)
+            elif len(self._leases) < limits.PUBLISHED_READERS_MAX:
+                reader = len(self._leases)
+                self._leases.append(0)
+            if reader is None or self._next_lease > board.LEASE_MAX:
+                return -1, 0
+            self._readers[peer.proc_id] = reader
+            self._leases[reader] = self._next_lease
+            self._next_lease += 1
+            board.write_lease(self._words, reader, self._leases[reader])
+        return reader, self._leases[reader]
 
     def unpinned(self) -> None:
         """Learn that a reader has left a cell."""
@@ -154,12 +159,12 @@ class Publisher:
 
     def gone(self, peer: Peer) -> None:
         """Learn that a process has ended (PU-2)."""
-        cell = self._readers.pop(peer.proc_id, None)
-        if cell is None:
+        reader = self._readers.pop(peer.proc_id, None)
+        if reader is None:
             return
-        for slot in range(limits.PUBLISHED_SLOTS_MAX):
-            board.clear_cell(self._words, cell, slot)
-        self._free_cells.append(cell)
+        board.write_lease(self._words, reader, 0)
+        board.clear_cells(self._words, reader)
+        self._leases[reader] = 0
         self.unpinned()
 
     def _tell(self) -> None:

@@ -2,11 +2,14 @@
 
 RE-1 Each process has one cell for each slot; tasks that pin the same version share it, the last one clears it.
 RE-2 A cell is cleared whatever becomes of the task that wrote it, also when it is cancelled while writing. What could
-     not be cleared in time stays; nobody else writes there, so the next pin of that slot replaces it.
+     not be cleared in time stays, and the next pin of that slot replaces it.
+RE-3 The publisher may count this process as ended, which is not told to it. So after a copy its row is looked at, and
+     what was copied is whole only if the pin is still there (BO-3).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import attrs
@@ -17,9 +20,10 @@ from trimesh._runtime.bulk import Granted
 from trimesh._runtime.peer import Parcel
 from trimesh._transport.mover import Right
 from trimesh._wire import messages
-from trimesh.errors import LimitExceeded, MeshStopped, ProcDied
+from trimesh.errors import LimitExceeded, LinkLost, MeshStopped, ProcDied, set_origin
 from trimesh.ids import ProcId
-from trimesh.rdma.board import HEAD_BYTES, Head, Slot, offset_of_cell, read_head
+from trimesh.rdma import board as board_words
+from trimesh.rdma.board import HEAD_BYTES, ROW_BYTES, Head, Slot, read_head
 from trimesh.rdma.buffer import RDMABuffer
 from trimesh.rdma.handle import Handle
 
@@ -58,12 +62,15 @@ class Reading:
         proc: The process.
         number: Of the publication, in its own process.
         board: Its board.
+        forget: Called when it is of no use any more, as often as that is found; who reads later begins anew.
     """
 
     proc: Proc
     number: int
     board: RDMABuffer
+    forget: Callable[[], object]
     _reader: int | None = None
+    _lease: int = 0
     _is_asking: bool = False
     _answered: trio.Event = attrs.field(factory=trio.Event)
     _news: trio.Event = attrs.field(factory=trio.Event)
@@ -78,9 +85,11 @@ class Reading:
 
     # ---- news ------------------------------------------------------------------------------------------------
 
-    def subscribed(self, reader: int) -> None:
+    def subscribed(self, reader: int, lease: int) -> None:
         """Take the answer of the publisher."""
-        self._reader = reader
+        self._reader, self._lease = reader, lease
+        if reader < 0:
+            self.forget()
         self._answered.set()
 
     def wake(self) -> None:
@@ -121,7 +130,11 @@ class Reading:
     async def head(self) -> Head:
         """Read header and slots of the board."""
         data = bytearray(HEAD_BYTES)
-        await self.board[:HEAD_BYTES].read_into(data)
+        try:
+            await self.board[:HEAD_BYTES].read_into(data)
+        except trio.ClosedResourceError:
+            self.forget()
+            raise
         return read_head(data)
 
     async def wait_newer(self, version: int) -> int:
@@ -167,7 +180,7 @@ class Reading:
         """Write the cell of a pin, and look whether the version is still there (BO-2)."""
         self._pins[pin.version] = pin
         pin.users += 1
-        cell = offset_of_cell(reader, pin.index)
+        cell = board_words.offset_of_cell(reader, pin.index)
         try:
             async with self._locks[pin.index]:
                 try:
@@ -187,9 +200,12 @@ class Reading:
         return pin
 
     async def _write_cell(self, cell: int, version: int) -> None:
-        left = await self.board.compare_and_swap(0, version, cell)
-        if left:
-            await self.board.compare_and_swap(left, version, cell)
+        """Write a pin, in place of what was left there by this process, or by one that had the row before."""
+        word, expected = board_words.pin_word(self._lease, version), 0
+        while (left := await self.board.compare_and_swap(expected, word, cell)) != expected:
+            if board_words.lease_of(left) > self._lease:
+                return  # the row is another one's now: `check` will find that out
+            expected = left
 
     async def unpin(self, pin: Pin) -> None:
         """Let go of a version; the last one in this process clears the cell."""
@@ -200,14 +216,32 @@ class Reading:
         assert self._reader is not None, "who has pinned a version has cells"
         with trio.CancelScope(shield=True):
             async with self._locks[pin.index]:
-                await self._clear(offset_of_cell(self._reader, pin.index), pin.version)
+                await self._clear(board_words.offset_of_cell(self._reader, pin.index), pin.version)
+
+    async def check(self, pin: Pin) -> None:
+        """Look whether a pin still holds: whether what was copied before is whole (RE-3).
+
+        Raises:
+            LinkLost: The publisher has counted this process as ended.
+        """
+        assert self._reader is not None, "who has pinned a version has cells"
+        row = bytearray(ROW_BYTES)
+        at = board_words.offset_of_row(self._reader)
+        await self.board[at : at + ROW_BYTES].read_into(row)
+        if not board_words.holds(row, self._lease, pin.index, pin.version):
+            error = LinkLost(
+                f"version {pin.version} is not pinned any more, what was read of it may be torn: the process that "
+                "publishes counts this one as ended, for the link between them was lost"
+            )
+            set_origin(error, self.board.owner)
+            raise error
 
     async def _clear(self, cell: int, version: int) -> None:
         """Clear a cell and tell the publisher; no more than a moment, and nothing is raised that it means."""
         with trio.move_on_after(limits.UNPIN_SECONDS, shield=True):
             while True:
                 try:
-                    await self.board.compare_and_swap(version, 0, cell)
+                    await self.board.compare_and_swap(board_words.pin_word(self._lease, version), 0, cell)
                     break
                 except (ProcDied, MeshStopped, trio.ClosedResourceError):
                     return  # nobody looks at the cell any more

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import attrs
@@ -21,11 +21,15 @@ class Snapshot:
     Attributes:
         version: Its number.
         entries: What it holds, by name: kind, dtype, shape.
+        is_lent: Whether somebody has got a handle on part of it, and may have read by that.
     """
 
     version: int
     entries: Mapping[str, Entry]
     _handle: Handle = attrs.field(repr=False)
+    _check: Callable[[], Awaitable[None]] = attrs.field(repr=False)
+    """Raises if it is not pinned any more: what was copied until now may be torn."""
+    is_lent: bool = attrs.field(default=False, repr=False)
 
     def buffer(self, name: str) -> RDMABuffer:
         """Return a read-only handle on one tensor, to read parts of it or to map it.
@@ -33,6 +37,11 @@ class Snapshot:
         Raises:
             KeyError: There is none of that name.
         """
+        made = self._buffer(name)
+        self.is_lent = True
+        return made
+
+    def _buffer(self, name: str) -> RDMABuffer:
         entry = self._entry(name)
         return buffer_by(self._handle.part(entry.offset, entry.offset + entry.nbytes))
 
@@ -54,9 +63,10 @@ class Snapshot:
             if (came[1], came[2]) != (entry.dtype, entry.shape) and entry.kind != "bytes":
                 is_now = f"{came[1] or 'bytes'} of shape {came[2]}"
                 raise ValueError(f"{name!r} must be as it was published, {entry.describe()}, got {is_now}")
-            self.buffer(name).check_read(data)
+            self._buffer(name).check_read(data)
         for name, data in tensors.items():
-            await self.buffer(name).read_into(data)
+            await self._buffer(name).read_into(data)
+        await self._check()
 
     async def read(self) -> dict[str, Any]:
         """Return a copy of everything, of the kinds that were published; bytes as bytearrays.
@@ -75,11 +85,12 @@ class Snapshot:
         return found
 
 
-async def snapshot_of(version: int, slot: board.Slot, handle: Handle) -> Snapshot:
-    """Return a version whose slot is pinned."""
+async def snapshot_of(version: int, slot: board.Slot, handle: Handle, check: Callable[[], Awaitable[None]]) -> Snapshot:
+    """Return a version whose slot is pinned, as long as `check` does not raise."""
     data = bytearray(slot.layout_nbytes)
     await buffer_by(handle.part(0, slot.layout_nbytes)).read_into(data)
-    return Snapshot(version, read_layout(data, slot.nbytes), handle)
+    await check()
+    return Snapshot(version, read_layout(data, slot.nbytes), handle, check)
 
 
 def _empty(entry: Entry) -> Any:

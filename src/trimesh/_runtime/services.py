@@ -1,0 +1,151 @@
+"""Messages between the packages above the runtime, in two processes, that know nothing of actors.
+
+Such a package is named here, and imported when the first of its messages comes: a process that never takes part in it
+pays nothing. What comes while it is being imported waits, in order.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+import attrs
+import trio
+
+from trimesh import limits
+from trimesh._runtime.incoming import take_payload
+from trimesh._runtime.peer import Parcel, Peer
+from trimesh._transport.base import Buffer
+from trimesh._wire import messages
+from trimesh.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from trimesh._runtime.channels import Cargo
+    from trimesh._runtime.proc import Proc
+
+TENSORS: Final = "tensors"
+
+MODULES: Final = {TENSORS: "trimesh.tensor.service"}
+"""Where each service is; its function `open_service(proc)` returns the `Handler` of a process."""
+
+
+class Handler(Protocol):
+    """What a package makes of its messages in one process."""
+
+    def received(self, peer: Peer, payload: Buffer, bodies: list[memoryview], cargo: Cargo | None) -> None:
+        """Take one message; it must not wait, nor run user code. `ProtocolError` when it breaks the rules.
+
+        Args:
+            peer: Who has sent it.
+            payload: Valid until this returns.
+            bodies: The receiver's own.
+            cargo: See `Peer.take_cargo`.
+        """
+
+    def refused(self, peer: Peer, why: str) -> None:
+        """Learn that a process cannot take messages of this service."""
+
+
+_Early = tuple[Peer, bytes, list[memoryview], "Cargo | None"]
+"""A message that has come before its service: who sent it, payload, bodies, cargo."""
+
+
+@attrs.define(eq=False)
+class Services:
+    """The services of one process.
+
+    Attributes:
+        proc: The process.
+    """
+
+    proc: Proc
+    _handlers: dict[str, Handler] = attrs.field(factory=dict[str, "Handler"])
+    _early: dict[str, list[_Early]] = attrs.field(factory=dict[str, "list[_Early]"])
+
+    def __attrs_post_init__(self) -> None:
+        self.proc.routes[messages.Service] = self._received
+
+    def put(self, name: str, handler: Handler) -> None:
+        """Let `handler` take the messages of a service."""
+        self._handlers[name] = handler
+
+    def cast(
+        self,
+        peers: Sequence[Peer],
+        name: str,
+        payload: bytes,
+        bodies: Sequence[Buffer] = (),
+        parcel: Parcel | None = None,
+    ) -> trio.Event | None:
+        """Send one message of a service to some processes, each of which has a link.
+
+        Args:
+            peers: Those that are gone get nothing.
+            name: Of the service.
+            payload: At most what a body may hold.
+            bodies: Lent until the event is set.
+            parcel: What must be known there first: its definitions and attachments.
+
+        Returns:
+            See `Link.send`.
+        """
+        if len(payload) > limits.HEAD_PAYLOAD_BYTES_MAX:
+            payload, bodies = b"", [payload, *bodies]
+        head = messages.encode(messages.Service(name, payload))
+        living = [peer for peer in peers if peer.link is not None]
+        if parcel is not None:
+            for peer in living:
+                peer.prepare(parcel.definitions, parcel.attachments)
+        if len(living) == 1:
+            link = living[0].link
+            assert link is not None
+            return link.send(head, bodies)
+        return self.proc.cast(living, Parcel(head, bodies))
+
+    # ---- messages --------------------------------------------------------------------------------------------
+
+    def _received(self, peer: Peer, message: messages.Service, bodies: list[memoryview]) -> None:
+        cargo = peer.take_cargo()
+        name = message.service
+        handler = self._handlers.get(name)
+        if message.failure:
+            if handler is not None:
+                handler.refused(peer, message.failure)
+            return
+        payload, rest = take_payload(message.payload, bodies)
+        if handler is not None:
+            handler.received(peer, payload, rest, cargo)
+        elif name not in MODULES:
+            raise ProtocolError(f"a service must be one of {', '.join(MODULES)}, got {name!r}")
+        elif name in self._early:
+            self._early[name].append((peer, bytes(payload), rest, cargo))
+        else:
+            self._early[name] = [(peer, bytes(payload), rest, cargo)]
+            self.proc.serve(partial(self._open, name))
+
+    @trio.lowlevel.enable_ki_protection
+    async def _open(self, name: str) -> None:
+        module = MODULES[name]
+        try:
+            if self.proc.is_simulated:
+                loaded = importlib.import_module(module)
+            else:  # torch takes a second; the loop of this process must go on
+                loaded = await trio.to_thread.run_sync(importlib.import_module, module)
+            handler: Handler = loaded.open_service(self.proc)
+        except ImportError as error:
+            failure = f"{type(error).__name__}: {error}"[: limits.REASON_CHARS_MAX]
+            head = messages.encode(messages.Service(name, b"", failure))
+            for peer in {peer: None for peer, *_ in self._early.pop(name)}:
+                peer.send(Parcel(head))
+            return
+        self._handlers[name] = handler
+        for peer, payload, bodies, cargo in self._early.pop(name):
+            link = peer.link
+            if link is None:
+                continue
+            try:
+                handler.received(peer, payload, bodies, cargo)
+            except ProtocolError as error:
+                self.proc.misbehaved(link, error)

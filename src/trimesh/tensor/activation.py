@@ -1,0 +1,117 @@
+"""`with mesh.activate():`, under which the factories of torch make their tensors on the ranks (rule N1).
+
+Torch's own dispatch modes are per thread: one that a task enters catches the other tasks of the thread, too. So there
+is one mode, in a thread's stack for as long as anything is activated there, that asks a context variable each time.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+
+from trimesh.tensor.issue import issue
+from trimesh.tensor.team import Team
+from trimesh.tensor.tensor import MeshTensor
+from trimesh.tensor.upload import upload
+
+_active: ContextVar[Team | None] = ContextVar("trimesh_active_mesh", default=None)
+
+_LIFTS: Final = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
+
+
+def active_team() -> Team | None:
+    """Return the ranks on which the running task makes tensors, or None."""
+    return _active.get()
+
+
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sends the factories of tasks that have activated a mesh to its ranks."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if MeshTensor in types:
+            return issue(func, args, kwargs or {})
+        team = _active.get()
+        if team is None:
+            return func(*args, **(kwargs or {}))
+        if func in _LIFTS:  # what `torch.tensor` has made of data of this process
+            return upload(args[0], team)
+        if not _is_factory(func):
+            return func(*args, **(kwargs or {}))
+        return issue(func, args, _on_device(func, kwargs or {}, team), team)
+
+
+_FACTORIES: Final[dict[Any, bool]] = {}
+
+
+def _is_factory(func: Any) -> bool:
+    found = _FACTORIES.get(func)
+    if found is None:
+        schema = func._schema
+        makes = any("Tensor" in str(one.type) for one in schema.returns)
+        takes = any("Tensor" in str(one.type) for one in schema.arguments)
+        found = _FACTORIES[func] = makes and not takes
+    return found
+
+
+def _on_device(func: Any, kwargs: dict[str, Any], team: Team) -> dict[str, Any]:
+    if kwargs.get("device") is None and any(one.name == "device" for one in func._schema.arguments):
+        return {**kwargs, "device": team.engine.device}
+    return kwargs
+
+
+class _Stack(threading.local):
+    """How often something is activated in a thread, and the mode that is there meanwhile."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.mode: _Mode | None = None
+
+    def push(self) -> None:
+        self.depth += 1
+        if self.mode is None:
+            self.mode = _Mode()  # type: ignore[no-untyped-call]
+            _push_mode(self.mode)
+
+    def pop(self) -> None:
+        self.depth -= 1
+        if self.depth:
+            return
+        above: list[Any] = []
+        while _get_current_dispatch_mode_stack():  # modes of others may have been entered since
+            mode = _pop_mode()
+            if mode is self.mode:
+                break
+            above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)
+        self.mode = None
+
+
+_stack: Final = _Stack()
+
+
+class Activation:
+    """What `activate()` returns: entered in one task, left in the same one; it nests."""
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+        self._tokens: list[Token[Team | None]] = []
+
+    def __enter__(self) -> None:
+        """Make tensors on the ranks from here on, in this task and those that it starts."""
+        self._tokens.append(_active.set(self._team))
+        _stack.push()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Make them where they were made before."""
+        _stack.pop()
+        _active.reset(self._tokens.pop())

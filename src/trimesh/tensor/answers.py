@@ -1,0 +1,89 @@
+"""Wait for the answers of ranks, with `await` or without (rule N2), and make values or one error of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import trio
+
+from trimesh import limits
+from trimesh.errors import MeshErrorGroup, ProcDied, set_origin
+from trimesh.tensor.engine import Request
+
+
+async def answers(request: Request) -> Mapping[int, Any]:
+    """Wait until every rank has answered; return the values by place in the team.
+
+    Raises:
+        MeshErrorGroup: What they wanted could not be computed, or a process has ended.
+    """
+    engine = request.team.engine
+    try:
+        await request.complete.wait()
+    finally:
+        engine.forget(request)
+    return _values(request)
+
+
+def answers_now(request: Request) -> Mapping[int, Any]:
+    """Wait in the native library; no other task runs meanwhile.
+
+    Raises:
+        MeshErrorGroup: See `answers`.
+        trio.TooSlowError: The deadline of the calling task has passed.
+        RuntimeError: The mesh is simulated.
+    """
+    engine = request.team.engine
+    proc = engine.proc
+    deadline = trio.current_effective_deadline()
+    try:
+        while request.waiting:
+            if proc.is_simulated:
+                raise RuntimeError(
+                    "the value of a mesh tensor was asked for without `await`, which would stop a simulation: "
+                    "write `await trimesh.fetch(t)`"
+                )
+            left = deadline - trio.current_time()
+            if left <= 0:
+                raise trio.TooSlowError("the deadline passed while a value of a mesh tensor was waited for")
+            proc.pump(min(left, limits.SIGNAL_SECONDS))
+            for peer, place in list(request.waiting.items()):
+                if peer.link is None:  # its end is known; how it ended is found out by tasks, which do not run now
+                    request.settle(peer, _ended(request, place))
+    finally:
+        engine.forget(request)
+    return _values(request)
+
+
+def _ended(request: Request, place: int) -> Exception:
+    peer = request.team.peers[place]
+    if peer.death is not None:
+        return peer.death(maybe_executed=True)
+    return ProcDied(f"{request.team.name}: the link to the process of rank {place} has ended")
+
+
+def _values(request: Request) -> Mapping[int, Any]:
+    team = request.team
+    engine = team.engine
+    values = engine.proc.values
+    found: dict[int, Any] = {}
+    errors: list[Exception] = []
+    for place, answer in sorted(request.answers.items()):
+        if isinstance(answer, Exception):
+            set_origin(answer, engine.owned.info.origin(team.region.ranks()[place]))
+            errors.append(answer)
+            continue
+        payload, bodies, failed_at, cargo = answer
+        if failed_at is None:
+            found[place] = values.decode(payload, bodies, what="a value of a mesh tensor")
+        else:
+            error = values.decode_error(payload)
+            line = engine.line_of(*failed_at)
+            if line is not None:
+                error.add_note(f"issued at {line}")
+            errors.append(error)
+        del cargo
+    if errors:
+        raise MeshErrorGroup(f"a tensor on {team.name} could not be computed", errors, mesh=engine.name)
+    return found

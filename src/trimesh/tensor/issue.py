@@ -1,0 +1,226 @@
+"""The way of one operation, from torch to the ranks: check, plan, command, result. Nothing here waits.
+
+`__torch_dispatch__` comes here below autograd, with the operators that torch itself has made of what the user wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch.utils import _pytree as pytree
+
+from trimesh.tensor import arguments, checks
+from trimesh.tensor.arguments import NUMBER_SLOT, SLOT
+from trimesh.tensor.blocking import REPLACED
+from trimesh.tensor.protocol import FIRST_SIGNATURE
+from trimesh.tensor.shapes import FRESH, Meta, Plan, Shapes
+from trimesh.tensor.team import Team
+from trimesh.tensor.tensor import MeshTensor, make
+
+_STATIC: Final = frozenset({type(None), bool, int, str, torch.dtype, torch.device, torch.layout, torch.memory_format})
+
+
+class _Call:
+    """One call of an operator, taken apart.
+
+    Attributes:
+        key: What its plan depends on.
+        tensors: The mesh tensors among its arguments, in order.
+        operands: Their refs, and the numbers that vary, in order.
+    """
+
+    __slots__ = ("key", "operands", "tensors")
+
+    def __init__(self, func: Any) -> None:
+        self.key: list[Any] = [func]
+        self.tensors: list[MeshTensor] = []
+        self.operands: list[Any] = []
+
+    def take(self, value: Any, *, varies: bool) -> None:
+        """Take one argument apart."""
+        kind = type(value)
+        if kind is MeshTensor:
+            self.key.append(value._meta)
+            self.tensors.append(value)
+            self.operands.append(value._held.ref)
+        elif kind in _STATIC:
+            if varies and kind is int:
+                self.key.append(int)
+                self.operands.append(value)
+            else:
+                self.key += (kind, value)
+        elif kind is float:
+            self.key.append(float)
+            if varies:
+                self.operands.append(value)
+            else:
+                self.key.append(value.hex())  # -0.0 equals 0.0, and nan nothing
+        elif kind is list or kind is tuple:
+            self.key += (kind, len(value))
+            for item in value:
+                self.take(item, varies=False)
+        elif isinstance(value, torch.Tensor):
+            raise checks.LocalTensor
+        else:
+            self.key += (kind, value)
+
+
+def issue(func: Any, args: Sequence[Any], kwargs: dict[str, Any], active: Team | None = None) -> Any:
+    """Run an operator of torch on the ranks.
+
+    Args:
+        func: The operator, an `OpOverload`.
+        args: Its arguments; mesh tensors are of one team.
+        kwargs: The others.
+        active: The team of an operator without tensors among its arguments.
+
+    Raises:
+        TypeError: The arguments do not belong together, as its text shows.
+        MeshStopped: The mesh is being left.
+        ProcDied: A process of it has ended.
+    """
+    replaced = REPLACED.get(func)
+    if replaced is not None:
+        return replaced(*args, **kwargs)
+    varying = _varying(func)
+    call = _Call(func)
+    try:
+        for index, value in enumerate(args):
+            call.take(value, varies=index in varying)
+        for name, value in kwargs.items():
+            call.key.append(name)
+            call.take(value, varies=name in varying)
+    except checks.LocalTensor:
+        raise checks.explain(func, args, kwargs) from None
+    tensors = call.tensors
+    team = tensors[0]._held.team if tensors else active
+    assert team is not None, "an operator without tensors is issued for the active team"
+    for tensor in tensors:
+        if tensor._held.team is not team or tensor._meta.is_global is not tensors[0]._meta.is_global:
+            raise checks.explain(func, args, kwargs)
+    shapes = team.engine.shapes
+    key = tuple(call.key)
+    plan = shapes.plans.get(key)
+    if plan is None:
+        plan = _plan(shapes, func, args, kwargs, call, team)
+        shapes.remember(key, plan)
+    first = team.emit(plan, call.operands, len(plan.metas))
+    if plan.is_single:
+        return make(plan.metas[0], team, first)
+    return _result(plan, team, first, tensors)
+
+
+def _result(plan: Plan, team: Team, first: int, tensors: Sequence[MeshTensor]) -> Any:
+    leaves: list[Any] = []
+    new = iter(enumerate(plan.metas, first))
+    for leaf, is_alias in zip(plan.leaves, plan.has_alias, strict=True):
+        if leaf is FRESH:
+            ref, meta = next(new)
+            leaves.append(make(meta, team, ref))
+        else:
+            leaves.append(tensors[leaf] if is_alias else leaf)
+    return pytree.tree_unflatten(leaves, plan.tree)
+
+
+_VARYING: Final[dict[Any, frozenset[int | str]]] = {}
+
+
+def _varying(func: Any) -> frozenset[int | str]:
+    """Return the parameters of an operator whose numbers cannot change the shape of what it returns.
+
+    Those that are called Scalar, float or Tensor in its schema, where there is a tensor besides: `arange` is shaped by
+    its numbers, `add` is not.
+    """
+    found = _VARYING.get(func)
+    if found is None:
+        parameters = func._schema.arguments
+        names: set[int | str] = set()
+        kinds = [str(parameter.type) for parameter in parameters]
+        if any("Tensor" in kind for kind in kinds):
+            for index, (parameter, kind) in enumerate(zip(parameters, kinds, strict=True)):
+                if kind.removeprefix("Optional[").removesuffix("]") in ("number", "float", "Tensor"):
+                    names.add(parameter.name if parameter.kwarg_only else index)
+                    names.add(parameter.name)
+        found = _VARYING[func] = frozenset(names)
+    return found
+
+
+def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any], call: _Call, team: Team) -> Plan:
+    """Find out what an operator makes of such arguments, by fake tensors."""
+    fakes: list[torch.Tensor] = []
+    varying = _varying(func)
+
+    def fake(value: Any) -> Any:
+        if isinstance(value, MeshTensor):
+            fakes.append(shapes.example(value._meta))
+            return fakes[-1]
+        return value
+
+    def slot(value: Any, *, varies: bool) -> Any:
+        if isinstance(value, MeshTensor):
+            return SLOT
+        if varies and type(value) in (int, float):
+            return NUMBER_SLOT
+        if isinstance(value, list | tuple):
+            return type(value)(slot(item, varies=False) for item in value)
+        return value
+
+    fake_args, fake_kwargs = pytree.tree_map(fake, (tuple(args), kwargs))
+    result = shapes.run(func, fake_args, fake_kwargs)
+    checks.check_in_place(func, fakes, call.tensors)
+    is_global = any(tensor._meta.is_global for tensor in call.tensors)
+    leaves, tree = pytree.tree_flatten(result)
+    metas: list[Meta] = []
+    found: list[Any] = []
+    aliases: list[bool] = []
+    outs: list[int] = []
+    for leaf in leaves:
+        place = next((place for place, one in enumerate(fakes) if one is leaf), None)
+        aliases.append(place is not None)
+        if place is not None:
+            found.append(place)
+            outs.append(-1)
+        elif isinstance(leaf, torch.Tensor):
+            outs.append(len(metas))
+            metas.append(shapes.meta_of(leaf, is_global=is_global))
+            found.append(FRESH)
+        else:
+            outs.append(-1)
+            found.append(leaf)
+    described = [
+        func.name(),
+        arguments.describe([slot(value, varies=index in varying) for index, value in enumerate(args)]),
+        arguments.describe({name: slot(value, varies=name in varying) for name, value in kwargs.items()}),
+        outs,
+        _writes(func, args, kwargs),
+    ]
+    is_single = found == [FRESH] and isinstance(result, torch.Tensor)
+    number = FIRST_SIGNATURE + shapes.new_number()
+    return Plan(number, func.name(), described, metas, found, aliases, tree, is_single)
+
+
+def _writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
+    """Return the places among the operands of what an operator changes in place."""
+    if not func._schema.is_mutable:
+        return []
+    varying = _varying(func)
+    writes: list[int] = []
+    at = 0
+    parameters = {parameter.name: parameter for parameter in func._schema.arguments}
+    names = list(parameters)
+    for key, value in [*enumerate(args), *kwargs.items()]:
+        parameter = parameters[names[key] if isinstance(key, int) else key]
+        is_written = parameter.alias_info is not None and parameter.alias_info.is_write
+        for leaf in pytree.tree_leaves(value):
+            if isinstance(leaf, MeshTensor):
+                if is_written:
+                    writes.append(at)
+                at += 1
+            elif key in varying and type(leaf) in (int, float) and leaf is value:
+                at += 1
+    return writes
+
+
+MeshTensor._issue = staticmethod(issue)

@@ -1,0 +1,34 @@
+"""The kernels that every tensor program needs: bring a value in, bring one out, know the own rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trimesh.tensor.kernel import kernel
+from trimesh.tensor.rank import Poison, Rank, TeamOnRank
+
+
+@kernel("put")
+def put(
+    rank: Rank, _: TeamOnRank, data: memoryview, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...]
+) -> torch.Tensor:
+    """Return a tensor that has come as bytes; the memory is its own from now on."""
+    flat = torch.frombuffer(data, dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)
+    return flat.as_strided(size, stride).to(rank.device)
+
+
+@kernel("fetch", takes_poison=True)
+def fetch(rank: Rank, team: TeamOnRank, value: Any, request: int, places: list[int]) -> None:
+    """Send a value to the controller, from the ranks at some places of the team."""
+    if team.index not in places:
+        return
+    # A copy: what comes next may write to it before its bytes have left.
+    rank.outside.reply(request, value if isinstance(value, Poison) else value.detach().cpu().clone())
+
+
+@kernel("index")
+def index(rank: Rank, team: TeamOnRank, label: str) -> torch.Tensor:
+    """Return this rank's own coordinate along a dimension of its team."""
+    return torch.tensor(team.extent.point(team.index)[label], device=rank.device)

@@ -1,0 +1,63 @@
+"""The engine of a mesh of processes, made when the first tensor is put there."""
+
+from __future__ import annotations
+
+import attrs
+import trio
+
+from trimesh._runtime.ownership import OwnedProcs
+from trimesh._runtime.proc import Proc
+from trimesh.tensor.engine import Engine
+from trimesh.tensor.service import open_service
+from trimesh.tensor.shapes import Shapes
+
+
+@attrs.define(eq=False)
+class _Controlled(trio.abc.Instrument):
+    """The engines that one process controls; what was issued in a turn of Trio's loop is sent at its end."""
+
+    proc: Proc
+    shapes: Shapes = attrs.field(factory=Shapes)
+    engines: dict[int, Engine] = attrs.field(factory=dict[int, Engine])
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Send what is left."""
+        del timeout
+        for engine in self.engines.values():
+            engine.flush()
+
+
+def engine_of(owned: OwnedProcs) -> Engine:
+    """Return the engine of a mesh of processes.
+
+    Raises:
+        RuntimeError: It is the mesh of this very process.
+    """
+    proc = owned.proc
+    if owned.members is None:
+        raise RuntimeError(
+            "this_proc() is this very process, where torch is used as it is: "
+            "write `async with this_host().spawn_procs(...)` and activate that"
+        )
+    found = _controlled(proc)
+    number = owned.whole.mesh
+    assert isinstance(number, int)
+    engine = found.engines.get(number)
+    if engine is None:
+        engine = found.engines[number] = Engine(proc, number, owned, found.shapes, found.engines)
+    return engine
+
+
+def shapes_of(proc: Proc) -> Shapes:
+    """Return the plans of a process."""
+    return _controlled(proc).shapes
+
+
+def _controlled(proc: Proc) -> _Controlled:
+    found = proc.above.get(_Controlled)
+    if found is None:
+        service = open_service(proc)
+        found = proc.above[_Controlled] = _Controlled(proc, engines=service.engines)
+        trio.lowlevel.add_instrument(found)
+    assert isinstance(found, _Controlled)
+    return found

@@ -1,0 +1,231 @@
+"""The tensors of one rank, and what commands do to them. Runs in the rank's own thread; knows no link.
+
+A command that fails poisons its outputs, and what it writes to; a command that takes something poisoned is not run and
+poisons its own. Nothing else is touched, and the error waits for whoever fetches.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+import torch
+
+from trimesh.errors import Origin
+from trimesh.ids import ProcId
+from trimesh.shape.extent import Extent
+from trimesh.tensor.signature import Signature
+
+if TYPE_CHECKING:
+    from trimesh._runtime.peer import Peer
+    from trimesh._runtime.proc import Proc
+    from trimesh.tensor.replay import Record
+
+
+@attrs.frozen(eq=False)
+class Poison:
+    """Stands in the place of a tensor that could not be computed.
+
+    Attributes:
+        team, number: The command that has failed first.
+        what: Name of its operation.
+        error: What it has raised.
+    """
+
+    team: int
+    number: int
+    what: str
+    error: BaseException
+
+
+@attrs.define(eq=False)
+class TeamOnRank:
+    """Some ranks of the mesh, as one of them sees it.
+
+    Attributes:
+        number: Of the team.
+        extent: The labels of the view.
+        ranks: Of the mesh, row-major.
+        procs: Their processes.
+        index: Of this rank among them.
+        done: Commands executed.
+        failed: Numbers of those that failed by themselves and have not been reported.
+        recordings: Commands that it keeps, by number.
+        above: What kernels keep for it, by class.
+    """
+
+    number: int
+    extent: Extent
+    ranks: Sequence[int]
+    procs: Sequence[ProcId]
+    index: int
+    done: int = 0
+    failed: list[int] = attrs.field(factory=list[int])
+    recordings: dict[int, Record] = attrs.field(factory=dict[int, "Record"])
+    above: dict[type, Any] = attrs.field(factory=dict[type, Any])
+
+
+class Step(Protocol):
+    """Something that a stream of commands says."""
+
+    def execute(self, rank: Rank, team: TeamOnRank) -> None:
+        """Do it. Never raises."""
+        ...
+
+
+@attrs.frozen
+class Free:
+    """Forget tensors."""
+
+    refs: Sequence[int]
+
+    def execute(self, rank: Rank, team: TeamOnRank) -> None:
+        """See `Step`."""
+        del team
+        for ref in self.refs:
+            rank.values.pop(ref, None)
+
+
+@attrs.frozen
+class Command:
+    """An operation with its operands, as it came.
+
+    Attributes:
+        signature: What to do.
+        first: Ref of the first new tensor.
+        operands: Refs, numbers, bodies.
+    """
+
+    signature: Signature
+    first: int
+    operands: Sequence[Any]
+
+    def execute(self, rank: Rank, team: TeamOnRank) -> None:
+        """See `Step`."""
+        rank.execute(team, self)
+
+
+class Outside(Protocol):
+    """What a rank can ask of the process around it; every method may be called from the rank's thread.
+
+    Attributes:
+        proc: The process.
+        controller: Whose commands the rank obeys.
+        engine: Number there.
+    """
+
+    proc: Proc
+    controller: Peer
+    engine: int
+
+    def reply(self, request: int, value: Any) -> None:
+        """Send a value, or a `Poison`, to the controller."""
+        ...
+
+    def run_in_trio(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run an async function in the Trio loop of the process and return what it returns."""
+        ...
+
+    def tell(self, function: Callable[..., Any], *args: Any) -> None:
+        """Call a function in Trio's thread, soon, and do not wait for it."""
+        ...
+
+    def origin(self, what: str) -> Origin:
+        """Return the coordinates of the rank, for an error of the operation `what`."""
+        ...
+
+
+@attrs.define(eq=False)
+class Rank:
+    """One rank of a mesh of processes.
+
+    Attributes:
+        mesh: Name of the mesh.
+        extent: Of the whole mesh.
+        number: This rank.
+        device: Where its tensors are.
+        outside: The process around it.
+        values: Its tensors, by ref.
+        teams: Those that it is in, by number.
+        above: What kernels keep for it, by class.
+    """
+
+    mesh: str
+    extent: Extent
+    number: int
+    device: torch.device
+    outside: Outside
+    values: dict[int, Any] = attrs.field(factory=dict[int, Any])
+    teams: dict[int, TeamOnRank] = attrs.field(factory=dict[int, TeamOnRank])
+    above: dict[type, Any] = attrs.field(factory=dict[type, Any])
+
+    def execute(self, team: TeamOnRank, command: Command) -> None:
+        """Run one command of a team. Never raises."""
+        signature = command.signature
+        operands = command.operands
+        poison: Poison | None = None
+        if "r" in signature.kinds:
+            operands = list(operands)
+            for index, kind in enumerate(signature.kinds):
+                if kind == "r":
+                    found = operands[index] = self._value(team, signature, operands[index])
+                    if type(found) is Poison:
+                        poison = poison or found
+        kernel = signature.kernel
+        if poison is not None and not (kernel is not None and kernel.takes_poison):
+            self._spoil(command, operands, poison)
+        else:
+            try:
+                result = signature.run(operands) if kernel is None else signature.run(operands, self, team)
+                self._keep(signature, command.first, result)
+            except BaseException as error:  # noqa: BLE001 - waits for whoever fetches
+                traceback.clear_frames(error.__traceback__)  # they hold tensors
+                team.failed.append(team.done)
+                self._spoil(command, operands, Poison(team.number, team.done, signature.name, error))
+        team.done += 1
+
+    def _value(self, team: TeamOnRank, signature: Signature, ref: int) -> Any:
+        found = self.values.get(ref)
+        if found is None:
+            error = LookupError("the tensor was lost with a process that has been restarted since")
+            return Poison(team.number, team.done, signature.name, error)
+        return found
+
+    def _keep(self, signature: Signature, first: int, result: Any) -> None:
+        outs = signature.outs
+        if isinstance(result, torch.Tensor) and len(outs) == 1:
+            if outs[0] >= 0:
+                self.values[first + outs[0]] = result
+            return
+        leaves = list(_leaves(result))
+        if len(leaves) != len(outs):
+            raise RuntimeError(f"{signature.name} returned {len(leaves)} values here and {len(outs)} at the controller")
+        for leaf, out in zip(leaves, outs, strict=True):
+            if out >= 0:
+                self.values[first + out] = leaf
+
+    def _spoil(self, command: Command, operands: Sequence[Any], poison: Poison) -> None:
+        for out in command.signature.outs:
+            if out >= 0:
+                self.values[command.first + out] = poison
+        for index in command.signature.writes:
+            self._spoil_storage(command.operands[index], operands[index], poison)
+
+    def _spoil_storage(self, ref: int, value: Any, poison: Poison) -> None:
+        """Poison what an operation may have written to half, and all that share its memory."""
+        if isinstance(value, torch.Tensor) and type(value) is torch.Tensor:
+            storage = value.untyped_storage()._cdata
+            for other, found in self.values.items():
+                if type(found) is torch.Tensor and found.untyped_storage()._cdata == storage:
+                    self.values[other] = poison
+        self.values[ref] = poison
+
+
+def _leaves(result: Any) -> Iterator[Any]:
+    if isinstance(result, list | tuple):
+        for part in result:
+            yield from _leaves(part)
+    else:
+        yield result

@@ -1,0 +1,206 @@
+"""The tensor engine in one process: of its ranks, where commands come, and of its controllers, where answers do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import trio
+
+from trimesh._runtime.services import TENSORS
+from trimesh.errors import Origin, ProtocolError, ShapeError
+from trimesh.ids import ProcId
+from trimesh.shape.extent import Extent
+from trimesh.tensor import kernels as kernels  # noqa: PLC0414 - puts them into the table
+from trimesh.tensor import move_kernels as move_kernels  # noqa: PLC0414 - and so does each of these
+from trimesh.tensor import protocol
+from trimesh.tensor.device import default_device
+from trimesh.tensor.moves import moves_of
+from trimesh.tensor.rank import Poison, Rank, TeamOnRank
+from trimesh.tensor.reader import Reader
+from trimesh.tensor.runner import Runner
+
+if TYPE_CHECKING:
+    from trimesh._runtime.channels import Cargo
+    from trimesh._runtime.peer import Peer
+    from trimesh._runtime.proc import Proc
+    from trimesh._transport.base import Buffer
+    from trimesh.tensor.engine import Engine
+
+
+@attrs.define(eq=False)
+class _Hosted:
+    """A rank that lives here, and the link to its controller.
+
+    Attributes:
+        proc: The process.
+        controller: Whose commands it obeys.
+        engine: Number there.
+    """
+
+    proc: Proc
+    controller: Peer
+    engine: int
+    rank: Rank = attrs.field(init=False)
+    runner: Runner = attrs.field(init=False)
+    readers: dict[int, Reader] = attrs.field(factory=dict[int, Reader])
+
+    def open(self, message: protocol.Open) -> None:
+        """Begin."""
+        extent = _extent(message.labels, message.sizes)
+        if not 0 <= message.rank < extent.nelements:
+            raise ProtocolError(f"a rank must be one of {extent!r}, got {message.rank}")
+        self.rank = Rank(message.mesh, extent, message.rank, default_device(), self)
+        self.runner = Runner(self.proc, self.rank, self._progressed)
+
+    def team(self, message: protocol.Team) -> None:
+        """Take part in a team."""
+        extent = _extent(message.labels, message.sizes)
+        ranks = message.ranks
+        if self.rank.number not in ranks or not len(ranks) == len(message.procs) == extent.nelements:
+            raise ProtocolError(f"a team must name its ranks, one of them the receiver, got {message!r}")
+        procs = [ProcId(proc) for proc in message.procs]
+        self.rank.teams[message.team] = TeamOnRank(message.team, extent, ranks, procs, ranks.index(self.rank.number))
+        self.readers[message.team] = Reader(self.rank.device)
+
+    def run(self, message: protocol.Run, bodies: list[memoryview]) -> None:
+        """Execute commands."""
+        team = self.rank.teams.get(message.team)
+        if team is None:
+            raise ProtocolError(f"commands must be those of a team, got {message.team}")
+        self.runner.put(team, self.readers[message.team].read(message.stream, bodies))
+
+    def _progressed(self, team: TeamOnRank) -> None:
+        failed = team.failed[:]
+        del team.failed[: len(failed)]  # the rank's thread may add to it meanwhile
+        self._send(protocol.Done(self.engine, team.number, team.done, failed))
+
+    def _send(self, message: protocol.AnyMessage, bodies: Any = ()) -> trio.Event | None:
+        return self.proc.services.cast([self.controller], TENSORS, protocol.encode(message), bodies)
+
+    # ---- what the rank asks for, from its thread -------------------------------------------------------------
+
+    def reply(self, request: int, value: Any) -> None:
+        """See `Outside`."""
+        self.runner.tell(self._reply, request, value)
+
+    def _reply(self, request: int, value: Any) -> None:
+        values = self.proc.values
+        failed_at = None
+        if isinstance(value, Poison):
+            encoded = values.encode_error(value.error, self.origin(value.what))
+            failed_at = (value.team, value.number)
+            team = self.rank.teams.get(value.team)  # None if the tensor has moved here from other ranks
+            if team is not None:
+                self._progressed(team)  # the controller then knows the line that it has kept for it
+        else:
+            try:
+                encoded = values.encode(value, what="a value of a tensor program")
+            except TypeError as error:
+                encoded = values.encode_error(error, self.origin("trimesh::fetch"))
+                failed_at = (-1, -1)
+        self.controller.prepare(encoded.definitions, encoded.attachments)
+        self._send(protocol.Reply(self.engine, request, b"", failed_at), [encoded.payload, *encoded.buffers])
+
+    def run_in_trio(self, function: Callable[..., Any], *args: Any) -> Any:
+        """See `Outside`."""
+        return self.runner.run_in_trio(function, *args)
+
+    def tell(self, function: Callable[..., Any], *args: Any) -> None:
+        """See `Outside`."""
+        self.runner.tell(function, *args)
+
+    def origin(self, what: str) -> Origin:
+        """See `Outside`."""
+        rank, proc = self.rank, self.proc
+        return Origin(rank.extent.point(rank.number), rank.mesh, None, what, proc.host_name, proc.pid)
+
+
+@attrs.define(eq=False)
+class TensorService:
+    """All of one process.
+
+    Attributes:
+        proc: The process.
+        engines: Those that it controls, by number.
+    """
+
+    proc: Proc
+    engines: dict[int, Engine] = attrs.field(factory=dict[int, "Engine"])
+    _hosted: dict[tuple[ProcId, int], _Hosted] = attrs.field(factory=dict[tuple[ProcId, int], _Hosted])
+
+    def __attrs_post_init__(self) -> None:
+        self.proc.on_gone.append(self._gone)
+
+    def hosted(self, controller: ProcId, engine: int) -> Rank | None:
+        """Return the rank that lives here in somebody's engine."""
+        found = self._hosted.get((controller, engine))
+        return None if found is None else found.rank
+
+    def received(self, peer: Peer, payload: Buffer, bodies: list[memoryview], cargo: Cargo | None) -> None:
+        """See `Handler`."""
+        message = protocol.decode(payload)
+        match message:
+            case protocol.Done():
+                engine = self.engines.get(message.engine)
+                if engine is not None:
+                    engine.done(peer, message)
+            case protocol.Reply():
+                engine = self.engines.get(message.engine)
+                if engine is not None:
+                    engine.replied(peer, message, bodies, cargo)
+            case protocol.Offer():
+                moves_of(self.proc).offered(peer, message, bodies)
+            case protocol.Taken():
+                moves_of(self.proc).taken(peer, message)
+            case _:
+                self._command(peer, message, bodies)
+
+    def _command(
+        self, peer: Peer, message: protocol.Open | protocol.Team | protocol.Run, bodies: list[memoryview]
+    ) -> None:
+        if not peer.is_owner:
+            raise ProtocolError("only the process that has spawned a rank may command it")
+        key = peer.proc_id, message.engine
+        hosted = self._hosted.get(key)
+        try:
+            if isinstance(message, protocol.Open):
+                hosted = _Hosted(self.proc, peer, message.engine)
+                hosted.open(message)
+                self._hosted[key] = hosted
+            elif hosted is None:
+                raise ProtocolError(f"a rank must be opened before it is commanded, got {message.engine}")
+            elif isinstance(message, protocol.Team):
+                hosted.team(message)
+            else:
+                hosted.run(message, bodies)
+        except ShapeError as error:
+            raise ProtocolError(str(error)) from error
+
+    def refused(self, peer: Peer, why: str) -> None:
+        """See `Handler`."""
+        for engine in self.engines.values():
+            engine.refused(peer, why)
+
+    def _gone(self, peer: Peer) -> None:
+        for engine in list(self.engines.values()):
+            engine.gone(peer)
+        for key in [key for key in self._hosted if key[0] == peer.proc_id]:
+            self._hosted.pop(key).runner.stop()
+
+
+def _extent(labels: list[str], sizes: list[int]) -> Extent:
+    if len(set(labels)) != len(labels) or len(labels) != len(sizes):
+        raise ProtocolError(f"an extent must have a size for each label, got {labels!r} and {sizes!r}")
+    return Extent(dict(zip(labels, sizes, strict=True)))
+
+
+def open_service(proc: Proc) -> TensorService:
+    """Return the tensor engine of a process, which takes its messages from now on."""
+    found = proc.above.get(TensorService)
+    if found is None:
+        found = proc.above[TensorService] = TensorService(proc)
+        proc.services.put(TENSORS, found)
+    assert isinstance(found, TensorService)
+    return found

@@ -1,0 +1,92 @@
+"""What an operation is, on the rank: a function and how its arguments come out of the operands of a command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from trimesh.errors import ProtocolError
+from trimesh.tensor.arguments import Build, read
+from trimesh.tensor.kernel import KERNELS, Kernel
+from trimesh.tensor.protocol import kinds_of
+
+
+@attrs.frozen
+class Signature:
+    """One operation.
+
+    Attributes:
+        name: Of the operator of torch, or of a kernel of ours: "aten::add.Tensor", "trimesh::fetch".
+        arity: How many operands it takes.
+        kinds: "r", "n" or "b" by operand.
+        outs: For each leaf of its result, the index among the new tensors, or -1 for what has a name already.
+        writes: The operands that it changes in place.
+        kernel: Set for one of ours.
+    """
+
+    name: str
+    arity: int
+    kinds: str
+    outs: Sequence[int]
+    writes: Sequence[int]
+    kernel: Kernel | None
+    _function: Callable[..., Any]
+    _args: Sequence[tuple[Build | None, Any]]
+    _kwargs: Sequence[tuple[str, Build | None, Any]]
+
+    def run(self, operands: Sequence[Any], *first: Any) -> Any:
+        """Call it, with `first` before its own arguments."""
+        args = [constant if build is None else build(operands) for build, constant in self._args]
+        if not self._kwargs:
+            return self._function(*first, *args)
+        kwargs = {name: constant if build is None else build(operands) for name, build, constant in self._kwargs}
+        return self._function(*first, *args, **kwargs)
+
+
+def define(description: Any, device: torch.device) -> Signature:
+    """Understand a description: [name, args, kwargs, outs, writes].
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    match description:
+        case [str(name), ["l", *args], ["d", *kwargs], [*outs], [*writes]]:
+            pass
+        case _:
+            raise ProtocolError(f"an operation must be described by a name, arguments and outputs, got {description!r}")
+    if not all(isinstance(number, int) for number in (*outs, *writes)):
+        raise ProtocolError(f"outputs and writes must be numbers, got {outs!r}, {writes!r}")
+    at = 0
+    positional: list[tuple[Build | None, Any]] = []
+    for part in args:
+        build, constant, at = read(part, at, device)
+        positional.append((build, constant))
+    named: list[tuple[str, Build | None, Any]] = []
+    for key, part in zip(kwargs[::2], kwargs[1::2], strict=True):
+        build, constant, at = read(part, at, device)
+        named.append((str(key), build, constant))
+    kinds = "".join(map(kinds_of, (*args, *kwargs[1::2])))
+    if any(not 0 <= index < len(kinds) for index in writes) or at != len(kinds):
+        raise ProtocolError(f"{name} is described with operands that it does not have")
+    kernel = KERNELS.get(name.removeprefix("trimesh::")) if name.startswith("trimesh::") else None
+    function = kernel.function if kernel is not None else _operator(name)
+    return Signature(name, at, kinds, outs, writes, kernel, function, positional, named)
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    """Return an operator of torch; one that this process does not have fails when it is called, as any operation."""
+    space, _, rest = name.partition("::")
+    operator, _, overload = rest.partition(".")
+    try:
+        found: Callable[..., Any] = getattr(getattr(getattr(torch.ops, space), operator), overload or "default")
+    except (AttributeError, RuntimeError) as error:
+        text = f"the process of the rank has no operator {name}: {error}"
+
+        def missing(*_: Any, **__: Any) -> Any:
+            raise NotImplementedError(text)
+
+        return missing
+    return found

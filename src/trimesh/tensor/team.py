@@ -1,0 +1,202 @@
+"""The ranks that hold tensors together, and the commands that are on their way to them."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Sequence
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from trimesh import limits
+from trimesh._transport.base import Buffer
+from trimesh.shape.region import Region
+from trimesh.tensor.protocol import DEFINE, FREE, RESET
+
+if TYPE_CHECKING:
+    from trimesh._runtime.peer import Peer
+    from trimesh.tensor.engine import Engine
+    from trimesh.tensor.shapes import Plan
+
+Line = tuple[CodeType, int]
+"""Where a command was issued: the code and the line in it."""
+
+_OWN = __file__.rpartition("/")[0]
+
+
+@attrs.define(eq=False)
+class Team:
+    """One view of a mesh of processes that tensors live on.
+
+    Attributes:
+        engine: Of the mesh.
+        number: Known to the ranks.
+        region: The view.
+        peers: The processes, by place in the view.
+        issued: Commands so far, those in `stream` included.
+        stream: Commands that have not been sent.
+        first: Number of the first of them.
+        bodies: What they carry.
+        done: Commands executed, by process.
+        lines: Where commands were issued that some rank has not executed: (number of the first, lines).
+        failed: Where commands were issued that have failed by themselves, by number.
+        is_lost: Set when a process of it has ended: its tensors are gone.
+    """
+
+    engine: Engine
+    number: int
+    region: Region
+    peers: Sequence[Peer]
+    issued: int = 0
+    stream: list[Any] = attrs.field(factory=list[Any])
+    first: int = 0
+    bodies: list[Buffer] = attrs.field(factory=list[Buffer])
+    done: dict[Peer, int] = attrs.field(factory=dict["Peer", int])
+    lines: deque[tuple[int, list[Line]]] = attrs.field(factory=deque[tuple[int, list[Line]]])
+    failed: dict[int, str] = attrs.field(factory=dict[int, str])
+    is_lost: bool = False
+    _freed: list[int] = attrs.field(factory=list[int])
+    _defined: set[int] = attrs.field(factory=set[int])
+    _generation: int = 0
+    _new_lines: list[Line] = attrs.field(factory=list[Line])
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.engine.name}{dict(self.region.extent)!r}"
+
+    def free(self, ref: int) -> None:
+        """Forget a tensor, with the next commands. May be called from anywhere, by the collector, at any time."""
+        self._freed.append(ref)
+
+    def emit(self, plan: Plan, operands: Sequence[Any], outputs: int) -> int:
+        """Add a command; return the ref of its first output.
+
+        Raises:
+            MeshStopped, ProcDied: See `Engine.check_open`.
+        """
+        engine = self.engine
+        if engine.current is not self:
+            engine.switch_to(self)
+        if self.is_lost or engine.is_closed:
+            self.check()
+        stream = self.stream
+        if not stream:
+            self.first = self.issued
+        freed: Sequence[int] = ()
+        if self._freed:
+            freed, self._freed = self._freed, []
+            stream += (FREE, freed)
+        if plan.number not in self._defined:
+            self._define(plan)
+        first = engine.new_refs(outputs)
+        stream += (plan.number, first)
+        stream += operands
+        line = issuing_line()
+        self._new_lines.append(line)
+        recorder = engine.shapes.recorder
+        if recorder is not None:
+            recorder.took(self, plan, first, outputs, operands, line, freed)
+        self.issued += 1
+        if self.issued - self.first >= limits.TENSOR_BATCH_COMMANDS:
+            engine.flush_team(self)
+        return first
+
+    def emit_words(self, *words: Any) -> None:
+        """Add a command that is no operation: see `protocol`.
+
+        Raises:
+            MeshStopped, ProcDied: See `Engine.check_open`.
+        """
+        engine = self.engine
+        if engine.current is not self:
+            engine.switch_to(self)
+        self.check()
+        if not self.stream:
+            self.first = self.issued
+        self.stream += words
+        self._new_lines.append(issuing_line())
+        self.issued += 1
+
+    def take_freed(self) -> list[int]:
+        """Send word of what was freed, and return it."""
+        freed, self._freed = self._freed, []
+        if not self.stream:
+            self.first = self.issued
+        self.stream += (FREE, freed)
+        return freed
+
+    def add_body(self, body: Buffer) -> int:
+        """Let the next command carry a body; return its number, an operand."""
+        self.bodies.append(body)
+        return len(self.bodies) - 1
+
+    def check(self) -> None:
+        """Refuse commands when there is nobody to execute them."""
+        self.engine.check_open(self)
+
+    def _define(self, plan: Plan) -> None:
+        generation = self.engine.shapes.generation
+        if generation != self._generation:
+            self._generation = generation
+            self._defined.clear()
+            self.stream.append(RESET)
+        self._defined.add(plan.number)
+        self.stream += (DEFINE, plan.number, plan.description)
+
+    def take(self) -> tuple[int, list[Any], list[Buffer]]:
+        """Take out what is to be sent: number of the first command, commands, bodies."""
+        if self._freed:
+            freed, self._freed = self._freed, []
+            self.stream += (FREE, freed)
+        taken = self.first, self.stream, self.bodies
+        if self._new_lines:
+            self.lines.append((self.first, self._new_lines))
+        self.stream, self.bodies, self._new_lines = [], [], []
+        self.first = self.issued
+        return taken
+
+    @property
+    def has_freed(self) -> bool:
+        """Whether tensors wait to be freed."""
+        return bool(self._freed)
+
+    def progressed(self, peer: Peer, count: int, failed: Sequence[int]) -> None:
+        """Learn what a rank has executed, and what of it has failed."""
+        for number in failed:
+            if len(self.failed) < limits.TENSOR_FAILURES:
+                self.failed.setdefault(number, self._find_line(number))
+        self.done[peer] = max(count, self.done.get(peer, 0))
+        executed = self.executed
+        while self.lines and self.lines[0][0] + len(self.lines[0][1]) <= executed:
+            self.lines.popleft()
+
+    @property
+    def executed(self) -> int:
+        """Commands that every rank has executed."""
+        return min(self.done.get(peer, 0) for peer in self.peers)
+
+    def line_of(self, number: int) -> str:
+        """Say where a command that has failed was issued, even if no rank has reported the failure yet."""
+        return self.failed.get(number) or self._find_line(number)
+
+    def _find_line(self, number: int) -> str:
+        for first, lines in self.lines:
+            if first <= number < first + len(lines):
+                code, line = lines[number - first]
+                return f"{code.co_filename}:{line} in {code.co_qualname}"
+        return "a line that is not known any more"
+
+
+def issuing_line() -> Line:
+    """Return the innermost line that is neither of torch nor of this package."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if "/torch/" not in file and not file.startswith(_OWN):
+            return frame.f_code, frame.f_lineno
+        frame = frame.f_back
+    here = sys._getframe(0)
+    return here.f_code, here.f_lineno

@@ -1,0 +1,127 @@
+"""`MeshTensor`: what looks like a tensor at the controller and is one on every rank of a team."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+import torch
+
+if TYPE_CHECKING:
+    from trimesh.actor.proc_mesh import ProcMesh
+    from trimesh.tensor.shapes import Meta
+    from trimesh.tensor.team import Team
+
+
+class Held:
+    """The right to a tensor on the ranks: when the last holder is gone it is freed there, without a round trip.
+
+    Attributes:
+        team: The ranks.
+        ref: Its number there.
+    """
+
+    __slots__ = ("ref", "team")
+
+    def __init__(self, team: Team, ref: int) -> None:
+        self.team = team
+        self.ref = ref
+
+    def __del__(self) -> None:
+        self.team.free(self.ref)
+
+
+class MeshTensor(torch.Tensor):
+    """A tensor on the ranks of a mesh. Made by torch's own functions, never by its class.
+
+    Attributes:
+        _meta: Its looks.
+        _held: Where it is.
+    """
+
+    _meta: Meta
+    _held: Held
+    _issue: ClassVar[Any]  # set by `issue`, which needs this class
+
+    __slots__ = ("_held", "_meta")
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation on the ranks: see `issue`."""
+        del types
+        return cls._issue(func, args, kwargs or {})
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        """Say what it is without asking the ranks; `str(t)` and `print(t)` ask them."""
+        del tensor_contents
+        meta, team = self._meta, self._held.team
+        kind = "global tensor" if meta.is_global else "tensor"
+        grad = ", requires_grad" if self.requires_grad else ""
+        dtype = str(meta.dtype).removeprefix("torch.")
+        return f"<{kind} {dtype}{list(meta.size)} on {team.name}{grad}>"
+
+    def slice_mesh(self, **selection: int | slice) -> MeshTensor:
+        """Return the tensor as a part of its ranks have it: `t.slice_mesh(gpus=0)`. Nothing moves.
+
+        It shares their memory: what is written to the one in place is in the other. Its gradient is zero on the ranks
+        that were left out.
+
+        Args:
+            **selection: As of `ProcMesh.slice`: a number removes its dimension, a slice keeps a part of it.
+
+        Raises:
+            ShapeError: The tensor has no such ranks.
+            TypeError: It is global: its ranks have parts of one tensor.
+        """
+        sliced: MeshTensor = _above("movement").slice_mesh(self, **selection)
+        return sliced
+
+    def to_mesh(self, target: ProcMesh) -> MeshTensor:
+        """Return a copy on other ranks: of a view of the same processes, or of another mesh of this controller.
+
+        The tensor of each rank goes to the rank at the same place, or that of one rank to all. Bytes move from process
+        to process, by the ranks' own memory. If it cannot be computed at the source, neither can it at the target,
+        for the same reason. Differentiable: gradients move back, and those of one rank that went to all are added.
+
+        Args:
+            target: The processes.
+
+        Raises:
+            ShapeError: The sizes of the two differ, and the source is not one rank.
+            TypeError: The tensor is global, or `target` is no mesh of processes.
+            ProcDied, MeshStopped: Of either mesh.
+        """
+        moved: MeshTensor = _above("movement").to_mesh(self, target)
+        return moved
+
+    def numpy(self, *, force: bool = False) -> NoReturn:
+        """Refuse: the values are on the ranks."""
+        del force
+        raise TypeError(f"{self!r} has its values on the ranks: write `(await trimesh.fetch(t)).numpy()`")
+
+    def __array__(self, dtype: Any = None) -> NoReturn:
+        """Refuse, as `numpy` does."""
+        del dtype
+        self.numpy()
+
+    def data_ptr(self) -> NoReturn:
+        """Refuse: there is no memory here."""
+        raise TypeError(f"{self!r} has its memory on the ranks, so it has no pointer at the controller")
+
+
+def _above(module: str) -> Any:
+    """Return a module that makes tensors, which needs this one; loaded when a tensor is first asked for it."""
+    return importlib.import_module(f"trimesh.tensor.{module}")
+
+
+def make(meta: Meta, team: Team, ref: int) -> MeshTensor:
+    """Return the handle on a tensor that the ranks of a team have, or will have, under a number."""
+    made: MeshTensor = torch.Tensor._make_wrapper_subclass(
+        MeshTensor, meta.size, strides=meta.stride, dtype=meta.dtype, device=meta.device
+    )
+    made._meta = meta
+    made._held = Held(team, ref)
+    return made
