@@ -28,6 +28,7 @@ from trimesh.actor.outcome import Outcome
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import (
     ActorFailed,
+    CollectiveFailed,
     DeadlockError,
     HostLost,
     LimitExceeded,
@@ -78,6 +79,7 @@ __all__ = [
     "ActorFailed",
     "ActorMesh",
     "Backoff",
+    "CollectiveFailed",
     "Context",
     "DeadlockError",
     "Died",
@@ -148,7 +150,7 @@ __all__ = [
 ]
 
 
-_TENSORS = ("fetch", "fetch_shard")
+_TENSORS = ("fetch", "fetch_shard", "reduce", "reduce_")
 
 
 def __getattr__(name: str) -> Any:

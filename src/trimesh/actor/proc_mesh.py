@@ -110,6 +110,22 @@ class ProcMesh(Shaped):
         block: AbstractContextManager[None] = _tensors().activate(self._owned_here(), self._shown)
         return block
 
+    def rank_tensor(self, label: str) -> torch.Tensor:
+        """Return a tensor on each process of this view: its own index along a dimension, an int64 of no dimension.
+
+        Args:
+            label: A dimension of this view.
+
+        Raises:
+            ShapeError: There is no such dimension.
+            RuntimeError: This is a reference.
+
+        Blocking: no checkpoint.
+        """
+        self._check_owned("tensors are made by the block that owns the processes")
+        made: torch.Tensor = _tensors().rank_tensor(self._owned_here(), self._shown, label)
+        return made
+
     def alive(self) -> Self:
         """Return the view without the members whose end is known here."""
         members = None if self._owned is None else self._owned.members

@@ -2,6 +2,7 @@
 
 from trimesh.tensor.fetching import fetch, fetch_shard
 from trimesh.tensor.mesh import activate
+from trimesh.tensor.reduction import reduce, reduce_
 from trimesh.tensor.tensor import MeshTensor
 
-__all__ = ["MeshTensor", "activate", "fetch", "fetch_shard"]
+__all__ = ["MeshTensor", "activate", "fetch", "fetch_shard", "reduce", "reduce_"]

@@ -4,6 +4,10 @@
       Open, Team, Run ------------------------->    executes commands in the order of each team
       <------------------------------ Done, Reply
 
+    rank                                          first rank of its team
+      Ask ------------------------------------->    what the ranks tell each other to make process groups
+      <----------------------------------- Answer
+
 A stream of commands is one flat list. A command is a number, then its operands:
 
     DEFINE   number, description    from now on `number` is the operation that the description says
@@ -112,7 +116,53 @@ class Reply(_Message, frozen=True, tag=5):
     failed_at: tuple[int, int] | None = None
 
 
-AnyMessage = Open | Team | Run | Done | Reply
+class Lost(_Message, frozen=True, tag=6):
+    """A process of a team has ended: nothing that needs all of the team can be done any more.
+
+    Attributes:
+        team: Its number.
+    """
+
+    team: int
+
+
+class Ask(_Message, frozen=True, tag=7):
+    """A rank asks the store of its team, which is in the process of the team's first rank.
+
+    Attributes:
+        controller: The process that has opened the engine.
+        team: Its number there.
+        ask: Number of the question, at the asker.
+        verb: What is asked; see `TeamTable`.
+        keys, values, numbers: What it is asked about.
+    """
+
+    controller: int
+    team: int
+    ask: int
+    verb: str
+    keys: list[str]
+    values: list[bytes]
+    numbers: list[int]
+
+
+class Answer(_Message, frozen=True, tag=8):
+    """The answer to an `Ask`.
+
+    Attributes:
+        ask: Number of the question.
+        number: As the verb says.
+        values: As the verb says; of a failure its text, then an encoded exception if there is one.
+        failed_place: Place in the team of the rank that has failed; -1 where nothing has failed, -3 for a process that has ended.
+    """
+
+    ask: int
+    number: int
+    values: list[bytes]
+    failed_place: int = -1
+
+
+AnyMessage = Open | Team | Run | Done | Reply | Lost | Ask | Answer
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(AnyMessage)

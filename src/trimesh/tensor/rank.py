@@ -13,8 +13,10 @@ from typing import Any, Protocol
 import attrs
 import torch
 
+from trimesh import limits
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent
+from trimesh.tensor.protocol import Answer
 from trimesh.tensor.signature import Signature
 
 
@@ -47,6 +49,7 @@ class TeamOnRank:
         done: Commands executed.
         failed: Numbers of those that failed by themselves and have not been reported.
         above: What kernels keep for it, by class.
+        on_failed: Called with the failure of each command that was not done here, once something has asked for it.
     """
 
     number: int
@@ -57,6 +60,7 @@ class TeamOnRank:
     done: int = 0
     failed: list[int] = attrs.field(factory=list[int])
     above: dict[type, Any] = attrs.field(factory=dict[type, Any])
+    on_failed: Callable[[Poison], None] | None = None
 
 
 @attrs.frozen
@@ -83,6 +87,19 @@ class Outside(Protocol):
 
     def run_in_trio(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run an async function in the Trio loop of the process and return what it returns."""
+        ...
+
+    def ask(
+        self,
+        team: TeamOnRank,
+        verb: str,
+        keys: Sequence[str],
+        values: Sequence[bytes] = (),
+        numbers: Sequence[int] = (),
+        error: BaseException | None = None,
+        seconds: float = limits.COLLECTIVE_SECONDS,
+    ) -> Answer:
+        """Ask the store of a team something and wait for the answer; see `Stores.ask`."""
         ...
 
 
@@ -130,6 +147,7 @@ class Rank:
         kernel = signature.kernel
         if poison is not None and not (kernel is not None and kernel.takes_poison):
             self._spoil(command, operands, poison)
+            self._failed(team, poison)
         else:
             try:
                 result = signature.run(operands) if kernel is None else signature.run(operands, self, team)
@@ -137,8 +155,17 @@ class Rank:
             except BaseException as error:  # noqa: BLE001 - waits for whoever fetches
                 traceback.clear_frames(error.__traceback__)  # they hold tensors
                 team.failed.append(team.done)
-                self._spoil(command, operands, Poison(team.number, team.done, signature.name, error))
+                poison = Poison(team.number, team.done, signature.name, error)
+                self._spoil(command, operands, poison)
+                self._failed(team, poison)
         team.done += 1
+
+    def _failed(self, team: TeamOnRank, poison: Poison) -> None:
+        if team.on_failed is not None:
+            try:
+                team.on_failed(poison)
+            except BaseException as error:  # noqa: BLE001 - the process, or the team, has come to its end
+                traceback.clear_frames(error.__traceback__)
 
     def _value(self, team: TeamOnRank, signature: Signature, ref: int) -> Any:
         found = self.values.get(ref)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
@@ -40,6 +41,8 @@ class MeshTensor(torch.Tensor):
     _meta: Meta
     _held: Held
     _issue: ClassVar[Any]  # set by `issue`, which needs this class
+    _reduce: ClassVar[Any]  # and these by `reduction`
+    _reduce_: ClassVar[Any]
 
     __slots__ = ("_held", "_meta")
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -60,6 +63,16 @@ class MeshTensor(torch.Tensor):
         grad = ", requires_grad" if self.requires_grad else ""
         dtype = str(meta.dtype).removeprefix("torch.")
         return f"<{kind} {dtype}{list(meta.size)} on {team.name}{grad}>"
+
+    def reduce(self, dims: str | Sequence[str], reduction: str = "sum", *, scatter: bool = False) -> MeshTensor:
+        """Return what the ranks make of their tensors together: see `trimesh.tensor.reduce`."""
+        result: MeshTensor = self._reduce(self, dims, reduction, scatter=scatter)
+        return result
+
+    def reduce_(self, dims: str | Sequence[str], reduction: str = "sum", *, scatter: bool = False) -> MeshTensor:
+        """Do it in the memory of this tensor: see `trimesh.tensor.reduce_`."""
+        result: MeshTensor = self._reduce_(self, dims, reduction, scatter=scatter)
+        return result
 
     def numpy(self, *, force: bool = False) -> NoReturn:
         """Refuse: the values are on the ranks."""
