@@ -71,8 +71,9 @@ from trimesh.shape.region import Region
 from trimesh.shape.value_mesh import ValueMesh
 
 if TYPE_CHECKING:
-    from trimesh import aio, rdma, testing
+    from trimesh import aio, rdma, tensor, testing
     from trimesh.rdma import RDMABuffer
+    from trimesh.tensor import RecordingError, compile, fetch, fetch_shard, reduce, reduce_  # noqa: A004 - as torch's own
 
 __all__ = [
     "Actor",
@@ -113,6 +114,7 @@ __all__ = [
     "ProtocolError",
     "RDMABuffer",
     "Receiver",
+    "RecordingError",
     "Region",
     "RemoteCancelled",
     "RemoteError",
@@ -133,6 +135,7 @@ __all__ = [
     "aio",
     "by_value",
     "cancel_on",
+    "compile",
     "context",
     "coords",
     "current_point",
@@ -140,17 +143,22 @@ __all__ = [
     "current_size",
     "dump",
     "endpoint",
+    "fetch",
+    "fetch_shard",
     "leaves",
     "open_channel",
     "origin",
     "rdma",
+    "reduce",
+    "reduce_",
+    "tensor",
     "testing",
     "this_host",
     "this_proc",
 ]
 
 
-_TENSORS = ("fetch", "fetch_shard", "reduce", "reduce_")
+_TENSORS = ("RecordingError", "compile", "fetch", "fetch_shard", "reduce", "reduce_")
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ import importlib
 import inspect
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
-from typing import Any, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
 
 from trimesh._runtime.actor_members import ActorMembers
 from trimesh._runtime.context import current_proc
@@ -26,6 +26,9 @@ from trimesh.actor.view import MeshView
 from trimesh.ids import AGENT
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
+
+if TYPE_CHECKING:
+    import torch
 
 P = ParamSpec("P")
 A = TypeVar("A", bound=Actor)

@@ -7,11 +7,14 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from trimesh.tensor.group import Group
 from trimesh.tensor.groups import group_of
 from trimesh.tensor.kernel import kernel
 from trimesh.tensor.rank import Poison, Rank, TeamOnRank
+
+_c10d: Any = distributed_c10d  # whose stub leaves out the options
 
 _OPS: Final = {
     "sum": dist.ReduceOp.SUM,
@@ -30,7 +33,12 @@ _WIDER: Final = {torch.int16: torch.int32, torch.bool: torch.uint8}
 
 @kernel("reduce", takes_poison=True)
 def reduce(
-    rank: Rank, team: TeamOnRank, value: Any, labels: Sequence[str], reduction: str, is_scattered: bool
+    rank: Rank,
+    team: TeamOnRank,
+    value: Any,
+    labels: Sequence[str],
+    reduction: str,
+    is_scattered: bool,  # noqa: FBT001 - as it is sent
 ) -> Any:
     """Return what the ranks of a group make of their tensors together."""
     group = group_of(rank, team, labels)
@@ -44,7 +52,12 @@ def reduce(
 
 @kernel("reduce_", takes_poison=True)
 def reduce_in_place(
-    rank: Rank, team: TeamOnRank, value: Any, labels: Sequence[str], reduction: str, is_scattered: bool
+    rank: Rank,
+    team: TeamOnRank,
+    value: Any,
+    labels: Sequence[str],
+    reduction: str,
+    is_scattered: bool,  # noqa: FBT001 - as it is sent
 ) -> None:
     """Do it in the memory of the tensor."""
     result = reduce(rank, team, value, labels, reduction, is_scattered)
@@ -54,7 +67,7 @@ def reduce_in_place(
 
 def _reduce(group: Group, value: torch.Tensor, reduction: str) -> torch.Tensor:
     result = value.to(_WIDER.get(value.dtype, value.dtype), copy=True, memory_format=torch.contiguous_format)
-    options = dist.AllreduceOptions()
+    options = _c10d.AllreduceOptions()
     options.reduceOp = _OPS[reduction]
     group.allreduce([result], options)
     return _finish(group, result, value, reduction)
@@ -64,9 +77,9 @@ def _scatter(group: Group, value: torch.Tensor, reduction: str) -> torch.Tensor:
     value = value.contiguous()
     wide = value.to(_WIDER.get(value.dtype, value.dtype))
     result = torch.empty_like(wide[0])
-    options = dist.ReduceScatterOptions()
+    options = _c10d.ReduceScatterOptions()
     options.reduceOp = _OPS[reduction]
-    group._reduce_scatter_base(result, wide, options)  # noqa: SLF001 - torch's own name for the one on whole tensors
+    group._reduce_scatter_base(result.view(-1), wide.view(-1), options)
     return _finish(group, result, value, reduction)
 
 
@@ -79,12 +92,12 @@ def _finish(group: Group, result: torch.Tensor, value: torch.Tensor, reduction: 
 def _stack(group: Group, value: torch.Tensor) -> torch.Tensor:
     value = value.contiguous()
     result = value.new_empty((group.size(), *value.size()))
-    group._allgather_base(result.view(-1), value.view(-1), dist.AllgatherOptions())  # noqa: SLF001
+    group._allgather_base(result.view(-1), value.view(-1), _c10d.AllgatherOptions())
     return result
 
 
 def _exchange(group: Group, value: torch.Tensor) -> torch.Tensor:
     value = value.contiguous()
     result = torch.empty_like(value)
-    group.alltoall_base(result, value, [], [], dist.AllToAllOptions())
+    group.alltoall_base(result, value, [], [], _c10d.AllToAllOptions())
     return result

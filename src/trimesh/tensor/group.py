@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future
+from torch._C import _distributed_c10d
 
 from trimesh import limits
 from trimesh.errors import CollectiveFailed
@@ -23,6 +23,8 @@ from trimesh.tensor.team_store import TeamStore
 
 if TYPE_CHECKING:
     from trimesh.tensor.rank import Rank, TeamOnRank
+
+_c10d: Any = _distributed_c10d  # whose stub leaves out much
 
 _COLLECTIVES: Final = (
     "allgather",
@@ -67,7 +69,8 @@ class Group(dist.ProcessGroup):
     """
 
     def __init__(self, rank: Rank, team: TeamOnRank, places: Sequence[int], key: str) -> None:
-        super().__init__(list(places).index(team.index), len(places))
+        index: Any = list(places).index(team.index)
+        super().__init__(index, len(places))  # type: ignore[call-arg]
         self.places = places
         self.key = key
         self.full_name = f"{rank.mesh}/{team.number}/{key}"
@@ -115,17 +118,17 @@ class Group(dist.ProcessGroup):
             try:
                 return self._finished(function(inner))
             except Exception as error:
-                inner = None
+                del inner
                 traceback.clear_frames(error.__traceback__)  # they hold what is to be destroyed, too
                 self._destroy()
-                has_left_before = self._ask("why", [self.key], [], [self._team.index, self._team.done]).number
+                has_left_before = self._ask("why", [self.key], [], [self._team.index, self._team.steps]).number
                 if is_new or not has_left_before or not may_repeat:
                     self.leave(error)
                     raise
 
     def leave(self, error: BaseException) -> None:
         """Take no part in the current command, and free those that do; they get the error as the cause of theirs."""
-        self._ask("leave", [self.key], [], [self._team.index, self._team.done], error=error)
+        self._ask("leave", [self.key], [], [self._team.index, self._team.steps], error=error)
         self._destroy()
 
     def destroy(self) -> None:
@@ -135,16 +138,17 @@ class Group(dist.ProcessGroup):
     def _make(self) -> dist.ProcessGroup:
         team = self._team
         try:
-            generation = self._ask("join", [self.key], [], [team.index, team.done, *self.places]).number
-            self._inner = _inner(dist.PrefixStore(f"{self.key}/{generation}", self.store), self)
+            generation = self._ask("join", [self.key], [], [team.index, team.steps, *self.places]).number
+            made = _inner(_c10d.PrefixStore(f"{self.key}/{generation}", self.store), self)
         except CollectiveFailed:
             raise
         except Exception as error:
             # Another has left while the group was made, or it cannot be made here: then the others learn it from us.
-            self._ask("why", [self.key], [], [team.index, team.done])
+            self._ask("why", [self.key], [], [team.index, team.steps])
             self.leave(error)
             raise
-        return self._inner
+        self._inner = made
+        return made
 
     def _finished(self, work: Any) -> Any:
         """Wait for a work; return one that keeps nothing of this generation alive."""
@@ -155,7 +159,7 @@ class Group(dist.ProcessGroup):
             return work  # on other devices it was queued: whoever uses the result waits in its own stream
         done: torch.futures.Future[Any] = torch.futures.Future()
         done.set_result(None)
-        return _create_work_from_future(done)
+        return _c10d._create_work_from_future(done)
 
     def _destroy(self) -> None:
         inner, self._inner = self._inner, None
@@ -193,23 +197,23 @@ def backend_of(device: torch.device) -> str:
     return "nccl" if device.type == "cuda" else "gloo"
 
 
-def _inner(store: dist.Store, group: Group) -> dist.ProcessGroup:
+def _inner(store: Any, group: Group) -> dist.ProcessGroup:
     """Return a group of torch's own; all its ranks are here at the same time."""
     timeout = timedelta(seconds=limits.COLLECTIVE_SECONDS)
     rank, size = group.rank(), group.size()
-    made = dist.ProcessGroup(store, rank, size)
+    made: dist.ProcessGroup = _c10d.ProcessGroup(store, rank, size)
     if group.device.type == "cuda":
-        nccl = dist.ProcessGroupNCCL.Options()
-        nccl._timeout = timeout  # noqa: SLF001 - torch itself sets it so
-        backend: Any = dist.ProcessGroupNCCL(store, rank, size, nccl)
+        nccl = _c10d.ProcessGroupNCCL.Options()
+        nccl._timeout = timeout
+        backend: Any = _c10d.ProcessGroupNCCL(store, rank, size, nccl)
         kind = dist.ProcessGroup.BackendType.NCCL
     else:
-        gloo = dist.ProcessGroupGloo._Options()  # noqa: SLF001 - the only way to choose the interface
+        gloo = _c10d.ProcessGroupGloo._Options()
         # The processes of a mesh are on one host: no other interface is listened on.
-        gloo._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]  # noqa: SLF001
-        gloo._timeout = timeout  # noqa: SLF001
-        backend = dist.ProcessGroupGloo(store, rank, size, gloo)
+        gloo._devices = [_c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        gloo._timeout = timeout
+        backend = _c10d.ProcessGroupGloo(store, rank, size, gloo)
         kind = dist.ProcessGroup.BackendType.GLOO
-    made._set_default_backend(kind)  # noqa: SLF001
-    made._register_backend(torch.device(group.device.type), kind, backend)  # noqa: SLF001
+    made._set_default_backend(kind)
+    made._register_backend(torch.device(group.device.type), kind, backend)
     return made

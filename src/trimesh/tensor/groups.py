@@ -104,9 +104,7 @@ def device_mesh(rank: Rank, team: TeamOnRank) -> DeviceMesh:
     labels = list(extent) or ["all"]
     made = [torch_group(rank, team, [label] if extent else []) for label in labels]
     table = torch.tensor(list(team.ranks)).reshape(list(extent.values()) or [1])
-    groups.mesh = DeviceMesh.from_group(
-        list[Any](made), rank.device.type, mesh=table, mesh_dim_names=tuple(labels)
-    )
+    groups.mesh = DeviceMesh.from_group(list[Any](made), rank.device.type, mesh=table, mesh_dim_names=tuple(labels))
 
     def on_failed(poison: Poison) -> None:
         _leave_all(rank, team, poison)
@@ -117,9 +115,7 @@ def device_mesh(rank: Rank, team: TeamOnRank) -> DeviceMesh:
 
 def _leave_all(rank: Rank, team: TeamOnRank, poison: Poison) -> None:
     groups = list(_of(team).made.values())
-    rank.outside.ask(
-        team, "leave", [group.key for group in groups], [], [team.index, team.done], error=poison.error
-    )
+    rank.outside.ask(team, "leave", [group.key for group in groups], [], [team.index, team.steps], error=poison.error)
     for group in groups:
         group.destroy()
 
@@ -148,7 +144,7 @@ def _publish(rank: Rank, team: TeamOnRank, group: Group) -> None:
 def _make_world(rank: Rank, group: Group) -> None:
     world = rank.above.get(_World)
     if dist.is_initialized():
-        if world is None or c10d._get_default_group() is not world.group:  # noqa: SLF001 - `WORLD` is a property in some versions
+        if world is None or c10d._get_default_group() is not world.group:
             raise RuntimeError(
                 "torch.distributed must be left to the mesh in a process that holds its tensors, but code of this "
                 "process has called init_process_group: destroy that group first, or keep such actors on another mesh"
@@ -157,21 +153,20 @@ def _make_world(rank: Rank, group: Group) -> None:
     # Ranks are those of the whole mesh. Nobody is connected: a collective in it says that it has no backend.
     default = dist.ProcessGroup(group.store, rank.number, rank.extent.nelements)
     _register(default, f"{rank.mesh}/all", list(range(rank.extent.nelements)), rank.device, group.store)
-    c10d._update_default_pg(default)  # noqa: SLF001
+    c10d._update_default_pg(default)
     rank.above[_World] = _World(default)
 
 
-def _register(
-    group: dist.ProcessGroup, name: str, ranks: Sequence[int], device: torch.device, store: dist.Store
-) -> None:
+def _register(group: dist.ProcessGroup, name: str, ranks: Sequence[int], device: torch.device, store: Any) -> None:
     """Do what `torch.distributed.new_group` does, for a group that exists; there is no public way."""
-    world = c10d._world  # noqa: SLF001
+    world: Any = c10d._world
     backend = backend_of(device)
     world.pg_map[group] = backend, store
     world.pg_names[group] = name
     world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(ranks)}
-    world.pg_backend_config[group] = str(c10d.BackendConfig(c10d.Backend(backend)))
+    world.pg_backend_config[group] = f"{device.type}:{backend}"
     tag = f"ptd:{name}"
     world.pg_to_tag[group] = tag
     world.tags_to_pg.setdefault(tag, []).append(group)
-    c10d._register_process_group(name, group)  # noqa: SLF001
+    register: Any = getattr(c10d, "_register_process_group")  # noqa: B009 - not among what its stub exports
+    register(name, group)

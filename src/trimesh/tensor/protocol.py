@@ -13,6 +13,11 @@ A stream of commands is one flat list. A command is a number, then its operands:
     DEFINE   number, description    from now on `number` is the operation that the description says
     FREE     [ref, ...]             forget these tensors
     RESET                           forget every definition
+    RECORD   number, body, stream, formals, results, captured, carried
+                                    from now on `number` is these commands, whose bodies begin at `body`
+    REPLAY   number, first, [ref, ...]
+                                    run them with these tensors for the formal ones; results are `first` and after it
+    FORGET   number                 forget these commands
     n >= FIRST_SIGNATURE            first output, then what the description of `n` says: refs, numbers, bodies
 
 So an operation that was seen before takes some ten bytes. Pure: values and bytes only.
@@ -29,6 +34,9 @@ from trimesh.errors import ProtocolError
 DEFINE: Final = 0
 FREE: Final = 1
 RESET: Final = 2
+RECORD: Final = 3
+REPLAY: Final = 4
+FORGET: Final = 5
 FIRST_SIGNATURE: Final = 16
 
 REF: Final = "r"
@@ -116,6 +124,13 @@ class Reply(_Message, frozen=True, tag=5):
     failed_at: tuple[int, int] | None = None
 
 
+NOBODY: Final = -1
+"""In place of a rank that has failed: none has."""
+
+ENDED: Final = -2
+"""In place of a rank that has failed: a process of the team has ended."""
+
+
 class Lost(_Message, frozen=True, tag=6):
     """A process of a team has ended: nothing that needs all of the team can be done any more.
 
@@ -152,14 +167,14 @@ class Answer(_Message, frozen=True, tag=8):
     Attributes:
         ask: Number of the question.
         number: As the verb says.
-        values: As the verb says; of a failure its text, then an encoded exception if there is one.
-        failed_place: Place in the team of the rank that has failed; -1 where nothing has failed, -3 for a process that has ended.
+        values: As the verb says; of a failure an encoded exception, if there is one.
+        failed_place: Place in the team of the rank that could not take part, or one of the following.
     """
 
     ask: int
     number: int
     values: list[bytes]
-    failed_place: int = -1
+    failed_place: int = NOBODY
 
 
 AnyMessage = Open | Team | Run | Done | Reply | Lost | Ask | Answer
@@ -183,20 +198,14 @@ def decode(payload: bytes | bytearray | memoryview) -> AnyMessage:
     return message
 
 
-def arity(described: Any) -> int:
-    """Return how many operands the arguments in a description take.
-
-    Raises:
-        ProtocolError: It describes nothing.
-    """
-    if not isinstance(described, list):
-        return 0
+def kinds_of(described: Any) -> str:
+    """Return "r", "n" or "b" for each operand that a described argument takes."""
     match described:
-        case ["r"] | ["n"] | ["b"]:
-            return 1
-        case ["l" | "t" | "d", *parts]:
-            return sum(map(arity, parts))
-        case [str(), *_]:
-            return 0
+        case ["r" | "n" | "b" as kind]:
+            return str(kind)
+        case ["l" | "t", *parts]:
+            return "".join(map(kinds_of, parts))
+        case ["d", *parts]:
+            return "".join(map(kinds_of, parts[1::2]))
         case _:
-            raise ProtocolError(f"an argument must be described by a list that begins with its kind, got {described!r}")
+            return ""

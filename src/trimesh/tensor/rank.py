@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import torch
@@ -18,6 +18,9 @@ from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent
 from trimesh.tensor.protocol import Answer
 from trimesh.tensor.signature import Signature
+
+if TYPE_CHECKING:
+    from trimesh.tensor.replay import Record
 
 
 @attrs.frozen(eq=False)
@@ -47,7 +50,9 @@ class TeamOnRank:
         procs: Their processes.
         index: Of this rank among them.
         done: Commands executed.
+        steps: Operations executed, each of those in a recording by itself: the same number at the same one everywhere.
         failed: Numbers of those that failed by themselves and have not been reported.
+        recordings: Commands that it keeps, by number.
         above: What kernels keep for it, by class.
         on_failed: Called with the failure of each command that was not done here, once something has asked for it.
     """
@@ -58,9 +63,32 @@ class TeamOnRank:
     procs: Sequence[ProcId]
     index: int
     done: int = 0
+    steps: int = 0
     failed: list[int] = attrs.field(factory=list[int])
+    recordings: dict[int, Record] = attrs.field(factory=dict[int, "Record"])
     above: dict[type, Any] = attrs.field(factory=dict[type, Any])
     on_failed: Callable[[Poison], None] | None = None
+
+
+class Step(Protocol):
+    """Something that a stream of commands says."""
+
+    def execute(self, rank: Rank, team: TeamOnRank) -> None:
+        """Do it. Never raises."""
+        ...
+
+
+@attrs.frozen
+class Free:
+    """Forget tensors."""
+
+    refs: Sequence[int]
+
+    def execute(self, rank: Rank, team: TeamOnRank) -> None:
+        """See `Step`."""
+        del team
+        for ref in self.refs:
+            rank.values.pop(ref, None)
 
 
 @attrs.frozen
@@ -76,6 +104,10 @@ class Command:
     signature: Signature
     first: int
     operands: Sequence[Any]
+
+    def execute(self, rank: Rank, team: TeamOnRank) -> None:
+        """See `Step`."""
+        rank.execute(team, self)
 
 
 class Outside(Protocol):
@@ -127,11 +159,6 @@ class Rank:
     teams: dict[int, TeamOnRank] = attrs.field(factory=dict[int, TeamOnRank])
     above: dict[type, Any] = attrs.field(factory=dict[type, Any])
 
-    def free(self, refs: Sequence[int]) -> None:
-        """Forget tensors."""
-        for ref in refs:
-            self.values.pop(ref, None)
-
     def execute(self, team: TeamOnRank, command: Command) -> None:
         """Run one command of a team. Never raises."""
         signature = command.signature
@@ -159,6 +186,7 @@ class Rank:
                 self._spoil(command, operands, poison)
                 self._failed(team, poison)
         team.done += 1
+        team.steps += 1
 
     def _failed(self, team: TeamOnRank, poison: Poison) -> None:
         if team.on_failed is not None:

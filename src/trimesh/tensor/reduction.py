@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
+import attrs
 import torch
 from torch.utils import _pytree as pytree
 
@@ -28,6 +29,41 @@ T = TypeVar("T")
 _REDUCTIONS: Final = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "stack")
 _DIFFERENTIABLE: Final = frozenset({"sum", "avg", "stack"})
 _BITWISE: Final = frozenset({"band", "bor", "bxor"})
+
+
+@attrs.frozen
+class _How:
+    """What is to be done.
+
+    Attributes:
+        names: The dimensions.
+        reduction: One of `_REDUCTIONS`.
+        scatter: See `reduce`.
+    """
+
+    names: tuple[str, ...]
+    reduction: str
+    scatter: bool
+
+    @classmethod
+    def checked(cls, dims: str | Sequence[str], reduction: str, *, scatter: bool) -> _How:
+        """Return what a caller has asked for."""
+        names = (dims,) if isinstance(dims, str) else tuple(dims)
+        if reduction not in _REDUCTIONS:
+            raise ValueError(f"a reduction is one of {', '.join(_REDUCTIONS)}, got {reduction!r}")
+        if not names or len(set(names)) != len(names):
+            raise ShapeError(f"a reduction needs the dimensions of the mesh that it is along, got {dims!r}")
+        if len(names) > 1 and (scatter or reduction == "stack"):
+            raise ShapeError(
+                f"stack and scatter are along one dimension, got {names!r}: "
+                "activate `mesh.flatten(...)`, or do one dimension after the other"
+            )
+        return cls(names, reduction, bool(scatter))
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        """As the kernels take it."""
+        return self.names, self.reduction, self.scatter
 
 
 def reduce(tree: T, dims: str | Sequence[str], reduction: str = "sum", *, scatter: bool = False) -> T:
@@ -51,18 +87,18 @@ def reduce(tree: T, dims: str | Sequence[str], reduction: str = "sum", *, scatte
 
     Blocking: no; errors of the ranks are raised where the value is fetched.
     """
-    names = _checked_dims(dims, reduction, scatter=scatter)
+    how = _How.checked(dims, reduction, scatter=scatter)
 
     def one(tensor: Any) -> Any:
         needs_grad = isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled()
         if not needs_grad:
-            return _reduced(tensor, names, reduction, scatter)
+            return _reduced(tensor, how)
         if reduction not in _DIFFERENTIABLE:
             raise TypeError(
                 f"only {', '.join(sorted(_DIFFERENTIABLE))} have a derivative, got {reduction!r} of a tensor that "
                 "requires a gradient: write `t.detach().reduce(...)`"
             )
-        return _Reduce.apply(tensor, names, reduction, scatter)  # type: ignore[no-untyped-call, unused-ignore]
+        return _Reduce.apply(tensor, how)  # type: ignore[no-untyped-call, unused-ignore]
 
     result: T = pytree.tree_map(one, tree)
     return result
@@ -81,7 +117,7 @@ def reduce_(tree: T, dims: str | Sequence[str], reduction: str = "sum", *, scatt
         ShapeError: The result has another shape.
         RuntimeError: A tensor requires a gradient.
     """
-    names = _checked_dims(dims, reduction, scatter=scatter)
+    how = _How.checked(dims, reduction, scatter=scatter)
     for leaf in pytree.tree_leaves(tree):
         tensor = checked(leaf)
         if tensor.requires_grad and torch.is_grad_enabled():
@@ -89,39 +125,27 @@ def reduce_(tree: T, dims: str | Sequence[str], reduction: str = "sum", *, scatt
                 "a tensor that requires a gradient cannot be reduced in place: "
                 "write `t.reduce(...)`, or `with torch.no_grad():` around it"
             )
-        meta = _meta(tensor, names, reduction, scatter)
+        meta = _meta(tensor, how)
         if meta.size != tensor._meta.size:
             raise ShapeError(
                 f"a reduction in place must keep the shape, got {tensor._meta.size} to {meta.size}: write t.reduce(...)"
             )
-        call_kernel(tensor._held.team, "reduce_", tensor, names, reduction, scatter, writes=[0])
+        call_kernel(tensor._held.team, "reduce_", tensor, *how.operands, writes=[0])
         torch.autograd.graph.increment_version(tensor)
     return tree
 
 
-def _checked_dims(dims: str | Sequence[str], reduction: str, *, scatter: bool) -> tuple[str, ...]:
-    names = (dims,) if isinstance(dims, str) else tuple(dims)
-    if reduction not in _REDUCTIONS:
-        raise ValueError(f"a reduction is one of {', '.join(_REDUCTIONS)}, got {reduction!r}")
-    if not names or len(set(names)) != len(names):
-        raise ShapeError(f"a reduction needs the dimensions of the mesh that it is along, got {dims!r}")
-    if len(names) > 1 and (scatter or reduction == "stack"):
-        raise ShapeError(
-            f"stack and scatter are along one dimension, got {names!r}: flatten the mesh first, or do one after the other"
-        )
-    return names
-
-
-def _reduced(tensor: Any, names: tuple[str, ...], reduction: str, scatter: bool) -> MeshTensor:
+def _reduced(tensor: Any, how: _How) -> MeshTensor:
     mesh_tensor = checked(tensor)
-    meta = _meta(mesh_tensor, names, reduction, scatter)
-    [made] = call_kernel(mesh_tensor._held.team, "reduce", mesh_tensor, names, reduction, scatter, outputs=[meta])
+    meta = _meta(mesh_tensor, how)
+    [made] = call_kernel(mesh_tensor._held.team, "reduce", mesh_tensor, *how.operands, outputs=[meta])
     return made
 
 
-def _meta(tensor: MeshTensor, names: tuple[str, ...], reduction: str, scatter: bool) -> Meta:
+def _meta(tensor: MeshTensor, how: _How) -> Meta:
     """Return the looks of the result; refuse what has none."""
     meta, team = tensor._meta, tensor._held.team
+    names, reduction, scatter = how.operands
     extent = team.region.extent
     for name in names:
         if name not in extent:
@@ -130,7 +154,9 @@ def _meta(tensor: MeshTensor, names: tuple[str, ...], reduction: str, scatter: b
         raise TypeError(f"a reduction takes a tensor on each rank, got {tensor!r}: write t.local() for its parts")
     is_float = meta.dtype.is_floating_point or meta.dtype.is_complex
     if (reduction in _BITWISE and is_float) or (reduction == "avg" and not is_float):
-        raise TypeError(f"{reduction} takes {'numbers with a fraction' if reduction == 'avg' else 'bits'}, got {tensor!r}")
+        raise TypeError(
+            f"{reduction} takes {'numbers with a fraction' if reduction == 'avg' else 'bits'}, got {tensor!r}"
+        )
     if team.region.missing() and (scatter or reduction == "stack"):
         raise ShapeError(f"stack and scatter need every member of the view, got {team.name} with some excluded")
     size = meta.size
@@ -152,27 +178,27 @@ class _Reduce(torch.autograd.Function):
     """A reduction in a program that is differentiated."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Any, names: tuple[str, ...], reduction: str, scatter: bool) -> Any:
-        ctx.names, ctx.reduction, ctx.scatter = names, reduction, scatter
-        ctx.divisor = 1
+    def forward(ctx: Any, tensor: Any, how: _How) -> Any:
+        ctx.how, ctx.divisor = how, 1
         extent = tensor._held.team.region.extent
-        if reduction == "avg":
-            for name in names:
+        if how.reduction == "avg":
+            for name in how.names:
                 ctx.divisor *= extent[name]
-        return _reduced(tensor, names, reduction, scatter)
+        return _reduced(tensor, how)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         [grad] = grads
-        names = ctx.names
-        if ctx.reduction == "stack":
-            found = reduce(grad, names, "stack" if ctx.scatter else "sum", scatter=True)
-        elif ctx.scatter:
+        how = ctx.how
+        names = how.names
+        if how.reduction == "stack":
+            found = reduce(grad, names, "stack" if how.scatter else "sum", scatter=True)
+        elif how.scatter:
             found = reduce(grad, names, "stack")
             found = found if ctx.divisor == 1 else found / ctx.divisor
         else:
-            found = reduce(grad, names, ctx.reduction)
-        return found, None, None, None
+            found = reduce(grad, names, how.reduction)
+        return found, None
 
 
 MeshTensor._reduce = staticmethod(reduce)

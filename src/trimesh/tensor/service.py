@@ -74,7 +74,8 @@ class _Hosted:
         self.runner.put(team, self.readers[message.team].read(message.stream, bodies))
 
     def _progressed(self, team: TeamOnRank) -> None:
-        failed, team.failed = team.failed, []
+        failed = team.failed[:]
+        del team.failed[: len(failed)]  # the rank's thread may add to it meanwhile
         self._send(protocol.Done(self.engine, team.number, team.done, failed))
 
     def _send(self, message: protocol.AnyMessage, bodies: Any = ()) -> trio.Event | None:
@@ -92,6 +93,7 @@ class _Hosted:
         if isinstance(value, Poison):
             encoded = values.encode_error(value.error, self._origin(value.what))
             failed_at = (value.team, value.number)
+            self._progressed(self.rank.teams[value.team])  # the controller then knows the line that it has kept for it
         else:
             try:
                 encoded = values.encode(value, what="a value of a tensor program")
@@ -117,7 +119,9 @@ class _Hosted:
     ) -> protocol.Answer:
         """See `Outside`."""
         if self.proc.is_simulated:
-            raise RuntimeError("ranks that are simulated share one thread and cannot wait for each other: use processes")
+            raise RuntimeError(
+                "ranks that are simulated share one thread and cannot wait for each other: use processes"
+            )
         key = self.controller.proc_id, self.engine, team.number
         host = next(proc for proc in team.procs if proc)
         told = None if error is None else (error, self._origin("a collective operation"))
@@ -178,7 +182,10 @@ class TensorService:
                 self._command(peer, message, bodies)
 
     def _command(
-        self, peer: Peer, message: protocol.Open | protocol.Team | protocol.Run | protocol.Lost, bodies: list[memoryview]
+        self,
+        peer: Peer,
+        message: protocol.Open | protocol.Team | protocol.Run | protocol.Lost,
+        bodies: list[memoryview],
     ) -> None:
         if not peer.is_owner:
             raise ProtocolError("only the process that has spawned a rank may command it")

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 Key = tuple[ProcId, int, int]
 """The controller, its engine, the team."""
 
-_LOST = -3
-"""In place of a rank: the team."""
-
 
 @attrs.define(eq=False)
 class _Asked:
@@ -74,7 +71,9 @@ class Stores:
             team: Which.
             host: The process where it is.
             verb: What is asked; see `TeamTable`.
-            keys, values, numbers: What about.
+            keys: What about.
+            values: What about.
+            numbers: What about.
             error: Goes along as the last of the values.
             seconds: How long to wait.
 
@@ -82,12 +81,13 @@ class Stores:
             CollectiveFailed: Another rank has failed, or a process of the team has ended.
             TimeoutError: There was no answer in time.
         """
-        peer = self.proc.peer(host)
+        peer, family = self.proc.peer(host), self.proc.family
+        assert family is not None, "a process that reaches others has a family"
         number = next(self._numbers)
         asked = self._asked[number] = _Asked(team, peer)
         try:
             with trio.move_on_after(seconds) as scope:
-                await self.proc.family.connect([peer])
+                await family.connect([peer])
                 if team in self._lost or peer.link is None:
                     raise _team_lost()
                 sent = list(values)
@@ -115,13 +115,13 @@ class Stores:
             return  # it was waited for long enough
         if asked.host is not peer:
             raise ProtocolError(f"a store is answered for where it is, got answer {message.ask} of another process")
-        if message.failed_place != -1:
+        if message.failed_place != protocol.NOBODY:
             asked.error = self._failure(message)
         asked.answer = message
         asked.answered.set()
 
     def _failure(self, message: protocol.Answer) -> Exception:
-        if message.failed_place == _LOST:
+        if message.failed_place == protocol.ENDED:
             return _team_lost()
         cause = self.proc.values.decode_error(message.values[0]) if message.values else None
         error = CollectiveFailed(
@@ -136,7 +136,7 @@ class Stores:
         self._lost.add(team)
         table = self._tables.pop(team, None)
         if table is not None:
-            table.lose(Leave(_LOST, None))
+            table.lose(Leave(protocol.ENDED, None))
         for asked in self._asked.values():
             if asked.team == team and not asked.answered.is_set():
                 asked.error = _team_lost()
@@ -162,7 +162,7 @@ class Stores:
         if table is None:
             table = self._tables[team] = TeamTable()
             if team in self._lost:
-                table.lose(Leave(_LOST, None))
+                table.lose(Leave(protocol.ENDED, None))
         values: list[Any] = list(message.values)
         if message.verb == "leave" and values:
             values[-1] = self.proc.values.decode_error(values[-1])
@@ -172,7 +172,7 @@ class Stores:
     def _answer(self, peer: Peer, question: protocol.Ask, found: Found) -> None:
         failure = found.failure
         values = list(found.values)
-        place = -1
+        place = protocol.NOBODY
         if failure is not None:
             place = failure.place
             if failure.error is not None:

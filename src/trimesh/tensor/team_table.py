@@ -1,10 +1,10 @@
 """`TeamTable`: what the ranks of one team tell each other to make process groups, at the team's first rank. Pure.
 
-    set [key] [value]; get [key]; wait [key, ...]; check [key, ...]; delete [key]; count
-    add [key] number; swap [key] [expected, desired]         as `torch.distributed.Store` has them
-    join [group] [place, number, members...]                 see `Meeting`; answers the generation
-    leave [group, ...] [error] [place, number]
-    why [group] [place, number]                              fails with the cause; else 1 to make the group anew, or 0
+set [key] [value]; get [key]; wait [key, ...]; check [key, ...]; delete [key]; count
+add [key] number; swap [key] [expected, desired]         as `torch.distributed.Store` has them
+join [group] [place, number, members...]                 see `Meeting`; answers the generation
+leave [group, ...] [error] [place, number]
+why [group] [place, number]                              fails with the cause; else 1 to make the group anew, or 0
 """
 
 from __future__ import annotations
@@ -89,14 +89,8 @@ class TeamTable:
                 take(Found(total))
             case "swap", [key], [bytes(expected), bytes(desired)], []:
                 take(Found(values=[self._swap(key, expected, desired)]))
-            case "join", [group], [], [place, number, *places] if place in places:
-                self._join(group, place, number, frozenset(places), take)
-            case "leave", _, [error], [place, number]:
-                for group in keys:
-                    self._leave(group, place, number, error)
-                take(Found())
-            case "why", [group], [], [place, number]:
-                take(self._why(group, place, number))
+            case (("join" | "leave" | "why"), _, _, [place, number, *places]):
+                self._meet(verb, keys, values, place, number, places, take)
             case _:
                 raise ProtocolError(f"a store has no question {verb!r} of {keys!r}, {len(values)} values, {numbers!r}")
 
@@ -137,6 +131,28 @@ class TeamTable:
             self._waiters.append(waiter)
 
     # ---- groups ----------------------------------------------------------------------------------------------
+
+    def _meet(
+        self,
+        verb: str,
+        groups: Sequence[str],
+        values: Sequence[Any],
+        place: int,
+        number: int,
+        places: Sequence[int],
+        take: Take,
+    ) -> None:
+        match verb, groups, values:
+            case "join", [group], [] if place in places:
+                self._join(group, place, number, frozenset(places), take)
+            case "leave", _, [error]:
+                for group in groups:
+                    self._leave(group, place, number, error)
+                take(Found())
+            case "why", [group], []:
+                take(self._why(group, place, number))
+            case _:
+                raise ProtocolError(f"a meeting has no question {verb!r} of {groups!r} by {place} of {places!r}")
 
     def _join(self, group: str, place: int, number: int, places: frozenset[int], take: Take) -> None:
         meeting = self._meetings.get(group)
