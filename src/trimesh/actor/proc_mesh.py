@@ -209,6 +209,15 @@ class ProcMesh(Shaped):
         kept = self._shown.exclude(points)
         await in_trio(members.replace)([rank for rank in self._shown.ranks() if rank not in kept])
 
+    def owned_view(self, rule: str) -> tuple[OwnedProcs, Region]:
+        """Return the processes and the part of them that this shows; for packages above.
+
+        Raises:
+            RuntimeError: This is a reference; the text states the rule.
+        """
+        self._check_owned(rule)
+        return self._owned_here(), self._shown
+
     def _owned_here(self) -> OwnedProcs:
         return self._owned if self._owned is not None else own_process(current_proc())
 

@@ -275,7 +275,7 @@ class RDMABuffer:
                 f"the {what} of a transfer must have the size of the buffer, {self.nbytes} bytes, got {memory.text} "
                 f"({memory.nbytes} bytes): take a part of either, buffer[start:stop] counts bytes"
             )
-        return memory if memory.tensor is None else attrs.evolve(memory, is_idle=queued_before(memory.tensor))
+        return memory if memory.tensor is None else attrs.evolve(memory, is_idle=queued_before(memory.tensor.device))
 
     def _check_writable(self) -> None:
         if not self.is_writable:

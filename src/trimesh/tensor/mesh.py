@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 
 from trimesh._runtime.ownership import OwnedProcs
+from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import ShapeError
 from trimesh.shape.region import Region
 from trimesh.tensor.activation import Activation
 from trimesh.tensor.call import call_kernel
 from trimesh.tensor.opening import engine_of
+from trimesh.tensor.team import Team
 from trimesh.tensor.tensor import MeshTensor
 
 
@@ -26,3 +28,20 @@ def rank_tensor(owned: OwnedProcs, region: Region, label: str) -> MeshTensor:
     meta = team.engine.shapes.meta((), (), torch.int64, team.engine.device)
     [made] = call_kernel(team, "index", label, outputs=[meta])
     return made
+
+
+def team_of(mesh: ProcMesh, what: str) -> Team:
+    """Return the ranks of a view that a user has named.
+
+    Args:
+        mesh: The view.
+        what: What is done with it, for an error: "tensors move to".
+
+    Raises:
+        TypeError: It is no mesh of processes.
+        RuntimeError: It is a reference, or `this_proc()`.
+    """
+    if not isinstance(mesh, ProcMesh):
+        raise TypeError(f"{what} a mesh of processes, got {mesh!r}")
+    owned, region = mesh.owned_view(f"{what} processes whose block is here")
+    return engine_of(owned).team(region)

@@ -8,6 +8,10 @@
       Ask ------------------------------------->    what the ranks tell each other to make process groups
       <----------------------------------- Answer
 
+    rank that sends                               rank that receives
+      Offer ----------------------------------->    reads the memory that it names, or has got its bytes
+      <------------------------------------ Taken
+
 A stream of commands is one flat list. A command is a number, then its operands:
 
     DEFINE   number, description    from now on `number` is the operation that the description says
@@ -131,7 +135,7 @@ ENDED: Final = -2
 """In place of a rank that has failed: a process of the team has ended."""
 
 
-class Lost(_Message, frozen=True, tag=6):
+class Lost(_Message, frozen=True, tag=8):
     """A process of a team has ended: nothing that needs all of the team can be done any more.
 
     Attributes:
@@ -141,7 +145,7 @@ class Lost(_Message, frozen=True, tag=6):
     team: int
 
 
-class Ask(_Message, frozen=True, tag=7):
+class Ask(_Message, frozen=True, tag=9):
     """A rank asks the store of its team, which is in the process of the team's first rank.
 
     Attributes:
@@ -161,7 +165,7 @@ class Ask(_Message, frozen=True, tag=7):
     numbers: list[int]
 
 
-class Answer(_Message, frozen=True, tag=8):
+class Answer(_Message, frozen=True, tag=10):
     """The answer to an `Ask`.
 
     Attributes:
@@ -177,7 +181,34 @@ class Answer(_Message, frozen=True, tag=8):
     failed_place: int = NOBODY
 
 
-AnyMessage = Open | Team | Run | Done | Reply | Lost | Ask | Answer
+class Offer(_Message, frozen=True, tag=6):
+    """A tensor on its way from one rank to another: where it lies; its bytes as a body; or why there is none.
+
+    Attributes:
+        controller: The process that both obey.
+        move: Number there.
+        handle: Of a buffer, as `Handle.fields`; None when the body has all.
+        poison: Team, number and name of the command that has failed, whose error is the body.
+    """
+
+    controller: int
+    move: int
+    handle: tuple[Any, ...] | None = None
+    poison: tuple[int, int, str] | None = None
+
+
+class Taken(_Message, frozen=True, tag=7):
+    """What was offered is not needed any more.
+
+    Attributes:
+        controller, move: As in the offer.
+    """
+
+    controller: int
+    move: int
+
+
+AnyMessage = Open | Team | Run | Done | Reply | Offer | Taken | Lost | Ask | Answer
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(AnyMessage)

@@ -199,7 +199,3 @@ class _Reduce(torch.autograd.Function):
         else:
             found = reduce(grad, names, how.reduction)
         return found, None
-
-
-MeshTensor._reduce = staticmethod(reduce)
-MeshTensor._reduce_ = staticmethod(reduce_)
