@@ -76,12 +76,6 @@ class Plan:
         _, args, kwargs, _, _ = self.description
         object.__setattr__(self, "kinds", kinds_of(args) + kinds_of(kwargs))
 
-    @property
-    def outs(self) -> list[int]:
-        """For each leaf, the index among the new tensors, or -1."""
-        outs: list[int] = self.description[3]
-        return outs
-
 
 @attrs.define(eq=False)
 class Shapes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
@@ -96,6 +97,16 @@ class MeshTensor(torch.Tensor):
         if self.grad is not None:
             made.grad = copy.deepcopy(self.grad, memo)
         return made
+
+    def reduce(self, dims: str | Sequence[str], reduction: str = "sum", *, scatter: bool = False) -> MeshTensor:
+        """Return what the ranks make of their tensors together: see `trimesh.tensor.reduce`."""
+        result: MeshTensor = _above("reduction").reduce(self, dims, reduction, scatter=scatter)
+        return result
+
+    def reduce_(self, dims: str | Sequence[str], reduction: str = "sum", *, scatter: bool = False) -> MeshTensor:
+        """Do it in the memory of this tensor: see `trimesh.tensor.reduce_`."""
+        result: MeshTensor = _above("reduction").reduce_(self, dims, reduction, scatter=scatter)
+        return result
 
     def slice_mesh(self, **selection: int | slice) -> MeshTensor:
         """Return the tensor as a part of its ranks have it: `t.slice_mesh(gpus=0)`. Nothing moves.
