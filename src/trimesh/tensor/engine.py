@@ -242,6 +242,7 @@ class Engine:
         for number, team in list(self._by_number.items()):
             if peer in team.peers:
                 team.is_lost = True
+                self._send(team.peers, protocol.Lost(self.number, number))
                 del self._by_number[number]
         for request in list(self._requests.values()):
             request.settle(peer, error)
