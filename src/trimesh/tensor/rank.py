@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import attrs
 import torch
 
+from trimesh import limits
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent
 from trimesh.tensor.signature import Signature
@@ -45,7 +46,7 @@ class TeamOnRank:
         procs: Their processes.
         index: Of this rank among them.
         done: Commands executed.
-        failed: Numbers of those that failed by themselves and have not been reported.
+        failed: Those that failed by themselves and have not been reported: number, what has happened.
         above: What kernels keep for it, by class.
     """
 
@@ -55,7 +56,7 @@ class TeamOnRank:
     procs: Sequence[ProcId]
     index: int
     done: int = 0
-    failed: list[int] = attrs.field(factory=list[int])
+    failed: list[tuple[int, str]] = attrs.field(factory=list[tuple[int, str]])
     above: dict[type, Any] = attrs.field(factory=dict[type, Any])
 
 
@@ -99,6 +100,7 @@ class Rank:
         values: Its tensors, by ref.
         teams: Those that it is in, by number.
         above: What kernels keep for it, by class.
+        results: For a tensor that says whether others are right: these others.
     """
 
     mesh: str
@@ -109,11 +111,14 @@ class Rank:
     values: dict[int, Any] = attrs.field(factory=dict[int, Any])
     teams: dict[int, TeamOnRank] = attrs.field(factory=dict[int, TeamOnRank])
     above: dict[type, Any] = attrs.field(factory=dict[type, Any])
+    results: dict[int, range] = attrs.field(factory=dict[int, range])
 
     def free(self, refs: Sequence[int]) -> None:
         """Forget tensors."""
         for ref in refs:
             self.values.pop(ref, None)
+            if self.results:
+                self.results.pop(ref, None)
 
     def execute(self, team: TeamOnRank, command: Command) -> None:
         """Run one command of a team. Never raises."""
@@ -136,7 +141,7 @@ class Rank:
                 self._keep(signature, command.first, result)
             except BaseException as error:  # noqa: BLE001 - waits for whoever fetches
                 traceback.clear_frames(error.__traceback__)  # they hold tensors
-                team.failed.append(team.done)
+                team.failed.append((team.done, _said(signature, error)))
                 self._spoil(command, operands, Poison(team.number, team.done, signature.name, error))
         team.done += 1
 
@@ -159,13 +164,20 @@ class Rank:
         for leaf, out in zip(leaves, outs, strict=True):
             if out >= 0:
                 self.values[first + out] = leaf
+        if signature.has_info:
+            self.results[first + max(outs)] = range(first, first + max(outs) + 1)
 
     def _spoil(self, command: Command, operands: Sequence[Any], poison: Poison) -> None:
         for out in command.signature.outs:
             if out >= 0:
                 self.values[command.first + out] = poison
-        for index in command.signature.writes:
+        signature = command.signature
+        for index in signature.writes:
             self._spoil_storage(command.operands[index], operands[index], poison)
+        if signature.kernel is None and max(signature.outs, default=-1) < 0 and not signature.writes:
+            # It makes nothing that could carry the error: a check, and what it has looked at is not to be used.
+            for ref in [ref for ref, kind in zip(command.operands, signature.kinds, strict=True) if kind == "r"]:
+                self.values.update(dict.fromkeys(self.values.keys() & self.results.get(ref, (ref,)), poison))
 
     def _spoil_storage(self, ref: int, value: Any, poison: Poison) -> None:
         """Poison what an operation may have written to half, and all that share its memory."""
@@ -175,6 +187,11 @@ class Rank:
                 if type(found) is torch.Tensor and found.untyped_storage()._cdata == storage:
                     self.values[other] = poison
         self.values[ref] = poison
+
+
+def _said(signature: Signature, error: BaseException) -> str:
+    lines = traceback.format_exception_only(error)
+    return f"{signature.name}: {''.join(lines).strip()}"[: limits.REASON_CHARS_MAX]
 
 
 def _leaves(result: Any) -> Iterator[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Sequence
+from threading import get_ident
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,28 @@ from trimesh.tensor.protocol import DEFINE, FREE, RESET
 
 if TYPE_CHECKING:
     from trimesh._runtime.peer import Peer
+    from trimesh.errors import Origin
     from trimesh.tensor.engine import Engine
     from trimesh.tensor.shapes import Plan
 
 Line = tuple[CodeType, int]
 """Where a command was issued: the code and the line in it."""
+
+
+@attrs.define(eq=False)
+class Failure:
+    """A command that has failed by itself.
+
+    Attributes:
+        line: Where it was issued.
+        what: The operation and what it has raised, as text.
+        is_told: Whether somebody has got the error.
+    """
+
+    line: str
+    what: str
+    is_told: bool = False
+
 
 _OWN = __file__.rpartition("/")[0]
 
@@ -41,22 +59,26 @@ class Team:
         bodies: What they carry.
         done: Commands executed, by process.
         lines: Where commands were issued that some rank has not executed: (number of the first, lines).
-        failed: Where commands were issued that have failed by themselves, by number.
+        failed: Commands that have failed by themselves, by number.
         is_lost: Set when a process of it has ended: its tensors are gone.
+        origins: Of errors of its processes, by place in the view.
+        living: Tensors that somebody holds.
     """
 
     engine: Engine
     number: int
     region: Region
     peers: Sequence[Peer]
+    origins: Sequence[Origin]
     issued: int = 0
     stream: list[Any] = attrs.field(factory=list[Any])
     first: int = 0
     bodies: list[Buffer] = attrs.field(factory=list[Buffer])
     done: dict[Peer, int] = attrs.field(factory=dict["Peer", int])
     lines: deque[tuple[int, list[Line]]] = attrs.field(factory=deque[tuple[int, list[Line]]])
-    failed: dict[int, str] = attrs.field(factory=dict[int, str])
+    failed: dict[int, Failure] = attrs.field(factory=dict[int, Failure])
     is_lost: bool = False
+    living: int = 0
     _freed: list[int] = attrs.field(factory=list[int])
     _defined: set[int] = attrs.field(factory=set[int])
     _generation: int = 0
@@ -75,10 +97,14 @@ class Team:
         """Add a command; return the ref of its first output.
 
         Raises:
-            TensorLost: A process of the team has ended.
-            RuntimeError: The block that owns the processes has been left.
+            ProcDied: A process of the team has ended.
+            MeshStopped: The block that owns the processes is being left.
+            RuntimeError: This is another thread than that of the mesh.
+            trio.TooSlowError: The deadline of the task has passed while the ranks were far behind.
         """
         engine = self.engine
+        if get_ident() != engine.thread:
+            engine.check_thread()
         if engine.current is not self:
             engine.switch_to(self)
         if self.is_lost or engine.is_closed:
@@ -86,12 +112,13 @@ class Team:
         stream = self.stream
         if not stream:
             self.first = self.issued
+            engine.wake()
         if self._freed:
-            freed, self._freed = self._freed, []
-            stream += (FREE, freed)
+            self._free()
         if plan.number not in self._defined:
             self._define(plan)
         first = engine.new_refs(outputs)
+        self.living += outputs
         stream += (plan.number, first)
         stream += operands
         self._new_lines.append(issuing_line())
@@ -121,8 +148,7 @@ class Team:
     def take(self) -> tuple[int, list[Any], list[Buffer]]:
         """Take out what is to be sent: number of the first command, commands, bodies."""
         if self._freed:
-            freed, self._freed = self._freed, []
-            self.stream += (FREE, freed)
+            self._free()
         taken = self.first, self.stream, self.bodies
         if self._new_lines:
             self.lines.append((self.first, self._new_lines))
@@ -130,16 +156,20 @@ class Team:
         self.first = self.issued
         return taken
 
+    def _free(self) -> None:
+        freed, self._freed = self._freed, []
+        self.living -= len(freed)
+        self.stream += (FREE, freed)
+
     @property
     def has_freed(self) -> bool:
         """Whether tensors wait to be freed."""
         return bool(self._freed)
 
-    def progressed(self, peer: Peer, count: int, failed: Sequence[int]) -> None:
+    def progressed(self, peer: Peer, count: int, failed: Sequence[tuple[int, str]]) -> None:
         """Learn what a rank has executed, and what of it has failed."""
-        for number in failed:
-            if len(self.failed) < limits.TENSOR_FAILURES:
-                self.failed.setdefault(number, self._line_of(number))
+        for number, what in failed:
+            self.failure(number, what)
         self.done[peer] = max(count, self.done.get(peer, 0))
         executed = self.executed
         while self.lines and self.lines[0][0] + len(self.lines[0][1]) <= executed:
@@ -149,6 +179,15 @@ class Team:
     def executed(self) -> int:
         """Commands that every rank has executed."""
         return min(self.done.get(peer, 0) for peer in self.peers)
+
+    def failure(self, number: int, what: str = "") -> Failure:
+        """Return the record of a command that has failed; a rank may have said why before it reports its progress."""
+        found = self.failed.get(number)
+        if found is None:
+            found = Failure(self._line_of(number), what)
+            if len(self.failed) < limits.TENSOR_FAILURES:
+                self.failed[number] = found
+        return found
 
     def _line_of(self, number: int) -> str:
         for first, lines in self.lines:
