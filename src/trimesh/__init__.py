@@ -70,8 +70,9 @@ from trimesh.shape.region import Region
 from trimesh.shape.value_mesh import ValueMesh
 
 if TYPE_CHECKING:
-    from trimesh import aio, rdma, testing
+    from trimesh import aio, rdma, tensor, testing
     from trimesh.rdma import RDMABuffer
+    from trimesh.tensor import RecordingError, compile, fetch, fetch_shard  # noqa: A004 - as torch's own
 
 __all__ = [
     "Actor",
@@ -111,6 +112,7 @@ __all__ = [
     "ProtocolError",
     "RDMABuffer",
     "Receiver",
+    "RecordingError",
     "Region",
     "RemoteCancelled",
     "RemoteError",
@@ -131,6 +133,7 @@ __all__ = [
     "aio",
     "by_value",
     "cancel_on",
+    "compile",
     "context",
     "coords",
     "current_point",
@@ -138,17 +141,20 @@ __all__ = [
     "current_size",
     "dump",
     "endpoint",
+    "fetch",
+    "fetch_shard",
     "leaves",
     "open_channel",
     "origin",
     "rdma",
+    "tensor",
     "testing",
     "this_host",
     "this_proc",
 ]
 
 
-_TENSORS = ("fetch", "fetch_shard")
+_TENSORS = ("RecordingError", "compile", "fetch", "fetch_shard")
 
 
 def __getattr__(name: str) -> Any:

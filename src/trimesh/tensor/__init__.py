@@ -1,7 +1,9 @@
 """The tensor engine: torch on the ranks of a mesh, from one script."""
 
+from trimesh.tensor.compiled import compile  # noqa: A004 - as torch's own
+from trimesh.tensor.errors import RecordingError
 from trimesh.tensor.fetching import fetch, fetch_shard
 from trimesh.tensor.mesh import activate
 from trimesh.tensor.tensor import MeshTensor
 
-__all__ = ["MeshTensor", "activate", "fetch", "fetch_shard"]
+__all__ = ["MeshTensor", "RecordingError", "activate", "compile", "fetch", "fetch_shard"]

@@ -55,12 +55,7 @@ def engine_of(owned: OwnedProcs) -> Engine:
         )
     if owned.block is None or owned.is_stopping:
         raise MeshStopped(f"{owned.info.name} computes no more: the block that owns its processes is being left")
-    found = proc.above.get(_Controlled)
-    if found is None:
-        service = open_service(proc)
-        found = proc.above[_Controlled] = _Controlled(proc, engines=service.engines)
-        trio.lowlevel.add_instrument(found)
-    assert isinstance(found, _Controlled)
+    found = _controlled(proc)
     number = owned.whole.mesh
     assert isinstance(number, int)
     engine = found.engines.get(number)
@@ -69,3 +64,18 @@ def engine_of(owned: OwnedProcs) -> Engine:
         engine = found.engines[number] = Engine(proc, number, owned, found.shapes, found.closed)
         owned.block.adopt(engine)
     return engine
+
+
+def shapes_of(proc: Proc) -> Shapes:
+    """Return the plans of a process."""
+    return _controlled(proc).shapes
+
+
+def _controlled(proc: Proc) -> _Controlled:
+    found = proc.above.get(_Controlled)
+    if found is None:
+        service = open_service(proc)
+        found = proc.above[_Controlled] = _Controlled(proc, engines=service.engines)
+        trio.lowlevel.add_instrument(found)
+    assert isinstance(found, _Controlled)
+    return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import torch
@@ -17,6 +17,9 @@ from trimesh import limits
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent
 from trimesh.tensor.signature import Signature
+
+if TYPE_CHECKING:
+    from trimesh.tensor.replay import Record
 
 
 @attrs.frozen(eq=False)
@@ -47,6 +50,7 @@ class TeamOnRank:
         index: Of this rank among them.
         done: Commands executed.
         failed: Those that failed by themselves and have not been reported: number, what has happened.
+        recordings: Commands that it keeps, by number.
         above: What kernels keep for it, by class.
     """
 
@@ -57,7 +61,31 @@ class TeamOnRank:
     index: int
     done: int = 0
     failed: list[tuple[int, str]] = attrs.field(factory=list[tuple[int, str]])
+    recordings: dict[int, Record] = attrs.field(factory=dict[int, "Record"])
     above: dict[type, Any] = attrs.field(factory=dict[type, Any])
+
+
+class Step(Protocol):
+    """Something that a stream of commands says."""
+
+    def execute(self, rank: Rank, team: TeamOnRank) -> None:
+        """Do it. Never raises."""
+        ...
+
+
+@attrs.frozen
+class Free:
+    """Forget tensors."""
+
+    refs: Sequence[int]
+
+    def execute(self, rank: Rank, team: TeamOnRank) -> None:
+        """See `Step`."""
+        del team
+        for ref in self.refs:
+            rank.values.pop(ref, None)
+            if rank.results:
+                rank.results.pop(ref, None)
 
 
 @attrs.frozen
@@ -73,6 +101,10 @@ class Command:
     signature: Signature
     first: int
     operands: Sequence[Any]
+
+    def execute(self, rank: Rank, team: TeamOnRank) -> None:
+        """See `Step`."""
+        rank.execute(team, self)
 
 
 class Outside(Protocol):
@@ -112,13 +144,6 @@ class Rank:
     teams: dict[int, TeamOnRank] = attrs.field(factory=dict[int, TeamOnRank])
     above: dict[type, Any] = attrs.field(factory=dict[type, Any])
     results: dict[int, range] = attrs.field(factory=dict[int, range])
-
-    def free(self, refs: Sequence[int]) -> None:
-        """Forget tensors."""
-        for ref in refs:
-            self.values.pop(ref, None)
-            if self.results:
-                self.results.pop(ref, None)
 
     def execute(self, team: TeamOnRank, command: Command) -> None:
         """Run one command of a team. Never raises."""

@@ -100,6 +100,7 @@ class Team:
             ProcDied: A process of the team has ended.
             MeshStopped: The block that owns the processes is being left.
             RuntimeError: This is another thread than that of the mesh.
+            MeshError: One cannot hold tensors, or is not there yet.
             trio.TooSlowError: The deadline of the task has passed while the ranks were far behind.
         """
         engine = self.engine
@@ -113,19 +114,50 @@ class Team:
         if not stream:
             self.first = self.issued
             engine.wake()
+        freed: Sequence[int] = ()
         if self._freed:
-            self._free()
+            freed = self.take_freed()
         if plan.number not in self._defined:
             self._define(plan)
         first = engine.new_refs(outputs)
-        self.living += outputs
         stream += (plan.number, first)
         stream += operands
-        self._new_lines.append(issuing_line())
+        line = issuing_line()
+        self._new_lines.append(line)
+        recorder = engine.shapes.recorder
+        if recorder is not None:
+            recorder.took(self, plan, first, outputs, operands, line, freed)
         self.issued += 1
         if self.issued - self.first >= limits.TENSOR_BATCH_COMMANDS:
             engine.flush_team(self)
         return first
+
+    def emit_words(self, *words: Any) -> None:
+        """Add a command that is no operation: see `protocol`.
+
+        Raises:
+            MeshStopped, ProcDied: See `Engine.check_open`.
+        """
+        engine = self.engine
+        engine.check_thread()
+        if engine.current is not self:
+            engine.switch_to(self)
+        self.check()
+        if not self.stream:
+            self.first = self.issued
+            engine.wake()
+        self.stream += words
+        self._new_lines.append(issuing_line())
+        self.issued += 1
+
+    def take_freed(self) -> list[int]:
+        """Send word of what was freed, and return it."""
+        freed, self._freed = self._freed, []
+        if not self.stream:
+            self.first = self.issued
+        self.living -= len(freed)
+        self.stream += (FREE, freed)
+        return freed
 
     def add_body(self, body: Buffer) -> int:
         """Let the next command carry a body; return its number, an operand."""
@@ -148,18 +180,13 @@ class Team:
     def take(self) -> tuple[int, list[Any], list[Buffer]]:
         """Take out what is to be sent: number of the first command, commands, bodies."""
         if self._freed:
-            self._free()
+            self.take_freed()
         taken = self.first, self.stream, self.bodies
         if self._new_lines:
             self.lines.append((self.first, self._new_lines))
         self.stream, self.bodies, self._new_lines = [], [], []
         self.first = self.issued
         return taken
-
-    def _free(self) -> None:
-        freed, self._freed = self._freed, []
-        self.living -= len(freed)
-        self.stream += (FREE, freed)
 
     @property
     def has_freed(self) -> bool:
