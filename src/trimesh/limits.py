@@ -398,5 +398,12 @@ TENSOR_PLANS: Final = 16_384
 TENSOR_FAILURES: Final = 1_000
 """Failed commands of a team whose lines are kept for whoever fetches: more are the same mistake in a loop."""
 
+TENSOR_INLINE_BYTES: Final = 32_768
+"""A tensor of at most this size moves between ranks inside a message, which costs less than a read of its memory."""
+
+TENSOR_MOVE_BYTES: Final = 2**30
+"""Copies of tensors that a process keeps for others to read at one time; the next waits for room, and a larger one
+until all others have gone."""
+
 SIGNAL_SECONDS: Final = 0.05
 """How often a function that waits without `await` looks at signals and links."""

@@ -203,6 +203,15 @@ class ProcMesh(Shaped):
         members = self._own_members("processes are restarted by the block that owns them")
         await in_trio(members.settled)(self._shown.ranks())
 
+    def owned_view(self, rule: str) -> tuple[OwnedProcs, Region]:
+        """Return the processes and the part of them that this shows; for packages above.
+
+        Raises:
+            RuntimeError: This is a reference; the text states the rule.
+        """
+        self._check_owned(rule)
+        return self._owned_here(), self._shown
+
     def _owned_here(self) -> OwnedProcs:
         return self._owned if self._owned is not None else own_process(current_proc())
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import trio
-
 from trimesh.errors import MeshErrorGroup, set_origin
 from trimesh.tensor.engine import Request, unexplained_death
 

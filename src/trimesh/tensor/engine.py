@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from itertools import count
+from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +33,7 @@ _log = logging.getLogger("trimesh")
 
 _Answer = tuple[Any, list[memoryview], "tuple[int, int] | None", Any]
 """Payload, bodies, the command that failed, cargo."""
+
 
 def unexplained_death(name: str, origin: Origin) -> ProcDied:
     """Return the error for a process whose end is known, and how it has ended not yet: tasks find that out."""
@@ -84,6 +84,7 @@ class Engine:
         number: Known to the ranks.
         owned: The mesh.
         shapes: The plans of this process.
+        engines: All of this process, by number.
         on_closed: Called when its block has been left.
         device: Where ranks make tensors unless they are told.
         current: The team that commands were issued to last.
@@ -95,6 +96,7 @@ class Engine:
     number: int
     owned: OwnedProcs
     shapes: Shapes
+    engines: Mapping[int, Engine]
     on_closed: Callable[[Engine], None]
     device: torch.device = attrs.field(factory=default_device)
     current: Team | None = None
@@ -110,7 +112,6 @@ class Engine:
     _opened: set[Peer] = attrs.field(factory=set["Peer"])
     _refs: int = 1
     _requests: dict[int, Request] = attrs.field(factory=dict[int, Request])
-    _numbers: Any = attrs.field(factory=lambda: count(1))
 
     @property
     def name(self) -> str:
@@ -139,7 +140,7 @@ class Engine:
             raise ValueError("tensors need at least one process, got an empty view")
         info = self.owned.info
         peers = [self.proc.peer(info.members[rank].proc_id) for rank in ranks]
-        team = Team(self, next(self._numbers), region, peers, [info.origin(rank) for rank in ranks])
+        team = Team(self, self.shapes.new_number(), region, peers, [info.origin(rank) for rank in ranks])
         self.check_open(team)
         self._teams[region] = self._by_number[team.number] = team
         whole = self.owned.whole.extent
@@ -209,8 +210,14 @@ class Engine:
 
     def flush(self) -> None:
         """Send everything that was issued."""
-        for team in list(self._by_number.values()):
-            if team.stream or team.has_freed:
+        teams = list(self._by_number.values())
+        # What one team forgets may be used by commands of another that have not been sent: those go first. Teams with
+        # commands have no rank in common (`switch_to`).
+        for team in teams:
+            if team.stream:
+                self._post(team)
+        for team in teams:
+            if team.has_freed:
                 self._post(team)
         for team in self._lost:  # those of its ranks that live keep what nobody has given up
             if team.has_freed:
@@ -260,7 +267,7 @@ class Engine:
 
     def ask(self, team: Team, places: Sequence[int], issue: Callable[[int], object]) -> Request:
         """Make a request that `issue`, given its number, lets the ranks at some places of a team answer."""
-        request = Request(next(self._numbers), team, {team.peers[place]: place for place in places})
+        request = Request(self.shapes.new_number(), team, {team.peers[place]: place for place in places})
         self._requests[request.number] = request
         try:
             issue(request.number)
@@ -271,9 +278,12 @@ class Engine:
         return request
 
     def failure(self, team: int, number: int) -> Failure | None:
-        """Return the record of a command that has failed."""
-        found = self._by_number.get(team)
-        return None if found is None else found.failure(number)
+        """Return the record of a command that has failed, of whatever mesh: tensors move between them."""
+        for engine in self.engines.values():
+            found = engine._by_number.get(team)
+            if found is not None:
+                return found.failure(number)
+        return None
 
     def forget(self, request: Request) -> None:
         """Drop a request: its answers have been taken, or whoever asked has left."""

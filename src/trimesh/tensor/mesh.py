@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trimesh._runtime.foreign import in_trio_now
 from trimesh._runtime.ownership import OwnedProcs
+from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.shape.region import Region
 from trimesh.tensor.activation import Activation
 from trimesh.tensor.opening import engine_of
@@ -12,8 +13,25 @@ from trimesh.tensor.team import Team
 
 def activate(owned: OwnedProcs, region: Region) -> Activation:
     """Return the block in which factories of torch make tensors on the ranks of a view."""
-    return Activation(in_trio_now(_team)(owned, region))
+    return Activation(in_trio_now(_open)(owned, region))
 
 
-def _team(owned: OwnedProcs, region: Region) -> Team:
+def team_of(mesh: ProcMesh, what: str) -> Team:
+    """Return the ranks of a view that a user has named.
+
+    Args:
+        mesh: The view.
+        what: What is done with it, for an error: "tensors move to".
+
+    Raises:
+        TypeError: It is no mesh of processes.
+        RuntimeError: It is a reference, or `this_proc()`.
+    """
+    if not isinstance(mesh, ProcMesh):
+        raise TypeError(f"{what} a mesh of processes, got {mesh!r}")
+    owned, region = mesh.owned_view(f"{what} processes whose block is here")
+    return in_trio_now(_open)(owned, region)
+
+
+def _open(owned: OwnedProcs, region: Region) -> Team:
     return engine_of(owned).team(region)

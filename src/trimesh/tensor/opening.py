@@ -61,7 +61,7 @@ def engine_of(owned: OwnedProcs) -> Engine:
     engine = found.engines.get(number)
     if engine is None:
         owned.block.check_open()
-        engine = found.engines[number] = Engine(proc, number, owned, found.shapes, found.closed)
+        engine = found.engines[number] = Engine(proc, number, owned, found.shapes, found.engines, found.closed)
         owned.block.adopt(engine)
     return engine
 

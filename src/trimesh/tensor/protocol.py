@@ -4,6 +4,10 @@
       Open, Team, Run ------------------------->    executes commands in the order of each team
       <------------------------------ Done, Reply
 
+    rank that sends                               rank that receives
+      Offer ----------------------------------->    reads the memory that it names, or has got its bytes
+      <------------------------------------ Taken
+
 A stream of commands is one flat list. A command is a number, then its operands:
 
     DEFINE   number, description    from now on `number` is the operation that the description says
@@ -120,7 +124,34 @@ class Reply(_Message, frozen=True, tag=5):
     failed_at: tuple[int, int] | None = None
 
 
-AnyMessage = Open | Team | Run | Done | Reply
+class Offer(_Message, frozen=True, tag=6):
+    """A tensor on its way from one rank to another: where it lies; its bytes as a body; or why there is none.
+
+    Attributes:
+        controller: The process that both obey.
+        move: Number there.
+        handle: Of a buffer, as `Handle.fields`; None when the body has all.
+        poison: Team, number and name of the command that has failed, whose error is the body.
+    """
+
+    controller: int
+    move: int
+    handle: tuple[Any, ...] | None = None
+    poison: tuple[int, int, str] | None = None
+
+
+class Taken(_Message, frozen=True, tag=7):
+    """What was offered is not needed any more.
+
+    Attributes:
+        controller, move: As in the offer.
+    """
+
+    controller: int
+    move: int
+
+
+AnyMessage = Open | Team | Run | Done | Reply | Offer | Taken
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(AnyMessage)

@@ -14,11 +14,14 @@ import attrs
 import torch
 
 from trimesh import limits
+from trimesh.errors import Origin
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent
 from trimesh.tensor.signature import Signature
 
 if TYPE_CHECKING:
+    from trimesh._runtime.peer import Peer
+    from trimesh._runtime.proc import Proc
     from trimesh.tensor.replay import Record
 
 
@@ -108,7 +111,17 @@ class Command:
 
 
 class Outside(Protocol):
-    """What a rank can ask of the process around it; everything may be called from the rank's thread."""
+    """What a rank can ask of the process around it; every method may be called from the rank's thread.
+
+    Attributes:
+        proc: The process.
+        controller: Whose commands the rank obeys.
+        engine: Number there.
+    """
+
+    proc: Proc
+    controller: Peer
+    engine: int
 
     def reply(self, request: int, value: Any) -> None:
         """Send a value, or a `Poison`, to the controller."""
@@ -116,6 +129,14 @@ class Outside(Protocol):
 
     def run_in_trio(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run an async function in the Trio loop of the process and return what it returns."""
+        ...
+
+    def tell(self, function: Callable[..., Any], *args: Any) -> None:
+        """Call a function in Trio's thread, soon, and do not wait for it."""
+        ...
+
+    def origin(self, what: str) -> Origin:
+        """Return the coordinates of the rank, for an error of the operation `what`."""
         ...
 
 

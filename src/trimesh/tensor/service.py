@@ -13,8 +13,10 @@ from trimesh.errors import Origin, ProtocolError, ShapeError
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent
 from trimesh.tensor import kernels as kernels  # noqa: PLC0414 - puts them into the table
+from trimesh.tensor import move_kernels as move_kernels  # noqa: PLC0414 - and so does each of these
 from trimesh.tensor import protocol
 from trimesh.tensor.device import default_device
+from trimesh.tensor.moves import moves_of
 from trimesh.tensor.rank import Poison, Rank, TeamOnRank
 from trimesh.tensor.reader import Reader
 from trimesh.tensor.runner import Runner
@@ -87,14 +89,16 @@ class _Hosted:
         values = self.proc.values
         failed_at = None
         if isinstance(value, Poison):
-            encoded = values.encode_error(value.error, self._origin(value.what))
+            encoded = values.encode_error(value.error, self.origin(value.what))
             failed_at = (value.team, value.number)
-            self._progressed(self.rank.teams[value.team])  # the controller then knows the line that it has kept for it
+            team = self.rank.teams.get(value.team)  # None if the tensor has moved here from other ranks
+            if team is not None:
+                self._progressed(team)  # the controller then knows the line that it has kept for it
         else:
             try:
                 encoded = values.encode(value, what="a value of a tensor program")
             except TypeError as error:
-                encoded = values.encode_error(error, self._origin("trimesh::fetch"))
+                encoded = values.encode_error(error, self.origin("trimesh::fetch"))
                 failed_at = (-1, -1)
         self.controller.prepare(encoded.definitions, encoded.attachments)
         self._send(protocol.Reply(self.engine, request, b"", failed_at), [encoded.payload, *encoded.buffers])
@@ -103,7 +107,12 @@ class _Hosted:
         """See `Outside`."""
         return self.runner.run_in_trio(function, *args)
 
-    def _origin(self, what: str) -> Origin:
+    def tell(self, function: Callable[..., Any], *args: Any) -> None:
+        """See `Outside`."""
+        self.runner.tell(function, *args)
+
+    def origin(self, what: str) -> Origin:
+        """See `Outside`."""
         rank, proc = self.rank, self.proc
         return Origin(rank.extent.point(rank.number), rank.mesh, None, what, proc.host_name, proc.pid)
 
@@ -141,6 +150,10 @@ class TensorService:
                 engine = self.engines.get(message.engine)
                 if engine is not None:
                     engine.replied(peer, message, bodies, cargo)
+            case protocol.Offer():
+                moves_of(self.proc).offered(peer, message, bodies)
+            case protocol.Taken():
+                moves_of(self.proc).taken(peer, message)
             case _:
                 self._command(peer, message, bodies)
 

@@ -97,7 +97,7 @@ class Shapes:
     _metas: dict[tuple[Any, ...], Meta] = attrs.field(factory=dict[tuple[Any, ...], Meta])
 
     def new_number(self) -> int:
-        """Return a number for a plan; none is used twice."""
+        """Return a number for a plan, a team, a request; none is used twice in this process."""
         self._numbers += 1
         return self._numbers
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 
 if TYPE_CHECKING:
+    from trimesh.actor.proc_mesh import ProcMesh
     from trimesh.tensor.shapes import Meta
     from trimesh.tensor.team import Team
 
@@ -62,6 +64,40 @@ class MeshTensor(torch.Tensor):
         dtype = str(meta.dtype).removeprefix("torch.")
         return f"<{kind} {dtype}{list(meta.size)} on {team.name}{grad}>"
 
+    def slice_mesh(self, **selection: int | slice) -> MeshTensor:
+        """Return the tensor as a part of its ranks have it: `t.slice_mesh(gpus=0)`. Nothing moves.
+
+        It shares their memory: what is written to the one in place is in the other. Its gradient is zero on the ranks
+        that were left out.
+
+        Args:
+            **selection: As of `ProcMesh.slice`: a number removes its dimension, a slice keeps a part of it.
+
+        Raises:
+            ShapeError: The tensor has no such ranks.
+            TypeError: It is global: its ranks have parts of one tensor.
+        """
+        sliced: MeshTensor = _above("movement").slice_mesh(self, **selection)
+        return sliced
+
+    def to_mesh(self, target: ProcMesh) -> MeshTensor:
+        """Return a copy on other ranks: of a view of the same processes, or of another mesh of this controller.
+
+        The tensor of each rank goes to the rank at the same place, or that of one rank to all. Bytes move from process
+        to process, by the ranks' own memory. If it cannot be computed at the source, neither can it at the target,
+        for the same reason. Differentiable: gradients move back, and those of one rank that went to all are added.
+
+        Args:
+            target: The processes.
+
+        Raises:
+            ShapeError: The sizes of the two differ, and the source is not one rank.
+            TypeError: The tensor is global, or `target` is no mesh of processes.
+            ProcDied, MeshStopped: Of either mesh.
+        """
+        moved: MeshTensor = _above("movement").to_mesh(self, target)
+        return moved
+
     def numpy(self, *, force: bool = False) -> NoReturn:
         """Refuse: the values are on the ranks."""
         del force
@@ -75,6 +111,11 @@ class MeshTensor(torch.Tensor):
     def data_ptr(self) -> NoReturn:
         """Refuse: there is no memory here."""
         raise TypeError(f"{self!r} has its memory on the ranks, so it has no pointer at the controller")
+
+
+def _above(module: str) -> Any:
+    """Return a module that makes tensors, which needs this one; loaded when a tensor is first asked for it."""
+    return importlib.import_module(f"trimesh.tensor.{module}")
 
 
 def make(meta: Meta, team: Team, ref: int) -> MeshTensor:

@@ -17,7 +17,7 @@ def upload(tensor: torch.Tensor, team: Team) -> MeshTensor:
     data = bytes_of(tensor)
     shapes = team.engine.shapes
     size = tuple(tensor.size())
-    meta = shapes.meta(size, _contiguous(size), tensor.dtype, team.engine.device)
+    meta = shapes.meta(size, contiguous_strides(size), tensor.dtype, team.engine.device)
     return put(team, data, meta)
 
 
@@ -44,7 +44,8 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
         return memoryview(bytes_)
 
 
-def _contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
+def contiguous_strides(size: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of a row-major tensor."""
     strides: list[int] = []
     step = 1
     for length in reversed(size):
