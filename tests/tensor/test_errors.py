@@ -12,6 +12,11 @@ from trimesh import MeshErrorGroup, ProcMesh, this_host
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
+from trimesh.tensor.call import call_kernel  # noqa: E402 - needs torch
+from trimesh.tensor.mesh import team_of  # noqa: E402
+
+CPU = torch.device("cpu")
+
 pytestmark = [pytest.mark.real, pytest.mark.torch]
 
 
@@ -60,21 +65,19 @@ async def check_error_has_line_coordinates_and_traceback(procs: ProcMesh) -> Non
 
 
 async def check_one_rank_fails(procs: ProcMesh) -> None:
-    inverted = inverse(torch.eye(2) * 1 if False else procs_index(procs) * eye(procs))
+    with procs.activate():
+        inverted = inverse(own_place(procs) * torch.eye(2))
     with pytest.raises(MeshErrorGroup) as caught:
         await trimesh.fetch(inverted)
     assert trimesh.coords(caught.value) == [{"gpus": 0}]
     assert torch.equal(await trimesh.fetch_shard(inverted, gpus=1), torch.eye(2))
 
 
-def eye(procs: ProcMesh) -> Any:
-    with procs.activate():
-        return torch.eye(2)
-
-
-def procs_index(procs: ProcMesh) -> Any:
-    """Return 0 on the first rank and 1 on the second, from what is different there: their places."""
-    return procs.rank_tensor("gpus")
+def own_place(procs: ProcMesh) -> Any:
+    """Return 0 on the first rank and 1 on the second."""
+    team = team_of(procs, "for tests:")
+    [place] = call_kernel(team, "index", "gpus", outputs=[team.engine.shapes.meta((), (), torch.int64, CPU)])
+    return place
 
 
 async def check_aliases_are_poisoned_together(procs: ProcMesh) -> None:

@@ -124,10 +124,10 @@ class Team:
         stream += operands
         line = issuing_line()
         self._new_lines.append(line)
+        self.issued += 1  # it will be executed, even if the recorder refuses it
         recorder = engine.shapes.recorder
         if recorder is not None:
             recorder.took(self, plan, first, outputs, operands, line, freed)
-        self.issued += 1
         if self.issued - self.first >= limits.TENSOR_BATCH_COMMANDS:
             engine.flush_team(self)
         return first
@@ -139,7 +139,8 @@ class Team:
             MeshStopped, ProcDied: See `Engine.check_open`.
         """
         engine = self.engine
-        engine.check_thread()
+        if get_ident() != engine.thread:
+            engine.check_thread()
         if engine.current is not self:
             engine.switch_to(self)
         self.check()
