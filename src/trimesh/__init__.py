@@ -28,6 +28,7 @@ from trimesh.actor.outcome import Outcome
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import (
     ActorFailed,
+    CollectiveFailed,
     DeadlockError,
     HostLost,
     LimitExceeded,
@@ -72,13 +73,14 @@ from trimesh.shape.value_mesh import ValueMesh
 if TYPE_CHECKING:
     from trimesh import aio, rdma, tensor, testing
     from trimesh.rdma import RDMABuffer
-    from trimesh.tensor import RecordingError, compile, fetch, fetch_shard  # noqa: A004 - as torch's own
+    from trimesh.tensor import RecordingError, compile, fetch, fetch_shard, reduce, reduce_  # noqa: A004 - as torch's own
 
 __all__ = [
     "Actor",
     "ActorFailed",
     "ActorMesh",
     "Backoff",
+    "CollectiveFailed",
     "Context",
     "DeadlockError",
     "Died",
@@ -147,6 +149,8 @@ __all__ = [
     "open_channel",
     "origin",
     "rdma",
+    "reduce",
+    "reduce_",
     "tensor",
     "testing",
     "this_host",
@@ -154,7 +158,7 @@ __all__ = [
 ]
 
 
-_TENSORS = ("RecordingError", "compile", "fetch", "fetch_shard")
+_TENSORS = ("RecordingError", "compile", "fetch", "fetch_shard", "reduce", "reduce_")
 
 
 def __getattr__(name: str) -> Any:

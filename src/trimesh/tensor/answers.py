@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trimesh.errors import MeshErrorGroup, set_origin
+from trimesh.errors import CollectiveFailed, MeshErrorGroup, set_origin
 from trimesh.tensor.engine import Request, unexplained_death
 
 
@@ -79,5 +79,7 @@ def _values(request: Request) -> Mapping[int, Any]:
             errors.append(error)
         del cargo
     if errors:
+        # What has failed by itself comes before what has failed with it.
+        errors.sort(key=lambda error: isinstance(error, CollectiveFailed))
         raise MeshErrorGroup(f"a tensor on {team.name} could not be computed", errors, mesh=engine.name)
     return found

@@ -332,6 +332,7 @@ class Engine:
             if peer in team.peers:
                 team.is_lost = True
                 self._warn_of(team)
+                self._send(team.peers, protocol.Lost(self.number, number))
                 del self._by_number[number]
                 self._lost.append(team)
                 self._lost_numbers.add(number)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from trimesh.tensor import collectives as collectives  # noqa: PLC0414 - puts its kernels into the table
 from trimesh.tensor.kernel import kernel
 from trimesh.tensor.rank import Poison, Rank, TeamOnRank
 

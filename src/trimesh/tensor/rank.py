@@ -17,6 +17,7 @@ from trimesh import limits
 from trimesh.errors import Origin
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent
+from trimesh.tensor.protocol import Answer
 from trimesh.tensor.signature import Signature
 
 if TYPE_CHECKING:
@@ -52,9 +53,11 @@ class TeamOnRank:
         procs: Their processes.
         index: Of this rank among them.
         done: Commands executed.
+        steps: Operations executed, each of those in a recording by itself: the same number at the same one everywhere.
         failed: Those that failed by themselves and have not been reported: number, what has happened.
         recordings: Commands that it keeps, by number.
         above: What kernels keep for it, by class.
+        on_failed: Called with the failure of each command that was not done here, once something has asked for it.
     """
 
     number: int
@@ -63,9 +66,11 @@ class TeamOnRank:
     procs: Sequence[ProcId]
     index: int
     done: int = 0
+    steps: int = 0
     failed: list[tuple[int, str]] = attrs.field(factory=list[tuple[int, str]])
     recordings: dict[int, Record] = attrs.field(factory=dict[int, "Record"])
     above: dict[type, Any] = attrs.field(factory=dict[type, Any])
+    on_failed: Callable[[Poison], None] | None = None
 
 
 class Step(Protocol):
@@ -131,6 +136,19 @@ class Outside(Protocol):
         """Run an async function in the Trio loop of the process and return what it returns."""
         ...
 
+    def ask(
+        self,
+        team: TeamOnRank,
+        verb: str,
+        keys: Sequence[str],
+        values: Sequence[bytes] = (),
+        numbers: Sequence[int] = (),
+        error: BaseException | None = None,
+        seconds: float = limits.COLLECTIVE_SECONDS,
+    ) -> Answer:
+        """Ask the store of a team something and wait for the answer; see `Stores.ask`."""
+        ...
+
     def tell(self, function: Callable[..., Any], *args: Any) -> None:
         """Call a function in Trio's thread, soon, and do not wait for it."""
         ...
@@ -181,6 +199,7 @@ class Rank:
         kernel = signature.kernel
         if poison is not None and not (kernel is not None and kernel.takes_poison):
             self._spoil(command, operands, poison)
+            self._failed(team, poison)
         else:
             try:
                 result = signature.run(operands) if kernel is None else signature.run(operands, self, team)
@@ -188,8 +207,18 @@ class Rank:
             except BaseException as error:  # noqa: BLE001 - waits for whoever fetches
                 traceback.clear_frames(error.__traceback__)  # they hold tensors
                 team.failed.append((team.done, _said(signature, error)))
-                self._spoil(command, operands, Poison(team.number, team.done, signature.name, error))
+                poison = Poison(team.number, team.done, signature.name, error)
+                self._spoil(command, operands, poison)
+                self._failed(team, poison)
         team.done += 1
+        team.steps += 1
+
+    def _failed(self, team: TeamOnRank, poison: Poison) -> None:
+        if team.on_failed is not None:
+            try:
+                team.on_failed(poison)
+            except BaseException as error:  # noqa: BLE001 - the process, or the team, has come to its end
+                traceback.clear_frames(error.__traceback__)
 
     def _value(self, team: TeamOnRank, signature: Signature, ref: int) -> Any:
         found = self.values.get(ref)
