@@ -148,7 +148,16 @@ __all__ = [
 ]
 
 
-_TENSORS = ("fetch", "fetch_shard")
+_TENSORS = (
+    "Placements",
+    "distribute",
+    "fetch",
+    "fetch_shard",
+    "module_to_mesh",
+    "placements",
+    "redistribute",
+    "replicate",
+)
 
 
 def __getattr__(name: str) -> Any:

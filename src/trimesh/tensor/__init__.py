@@ -1,7 +1,21 @@
 """The tensor engine: torch on the ranks of a mesh, from one script."""
 
 from trimesh.tensor.fetching import fetch, fetch_shard
+from trimesh.tensor.global_tensor import distribute, placements, redistribute, replicate
 from trimesh.tensor.mesh import activate
+from trimesh.tensor.modules import module_to_mesh
+from trimesh.tensor.placement import Placements
 from trimesh.tensor.tensor import MeshTensor
 
-__all__ = ["MeshTensor", "activate", "fetch", "fetch_shard"]
+__all__ = [
+    "MeshTensor",
+    "Placements",
+    "activate",
+    "distribute",
+    "fetch",
+    "fetch_shard",
+    "module_to_mesh",
+    "placements",
+    "redistribute",
+    "replicate",
+]

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trimesh.tensor.placement import Cut
     from trimesh.tensor.shapes import Meta
     from trimesh.tensor.team import Team
 
@@ -60,6 +63,35 @@ class MeshTensor(torch.Tensor):
         grad = ", requires_grad" if self.requires_grad else ""
         dtype = str(meta.dtype).removeprefix("torch.")
         return f"<{kind} {dtype}{list(meta.size)} on {team.name}{grad}>"
+
+    def local(self, placements: Sequence[Cut] | None = None) -> torch.Tensor:
+        """Return, of a global tensor, each rank's part as a tensor on each rank. Not differentiable.
+
+        Args:
+            placements: How it is cut, as `trimesh.distribute` takes it; parts must be equal. None: each has the whole.
+
+        Raises:
+            ShapeError: The placements do not fit the tensor, or its parts would not be equal.
+            TypeError: It is no global tensor, or it needs gradients.
+        """
+        from trimesh.tensor.global_tensor import to_local  # noqa: PLC0415 - which needs this class
+
+        return to_local(self, placements)
+
+    def to_global(self, placements: Sequence[Cut] | None = None) -> torch.Tensor:
+        """Return one global tensor that has the tensors of the ranks as its parts. Not differentiable.
+
+        Args:
+            placements: How it is cut, as `trimesh.distribute` takes it. Ranks whose part is the same have the same
+                values; nobody checks.
+
+        Raises:
+            ShapeError: The placements do not fit the tensor.
+            TypeError: It is global, or it needs gradients.
+        """
+        from trimesh.tensor.global_tensor import to_global  # noqa: PLC0415 - which needs this class
+
+        return to_global(self, placements)
 
     def numpy(self, *, force: bool = False) -> NoReturn:
         """Refuse: the values are on the ranks."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from collections.abc import Sequence
+
 import torch
 
 from trimesh.tensor.call import call_kernel
@@ -17,7 +19,7 @@ def upload(tensor: torch.Tensor, team: Team) -> MeshTensor:
     data = bytes_of(tensor)
     shapes = team.engine.shapes
     size = tuple(tensor.size())
-    meta = shapes.meta(size, _contiguous(size), tensor.dtype, team.engine.device)
+    meta = shapes.meta(size, contiguous(size), tensor.dtype, team.engine.device)
     return put(team, data, meta)
 
 
@@ -44,7 +46,8 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
         return memoryview(bytes_)
 
 
-def _contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
+def contiguous(size: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a tensor that lies row-major."""
     strides: list[int] = []
     step = 1
     for length in reversed(size):

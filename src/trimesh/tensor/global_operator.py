@@ -1,0 +1,236 @@
+"""The operators of torch on global tensors, on the ranks: those of `DTensor`, and what it leaves to us.
+
+- Random numbers: all ranks draw the same ones, for the whole tensor, from a generator that the team shares, and each
+  keeps its part. So values do not depend on how a tensor lies, and replicas are equal. It costs every rank the time
+  and, for a moment, the memory of the whole; torch's own way serves CUDA only, and its numbers depend on the layout.
+- An operator that torch has no rule for gets all of its arguments whole, on every rank.
+- A gradient of which the ranks have parts of a sum is added up once, by the first operation that needs it whole and
+  could need it again, rather than by each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
+
+import torch
+from torch.utils import _pytree as pytree
+
+from trimesh.tensor.kernel import FAMILIES, Kernel
+from trimesh.tensor.random import generator_of
+from trimesh.tensor.rank import Rank, TeamOnRank
+from trimesh.tensor.sharding import assemble, settle, shard_of, unsummed
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+Operator = Callable[..., Any]
+
+_LIKES: Final = {"rand_like": "uniform_", "randn_like": "normal_", "randint_like": "random_"}
+_RANDOM: Final = frozenset(
+    {
+        "bernoulli", "bernoulli_", "binomial", "cauchy_", "exponential_", "geometric_", "log_normal_", "multinomial",
+        "normal", "normal_", "poisson", "random_", "rrelu_with_noise", "rrelu_with_noise_", "uniform_",
+        "_sample_dirichlet", "_standard_gamma",
+    }
+)  # fmt: skip
+_NORMS: Final = frozenset({"_foreach_norm", "linalg_vector_norm"})
+"""Operators that are asked for the whole of a gradient before the optimizer is."""
+
+
+def operator_on_globals(name: str, operator: Operator) -> Kernel:
+    """Return what an operator is where its tensors are global."""
+    base = name.partition("::")[2].partition(".")[0]
+    if base in _LIKES:
+        return Kernel(name, _like(_LIKES[base], takes_sizes=base == "randint_like"), takes_poison=False)
+    if base == "native_dropout":
+        return Kernel(name, _dropout, takes_poison=False)
+    if base == "empty_like":
+        return Kernel(name, lambda _rank, _team, like, **kwargs: _blank(like, kwargs), takes_poison=False)
+    schema = getattr(operator, "_schema", None)
+    writes = _written(schema)
+    if base in _RANDOM:
+        tensors = [one for one in schema.arguments if "Tensor" in str(one.type)]
+        if writes == [0] and len(tensors) == 1:
+            return Kernel(name, _fill(operator), takes_poison=False)
+
+        def random(rank: Rank, team: TeamOnRank, *args: Any, **kwargs: Any) -> Any:
+            return whole(operator, writes, args, {**kwargs, "generator": generator_of(rank, team)})
+
+        return Kernel(name, random, takes_poison=False)
+    settles = bool(writes) or base in _NORMS
+    parts: Operator | None = None
+    is_known = False
+
+    def run(_rank: Rank, _team: TeamOnRank, *args: Any, **kwargs: Any) -> Any:
+        nonlocal parts, is_known
+        if not is_known:
+            is_known, parts = True, None if writes else _decomposition(operator)
+        if settles:
+            _settle_inputs(args, writes)
+        try:
+            return (parts or operator)(*args, **kwargs)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if parts is None and not _has_no_rule(error):
+                raise
+        return whole(operator, writes, args, kwargs)
+
+    return Kernel(name, run, takes_poison=False)
+
+
+FAMILIES["global"] = operator_on_globals
+
+
+def _decomposition(operator: Operator) -> Operator | None:
+    """Return the parts that torch takes an operator into, if it has no rule for it, or None.
+
+    Torch would find a rule by these parts, and then run the operator itself on what each rank has. That is wrong for
+    all that count their elements: `mse_loss_backward` would divide by the number of those of one rank (torch 2.13).
+    The parts, run one by one on global tensors, count them all.
+    """
+    from torch._decomp import decomposition_table  # noqa: PLC0415 - see `sharding`
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415
+
+    dispatcher = DTensor._op_dispatcher
+    rules = dispatcher.sharding_propagator
+    tables = ("op_strategy_funcs", "op_to_rules", "op_single_dim_strategy_funcs")
+    if operator in dispatcher._custom_op_handlers or any(operator in getattr(rules, table, ()) for table in tables):
+        return None
+    found: Operator | None = decomposition_table.get(operator)
+    return found
+
+
+def _written(schema: Any) -> list[int]:
+    """Return the places of the arguments that an operator writes to."""
+    if schema is None:
+        return []
+    return [
+        place
+        for place, one in enumerate(schema.arguments)
+        if one.alias_info is not None and one.alias_info.is_write
+    ]
+
+
+def _has_no_rule(error: Exception) -> bool:
+    """Whether torch refused before anything ran; it does so on every rank alike."""
+    text = str(error)
+    return "does not have a sharding strategy" in text or "Sharding propagation failed" in text
+
+
+def _is_global(value: Any) -> TypeGuard[DTensor]:
+    return hasattr(value, "_local_tensor") and isinstance(value, torch.Tensor)
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        yield from value
+    else:
+        yield value
+
+
+def _settle_inputs(args: Sequence[Any], writes: Sequence[int]) -> None:
+    """Add up what ranks have parts of, where the operation needs the whole, and keep it so.
+
+    Each operation that reads a partial tensor adds it up by itself; an optimizer reads a gradient several times.
+    """
+    targets = list(_parts(args[writes[0]])) if writes else []
+    for place, value in enumerate(args):
+        if place in writes:
+            continue
+        for index, one in enumerate(_parts(value)):
+            if not _is_global(one) or not any(placement.is_partial() for placement in one.placements):
+                continue
+            target = targets[index] if index < len(targets) and _is_global(targets[index]) else None
+            goal = target.placements if target is not None and target.shape == one.shape else unsummed(one.placements)
+            if not any(placement.is_partial() for placement in goal):
+                settle(one, goal)
+
+
+def whole(operator: Operator, writes: Sequence[int], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run an operator on whole tensors, on every rank; each keeps its part of what has the size of the first one."""
+    leaves, tree = pytree.tree_flatten((tuple(args), kwargs))
+    found = [leaf.full_tensor() if _is_global(leaf) else leaf for leaf in leaves]
+    first = next(leaf for leaf in leaves if _is_global(leaf))
+    whole_args, whole_kwargs = pytree.tree_unflatten(found, tree)
+    result = operator(*whole_args, **whole_kwargs)
+    written: dict[int, DTensor] = {}
+    for place in writes:
+        for target, value in zip(_parts(args[place]), _parts(whole_args[place]), strict=True):
+            _write(target, value)
+            written[id(value)] = target
+
+    def keep(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) in written:
+            return written[id(value)]
+        goal = unsummed(first.placements) if value.size() == first.size() else _replicated(first)
+        part = shard_of(value, first.device_mesh, goal)
+        return assemble(part.contiguous() if part.numel() < value.numel() else part, first.device_mesh, goal, value)
+
+    return pytree.tree_map(keep, result)
+
+
+def _replicated(like: DTensor) -> list[Any]:
+    from torch.distributed.tensor import Replicate  # noqa: PLC0415 - see `sharding`
+
+    return [Replicate() for _ in like.placements]
+
+
+def _write(target: DTensor, value: torch.Tensor) -> None:
+    if any(placement.is_partial() for placement in target.placements):
+        raise NotImplementedError(
+            "what ranks have parts of a sum of is not written to in place: "
+            "write the operation that returns a new tensor, or trimesh.redistribute(t, [...]) before it"
+        )
+    target._local_tensor.copy_(shard_of(value, target.device_mesh, target.placements))
+
+
+def _blank(like: DTensor, kwargs: dict[str, Any]) -> DTensor:
+    """Return a tensor to be filled: nothing in it is partial."""
+    operator = torch.ops.aten.empty_like.default
+    if any(placement.is_partial() for placement in like.placements):
+        operator = torch.ops.aten.zeros_like.default  # an empty one would be as partial as `like`
+    made: DTensor = operator(like, **kwargs)
+    return made
+
+
+def _fill(operator: Operator) -> Operator:
+    def fill(rank: Rank, team: TeamOnRank, target: DTensor, *args: Any, **kwargs: Any) -> DTensor:
+        _draw(operator, generator_of(rank, team), target, *args, **kwargs)
+        return target
+
+    return fill
+
+
+def _draw(operator: Operator, generator: torch.Generator, target: DTensor, *args: Any, **kwargs: Any) -> None:
+    local = target._local_tensor
+    if local.size() == target.size():  # each rank has all of it
+        operator(local, *args, **kwargs, generator=generator)
+        return
+    values = torch.empty_strided(target.size(), target.stride(), dtype=target.dtype, device=local.device)
+    operator(values, *args, **kwargs, generator=generator)
+    _write(target, values)
+
+
+def _like(filler: str, *, takes_sizes: bool) -> Operator:
+    def like(rank: Rank, team: TeamOnRank, value: DTensor, *bounds: Any, **kwargs: Any) -> DTensor:
+        if takes_sizes and len(bounds) == 1:
+            bounds = (0, *bounds)
+        made = _blank(value, kwargs)
+        # The overload is torch's to choose: `random_` has one for each number of bounds.
+        _draw(lambda local, *args, **rest: getattr(local, filler)(*args, **rest), generator_of(rank, team), made, *bounds)
+        return made
+
+    return like
+
+
+def _dropout(rank: Rank, team: TeamOnRank, value: DTensor, p: float, train: bool | None) -> Sequence[DTensor]:  # noqa: FBT001 - torch's signature
+    aten = torch.ops.aten
+    if train is False:
+        return aten.clone.default(value), aten.ones_like.default(value, dtype=torch.bool)
+    mask = _blank(value, {"dtype": torch.bool})
+    _draw(aten.bernoulli_.float, generator_of(rank, team), mask, 1 - p)
+    return aten.mul.Tensor(aten.mul.Tensor(value, mask), 0.0 if p == 1 else 1 / (1 - p)), mask
