@@ -49,7 +49,7 @@ def test_layers_break_by_planted_import(tmp_path: Path, contract: str, path: str
 
     report = lint(tmp_path)
 
-    broken = [entry for entry in report.splitlines() if entry.endswith(" BROKEN")]
+    broken = [entry for entry in report.splitlines() if " BROKEN" in entry]  # how many imports are ignored may follow
     assert any(entry.startswith(contract) for entry in broken), report
 
 

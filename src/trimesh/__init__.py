@@ -70,8 +70,20 @@ from trimesh.shape.region import Region
 from trimesh.shape.value_mesh import ValueMesh
 
 if TYPE_CHECKING:
-    from trimesh import aio, rdma, testing
+    from trimesh import aio, rdma, tensor, testing
     from trimesh.rdma import RDMABuffer
+    from trimesh.tensor import (
+        Placements,
+        RecordingError,
+        compile,  # noqa: A004 - as torch's own
+        distribute,
+        fetch,
+        fetch_shard,
+        module_to_mesh,
+        placements,
+        redistribute,
+        replicate,
+    )
 
 __all__ = [
     "Actor",
@@ -104,6 +116,7 @@ __all__ = [
     "Outcome",
     "Overloaded",
     "PayloadError",
+    "Placements",
     "Point",
     "Port",
     "ProcDied",
@@ -111,6 +124,7 @@ __all__ = [
     "ProtocolError",
     "RDMABuffer",
     "Receiver",
+    "RecordingError",
     "Region",
     "RemoteCancelled",
     "RemoteError",
@@ -131,17 +145,26 @@ __all__ = [
     "aio",
     "by_value",
     "cancel_on",
+    "compile",
     "context",
     "coords",
     "current_point",
     "current_rank",
     "current_size",
+    "distribute",
     "dump",
     "endpoint",
+    "fetch",
+    "fetch_shard",
     "leaves",
+    "module_to_mesh",
     "open_channel",
     "origin",
+    "placements",
     "rdma",
+    "redistribute",
+    "replicate",
+    "tensor",
     "testing",
     "this_host",
     "this_proc",
@@ -150,6 +173,8 @@ __all__ = [
 
 _TENSORS = (
     "Placements",
+    "RecordingError",
+    "compile",
     "distribute",
     "fetch",
     "fetch_shard",

@@ -336,6 +336,34 @@ MOVER_SILENCE_MS: Final = 5_000
 """A process that lives and does not answer a transfer for this long is called silent: longer than a lease, so that a
 stopped process is reported as such where anybody watches it."""
 
+# ---- memory of CUDA devices --------------------------------------------------------------------------------
+
+CUDA_PIECE_BYTES: Final = 1 << 22
+"""One of the two pieces of pinned memory between a device and the host: 4 MiB take 0.2 ms over 16 lanes of PCIe, and
+more than that in a carrier, so that starting a copy and looking whether it has ended do not show. All transfers of one
+batch pin 256 MiB together."""
+
+CUDA_COPY_BYTES: Final = 1 << 26
+"""A copy between devices is made in pieces of this size, with a look at the grant after each: 64 MiB take 0.05 ms
+within a device and 3 ms from one to another."""
+
+CUDA_TICKET_BYTES: Final = 512
+"""What others need to open memory of a device, in memory that they can look at: 128 bytes for the two handles of CUDA,
+at most 80 for the name of the device, and four numbers."""
+
+CUDA_TICKET_BLOCK_BYTES: Final = 1 << 16
+"""Tickets that share one piece of allocated memory, of which a process has few: 128."""
+
+CUDA_POLL_SECONDS: Final = 0.000_05
+"""How soon it is looked again whether a device has come to something, at first; twice as long each time."""
+
+CUDA_POLL_SECONDS_MAX: Final = 0.001
+"""At most; what takes longer than a few milliseconds is a computation of the user's."""
+
+CUDA_END_SECONDS: Final = 2.0
+"""A transfer that fails or is cancelled waits this long for the pieces that are being copied: milliseconds, unless the
+device hangs. Memory of a copy that has not ended by then is kept until the process ends."""
+
 # ---- names and ends --------------------------------------------------------------------------------------
 
 NAME_CHARS_MAX: Final = 200

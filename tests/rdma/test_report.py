@@ -17,5 +17,5 @@ def test_report_says_of_each_carrier_whether_it_works_or_why_not() -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     lines = dict(re.findall(r"^  (\w+) +((?:yes +[\d.]+ GB/s|no +\S).*)$", done.stdout, re.MULTILINE))
-    assert list(lines) == ["shm", "cma", "tcp", "ucx"]
+    assert list(lines) == ["shm", "cma", "tcp", "ucx", "cuda_ipc"]
     assert lines["shm"].startswith("yes")

@@ -306,18 +306,18 @@ class Bulk:
             raise trio.ClosedResourceError("this process is ending: its transfers end with it") from None
         if end is End.REVOKED:
             raise trio.ClosedResourceError(
-                f"the buffer of {_describe(granted)} was revoked: by its aclose(), or as the actor that made it ended"
+                f"the buffer of {describe(granted)} was revoked: by its aclose(), or as the actor that made it ended"
             ) from None
         if end is End.DENIED:
             raise PermissionError(
-                f"{_describe(granted)} knows no such buffer: secret, rights or range of this handle are wrong"
+                f"{describe(granted)} knows no such buffer: secret, rights or range of this handle are wrong"
             ) from None
         if end is End.SILENT:
-            raise _located(Unresponsive(f"{_describe(granted)} has not answered a transfer"), granted) from None
+            raise _located(Unresponsive(f"{describe(granted)} has not answered a transfer"), granted) from None
         if end is End.LOST:
-            raise _located(LinkLost(f"the connection to {_describe(granted)} was lost"), granted) from None
+            raise _located(LinkLost(f"the connection to {describe(granted)} was lost"), granted) from None
         why = visit.why_not or "no carrier is allowed"
-        text = f"the memory of {_describe(granted)} cannot be reached from here: {why}"
+        text = f"the memory of {describe(granted)} cannot be reached from here: {why}"
         raise _located(LinkLost(text), granted) from None
 
     async def _death(self, proc_id: ProcId, end: End) -> DeathOf | None:
@@ -331,7 +331,8 @@ class Bulk:
         return self.proc.death_of(proc_id) if end is End.CANCELLED else None
 
 
-def _describe(granted: Granted) -> str:
+def describe(granted: Granted) -> str:
+    """Say whose memory it is."""
     origin = granted.origin
     where = f"{origin.mesh}{origin.point!r}, " if origin.point is not None else ""
     return f"{where}pid {origin.pid} on {origin.host}"

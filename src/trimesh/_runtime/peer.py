@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import trio
@@ -237,3 +237,14 @@ class Peer:
         """Ask the peer to cancel one of our calls."""
         if self.link is not None:
             self.link.send(messages.encode(messages.Cancel(call, position, reason)), lane=Lane.CONTROL)
+
+
+class Route(Protocol):
+    """Takes the messages of one kind; raises `ProtocolError` when one breaks the rules.
+
+    If they carry user values, it takes `peer.take_cargo()` with each and keeps that as long as the payload.
+    """
+
+    def __call__(self, peer: Peer, message: Any, bodies: list[memoryview], /) -> None:
+        """Take one message from `peer`; the bodies are the receiver's own."""
+        ...

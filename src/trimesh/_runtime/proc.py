@@ -13,7 +13,7 @@ import socket
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
@@ -33,7 +33,7 @@ from trimesh._runtime.loopback import LoopbackLink
 from trimesh._runtime.membership import Membership
 from trimesh._runtime.outgoing import OutgoingCall
 from trimesh._runtime.outgoing_stream import serve_streams
-from trimesh._runtime.peer import Parcel, Peer
+from trimesh._runtime.peer import Parcel, Peer, Route
 from trimesh._runtime.reports import FailureHandler, serve_reports
 from trimesh._runtime.services import Services
 from trimesh._runtime.sites import Sites
@@ -48,17 +48,6 @@ if TYPE_CHECKING:
     from trimesh._runtime.block import Block
     from trimesh._runtime.family import Family
     from trimesh._runtime.member import Member
-
-
-class Route(Protocol):
-    """Takes the messages of one kind; raises `ProtocolError` when one breaks the rules.
-
-    If they carry user values, it takes `peer.take_cargo()` with each and keeps that as long as the payload.
-    """
-
-    def __call__(self, peer: Peer, message: Any, bodies: list[memoryview], /) -> None:
-        """Take one message from `peer`; the bodies are the receiver's own."""
-        ...
 
 
 @attrs.define(eq=False, init=False)

@@ -13,9 +13,10 @@ import trio
 from trimesh import limits
 from trimesh._runtime.context import current_proc
 from trimesh._runtime.foreign import Block
-from trimesh._transport.mover import Kind, Span
+from trimesh._transport.mover import Kind
 from trimesh.errors import LimitExceeded, MeshErrorGroup
 from trimesh.rdma.buffer import RDMABuffer
+from trimesh.rdma.memory import Memory
 
 
 @attrs.frozen(order=True)
@@ -58,7 +59,7 @@ class _Queued:
 
     buffer: RDMABuffer
     kind: Kind
-    span: Span
+    memory: Memory
 
 
 class Batch:
@@ -95,17 +96,17 @@ class Batch:
         if len(self._queued) >= limits.BATCH_TRANSFERS_MAX:
             raise LimitExceeded("BATCH_TRANSFERS_MAX", len(self._queued) + 1)
 
-    def _queue(self, buffer: RDMABuffer, kind: Kind, span: Span) -> None:
+    def _queue(self, buffer: RDMABuffer, kind: Kind, memory: Memory) -> None:
         number = len(self._queued) + 1
         handle = buffer.handle
         is_read = kind is Kind.READ
         verb, what = ("read", "its destination") if is_read else ("write", "its source")
         name = f"transfer {number}, a {verb} of {buffer!r}"
         there = _Range(handle.address, handle.address + handle.nbytes, name)
-        here = _Range(span.address, span.address + span.nbytes, f"{what}, of {name}")
+        here = _Range(memory.span.address, memory.span.address + memory.nbytes, f"{what}, of {name}")
         touched = (
             (self._space(handle.granted.home.epoch, handle.space), there, not is_read),
-            (self._space(self._me, "cpu"), here, is_read),
+            (self._space(self._me, memory.space), here, is_read),
         )
         if touched[0][0] is touched[1][0] and there.overlaps(here):
             raise ValueError(f"a transfer must not overlap itself, got {here.text} in the memory of the buffer")
@@ -118,7 +119,7 @@ class Batch:
                 )
         for space, new, is_write in touched:
             space.add(new, is_write=is_write)
-        self._queued.append(_Queued(buffer, kind, span))
+        self._queued.append(_Queued(buffer, kind, memory))
 
     def _space(self, epoch: int, name: str) -> _Space:
         return self._spaces.setdefault((epoch, name), _Space())
@@ -141,7 +142,7 @@ class Batch:
             while waiting:
                 queued = waiting.popleft()
                 try:
-                    await queued.buffer.transfer(queued.kind, queued.span)
+                    await queued.buffer.move(queued.kind, queued.memory)
                 except Exception as error:  # noqa: BLE001 - raised below, with the others
                     errors.append((numbers[queued], error))
 

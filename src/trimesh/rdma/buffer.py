@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
 import trio
 
 from trimesh._runtime.bulk import Granted, Registration
@@ -14,6 +15,8 @@ from trimesh._runtime.foreign import in_trio, in_trio_block, in_trio_now
 from trimesh._transport.mover import Done, Kind, Right, Span, Transfer
 from trimesh._wire.regions import memory_at
 from trimesh.errors import Origin
+from trimesh.rdma import device_transfer
+from trimesh.rdma.device import find_device, queued_before, share
 from trimesh.rdma.handle import Handle, handle_of
 from trimesh.rdma.memory import Memory, memory_of
 from trimesh.rdma.view import mapped
@@ -35,12 +38,14 @@ class RDMABuffer:
     atomic: who reads while somebody writes may get some bytes of both.
 
     Args:
-        data: A contiguous torch tensor, numpy array, memoryview or bytearray, of at least one byte. `data` is kept.
+        data: A contiguous torch tensor, numpy array, memoryview or bytearray, of at least one byte. `data` is kept. The
+            tensor may be on a CUDA device: then processes of this host reach it that see the device.
         writable: Whether others may write; then `data` must be writable.
 
     Raises:
         TypeError: `data` is something else.
-        ValueError: It is not contiguous, or empty, or read-only although it is to be writable.
+        ValueError: It is not contiguous, or empty, or read-only although it is to be writable, or CUDA does not share
+            such memory.
         RuntimeError: No mesh is open here.
         LimitExceeded: This process has `limits.GRANTS_MAX` buffers.
 
@@ -61,14 +66,9 @@ class RDMABuffer:
                 f"a writable buffer needs memory that may be written, got {memory.text}, which is read-only: "
                 "write RDMABuffer(data, writable=False)"
             )
-        if memory.tensor is not None:
-            raise ValueError(
-                f"a buffer must be memory of the host, got {memory.text}: nothing here reaches the memory of a device; "
-                "copy it to tensor.cpu(), or to a tensor from trimesh.rdma.allocate"
-            )
         rights = _BOTH if writable else Right.READ
-        self._registration, granted = in_trio_now(_register)(memory.span, rights)
-        self._handle = Handle(granted, memory.span.address, 0, memory.nbytes, rights)
+        self._registration, granted = in_trio_now(_register)(memory, rights)
+        self._handle = Handle(granted, memory.span.address, 0, memory.nbytes, rights, memory.space)
 
     # ---- what it is ------------------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class RDMABuffer:
     def backend(self) -> str:
         """What carries its bytes from and to here, "none" if nothing does.
 
-        "local", "shm", "cma" or "tcp"; by an RDMA adapter "ibverbs", "efa" or, of other kinds, "ucx".
+        "local", "shm", "cma", "tcp" or "cuda_ipc"; by an RDMA adapter "ibverbs", "efa" or, of other kinds, "ucx".
 
         Raises:
             RuntimeError: No mesh is open here.
@@ -138,7 +138,8 @@ class RDMABuffer:
         """Copy all of it into memory of this process.
 
         Args:
-            destination: As what a buffer is made of: writable, and of exactly `nbytes` bytes.
+            destination: As what a buffer is made of: writable, and of exactly `nbytes` bytes. On a CUDA device, what is
+                queued there on the current stream comes first.
 
         Raises:
             TypeError, ValueError: `destination` is not; nothing was moved.
@@ -155,14 +156,15 @@ class RDMABuffer:
         await in_trio(self._read_into)(destination)
 
     async def _read_into(self, destination: Any) -> None:
-        await self.transfer(Kind.READ, self.check_read(destination))
+        await self.move(Kind.READ, self.check_read(destination))
 
     @trio.lowlevel.enable_ki_protection
     async def write_from(self, source: Any) -> None:
         """Overwrite all of it with memory of this process.
 
         Args:
-            source: As what a buffer is made of, of exactly `nbytes` bytes. It must not change meanwhile.
+            source: As what a buffer is made of, of exactly `nbytes` bytes. It must not change meanwhile. On a CUDA
+                device, what is queued there on the current stream comes first.
 
         Raises:
             PermissionError: This handle is read-only, or the owner knows no such buffer.
@@ -174,7 +176,7 @@ class RDMABuffer:
         await in_trio(self._write_from)(source)
 
     async def _write_from(self, source: Any) -> None:
-        await self.transfer(Kind.WRITE, self.check_write(source))
+        await self.move(Kind.WRITE, self.check_write(source))
 
     @trio.lowlevel.enable_ki_protection
     async def fetch_add(self, value: int, offset: int = 0) -> int:
@@ -212,6 +214,8 @@ class RDMABuffer:
     async def _change(self, kind: Kind, offset: int, operand: int, expected: int = 0) -> int:
         if not isinstance(offset, int):
             raise TypeError(f"offset must be a number of bytes, got {offset!r}")
+        if self._handle.is_on_device:
+            raise ValueError("atomic operations are for memory of the host, got a buffer on a CUDA device")
         if not 0 <= offset <= self.nbytes - 8:
             raise ValueError(f"the 8 bytes at offset must lie within the buffer of {self.nbytes} bytes, got {offset}")
         if (self._handle.address + offset) % 8 or (self._handle.offset + offset) % 8:
@@ -220,7 +224,8 @@ class RDMABuffer:
                 f"buffer that it made, got {offset}"
             )
         self._check_writable()
-        done = await self.transfer(kind, Span(0, 8), self._handle.offset + offset, operand, expected)
+        grant, where = self._handle.granted.grant, self._handle.offset + offset
+        done = await self._transfer(Transfer(kind, grant, where, Span(0, 8), operand, expected))
         return done.value
 
     def map(self, *, writable: bool = False) -> AbstractAsyncContextManager[memoryview]:
@@ -243,51 +248,56 @@ class RDMABuffer:
         return in_trio_block(mapped(self._handle, writable=writable))
 
     def own_memory(self) -> memoryview | None:
-        """Return the memory itself, of the object that has made the buffer; None for a handle, or when revoked."""
+        """Return the memory itself, of the object that has made the buffer.
+
+        None for a handle, when revoked, and for memory of a device.
+        """
         made = self._registration
-        if made is None or made.is_revoked:
+        if made is None or made.is_revoked or self._handle.is_on_device:
             return None
         return memory_at(made.span.address, made.span.nbytes, made.span.keep)
 
-    def check_read(self, destination: Any) -> Span:
+    def check_read(self, destination: Any) -> Memory:
         """Return the memory of a destination of this buffer, or raise what `read_into` would."""
         memory = memory_of(destination, "the destination of a read")
         if not memory.is_writable:
             raise ValueError(f"the destination of a read must be writable, got {memory.text}, which is read-only")
         return self._fitting(memory, "destination")
 
-    def check_write(self, source: Any) -> Span:
+    def check_write(self, source: Any) -> Memory:
         """Return the memory of a source for this buffer, or raise what `write_from` would."""
         self._check_writable()
         return self._fitting(memory_of(source, "the source of a write"), "source")
 
-    def _fitting(self, memory: Memory, what: str) -> Span:
-        if memory.tensor is not None:
-            raise ValueError(
-                f"the {what} of a transfer must be memory of the host, got {memory.text}: go by way of a CPU tensor"
-            )
+    def _fitting(self, memory: Memory, what: str) -> Memory:
         if memory.nbytes != self.nbytes:
             raise ValueError(
                 f"the {what} of a transfer must have the size of the buffer, {self.nbytes} bytes, got {memory.text} "
                 f"({memory.nbytes} bytes): take a part of either, buffer[start:stop] counts bytes"
             )
-        return memory.span
+        return memory if memory.tensor is None else attrs.evolve(memory, is_idle=queued_before(memory.tensor))
 
     def _check_writable(self) -> None:
         if not self.is_writable:
             raise PermissionError("this handle is read-only, got a write: ask the owner for a writable one")
 
-    async def transfer(
-        self, kind: Kind, local: Span, offset: int | None = None, operand: int = 0, expected: int = 0
-    ) -> Done:
-        """Make a transfer of all of it, or of what `local` has, whose arguments have been checked."""
+    async def move(self, kind: Kind, memory: Memory) -> None:
+        """Make a transfer of all of it, from or to what `check_read` or `check_write` has returned."""
         handle = self._handle
+        if handle.is_on_device or memory.tensor is not None:
+            await self._check_open()
+            await device_transfer.move(current_proc().bulk, handle, kind, memory)
+        else:
+            await self._transfer(Transfer(kind, handle.granted.grant, handle.offset, memory.span))
+
+    async def _transfer(self, transfer: Transfer) -> Done:
+        await self._check_open()
+        return await current_proc().bulk.move(self._handle.granted, transfer)
+
+    async def _check_open(self) -> None:
         if self._registration is not None and self._registration.is_revoked:
             await trio.lowlevel.checkpoint()
             raise trio.ClosedResourceError("this buffer is revoked: by its aclose(), or as its actor has ended")
-        where = handle.offset if offset is None else offset
-        made = Transfer(kind, handle.granted.grant, where, local, operand, expected)
-        return await current_proc().bulk.move(handle.granted, made)
 
     # ---- the end ---------------------------------------------------------------------------------------------
 
@@ -363,13 +373,20 @@ def buffer_by(handle: Handle) -> RDMABuffer:
     return made
 
 
-def _register(span: Span, rights: Right) -> tuple[Registration, Granted]:
-    made = proc_for("an RDMABuffer is made").bulk.register(span, rights)
+def _register(memory: Memory, rights: Right) -> tuple[Registration, Granted]:
+    bulk = proc_for("an RDMABuffer is made").bulk
+    span = memory.span
+    if memory.tensor is not None:
+        span = device_transfer.post_ticket(bulk, share(memory.tensor, span, memory.text))
+    made = bulk.register(span, rights)
     return made, made.granted(rights)
 
 
 def _backend(handle: Handle) -> str:
-    return proc_for("the backend of an RDMABuffer is known").bulk.backend(handle.granted)
+    found = proc_for("the backend of an RDMABuffer is known").bulk.backend(handle.granted)
+    if not handle.is_on_device or found == "local":
+        return found
+    return "cuda_ipc" if found == "shm" and find_device(handle.space)[0] is not None else "none"
 
 
 def _word(name: str, value: int, low: int = 0) -> int:

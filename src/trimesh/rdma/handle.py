@@ -11,6 +11,7 @@ from trimesh._runtime.bulk import Granted
 from trimesh._transport.mover import Grant, Home, Right
 from trimesh.errors import Origin, ProtocolError
 from trimesh.ids import ID_MAX
+from trimesh.rdma.ticket import HOST, is_device
 from trimesh.shape.point import Point
 
 _WORD: Final = 1 << 64
@@ -24,10 +25,10 @@ class Handle:
     Attributes:
         granted: The memory, as others know it.
         address: Of the first byte of the part, in its own process: it tells what overlaps.
-        offset: Of that byte in what was granted.
+        offset: Of that byte in the memory of the buffer.
         nbytes: Size of the part.
         rights: What may be done by this handle.
-        space: Which memory of the process: "cpu", or a device.
+        space: Which memory of the process: that of the host, or of a device; of that, `granted` is the ticket.
     """
 
     granted: Granted
@@ -35,12 +36,17 @@ class Handle:
     offset: int
     nbytes: int
     rights: Right
-    space: str = "cpu"
+    space: str = HOST
 
     @property
     def is_writable(self) -> bool:
         """Whether others may write by it."""
         return Right.WRITE in self.rights
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether it is memory of a device."""
+        return self.space != HOST
 
     def part(self, start: int, stop: int) -> Handle:
         """Return a handle on some of its bytes."""
@@ -78,6 +84,8 @@ def handle_of(*fields: Any) -> Handle:
         raise ProtocolError("a buffer must be a range of a grant of a process")
     if not (isinstance(secret, bytes) and len(secret) == 16 and isinstance(space, str)):
         raise ProtocolError("a buffer must come with a secret of 16 bytes and the name of its memory")
+    if space != HOST and not is_device(space):
+        raise ProtocolError(f"a buffer must be in memory of the host or of a CUDA device, got {space!r:.100}")
     if not (isinstance(exported, bytes) and len(exported) <= limits.EXPORT_BYTES_MAX):
         raise ProtocolError(f"what adapters need of a buffer must have at most {limits.EXPORT_BYTES_MAX} bytes")
     if not (isinstance(listening, bytes) and len(listening) in (0, 4, 16)):

@@ -8,11 +8,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
+from collections.abc import Callable
 from typing import Any, Final
 
 import attrs
 
 from trimesh._transport.mover import Span
+from trimesh.rdma.device import space_of
+from trimesh.rdma.ticket import HOST
 
 _KINDS: Final = "a torch tensor, a numpy array, or a memoryview or bytearray"
 
@@ -26,17 +29,24 @@ class Memory:
         is_writable: Whether it may be written.
         text: What it is, for people.
         tensor: The CUDA tensor that it is, or None for memory of this host.
+        is_idle: Tells whether what was queued on its device, when it was handed over for a transfer, has ended.
     """
 
     span: Span
     is_writable: bool
     text: str
     tensor: Any = None
+    is_idle: Callable[[], bool] | None = None
 
     @property
     def nbytes(self) -> int:
         """Its size."""
         return self.span.nbytes
+
+    @property
+    def space(self) -> str:
+        """Which memory it is part of: that of the host, or of a device."""
+        return HOST if self.tensor is None else space_of(self.tensor.device)
 
 
 def memory_of(data: object, what: str) -> Memory:
@@ -108,7 +118,7 @@ def _of_buffer(data: object, what: str) -> Memory:
     if not view.c_contiguous:
         raise ValueError(f"{what} must be contiguous, got {text} with strides {view.strides}: "
                          "write bytearray(view), which is a copy")  # fmt: skip
-    return Memory(Span(_address_of(view), view.nbytes, view), is_writable=not view.readonly, text=text)
+    return Memory(Span(address_of(view), view.nbytes, view), is_writable=not view.readonly, text=text)
 
 
 class _Buffer(ctypes.Structure):
@@ -129,7 +139,7 @@ class _Buffer(ctypes.Structure):
     )
 
 
-def _address_of(view: memoryview) -> int:
+def address_of(view: memoryview) -> int:
     """Return where the memory of a view begins; the view, if it is kept, keeps it there."""
     found = _Buffer()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(found), 0)

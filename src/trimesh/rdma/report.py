@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -23,7 +25,8 @@ CARRIERS = {
     "shm": "memory from allocate, mapped by the reader",
     "cma": "any memory of a process of this host, by process_vm_readv",
     "tcp": "any memory of any process that listens, over two connections",
-    "ucx": "InfiniBand, RoCE, EFA and devices, by libucp",
+    "ucx": "InfiniBand, RoCE and EFA, by libucp",
+    "cuda_ipc": "memory of a CUDA device, by a process of this host that sees it",
 }
 
 
@@ -45,8 +48,8 @@ class Trial:
 
     def __str__(self) -> str:
         if self.seconds is None:
-            return f"  {self.carrier}   no    {self.why_not}"
-        text = f"  {self.carrier}   yes   {NBYTES / self.seconds / 1e9:.1f} GB/s   {CARRIERS[self.carrier]}"
+            return f"  {self.carrier:<8}   no    {self.why_not}"
+        text = f"  {self.carrier:<8}   yes   {NBYTES / self.seconds / 1e9:.1f} GB/s   {CARRIERS[self.carrier]}"
         return text if self.backend == self.carrier else f"{text}; here {self.backend}"
 
 
@@ -63,13 +66,25 @@ class _Owner(Actor):
         return self.buffer
 
 
+class _DeviceOwner(Actor):
+    """Has memory on a device, if it can."""
+
+    @endpoint
+    async def make(self) -> RDMABuffer | str:
+        """Return it, or why there is none."""
+        try:
+            return RDMABuffer(_on_device(), writable=False)
+        except (ImportError, RuntimeError, AssertionError, ValueError) as error:
+            return str(error)
+
+
 class _Reader(Actor):
     """Reads it."""
 
     @endpoint
     async def read(self, buffer: RDMABuffer, carrier: str) -> Trial:
         """Read it, and return what came of that."""
-        local = bytearray(NBYTES)
+        local = _on_device() if carrier == "cuda_ipc" else bytearray(NBYTES)
         try:
             await buffer.read_into(local)
         except LinkLost as error:
@@ -82,12 +97,29 @@ class _Reader(Actor):
         return Trial(carrier, buffer.backend, best)
 
 
+def _on_device() -> Any:
+    torch = importlib.import_module("torch")
+    return torch.zeros(NBYTES, dtype=torch.uint8, device="cuda")
+
+
 async def try_carrier(carrier: str) -> Trial:
     """Read some memory of one new process by another, with one carrier."""
+    if carrier == "cuda_ipc":
+        return await _try_device(carrier)
     async with this_host().spawn_procs({"procs": 2}, env={"TRIMESH_RDMA": carrier}) as procs:
         owner = await procs.slice(procs=0).spawn("owner", _Owner)
         reader = await procs.slice(procs=1).spawn("reader", _Reader)
         return await reader.read.call_one(await owner.handle.call_one(), carrier)
+
+
+async def _try_device(carrier: str) -> Trial:
+    async with this_host().spawn_procs({"procs": 2}) as procs:
+        owner = await procs.slice(procs=0).spawn("owner", _DeviceOwner)
+        reader = await procs.slice(procs=1).spawn("reader", _Reader)
+        made = await owner.make.call_one()
+        if isinstance(made, str):
+            return Trial(carrier, "none", why_not=made)
+        return await reader.read.call_one(made, carrier)
 
 
 def describe_machine() -> list[str]:

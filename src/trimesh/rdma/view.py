@@ -15,7 +15,7 @@ from trimesh.rdma.handle import Handle
 @trio.lowlevel.enable_ki_protection
 async def mapped(handle: Handle, *, writable: bool) -> AsyncGenerator[memoryview, None]:
     """Give the memory of a handle to a block; see `RDMABuffer.map`."""
-    if not handle.granted.block:
+    if not handle.granted.block or handle.is_on_device:
         raise ValueError(
             "only memory from trimesh.rdma.allocate can be mapped, got a buffer over other memory: "
             "copy it by read_into, or let the owner make it of allocate"

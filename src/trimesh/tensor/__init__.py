@@ -1,5 +1,7 @@
 """The tensor engine: torch on the ranks of a mesh, from one script."""
 
+from trimesh.tensor.compiled import compile  # noqa: A004 - as torch's own
+from trimesh.tensor.errors import RecordingError
 from trimesh.tensor.fetching import fetch, fetch_shard
 from trimesh.tensor.global_tensor import distribute, placements, redistribute, replicate
 from trimesh.tensor.mesh import activate
@@ -10,7 +12,9 @@ from trimesh.tensor.tensor import MeshTensor
 __all__ = [
     "MeshTensor",
     "Placements",
+    "RecordingError",
     "activate",
+    "compile",
     "distribute",
     "fetch",
     "fetch_shard",

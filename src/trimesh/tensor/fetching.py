@@ -61,7 +61,7 @@ async def fetch_shard(tensor: torch.Tensor, coordinates: Mapping[str, int] | Non
     Args:
         tensor: The tensor.
         coordinates: Of the rank, in the labels of the view that the tensor is on.
-        **coords: The same, by keyword.
+        **coords: The same, by keyword. A view of one rank needs none.
 
     Returns:
         The rank's own tensor; of a global one, its part. A copy, on the CPU.
@@ -82,11 +82,13 @@ async def fetch_shard(tensor: torch.Tensor, coordinates: Mapping[str, int] | Non
 
 
 def place_of(team: Team, coordinates: Mapping[str, int]) -> int:
-    """Return the place in a team of the rank with these coordinates.
+    """Return the place in a team of the rank with these coordinates; without any, of the only one.
 
     Raises:
         ShapeError: There is none.
     """
+    if not coordinates and len(team.peers) == 1:
+        return 0
     rank = team.region.extent.rank(coordinates)
     return list(team.region.ranks()).index(team.region.base_rank(rank))
 

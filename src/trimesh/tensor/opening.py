@@ -39,15 +39,25 @@ def engine_of(owned: OwnedProcs) -> Engine:
             "this_proc() is this very process, where torch is used as it is: "
             "write `async with this_host().spawn_procs(...)` and activate that"
         )
-    found = proc.above.get(_Controlled)
-    if found is None:
-        service = open_service(proc)
-        found = proc.above[_Controlled] = _Controlled(proc, engines=service.engines)
-        trio.lowlevel.add_instrument(found)
-    assert isinstance(found, _Controlled)
+    found = _controlled(proc)
     number = owned.whole.mesh
     assert isinstance(number, int)
     engine = found.engines.get(number)
     if engine is None:
         engine = found.engines[number] = Engine(proc, number, owned, found.shapes)
     return engine
+
+
+def shapes_of(proc: Proc) -> Shapes:
+    """Return the plans of a process."""
+    return _controlled(proc).shapes
+
+
+def _controlled(proc: Proc) -> _Controlled:
+    found = proc.above.get(_Controlled)
+    if found is None:
+        service = open_service(proc)
+        found = proc.above[_Controlled] = _Controlled(proc, engines=service.engines)
+        trio.lowlevel.add_instrument(found)
+    assert isinstance(found, _Controlled)
+    return found

@@ -9,6 +9,11 @@ A stream of commands is one flat list. A command is a number, then its operands:
     DEFINE   number, description    from now on `number` is the operation that the description says
     FREE     [ref, ...]             forget these tensors
     RESET                           forget every definition
+    RECORD   number, body, stream, formals, results, captured, carried
+                                    from now on `number` is these commands, whose bodies begin at `body`
+    REPLAY   number, first, [ref, ...]
+                                    run them with these tensors for the formal ones; results are `first` and after it
+    FORGET   number                 forget these commands
     n >= FIRST_SIGNATURE            first output, then what the description of `n` says: refs, numbers, bodies
 
 So an operation that was seen before takes some ten bytes. Pure: values and bytes only.
@@ -25,6 +30,9 @@ from trimesh.errors import ProtocolError
 DEFINE: Final = 0
 FREE: Final = 1
 RESET: Final = 2
+RECORD: Final = 3
+REPLAY: Final = 4
+FORGET: Final = 5
 FIRST_SIGNATURE: Final = 16
 
 REF: Final = "r"
@@ -133,20 +141,14 @@ def decode(payload: bytes | bytearray | memoryview) -> AnyMessage:
     return message
 
 
-def arity(described: Any) -> int:
-    """Return how many operands the arguments in a description take.
-
-    Raises:
-        ProtocolError: It describes nothing.
-    """
-    if not isinstance(described, list):
-        return 0
+def kinds_of(described: Any) -> str:
+    """Return "r", "n" or "b" for each operand that a described argument takes."""
     match described:
-        case ["r"] | ["n"] | ["b"]:
-            return 1
-        case ["l" | "t" | "d", *parts]:
-            return sum(map(arity, parts))
-        case [str(), *_]:
-            return 0
+        case ["r" | "n" | "b" as kind]:
+            return str(kind)
+        case ["l" | "t", *parts]:
+            return "".join(map(kinds_of, parts))
+        case ["d", *parts]:
+            return "".join(map(kinds_of, parts[1::2]))
         case _:
-            raise ProtocolError(f"an argument must be described by a list that begins with its kind, got {described!r}")
+            return ""

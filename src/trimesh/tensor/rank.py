@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import torch
@@ -16,6 +16,9 @@ import torch
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent
 from trimesh.tensor.signature import Signature
+
+if TYPE_CHECKING:
+    from trimesh.tensor.replay import Record
 
 
 @attrs.frozen(eq=False)
@@ -46,6 +49,7 @@ class TeamOnRank:
         index: Of this rank among them.
         done: Commands executed.
         failed: Numbers of those that failed by themselves and have not been reported.
+        recordings: Commands that it keeps, by number.
         above: What kernels keep for it, by class.
     """
 
@@ -56,7 +60,29 @@ class TeamOnRank:
     index: int
     done: int = 0
     failed: list[int] = attrs.field(factory=list[int])
+    recordings: dict[int, Record] = attrs.field(factory=dict[int, "Record"])
     above: dict[type, Any] = attrs.field(factory=dict[type, Any])
+
+
+class Step(Protocol):
+    """Something that a stream of commands says."""
+
+    def execute(self, rank: Rank, team: TeamOnRank) -> None:
+        """Do it. Never raises."""
+        ...
+
+
+@attrs.frozen
+class Free:
+    """Forget tensors."""
+
+    refs: Sequence[int]
+
+    def execute(self, rank: Rank, team: TeamOnRank) -> None:
+        """See `Step`."""
+        del team
+        for ref in self.refs:
+            rank.values.pop(ref, None)
 
 
 @attrs.frozen
@@ -72,6 +98,10 @@ class Command:
     signature: Signature
     first: int
     operands: Sequence[Any]
+
+    def execute(self, rank: Rank, team: TeamOnRank) -> None:
+        """See `Step`."""
+        rank.execute(team, self)
 
 
 class Outside(Protocol):
@@ -109,11 +139,6 @@ class Rank:
     values: dict[int, Any] = attrs.field(factory=dict[int, Any])
     teams: dict[int, TeamOnRank] = attrs.field(factory=dict[int, TeamOnRank])
     above: dict[type, Any] = attrs.field(factory=dict[type, Any])
-
-    def free(self, refs: Sequence[int]) -> None:
-        """Forget tensors."""
-        for ref in refs:
-            self.values.pop(ref, None)
 
     def execute(self, team: TeamOnRank, command: Command) -> None:
         """Run one command of a team. Never raises."""

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import torch
 
 from trimesh.errors import ProtocolError
-from trimesh.tensor.protocol import DEFINE, FREE, RESET
-from trimesh.tensor.rank import Command
+from trimesh.tensor import protocol
+from trimesh.tensor.protocol import FIRST_SIGNATURE, FREE
+from trimesh.tensor.rank import Command, Free, Step
+from trimesh.tensor.replay import Forget, Record, Replay
 from trimesh.tensor.signature import Signature, define
-
-Step = Command | list[int]
-"""A command, or tensors to forget."""
 
 
 @attrs.define(eq=False)
@@ -39,23 +38,47 @@ class Reader:
         try:
             while at < len(stream):
                 code = stream[at]
-                if code == FREE:
-                    steps.append(_refs(stream[at + 1]))
-                    at += 2
-                elif code == DEFINE:
-                    self._signatures[stream[at + 1]] = define(stream[at + 2], self.device)
-                    at += 3
-                elif code == RESET:
-                    self._signatures.clear()
-                    at += 1
-                else:
+                if code >= FIRST_SIGNATURE:
                     signature = self._signatures[code]
                     end = at + 2 + signature.arity
                     steps.append(_command(signature, stream[at + 1], stream[at + 2 : end], bodies))
                     at = end
+                elif code == FREE:
+                    steps.append(Free(_refs(stream[at + 1])))
+                    at += 2
+                else:
+                    at += self._read_rare(stream[at : at + _WORDS[code]], bodies, steps)
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"commands must be what they were defined as, got {error!r} at {at}") from error
         return steps
+
+    def _read_rare(self, words: Sequence[Any], bodies: Sequence[memoryview], steps: list[Step]) -> int:
+        """Read a command that is no operation; return how many words it has."""
+        match words:
+            case [protocol.DEFINE, int(number), description]:
+                self._signatures[number] = define(description, self.device)
+            case [protocol.RESET]:
+                self._signatures.clear()
+            case [protocol.RECORD, int(number), int(body), [*stream], formals, results, captured, [*carried]]:
+                inner = self.read(stream, bodies[body:])
+                pairs = [(one, other) for one, other in map(_refs, carried)]
+                steps.append(Record(number, inner, _refs(formals), _refs(results), _refs(captured), pairs))
+            case [protocol.REPLAY, int(number), int(first), formals]:
+                steps.append(Replay(number, first, _refs(formals)))
+            case [protocol.FORGET, int(number)]:
+                steps.append(Forget(number))
+            case _:
+                raise ProtocolError(f"a command must be one of those that there are, got {words!r}")
+        return len(words)
+
+
+_WORDS: Final = {
+    protocol.DEFINE: 3,
+    protocol.RESET: 1,
+    protocol.RECORD: 8,
+    protocol.REPLAY: 4,
+    protocol.FORGET: 2,
+}
 
 
 def _refs(refs: Any) -> list[int]:

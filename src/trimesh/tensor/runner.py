@@ -11,13 +11,12 @@ import attrs
 import torch
 import trio
 
-from trimesh.tensor.rank import Rank, TeamOnRank
+from trimesh.tensor.rank import Rank, Step, TeamOnRank
 
 if TYPE_CHECKING:
     from trimesh._runtime.proc import Proc
-    from trimesh.tensor.reader import Step
 
-Batch = tuple[TeamOnRank, "list[Step]"]
+Batch = tuple[TeamOnRank, list[Step]]
 
 _REPORT_COMMANDS: Final = 512
 """Commands after which progress is reported although more are waiting: a small part of what may be under way."""
@@ -71,10 +70,7 @@ class Runner:
     def _execute(self, team: TeamOnRank, steps: list[Step]) -> None:
         rank = self.rank
         for step in steps:
-            if isinstance(step, list):
-                rank.free(step)
-            else:
-                rank.execute(team, step)
+            step.execute(rank, team)
 
     def tell(self, function: Callable[..., Any], *args: Any) -> None:
         """Call a function in Trio's thread, soon; not at all when its loop has ended."""

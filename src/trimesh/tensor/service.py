@@ -70,7 +70,8 @@ class _Hosted:
         self.runner.put(team, self.readers[message.team].read(message.stream, bodies))
 
     def _progressed(self, team: TeamOnRank) -> None:
-        failed, team.failed = team.failed, []
+        failed = team.failed[:]
+        del team.failed[: len(failed)]  # the rank's thread may add to it meanwhile
         self._send(protocol.Done(self.engine, team.number, team.done, failed))
 
     def _send(self, message: protocol.AnyMessage, bodies: Any = ()) -> trio.Event | None:
@@ -88,6 +89,7 @@ class _Hosted:
         if isinstance(value, Poison):
             encoded = values.encode_error(value.error, self._origin(value.what))
             failed_at = (value.team, value.number)
+            self._progressed(self.rank.teams[value.team])  # the controller then knows the line that it has kept for it
         else:
             try:
                 encoded = values.encode(value, what="a value of a tensor program")

@@ -8,7 +8,7 @@ remembered, so that a loop with a new learning rate each step finds its plans ag
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import torch
@@ -16,6 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from trimesh import limits
+from trimesh.tensor.protocol import kinds_of
+
+if TYPE_CHECKING:
+    from trimesh.tensor.recording import Recorder
 
 FRESH: Final = -1
 """A leaf of a result that is a new tensor; others are a tensor among the arguments, or a value."""
@@ -50,6 +54,7 @@ class Plan:
         tree: How leaves become the result.
         has_alias: By leaf, whether it is a place.
         is_single: Whether the result is just one new tensor.
+        kinds: "r", "n" or "b" for each operand of its commands.
     """
 
     number: int
@@ -60,6 +65,11 @@ class Plan:
     has_alias: Sequence[bool]
     tree: pytree.TreeSpec
     is_single: bool = False
+    kinds: str = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        _, args, kwargs, _, _ = self.description
+        object.__setattr__(self, "kinds", kinds_of(args) + kinds_of(kwargs))
 
     @property
     def outs(self) -> list[int]:
@@ -70,8 +80,16 @@ class Plan:
 
 @attrs.define(eq=False)
 class Shapes:
-    """The plans and looks of one process."""
+    """The plans and looks of one process.
 
+    Attributes:
+        recorder: Listens to all commands while a function is being recorded.
+        fake: Makes the fake tensors.
+        plans: By operation and looks of its arguments.
+        generation: How often they have been forgotten.
+    """
+
+    recorder: Recorder | None = None
     fake: FakeTensorMode = attrs.field(factory=FakeTensorMode)
     plans: dict[tuple[Any, ...], Plan] = attrs.field(factory=dict[tuple[Any, ...], Plan])
     generation: int = 0

@@ -11,7 +11,7 @@ import torch
 from trimesh.errors import ProtocolError
 from trimesh.tensor.arguments import Build, read
 from trimesh.tensor.kernel import FAMILIES, KERNELS, Kernel
-from trimesh.tensor.protocol import arity
+from trimesh.tensor.protocol import kinds_of
 
 
 @attrs.frozen
@@ -68,8 +68,8 @@ def define(description: Any, device: torch.device) -> Signature:
     for key, part in zip(kwargs[::2], kwargs[1::2], strict=True):
         build, constant, at = read(part, at, device)
         named.append((str(key), build, constant))
-    kinds = "".join(_kinds([*args, *kwargs[1::2]]))
-    if any(not 0 <= index < len(kinds) for index in writes) or at != sum(map(arity, (*args, *kwargs[1::2]))):
+    kinds = "".join(map(kinds_of, (*args, *kwargs[1::2])))
+    if any(not 0 <= index < len(kinds) for index in writes) or at != len(kinds):
         raise ProtocolError(f"{name} is described with operands that it does not have")
     name, kernel = _kernel(name)
     function = kernel.function if kernel is not None else _operator(name)
@@ -83,21 +83,6 @@ def _kernel(name: str) -> tuple[str, Kernel | None]:
     if family is not None:
         return rest, family(rest, _operator(rest))
     return name, KERNELS.get(rest) if space == "trimesh" else None
-
-
-def _kinds(parts: Sequence[Any]) -> list[str]:
-    found: list[str] = []
-    for part in parts:
-        match part:
-            case ["r" | "n" | "b" as kind]:
-                found.append(kind)
-            case ["l" | "t", *inner]:
-                found += _kinds(inner)
-            case ["d", *inner]:
-                found += _kinds(inner[1::2])
-            case _:
-                pass
-    return found
 
 
 def _operator(name: str) -> Callable[..., Any]:

@@ -75,8 +75,7 @@ class Team:
         """Add a command; return the ref of its first output.
 
         Raises:
-            TensorLost: A process of the team has ended.
-            RuntimeError: The block that owns the processes has been left.
+            MeshStopped, ProcDied: See `Engine.check_open`.
         """
         engine = self.engine
         if engine.current is not self:
@@ -86,6 +85,7 @@ class Team:
         stream = self.stream
         if not stream:
             self.first = self.issued
+        freed: Sequence[int] = ()
         if self._freed:
             freed, self._freed = self._freed, []
             stream += (FREE, freed)
@@ -94,11 +94,39 @@ class Team:
         first = engine.new_refs(outputs)
         stream += (plan.number, first)
         stream += operands
-        self._new_lines.append(issuing_line())
+        line = issuing_line()
+        self._new_lines.append(line)
+        recorder = engine.shapes.recorder
+        if recorder is not None:
+            recorder.took(self, plan, first, outputs, operands, line, freed)
         self.issued += 1
         if self.issued - self.first >= limits.TENSOR_BATCH_COMMANDS:
             engine.flush_team(self)
         return first
+
+    def emit_words(self, *words: Any) -> None:
+        """Add a command that is no operation: see `protocol`.
+
+        Raises:
+            MeshStopped, ProcDied: See `Engine.check_open`.
+        """
+        engine = self.engine
+        if engine.current is not self:
+            engine.switch_to(self)
+        self.check()
+        if not self.stream:
+            self.first = self.issued
+        self.stream += words
+        self._new_lines.append(issuing_line())
+        self.issued += 1
+
+    def take_freed(self) -> list[int]:
+        """Send word of what was freed, and return it."""
+        freed, self._freed = self._freed, []
+        if not self.stream:
+            self.first = self.issued
+        self.stream += (FREE, freed)
+        return freed
 
     def add_body(self, body: Buffer) -> int:
         """Let the next command carry a body; return its number, an operand."""

@@ -1,0 +1,202 @@
+"""Transfers with memory of a CUDA device at one end or at both.
+
+    buffer      other memory   bytes go
+    host        device         through pinned places: carrier and device at the same time
+    device      device         by the device itself
+    device      host           through pinned places
+
+A buffer on a device is granted by its ticket (see `ticket`). Who copies holds a claim on that grant, as a view does, so
+`aclose` waits for it; and looks at the grant after each piece, so it ends soon when the buffer is revoked or its owner
+has died.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+
+import attrs
+import trio
+
+from trimesh import limits
+from trimesh._runtime.bulk import Bulk, describe
+from trimesh._transport.mover import Kind, Span, Transfer
+from trimesh.errors import LinkLost, set_origin
+from trimesh.rdma.device import DeviceLane, DeviceMemory, Opened, find_device, granted_here, open_memory, pinned_places
+from trimesh.rdma.handle import Handle
+from trimesh.rdma.memory import Memory, address_of
+from trimesh.rdma.staging import Lane, Step, drain, feed, until
+from trimesh.rdma.ticket import Ticket, read_ticket, write_ticket
+
+# ---- granting --------------------------------------------------------------------------------------------------------
+
+
+@attrs.define(eq=False)
+class _Kept:
+    """What a ticket needs for as long as it is granted; its room is free when this is gone."""
+
+    block: memoryview
+    memory: DeviceMemory
+
+
+@attrs.define(eq=False)
+class _Room:
+    """Where the tickets of one process lie: blocks, which others can look at, cut into tickets."""
+
+    free: list[tuple[memoryview, int]] = attrs.field(factory=list[tuple[memoryview, int]])
+
+    def take(self, bulk: Bulk) -> tuple[memoryview, int]:
+        if not self.free:
+            block = bulk.take_block(limits.CUDA_TICKET_BLOCK_BYTES)
+            self.free += [(block, at) for at in range(0, block.nbytes, limits.CUDA_TICKET_BYTES)]
+        return self.free.pop()
+
+
+_rooms: weakref.WeakKeyDictionary[Bulk, _Room] = weakref.WeakKeyDictionary()
+
+
+def post_ticket(bulk: Bulk, memory: DeviceMemory) -> Span:
+    """Lay a ticket where others can look at it, and return that place; it is kept with the memory.
+
+    Raises:
+        LimitExceeded, OSError: There is no place.
+    """
+    room = _rooms.setdefault(bulk, _Room())
+    block, at = room.take(bulk)
+    block[at : at + limits.CUDA_TICKET_BYTES] = write_ticket(memory.ticket)
+    kept = _Kept(block, memory)
+    weakref.finalize(kept, room.free.append, (block, at)).atexit = False
+    return Span(address_of(block) + at, limits.CUDA_TICKET_BYTES, kept)
+
+
+# ---- reaching --------------------------------------------------------------------------------------------------------
+
+
+async def move(bulk: Bulk, handle: Handle, kind: Kind, memory: Memory) -> None:
+    """Make a transfer of all of a buffer, between it and `memory`, of which one at least is on a device.
+
+    Raises:
+        LinkLost: This process cannot open the memory of that device.
+        ProtocolError: The owner has described its memory wrongly.
+        RuntimeError: CUDA has failed.
+        ProcDied, MeshStopped, trio.ClosedResourceError, PermissionError, Unresponsive, OSError: As `Bulk.move`.
+
+    Blocking: a checkpoint, cancellable; a cancel waits for the pieces that are being copied (ST-2).
+    """
+    if memory.is_idle is not None:
+        await until(memory.is_idle)
+    if handle.is_on_device:
+        await _move_device_buffer(bulk, handle, kind, memory)
+    else:
+        await _move_host_buffer(bulk, handle, kind, memory)
+
+
+async def _move_host_buffer(bulk: Bulk, handle: Handle, kind: Kind, memory: Memory) -> None:
+    places = await pinned_places(handle.nbytes)
+
+    async def carry(place: int, start: int, stop: int) -> None:
+        there = Span(places[place].address, stop - start, places[place].keep)
+        await bulk.move(handle.granted, Transfer(kind, handle.granted.grant, handle.offset + start, there))
+
+    is_feed = kind is Kind.READ
+    lane = DeviceLane(
+        memory.tensor.device.index,
+        memory.span.address,
+        lambda place, _: places[place].address,
+        is_feed,
+        (places, memory.span.keep),
+    )
+    await _run(lane, carry, handle.nbytes, limits.CUDA_PIECE_BYTES, is_feed=is_feed)
+
+
+async def _move_device_buffer(bulk: Bulk, handle: Handle, kind: Kind, memory: Memory) -> None:
+    look = partial(_look, bulk, handle)
+    async with _reached(bulk, handle, kind) as (there, index):
+        is_feed = kind is Kind.WRITE
+        if memory.tensor is not None:
+            near = memory.span.address
+            lane = DeviceLane(index, there, lambda _, start: near + start, is_feed, memory.span.keep)
+            await _run(lane, look, handle.nbytes, limits.CUDA_COPY_BYTES, is_feed=is_feed)
+        else:
+            places = await pinned_places(handle.nbytes)
+
+            async def carry(place: int, start: int, stop: int) -> None:
+                await _copy_on_host(places[place].address, memory.span.address + start, stop - start, is_feed=is_feed)
+                await look()
+
+            lane = DeviceLane(index, there, lambda place, _: places[place].address, is_feed, (places, memory.span.keep))
+            await _run(lane, carry, handle.nbytes, limits.CUDA_PIECE_BYTES, is_feed=is_feed)
+        await look()
+
+
+async def _run(lane: Lane, step: Step, nbytes: int, size: int, *, is_feed: bool) -> None:
+    await (feed if is_feed else drain)(lane, step, nbytes, size)
+
+
+async def _copy_on_host(place: int, address: int, nbytes: int, *, is_feed: bool) -> None:
+    to, source = (place, address) if is_feed else (address, place)
+    if nbytes <= limits.INLINE_BYTES_MAX:
+        ctypes.memmove(to, source, nbytes)
+    else:
+        await trio.to_thread.run_sync(ctypes.memmove, to, source, nbytes)
+
+
+async def _look(bulk: Bulk, handle: Handle, *_: int) -> None:
+    """Raise what a transfer from a buffer that is revoked, or has ended with its owner, raises."""
+    word = bytearray(8)
+    there = Span(address_of(memoryview(word)), len(word), word)
+    await bulk.move(handle.granted, Transfer(Kind.READ, handle.granted.grant, 0, there))
+
+
+@asynccontextmanager
+async def _reached(bulk: Bulk, handle: Handle, kind: Kind) -> AsyncGenerator[tuple[int, int], None]:
+    """Give the address of a buffer on a device, and the number of that device here, with a claim on the buffer."""
+    ticket_view = await _view_ticket(bulk, handle, kind)
+    try:
+        ticket = read_ticket(bytes(ticket_view), handle.space, handle.offset, handle.nbytes)
+        index, why_not = find_device(handle.space)
+        if index is None:
+            raise _lost(handle, why_not)
+        own = granted_here(ticket.number)
+        if own is not None:
+            yield own.address + handle.offset, index
+        else:
+            async with _opened(bulk, handle, ticket, index) as address:
+                yield address + handle.offset, index
+    finally:
+        ticket_view.release()
+        del ticket_view
+
+
+async def _view_ticket(bulk: Bulk, handle: Handle, kind: Kind) -> memoryview:
+    try:
+        return await bulk.view(handle.granted, 0, limits.CUDA_TICKET_BYTES, writable=kind is Kind.WRITE)
+    except LinkLost as error:
+        error.add_note("the buffer is on a CUDA device, which processes of its host reach (docs/rdma.md)")
+        raise
+
+
+@asynccontextmanager
+async def _opened(bulk: Bulk, handle: Handle, ticket: Ticket, index: int) -> AsyncGenerator[int, None]:
+    opened: Opened | None = None
+    try:
+        try:
+            opened = await trio.to_thread.run_sync(open_memory, ticket, index)
+            await until(opened.is_ready)
+        except RuntimeError as error:
+            await _look(bulk, handle)  # it may be that the owner has died
+            raise _lost(handle, f"it cannot be opened here: {error}") from error
+        yield opened.address
+    finally:
+        if opened is not None:
+            with trio.move_on_after(limits.CUDA_END_SECONDS, shield=True), suppress(RuntimeError):
+                await trio.to_thread.run_sync(opened.close, abandon_on_cancel=True)
+
+
+def _lost(handle: Handle, why: str) -> LinkLost:
+    error = LinkLost(f"the memory of a CUDA device of {describe(handle.granted)} cannot be reached from here: {why}")
+    set_origin(error, handle.granted.origin)
+    return error

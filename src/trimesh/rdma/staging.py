@@ -1,0 +1,105 @@
+"""How bytes go between a device and what carries them: in pieces, a copy and a carrier at work at the same time.
+
+There are two *places*, pieces of pinned memory as a rule. While a carrier fills the one, the device is given what is in
+the other.
+
+    ST-1 A place is not touched while a copy to or from it is under way.
+    ST-2 A transfer is left, in whatever way, with no copy under way; if one does not end, its memory is kept.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final
+
+import trio
+
+from trimesh import limits
+
+PLACES: Final = 2
+
+Step = Callable[[int, int, int], Awaitable[object]]
+"""What is done with a piece at the other end: called with the place, and where the piece starts and stops."""
+
+
+class Lane(ABC):
+    """Copies pieces between a place and the memory of a device."""
+
+    @abstractmethod
+    def begin(self, place: int, start: int, stop: int) -> None:
+        """Begin to copy bytes `start` to `stop` of the memory; the direction is the lane's."""
+
+    @abstractmethod
+    def is_done(self, place: int) -> bool:
+        """Return whether no copy to or from the place is under way.
+
+        Raises:
+            RuntimeError: The device has failed.
+        """
+
+    @abstractmethod
+    def keep(self) -> None:
+        """Keep the memory at both ends until the process ends."""
+
+
+def pieces(nbytes: int, size: int) -> list[tuple[int, int]]:
+    """Return start and stop of each piece."""
+    return [(start, min(nbytes, start + size)) for start in range(0, nbytes, size)]
+
+
+async def until(is_done: Callable[[], bool]) -> None:
+    """Wait for a device, which tells nobody: look again and again. A checkpoint, cancellable."""
+    pause = limits.CUDA_POLL_SECONDS
+    await trio.lowlevel.checkpoint()
+    while not is_done():
+        await trio.sleep(pause)
+        pause = min(2 * pause, limits.CUDA_POLL_SECONDS_MAX)
+
+
+async def feed(lane: Lane, step: Step, nbytes: int, size: int) -> None:
+    """Bring bytes to the device: `step` fills a place, the lane empties it."""
+    try:
+        for number, (start, stop) in enumerate(pieces(nbytes, size)):
+            place = number % PLACES
+            await _until_done(lane, place)
+            await step(place, start, stop)
+            lane.begin(place, start, stop)
+        await _until_all_done(lane)
+    except BaseException:
+        await _end(lane)
+        raise
+
+
+async def drain(lane: Lane, step: Step, nbytes: int, size: int) -> None:
+    """Bring bytes from the device: the lane fills a place, `step` empties it."""
+    cut = pieces(nbytes, size)
+    try:
+        lane.begin(0, *cut[0])
+        for number, (start, stop) in enumerate(cut):
+            place = number % PLACES
+            if number + 1 < len(cut):  # that place is empty: its last step has ended
+                lane.begin((number + 1) % PLACES, *cut[number + 1])
+            await _until_done(lane, place)
+            await step(place, start, stop)
+    except BaseException:
+        await _end(lane)
+        raise
+
+
+async def _until_done(lane: Lane, place: int) -> None:
+    await until(lambda: lane.is_done(place))
+
+
+async def _until_all_done(lane: Lane) -> None:
+    for place in range(PLACES):
+        await _until_done(lane, place)
+
+
+async def _end(lane: Lane) -> None:
+    """See ST-2."""
+    with trio.move_on_after(limits.CUDA_END_SECONDS, shield=True) as scope, suppress(RuntimeError):
+        await _until_all_done(lane)  # a device that has failed copies nothing any more
+    if scope.cancelled_caught:
+        lane.keep()

@@ -1,0 +1,164 @@
+"""A recorded function computes what it would compute, and refuses what it cannot replay."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+import trimesh
+from trimesh import this_host
+
+pytestmark = [pytest.mark.torch, pytest.mark.real]
+
+
+class _Average:
+    """State that each step makes anew from that of the step before."""
+
+    value = None
+
+
+def _make_step(net, optimizer, average):
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = ((net(x) - y) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        seen = loss.detach()
+        average.value = seen if average.value is None else average.value * 0.9 + seen
+        return {"loss": loss, "grads": [p.grad for p in net.parameters()], "name": "step"}
+
+    return step
+
+
+async def test_training_step_equals_its_local_twin_in_every_call():
+    import torch
+
+    torch.manual_seed(0)
+    local = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+    remote = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(local.parameters(), lr=0.1, momentum=0.9)
+    average, local_average = _Average(), _Average()
+    local_step = _make_step(local, optimizer, local_average)
+    results = []
+    async with this_host().spawn_procs({"gpus": 2}, preload=("torch",)) as procs:
+        with procs.activate():
+            weights = [torch.nn.Parameter(torch.tensor(p.tolist())) for p in local.parameters()]
+        for (module, name), weight in zip(_slots(remote), weights, strict=True):
+            module._parameters[name] = weight
+        remote_optimizer = torch.optim.SGD(remote.parameters(), lr=0.1, momentum=0.9)
+        step = trimesh.compile(_make_step(remote, remote_optimizer, average))
+        for number in range(7):
+            x, y = torch.randn(5, 8), torch.randn(5, 4)
+            expected = local_step(x, y)
+            with procs.activate():
+                x_there, y_there = torch.tensor(x.tolist()), torch.tensor(y.tolist())
+            results.append((step(x_there, y_there), expected["loss"].item()))
+            assert step.is_recorded is (number >= 2)
+            assert results[-1][0]["name"] == "step"
+            assert torch.allclose(await trimesh.fetch_shard(average.value, gpus=1), local_average.value, atol=1e-5)
+            grad = await trimesh.fetch_shard(remote[0].weight.grad, gpus=0)  # whoever holds it sees the last one
+            assert torch.allclose(grad, local[0].weight.grad, atol=1e-5)
+            returned = await trimesh.fetch_shard(results[-1][0]["grads"][2], gpus=1)
+            assert torch.allclose(returned, local[2].weight.grad, atol=1e-5)
+        for result, expected in results:  # what an earlier call has returned is not written to by later ones
+            assert abs(result["loss"].item() - expected) < 1e-5
+        for one, other in zip(remote.parameters(), local.parameters(), strict=True):
+            assert torch.allclose(await trimesh.fetch_shard(one, gpus=0), other, atol=1e-5)
+
+
+def _slots(net):
+    return [(module, name) for module in net.modules() for name in module._parameters]
+
+
+async def test_aliases_data_and_randomness_are_those_of_a_call():
+    import torch
+
+    async with this_host().spawn_procs({"gpus": 1}, preload=("torch",)) as procs:
+        with procs.activate():
+            state = torch.zeros(4)
+            row = state[1:2]  # a view: what is written through it is seen in the whole
+
+        @trimesh.compile
+        def step(x):
+            table = torch.tensor([1.0, 2.0])  # data of the controller: each call has its own
+            table += x
+            row.add_(1)
+            x.mul_(2)
+            return table, torch.rand(3), x
+
+        drawn = []
+        with procs.activate():
+            for number in range(5):
+                x = torch.ones(2)
+                table, random, same = step(x)
+                assert (await trimesh.fetch_shard(table)).tolist() == [2.0, 3.0]
+                assert (await trimesh.fetch_shard(x)).tolist() == [2.0, 2.0]
+                assert (await trimesh.fetch_shard(same)).tolist() == [2.0, 2.0]
+                same.add_(1)  # the same memory
+                assert (await trimesh.fetch_shard(x)).tolist() == [3.0, 3.0]
+                drawn.append(tuple((await trimesh.fetch_shard(random)).tolist()))
+                assert (await trimesh.fetch_shard(state)).tolist() == [0.0, number + 1.0, 0.0, 0.0]
+        assert len(set(drawn)) == 5
+
+
+async def test_what_cannot_be_replayed_is_refused():
+    import torch
+
+    async with this_host().spawn_procs({"gpus": 1}, preload=("torch",)) as procs:
+        with procs.activate():
+            x = torch.ones(2, 3)
+
+        def looks(x):
+            return x * x.sum().item()
+
+        def counts(x, calls=[]):  # noqa: B006 - a state of Python
+            calls.append(None)
+            return x * float(len(calls))
+
+        def grows(x, calls=[]):  # noqa: B006
+            calls.append(None)
+            for _ in calls:
+                x = x + x
+            return x
+
+        for function, text in (
+            (looks, "look at values"),
+            (counts, "with 2.0 and then 3.0"),
+            (grows, "and then aten::add"),
+        ):
+            recorded = trimesh.compile(function)
+            recorded(x)
+            with pytest.raises(trimesh.RecordingError, match=text):  # in the second call or in the third
+                recorded(x)
+                recorded(x)
+
+        doubled = trimesh.compile(lambda x, factor: x * factor)
+        for _ in range(4):
+            assert doubled(x, 2.0).sum().item() == 12.0
+        with pytest.raises(trimesh.RecordingError, match=r"float32\[2, 3\].*float32\[3\]"):
+            doubled(x[0], 2.0)
+        with pytest.raises(trimesh.RecordingError, match=r"2\.0.*3\.0"):
+            doubled(x, 3.0)
+        doubled.reset()
+        for _ in range(4):
+            assert doubled(x, 3.0).sum().item() == 18.0
+
+
+async def test_a_failure_within_a_replay_names_the_line_of_the_replay_and_poisons_its_results_only():
+    import torch
+
+    async with this_host().spawn_procs({"gpus": 1}, preload=("torch",)) as procs:
+        with procs.activate():
+            table, good, bad = torch.arange(4.0), torch.tensor([1, 2]), torch.tensor([1, 9])
+        pick = trimesh.compile(lambda index: (table[index], index + 1))
+        for _ in range(3):
+            pick(good)
+        assert pick.is_recorded
+        picked, more = pick(bad)
+        with pytest.RaisesGroup(IndexError) as caught:
+            await trimesh.fetch(picked)
+        assert any("test_recording.py" in note for note in caught.value.exceptions[0].__notes__)
+        assert (await trimesh.fetch_shard(more)).tolist() == [2, 10]
+        again, _ = pick(good)
+        assert (await trimesh.fetch_shard(again)).tolist() == [1.0, 2.0]
+        await trio.lowlevel.checkpoint()
