@@ -11,15 +11,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import torch
 from torch.utils import _pytree as pytree
 
+from trimesh import limits
+from trimesh.tensor.copied_view import copied_views
 from trimesh.tensor.kernel import FAMILIES, Kernel
 from trimesh.tensor.random import generator_of
 from trimesh.tensor.rank import Rank, TeamOnRank
-from trimesh.tensor.sharding import assemble, settle, shard_of, unsummed
+from trimesh.tensor.sharding import assemble, settle, shard_of, unsummed, write_whole
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -40,64 +43,97 @@ _NORMS: Final = frozenset({"_foreach_norm", "linalg_vector_norm"})
 
 def operator_on_globals(name: str, operator: Operator) -> Kernel:
     """Return what an operator is where its tensors are global."""
-    base = name.partition("::")[2].partition(".")[0]
-    if base in _LIKES:
-        return Kernel(name, _like(_LIKES[base], takes_sizes=base == "randint_like"), takes_poison=False)
-    if base == "native_dropout":
-        return Kernel(name, _dropout, takes_poison=False)
-    if base == "empty_like":
-        return Kernel(name, lambda _rank, _team, like, **kwargs: _blank(like, kwargs), takes_poison=False)
     schema = getattr(operator, "_schema", None)
     writes = _written(schema)
-    if base in _RANDOM:
-        tensors = [one for one in schema.arguments if "Tensor" in str(one.type)]
-        if writes == [0] and len(tensors) == 1:
-            return Kernel(name, _fill(operator), takes_poison=False)
+    compute = _computation(name.partition("::")[2].partition(".")[0], operator, writes)
+    makes_views = not writes and schema is not None and any(one.alias_info is not None for one in schema.returns)
 
-        def random(rank: Rank, team: TeamOnRank, *args: Any, **kwargs: Any) -> Any:
-            return whole(operator, writes, args, {**kwargs, "generator": generator_of(rank, team)})
-
-        return Kernel(name, random, takes_poison=False)
-    settles = bool(writes) or base in _NORMS
-    parts: Operator | None = None
-    is_known = False
-
-    def run(_rank: Rank, _team: TeamOnRank, *args: Any, **kwargs: Any) -> Any:
-        nonlocal parts, is_known
-        if not is_known:
-            is_known, parts = True, None if writes else _decomposition(operator)
-        if settles:
-            _settle_inputs(args, writes)
-        try:
-            return (parts or operator)(*args, **kwargs)
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            if parts is None and not _has_no_rule(error):
-                raise
-        return whole(operator, writes, args, kwargs)
+    def run(rank: Rank, team: TeamOnRank, *args: Any, **kwargs: Any) -> Any:
+        views = copied_views(rank)
+        if views:
+            for one in _globals((args, kwargs)):
+                views.refresh(one)
+        result = compute(rank, team, *args, **kwargs)
+        if makes_views:
+            rest = args[1:]
+            views.made(
+                args[0], list(_parts(result)), lambda base: list(_parts(compute(rank, team, base, *rest, **kwargs)))
+            )
+        elif writes and views:
+            for place in writes:
+                for one in _globals(args[place]):
+                    views.written(one)
+        return result
 
     return Kernel(name, run, takes_poison=False)
+
+
+def _computation(base: str, operator: Operator, writes: Sequence[int]) -> Operator:
+    if base in _LIKES:
+        return _like(_LIKES[base], takes_sizes=base == "randint_like")
+    if base == "native_dropout":
+        return _dropout
+    if base == "empty_like":
+        return lambda _rank, _team, like, **kwargs: _blank(like, kwargs)
+    if base in _RANDOM:
+        return _random(operator, writes)
+    settles = bool(writes) or base in _NORMS
+
+    def compute(_rank: Rank, _team: TeamOnRank, *args: Any, **kwargs: Any) -> Any:
+        if next(_globals((args, kwargs)), None) is None:  # views of a whole tensor
+            return operator(*args, **kwargs)
+        if settles:
+            _settle_inputs(args, writes)
+        call = operator if has_rule(operator) else _parts_of(operator, writes)
+        if call is not None:
+            try:
+                return call(*args, **kwargs)
+            except (MemoryError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:
+                if call is operator and not _is_refused(error):
+                    raise
+        return whole(operator, writes, args, kwargs)
+
+    return compute
+
+
+def _random(operator: Operator, writes: Sequence[int]) -> Operator:
+    tensors = [one for one in operator._schema.arguments if "Tensor" in str(one.type)]
+    if list(writes) == [0] and len(tensors) == 1:
+        return _fill(operator)
+
+    def random(rank: Rank, team: TeamOnRank, *args: Any, **kwargs: Any) -> Any:
+        return whole(operator, writes, args, {**kwargs, "generator": generator_of(rank, team)})
+
+    return random
 
 
 FAMILIES["global"] = operator_on_globals
 
 
-def _decomposition(operator: Operator) -> Operator | None:
-    """Return the parts that torch takes an operator into, if it has no rule for it, or None.
-
-    Torch would find a rule by these parts, and then run the operator itself on what each rank has. That is wrong for
-    all that count their elements: `mse_loss_backward` would divide by the number of those of one rank (torch 2.13).
-    The parts, run one by one on global tensors, count them all.
-    """
-    from torch._decomp import decomposition_table  # noqa: PLC0415 - see `sharding`
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415
+@lru_cache(maxsize=limits.TENSOR_PLANS)
+def has_rule(operator: Operator) -> bool:
+    """Whether torch says of an operator itself how global tensors go into it and come out."""
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - see `sharding`
 
     dispatcher = DTensor._op_dispatcher
     rules = dispatcher.sharding_propagator
     tables = ("op_strategy_funcs", "op_to_rules", "op_single_dim_strategy_funcs")
-    if operator in dispatcher._custom_op_handlers or any(operator in getattr(rules, table, ()) for table in tables):
+    return operator in dispatcher._custom_op_handlers or any(operator in getattr(rules, name, ()) for name in tables)
+
+
+def _parts_of(operator: Operator, writes: Sequence[int]) -> Operator | None:
+    """Return what torch takes an operator into, to be run part by part, or None.
+
+    Where it has no rule, torch itself finds one by these parts and then runs the operator on what each rank has. That
+    is wrong for all that count elements or places: `mse_loss_backward` would divide by the number of those of one
+    rank, `fill_diagonal_` would fill a diagonal on each (torch 2.13). The parts see global tensors.
+    """
+    if writes:
         return None
+    from torch._decomp import decomposition_table  # noqa: PLC0415 - see `sharding`
+
     found: Operator | None = decomposition_table.get(operator)
     return found
 
@@ -113,14 +149,27 @@ def _written(schema: Any) -> list[int]:
     ]
 
 
-def _has_no_rule(error: Exception) -> bool:
-    """Whether torch refused before anything ran; it does so on every rank alike."""
+_REFUSALS: Final = ("does not have a sharding strategy", "Sharding propagation failed", "not supported with DTensor")
+
+
+def _is_refused(error: Exception) -> bool:
+    """Whether torch found no way to lay the arguments out; it says so before anything ran, on every rank alike."""
     text = str(error)
-    return "does not have a sharding strategy" in text or "Sharding propagation failed" in text
+    return any(words in text for words in _REFUSALS)
 
 
 def _is_global(value: Any) -> TypeGuard[DTensor]:
     return hasattr(value, "_local_tensor") and isinstance(value, torch.Tensor)
+
+
+def _globals(tree: Any) -> Iterator[DTensor]:
+    if _is_global(tree):
+        yield tree
+    elif isinstance(tree, list | tuple):
+        for part in tree:
+            yield from _globals(part)
+    elif isinstance(tree, dict):
+        yield from _globals(list(tree.values()))
 
 
 def _parts(value: Any) -> Iterator[Any]:
@@ -158,7 +207,7 @@ def whole(operator: Operator, writes: Sequence[int], args: Sequence[Any], kwargs
     written: dict[int, DTensor] = {}
     for place in writes:
         for target, value in zip(_parts(args[place]), _parts(whole_args[place]), strict=True):
-            _write(target, value)
+            write_whole(target, value)
             written[id(value)] = target
 
     def keep(value: Any) -> Any:
@@ -177,15 +226,6 @@ def _replicated(like: DTensor) -> list[Any]:
     from torch.distributed.tensor import Replicate  # noqa: PLC0415 - see `sharding`
 
     return [Replicate() for _ in like.placements]
-
-
-def _write(target: DTensor, value: torch.Tensor) -> None:
-    if any(placement.is_partial() for placement in target.placements):
-        raise NotImplementedError(
-            "what ranks have parts of a sum of is not written to in place: "
-            "write the operation that returns a new tensor, or trimesh.redistribute(t, [...]) before it"
-        )
-    target._local_tensor.copy_(shard_of(value, target.device_mesh, target.placements))
 
 
 def _blank(like: DTensor, kwargs: dict[str, Any]) -> DTensor:
@@ -212,7 +252,7 @@ def _draw(operator: Operator, generator: torch.Generator, target: DTensor, *args
         return
     values = torch.empty_strided(target.size(), target.stride(), dtype=target.dtype, device=local.device)
     operator(values, *args, **kwargs, generator=generator)
-    _write(target, values)
+    write_whole(target, values)
 
 
 def _like(filler: str, *, takes_sizes: bool) -> Operator:

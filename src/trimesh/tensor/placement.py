@@ -32,7 +32,11 @@ class Placements(list[Cut]):
 
     def __eq__(self, other: object) -> bool:
         """Compare; a plain list has nothing partial."""
-        return list(self) == other and self.partial == getattr(other, "partial", {})
+        return super().__eq__(other) is True and self.partial == getattr(other, "partial", {})
+
+    def __ne__(self, other: object) -> bool:
+        """Compare; a list has this one of its own."""
+        return not self == other
 
     __hash__ = None  # type: ignore[assignment]  # as lists have it
 

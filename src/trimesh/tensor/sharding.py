@@ -5,8 +5,9 @@ Collectives are torch's own. Every rank of the team runs each of these kernels, 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import torch
@@ -18,6 +19,10 @@ from trimesh.tensor.rank import Poison, Rank, TeamOnRank
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor, Placement
+
+
+_CHATTY: Final = ("torch.distributed.tensor._collective_utils", "torch.distributed.tensor._redistribute")
+"""What warns that gloo has no all-to-all, and that a gather along two dimensions takes two: users cannot change it."""
 
 
 @attrs.frozen
@@ -32,6 +37,8 @@ def placements_by_label(cuts: Sequence[int]) -> list[Placement]:
     # Torch takes 0.7 s to import this: only ranks that have global tensors pay for it.
     from torch.distributed.tensor import Replicate, Shard  # noqa: PLC0415
 
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.ERROR)
     return [Replicate() if cut == WHOLE else Shard(cut) for cut in cuts] or [Replicate()]
 
 
@@ -50,6 +57,20 @@ def assemble(local: torch.Tensor, mesh: Any, placements: Sequence[Any], whole: t
     return DTensor.from_local(
         local, mesh, placements, run_check=False, shape=whole.size(), stride=whole.stride()
     )
+
+
+def write_whole(target: DTensor, value: torch.Tensor) -> None:
+    """Write a tensor that every rank has into a global one.
+
+    Raises:
+        NotImplementedError: The ranks have parts of a sum there.
+    """
+    if any(placement.is_partial() for placement in target.placements):
+        raise NotImplementedError(
+            "a tensor of which the ranks have parts of a sum is not written to in place by such an operation: "
+            "write the one that returns a new tensor, or trimesh.redistribute(t, [...]) before it"
+        )
+    target._local_tensor.copy_(shard_of(value, target.device_mesh, target.placements))
 
 
 @kernel("distribute")
@@ -151,6 +172,7 @@ def fetch_full(rank: Rank, team: TeamOnRank, values: list[DTensor | Poison], req
     found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, Poison):
+            _leave(team, value)
             rank.outside.reply(request, value)
             return
         whole = value.full_tensor()
@@ -163,9 +185,16 @@ def fetch_full(rank: Rank, team: TeamOnRank, values: list[DTensor | Poison], req
 def fetch_part(rank: Rank, team: TeamOnRank, value: DTensor | Poison, request: int, place: int) -> None:
     """Bring one rank's part out; all take part, because what is partial is added up first."""
     if isinstance(value, Poison):
+        _leave(team, value)
         if team.index == place:
             rank.outside.reply(request, value)
         return
     part = value.redistribute(placements=unsummed(value.placements)).to_local()
     if team.index == place:
         rank.outside.reply(request, part.detach().cpu().clone(memory_format=torch.contiguous_format))
+
+
+def _leave(team: TeamOnRank, poison: Poison) -> None:
+    """Free the ranks that wait for this one, which has nothing to give (rule N3)."""
+    if team.on_failed is not None:
+        team.on_failed(poison)
