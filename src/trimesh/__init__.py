@@ -28,6 +28,7 @@ from trimesh.actor.outcome import Outcome
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import (
     ActorFailed,
+    CollectiveFailed,
     DeadlockError,
     HostLost,
     LimitExceeded,
@@ -82,6 +83,8 @@ if TYPE_CHECKING:
         module_to_mesh,
         placements,
         redistribute,
+        reduce,
+        reduce_,
         replicate,
     )
 
@@ -90,6 +93,7 @@ __all__ = [
     "ActorFailed",
     "ActorMesh",
     "Backoff",
+    "CollectiveFailed",
     "Context",
     "DeadlockError",
     "Died",
@@ -163,6 +167,8 @@ __all__ = [
     "placements",
     "rdma",
     "redistribute",
+    "reduce",
+    "reduce_",
     "replicate",
     "tensor",
     "testing",
@@ -181,6 +187,8 @@ _TENSORS = (
     "module_to_mesh",
     "placements",
     "redistribute",
+    "reduce",
+    "reduce_",
     "replicate",
 )
 

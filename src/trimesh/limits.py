@@ -360,9 +360,14 @@ CUDA_POLL_SECONDS: Final = 0.000_05
 CUDA_POLL_SECONDS_MAX: Final = 0.001
 """At most; what takes longer than a few milliseconds is a computation of the user's."""
 
+CUDA_THREADS: Final = 4
+"""Threads in which one process opens and closes memory of devices, pins memory, and copies within it. They wait for
+nobody, and are apart from those of endpoints, which may all be waiting for a transfer."""
+
 CUDA_END_SECONDS: Final = 2.0
-"""A transfer that fails or is cancelled waits this long for the pieces that are being copied: milliseconds, unless the
-device hangs. Memory of a copy that has not ended by then is kept until the process ends."""
+"""A transfer that fails or is cancelled waits this long for the pieces that are being copied, and each for memory of
+another process to be closed: milliseconds, unless the device hangs. Memory of a copy that has not ended by then is kept
+until the process ends."""
 
 # ---- names and ends --------------------------------------------------------------------------------------
 
@@ -392,6 +397,24 @@ TENSOR_PLANS: Final = 16_384
 
 TENSOR_FAILURES: Final = 1_000
 """Failed commands of a team whose lines are kept for whoever fetches: more are the same mistake in a loop."""
+
+COLLECTIVE_SECONDS: Final = 1_800.0
+"""A rank waits this long for the others of its process group: torch's own bound. A rank that has failed or died frees
+them at once; this is for one that computes for half an hour, or is stuck and answers."""
+
+GROUP_KEYS: Final = 65_536
+"""Keys of a team's store: a process group of n ranks takes n, and a thousand ranks may have tens of groups."""
+
+GROUP_LEAVES: Final = 16_384
+"""Commands by which ranks have left a process group that are remembered: no rank is further behind than
+`TENSOR_COMMANDS_AHEAD`."""
+
+TENSOR_INLINE_BYTES: Final = 32_768
+"""A tensor of at most this size moves between ranks inside a message, which costs less than a read of its memory."""
+
+TENSOR_MOVE_BYTES: Final = 2**30
+"""Copies of tensors that a process keeps for others to read at one time; the next waits for room, and a larger one
+until all others have gone."""
 
 SIGNAL_SECONDS: Final = 0.05
 """How often a function that waits without `await` looks at signals and links."""

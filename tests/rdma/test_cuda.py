@@ -72,6 +72,15 @@ class Owner(Actor):
         return RDMABuffer(tensor)
 
     @endpoint
+    async def read_itself_while_busy(self) -> bytes:
+        """Read what has yet to be computed when the read begins."""
+        torch.cuda._sleep(BUSY_CYCLES)
+        self.tensor.fill_(9)
+        found = bytearray(self.buffer.nbytes)
+        await self.buffer.read_into(found)
+        return bytes(found)
+
+    @endpoint
     async def use_itself(self) -> tuple[bytes, bytes, str]:
         """Read by way of the process itself, into both kinds of memory, after having written."""
         size = self.buffer.nbytes
@@ -305,6 +314,12 @@ async def test_what_was_queued_when_the_buffer_was_made_comes_before_others_read
         reader = await procs.slice(gpus=1).spawn("reader", Reader)
         handle = await owner.made_while_busy.call_one(1000)
         assert await reader.read_to_host.call_one(handle) == b"\t" * 1000
+
+
+async def test_what_was_queued_comes_before_a_read_in_the_same_process() -> None:
+    async with this_host().spawn_procs({"gpus": 1}) as procs:
+        owner = await procs.spawn("owner", Owner, 1000)
+        assert await owner.read_itself_while_busy.call_one() == b"\t" * 1000
 
 
 async def test_cancel_does_not_wait_for_what_is_computed() -> None:

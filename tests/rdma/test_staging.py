@@ -4,58 +4,16 @@ from __future__ import annotations
 
 import itertools
 
-import attrs
 import pytest
 import trio
 import trio.testing
+from tests.conformance.vault import pattern
+from tests.rdma.slow_lane import PIECE, SlowLane
 
 from trimesh import limits
-from trimesh.rdma.staging import PLACES, Lane, drain, feed, pieces, until
+from trimesh.rdma.staging import drain, feed, pieces, until
 
-PIECE = 10
 SIZES = [1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 5 * PIECE + 3]
-
-
-def pattern(size: int) -> bytearray:
-    return bytearray((7 * index + 1) % 251 for index in range(size))
-
-
-@attrs.define
-class SlowLane(Lane):
-    """A lane between pieces of host memory whose copies are made when they have been looked at a few times."""
-
-    memory: bytearray
-    is_feed: bool
-    looks: int = 3
-    places: list[bytearray] = attrs.field(factory=lambda: [bytearray(PIECE) for _ in range(PLACES)])
-    pending: dict[int, tuple[int, int, int]] = attrs.field(factory=dict[int, tuple[int, int, int]])
-    most: int = 0
-    is_kept: bool = False
-    failure: RuntimeError | None = None
-
-    def begin(self, place: int, start: int, stop: int) -> None:
-        assert place not in self.pending, "ST-1"
-        self.pending[place] = (self.looks, start, stop)
-        self.most = max(self.most, len(self.pending))
-
-    def is_done(self, place: int) -> bool:
-        if self.failure is not None:
-            raise self.failure
-        if place not in self.pending:
-            return True
-        looks, start, stop = self.pending[place]
-        if looks:
-            self.pending[place] = (looks - 1, start, stop)
-            return False
-        del self.pending[place]
-        if self.is_feed:
-            self.memory[start:stop] = self.places[place][: stop - start]
-        else:
-            self.places[place][: stop - start] = self.memory[start:stop]
-        return True
-
-    def keep(self) -> None:
-        self.is_kept = True
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -87,7 +45,7 @@ async def test_bytes_to_the_device(size: int, autojump_clock: trio.testing.MockC
 @pytest.mark.parametrize("size", SIZES)
 async def test_bytes_from_the_device(size: int, autojump_clock: trio.testing.MockClock):
     source, found = pattern(size), bytearray(size)
-    lane = SlowLane(source, is_feed=False)
+    lane = SlowLane(bytearray(source), is_feed=False)
 
     async def carry(place: int, start: int, stop: int) -> None:
         assert place not in lane.pending
@@ -167,6 +125,21 @@ async def test_failure_of_the_device_is_raised(is_feed: bool, autojump_clock: tr
 async def test_wait_for_a_device_is_a_checkpoint():
     with trio.testing.assert_checkpoints():
         await until(lambda: True)
+
+
+async def test_wait_ends_with_what_is_done_meanwhile(autojump_clock: trio.testing.MockClock):
+    """The event of a process that has died may never come."""
+    looks = 0
+
+    async def look() -> None:
+        nonlocal looks
+        looks += 1
+        await trio.lowlevel.checkpoint()
+        if looks == 3:
+            raise trio.ClosedResourceError
+
+    with pytest.raises(trio.ClosedResourceError):
+        await until(lambda: False, look)
 
 
 async def test_wait_looks_less_and_less_often(autojump_clock: trio.testing.MockClock):

@@ -205,7 +205,7 @@ async def check_what_does_not_fit_is_refused(procs: ProcMesh) -> None:
         await trimesh.fetch(torch.ones(2))
     with pytest.raises(ShapeError, match="every rank of its mesh"):
         trimesh.replicate(torch.ones(2), procs.exclude([{"dp": 0, "tp": 0}]))
-    with pytest.raises(TypeError, match="what `spawn_procs` returned"):
+    with pytest.raises(TypeError, match="a mesh of processes, got None"):
         trimesh.replicate(torch.ones(2), None)
 
 

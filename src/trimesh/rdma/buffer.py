@@ -151,7 +151,8 @@ class RDMABuffer:
             Unresponsive: The owner's process is there and does not answer (over the network only).
 
         Blocking: a checkpoint, cancellable. A cancel ends the wait at once; `destination` is undefined then, and may be
-        written for a moment longer.
+        written for a moment longer. With memory of a device at either end, it waits for the pieces that are being
+        copied: milliseconds.
         """
         await in_trio(self._read_into)(destination)
 
@@ -275,7 +276,7 @@ class RDMABuffer:
                 f"the {what} of a transfer must have the size of the buffer, {self.nbytes} bytes, got {memory.text} "
                 f"({memory.nbytes} bytes): take a part of either, buffer[start:stop] counts bytes"
             )
-        return memory if memory.tensor is None else attrs.evolve(memory, is_idle=queued_before(memory.tensor))
+        return memory if memory.tensor is None else attrs.evolve(memory, is_idle=queued_before(memory.tensor.device))
 
     def _check_writable(self) -> None:
         if not self.is_writable:

@@ -12,7 +12,9 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any, Final
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, ParamSpec, TypeVar
 
 import attrs
 import trio
@@ -25,6 +27,25 @@ from trimesh.rdma.ticket import Ticket
 
 _kept: Final[list[object]] = []
 """Memory of copies that have not ended (ST-2)."""
+
+_limiter: Final = trio.lowlevel.RunVar[trio.CapacityLimiter]("CUDA threads of trimesh")
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function that takes a while; a cancel waits for it. A checkpoint."""
+    return await trio.to_thread.run_sync(partial(function, *args, **kwargs), limiter=_threads())
+
+
+def _threads() -> trio.CapacityLimiter:
+    try:
+        return _limiter.get()
+    except LookupError:
+        limiter = trio.CapacityLimiter(limits.CUDA_THREADS)
+        _limiter.set(limiter)
+        return limiter
 
 
 def _torch() -> Any:
@@ -53,11 +74,11 @@ def find_device(space: str) -> tuple[int | None, str]:
     return seen[space], ""
 
 
-def queued_before(tensor: Any) -> Callable[[], bool]:
-    """Return what tells whether the work has ended that is queued now on the current stream of a tensor's device."""
+def queued_before(device: Any) -> Callable[[], bool]:
+    """Return what tells whether the work has ended that is queued now on the current stream of a device."""
     torch = _torch()
     event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(tensor.device))
+    event.record(torch.cuda.current_stream(device))
     tell: Callable[[], bool] = event.query
     return tell
 
@@ -86,6 +107,10 @@ class DeviceMemory:
     keep: object
     ready: Any
     ticket: Ticket
+
+    def is_ready(self) -> bool:
+        """Return whether what was queued when the buffer was made has ended."""
+        return bool(self.ready.query())
 
 
 _granted: Final[weakref.WeakValueDictionary[int, DeviceMemory]] = weakref.WeakValueDictionary()
@@ -169,6 +194,12 @@ def open_memory(ticket: Ticket, index: int) -> Opened:
     return Opened(base + ticket.offset, base, stream, driver, ready)
 
 
+async def close(opened: Opened) -> None:
+    """Let go of memory of another process, also when cancelled; a driver that hangs is left to do it alone."""
+    with trio.move_on_after(limits.CUDA_END_SECONDS, shield=True), suppress(RuntimeError):
+        await trio.to_thread.run_sync(opened.close, abandon_on_cancel=True, limiter=_threads())
+
+
 # ---- copies ----------------------------------------------------------------------------------------------------------
 
 
@@ -222,7 +253,7 @@ async def pinned_places(nbytes: int) -> list[Span]:
     """Return pinned memory for the pieces of a transfer of `nbytes`; torch keeps it for the next."""
     size = min(nbytes, limits.CUDA_PIECE_BYTES)
     count = PLACES if nbytes > size else 1
-    return await trio.to_thread.run_sync(_pin, size, count)  # new pages take milliseconds; no mode of torch's is there
+    return await in_thread(_pin, size, count)  # new pages take milliseconds; no mode of torch's is there
 
 
 def _pin(size: int, count: int) -> list[Span]:

@@ -14,18 +14,28 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 
 import attrs
-import trio
 
 from trimesh import limits
 from trimesh._runtime.bulk import Bulk, describe
 from trimesh._transport.mover import Kind, Span, Transfer
 from trimesh.errors import LinkLost, set_origin
-from trimesh.rdma.device import DeviceLane, DeviceMemory, Opened, find_device, granted_here, open_memory, pinned_places
+from trimesh.rdma.device import (
+    DeviceLane,
+    DeviceMemory,
+    Opened,
+    close,
+    find_device,
+    granted_here,
+    in_thread,
+    open_memory,
+    pinned_places,
+    queued_before,
+)
 from trimesh.rdma.handle import Handle
 from trimesh.rdma.memory import Memory, address_of
 from trimesh.rdma.staging import Lane, Step, drain, feed, until
@@ -96,52 +106,56 @@ async def move(bulk: Bulk, handle: Handle, kind: Kind, memory: Memory) -> None:
 
 async def _move_host_buffer(bulk: Bulk, handle: Handle, kind: Kind, memory: Memory) -> None:
     places = await pinned_places(handle.nbytes)
-
-    async def carry(place: int, start: int, stop: int) -> None:
-        there = Span(places[place].address, stop - start, places[place].keep)
-        await bulk.move(handle.granted, Transfer(kind, handle.granted.grant, handle.offset + start, there))
-
     is_feed = kind is Kind.READ
-    lane = DeviceLane(
-        memory.tensor.device.index,
-        memory.span.address,
-        lambda place, _: places[place].address,
-        is_feed,
-        (places, memory.span.keep),
-    )
-    await _run(lane, carry, handle.nbytes, limits.CUDA_PIECE_BYTES, is_feed=is_feed)
+    index, there = memory.tensor.device.index, memory.span.address
+    lane = DeviceLane(index, there, lambda place, _: places[place].address, is_feed, (places, memory.span.keep))
+    step = by_carrier(bulk, handle, kind, places)
+    await _run(lane, step, handle.nbytes, limits.CUDA_PIECE_BYTES, is_feed=is_feed)
 
 
 async def _move_device_buffer(bulk: Bulk, handle: Handle, kind: Kind, memory: Memory) -> None:
-    look = partial(_look, bulk, handle)
+    is_feed = kind is Kind.WRITE
     async with _reached(bulk, handle, kind) as (there, index):
-        is_feed = kind is Kind.WRITE
         if memory.tensor is not None:
             near = memory.span.address
             lane = DeviceLane(index, there, lambda _, start: near + start, is_feed, memory.span.keep)
-            await _run(lane, look, handle.nbytes, limits.CUDA_COPY_BYTES, is_feed=is_feed)
+            step: Step = partial(_look, bulk, handle)
+            await _run(lane, step, handle.nbytes, limits.CUDA_COPY_BYTES, is_feed=is_feed)
         else:
             places = await pinned_places(handle.nbytes)
-
-            async def carry(place: int, start: int, stop: int) -> None:
-                await _copy_on_host(places[place].address, memory.span.address + start, stop - start, is_feed=is_feed)
-                await look()
-
             lane = DeviceLane(index, there, lambda place, _: places[place].address, is_feed, (places, memory.span.keep))
-            await _run(lane, carry, handle.nbytes, limits.CUDA_PIECE_BYTES, is_feed=is_feed)
-        await look()
+            step = on_host(bulk, handle, kind, places, memory)
+            await _run(lane, step, handle.nbytes, limits.CUDA_PIECE_BYTES, is_feed=is_feed)
+        await _look(bulk, handle)
 
 
 async def _run(lane: Lane, step: Step, nbytes: int, size: int, *, is_feed: bool) -> None:
     await (feed if is_feed else drain)(lane, step, nbytes, size)
 
 
-async def _copy_on_host(place: int, address: int, nbytes: int, *, is_feed: bool) -> None:
-    to, source = (place, address) if is_feed else (address, place)
-    if nbytes <= limits.INLINE_BYTES_MAX:
-        ctypes.memmove(to, source, nbytes)
-    else:
-        await trio.to_thread.run_sync(ctypes.memmove, to, source, nbytes)
+def by_carrier(bulk: Bulk, handle: Handle, kind: Kind, places: Sequence[Span]) -> Step:
+    """Return what moves pieces of a buffer of a host to places, or from there."""
+
+    async def step(place: int, start: int, stop: int) -> None:
+        here = Span(places[place].address, stop - start, places[place].keep)
+        await bulk.move(handle.granted, Transfer(kind, handle.granted.grant, handle.offset + start, here))
+
+    return step
+
+
+def on_host(bulk: Bulk, handle: Handle, kind: Kind, places: Sequence[Span], memory: Memory) -> Step:
+    """Return what copies pieces of a transfer with a buffer of a device between places and memory of this host."""
+
+    async def step(place: int, start: int, stop: int) -> None:
+        there, here = places[place].address, memory.span.address + start
+        to, source = (here, there) if kind is Kind.READ else (there, here)
+        if stop - start <= limits.INLINE_BYTES_MAX:
+            ctypes.memmove(to, source, stop - start)
+        else:
+            await in_thread(ctypes.memmove, to, source, stop - start)
+        await _look(bulk, handle)
+
+    return step
 
 
 async def _look(bulk: Bulk, handle: Handle, *_: int) -> None:
@@ -162,6 +176,8 @@ async def _reached(bulk: Bulk, handle: Handle, kind: Kind) -> AsyncGenerator[tup
             raise _lost(handle, why_not)
         own = granted_here(ticket.number)
         if own is not None:
+            await until(own.is_ready)
+            await until(queued_before(index))  # as among operations of one process
             yield own.address + handle.offset, index
         else:
             async with _opened(bulk, handle, ticket, index) as address:
@@ -184,16 +200,15 @@ async def _opened(bulk: Bulk, handle: Handle, ticket: Ticket, index: int) -> Asy
     opened: Opened | None = None
     try:
         try:
-            opened = await trio.to_thread.run_sync(open_memory, ticket, index)
-            await until(opened.is_ready)
+            opened = await in_thread(open_memory, ticket, index)
+            await until(opened.is_ready, partial(_look, bulk, handle))  # the event of a dead process may never come
         except RuntimeError as error:
             await _look(bulk, handle)  # it may be that the owner has died
             raise _lost(handle, f"it cannot be opened here: {error}") from error
         yield opened.address
     finally:
         if opened is not None:
-            with trio.move_on_after(limits.CUDA_END_SECONDS, shield=True), suppress(RuntimeError):
-                await trio.to_thread.run_sync(opened.close, abandon_on_cancel=True)
+            await close(opened)
 
 
 def _lost(handle: Handle, why: str) -> LinkLost:

@@ -49,12 +49,19 @@ def pieces(nbytes: int, size: int) -> list[tuple[int, int]]:
     return [(start, min(nbytes, start + size)) for start in range(0, nbytes, size)]
 
 
-async def until(is_done: Callable[[], bool]) -> None:
-    """Wait for a device, which tells nobody: look again and again. A checkpoint, cancellable."""
+async def until(is_done: Callable[[], bool], meanwhile: Callable[[], Awaitable[object]] | None = None) -> None:
+    """Wait for a device, which tells nobody: look again and again. A checkpoint, cancellable.
+
+    Args:
+        is_done: Whether the wait is over.
+        meanwhile: Done after each look; may raise.
+    """
     pause = limits.CUDA_POLL_SECONDS
     await trio.lowlevel.checkpoint()
     while not is_done():
         await trio.sleep(pause)
+        if meanwhile is not None:
+            await meanwhile()
         pause = min(2 * pause, limits.CUDA_POLL_SECONDS_MAX)
 
 

@@ -7,6 +7,7 @@ from trimesh.tensor.global_tensor import distribute, placements, redistribute, r
 from trimesh.tensor.mesh import activate
 from trimesh.tensor.modules import module_to_mesh
 from trimesh.tensor.placement import Placements
+from trimesh.tensor.reduction import reduce, reduce_
 from trimesh.tensor.tensor import MeshTensor
 
 __all__ = [
@@ -21,5 +22,7 @@ __all__ = [
     "module_to_mesh",
     "placements",
     "redistribute",
+    "reduce",
+    "reduce_",
     "replicate",
 ]

@@ -8,7 +8,7 @@ from typing import Any
 import trio
 
 from trimesh import limits
-from trimesh.errors import MeshErrorGroup, ProcDied, set_origin
+from trimesh.errors import CollectiveFailed, MeshErrorGroup, ProcDied, set_origin
 from trimesh.tensor.engine import Request
 
 
@@ -85,5 +85,7 @@ def _values(request: Request) -> Mapping[int, Any]:
             errors.append(error)
         del cargo
     if errors:
+        # What has failed by itself comes before what has failed with it.
+        errors.sort(key=lambda error: isinstance(error, CollectiveFailed))
         raise MeshErrorGroup(f"a tensor on {team.name} could not be computed", errors, mesh=engine.name)
     return found

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import count
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -68,6 +67,7 @@ class Engine:
         number: Known to the ranks.
         owned: The mesh.
         shapes: The plans of this process.
+        engines: All of this process, by number.
         device: Where ranks make tensors unless they are told.
         current: The team that commands were issued to last.
         is_closed: Set when nothing more can be sent.
@@ -77,6 +77,7 @@ class Engine:
     number: int
     owned: OwnedProcs
     shapes: Shapes
+    engines: Mapping[int, Engine]
     device: torch.device = attrs.field(factory=default_device)
     current: Team | None = None
     is_closed: bool = False
@@ -85,7 +86,6 @@ class Engine:
     _opened: set[Peer] = attrs.field(factory=set["Peer"])
     _refs: int = 1
     _requests: dict[int, Request] = attrs.field(factory=dict[int, Request])
-    _numbers: Any = attrs.field(factory=lambda: count(1))
 
     @property
     def name(self) -> str:
@@ -114,7 +114,7 @@ class Engine:
             raise ValueError("tensors need at least one process, got an empty view")
         info = self.owned.info
         peers = [self.proc.peer(info.members[rank].proc_id) for rank in ranks]
-        team = Team(self, next(self._numbers), region, peers)
+        team = Team(self, self.shapes.new_number(), region, peers)
         self.check_open(team)
         self._teams[region] = self._by_number[team.number] = team
         whole = self.owned.whole.extent
@@ -156,8 +156,14 @@ class Engine:
 
     def flush(self) -> None:
         """Send everything that was issued."""
-        for team in list(self._by_number.values()):
-            if team.stream or team.has_freed:
+        teams = list(self._by_number.values())
+        # What one team forgets may be used by commands of another that have not been sent: those go first. Teams with
+        # commands have no rank in common (`switch_to`).
+        for team in teams:
+            if team.stream:
+                self.flush_team(team)
+        for team in teams:
+            if team.has_freed:
                 self.flush_team(team)
 
     def flush_team(self, team: Team) -> None:
@@ -180,7 +186,7 @@ class Engine:
 
     def ask(self, team: Team, places: Sequence[int], issue: Callable[[int], object]) -> Request:
         """Make a request that `issue`, given its number, lets the ranks at some places of a team answer."""
-        request = Request(next(self._numbers), team, {team.peers[place]: place for place in places})
+        request = Request(self.shapes.new_number(), team, {team.peers[place]: place for place in places})
         self._requests[request.number] = request
         try:
             issue(request.number)
@@ -191,9 +197,12 @@ class Engine:
         return request
 
     def line_of(self, team: int, number: int) -> str | None:
-        """Say where a command that has failed was issued."""
-        found = self._by_number.get(team)
-        return None if found is None else found.failed.get(number)
+        """Say where a command that has failed was issued, of whatever mesh: tensors move between them."""
+        for engine in self.engines.values():
+            found = engine._by_number.get(team)
+            if found is not None:
+                return found.line_of(number)
+        return None
 
     def forget(self, request: Request) -> None:
         """Drop a request: its answers have been taken, or whoever asked has left."""
@@ -233,6 +242,7 @@ class Engine:
         for number, team in list(self._by_number.items()):
             if peer in team.peers:
                 team.is_lost = True
+                self._send(team.peers, protocol.Lost(self.number, number))
                 del self._by_number[number]
         for request in list(self._requests.values()):
             request.settle(peer, error)

@@ -17,7 +17,7 @@ from trimesh.tensor.placement import WHOLE, Cut, Placements, cuts_by_label, plac
 from trimesh.tensor.shapes import Meta
 from trimesh.tensor.team import Team
 from trimesh.tensor.tensor import MeshTensor
-from trimesh.tensor.upload import Sizes, bytes_of, contiguous
+from trimesh.tensor.upload import Sizes, bytes_of, contiguous_strides
 
 
 def distribute(tensor: torch.Tensor, mesh: ProcMesh, placements: Sequence[Cut] | None = None) -> torch.Tensor:
@@ -48,7 +48,7 @@ def distribute(tensor: torch.Tensor, mesh: ProcMesh, placements: Sequence[Cut] |
             f"a tensor of this process is distributed, got {tensor!r}: "
             "write trimesh.redistribute(t, [...]) for a global one, t.to_global([...]) for one with a tensor on each rank"
         )
-    return put(tensor, checked_team(team_of(mesh)), placements)
+    return put(tensor, checked_team(team_of(mesh, "a global tensor is on")), placements)
 
 
 def replicate(tensor: torch.Tensor, mesh: ProcMesh) -> torch.Tensor:
@@ -147,7 +147,7 @@ def to_local(tensor: torch.Tensor, cuts: Sequence[Cut] | None) -> MeshTensor:
                     f"parts along {label!r}, of size {count}"
                 )
             size[dim] //= count
-    meta = team.engine.shapes.meta(size, contiguous(size), value.dtype, value.device)
+    meta = team.engine.shapes.meta(size, contiguous_strides(size), value.dtype, value.device)
     [made] = call_kernel(team, "to_local", value, Sizes(along), outputs=[meta])
     return made
 
@@ -199,4 +199,4 @@ def checked_team(team: Team) -> Team:
 
 
 def _meta(team: Team, size: tuple[int, ...], dtype: torch.dtype) -> Meta:
-    return team.engine.shapes.meta(size, contiguous(size), dtype, team.engine.device, is_global=True)
+    return team.engine.shapes.meta(size, contiguous_strides(size), dtype, team.engine.device, is_global=True)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import torch
+
 from trimesh._runtime.ownership import OwnedProcs
 from trimesh.actor.proc_mesh import ProcMesh
+from trimesh.errors import ShapeError
 from trimesh.shape.region import Region
 from trimesh.tensor.activation import Activation
+from trimesh.tensor.call import call_kernel
 from trimesh.tensor.opening import engine_of
 from trimesh.tensor.team import Team
+from trimesh.tensor.tensor import MeshTensor
 
 
 def activate(owned: OwnedProcs, region: Region) -> Activation:
@@ -15,14 +20,28 @@ def activate(owned: OwnedProcs, region: Region) -> Activation:
     return Activation(engine_of(owned).team(region))
 
 
-def team_of(mesh: ProcMesh) -> Team:
-    """Return the ranks that a view of processes is.
+def rank_tensor(owned: OwnedProcs, region: Region, label: str) -> MeshTensor:
+    """Return a tensor that is, on each rank of a view, its own index along a dimension of the view."""
+    if label not in region.extent:
+        raise ShapeError(f"an index is along a dimension of {region.extent!r}, got {label!r}")
+    team = engine_of(owned).team(region)
+    meta = team.engine.shapes.meta((), (), torch.int64, team.engine.device)
+    [made] = call_kernel(team, "index", label, outputs=[meta])
+    return made
+
+
+def team_of(mesh: ProcMesh, what: str) -> Team:
+    """Return the ranks of a view that a user has named.
+
+    Args:
+        mesh: The view.
+        what: What is done with it, for an error: "tensors move to".
 
     Raises:
-        RuntimeError: See `ProcMesh.activate`.
         TypeError: It is no mesh of processes.
+        RuntimeError: It is a reference, or `this_proc()`.
     """
     if not isinstance(mesh, ProcMesh):
-        raise TypeError(f"tensors live on a mesh of processes, got {mesh!r}: write what `spawn_procs` returned")
-    mesh._check_owned("tensors are made by the block that owns the processes")
-    return engine_of(mesh._owned_here()).team(mesh._shown)
+        raise TypeError(f"{what} a mesh of processes, got {mesh!r}")
+    owned, region = mesh.owned_view(f"{what} processes whose block is here")
+    return engine_of(owned).team(region)

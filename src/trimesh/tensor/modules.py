@@ -47,7 +47,7 @@ def module_to_mesh(module: M, mesh: ProcMesh, plan: Plan | None = None) -> M:
     Example:
         >>> model = trimesh.module_to_mesh(Net(), procs, {"up.weight": ["tp", None], "down.weight": [None, "tp"]})
     """
-    team = checked_team(team_of(mesh))
+    team = checked_team(team_of(mesh, "a global tensor is on"))
     chosen = _checked_placements(module, plan or {}, team)
     moved: dict[int, Any] = {}
     for tensor in _tensors(module):

@@ -44,7 +44,7 @@ def engine_of(owned: OwnedProcs) -> Engine:
     assert isinstance(number, int)
     engine = found.engines.get(number)
     if engine is None:
-        engine = found.engines[number] = Engine(proc, number, owned, found.shapes)
+        engine = found.engines[number] = Engine(proc, number, owned, found.shapes, found.engines)
     return engine
 
 

@@ -13,11 +13,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 import torch
 
+from trimesh import limits
+from trimesh.errors import Origin
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent
+from trimesh.tensor.protocol import Answer
 from trimesh.tensor.signature import Signature
 
 if TYPE_CHECKING:
+    from trimesh._runtime.peer import Peer
+    from trimesh._runtime.proc import Proc
     from trimesh.tensor.replay import Record
 
 
@@ -48,9 +53,11 @@ class TeamOnRank:
         procs: Their processes.
         index: Of this rank among them.
         done: Commands executed.
+        steps: Operations executed, each of those in a recording by itself: the same number at the same one everywhere.
         failed: Numbers of those that failed by themselves and have not been reported.
         recordings: Commands that it keeps, by number.
         above: What kernels keep for it, by class.
+        on_failed: Called with the failure of each command that was not done here, once something has asked for it.
     """
 
     number: int
@@ -59,9 +66,11 @@ class TeamOnRank:
     procs: Sequence[ProcId]
     index: int
     done: int = 0
+    steps: int = 0
     failed: list[int] = attrs.field(factory=list[int])
     recordings: dict[int, Record] = attrs.field(factory=dict[int, "Record"])
     above: dict[type, Any] = attrs.field(factory=dict[type, Any])
+    on_failed: Callable[[Poison], None] | None = None
 
 
 class Step(Protocol):
@@ -105,7 +114,17 @@ class Command:
 
 
 class Outside(Protocol):
-    """What a rank can ask of the process around it; everything may be called from the rank's thread."""
+    """What a rank can ask of the process around it; every method may be called from the rank's thread.
+
+    Attributes:
+        proc: The process.
+        controller: Whose commands the rank obeys.
+        engine: Number there.
+    """
+
+    proc: Proc
+    controller: Peer
+    engine: int
 
     def reply(self, request: int, value: Any) -> None:
         """Send a value, or a `Poison`, to the controller."""
@@ -113,6 +132,27 @@ class Outside(Protocol):
 
     def run_in_trio(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run an async function in the Trio loop of the process and return what it returns."""
+        ...
+
+    def ask(
+        self,
+        team: TeamOnRank,
+        verb: str,
+        keys: Sequence[str],
+        values: Sequence[bytes] = (),
+        numbers: Sequence[int] = (),
+        error: BaseException | None = None,
+        seconds: float = limits.COLLECTIVE_SECONDS,
+    ) -> Answer:
+        """Ask the store of a team something and wait for the answer; see `Stores.ask`."""
+        ...
+
+    def tell(self, function: Callable[..., Any], *args: Any) -> None:
+        """Call a function in Trio's thread, soon, and do not wait for it."""
+        ...
+
+    def origin(self, what: str) -> Origin:
+        """Return the coordinates of the rank, for an error of the operation `what`."""
         ...
 
 
@@ -155,6 +195,7 @@ class Rank:
         kernel = signature.kernel
         if poison is not None and not (kernel is not None and kernel.takes_poison):
             self._spoil(command, operands, poison)
+            self._failed(team, poison)
         else:
             try:
                 result = signature.run(operands) if kernel is None else signature.run(operands, self, team)
@@ -162,8 +203,18 @@ class Rank:
             except BaseException as error:  # noqa: BLE001 - waits for whoever fetches
                 traceback.clear_frames(error.__traceback__)  # they hold tensors
                 team.failed.append(team.done)
-                self._spoil(command, operands, Poison(team.number, team.done, signature.name, error))
+                poison = Poison(team.number, team.done, signature.name, error)
+                self._spoil(command, operands, poison)
+                self._failed(team, poison)
         team.done += 1
+        team.steps += 1
+
+    def _failed(self, team: TeamOnRank, poison: Poison) -> None:
+        if team.on_failed is not None:
+            try:
+                team.on_failed(poison)
+            except BaseException as error:  # noqa: BLE001 - the process, or the team, has come to its end
+                traceback.clear_frames(error.__traceback__)
 
     def _value(self, team: TeamOnRank, signature: Signature, ref: int) -> Any:
         found = self.values.get(ref)

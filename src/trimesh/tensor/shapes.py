@@ -71,12 +71,6 @@ class Plan:
         _, args, kwargs, _, _ = self.description
         object.__setattr__(self, "kinds", kinds_of(args) + kinds_of(kwargs))
 
-    @property
-    def outs(self) -> list[int]:
-        """For each leaf, the index among the new tensors, or -1."""
-        outs: list[int] = self.description[3]
-        return outs
-
 
 @attrs.define(eq=False)
 class Shapes:
@@ -97,7 +91,7 @@ class Shapes:
     _metas: dict[tuple[Any, ...], Meta] = attrs.field(factory=dict[tuple[Any, ...], Meta])
 
     def new_number(self) -> int:
-        """Return a number for a plan; none is used twice."""
+        """Return a number for a plan, a team, a request; none is used twice in this process."""
         self._numbers += 1
         return self._numbers
 

@@ -167,7 +167,7 @@ class Team:
         """Learn what a rank has executed, and what of it has failed."""
         for number in failed:
             if len(self.failed) < limits.TENSOR_FAILURES:
-                self.failed.setdefault(number, self._line_of(number))
+                self.failed.setdefault(number, self._find_line(number))
         self.done[peer] = max(count, self.done.get(peer, 0))
         executed = self.executed
         while self.lines and self.lines[0][0] + len(self.lines[0][1]) <= executed:
@@ -178,7 +178,11 @@ class Team:
         """Commands that every rank has executed."""
         return min(self.done.get(peer, 0) for peer in self.peers)
 
-    def _line_of(self, number: int) -> str:
+    def line_of(self, number: int) -> str:
+        """Say where a command that has failed was issued, even if no rank has reported the failure yet."""
+        return self.failed.get(number) or self._find_line(number)
+
+    def _find_line(self, number: int) -> str:
         for first, lines in self.lines:
             if first <= number < first + len(lines):
                 code, line = lines[number - first]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from trimesh.actor.proc_mesh import ProcMesh
     from trimesh.tensor.placement import Cut
     from trimesh.tensor.shapes import Meta
     from trimesh.tensor.team import Team
@@ -64,7 +65,51 @@ class MeshTensor(torch.Tensor):
         dtype = str(meta.dtype).removeprefix("torch.")
         return f"<{kind} {dtype}{list(meta.size)} on {team.name}{grad}>"
 
-    def local(self, placements: Sequence[Cut] | None = None) -> torch.Tensor:
+    def reduce(self, dims: str | Sequence[str], reduction: str = "sum", *, scatter: bool = False) -> MeshTensor:
+        """Return what the ranks make of their tensors together: see `trimesh.tensor.reduce`."""
+        result: MeshTensor = _above("reduction").reduce(self, dims, reduction, scatter=scatter)
+        return result
+
+    def reduce_(self, dims: str | Sequence[str], reduction: str = "sum", *, scatter: bool = False) -> MeshTensor:
+        """Do it in the memory of this tensor: see `trimesh.tensor.reduce_`."""
+        result: MeshTensor = _above("reduction").reduce_(self, dims, reduction, scatter=scatter)
+        return result
+
+    def slice_mesh(self, **selection: int | slice) -> MeshTensor:
+        """Return the tensor as a part of its ranks have it: `t.slice_mesh(gpus=0)`. Nothing moves.
+
+        It shares their memory: what is written to the one in place is in the other. Its gradient is zero on the ranks
+        that were left out.
+
+        Args:
+            **selection: As of `ProcMesh.slice`: a number removes its dimension, a slice keeps a part of it.
+
+        Raises:
+            ShapeError: The tensor has no such ranks.
+            TypeError: It is global: its ranks have parts of one tensor.
+        """
+        sliced: MeshTensor = _above("movement").slice_mesh(self, **selection)
+        return sliced
+
+    def to_mesh(self, target: ProcMesh) -> MeshTensor:
+        """Return a copy on other ranks: of a view of the same processes, or of another mesh of this controller.
+
+        The tensor of each rank goes to the rank at the same place, or that of one rank to all. Bytes move from process
+        to process, by the ranks' own memory. If it cannot be computed at the source, neither can it at the target,
+        for the same reason. Differentiable: gradients move back, and those of one rank that went to all are added.
+
+        Args:
+            target: The processes.
+
+        Raises:
+            ShapeError: The sizes of the two differ, and the source is not one rank.
+            TypeError: The tensor is global, or `target` is no mesh of processes.
+            ProcDied, MeshStopped: Of either mesh.
+        """
+        moved: MeshTensor = _above("movement").to_mesh(self, target)
+        return moved
+
+    def local(self, placements: Sequence[Cut] | None = None) -> MeshTensor:
         """Return, of a global tensor, each rank's part as a tensor on each rank. Not differentiable.
 
         Args:
@@ -74,11 +119,10 @@ class MeshTensor(torch.Tensor):
             ShapeError: The placements do not fit the tensor, or its parts would not be equal.
             TypeError: It is no global tensor, or it needs gradients.
         """
-        from trimesh.tensor.global_tensor import to_local  # noqa: PLC0415 - which needs this class
+        made: MeshTensor = _above("global_tensor").to_local(self, placements)
+        return made
 
-        return to_local(self, placements)
-
-    def to_global(self, placements: Sequence[Cut] | None = None) -> torch.Tensor:
+    def to_global(self, placements: Sequence[Cut] | None = None) -> MeshTensor:
         """Return one global tensor that has the tensors of the ranks as its parts. Not differentiable.
 
         Args:
@@ -89,9 +133,8 @@ class MeshTensor(torch.Tensor):
             ShapeError: The placements do not fit the tensor.
             TypeError: It is global, or it needs gradients.
         """
-        from trimesh.tensor.global_tensor import to_global  # noqa: PLC0415 - which needs this class
-
-        return to_global(self, placements)
+        made: MeshTensor = _above("global_tensor").to_global(self, placements)
+        return made
 
     def numpy(self, *, force: bool = False) -> NoReturn:
         """Refuse: the values are on the ranks."""
@@ -106,6 +149,11 @@ class MeshTensor(torch.Tensor):
     def data_ptr(self) -> NoReturn:
         """Refuse: there is no memory here."""
         raise TypeError(f"{self!r} has its memory on the ranks, so it has no pointer at the controller")
+
+
+def _above(module: str) -> Any:
+    """Return a module that makes tensors, which needs this one; loaded when a tensor is first asked for it."""
+    return importlib.import_module(f"trimesh.tensor.{module}")
 
 
 def make(meta: Meta, team: Team, ref: int) -> MeshTensor:

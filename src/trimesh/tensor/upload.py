@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -19,7 +18,7 @@ def upload(tensor: torch.Tensor, team: Team) -> MeshTensor:
     data = bytes_of(tensor)
     shapes = team.engine.shapes
     size = tuple(tensor.size())
-    meta = shapes.meta(size, contiguous(size), tensor.dtype, team.engine.device)
+    meta = shapes.meta(size, contiguous_strides(size), tensor.dtype, team.engine.device)
     return put(team, data, meta)
 
 
@@ -46,8 +45,8 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
         return memoryview(bytes_)
 
 
-def contiguous(size: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a tensor that lies row-major."""
+def contiguous_strides(size: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a row-major tensor."""
     strides: list[int] = []
     step = 1
     for length in reversed(size):
