@@ -15,7 +15,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from trimesh.tensor.rank import Rank, memory_of
-from trimesh.tensor.sharding import write_whole
+from trimesh.tensor.sharding import is_partial, settle, unsummed, write_whole
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -73,6 +73,8 @@ class CopiedViews:
         if own is None:
             return
         self.refresh(own.base)
+        if is_partial(own.base):
+            settle(own.base, unsummed(own.base.placements))
         whole = own.base.full_tensor().clone()
         own.view(whole).copy_(tensor.full_tensor())
         write_whole(own.base, whole)

@@ -21,8 +21,8 @@ from trimesh import limits
 from trimesh.tensor.copied_view import copied_views
 from trimesh.tensor.kernel import FAMILIES, Kernel
 from trimesh.tensor.random import generator_of
-from trimesh.tensor.rank import Rank, TeamOnRank
-from trimesh.tensor.sharding import assemble, settle, shard_of, unsummed, write_whole
+from trimesh.tensor.rank import Rank, TeamOnRank, memory_of
+from trimesh.tensor.sharding import assemble, is_partial, settle, shard_of, unsummed, write_whole
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -79,20 +79,25 @@ def _computation(base: str, operator: Operator, writes: Sequence[int]) -> Operat
         return _random(operator, writes)
     settles = bool(writes) or base in _NORMS
 
-    def compute(_rank: Rank, _team: TeamOnRank, *args: Any, **kwargs: Any) -> Any:
+    def compute(rank: Rank, _team: TeamOnRank, *args: Any, **kwargs: Any) -> Any:
         if next(_globals((args, kwargs)), None) is None:  # views of a whole tensor
             return operator(*args, **kwargs)
         if settles:
             _settle_inputs(args, writes)
         call = operator if has_rule(operator) else _parts_of(operator, writes)
-        if call is not None:
-            try:
+        try:
+            if call is not None:
                 return call(*args, **kwargs)
-            except (MemoryError, torch.OutOfMemoryError):
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if call is operator and not _is_refused(error):
                 raise
-            except Exception as error:
-                if call is operator and not _is_refused(error):
-                    raise
+        sums = [one for place in writes for one in _globals(args[place]) if is_partial(one)]
+        for one in sums:
+            _add_up(rank, one)
+        if sums and call is operator:
+            return operator(*args, **kwargs)
         return whole(operator, writes, args, kwargs)
 
     return compute
@@ -189,12 +194,27 @@ def _settle_inputs(args: Sequence[Any], writes: Sequence[int]) -> None:
         if place in writes:
             continue
         for index, one in enumerate(_parts(value)):
-            if not _is_global(one) or not any(placement.is_partial() for placement in one.placements):
+            if not _is_global(one) or not is_partial(one):
                 continue
             target = targets[index] if index < len(targets) and _is_global(targets[index]) else None
             goal = target.placements if target is not None and target.shape == one.shape else unsummed(one.placements)
             if not any(placement.is_partial() for placement in goal):
                 settle(one, goal)
+
+
+def _add_up(rank: Rank, target: DTensor) -> None:
+    """Lay a partial tensor out anew, before it is written to.
+
+    Raises:
+        NotImplementedError: There is a view of it, which would not see that.
+    """
+    memory = memory_of(target)
+    if any(other is not target and memory_of(other) == memory for other in rank.values.values()):
+        raise NotImplementedError(
+            "a tensor of which the ranks have parts of a sum cannot be written to in place while there are views of "
+            "it: write the operation that returns a new tensor, or trimesh.redistribute(t, [...]) before it"
+        )
+    settle(target, unsummed(target.placements))
 
 
 def whole(operator: Operator, writes: Sequence[int], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -231,7 +251,7 @@ def _replicated(like: DTensor) -> list[Any]:
 def _blank(like: DTensor, kwargs: dict[str, Any]) -> DTensor:
     """Return a tensor to be filled: nothing in it is partial."""
     operator = torch.ops.aten.empty_like.default
-    if any(placement.is_partial() for placement in like.placements):
+    if is_partial(like):
         operator = torch.ops.aten.zeros_like.default  # an empty one would be as partial as `like`
     made: DTensor = operator(like, **kwargs)
     return made
@@ -239,6 +259,8 @@ def _blank(like: DTensor, kwargs: dict[str, Any]) -> DTensor:
 
 def _fill(operator: Operator) -> Operator:
     def fill(rank: Rank, team: TeamOnRank, target: DTensor, *args: Any, **kwargs: Any) -> DTensor:
+        if is_partial(target):
+            _add_up(rank, target)
         _draw(operator, generator_of(rank, team), target, *args, **kwargs)
         return target
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from trimesh.tensor import collectives as collectives  # noqa: PLC0414 - puts its kernels into the table
+from trimesh.tensor import global_kernels as global_kernels  # noqa: PLC0414 - puts them into the table
 from trimesh.tensor import global_operator as global_operator  # noqa: PLC0414 - puts it into the table
-from trimesh.tensor import sharding as sharding  # noqa: PLC0414 - puts its own into the table
 from trimesh.tensor.kernel import kernel
 from trimesh.tensor.rank import Poison, Rank, TeamOnRank
 

@@ -1,7 +1,4 @@
-"""Global tensors on the ranks, where they are `DTensor`s: made, laid out anew, taken apart, brought out.
-
-Collectives are torch's own. Every rank of the team runs each of these kernels, so all of them take part.
-"""
+"""How global tensors lie on the ranks, where they are `DTensor`s of torch."""
 
 from __future__ import annotations
 
@@ -9,13 +6,9 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import attrs
 import torch
 
-from trimesh.tensor.groups import device_mesh
-from trimesh.tensor.kernel import kernel
 from trimesh.tensor.placement import WHOLE
-from trimesh.tensor.rank import Poison, Rank, TeamOnRank
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor, Placement
@@ -23,13 +16,6 @@ if TYPE_CHECKING:
 
 _CHATTY: Final = ("torch.distributed.tensor._collective_utils", "torch.distributed.tensor._redistribute")
 """What warns that gloo has no all-to-all, and that a gather along two dimensions takes two: users cannot change it."""
-
-
-@attrs.frozen
-class Layout:
-    """What `redistribute` changes, kept for its gradient."""
-
-    placements: tuple[Any, ...]
 
 
 def placements_by_label(cuts: Sequence[int]) -> list[Placement]:
@@ -60,61 +46,14 @@ def assemble(local: torch.Tensor, mesh: Any, placements: Sequence[Any], whole: t
 
 
 def write_whole(target: DTensor, value: torch.Tensor) -> None:
-    """Write a tensor that every rank has into a global one.
-
-    Raises:
-        NotImplementedError: The ranks have parts of a sum there.
-    """
-    if any(placement.is_partial() for placement in target.placements):
-        raise NotImplementedError(
-            "a tensor of which the ranks have parts of a sum is not written to in place by such an operation: "
-            "write the one that returns a new tensor, or trimesh.redistribute(t, [...]) before it"
-        )
+    """Write a tensor that every rank has into a global one that has nothing partial."""
+    assert not is_partial(target)
     target._local_tensor.copy_(shard_of(value, target.device_mesh, target.placements))
 
 
-@kernel("distribute")
-def distribute(
-    rank: Rank, team: TeamOnRank, data: memoryview, dtype: torch.dtype, size: tuple[int, ...], cuts: tuple[int, ...]
-) -> torch.Tensor:
-    """Make a global tensor of its bytes, which every rank gets; each copies its own part out of them.
-
-    On one host all of them map the one copy that the controller has written, so that bodies for each rank would save
-    nothing there: 64 MiB to 4 ranks took the same with either.
-    """
-    flat = torch.frombuffer(data, dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)
-    whole = flat.view(size)
-    mesh, placements = device_mesh(rank, team), placements_by_label(cuts)
-    part = shard_of(whole.to(rank.device), mesh, placements)
-    return assemble(part.clone(memory_format=torch.contiguous_format), mesh, placements, whole)
-
-
-@kernel("distribute_like")
-def distribute_like(rank: Rank, team: TeamOnRank, data: memoryview, dtype: torch.dtype, like: DTensor) -> torch.Tensor:
-    """Make a global tensor of its bytes that lies as another of the same size."""
-    flat = torch.frombuffer(data, dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)
-    whole = flat.view(like.size())
-    placements = unsummed(like.placements)
-    part = shard_of(whole.to(rank.device), like.device_mesh, placements)
-    return assemble(part.clone(memory_format=torch.contiguous_format), like.device_mesh, placements, whole)
-
-
-@kernel("redistribute")
-def redistribute(rank: Rank, team: TeamOnRank, value: DTensor, cuts: tuple[int, ...]) -> tuple[DTensor, Layout]:
-    """Lay a tensor out anew; return how it lay, too."""
-    placements = placements_by_label(cuts)
-    return _detached(value, value.redistribute(placements=placements)), Layout(value.placements)
-
-
-@kernel("redistribute_back")
-def redistribute_back(rank: Rank, team: TeamOnRank, value: DTensor, layout: Layout) -> DTensor:
-    """Lay a gradient out as the tensor that it is of."""
-    return _detached(value, value.redistribute(placements=unsummed(layout.placements)))
-
-
-def _detached(value: DTensor, made: DTensor) -> DTensor:
-    """Return what was made of a tensor, with memory of its own: torch gives the same where nothing was to be done."""
-    return made.clone() if made._local_tensor is value._local_tensor else made
+def is_partial(value: DTensor) -> bool:
+    """Whether the ranks have parts of a sum."""
+    return any(placement.is_partial() for placement in value.placements)
 
 
 def unsummed(placements: Sequence[Placement]) -> list[Placement]:
@@ -128,73 +67,3 @@ def settle(value: DTensor, placements: Sequence[Placement]) -> None:
     """Lay a tensor out anew in its place: whoever has it sees the same values as before."""
     made = value.redistribute(placements=placements)
     value._local_tensor, value._spec = made._local_tensor, made._spec
-
-
-@kernel("to_local")
-def to_local(rank: Rank, team: TeamOnRank, value: DTensor, cuts: tuple[int, ...]) -> torch.Tensor:
-    """Return this rank's part as a tensor of its own."""
-    return value.redistribute(placements=placements_by_label(cuts)).to_local().clone()
-
-
-@kernel("to_global")
-def to_global(
-    rank: Rank,
-    team: TeamOnRank,
-    value: torch.Tensor,
-    size: tuple[int, ...],
-    stride: tuple[int, ...],
-    cuts: tuple[int, ...],
-) -> DTensor:
-    """Make one global tensor of the tensors of the ranks."""
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415
-
-    mesh, placements = device_mesh(rank, team), placements_by_label(cuts)
-    local = value.clone(memory_format=torch.contiguous_format)
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(size), stride=stride)
-
-
-@kernel("placements", takes_poison=True)
-def placements(rank: Rank, team: TeamOnRank, value: DTensor | Poison, request: int) -> None:
-    """Tell the controller how a tensor lies."""
-    if team.index != 0:
-        return
-    if isinstance(value, Poison):
-        rank.outside.reply(request, value)
-        return
-    cuts = [getattr(one, "dim", WHOLE) if one.is_shard() else WHOLE for one in value.placements]
-    partial = [one.reduce_op if one.is_partial() else "" for one in value.placements]
-    rank.outside.reply(request, (cuts, partial))
-
-
-@kernel("fetch_full", takes_poison=True)
-def fetch_full(rank: Rank, team: TeamOnRank, values: list[DTensor | Poison], request: int) -> None:
-    """Bring whole tensors out: the first rank sends them, the others only say that they could."""
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, Poison):
-            _leave(team, value)
-            rank.outside.reply(request, value)
-            return
-        whole = value.full_tensor()
-        if team.index == 0:
-            found.append(whole.detach().cpu().clone(memory_format=torch.contiguous_format))
-    rank.outside.reply(request, found)
-
-
-@kernel("fetch_part", takes_poison=True)
-def fetch_part(rank: Rank, team: TeamOnRank, value: DTensor | Poison, request: int, place: int) -> None:
-    """Bring one rank's part out; all take part, because what is partial is added up first."""
-    if isinstance(value, Poison):
-        _leave(team, value)
-        if team.index == place:
-            rank.outside.reply(request, value)
-        return
-    part = value.redistribute(placements=unsummed(value.placements)).to_local()
-    if team.index == place:
-        rank.outside.reply(request, part.detach().cpu().clone(memory_format=torch.contiguous_format))
-
-
-def _leave(team: TeamOnRank, poison: Poison) -> None:
-    """Free the ranks that wait for this one, which has nothing to give (rule N3)."""
-    if team.on_failed is not None:
-        team.on_failed(poison)
