@@ -8,6 +8,7 @@ view again before it is read next. Every rank knows the same of each, so all of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -50,7 +51,7 @@ class CopiedViews:
         """Learn what an operator that makes views has made."""
         for index, result in enumerate(results):
             if isinstance(result, torch.Tensor) and (memory_of(result) != memory_of(base) or base in self._found):
-                self._found[result] = _Copied(base, lambda whole, index=index: view(whole)[index])
+                self._found[result] = _Copied(base, partial(_at, view, index))
 
     def refresh(self, tensor: DTensor) -> None:
         """Let a tensor that is about to be read be what it is a view of."""
@@ -86,6 +87,10 @@ class CopiedViews:
         for other, further in list(self._found.items()):
             if further.base is tensor and not further.is_stale:
                 self._forget(other, further)
+
+
+def _at(view: Callable[[Any], Sequence[Any]], index: int, base: Any) -> Any:
+    return view(base)[index]
 
 
 def copied_views(rank: Rank) -> CopiedViews:

@@ -46,8 +46,9 @@ async def fetch(tree: Any) -> Any:
         for number, index in enumerate(group):
             leaves[index] = _whole(leaves[index], [found[place][number] for place in sorted(found) if found[place]])
     made = pytree.tree_unflatten(leaves, shape)
-    if isinstance(tree, dict) and hasattr(tree, "_metadata"):  # a module's, which it reads when it is loaded
-        made._metadata = tree._metadata
+    versions = getattr(tree, "_metadata", None)
+    if versions is not None:  # of the state of a module, which it reads when it loads it
+        made._metadata = versions
     return made
 
 

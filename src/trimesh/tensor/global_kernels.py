@@ -5,7 +5,7 @@ Collectives are torch's own. Every rank of the team runs each of these kernels, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import attrs
 import torch
@@ -99,8 +99,8 @@ def placements(rank: Rank, team: TeamOnRank, value: DTensor | Poison, request: i
         rank.outside.reply(request, value)
         return
     _fresh(rank, value)
-    cuts = [getattr(one, "dim", WHOLE) if one.is_shard() else WHOLE for one in value.placements]
-    partial = [one.reduce_op if one.is_partial() else "" for one in value.placements]
+    cuts = [getattr(one, "dim", WHOLE) for one in value.placements]
+    partial = [getattr(one, "reduce_op", "") for one in value.placements]
     rank.outside.reply(request, (cuts, partial))
 
 
@@ -134,14 +134,13 @@ def fetch_part(rank: Rank, team: TeamOnRank, value: DTensor | Poison, request: i
 
 def _detached(value: DTensor, made: DTensor) -> DTensor:
     """Return what was made of a tensor, with memory of its own: torch gives the same where nothing was to be done."""
-    return made.clone() if made._local_tensor is value._local_tensor else made
+    return cast("DTensor", made.clone()) if made._local_tensor is value._local_tensor else made
 
 
 def _leave(team: TeamOnRank, poison: Poison) -> None:
     """Free the ranks that wait for this one, which has nothing to give (rule N3)."""
     if team.on_failed is not None:
         team.on_failed(poison)
-
 
 
 def _fresh(rank: Rank, value: DTensor) -> DTensor:

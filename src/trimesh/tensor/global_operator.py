@@ -77,8 +77,10 @@ def _computation(base: str, operator: Operator, writes: Sequence[int]) -> Operat
         return lambda _rank, _team, like, **kwargs: _blank(like, kwargs)
     if base in _RANDOM:
         return _random(operator, writes)
-    settles = bool(writes) or base in _NORMS
+    return _plain(operator, writes, settles=bool(writes) or base in _NORMS)
 
+
+def _plain(operator: Operator, writes: Sequence[int], *, settles: bool) -> Operator:
     def compute(rank: Rank, _team: TeamOnRank, *args: Any, **kwargs: Any) -> Any:
         if next(_globals((args, kwargs)), None) is None:  # views of a whole tensor
             return operator(*args, **kwargs)
@@ -103,7 +105,7 @@ def _computation(base: str, operator: Operator, writes: Sequence[int]) -> Operat
     return compute
 
 
-def _random(operator: Operator, writes: Sequence[int]) -> Operator:
+def _random(operator: Any, writes: Sequence[int]) -> Operator:
     tensors = [one for one in operator._schema.arguments if "Tensor" in str(one.type)]
     if list(writes) == [0] and len(tensors) == 1:
         return _fill(operator)
@@ -128,7 +130,7 @@ def has_rule(operator: Operator) -> bool:
     return operator in dispatcher._custom_op_handlers or any(operator in getattr(rules, name, ()) for name in tables)
 
 
-def _parts_of(operator: Operator, writes: Sequence[int]) -> Operator | None:
+def _parts_of(operator: Any, writes: Sequence[int]) -> Operator | None:
     """Return what torch takes an operator into, to be run part by part, or None.
 
     Where it has no rule, torch itself finds one by these parts and then runs the operator on what each rank has. That
@@ -148,9 +150,7 @@ def _written(schema: Any) -> list[int]:
     if schema is None:
         return []
     return [
-        place
-        for place, one in enumerate(schema.arguments)
-        if one.alias_info is not None and one.alias_info.is_write
+        place for place, one in enumerate(schema.arguments) if one.alias_info is not None and one.alias_info.is_write
     ]
 
 
@@ -283,7 +283,9 @@ def _like(filler: str, *, takes_sizes: bool) -> Operator:
             bounds = (0, *bounds)
         made = _blank(value, kwargs)
         # The overload is torch's to choose: `random_` has one for each number of bounds.
-        _draw(lambda local, *args, **rest: getattr(local, filler)(*args, **rest), generator_of(rank, team), made, *bounds)
+        _draw(
+            lambda local, *args, **rest: getattr(local, filler)(*args, **rest), generator_of(rank, team), made, *bounds
+        )
         return made
 
     return like

@@ -46,13 +46,13 @@ def distribute(tensor: torch.Tensor, mesh: ProcMesh, placements: Sequence[Cut] |
     if isinstance(tensor, MeshTensor):
         raise TypeError(
             f"a tensor of this process is distributed, got {tensor!r}: "
-            "write trimesh.redistribute(t, [...]) for a global one, t.to_global([...]) for one with a tensor on each rank"
+            "write trimesh.redistribute(t, [...]) for a global one, t.to_global([...]) for a tensor on each rank"
         )
     return put(tensor, checked_team(team_of(mesh, "a global tensor is on")), placements)
 
 
 def replicate(tensor: torch.Tensor, mesh: ProcMesh) -> torch.Tensor:
-    """Put a tensor of this process onto a mesh, as one global tensor of which every rank has the whole; see `distribute`."""
+    """Put a tensor of this process onto a mesh, the whole on every rank, as one global tensor; see `distribute`."""
     return distribute(tensor, mesh)
 
 
@@ -90,7 +90,8 @@ def redistribute(tensor: torch.Tensor, placements: Sequence[Cut] | None) -> torc
     """
     value = checked_global(tensor)
     cuts = cuts_by_label(placements, value.ndim, value._held.team.region.extent)
-    made: torch.Tensor = _Redistribute.apply(value, cuts)
+    apply: Any = _Redistribute.apply
+    made: torch.Tensor = apply(value, cuts)
     return made
 
 
@@ -135,7 +136,9 @@ def to_local(tensor: torch.Tensor, cuts: Sequence[Cut] | None) -> MeshTensor:
     """See `MeshTensor.local`."""
     value = checked_global(tensor)
     if value.requires_grad and torch.is_grad_enabled():
-        raise TypeError(f"gradients do not pass from one global tensor to a tensor on each rank, got {value!r}: detach it")
+        raise TypeError(
+            f"gradients do not pass from one global tensor to a tensor on each rank, got {value!r}: detach it"
+        )
     team = value._held.team
     along = cuts_by_label(cuts, value.ndim, team.region.extent)
     size = list(value._meta.size)
@@ -143,8 +146,8 @@ def to_local(tensor: torch.Tensor, cuts: Sequence[Cut] | None) -> MeshTensor:
         if dim != WHOLE:
             if size[dim] % count:
                 raise ShapeError(
-                    f"a tensor on each rank has one size: dimension {dim} of {value._meta.size} cannot be cut into equal "
-                    f"parts along {label!r}, of size {count}"
+                    f"a tensor on each rank has one size: dimension {dim} of {value._meta.size} cannot be cut into "
+                    f"equal parts along {label!r}, of size {count}"
                 )
             size[dim] //= count
     meta = team.engine.shapes.meta(size, contiguous_strides(size), value.dtype, value.device)
@@ -158,7 +161,9 @@ def to_global(tensor: torch.Tensor, cuts: Sequence[Cut] | None) -> MeshTensor:
     if value._meta.is_global:
         raise TypeError(f"a tensor on each rank is made global, got {value!r}: write trimesh.redistribute(t, [...])")
     if value.requires_grad and torch.is_grad_enabled():
-        raise TypeError(f"gradients do not pass from a tensor on each rank to one global tensor, got {value!r}: detach it")
+        raise TypeError(
+            f"gradients do not pass from a tensor on each rank to one global tensor, got {value!r}: detach it"
+        )
     team = checked_team(value._held.team)
     along = cuts_by_label(cuts, value.ndim, team.region.extent)
     size = list(value._meta.size)
@@ -166,9 +171,7 @@ def to_global(tensor: torch.Tensor, cuts: Sequence[Cut] | None) -> MeshTensor:
         if dim != WHOLE:
             size[dim] *= count
     meta = _meta(team, tuple(size), value.dtype)
-    [made] = call_kernel(
-        team, "to_global", value, Sizes(meta.size), Sizes(meta.stride), Sizes(along), outputs=[meta]
-    )
+    [made] = call_kernel(team, "to_global", value, Sizes(meta.size), Sizes(meta.stride), Sizes(along), outputs=[meta])
     return made
 
 

@@ -59,7 +59,8 @@ def module_to_mesh(module: M, mesh: ProcMesh, plan: Plan | None = None) -> M:
             for name, old in table.items():
                 if old is not None:
                     table[name] = moved[id(old)]
-        part.register_load_state_dict_pre_hook(_upload_state)
+        hooks: Any = part
+        hooks.register_load_state_dict_pre_hook(_upload_state)
     return module
 
 
@@ -87,7 +88,9 @@ def _checked_placements(module: nn.Module, plan: Plan, team: Team) -> dict[int, 
     chosen: dict[int, Sequence[Cut] | None] = {}
     for tensor in _tensors(module):
         if isinstance(tensor, MeshTensor):
-            raise TypeError(f"a module of this process is moved onto a mesh; {names[id(tensor)][0]!r} is on one already")
+            raise TypeError(
+                f"a module of this process is moved onto a mesh; {names[id(tensor)][0]!r} is on one already"
+            )
         chosen[id(tensor)] = next(
             (cuts for pattern, cuts in plan.items() for name in names[id(tensor)] if fnmatchcase(name, pattern)), None
         )
@@ -100,8 +103,9 @@ def _checked_placements(module: nn.Module, plan: Plan, team: Team) -> dict[int, 
 
 def _parameter(local: nn.Parameter, made: MeshTensor, team: Team, cuts: Sequence[Cut] | None) -> nn.Parameter:
     parameter = nn.Parameter(made, requires_grad=local.requires_grad)
-    for name, value in local.__dict__.items():  # what users mark parameters with
-        parameter.__dict__.setdefault(name, value)
+    for name, value in vars(local).items():  # what users mark parameters with
+        if name not in vars(parameter):
+            setattr(parameter, name, value)
     if local.grad is not None:
         parameter.grad = put(local.grad, team, cuts)
     return parameter

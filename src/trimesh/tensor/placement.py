@@ -38,7 +38,7 @@ class Placements(list[Cut]):
         """Compare; a list has this one of its own."""
         return not self == other
 
-    __hash__ = None  # type: ignore[assignment]  # as lists have it
+    __hash__ = None
 
     def __repr__(self) -> str:
         """Show it as a list, and what is partial."""

@@ -40,9 +40,7 @@ def assemble(local: torch.Tensor, mesh: Any, placements: Sequence[Any], whole: t
     """Return the global tensor with the looks of `whole` of which this rank has a part."""
     from torch.distributed.tensor import DTensor  # noqa: PLC0415
 
-    return DTensor.from_local(
-        local, mesh, placements, run_check=False, shape=whole.size(), stride=whole.stride()
-    )
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.size(), stride=whole.stride())
 
 
 def write_whole(target: DTensor, value: torch.Tensor) -> None:
