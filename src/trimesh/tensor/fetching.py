@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from trimesh._runtime.foreign import in_trio
 from trimesh.shape.value_mesh import ValueMesh
 from trimesh.tensor.answers import answers, answers_now
 from trimesh.tensor.call import call_kernel
@@ -34,26 +35,33 @@ async def fetch(tree: Any) -> Any:
     Blocking: a checkpoint, cancellable; the ranks go on.
     """
     leaves, shape = pytree.tree_flatten(tree)
-    groups: dict[tuple[Team, bool], list[int]] = {}
-    for index, leaf in enumerate(leaves):
-        if isinstance(leaf, MeshTensor):
-            groups.setdefault((leaf._held.team, leaf._meta.is_global), []).append(index)
-    if not groups:
+    if not any(isinstance(leaf, MeshTensor) for leaf in leaves):
         checked(tree)
-    requests = [(group, _ask(team, [leaves[index] for index in group])) for (team, _), group in groups.items()]
-    for group, request in requests:
-        found = await answers(request)
-        for number, index in enumerate(group):
-            leaves[index] = _whole(leaves[index], [found[place][number] for place in sorted(found) if found[place]])
-    made = pytree.tree_unflatten(leaves, shape)
+    made = pytree.tree_unflatten(await in_trio(_fetched)(leaves), shape)
     versions = getattr(tree, "_metadata", None)
     if versions is not None:  # of the state of a module, which it reads when it loads it
         made._metadata = versions
     return made
 
 
-def _whole(tensor: MeshTensor, values: Sequence[torch.Tensor]) -> Any:
-    return values[0] if tensor._meta.is_global else ValueMesh(tensor._held.team.region, values)
+async def _fetched(leaves: list[Any]) -> list[Any]:
+    groups: dict[tuple[Team, bool], list[int]] = {}
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, MeshTensor):
+            groups.setdefault((leaf._held.team, leaf._meta.is_global), []).append(index)
+    requests = [(group, _ask(team, [leaves[index] for index in group])) for (team, _), group in groups.items()]
+    whole = list(leaves)
+    try:
+        for group, request in requests:
+            found = await answers(request)
+            for number, index in enumerate(group):
+                values = [found[place][number] for place in sorted(found) if found[place]]
+                tensor = leaves[index]
+                whole[index] = values[0] if tensor._meta.is_global else ValueMesh(tensor._held.team.region, values)
+    finally:
+        for _, request in requests:  # those after one that failed
+            request.team.engine.forget(request)
+    return whole
 
 
 async def fetch_shard(tensor: torch.Tensor, coordinates: Mapping[str, int] | None = None, /, **coords: int) -> Any:
@@ -74,12 +82,15 @@ async def fetch_shard(tensor: torch.Tensor, coordinates: Mapping[str, int] | Non
     mesh_tensor = checked(tensor)
     team = mesh_tensor._held.team
     place = place_of(team, {**(coordinates or {}), **coords})
-    if mesh_tensor._meta.is_global:
-        request = team.engine.ask(
-            team, [place], lambda number: call_kernel(team, "fetch_part", mesh_tensor, number, place)
-        )
-        return (await answers(request))[place]
-    return (await answers(_ask(team, [mesh_tensor], [place])))[place][0]
+    return await in_trio(_fetched_at)(mesh_tensor, place)
+
+
+async def _fetched_at(tensor: MeshTensor, place: int) -> Any:
+    team = tensor._held.team
+    if not tensor._meta.is_global:
+        return (await answers(_ask(team, [tensor], [place])))[place][0]
+    request = team.engine.ask(team, [place], lambda number: call_kernel(team, "fetch_part", tensor, number, place))
+    return (await answers(request))[place]
 
 
 def place_of(team: Team, coordinates: Mapping[str, int]) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from trimesh._runtime.foreign import in_trio
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import ShapeError
 from trimesh.tensor.answers import answers
@@ -20,7 +21,7 @@ from trimesh.tensor.tensor import MeshTensor
 from trimesh.tensor.upload import Sizes, bytes_of, contiguous_strides
 
 
-def distribute(tensor: torch.Tensor, mesh: ProcMesh, placements: Sequence[Cut] | None = None) -> torch.Tensor:
+def distribute(tensor: torch.Tensor, mesh: ProcMesh, placements: Sequence[Cut] | None = None) -> MeshTensor:
     """Put a tensor of this process onto a mesh, as one global tensor.
 
     Args:
@@ -51,7 +52,7 @@ def distribute(tensor: torch.Tensor, mesh: ProcMesh, placements: Sequence[Cut] |
     return put(tensor, checked_team(team_of(mesh, "a global tensor is on")), placements)
 
 
-def replicate(tensor: torch.Tensor, mesh: ProcMesh) -> torch.Tensor:
+def replicate(tensor: torch.Tensor, mesh: ProcMesh) -> MeshTensor:
     """Put a tensor of this process onto a mesh, the whole on every rank, as one global tensor; see `distribute`."""
     return distribute(tensor, mesh)
 
@@ -75,7 +76,7 @@ def put_like(tensor: torch.Tensor, like: MeshTensor) -> MeshTensor:
     return made
 
 
-def redistribute(tensor: torch.Tensor, placements: Sequence[Cut] | None) -> torch.Tensor:
+def redistribute(tensor: torch.Tensor, placements: Sequence[Cut] | None) -> MeshTensor:
     """Lay a global tensor out anew: same values, other parts on the ranks. Differentiable.
 
     Args:
@@ -91,7 +92,7 @@ def redistribute(tensor: torch.Tensor, placements: Sequence[Cut] | None) -> torc
     value = checked_global(tensor)
     cuts = cuts_by_label(placements, value.ndim, value._held.team.region.extent)
     apply: Any = _Redistribute.apply
-    made: torch.Tensor = apply(value, cuts)
+    made: MeshTensor = apply(value, cuts)
     return made
 
 
@@ -126,10 +127,16 @@ async def placements(tensor: torch.Tensor) -> Placements:
     """
     value = checked_global(tensor)
     team = value._held.team
-    request = team.engine.ask(team, [0], lambda number: call_kernel(team, "placements", value, number))
-    cuts, partial = (await answers(request))[0]
+    cuts, partial = await in_trio(_asked)(value)
     labels = list(team.region.extent)
     return placements_of(cuts[: len(labels)], partial[: len(labels)], value.ndim, labels)
+
+
+async def _asked(tensor: MeshTensor) -> tuple[list[int], list[str]]:
+    team = tensor._held.team
+    request = team.engine.ask(team, [0], lambda number: call_kernel(team, "placements", tensor, number))
+    found: tuple[list[int], list[str]] = (await answers(request))[0]
+    return found
 
 
 def to_local(tensor: torch.Tensor, cuts: Sequence[Cut] | None) -> MeshTensor:
