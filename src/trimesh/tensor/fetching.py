@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from trimesh._runtime.foreign import in_trio
 from trimesh.shape.value_mesh import ValueMesh
 from trimesh.tensor.answers import answers, answers_now
 from trimesh.tensor.call import call_kernel
@@ -31,7 +32,7 @@ async def fetch(tensor: torch.Tensor) -> Any:
     mesh_tensor = checked(tensor)
     team = mesh_tensor._held.team
     places = [0] if mesh_tensor._meta.is_global else range(len(team.peers))
-    found = await answers(_ask(mesh_tensor, places))
+    found = await in_trio(_answered)(mesh_tensor, places)
     if mesh_tensor._meta.is_global:
         return found[0]
     return ValueMesh(team.region, [found[place] for place in places])
@@ -55,7 +56,7 @@ async def fetch_shard(tensor: torch.Tensor, coordinates: Mapping[str, int] | Non
     mesh_tensor = checked(tensor)
     team = mesh_tensor._held.team
     place = place_of(team, {**(coordinates or {}), **coords})
-    found = await answers(_ask(mesh_tensor, [place], is_shard=True))
+    found = await in_trio(_answered)(mesh_tensor, [place], is_shard=True)
     return found[place]
 
 
@@ -104,6 +105,10 @@ def values_now(tensor: MeshTensor) -> list[torch.Tensor]:
     places = [0] if tensor._meta.is_global else range(len(team.peers))
     found = answers_now(_ask(tensor, places))
     return [found[place] for place in places]
+
+
+async def _answered(tensor: MeshTensor, places: Sequence[int], *, is_shard: bool = False) -> Mapping[int, Any]:
+    return await answers(_ask(tensor, places, is_shard=is_shard))
 
 
 def _ask(tensor: MeshTensor, places: Sequence[int], *, is_shard: bool = False) -> Request:

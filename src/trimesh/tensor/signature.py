@@ -25,6 +25,7 @@ class Signature:
         outs: For each leaf of its result, the index among the new tensors, or -1 for what has a name already.
         writes: The operands that it changes in place.
         kernel: Set for one of ours.
+        has_info: Whether one of its results says whether the others are right, for another operation to check.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Signature:
     outs: Sequence[int]
     writes: Sequence[int]
     kernel: Kernel | None
+    has_info: bool
     _function: Callable[..., Any]
     _args: Sequence[tuple[Build | None, Any]]
     _kwargs: Sequence[tuple[str, Build | None, Any]]
@@ -73,7 +75,9 @@ def define(description: Any, device: torch.device) -> Signature:
         raise ProtocolError(f"{name} is described with operands that it does not have")
     kernel = KERNELS.get(name.removeprefix("trimesh::")) if name.startswith("trimesh::") else None
     function = kernel.function if kernel is not None else _operator(name)
-    return Signature(name, at, kinds, outs, writes, kernel, function, positional, named)
+    schema = getattr(function, "_schema", None)
+    has_info = schema is not None and any(result.name == "info" for result in schema.returns)
+    return Signature(name, at, kinds, outs, writes, kernel, has_info, function, positional, named)
 
 
 def _operator(name: str) -> Callable[..., Any]:

@@ -31,6 +31,7 @@ class Held:
     def __init__(self, team: Team, ref: int) -> None:
         self.team = team
         self.ref = ref
+        team.living += 1
 
     def __del__(self) -> None:
         self.team.free(self.ref)
