@@ -34,7 +34,7 @@ def make_step(torch: Any) -> tuple[Any, Any]:
         loss.backward()
         with torch.no_grad():
             for parameter in net.parameters():
-                parameter -= 1e-3 * parameter.grad
+                parameter.sub_(parameter.grad, alpha=1e-3)
                 parameter.grad = None
         return loss
 
