@@ -382,7 +382,7 @@ def _dropout(rank: Rank, team: TeamOnRank, value: DTensor, p: float, train: bool
     return aten.mul.Tensor(aten.mul.Tensor(value, mask), 0.0 if p == 1 else 1 / (1 - p)), mask
 
 
-def _batch_norm(_rank: Rank, _team: TeamOnRank, value: DTensor, *args: Any) -> Sequence[DTensor]:
+def _batch_norm(_rank: Rank, _team: TeamOnRank, value: DTensor, *args: Any) -> Any:
     """Do what torch's does; that writes to the running statistics without saying so, here to copies of them."""
     mean, variance, is_training = args[2:5]
     if not is_training or mean is None:
