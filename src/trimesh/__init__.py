@@ -72,7 +72,14 @@ from trimesh.shape.value_mesh import ValueMesh
 if TYPE_CHECKING:
     from trimesh import aio, rdma, tensor, testing
     from trimesh.rdma import RDMABuffer
-    from trimesh.tensor import RecordingError, compile, fetch, fetch_shard  # noqa: A004 - as torch's own
+    from trimesh.tensor import (
+        RecordingError,
+        call_on_shard_and_fetch,
+        compile,  # noqa: A004 - as torch's own
+        fetch,
+        fetch_shard,
+        remote,
+    )
 
 __all__ = [
     "Actor",
@@ -132,6 +139,7 @@ __all__ = [
     "ValueMesh",
     "aio",
     "by_value",
+    "call_on_shard_and_fetch",
     "cancel_on",
     "compile",
     "context",
@@ -147,6 +155,7 @@ __all__ = [
     "open_channel",
     "origin",
     "rdma",
+    "remote",
     "tensor",
     "testing",
     "this_host",
@@ -154,7 +163,7 @@ __all__ = [
 ]
 
 
-_TENSORS = ("RecordingError", "compile", "fetch", "fetch_shard")
+_TENSORS = ("RecordingError", "call_on_shard_and_fetch", "compile", "fetch", "fetch_shard", "remote")
 
 
 def __getattr__(name: str) -> Any:

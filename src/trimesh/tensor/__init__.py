@@ -3,7 +3,18 @@
 from trimesh.tensor.compiled import compile  # noqa: A004 - as torch's own
 from trimesh.tensor.errors import RecordingError
 from trimesh.tensor.fetching import fetch, fetch_shard
+from trimesh.tensor.function import RemoteFunction, call_on_shard_and_fetch, remote
 from trimesh.tensor.mesh import activate
 from trimesh.tensor.tensor import MeshTensor
 
-__all__ = ["MeshTensor", "RecordingError", "activate", "compile", "fetch", "fetch_shard"]
+__all__ = [
+    "MeshTensor",
+    "RecordingError",
+    "RemoteFunction",
+    "activate",
+    "call_on_shard_and_fetch",
+    "compile",
+    "fetch",
+    "fetch_shard",
+    "remote",
+]
