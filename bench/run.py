@@ -27,7 +27,7 @@ from bench.peer import PeerError, peer_python  # noqa: E402 - the tree is not in
 from bench.report import Result, machine, rows, table  # noqa: E402 - as above
 from bench.scale import Samples  # noqa: E402 - as above
 
-WORKLOADS = ["round_trip", "mesh_call", "spawn", "kill", "loss", "restart", "rdma", "publish"]
+WORKLOADS = ["round_trip", "mesh_call", "spawn", "kill", "loss", "restart", "rdma", "publish", "tensors"]
 SIDE_SECONDS_MAX = 180
 STATE = ROOT / ".bench"
 

@@ -36,8 +36,8 @@ def listings(document: str) -> list[str]:
 
 
 PROGRAMS = [
-    (document, index)
-    for document in ("docs/supervision.md", "docs/rdma.md")
+    pytest.param(document, index, marks=marks)
+    for document, marks in (("docs/supervision.md", ()), ("docs/rdma.md", ()), ("docs/tensors.md", pytest.mark.torch))
     for index in range(len(listings(document)))
 ]
 

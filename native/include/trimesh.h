@@ -41,7 +41,8 @@
 #define TM_ERR_REVOKED -11    /* the grant was revoked, before or meanwhile */
 #define TM_ERR_DENIED -12     /* wrong secret, no such right, or out of its range */
 #define TM_ERR_UNREACHABLE -13 /* no carrier that both have and that this grant allows */
-#define TM_ERR_SILENT -14     /* the process lives, but has not answered for limit MOVER_SILENCE_MS (tcp) */
+#define TM_ERR_SILENT -14     /* the process lives, but has not answered for limit MOVER_SILENCE_MS (tcp); or whoever is
+                                 at an atomic operation of the same grant has not ended it for as long */
 #define TM_ERR_CANCELLED -15  /* given up, or its visit was ended */
 #define TM_ERR_ERRNO -1000    /* TM_ERR_ERRNO - errno */
 

@@ -22,23 +22,28 @@ fn theirsAt(passage: *const Passage, offset: u64, bytes: usize) Piece {
 }
 
 fn get(passage: *const Passage, offset: u64, ours: []u8) i32 {
-    const said = passage.table.?.head();
-    var found: Head = undefined;
-    const head_there = Piece{ .address = said.address, .size = @sizeOf(Head) };
-    const head_here = Piece.of(std.mem.asBytes(&found));
-    const pid = passage.visit.home.pid;
-    const theirs = theirsAt(passage, offset, ours.len);
-    const n = process.readMemory(pid, &.{ head_here, Piece.of(ours) }, &.{ head_there, theirs });
-    if (n < @sizeOf(Head)) return if (n < 0 and n != -process.EFAULT) problem(passage, n) else status.ERR_GONE;
-    if (!std.meta.eql(found, said)) return status.ERR_GONE; // CM-1
-    if (n == @sizeOf(Head) + ours.len) return status.OK;
-    return rest(passage, offset, ours, @intCast(n - @sizeOf(Head)), process.readMemory);
+    return withHead(passage, offset, ours);
 }
 
 fn put(passage: *const Passage, offset: u64, ours: []u8) i32 {
-    const checked = get(passage, 0, &.{});
-    if (checked != status.OK) return checked;
-    return rest(passage, offset, ours, 0, process.writeMemory);
+    const checked = withHead(passage, 0, null);
+    return if (checked == status.OK) rest(passage, offset, ours, 0, process.writeMemory) else checked;
+}
+
+/// Read the head of the ledger: CM-1. And a piece of the range with it, unless none is wanted.
+fn withHead(passage: *const Passage, offset: u64, wanted: ?[]u8) i32 {
+    const said = passage.table.?.head();
+    var found: Head = undefined;
+    const ours = [2]Piece{ .of(std.mem.asBytes(&found)), if (wanted) |bytes| .of(bytes) else undefined };
+    const size = if (wanted) |bytes| bytes.len else 0;
+    const head_there = Piece{ .address = said.address, .size = @sizeOf(Head) };
+    const theirs = [2]Piece{ head_there, theirsAt(passage, offset, size) };
+    const count: usize = if (wanted == null) 1 else 2; // the kernel looks at addresses of nothing, too
+    const n = process.readMemory(passage.visit.home.pid, ours[0..count], theirs[0..count]);
+    if (n < @sizeOf(Head)) return if (n < 0 and n != -process.EFAULT) problem(passage, n) else status.ERR_GONE;
+    if (!std.meta.eql(found, said)) return status.ERR_GONE;
+    const moved: usize = @as(usize, @intCast(n)) - @sizeOf(Head);
+    return if (moved == size) status.OK else rest(passage, offset, wanted.?, moved, process.readMemory);
 }
 
 const Move = *const fn (pid: u32, ours: []const Piece, theirs: []const Piece) i64;

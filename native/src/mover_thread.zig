@@ -145,7 +145,7 @@ pub const Thread = struct {
     pub fn submit(self: *Thread, one: *const Transfer) ?u64 {
         const index = self.takePlace() orelse return null;
         const place = &self.transfers[index];
-        place.* = one.*;
+        place.become(one); // T2 may still look at the state, of what it was before
         self.next_number += 1;
         place.id = self.next_number << 16 | index;
         @atomicStore(transfer.State, &place.state, .queued, .release);
@@ -214,7 +214,7 @@ pub const Thread = struct {
             self.ended_count -= 1;
             const one = &self.transfers[index];
             into[n] = one.done();
-            one.state = .free;
+            @atomicStore(transfer.State, &one.state, .free, .release);
             self.free[self.free_count] = index;
             self.free_count += 1;
         }
@@ -306,7 +306,7 @@ pub const Thread = struct {
     fn isAnyGivenUp(self: *Thread) bool {
         for (self.running[0..self.running_count]) |index| {
             const one = &self.transfers[index];
-            if (one.isGivenUp() and !one.is_told) return true;
+            if (isRunning(one) and one.isGivenUp() and !one.is_told) return true;
         }
         return false;
     }

@@ -174,12 +174,12 @@ pub fn Pump(comptime Io: type) type {
             self.credit = header.sequence;
         }
 
-        /// Drop the frame at the place of the inbound ring and close the gap. What follows it is little: one read.
+        /// Drop the frame at the place of the inbound ring and close the gap, by what was read with it.
         fn takeOut(self: *Self) void {
             const at = self.inbound.place();
             self.partial -= frame.BYTES;
             const rest: usize = @intCast(self.partial);
-            std.mem.copyForwards(u8, at[0..rest], at[frame.BYTES..][0..rest]);
+            @memmove(at[0..rest], at[frame.BYTES..][0..rest]); // no loop: it may be all that a ring holds
         }
 
         /// Give credit for what T0 has consumed, when it is worth a frame.

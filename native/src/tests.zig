@@ -28,6 +28,8 @@ test {
     _ = @import("link.zig");
     _ = @import("loading.zig");
     _ = @import("mover.zig");
+    _ = @import("mover_race_test.zig");
+    _ = @import("mover_stage.zig");
     _ = @import("mover_test.zig");
     _ = @import("mover_thread.zig");
     _ = @import("pagemap.zig");

@@ -96,6 +96,7 @@ pub const State = enum(u8) { free = 0, queued, running, ended };
 pub const LOCKED: i32 = -999;
 
 pub const Transfer = struct {
+    /// Atomic.
     state: State,
     id: u64,
     request: Request,
@@ -132,6 +133,13 @@ pub const Transfer = struct {
             .value = 0,
             .driver_word = 0,
         };
+    }
+
+    /// Take over all of another one but its state.
+    pub fn become(self: *Transfer, other: *const Transfer) void {
+        inline for (@typeInfo(Transfer).@"struct".fields) |field| {
+            if (comptime !std.mem.eql(u8, field.name, "state")) @field(self, field.name) = @field(other, field.name);
+        }
     }
 
     /// What is said of it when it has ended.

@@ -188,7 +188,7 @@ pub const Visit = struct {
         return false;
     }
 
-    /// Read the head of the ledger through its memory. A sandbox may refuse writing alone, so nothing is written, too.
+    /// Read the head of the ledger through its memory. A sandbox may refuse writing alone: tried with no bytes.
     fn probeMemory(self: *Visit) void {
         const said = self.table.?.head();
         var found: ledger.Table.Head = undefined;

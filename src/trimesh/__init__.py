@@ -28,6 +28,7 @@ from trimesh.actor.outcome import Outcome
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import (
     ActorFailed,
+    CollectiveFailed,
     DeadlockError,
     HostLost,
     LimitExceeded,
@@ -73,12 +74,20 @@ if TYPE_CHECKING:
     from trimesh import aio, rdma, tensor, testing
     from trimesh.rdma import RDMABuffer
     from trimesh.tensor import (
+        Placements,
         RecordingError,
         call_on_shard_and_fetch,
         compile,  # noqa: A004 - as torch's own
+        distribute,
         fetch,
         fetch_shard,
+        module_to_mesh,
+        placements,
+        redistribute,
+        reduce,
+        reduce_,
         remote,
+        replicate,
     )
 
 __all__ = [
@@ -86,6 +95,7 @@ __all__ = [
     "ActorFailed",
     "ActorMesh",
     "Backoff",
+    "CollectiveFailed",
     "Context",
     "DeadlockError",
     "Died",
@@ -112,6 +122,7 @@ __all__ = [
     "Outcome",
     "Overloaded",
     "PayloadError",
+    "Placements",
     "Point",
     "Port",
     "ProcDied",
@@ -147,15 +158,22 @@ __all__ = [
     "current_point",
     "current_rank",
     "current_size",
+    "distribute",
     "dump",
     "endpoint",
     "fetch",
     "fetch_shard",
     "leaves",
+    "module_to_mesh",
     "open_channel",
     "origin",
+    "placements",
     "rdma",
+    "redistribute",
+    "reduce",
+    "reduce_",
     "remote",
+    "replicate",
     "tensor",
     "testing",
     "this_host",
@@ -163,7 +181,22 @@ __all__ = [
 ]
 
 
-_TENSORS = ("RecordingError", "call_on_shard_and_fetch", "compile", "fetch", "fetch_shard", "remote")
+_TENSORS = (
+    "Placements",
+    "RecordingError",
+    "call_on_shard_and_fetch",
+    "compile",
+    "distribute",
+    "fetch",
+    "fetch_shard",
+    "module_to_mesh",
+    "placements",
+    "redistribute",
+    "reduce",
+    "reduce_",
+    "remote",
+    "replicate",
+)
 
 
 def __getattr__(name: str) -> Any:

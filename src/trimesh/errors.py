@@ -118,6 +118,13 @@ class ActorFailed(MeshError):
     """An actor ended by a failure that had no caller; the failure is the `__cause__`."""
 
 
+class CollectiveFailed(MeshError):
+    """An operation that all ranks of a group do together was not done, because another rank could not take part.
+
+    What that rank has raised is the `__cause__`.
+    """
+
+
 class RemoteError(MeshError):
     """A remote exception whose type could not be rebuilt here.
 

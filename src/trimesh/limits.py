@@ -398,6 +398,17 @@ TENSOR_PLANS: Final = 16_384
 TENSOR_FAILURES: Final = 1_000
 """Failed commands of a team whose lines are kept for whoever fetches: more are the same mistake in a loop."""
 
+COLLECTIVE_SECONDS: Final = 1_800.0
+"""A rank waits this long for the others of its process group: torch's own bound. A rank that has failed or died frees
+them at once; this is for one that computes for half an hour, or is stuck and answers."""
+
+GROUP_KEYS: Final = 65_536
+"""Keys of a team's store: a process group of n ranks takes n, and a thousand ranks may have tens of groups."""
+
+GROUP_LEAVES: Final = 16_384
+"""Commands by which ranks have left a process group that are remembered: no rank is further behind than
+`TENSOR_COMMANDS_AHEAD`."""
+
 TENSOR_INLINE_BYTES: Final = 32_768
 """A tensor of at most this size moves between ranks inside a message, which costs less than a read of its memory."""
 

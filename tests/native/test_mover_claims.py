@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.native.mover import ADD, CMA, READ, SHM, WRITE, Mover, ffi, home_struct, lib, pattern
-from tests.native.movers import HOST_ROADS, Pair, far_pair, run_pair
+from tests.native.mover import ADD, CMA, READ, SHM, WRITE, Done, Mover, ffi, home_struct, lib, pattern
+from tests.native.movers import HOST_ROADS, Pair, far_pair, host_pair, run_pair
 from tests.native.test_fork import in_child
 
 from trimesh import limits
 
 pytestmark = pytest.mark.real
 
-__all__ = ["far_pair"]  # a fixture
+__all__ = ["far_pair", "host_pair"]  # fixtures
 
 SIZE = 3 * 4096
+STOPS_MAX = 5_000
+"""A process that does nothing but atomic operations is in the middle of one at every tenth moment or so."""
 
 
 @pytest.fixture
@@ -73,6 +76,37 @@ def test_memory_that_a_stopped_reader_holds_is_not_used_again(shared: Pair):
     assert third.call("held", SIZE) == pattern(SIZE, 3).hex()
     assert third.call("read", visit, grant, SIZE)[0] == lib.TM_ERR_REVOKED
     assert shared.reader.move(shared.visit, READ, again, bytearray(SIZE)).status == lib.TM_OK
+
+
+def test_atomic_operations_give_up_on_a_stopped_holder_of_the_lock(host_pair: Pair):
+    """It may go on, so nobody takes the lock off it: who waits gives up, after a bounded time. The dead lose it."""
+    pair = host_pair
+    grant = pair.grant(4096)
+    third, visit = pair.third(pair.road.carrier)
+    assert third.call("add", visit, grant, 1, 1) == 0
+    third.start("add", visit, grant, 1, 1_000_000_000)
+
+    def add() -> Done:
+        return pair.reader.move(pair.visit, ADD, grant, None, operand=1)
+
+    for _ in range(STOPS_MAX):  # until it is stopped in the middle of one
+        third.signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, third.pid, os.WSTOPPED)
+        began = time.monotonic()
+        found = add()
+        if found.status != lib.TM_OK:
+            break
+        third.signal(signal.SIGCONT)
+    assert found.status == lib.TM_ERR_SILENT
+    assert time.monotonic() - began >= limits.MOVER_SILENCE_MS / 1000
+    assert pair.reader.move(pair.visit, READ, grant, bytearray(8)).status == lib.TM_OK  # takes no lock
+
+    third.signal(signal.SIGCONT)
+    before, after = add(), add()
+    assert (before.status, after.status) == (lib.TM_OK, lib.TM_OK)
+    assert before.value < after.value
+    third.kill()
+    assert add().status == lib.TM_OK
 
 
 def test_block_with_a_grant_is_not_given_back(shared: Pair):

@@ -46,6 +46,9 @@ async def test_function_runs_on_every_rank_with_its_tensors() -> None:
         with procs.activate():
             rows = torch.arange(6.0).reshape(2, 3)
             eye = trimesh.remote("torch.eye")(2)  # without tensors it runs where others are made
+            seen: list[str] = []
+            trimesh.remote(lambda t: seen.append(type(t).__name__) or t.clone())(rows)
+            assert seen == ["FakeTensor"]
         assert shifted(scaled(rows, 2.0)).sum().item() == 90
         assert [one.tolist() for one in (await trimesh.fetch(eye)).values()] == [[[1, 0], [0, 1]]] * 2
 

@@ -162,3 +162,35 @@ async def test_a_failure_within_a_replay_names_the_line_of_the_replay_and_poison
         again, _ = pick(good)
         assert (await trimesh.fetch_shard(again)).tolist() == [1.0, 2.0]
         await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW"])
+async def test_fused_optimizers_are_recorded_with_their_state(kind):
+    import torch
+
+    torch.manual_seed(0)
+    local, remote = torch.nn.Linear(8, 4), torch.nn.Linear(8, 4)
+    optimizer = getattr(torch.optim, kind)(local.parameters(), lr=0.01)
+
+    def make(net, optimizer):
+        def step(x):
+            optimizer.zero_grad()
+            loss = net(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    async with this_host().spawn_procs({"gpus": 1}, preload=("torch",)) as procs:
+        with procs.activate():
+            for name, parameter in list(local.named_parameters()):
+                remote._parameters[name] = torch.nn.Parameter(torch.tensor(parameter.tolist()))
+        remote_optimizer = getattr(torch.optim, kind)(remote.parameters(), lr=0.01, fused=True)
+        local_step, step = make(local, optimizer), trimesh.compile(make(remote, remote_optimizer))
+        for _ in range(6):
+            x = torch.randn(5, 8)
+            with procs.activate():  # where fused optimizers make their counters
+                there = step(torch.tensor(x.tolist()))
+            assert abs(there.item() - local_step(x).item()) < 1e-5
+        assert step.is_recorded

@@ -313,7 +313,8 @@ class Bulk:
                 f"{describe(granted)} knows no such buffer: secret, rights or range of this handle are wrong"
             ) from None
         if end is End.SILENT:
-            raise _located(Unresponsive(f"{describe(granted)} has not answered a transfer"), granted) from None
+            text = f"{describe(granted)}, or whoever is at an atomic operation there, has not answered a transfer"
+            raise _located(Unresponsive(text), granted) from None
         if end is End.LOST:
             raise _located(LinkLost(f"the connection to {describe(granted)} was lost"), granted) from None
         why = visit.why_not or "no carrier is allowed"

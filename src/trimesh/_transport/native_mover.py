@@ -40,6 +40,7 @@ from trimesh._transport.mover import (
     Visit,
     lent_memory,
 )
+from trimesh._transport.ucx_wheel import wheel_library
 from trimesh.errors import LimitExceeded
 from trimesh.ids import ProcId
 
@@ -101,6 +102,9 @@ class NativeMover(Mover):
         options.carriers = chosen.carriers.value
         options.address_size = len(chosen.address)
         ffi.memmove(options.address, chosen.address, len(chosen.address))
+        wheel = wheel_library() if Carrier.UCX in chosen.carriers else None
+        path = ffi.NULL if wheel is None else ffi.new("char[]", bytes(wheel))
+        options.ucx = path
         out = ffi.new("tm_mover **")
         status.check(lib.tm_mover_create(options, out), "making a mover", limit="BUSES_MAX")
         self.handle: Any = out[0]

@@ -6,7 +6,7 @@ import importlib
 import inspect
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
-from typing import Any, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
 
 from trimesh._runtime.actor_members import ActorMembers
 from trimesh._runtime.context import current_proc
@@ -26,6 +26,9 @@ from trimesh.actor.view import MeshView
 from trimesh.ids import AGENT
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
+
+if TYPE_CHECKING:
+    import torch
 
 P = ParamSpec("P")
 A = TypeVar("A", bound=Actor)
@@ -110,6 +113,22 @@ class ProcMesh(Shaped):
         block: AbstractContextManager[None] = _tensors().activate(self._owned_here(), self._shown)
         return block
 
+    def rank_tensor(self, label: str) -> torch.Tensor:
+        """Return a tensor on each process of this view: its own index along a dimension, an int64 of no dimension.
+
+        Args:
+            label: A dimension of this view.
+
+        Raises:
+            ShapeError: There is no such dimension.
+            RuntimeError: This is a reference.
+
+        Blocking: no checkpoint.
+        """
+        self._check_owned("tensors are made by the block that owns the processes")
+        made: torch.Tensor = _tensors().rank_tensor(self._owned_here(), self._shown, label)
+        return made
+
     def alive(self) -> Self:
         """Return the view without the members whose end is known here."""
         members = None if self._owned is None else self._owned.members
@@ -189,6 +208,19 @@ class ProcMesh(Shaped):
             )
         kept = self._shown.exclude(points)
         await in_trio(members.replace)([rank for rank in self._shown.ranks() if rank not in kept])
+
+    async def settled(self) -> None:
+        """Wait until no process of this view is being restarted, or about to be, as far as its policy heals it.
+
+        What has lived there is lost, tensors say: `with procs.activate():` makes new ones on the followers.
+
+        Raises:
+            RuntimeError: This is a reference, or `this_proc()`.
+
+        Blocking: a checkpoint, cancellable.
+        """
+        members = self._own_members("processes are restarted by the block that owns them")
+        await in_trio(members.settled)(self._shown.ranks())
 
     def owned_view(self, rule: str) -> tuple[OwnedProcs, Region]:
         """Return the processes and the part of them that this shows; for packages above.

@@ -151,7 +151,8 @@ class RDMABuffer:
             Unresponsive: The owner's process is there and does not answer (over the network only).
 
         Blocking: a checkpoint, cancellable. A cancel ends the wait at once; `destination` is undefined then, and may be
-        written for a moment longer.
+        written for a moment longer. With memory of a device at either end, it waits for the pieces that are being
+        copied: milliseconds.
         """
         await in_trio(self._read_into)(destination)
 

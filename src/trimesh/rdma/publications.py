@@ -57,7 +57,7 @@ class Publications:
         key = ProcId(board.handle.granted.home.epoch), number
         found = self._readings.get(key)
         if found is None:
-            found = Reading(self.proc, number, board)
+            found = Reading(self.proc, number, board, partial(self._readings.pop, key, None))
             if self.proc.death_of(found.owner) is None:  # PS-1
                 self._readings[key] = found
         return found
@@ -75,19 +75,15 @@ class Publications:
 
     def _subscribed(self, peer: Peer, message: messages.Subscribed, _: list[memoryview]) -> None:
         reading = self._readings.get((peer.proc_id, message.publication))
-        if reading is None:
-            return
-        reading.subscribed(message.reader, message.lease)
-        if message.reader < 0:  # who reads later asks again
-            del self._readings[peer.proc_id, message.publication]
+        if reading is not None:
+            reading.subscribed(message.reader, message.lease)
 
     def _published(self, peer: Peer, message: messages.Published, _: list[memoryview]) -> None:
         reading = self._readings.get((peer.proc_id, message.publication))
-        if reading is None:
-            return
-        reading.wake()
-        if message.is_closed:
-            del self._readings[peer.proc_id, message.publication]
+        if reading is not None:
+            reading.wake()
+            if message.is_closed:
+                reading.forget()
 
     def _unpinned(self, _: Peer, message: messages.Unpinned, __: list[memoryview]) -> None:
         publisher = self._publishers.get(message.publication)
@@ -100,7 +96,7 @@ class Publications:
         for (owner, _), reading in list(self._readings.items()):
             if owner == peer.proc_id:
                 reading.wake()
-                del self._readings[owner, reading.number]
+                reading.forget()
 
 
 def publications_of(proc: Proc) -> Publications:

@@ -9,6 +9,7 @@ RE-3 The publisher may count this process as ended, which is not told to it. So 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import attrs
@@ -61,11 +62,13 @@ class Reading:
         proc: The process.
         number: Of the publication, in its own process.
         board: Its board.
+        forget: Called when it is of no use any more, as often as that is found; who reads later begins anew.
     """
 
     proc: Proc
     number: int
     board: RDMABuffer
+    forget: Callable[[], object]
     _reader: int | None = None
     _lease: int = 0
     _is_asking: bool = False
@@ -85,6 +88,8 @@ class Reading:
     def subscribed(self, reader: int, lease: int) -> None:
         """Take the answer of the publisher."""
         self._reader, self._lease = reader, lease
+        if reader < 0:
+            self.forget()
         self._answered.set()
 
     def wake(self) -> None:
@@ -125,7 +130,11 @@ class Reading:
     async def head(self) -> Head:
         """Read header and slots of the board."""
         data = bytearray(HEAD_BYTES)
-        await self.board[:HEAD_BYTES].read_into(data)
+        try:
+            await self.board[:HEAD_BYTES].read_into(data)
+        except trio.ClosedResourceError:
+            self.forget()
+            raise
         return read_head(data)
 
     async def wait_newer(self, version: int) -> int:

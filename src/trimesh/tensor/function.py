@@ -18,7 +18,7 @@ from trimesh._wire.by_value import find, is_by_value
 from trimesh._wire.payload import Encoded
 from trimesh.shape.value_mesh import ValueMesh
 from trimesh.tensor import checks
-from trimesh.tensor.activation import active_team
+from trimesh.tensor.activation import active_team, nothing_active
 from trimesh.tensor.answers import answers, answers_now
 from trimesh.tensor.call import call_kernel
 from trimesh.tensor.fetching import place_of
@@ -208,9 +208,11 @@ class RemoteFunction(Generic[P, R]):
     def _propagate_now(self, call: _Prepared, args: Any, kwargs: Any) -> _Made:
         shapes = call.team.engine.shapes
         function = self._propagate if callable(self._propagate) else self._imported()
-        fakes = pytree.tree_map_only(MeshTensor, lambda one: shapes.example(one._meta), (args, kwargs))
         try:
-            result = shapes.run(function, *fakes)
+            with nothing_active():
+                fakes = pytree.tree_map_only(MeshTensor, lambda one: shapes.example(one._meta), (args, kwargs))
+                result = shapes.run(function, *fakes)
+                result = pytree.tree_map(_example(shapes), result, is_leaf=lambda one: isinstance(one, torch.Size))
         except Exception as error:
             raise TypeError(
                 f"what {self.__qualname__} returns is found out by running "
@@ -218,7 +220,6 @@ class RemoteFunction(Generic[P, R]):
                 f"{type(error).__name__}: {error}; write @trimesh.remote(propagate=...) with a function that returns "
                 "examples of the results, or 'inspect'"
             ) from error
-        result = pytree.tree_map(_example(shapes), result, is_leaf=lambda one: isinstance(one, torch.Size))
         tensors, parts = take_apart(self.__qualname__, result)
         device = call.team.engine.device
         return _Made([shapes.meta(one.size(), one.stride(), one.dtype, device) for one in tensors], parts)

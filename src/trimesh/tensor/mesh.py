@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import torch
+
+from trimesh._runtime.foreign import in_trio_now
 from trimesh._runtime.ownership import OwnedProcs
 from trimesh.actor.proc_mesh import ProcMesh
+from trimesh.errors import ShapeError
 from trimesh.shape.region import Region
 from trimesh.tensor.activation import Activation
+from trimesh.tensor.call import call_kernel
 from trimesh.tensor.opening import engine_of
 from trimesh.tensor.team import Team
+from trimesh.tensor.tensor import MeshTensor
 
 
 def activate(owned: OwnedProcs, region: Region) -> Activation:
     """Return the block in which factories of torch make tensors on the ranks of a view."""
-    return Activation(engine_of(owned).team(region))
+    return Activation(in_trio_now(_open)(owned, region))
+
+
+def rank_tensor(owned: OwnedProcs, region: Region, label: str) -> MeshTensor:
+    """Return a tensor that is, on each rank of a view, its own index along a dimension of the view."""
+    if label not in region.extent:
+        raise ShapeError(f"an index is along a dimension of {region.extent!r}, got {label!r}")
+    team = engine_of(owned).team(region)
+    meta = team.engine.shapes.meta((), (), torch.int64, team.engine.device)
+    [made] = call_kernel(team, "index", label, outputs=[meta])
+    return made
 
 
 def team_of(mesh: ProcMesh, what: str) -> Team:
@@ -29,4 +45,8 @@ def team_of(mesh: ProcMesh, what: str) -> Team:
     if not isinstance(mesh, ProcMesh):
         raise TypeError(f"{what} a mesh of processes, got {mesh!r}")
     owned, region = mesh.owned_view(f"{what} processes whose block is here")
+    return in_trio_now(_open)(owned, region)
+
+
+def _open(owned: OwnedProcs, region: Region) -> Team:
     return engine_of(owned).team(region)

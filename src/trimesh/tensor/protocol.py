@@ -4,6 +4,10 @@
       Open, Team, Run ------------------------->    executes commands in the order of each team
       <------------------------------ Done, Reply
 
+    rank                                          first rank of its team
+      Ask ------------------------------------->    what the ranks tell each other to make process groups
+      <----------------------------------- Answer
+
     rank that sends                               rank that receives
       Offer ----------------------------------->    reads the memory that it names, or has got its bytes
       <------------------------------------ Taken
@@ -102,12 +106,12 @@ class Done(_Message, frozen=True, tag=4):
     Attributes:
         team: Its number.
         count: How many since it was opened.
-        failed: Numbers of those that have failed by themselves, not because of another, since the report before.
+        failed: Those that have failed by themselves, not because of another, since the report before: number, what.
     """
 
     team: int
     count: int
-    failed: list[int]
+    failed: list[tuple[int, str]]
 
 
 class Reply(_Message, frozen=True, tag=5):
@@ -122,6 +126,59 @@ class Reply(_Message, frozen=True, tag=5):
     request: int
     payload: bytes
     failed_at: tuple[int, int] | None = None
+
+
+NOBODY: Final = -1
+"""In place of a rank that has failed: none has."""
+
+ENDED: Final = -2
+"""In place of a rank that has failed: a process of the team has ended."""
+
+
+class Lost(_Message, frozen=True, tag=8):
+    """A process of a team has ended: nothing that needs all of the team can be done any more.
+
+    Attributes:
+        team: Its number.
+    """
+
+    team: int
+
+
+class Ask(_Message, frozen=True, tag=9):
+    """A rank asks the store of its team, which is in the process of the team's first rank.
+
+    Attributes:
+        controller: The process that has opened the engine.
+        team: Its number there.
+        ask: Number of the question, at the asker.
+        verb: What is asked; see `TeamTable`.
+        keys, values, numbers: What it is asked about.
+    """
+
+    controller: int
+    team: int
+    ask: int
+    verb: str
+    keys: list[str]
+    values: list[bytes]
+    numbers: list[int]
+
+
+class Answer(_Message, frozen=True, tag=10):
+    """The answer to an `Ask`.
+
+    Attributes:
+        ask: Number of the question.
+        number: As the verb says.
+        values: As the verb says; of a failure an encoded exception, if there is one.
+        failed_place: Place in the team of the rank that could not take part, or one of the following.
+    """
+
+    ask: int
+    number: int
+    values: list[bytes]
+    failed_place: int = NOBODY
 
 
 class Offer(_Message, frozen=True, tag=6):
@@ -151,7 +208,7 @@ class Taken(_Message, frozen=True, tag=7):
     move: int
 
 
-AnyMessage = Open | Team | Run | Done | Reply | Offer | Taken
+AnyMessage = Open | Team | Run | Done | Reply | Offer | Taken | Lost | Ask | Answer
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(AnyMessage)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
 
+from trimesh import limits
 from trimesh._runtime.services import TENSORS
 from trimesh.errors import Origin, ProtocolError, ShapeError
 from trimesh.ids import ProcId
@@ -16,11 +17,12 @@ from trimesh.tensor import function_kernels as function_kernels  # noqa: PLC0414
 from trimesh.tensor import kernels as kernels  # noqa: PLC0414 - and so does each of these
 from trimesh.tensor import move_kernels as move_kernels  # noqa: PLC0414
 from trimesh.tensor import protocol
-from trimesh.tensor.device import default_device
+from trimesh.tensor.device import rank_device
 from trimesh.tensor.moves import moves_of, open_moves
 from trimesh.tensor.rank import Poison, Rank, TeamOnRank
 from trimesh.tensor.reader import Reader
 from trimesh.tensor.runner import Runner
+from trimesh.tensor.stores import Stores
 
 if TYPE_CHECKING:
     from trimesh._runtime.channels import Cargo
@@ -38,11 +40,13 @@ class _Hosted:
         proc: The process.
         controller: Whose commands it obeys.
         engine: Number there.
+        stores: Of the process.
     """
 
     proc: Proc
     controller: Peer
     engine: int
+    stores: Stores
     rank: Rank = attrs.field(init=False)
     runner: Runner = attrs.field(init=False)
     readers: dict[int, Reader] = attrs.field(factory=dict[int, Reader])
@@ -52,7 +56,7 @@ class _Hosted:
         extent = _extent(message.labels, message.sizes)
         if not 0 <= message.rank < extent.nelements:
             raise ProtocolError(f"a rank must be one of {extent!r}, got {message.rank}")
-        self.rank = Rank(message.mesh, extent, message.rank, default_device(), self)
+        self.rank = Rank(message.mesh, extent, message.rank, rank_device(message.rank), self)
         self.runner = Runner(self.proc, self.rank, self._progressed)
 
     def team(self, message: protocol.Team) -> None:
@@ -108,6 +112,33 @@ class _Hosted:
         """See `Outside`."""
         return self.runner.run_in_trio(function, *args)
 
+    def ask(
+        self,
+        team: TeamOnRank,
+        verb: str,
+        keys: Sequence[str],
+        values: Sequence[bytes] = (),
+        numbers: Sequence[int] = (),
+        error: BaseException | None = None,
+        seconds: float = limits.COLLECTIVE_SECONDS,
+    ) -> protocol.Answer:
+        """See `Outside`."""
+        if self.proc.is_simulated:
+            raise RuntimeError(
+                "ranks that are simulated share one thread and cannot wait for each other: use processes"
+            )
+        key = self.controller.proc_id, self.engine, team.number
+        host = next(proc for proc in team.procs if proc)
+        told = None if error is None else (error, self.origin("a collective operation"))
+        answer: protocol.Answer = self.runner.run_in_trio(
+            self.stores.ask, key, host, verb, keys, values, numbers, told, seconds
+        )
+        return answer
+
+    def lost(self, team: int) -> None:
+        """Learn that a process of a team has ended."""
+        self.stores.lose((self.controller.proc_id, self.engine, team))
+
     def tell(self, function: Callable[..., Any], *args: Any) -> None:
         """See `Outside`."""
         self.runner.tell(function, *args)
@@ -129,10 +160,12 @@ class TensorService:
 
     proc: Proc
     engines: dict[int, Engine] = attrs.field(factory=dict[int, "Engine"])
+    stores: Stores = attrs.field(init=False)
     _hosted: dict[tuple[ProcId, int], _Hosted] = attrs.field(factory=dict[tuple[ProcId, int], _Hosted])
 
     def __attrs_post_init__(self) -> None:
         open_moves(self.proc)  # before any rank's thread may ask for them
+        self.stores = Stores(self.proc)
         self.proc.on_gone.append(self._gone)
 
     def hosted(self, controller: ProcId, engine: int) -> Rank | None:
@@ -152,6 +185,11 @@ class TensorService:
                 engine = self.engines.get(message.engine)
                 if engine is not None:
                     engine.replied(peer, message, bodies, cargo)
+            case protocol.Ask():
+                self.stores.asked(peer, message)
+            case protocol.Answer():
+                self.stores.answered(peer, message)
+
             case protocol.Offer():
                 moves_of(self.proc).offered(peer, message, bodies)
             case protocol.Taken():
@@ -160,7 +198,10 @@ class TensorService:
                 self._command(peer, message, bodies)
 
     def _command(
-        self, peer: Peer, message: protocol.Open | protocol.Team | protocol.Run, bodies: list[memoryview]
+        self,
+        peer: Peer,
+        message: protocol.Open | protocol.Team | protocol.Run | protocol.Lost,
+        bodies: list[memoryview],
     ) -> None:
         if not peer.is_owner:
             raise ProtocolError("only the process that has spawned a rank may command it")
@@ -168,13 +209,15 @@ class TensorService:
         hosted = self._hosted.get(key)
         try:
             if isinstance(message, protocol.Open):
-                hosted = _Hosted(self.proc, peer, message.engine)
+                hosted = _Hosted(self.proc, peer, message.engine, self.stores)
                 hosted.open(message)
                 self._hosted[key] = hosted
             elif hosted is None:
                 raise ProtocolError(f"a rank must be opened before it is commanded, got {message.engine}")
             elif isinstance(message, protocol.Team):
                 hosted.team(message)
+            elif isinstance(message, protocol.Lost):
+                hosted.lost(message.team)
             else:
                 hosted.run(message, bodies)
         except ShapeError as error:
@@ -186,6 +229,7 @@ class TensorService:
             engine.refused(peer, why)
 
     def _gone(self, peer: Peer) -> None:
+        self.stores.gone(peer)
         for engine in list(self.engines.values()):
             engine.gone(peer)
         for key in [key for key in self._hosted if key[0] == peer.proc_id]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 
 if TYPE_CHECKING:
     from trimesh.actor.proc_mesh import ProcMesh
+    from trimesh.tensor.placement import Cut
     from trimesh.tensor.shapes import Meta
     from trimesh.tensor.team import Team
+
+
+_DATA: Any = torch.Tensor.data
 
 
 class Held:
@@ -26,6 +32,7 @@ class Held:
     def __init__(self, team: Team, ref: int) -> None:
         self.team = team
         self.ref = ref
+        team.living += 1
 
     def __del__(self) -> None:
         self.team.free(self.ref)
@@ -63,6 +70,46 @@ class MeshTensor(torch.Tensor):
         dtype = str(meta.dtype).removeprefix("torch.")
         return f"<{kind} {dtype}{list(meta.size)} on {team.name}{grad}>"
 
+    @property
+    def data(self) -> torch.Tensor:
+        """The same tensor, unknown to autograd; what is set is what this handle is on from now on."""
+        data: torch.Tensor = _DATA.__get__(self)
+        return data
+
+    @data.setter
+    def data(self, other: torch.Tensor) -> None:
+        if not isinstance(other, MeshTensor):
+            raise TypeError(f"the data of a mesh tensor must be a mesh tensor, got {type(other).__qualname__}")
+        _DATA.__set__(self, other)
+        self._held, self._meta = other._held, other._meta
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MeshTensor:
+        """Return a copy on the same ranks; modules are copied so."""
+        found: MeshTensor | None = memo.get(id(self))
+        if found is not None:
+            return found
+        if not self.is_leaf:
+            raise RuntimeError("a copy must be of a tensor without history, got a result: write t.detach() first")
+        with torch.no_grad():
+            made = self.detach().clone()
+        assert isinstance(made, MeshTensor)
+        memo[id(self)] = made
+        made.requires_grad_(self.requires_grad)
+        vars(made).update(copy.deepcopy(vars(self), memo))  # a parameter is known by an entry there
+        if self.grad is not None:
+            made.grad = copy.deepcopy(self.grad, memo)
+        return made
+
+    def reduce(self, dims: str | Sequence[str], reduction: str = "sum", *, scatter: bool = False) -> MeshTensor:
+        """Return what the ranks make of their tensors together: see `trimesh.tensor.reduce`."""
+        result: MeshTensor = _above("reduction").reduce(self, dims, reduction, scatter=scatter)
+        return result
+
+    def reduce_(self, dims: str | Sequence[str], reduction: str = "sum", *, scatter: bool = False) -> MeshTensor:
+        """Do it in the memory of this tensor: see `trimesh.tensor.reduce_`."""
+        result: MeshTensor = _above("reduction").reduce_(self, dims, reduction, scatter=scatter)
+        return result
+
     def slice_mesh(self, **selection: int | slice) -> MeshTensor:
         """Return the tensor as a part of its ranks have it: `t.slice_mesh(gpus=0)`. Nothing moves.
 
@@ -96,6 +143,33 @@ class MeshTensor(torch.Tensor):
         """
         moved: MeshTensor = _above("movement").to_mesh(self, target)
         return moved
+
+    def local(self, placements: Sequence[Cut] | None = None) -> MeshTensor:
+        """Return, of a global tensor, each rank's part as a tensor on each rank. Not differentiable.
+
+        Args:
+            placements: How it is cut, as `trimesh.distribute` takes it; parts must be equal. None: each has the whole.
+
+        Raises:
+            ShapeError: The placements do not fit the tensor, or its parts would not be equal.
+            TypeError: It is no global tensor, or it needs gradients.
+        """
+        made: MeshTensor = _above("global_tensor").to_local(self, placements)
+        return made
+
+    def to_global(self, placements: Sequence[Cut] | None = None) -> MeshTensor:
+        """Return one global tensor that has the tensors of the ranks as its parts. Not differentiable.
+
+        Args:
+            placements: How it is cut, as `trimesh.distribute` takes it. Ranks whose part is the same have the same
+                values; nobody checks.
+
+        Raises:
+            ShapeError: The placements do not fit the tensor.
+            TypeError: It is global, or it needs gradients.
+        """
+        made: MeshTensor = _above("global_tensor").to_global(self, placements)
+        return made
 
     def numpy(self, *, force: bool = False) -> NoReturn:
         """Refuse: the values are on the ranks."""

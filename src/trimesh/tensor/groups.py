@@ -1,0 +1,172 @@
+"""The process groups of a team, one for each set of its dimensions, and the device mesh that torch wants (rule N3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh
+
+from trimesh.errors import ShapeError
+from trimesh.tensor.group import Group, backend_of
+from trimesh.tensor.rank import Poison, Rank, TeamOnRank
+
+
+@attrs.define(eq=False)
+class _Groups:
+    """What a team has here.
+
+    Attributes:
+        made: By key.
+        published: Names that torch's registry knows.
+        mesh: See `device_mesh`.
+    """
+
+    made: dict[str, Group] = attrs.field(factory=dict[str, Group])
+    published: set[str] = attrs.field(factory=set[str])
+    mesh: DeviceMesh | None = None
+
+
+@attrs.define(eq=False)
+class _World:
+    """Torch's default group in this process, made here.
+
+    Attributes:
+        group: It has the right rank and size, and no backend: nothing is done in it.
+    """
+
+    group: dist.ProcessGroup
+
+
+def group_of(rank: Rank, team: TeamOnRank, labels: Sequence[str]) -> Group:
+    """Return the group of the ranks that differ from this one in some dimensions of the team only.
+
+    Nothing is connected yet. Call it in the rank's own thread, in a command that all ranks of the team execute.
+
+    Args:
+        rank: This rank.
+        team: The team.
+        labels: The dimensions.
+
+    Raises:
+        ShapeError: The team has no such dimension.
+    """
+    extent = team.extent
+    for label in labels:
+        if label not in extent:
+            raise ShapeError(f"a process group spans dimensions of {extent!r}, got {label!r}")
+    here = extent.point(team.index)
+    fixed = {label: here[label] for label in extent if label not in labels}
+    key = ",".join(label for label in extent if label in labels)
+    key += "".join(f" {label}={index}" for label, index in fixed.items())
+    groups = _of(team)
+    found = groups.made.get(key)
+    if found is None:
+        places = [
+            place
+            for place in range(extent.nelements)
+            if team.procs[place] and all(extent.point(place)[label] == index for label, index in fixed.items())
+        ]
+        found = groups.made[key] = Group(rank, team, places, key)
+    return found
+
+
+def torch_group(rank: Rank, team: TeamOnRank, labels: Sequence[str]) -> dist.ProcessGroup:
+    """Return a group that `torch.distributed` takes as `group=`; see `group_of`.
+
+    Raises:
+        RuntimeError: Code of this process has initialised `torch.distributed` itself.
+    """
+    group = group_of(rank, team, labels)
+    _publish(rank, team, group)
+    return group
+
+
+def device_mesh(rank: Rank, team: TeamOnRank) -> DeviceMesh:
+    """Return the device mesh over the extent of a team; see `group_of`.
+
+    From now on a command that fails here, or is skipped, frees the ranks that may wait for this one in it.
+
+    Raises:
+        RuntimeError: Code of this process has initialised `torch.distributed` itself.
+        ShapeError: Members are missing from the view.
+    """
+    groups = _of(team)
+    if groups.mesh is not None:
+        return groups.mesh
+    extent = team.extent
+    if not all(team.procs):
+        raise ShapeError(f"a global tensor needs every member of its view, got {extent!r} with some excluded")
+    labels = list(extent) or ["all"]
+    made = [torch_group(rank, team, [label] if extent else []) for label in labels]
+    table = torch.tensor(list(team.ranks)).reshape(list(extent.values()) or [1])
+    groups.mesh = DeviceMesh.from_group(list[Any](made), rank.device.type, mesh=table, mesh_dim_names=tuple(labels))
+
+    def on_failed(poison: Poison) -> None:
+        _leave_all(rank, team, poison)
+
+    team.on_failed = on_failed
+    return groups.mesh
+
+
+def _leave_all(rank: Rank, team: TeamOnRank, poison: Poison) -> None:
+    groups = list(_of(team).made.values())
+    rank.outside.ask(team, "leave", [group.key for group in groups], [], [team.index, team.steps], error=poison.error)
+    for group in groups:
+        group.destroy()
+
+
+def _of(team: TeamOnRank) -> _Groups:
+    found = team.above.get(_Groups)
+    if found is None:
+        found = team.above[_Groups] = _Groups()
+    assert isinstance(found, _Groups)
+    return found
+
+
+# ---- what torch must know ------------------------------------------------------------------------------------
+
+
+def _publish(rank: Rank, team: TeamOnRank, group: Group) -> None:
+    """Put a group where `torch.distributed` and its functional collectives look it up."""
+    published = _of(team).published
+    if group.full_name in published:
+        return
+    _make_world(rank, group)
+    _register(group, group.full_name, [team.ranks[place] for place in group.places], group.device, group.store)
+    published.add(group.full_name)
+
+
+def _make_world(rank: Rank, group: Group) -> None:
+    world = rank.above.get(_World)
+    if dist.is_initialized():
+        if world is None or c10d._get_default_group() is not world.group:
+            raise RuntimeError(
+                "torch.distributed must be left to the mesh in a process that holds its tensors, but code of this "
+                "process has called init_process_group: destroy that group first, or keep such actors on another mesh"
+            )
+        return
+    # Ranks are those of the whole mesh. Nobody is connected: a collective in it says that it has no backend.
+    default = dist.ProcessGroup(group.store, rank.number, rank.extent.nelements)
+    _register(default, f"{rank.mesh}/all", list(range(rank.extent.nelements)), rank.device, group.store)
+    c10d._update_default_pg(default)
+    rank.above[_World] = _World(default)
+
+
+def _register(group: dist.ProcessGroup, name: str, ranks: Sequence[int], device: torch.device, store: Any) -> None:
+    """Do what `torch.distributed.new_group` does, for a group that exists; there is no public way."""
+    world: Any = c10d._world
+    backend = backend_of(device)
+    world.pg_map[group] = backend, store
+    world.pg_names[group] = name
+    world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(ranks)}
+    world.pg_backend_config[group] = f"{device.type}:{backend}"
+    tag = f"ptd:{name}"
+    world.pg_to_tag[group] = tag
+    world.tags_to_pg.setdefault(tag, []).append(group)
+    register: Any = getattr(c10d, "_register_process_group")  # noqa: B009 - not among what its stub exports
+    register(name, group)
