@@ -57,7 +57,7 @@ class TeamOnRank:
         failed: Numbers of those that failed by themselves and have not been reported.
         recordings: Commands that it keeps, by number.
         above: What kernels keep for it, by class.
-        on_failed: Called with the failure of each command that was not done here, once something has asked for it.
+        on_failed: Called when an operation was not done here.
     """
 
     number: int
@@ -70,7 +70,7 @@ class TeamOnRank:
     failed: list[int] = attrs.field(factory=list[int])
     recordings: dict[int, Record] = attrs.field(factory=dict[int, "Record"])
     above: dict[type, Any] = attrs.field(factory=dict[type, Any])
-    on_failed: Callable[[Poison], None] | None = None
+    on_failed: list[Callable[[], None]] = attrs.field(factory=list[Callable[[], None]])
 
 
 class Step(Protocol):
@@ -147,6 +147,16 @@ class Outside(Protocol):
         """Ask the store of a team something and wait for the answer; see `Stores.ask`."""
         ...
 
+    def leave(self, team: TeamOnRank, error: BaseException, *, is_waited_for: bool = True) -> None:
+        """Say that this rank takes no part in the current operation of a team.
+
+        Args:
+            team: The team.
+            error: Why.
+            is_waited_for: Return only when the others can know it.
+        """
+        ...
+
     def tell(self, function: Callable[..., Any], *args: Any) -> None:
         """Call a function in Trio's thread, soon, and do not wait for it."""
         ...
@@ -210,11 +220,13 @@ class Rank:
         team.steps += 1
 
     def _failed(self, team: TeamOnRank, poison: Poison) -> None:
-        if team.on_failed is not None:
-            try:
-                team.on_failed(poison)
-            except BaseException as error:  # noqa: BLE001 - the process, or the team, has come to its end
-                traceback.clear_frames(error.__traceback__)
+        """Let nobody wait for this rank in the operation."""
+        try:
+            self.outside.leave(team, poison.error, is_waited_for=bool(team.on_failed))
+        except BaseException as error:  # noqa: BLE001 - the process, or the team, has come to its end
+            traceback.clear_frames(error.__traceback__)
+        for function in team.on_failed:
+            function()
 
     def _value(self, team: TeamOnRank, signature: Signature, ref: int) -> Any:
         found = self.values.get(ref)
