@@ -10,10 +10,6 @@ import torch
 from trimesh.tensor.tensor import MeshTensor
 
 
-class LocalTensor(Exception):
-    """An ordinary tensor is among the arguments."""
-
-
 def explain(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> TypeError:
     """Return the error for arguments that do not belong together, with a mark at each that is wrong."""
     leaves = [(None, value) for value in args] + list(kwargs.items())
@@ -64,6 +60,31 @@ def _shown(value: Any) -> str:
     if isinstance(value, torch.Tensor) and not isinstance(value, MeshTensor):
         return f"<local tensor {str(value.dtype).removeprefix('torch.')}{list(value.size())}>"
     return repr(value)
+
+
+def explain_data_dependent(func: Any) -> TypeError:
+    """Return the error for an operation that cannot be issued without knowing the data."""
+    name = func.name().partition("::")[2].partition(".")[0]
+    return TypeError(
+        f"the shape of what an operation returns must follow from the shapes of its arguments, got {name}, where it "
+        "follows from their values, which may differ by rank: write torch.where(mask, a, b) instead of a[mask], call "
+        f"{name} in a function under @trimesh.remote, or on what `await trimesh.fetch(t)` returns"
+    )
+
+
+def check_dense(func: Any, fake: torch.Tensor) -> None:
+    """Refuse to make a tensor that a handle cannot describe by its size and stride.
+
+    Raises:
+        TypeError: It is sparse, quantized or nested.
+    """
+    if fake.layout is not torch.strided or fake.is_quantized:
+        name = func.name().partition("::")[2].partition(".")[0]
+        kind = "quantized" if fake.is_quantized else str(fake.layout).removeprefix("torch.")
+        raise TypeError(
+            f"a mesh tensor must be dense, got one that is {kind} from {name}: "
+            "use it inside a function under @trimesh.remote"
+        )
 
 
 def check_in_place(func: Any, fakes: Sequence[torch.Tensor], tensors: Sequence[MeshTensor]) -> None:

@@ -12,12 +12,16 @@ import torch
 from torch.utils import _pytree as pytree
 
 from trimesh.tensor import arguments, checks
+from trimesh.tensor import binary as binary  # noqa: PLC0414 - puts the operators of Python into the class
 from trimesh.tensor.arguments import NUMBER_SLOT, SLOT
-from trimesh.tensor.blocking import REPLACED
+from trimesh.tensor.inplace_views import INPLACE_VIEWS, relook
 from trimesh.tensor.protocol import FIRST_SIGNATURE
-from trimesh.tensor.shapes import FRESH, Meta, Plan, Shapes
+from trimesh.tensor.replaced import REPLACED, is_composite
+from trimesh.tensor.shapes import DATA_DEPENDENT, FRESH, Meta, Plan, Shapes
 from trimesh.tensor.team import Team
+from trimesh.tensor.temporaries import LocalTensor, adopted
 from trimesh.tensor.tensor import MeshTensor, make
+from trimesh.tensor.upload import upload
 
 _STATIC: Final = frozenset({type(None), bool, int, str, torch.dtype, torch.device, torch.layout, torch.memory_format})
 
@@ -29,14 +33,16 @@ class _Call:
         key: What its plan depends on.
         tensors: The mesh tensors among its arguments, in order.
         operands: Their refs, and the numbers that vary, in order.
+        has_local: Whether a tensor of this process is among the arguments.
     """
 
-    __slots__ = ("key", "operands", "tensors")
+    __slots__ = ("has_local", "key", "operands", "tensors")
 
     def __init__(self, func: Any) -> None:
         self.key: list[Any] = [func]
         self.tensors: list[MeshTensor] = []
         self.operands: list[Any] = []
+        self.has_local = False
 
     def take(self, value: Any, *, varies: bool) -> None:
         """Take one argument apart."""
@@ -62,7 +68,7 @@ class _Call:
             for item in value:
                 self.take(item, varies=False)
         elif isinstance(value, torch.Tensor):
-            raise checks.LocalTensor
+            self.has_local = True
         else:
             self.key += (kind, value)
 
@@ -86,14 +92,15 @@ def issue(func: Any, args: Sequence[Any], kwargs: dict[str, Any], active: Team |
         return replaced(*args, **kwargs)
     varying = _varying(func)
     call = _Call(func)
-    try:
-        for index, value in enumerate(args):
-            call.take(value, varies=index in varying)
-        for name, value in kwargs.items():
-            call.key.append(name)
-            call.take(value, varies=name in varying)
-    except checks.LocalTensor:
-        raise checks.explain(func, args, kwargs) from None
+    value: Any = None
+    for index, value in enumerate(args):
+        call.take(value, varies=index in varying)
+    for name, value in kwargs.items():
+        call.key.append(name)
+        call.take(value, varies=name in varying)
+    if call.has_local:
+        del value
+        return _issue_adopting(func, args, kwargs, active)
     tensors = call.tensors
     team = tensors[0]._held.team if tensors else active
     assert team is not None, "an operator without tensors is issued for the active team"
@@ -104,12 +111,29 @@ def issue(func: Any, args: Sequence[Any], kwargs: dict[str, Any], active: Team |
     key = tuple(call.key)
     plan = shapes.plans.get(key)
     if plan is None:
+        if is_composite(func):  # torch takes those apart itself, but not in inference mode
+            REPLACED[func] = func.decompose
+            return func.decompose(*args, **kwargs)
         plan = _plan(shapes, func, args, kwargs, call, team)
         shapes.remember(key, plan)
     first = team.emit(plan, call.operands, len(plan.metas))
     if plan.is_single:
         return make(plan.metas[0], team, first)
+    if plan.relooks is not None:
+        relook(func, args, kwargs)
+        tensors[0]._meta = plan.relooks
     return _result(plan, team, first, tensors)
+
+
+def _issue_adopting(func: Any, args: Sequence[Any], kwargs: dict[str, Any], active: Team | None) -> Any:
+    """Run an operator that has tensors of this process among its arguments, if torch has made them on the way."""
+    team = next((leaf._held.team for leaf in pytree.tree_leaves((args, kwargs)) if type(leaf) is MeshTensor), active)
+    assert team is not None
+    try:
+        args, kwargs = adopted(func, args, kwargs, lambda tensor: upload(tensor, team))
+    except LocalTensor:
+        raise checks.explain(func, args, kwargs) from None
+    return issue(func, args, kwargs, active)
 
 
 def _result(plan: Plan, team: Team, first: int, tensors: Sequence[MeshTensor]) -> Any:
@@ -168,9 +192,16 @@ def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
         return value
 
     fake_args, fake_kwargs = pytree.tree_map(fake, (tuple(args), kwargs))
-    result = shapes.run(func, fake_args, fake_kwargs)
-    checks.check_in_place(func, fakes, call.tensors)
+    try:
+        result = shapes.run(func, fake_args, fake_kwargs)
+    except DATA_DEPENDENT as error:
+        raise checks.explain_data_dependent(func) from error
     is_global = any(tensor._meta.is_global for tensor in call.tensors)
+    relooks = None
+    if func in INPLACE_VIEWS:
+        relooks = shapes.meta_of(fakes[0], is_global=is_global)
+    else:
+        checks.check_in_place(func, fakes, call.tensors)
     leaves, tree = pytree.tree_flatten(result)
     metas: list[Meta] = []
     found: list[Any] = []
@@ -183,6 +214,7 @@ def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
             found.append(place)
             outs.append(-1)
         elif isinstance(leaf, torch.Tensor):
+            checks.check_dense(func, leaf)
             outs.append(len(metas))
             metas.append(shapes.meta_of(leaf, is_global=is_global))
             found.append(FRESH)
@@ -198,7 +230,7 @@ def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ]
     is_single = found == [FRESH] and isinstance(result, torch.Tensor)
     number = FIRST_SIGNATURE + shapes.new_number()
-    return Plan(number, func.name(), described, metas, found, aliases, tree, is_single)
+    return Plan(number, func.name(), described, metas, found, aliases, tree, is_single, relooks)
 
 
 def _writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:

@@ -16,7 +16,7 @@ from trimesh.shape.extent import Extent
 from trimesh.tensor import kernels as kernels  # noqa: PLC0414 - puts them into the table
 from trimesh.tensor import move_kernels as move_kernels  # noqa: PLC0414 - and so does each of these
 from trimesh.tensor import protocol
-from trimesh.tensor.device import default_device
+from trimesh.tensor.device import rank_device
 from trimesh.tensor.moves import moves_of
 from trimesh.tensor.rank import Poison, Rank, TeamOnRank
 from trimesh.tensor.reader import Reader
@@ -56,7 +56,7 @@ class _Hosted:
         extent = _extent(message.labels, message.sizes)
         if not 0 <= message.rank < extent.nelements:
             raise ProtocolError(f"a rank must be one of {extent!r}, got {message.rank}")
-        self.rank = Rank(message.mesh, extent, message.rank, default_device(), self)
+        self.rank = Rank(message.mesh, extent, message.rank, rank_device(message.rank), self)
         self.runner = Runner(self.proc, self.rank, self._progressed)
 
     def team(self, message: protocol.Team) -> None:

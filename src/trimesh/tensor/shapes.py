@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from trimesh import limits
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 FRESH: Final = -1
 """A leaf of a result that is a new tensor; others are a tensor among the arguments, or a value."""
+
+DATA_DEPENDENT: Final = (DataDependentOutputException, DynamicOutputShapeException)
+"""What fake tensors raise for an operation whose result has a shape, or a value, that only the data says."""
 
 
 @attrs.frozen(eq=False)
@@ -54,6 +57,7 @@ class Plan:
         tree: How leaves become the result.
         has_alias: By leaf, whether it is a place.
         is_single: Whether the result is just one new tensor.
+        relooks: What an in-place view makes of its tensor.
         kinds: "r", "n" or "b" for each operand of its commands.
     """
 
@@ -65,6 +69,7 @@ class Plan:
     has_alias: Sequence[bool]
     tree: pytree.TreeSpec
     is_single: bool = False
+    relooks: Meta | None = None
     kinds: str = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from trimesh.actor.proc_mesh import ProcMesh
     from trimesh.tensor.shapes import Meta
     from trimesh.tensor.team import Team
+
+
+_DATA: Any = torch.Tensor.data
 
 
 class Held:
@@ -63,6 +67,36 @@ class MeshTensor(torch.Tensor):
         grad = ", requires_grad" if self.requires_grad else ""
         dtype = str(meta.dtype).removeprefix("torch.")
         return f"<{kind} {dtype}{list(meta.size)} on {team.name}{grad}>"
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The same tensor, unknown to autograd; what is set is what this handle is on from now on."""
+        data: torch.Tensor = _DATA.__get__(self)
+        return data
+
+    @data.setter
+    def data(self, other: torch.Tensor) -> None:
+        if not isinstance(other, MeshTensor):
+            raise TypeError(f"the data of a mesh tensor must be a mesh tensor, got {type(other).__qualname__}")
+        _DATA.__set__(self, other)
+        self._held, self._meta = other._held, other._meta
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MeshTensor:
+        """Return a copy on the same ranks; modules are copied so."""
+        found: MeshTensor | None = memo.get(id(self))
+        if found is not None:
+            return found
+        if not self.is_leaf:
+            raise RuntimeError("a copy must be of a tensor without history, got a result: write t.detach() first")
+        with torch.no_grad():
+            made = self.detach().clone()
+        assert isinstance(made, MeshTensor)
+        memo[id(self)] = made
+        made.requires_grad_(self.requires_grad)
+        vars(made).update(copy.deepcopy(vars(self), memo))  # a parameter is known by an entry there
+        if self.grad is not None:
+            made.grad = copy.deepcopy(self.grad, memo)
+        return made
 
     def reduce(self, dims: str | Sequence[str], reduction: str = "sum", *, scatter: bool = False) -> MeshTensor:
         """Return what the ranks make of their tensors together: see `trimesh.tensor.reduce`."""
