@@ -11,7 +11,7 @@ BL-3 clean-up of all its meshes shares one deadline: `grace` seconds from the mo
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
@@ -25,7 +25,7 @@ from trimesh._runtime.interrupt import interruptible, run_to_end
 from trimesh._runtime.reference import MeshInfo
 from trimesh._runtime.report import describe_member, grace_left
 from trimesh._runtime.stack import STACK_SECONDS, request_stack
-from trimesh.errors import MeshErrorGroup, leaves
+from trimesh.errors import MeshErrorGroup, ProcDied, has_origin, leaves, origin
 
 if TYPE_CHECKING:
     from trimesh._runtime.proc import Proc
@@ -252,6 +252,7 @@ def raise_all(name: str, left: Left) -> None:
     """Raise what a block has come to, in the order in which it failed; return when it is nothing."""
     cancelled, rest = split_cancelled(left.error)
     failures = [*left.first, *left.late]
+    rest = _without_told(rest, failures)
     exceptions, base = _split_exceptions(rest)
     if exceptions is not None:
         failures.insert(len(left.first), exceptions)
@@ -265,6 +266,24 @@ def raise_all(name: str, left: Left) -> None:
         raise MeshErrorGroup(message, failures, mesh=name) from None
     if cancelled is not None:
         raise cancelled
+
+
+def _without_told(error: BaseException | None, failures: Sequence[Exception]) -> BaseException | None:
+    """Return an error of a body without the deaths that the block tells itself: one failure surfaces once (X3).
+
+    A function that waits without `await` raises what a call would have been cancelled for.
+    """
+    told = {origin(failure) for failure in failures if isinstance(failure, ProcDied) and has_origin(failure)}
+    if error is None or not told:
+        return error
+
+    def is_told(leaf: BaseException) -> bool:
+        return isinstance(leaf, ProcDied) and origin(leaf) in told
+
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        return group.split(is_told)[1]
+    return None if is_told(error) else error
 
 
 def _split_exceptions(error: BaseException | None) -> tuple[Exception | None, BaseException | None]:

@@ -265,6 +265,14 @@ class ProcMembers:
         while not self._down.isdisjoint(ranks):
             await self._settled.wait()
 
+    async def settled(self, ranks: Collection[int]) -> None:
+        """Wait until none of some members is being restarted, or has died and nobody has looked at it yet."""
+        await trio.lowlevel.checkpoint()
+        for rank in ranks:
+            if not self.members[rank].is_alive:
+                await self.members[rank].gone.wait()
+        await self.wait_settled(ranks)
+
     def _mark_down(self, ranks: Collection[int], cause: Exception) -> None:
         for rank in ranks:
             if rank not in self._down:

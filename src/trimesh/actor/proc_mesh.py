@@ -209,6 +209,19 @@ class ProcMesh(Shaped):
         kept = self._shown.exclude(points)
         await in_trio(members.replace)([rank for rank in self._shown.ranks() if rank not in kept])
 
+    async def settled(self) -> None:
+        """Wait until no process of this view is being restarted, or about to be, as far as its policy heals it.
+
+        What has lived there is lost, tensors say: `with procs.activate():` makes new ones on the followers.
+
+        Raises:
+            RuntimeError: This is a reference, or `this_proc()`.
+
+        Blocking: a checkpoint, cancellable.
+        """
+        members = self._own_members("processes are restarted by the block that owns them")
+        await in_trio(members.settled)(self._shown.ranks())
+
     def owned_view(self, rule: str) -> tuple[OwnedProcs, Region]:
         """Return the processes and the part of them that this shows; for packages above.
 

@@ -76,29 +76,46 @@ class _Stack(threading.local):
     def push(self) -> None:
         self.depth += 1
         if self.mode is None:
+            # Below those of others: each of them takes the topmost off when it is left, which must not be this one.
+            above = _pop_until(None)
             self.mode = _Mode()  # type: ignore[no-untyped-call]
             _push_mode(self.mode)
+            _push_all(above)
 
     def pop(self) -> None:
         self.depth -= 1
         if self.depth:
             return
-        above: list[Any] = []
-        while _get_current_dispatch_mode_stack():  # modes of others may have been entered since
-            mode = _pop_mode()
-            if mode is self.mode:
-                break
-            above.append(mode)
-        for mode in reversed(above):
-            _push_mode(mode)
+        above = _pop_until(self.mode)
         self.mode = None
+        _push_all(above)
+
+
+def _pop_until(last: _Mode | None) -> list[Any]:
+    """Take modes off the stack of this thread; return those that were above `last`, topmost first."""
+    above: list[Any] = []
+    while _get_current_dispatch_mode_stack():
+        mode = _pop_mode()
+        if mode is last:
+            break
+        above.append(mode)
+    return above
+
+
+def _push_all(modes: list[Any]) -> None:
+    for mode in reversed(modes):
+        _push_mode(mode)
 
 
 _stack: Final = _Stack()
 
 
 class Activation:
-    """What `activate()` returns: entered in one task, left in the same one; it nests."""
+    """What `activate()` returns: entered in one task, left in the same one; it nests.
+
+    A worker thread may run under a copy of the task's context, and has a stack of modes of its own: nothing is active
+    there.
+    """
 
     def __init__(self, team: Team) -> None:
         self._team = team

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import trio
-
-from trimesh import limits
-from trimesh.errors import CollectiveFailed, MeshErrorGroup, ProcDied, set_origin
-from trimesh.tensor.engine import Request
+from trimesh.errors import CollectiveFailed, MeshErrorGroup, set_origin
+from trimesh.tensor.engine import Request, unexplained_death
 
 
 async def answers(request: Request) -> Mapping[int, Any]:
@@ -36,7 +33,6 @@ def answers_now(request: Request) -> Mapping[int, Any]:
     """
     engine = request.team.engine
     proc = engine.proc
-    deadline = trio.current_effective_deadline()
     try:
         while request.waiting:
             if proc.is_simulated:
@@ -44,10 +40,7 @@ def answers_now(request: Request) -> Mapping[int, Any]:
                     "the value of a mesh tensor was asked for without `await`, which would stop a simulation: "
                     "write `await trimesh.fetch(t)`"
                 )
-            left = deadline - trio.current_time()
-            if left <= 0:
-                raise trio.TooSlowError("the deadline passed while a value of a mesh tensor was waited for")
-            proc.pump(min(left, limits.SIGNAL_SECONDS))
+            engine.wait_now("a value of a mesh tensor had come")
             for peer, place in list(request.waiting.items()):
                 if peer.link is None:  # its end is known; how it ended is found out by tasks, which do not run now
                     request.settle(peer, _ended(request, place))
@@ -60,7 +53,7 @@ def _ended(request: Request, place: int) -> Exception:
     peer = request.team.peers[place]
     if peer.death is not None:
         return peer.death(maybe_executed=True)
-    return ProcDied(f"{request.team.name}: the link to the process of rank {place} has ended")
+    return unexplained_death(request.team.name, request.team.origins[place])
 
 
 def _values(request: Request) -> Mapping[int, Any]:
@@ -71,7 +64,7 @@ def _values(request: Request) -> Mapping[int, Any]:
     errors: list[Exception] = []
     for place, answer in sorted(request.answers.items()):
         if isinstance(answer, Exception):
-            set_origin(answer, engine.owned.info.origin(team.region.ranks()[place]))
+            set_origin(answer, team.origins[place])
             errors.append(answer)
             continue
         payload, bodies, failed_at, cargo = answer
@@ -79,9 +72,10 @@ def _values(request: Request) -> Mapping[int, Any]:
             found[place] = values.decode(payload, bodies, what="a value of a mesh tensor")
         else:
             error = values.decode_error(payload)
-            line = engine.line_of(*failed_at)
-            if line is not None:
-                error.add_note(f"issued at {line}")
+            failure = engine.failure(*failed_at)
+            if failure is not None:
+                failure.is_told = True
+                error.add_note(f"issued at {failure.line}")
             errors.append(error)
         del cargo
     if errors:

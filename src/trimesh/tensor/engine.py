@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -12,21 +14,36 @@ import trio
 from trimesh import limits
 from trimesh._runtime.incoming import take_payload
 from trimesh._runtime.services import TENSORS
-from trimesh.errors import MeshError, MeshStopped, ProtocolError
+from trimesh.errors import MeshError, MeshStopped, ProcDied, ProtocolError, set_origin
 from trimesh.tensor import protocol
 from trimesh.tensor.device import default_device
-from trimesh.tensor.team import Team
+from trimesh.tensor.team import Failure, Team
 
 if TYPE_CHECKING:
     from trimesh._runtime.channels import Cargo
     from trimesh._runtime.ownership import OwnedProcs
     from trimesh._runtime.peer import Peer
     from trimesh._runtime.proc import Proc
+    from trimesh._runtime.reference import MeshInfo
+    from trimesh.errors import Origin
     from trimesh.shape.region import Region
     from trimesh.tensor.shapes import Shapes
 
+_log = logging.getLogger("trimesh")
+
 _Answer = tuple[Any, list[memoryview], "tuple[int, int] | None", Any]
 """Payload, bodies, the command that failed, cargo."""
+
+
+def unexplained_death(name: str, origin: Origin) -> ProcDied:
+    """Return the error for a process whose end is known, and how it has ended not yet: tasks find that out."""
+    error = ProcDied(f"{name}: the process at {origin.point!r} (pid {origin.pid}) has ended", reason="lost")
+    set_origin(error, origin)
+    return error
+
+
+_WARNED_MAX = 20
+"""Failures of one team that a warning shows: more are the same mistake in a loop."""
 
 
 @attrs.define(eq=False)
@@ -60,7 +77,7 @@ class Request:
 
 @attrs.define(eq=False)
 class Engine:
-    """One mesh of processes.
+    """One mesh of processes, and something that its block owns: what was issued runs to its end when that is left.
 
     Attributes:
         proc: The controller's process.
@@ -68,9 +85,11 @@ class Engine:
         owned: The mesh.
         shapes: The plans of this process.
         engines: All of this process, by number.
+        on_closed: Called when its block has been left.
         device: Where ranks make tensors unless they are told.
         current: The team that commands were issued to last.
-        is_closed: Set when nothing more can be sent.
+        is_closed: Set when nothing more can be issued.
+        thread: The one of its Trio loop, in which everything is issued.
     """
 
     proc: Proc
@@ -78,9 +97,16 @@ class Engine:
     owned: OwnedProcs
     shapes: Shapes
     engines: Mapping[int, Engine]
+    on_closed: Callable[[Engine], None]
     device: torch.device = attrs.field(factory=default_device)
     current: Team | None = None
     is_closed: bool = False
+    thread: int = attrs.field(factory=get_ident)
+    _token: trio.lowlevel.TrioToken = attrs.field(factory=trio.lowlevel.current_trio_token)
+    _progress: trio.Event = attrs.field(factory=trio.Event)
+    _refusals: dict[Peer, str] = attrs.field(factory=dict["Peer", str])
+    _lost: list[Team] = attrs.field(factory=list[Team])
+    _lost_numbers: set[int] = attrs.field(factory=set[int])
     _teams: dict[Region, Team] = attrs.field(factory=dict["Region", Team])
     _by_number: dict[int, Team] = attrs.field(factory=dict[int, Team])
     _opened: set[Peer] = attrs.field(factory=set["Peer"])
@@ -114,7 +140,7 @@ class Engine:
             raise ValueError("tensors need at least one process, got an empty view")
         info = self.owned.info
         peers = [self.proc.peer(info.members[rank].proc_id) for rank in ranks]
-        team = Team(self, self.shapes.new_number(), region, peers)
+        team = Team(self, self.shapes.new_number(), region, peers, [info.origin(rank) for rank in ranks])
         self.check_open(team)
         self._teams[region] = self._by_number[team.number] = team
         whole = self.owned.whole.extent
@@ -145,14 +171,42 @@ class Engine:
         Raises:
             MeshStopped: The block that owns the processes is being left, or was.
             ProcDied: A process of the team has ended.
+            MeshError: One cannot hold tensors, or is not there yet.
         """
         if self.is_closed or self.owned.is_stopping:
             raise MeshStopped(f"{self.name} computes no more: the block that owns its processes is being left")
-        for peer in team.peers:
+        for peer, origin in zip(team.peers, team.origins, strict=True):
             if peer.death is not None:
-                raise peer.death(maybe_executed=False)
+                error = peer.death(maybe_executed=False)
+            elif peer in self._refusals:
+                error = MeshError(self._refusals[peer])
+            elif peer.link is None and peer in self._opened:
+                error = unexplained_death(team.name, origin)
+            elif peer.link is None:
+                error = MeshError(f"a process of {team.name} is being restarted: write `await procs.settled()` first")
+            else:
+                continue
+            set_origin(error, origin)
+            raise error
+
+    def check_thread(self) -> None:
+        """Refuse operations of other threads; the engine of autograd has threads of its own, while that of Trio waits.
+
+        Raises:
+            RuntimeError: This is none of those.
+        """
+        if torch._C._current_graph_task_id() == -1:
+            raise RuntimeError(
+                f"operations on tensors of {self.name} are issued in the thread of its Trio loop, got another thread: "
+                "call the function that does so by trio.from_thread.run_sync(function)"
+            )
 
     # ---- sending ---------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Have what is issued sent, also where no turn of Trio's loop ends soon: in a task of asyncio."""
+        if not trio.lowlevel.in_trio_run():
+            self._token.run_sync_soon(self.flush, idempotent=True)
 
     def flush(self) -> None:
         """Send everything that was issued."""
@@ -161,23 +215,50 @@ class Engine:
         # commands have no rank in common (`switch_to`).
         for team in teams:
             if team.stream:
-                self.flush_team(team)
+                self._post(team)
         for team in teams:
             if team.has_freed:
-                self.flush_team(team)
+                self._post(team)
+        for team in self._lost:  # those of its ranks that live keep what nobody has given up
+            if team.has_freed:
+                self._post(team)
+        self._lost = [team for team in self._lost if team.living]
 
     def flush_team(self, team: Team) -> None:
-        """Send what was issued to a team; read what has come, and wait when the ranks are far behind."""
-        first, stream, bodies = team.take()
-        if team.is_lost or self.is_closed:
-            return
-        # Bodies are made for their command, and nobody writes to them, so that nobody needs to wait for them to leave.
-        self._send(team.peers, protocol.Run(self.number, team.number, first, stream), bodies)
+        """Send what was issued to a team; read what has come, and wait when the ranks are far behind.
+
+        Raises:
+            trio.TooSlowError: The deadline of the task has passed meanwhile.
+        """
+        if get_ident() != self.thread:
+            return  # of autograd, for which the thread of Trio waits, and then sends
+        self._post(team)
         if self.proc.is_simulated:
             return
         self.proc.pump(0)
+        team.is_lost = any(peer.link is None for peer in team.peers)  # the next operation says so
         while team.issued - team.executed > limits.TENSOR_COMMANDS_AHEAD and not team.is_lost:
-            self.proc.pump(limits.SIGNAL_SECONDS)
+            self.wait_now("the ranks caught up with what was issued")
+            team.is_lost = any(peer.link is None for peer in team.peers)
+
+    def wait_now(self, what: str) -> None:
+        """Read what has come, waiting for a moment, without `await`.
+
+        Raises:
+            trio.TooSlowError: The deadline of the task has passed.
+        """
+        seconds = limits.SIGNAL_SECONDS
+        if trio.lowlevel.in_trio_task():
+            left = trio.current_effective_deadline() - trio.current_time()
+            if left <= 0:
+                raise trio.TooSlowError(f"the deadline passed before {what}")
+            seconds = min(left, seconds)
+        self.proc.pump(seconds)
+
+    def _post(self, team: Team) -> None:
+        first, stream, bodies = team.take()
+        # Bodies are made for their command, and nobody writes to them, so that nobody needs to wait for them to leave.
+        self._send(team.peers, protocol.Run(self.number, team.number, first, stream), bodies)
 
     def _send(self, peers: Sequence[Peer], message: protocol.AnyMessage, bodies: Sequence[Any] = ()) -> None:
         self.proc.services.cast(peers, TENSORS, protocol.encode(message), bodies)
@@ -196,12 +277,12 @@ class Engine:
             raise
         return request
 
-    def line_of(self, team: int, number: int) -> str | None:
-        """Say where a command that has failed was issued, of whatever mesh: tensors move between them."""
+    def failure(self, team: int, number: int) -> Failure | None:
+        """Return the record of a command that has failed, of whatever mesh: tensors move between them."""
         for engine in self.engines.values():
             found = engine._by_number.get(team)
             if found is not None:
-                return found.line_of(number)
+                return found.failure(number)
         return None
 
     def forget(self, request: Request) -> None:
@@ -213,9 +294,14 @@ class Engine:
     def done(self, peer: Peer, message: protocol.Done) -> None:
         """Take a report of progress."""
         team = self._by_number.get(message.team)
+        if team is None and message.team in self._lost_numbers:
+            return  # the others of its ranks go on with what they were given
         if team is None or peer not in team.peers:
             raise ProtocolError(f"progress must be that of a team, got {message.team}")
+        if not 0 <= message.count <= team.issued:
+            raise ProtocolError(f"of {team.issued} commands that many can have been executed, got {message.count}")
         team.progressed(peer, message.count, message.failed)
+        self._progress.set()
 
     def replied(self, peer: Peer, message: protocol.Reply, bodies: list[memoryview], cargo: Cargo | None) -> None:
         """Take a value."""
@@ -228,11 +314,14 @@ class Engine:
 
     def refused(self, peer: Peer, why: str) -> None:
         """Learn that a process cannot hold tensors."""
-        self._lose(peer, MeshError(f"a process of {self.name} cannot hold tensors: {why}"))
+        if peer in self._opened:
+            self._refusals[peer] = f"a process of {self.name} cannot hold tensors: {why}"
+            self._lose(peer, MeshError(self._refusals[peer]))
 
     def gone(self, peer: Peer) -> None:
         """Learn that a process has ended: the tensors of its teams are lost."""
         assert peer.death is not None
+        self._refusals.pop(peer, None)
         self._lose(peer, peer.death(maybe_executed=True))
 
     def _lose(self, peer: Peer, error: Exception) -> None:
@@ -242,9 +331,55 @@ class Engine:
         for number, team in list(self._by_number.items()):
             if peer in team.peers:
                 team.is_lost = True
+                self._warn_of(team)
                 self._send(team.peers, protocol.Lost(self.number, number))
                 del self._by_number[number]
+                self._lost.append(team)
+                self._lost_numbers.add(number)
         for request in list(self._requests.values()):
             request.settle(peer, error)
-        if not self._opened and self.owned.is_stopping:
+        self._progress.set()
+
+    # ---- as something that a block owns ------------------------------------------------------------------------
+
+    @property
+    def info(self) -> MeshInfo:
+        """See `Owned`."""
+        return self.owned.info
+
+    def abandon(self) -> None:
+        """Take no more operations."""
+        if not self.is_closed:
+            self.flush()
             self.is_closed = True
+
+    async def drain(self) -> list[Exception]:
+        """Wait until everything that was issued has been executed (rule M3)."""
+        await trio.lowlevel.checkpoint()
+        while any(team.executed < team.issued for team in self._by_number.values()):
+            self._progress = trio.Event()
+            await self._progress.wait()
+        return []
+
+    async def stop(self, deadline: float) -> list[Exception]:
+        """Forget everything; the processes are stopped after this."""
+        del deadline
+        await trio.lowlevel.checkpoint()
+        for team in self._by_number.values():
+            self._warn_of(team)
+        self.on_closed(self)
+        return []
+
+    def kill_now(self) -> None:
+        """Nothing of this waits for the ranks."""
+
+    def _warn_of(self, team: Team) -> None:
+        """Say what has failed and was never seen, since nothing that depends on it was fetched."""
+        untold = [failure for failure in team.failed.values() if not failure.is_told and failure.what]
+        if untold:
+            lines = "\n".join(f"  {failure.what}, issued at {failure.line}" for failure in untold[:_WARNED_MAX])
+            more = f"\n  and {len(untold) - _WARNED_MAX} more" if len(untold) > _WARNED_MAX else ""
+            _log.warning(
+                "%d operations on %s have failed, and nobody has fetched what depends on them:\n%s%s",
+                len(untold), team.name, lines, more,
+            )  # fmt: skip

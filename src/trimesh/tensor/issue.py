@@ -222,7 +222,7 @@ def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
             outs.append(-1)
             found.append(leaf)
     described = [
-        func.name(),
+        f"global::{func.name()}" if is_global else func.name(),
         arguments.describe([slot(value, varies=index in varying) for index, value in enumerate(args)]),
         arguments.describe({name: slot(value, varies=name in varying) for name, value in kwargs.items()}),
         outs,

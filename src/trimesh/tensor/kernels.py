@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from trimesh.tensor import collectives as collectives  # noqa: PLC0414 - puts its kernels into the table
+from trimesh.tensor import global_kernels as global_kernels  # noqa: PLC0414 - puts them into the table
+from trimesh.tensor import global_operator as global_operator  # noqa: PLC0414 - puts it into the table
 from trimesh.tensor.kernel import kernel
 from trimesh.tensor.rank import Poison, Rank, TeamOnRank
 
@@ -21,12 +23,16 @@ def put(
 
 
 @kernel("fetch", takes_poison=True)
-def fetch(rank: Rank, team: TeamOnRank, value: Any, request: int, places: list[int]) -> None:
-    """Send a value to the controller, from the ranks at some places of the team."""
+def fetch(rank: Rank, team: TeamOnRank, values: list[Any], request: int, places: list[int]) -> None:
+    """Send values to the controller, from the ranks at some places of the team."""
     if team.index not in places:
         return
-    # A copy: what comes next may write to it before its bytes have left.
-    rank.outside.reply(request, value if isinstance(value, Poison) else value.detach().cpu().clone())
+    for value in values:
+        if isinstance(value, Poison):
+            rank.outside.reply(request, value)
+            return
+    # Copies: what comes next may write to them before their bytes have left.
+    rank.outside.reply(request, [value.detach().cpu().clone() for value in values])
 
 
 @kernel("index")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from trimesh._runtime.foreign import in_trio_now
 from trimesh._runtime.ownership import OwnedProcs
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import ShapeError
@@ -17,7 +18,7 @@ from trimesh.tensor.tensor import MeshTensor
 
 def activate(owned: OwnedProcs, region: Region) -> Activation:
     """Return the block in which factories of torch make tensors on the ranks of a view."""
-    return Activation(engine_of(owned).team(region))
+    return Activation(in_trio_now(_open)(owned, region))
 
 
 def rank_tensor(owned: OwnedProcs, region: Region, label: str) -> MeshTensor:
@@ -44,4 +45,8 @@ def team_of(mesh: ProcMesh, what: str) -> Team:
     if not isinstance(mesh, ProcMesh):
         raise TypeError(f"{what} a mesh of processes, got {mesh!r}")
     owned, region = mesh.owned_view(f"{what} processes whose block is here")
+    return in_trio_now(_open)(owned, region)
+
+
+def _open(owned: OwnedProcs, region: Region) -> Team:
     return engine_of(owned).team(region)

@@ -7,6 +7,7 @@ import trio
 
 from trimesh._runtime.ownership import OwnedProcs
 from trimesh._runtime.proc import Proc
+from trimesh.errors import MeshStopped
 from trimesh.tensor.engine import Engine
 from trimesh.tensor.service import open_service
 from trimesh.tensor.shapes import Shapes
@@ -26,12 +27,20 @@ class _Controlled(trio.abc.Instrument):
         for engine in self.engines.values():
             engine.flush()
 
+    def closed(self, engine: Engine) -> None:
+        """Forget an engine; the last one takes this along."""
+        del self.engines[engine.number]
+        if not self.engines:
+            trio.lowlevel.remove_instrument(self)
+            del self.proc.above[_Controlled]
+
 
 def engine_of(owned: OwnedProcs) -> Engine:
     """Return the engine of a mesh of processes.
 
     Raises:
-        RuntimeError: It is the mesh of this very process.
+        RuntimeError: It is the mesh of this very process, or this is not the thread of its Trio loop.
+        MeshStopped: Its block is being left, or was.
     """
     proc = owned.proc
     if owned.members is None:
@@ -39,12 +48,21 @@ def engine_of(owned: OwnedProcs) -> Engine:
             "this_proc() is this very process, where torch is used as it is: "
             "write `async with this_host().spawn_procs(...)` and activate that"
         )
+    if not trio.lowlevel.in_trio_run():
+        raise RuntimeError(
+            f"{owned.info.name} is activated in the thread of its Trio loop, got another thread: "
+            "call the function that does so by trio.from_thread.run_sync(function)"
+        )
+    if owned.block is None or owned.is_stopping:
+        raise MeshStopped(f"{owned.info.name} computes no more: the block that owns its processes is being left")
     found = _controlled(proc)
     number = owned.whole.mesh
     assert isinstance(number, int)
     engine = found.engines.get(number)
     if engine is None:
-        engine = found.engines[number] = Engine(proc, number, owned, found.shapes, found.engines)
+        owned.block.check_open()
+        engine = found.engines[number] = Engine(proc, number, owned, found.shapes, found.engines, found.closed)
+        owned.block.adopt(engine)
     return engine
 
 

@@ -106,12 +106,12 @@ class Done(_Message, frozen=True, tag=4):
     Attributes:
         team: Its number.
         count: How many since it was opened.
-        failed: Numbers of those that have failed by themselves, not because of another, since the report before.
+        failed: Those that have failed by themselves, not because of another, since the report before: number, what.
     """
 
     team: int
     count: int
-    failed: list[int]
+    failed: list[tuple[int, str]]
 
 
 class Reply(_Message, frozen=True, tag=5):

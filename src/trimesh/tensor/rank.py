@@ -54,7 +54,7 @@ class TeamOnRank:
         index: Of this rank among them.
         done: Commands executed.
         steps: Operations executed, each of those in a recording by itself: the same number at the same one everywhere.
-        failed: Numbers of those that failed by themselves and have not been reported.
+        failed: Those that failed by themselves and have not been reported: number, what has happened.
         recordings: Commands that it keeps, by number.
         above: What kernels keep for it, by class.
         on_failed: Called when an operation was not done here.
@@ -67,7 +67,7 @@ class TeamOnRank:
     index: int
     done: int = 0
     steps: int = 0
-    failed: list[int] = attrs.field(factory=list[int])
+    failed: list[tuple[int, str]] = attrs.field(factory=list[tuple[int, str]])
     recordings: dict[int, Record] = attrs.field(factory=dict[int, "Record"])
     above: dict[type, Any] = attrs.field(factory=dict[type, Any])
     on_failed: list[Callable[[], None]] = attrs.field(factory=list[Callable[[], None]])
@@ -92,6 +92,8 @@ class Free:
         del team
         for ref in self.refs:
             rank.values.pop(ref, None)
+            if rank.results:
+                rank.results.pop(ref, None)
 
 
 @attrs.frozen
@@ -179,6 +181,7 @@ class Rank:
         values: Its tensors, by ref.
         teams: Those that it is in, by number.
         above: What kernels keep for it, by class.
+        results: For a tensor that says whether others are right: these others.
     """
 
     mesh: str
@@ -189,6 +192,7 @@ class Rank:
     values: dict[int, Any] = attrs.field(factory=dict[int, Any])
     teams: dict[int, TeamOnRank] = attrs.field(factory=dict[int, TeamOnRank])
     above: dict[type, Any] = attrs.field(factory=dict[type, Any])
+    results: dict[int, range] = attrs.field(factory=dict[int, range])
 
     def execute(self, team: TeamOnRank, command: Command) -> None:
         """Run one command of a team. Never raises."""
@@ -212,7 +216,7 @@ class Rank:
                 self._keep(signature, command.first, result)
             except BaseException as error:  # noqa: BLE001 - waits for whoever fetches
                 traceback.clear_frames(error.__traceback__)  # they hold tensors
-                team.failed.append(team.done)
+                team.failed.append((team.done, _said(signature, error)))
                 poison = Poison(team.number, team.done, signature.name, error)
                 self._spoil(command, operands, poison)
                 self._failed(team, poison)
@@ -247,22 +251,42 @@ class Rank:
         for leaf, out in zip(leaves, outs, strict=True):
             if out >= 0:
                 self.values[first + out] = leaf
+        if signature.has_info:
+            self.results[first + max(outs)] = range(first, first + max(outs) + 1)
 
     def _spoil(self, command: Command, operands: Sequence[Any], poison: Poison) -> None:
         for out in command.signature.outs:
             if out >= 0:
                 self.values[command.first + out] = poison
-        for index in command.signature.writes:
+        signature = command.signature
+        for index in signature.writes:
             self._spoil_storage(command.operands[index], operands[index], poison)
+        if signature.kernel is None and max(signature.outs, default=-1) < 0 and not signature.writes:
+            # It makes nothing that could carry the error: a check, and what it has looked at is not to be used.
+            for ref in [ref for ref, kind in zip(command.operands, signature.kinds, strict=True) if kind == "r"]:
+                self.values.update(dict.fromkeys(self.values.keys() & self.results.get(ref, (ref,)), poison))
 
     def _spoil_storage(self, ref: int, value: Any, poison: Poison) -> None:
         """Poison what an operation may have written to half, and all that share its memory."""
-        if isinstance(value, torch.Tensor) and type(value) is torch.Tensor:
-            storage = value.untyped_storage()._cdata
+        memory = memory_of(value)
+        if memory is not None:
             for other, found in self.values.items():
-                if type(found) is torch.Tensor and found.untyped_storage()._cdata == storage:
+                if memory_of(found) == memory:
                     self.values[other] = poison
         self.values[ref] = poison
+
+
+def memory_of(value: Any) -> int | None:
+    """Return the identity of the memory that a tensor, or this rank's part of a global one, lies in."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    local: torch.Tensor = getattr(value, "_local_tensor", value)
+    return local.untyped_storage()._cdata if type(local) is torch.Tensor else None
+
+
+def _said(signature: Signature, error: BaseException) -> str:
+    lines = traceback.format_exception_only(error)
+    return f"{signature.name}: {''.join(lines).strip()}"[: limits.REASON_CHARS_MAX]
 
 
 def _leaves(result: Any) -> Iterator[Any]:

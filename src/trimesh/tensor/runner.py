@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextvars
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,11 +41,16 @@ class Runner:
     _token: trio.lowlevel.TrioToken = attrs.field(factory=trio.lowlevel.current_trio_token)
     _reported: dict[int, int] = attrs.field(factory=dict[int, int])
     _thread: threading.Thread | None = None
+    _simulated: deque[Batch] = attrs.field(factory=deque[Batch])
+    _is_serving: bool = False
+    _random: torch.Tensor | None = None
 
     def put(self, team: TeamOnRank, steps: list[Step]) -> None:
         """Execute them after all that came before."""
         if self.proc.is_simulated:
-            self.proc.serve(self._turn, team, steps)
+            self._simulated.append((team, steps))
+            if not self._is_serving:
+                self._is_serving = self.proc.serve(self._take_turns)
             return
         if self._thread is None:
             # Its last operation may never end, and the process ends by `os._exit`: nobody waits for it.
@@ -51,21 +58,43 @@ class Runner:
             self._thread.start()
         self._batches.put((team, steps))
 
-    async def _turn(self, team: TeamOnRank, steps: list[Step]) -> None:
-        await trio.lowlevel.checkpoint()
-        with torch.no_grad():
+    async def _take_turns(self) -> None:
+        while self._simulated:
+            await trio.lowlevel.checkpoint()
+            team, steps = self._simulated.popleft()
+            contextvars.Context().run(self._execute_simulated, team, steps)  # in which no mesh is active
+            self.on_progress(team)
+        self._is_serving = False
+
+    def _execute_simulated(self, team: TeamOnRank, steps: list[Step]) -> None:
+        """Execute in the thread of all the others: random numbers are drawn from a state of this rank's own."""
+        with torch.no_grad(), torch.random.fork_rng(devices=()):
+            if self._random is None:
+                torch.manual_seed(self.rank.number)
+            else:
+                torch.set_rng_state(self._random)
             self._execute(team, steps)
-        self.on_progress(team)
+            self._random = torch.get_rng_state()
 
     def _run(self) -> None:
         torch.set_grad_enabled(False)  # of this thread; gradients are the controller's
+        untold: dict[int, TeamOnRank] = {}
         while (batch := self._batches.get()) is not None:
             team, steps = batch
             self._execute(team, steps)
             del batch, steps  # they may hold the memory of bodies
-            if self._batches.empty() or team.done - self._reported.get(team.number, 0) >= _REPORT_COMMANDS:
-                self._reported[team.number] = team.done
-                self.tell(self.on_progress, team)
+            untold[team.number] = team
+            if self._batches.empty():
+                for one in untold.values():
+                    self._report(one)
+                untold.clear()
+            elif team.done - self._reported.get(team.number, 0) >= _REPORT_COMMANDS:
+                self._report(team)
+
+    def _report(self, team: TeamOnRank) -> None:
+        if team.done > self._reported.get(team.number, 0):
+            self._reported[team.number] = team.done
+            self.tell(self.on_progress, team)
 
     def _execute(self, team: TeamOnRank, steps: list[Step]) -> None:
         rank = self.rank
@@ -83,7 +112,16 @@ class Runner:
             pass  # the process is ending, and its owner knows
 
     def run_in_trio(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run an async function in Trio's loop, from the thread, and return what it returns."""
+        """Run an async function in Trio's loop, from the thread, and return what it returns.
+
+        Raises:
+            RuntimeError: The process is simulated.
+        """
+        if self.proc.is_simulated:
+            raise RuntimeError(
+                "a simulation runs all ranks in one thread, where none can wait for another: collectives, and tensors "
+                "that move between ranks, need real processes"
+            )
         return trio.from_thread.run(function, *args, trio_token=self._token)
 
     def stop(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Sequence
+from threading import get_ident
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,28 @@ from trimesh.tensor.protocol import DEFINE, FREE, RESET
 
 if TYPE_CHECKING:
     from trimesh._runtime.peer import Peer
+    from trimesh.errors import Origin
     from trimesh.tensor.engine import Engine
     from trimesh.tensor.shapes import Plan
 
 Line = tuple[CodeType, int]
 """Where a command was issued: the code and the line in it."""
+
+
+@attrs.define(eq=False)
+class Failure:
+    """A command that has failed by itself.
+
+    Attributes:
+        line: Where it was issued.
+        what: The operation and what it has raised, as text.
+        is_told: Whether somebody has got the error.
+    """
+
+    line: str
+    what: str
+    is_told: bool = False
+
 
 _OWN = __file__.rpartition("/")[0]
 
@@ -41,22 +59,26 @@ class Team:
         bodies: What they carry.
         done: Commands executed, by process.
         lines: Where commands were issued that some rank has not executed: (number of the first, lines).
-        failed: Where commands were issued that have failed by themselves, by number.
+        failed: Commands that have failed by themselves, by number.
         is_lost: Set when a process of it has ended: its tensors are gone.
+        origins: Of errors of its processes, by place in the view.
+        living: Tensors that somebody holds.
     """
 
     engine: Engine
     number: int
     region: Region
     peers: Sequence[Peer]
+    origins: Sequence[Origin]
     issued: int = 0
     stream: list[Any] = attrs.field(factory=list[Any])
     first: int = 0
     bodies: list[Buffer] = attrs.field(factory=list[Buffer])
     done: dict[Peer, int] = attrs.field(factory=dict["Peer", int])
     lines: deque[tuple[int, list[Line]]] = attrs.field(factory=deque[tuple[int, list[Line]]])
-    failed: dict[int, str] = attrs.field(factory=dict[int, str])
+    failed: dict[int, Failure] = attrs.field(factory=dict[int, Failure])
     is_lost: bool = False
+    living: int = 0
     _freed: list[int] = attrs.field(factory=list[int])
     _defined: set[int] = attrs.field(factory=set[int])
     _generation: int = 0
@@ -75,9 +97,15 @@ class Team:
         """Add a command; return the ref of its first output.
 
         Raises:
-            MeshStopped, ProcDied: See `Engine.check_open`.
+            ProcDied: A process of the team has ended.
+            MeshStopped: The block that owns the processes is being left.
+            RuntimeError: This is another thread than that of the mesh.
+            MeshError: One cannot hold tensors, or is not there yet.
+            trio.TooSlowError: The deadline of the task has passed while the ranks were far behind.
         """
         engine = self.engine
+        if get_ident() != engine.thread:
+            engine.check_thread()
         if engine.current is not self:
             engine.switch_to(self)
         if self.is_lost or engine.is_closed:
@@ -85,10 +113,10 @@ class Team:
         stream = self.stream
         if not stream:
             self.first = self.issued
+            engine.wake()
         freed: Sequence[int] = ()
         if self._freed:
-            freed, self._freed = self._freed, []
-            stream += (FREE, freed)
+            freed = self.take_freed()
         if plan.number not in self._defined:
             self._define(plan)
         first = engine.new_refs(outputs)
@@ -96,10 +124,10 @@ class Team:
         stream += operands
         line = issuing_line()
         self._new_lines.append(line)
+        self.issued += 1  # it will be executed, even if the recorder refuses it
         recorder = engine.shapes.recorder
         if recorder is not None:
             recorder.took(self, plan, first, outputs, operands, line, freed)
-        self.issued += 1
         if self.issued - self.first >= limits.TENSOR_BATCH_COMMANDS:
             engine.flush_team(self)
         return first
@@ -111,11 +139,14 @@ class Team:
             MeshStopped, ProcDied: See `Engine.check_open`.
         """
         engine = self.engine
+        if get_ident() != engine.thread:
+            engine.check_thread()
         if engine.current is not self:
             engine.switch_to(self)
         self.check()
         if not self.stream:
             self.first = self.issued
+            engine.wake()
         self.stream += words
         self._new_lines.append(issuing_line())
         self.issued += 1
@@ -125,6 +156,7 @@ class Team:
         freed, self._freed = self._freed, []
         if not self.stream:
             self.first = self.issued
+        self.living -= len(freed)
         self.stream += (FREE, freed)
         return freed
 
@@ -149,8 +181,7 @@ class Team:
     def take(self) -> tuple[int, list[Any], list[Buffer]]:
         """Take out what is to be sent: number of the first command, commands, bodies."""
         if self._freed:
-            freed, self._freed = self._freed, []
-            self.stream += (FREE, freed)
+            self.take_freed()
         taken = self.first, self.stream, self.bodies
         if self._new_lines:
             self.lines.append((self.first, self._new_lines))
@@ -163,11 +194,10 @@ class Team:
         """Whether tensors wait to be freed."""
         return bool(self._freed)
 
-    def progressed(self, peer: Peer, count: int, failed: Sequence[int]) -> None:
+    def progressed(self, peer: Peer, count: int, failed: Sequence[tuple[int, str]]) -> None:
         """Learn what a rank has executed, and what of it has failed."""
-        for number in failed:
-            if len(self.failed) < limits.TENSOR_FAILURES:
-                self.failed.setdefault(number, self._find_line(number))
+        for number, what in failed:
+            self.failure(number, what)
         self.done[peer] = max(count, self.done.get(peer, 0))
         executed = self.executed
         while self.lines and self.lines[0][0] + len(self.lines[0][1]) <= executed:
@@ -178,11 +208,16 @@ class Team:
         """Commands that every rank has executed."""
         return min(self.done.get(peer, 0) for peer in self.peers)
 
-    def line_of(self, number: int) -> str:
-        """Say where a command that has failed was issued, even if no rank has reported the failure yet."""
-        return self.failed.get(number) or self._find_line(number)
+    def failure(self, number: int, what: str = "") -> Failure:
+        """Return the record of a command that has failed; a rank may have said why before it reports its progress."""
+        found = self.failed.get(number)
+        if found is None:
+            found = Failure(self._line_of(number), what)
+            if len(self.failed) < limits.TENSOR_FAILURES:
+                self.failed[number] = found
+        return found
 
-    def _find_line(self, number: int) -> str:
+    def _line_of(self, number: int) -> str:
         for first, lines in self.lines:
             if first <= number < first + len(lines):
                 code, line = lines[number - first]

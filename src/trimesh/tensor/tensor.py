@@ -11,6 +11,7 @@ import torch
 
 if TYPE_CHECKING:
     from trimesh.actor.proc_mesh import ProcMesh
+    from trimesh.tensor.placement import Cut
     from trimesh.tensor.shapes import Meta
     from trimesh.tensor.team import Team
 
@@ -31,6 +32,7 @@ class Held:
     def __init__(self, team: Team, ref: int) -> None:
         self.team = team
         self.ref = ref
+        team.living += 1
 
     def __del__(self) -> None:
         self.team.free(self.ref)
@@ -141,6 +143,33 @@ class MeshTensor(torch.Tensor):
         """
         moved: MeshTensor = _above("movement").to_mesh(self, target)
         return moved
+
+    def local(self, placements: Sequence[Cut] | None = None) -> MeshTensor:
+        """Return, of a global tensor, each rank's part as a tensor on each rank. Not differentiable.
+
+        Args:
+            placements: How it is cut, as `trimesh.distribute` takes it; parts must be equal. None: each has the whole.
+
+        Raises:
+            ShapeError: The placements do not fit the tensor, or its parts would not be equal.
+            TypeError: It is no global tensor, or it needs gradients.
+        """
+        made: MeshTensor = _above("global_tensor").to_local(self, placements)
+        return made
+
+    def to_global(self, placements: Sequence[Cut] | None = None) -> MeshTensor:
+        """Return one global tensor that has the tensors of the ranks as its parts. Not differentiable.
+
+        Args:
+            placements: How it is cut, as `trimesh.distribute` takes it. Ranks whose part is the same have the same
+                values; nobody checks.
+
+        Raises:
+            ShapeError: The placements do not fit the tensor.
+            TypeError: It is global, or it needs gradients.
+        """
+        made: MeshTensor = _above("global_tensor").to_global(self, placements)
+        return made
 
     def numpy(self, *, force: bool = False) -> NoReturn:
         """Refuse: the values are on the ranks."""

@@ -1,0 +1,136 @@
+"""The tensors of a mesh when it is left, and when its processes die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import trio
+
+import trimesh
+from trimesh import FailFast, Isolate, MeshErrorGroup, MeshStopped, ProcDied, ProcMesh, Restart, this_host
+
+torch = pytest.importorskip("torch", reason="torch is an extra")
+
+pytestmark = [pytest.mark.real, pytest.mark.torch]
+
+
+def kill(procs: ProcMesh, rank: int) -> None:
+    """Kill the process of a rank; its death becomes known when tasks run."""
+    os.kill(procs.statistics().members[rank].pid, signal.SIGKILL)
+
+
+def died(error: BaseException) -> list[BaseException]:
+    return [leaf for leaf in trimesh.leaves(error) if isinstance(leaf, ProcDied)]
+
+
+async def test_death_under_fail_fast_surfaces_once() -> None:
+    async with this_host().warm(preload=("torch",)) as host:
+        for waits in (lambda t: t.item(), add_for_ever):
+            with pytest.raises(MeshErrorGroup) as caught:
+                async with host.spawn_procs({"gpus": 2}, supervision=FailFast()) as procs:
+                    with procs.activate():
+                        t = torch.ones(())
+                    kill(procs, 1)
+                    waits(t)
+            [error] = list(trimesh.leaves(caught.value))
+            assert isinstance(error, ProcDied)
+            assert error.signal == signal.SIGKILL
+            assert trimesh.coords(error) == [{"gpus": 1}]
+        with pytest.raises(MeshErrorGroup) as caught:
+            async with host.spawn_procs({"gpus": 2}) as procs:
+                with procs.activate():
+                    t = torch.ones(())
+                kill(procs, 1)
+                await trimesh.fetch(t)
+        assert len(list(trimesh.leaves(caught.value))) == 1
+
+
+def add_for_ever(t: Any) -> None:
+    while True:
+        t = t + 1
+
+
+async def test_training_goes_on_from_the_last_state_on_a_restarted_mesh() -> None:
+    policy = Restart("one_for_one", intensity=3, period=60)
+    async with this_host().spawn_procs({"gpus": 2}, preload=("torch",), supervision=policy) as procs:
+        weight, expected, deaths = torch.zeros(3), torch.zeros(3), 0
+        step, where = 0, []
+        while step < 6:
+            with procs.activate():
+                held = torch.tensor(weight.tolist())
+                other = torch.ones(3)
+            try:
+                while step < 6:
+                    held = held + step * other
+                    if step == 3 and not deaths:
+                        kill(procs, 1)
+                    weight = await trimesh.fetch_shard(held, gpus=1)
+                    step += 1
+            except* ProcDied as group:
+                deaths += 1
+                where = trimesh.coords(group)
+                await procs.settled()
+                with pytest.raises(ProcDied):  # what was on that mesh is gone
+                    other + 1
+        expected = torch.full((3,), float(sum(range(6))))
+        assert torch.equal(weight, expected)
+        assert (deaths, where) == (1, [{"gpus": 1}])
+
+
+async def test_isolated_death_leaves_other_teams_alone() -> None:
+    async with this_host().spawn_procs({"gpus": 2}, preload=("torch",), supervision=Isolate()) as procs:
+        first = procs.slice(gpus=slice(0, 1))
+        with procs.activate():
+            both = torch.ones(2)
+        with first.activate():
+            one = torch.ones(2)
+        kill(procs, 1)
+        with pytest.raises(MeshErrorGroup) as caught:
+            await trimesh.fetch(both)
+        assert len(died(caught.value)) == 1
+        with pytest.raises(ProcDied):
+            both + 1
+        with pytest.raises(ProcDied):
+            procs.activate()
+        assert (await trimesh.fetch_shard(one + 1, gpus=0)).tolist() == [2, 2]
+        with procs.alive().activate():
+            assert torch.ones(()).item() == 1
+
+
+async def test_block_waits_for_what_was_issued() -> None:
+    async with this_host().warm(preload=("torch",)) as host:
+        async with host.spawn_procs({"gpus": 1}) as procs:
+            with procs.activate():
+                marker = torch.ones(600, 600)
+            for _ in range(60):
+                marker = marker @ marker / 600
+            executed = await progress(procs)
+        assert executed() == 0, "everything that was issued has been executed when the block has been left"
+        with pytest.raises(MeshStopped):
+            marker + 1
+        with pytest.raises(MeshStopped):
+            procs.activate()
+
+        began = time.monotonic()
+        with trio.move_on_after(0.5):
+            async with host.spawn_procs({"gpus": 1}, grace=0.5) as procs:
+                with procs.activate():
+                    big = torch.ones(2000, 2000)
+                for _ in range(200):
+                    big = big @ big / 2000
+        assert time.monotonic() - began < 8, "a cancel does not wait for what was issued"
+
+
+async def progress(procs: ProcMesh) -> Any:
+    """Return what counts the commands that some rank has not executed."""
+    from trimesh.tensor.opening import engine_of
+
+    assert procs._owned is not None
+    engine = engine_of(procs._owned)
+    teams = list(engine._by_number.values())
+    await trio.lowlevel.checkpoint()
+    return lambda: sum(team.issued - team.executed for team in teams)
