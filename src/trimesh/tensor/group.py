@@ -69,7 +69,7 @@ class Group(dist.ProcessGroup):
     """
 
     def __init__(self, rank: Rank, team: TeamOnRank, places: Sequence[int], key: str) -> None:
-        index: Any = list(places).index(team.index)
+        index: Any = list(places).index(team.place)
         super().__init__(index, len(places))  # type: ignore[call-arg]
         self.places = places
         self.key = key
@@ -151,7 +151,7 @@ class Group(dist.ProcessGroup):
         return made
 
     def _here(self) -> list[int]:
-        return [self._team.index, self._team.steps, *self.places]
+        return [self._team.place, self._team.steps, *self.places]
 
     def _check_cause(self) -> None:
         """Raise why the current operation cannot be done, if another rank has left it."""

@@ -59,7 +59,7 @@ def group_of(rank: Rank, team: TeamOnRank, labels: Sequence[str]) -> Group:
     for label in labels:
         if label not in extent:
             raise ShapeError(f"a process group spans dimensions of {extent!r}, got {label!r}")
-    here = extent.point(team.index)
+    here = extent.point(team.place)
     fixed = {label: here[label] for label in extent if label not in labels}
     key = ",".join(label for label in extent if label in labels)
     key += "".join(f" {label}={index}" for label, index in fixed.items())

@@ -51,7 +51,8 @@ class TeamOnRank:
         extent: The labels of the view.
         ranks: Of the mesh, row-major.
         procs: Their processes.
-        index: Of this rank among them.
+        index: Of this rank among those that are not missing from the view.
+        place: Of this rank in the extent, whose missing ones count.
         done: Commands executed.
         steps: Operations executed, each of those in a recording by itself: the same number at the same one everywhere.
         failed: Those that failed by themselves and have not been reported: number, what has happened.
@@ -65,6 +66,7 @@ class TeamOnRank:
     ranks: Sequence[int]
     procs: Sequence[ProcId]
     index: int
+    place: int
     done: int = 0
     steps: int = 0
     failed: list[tuple[int, str]] = attrs.field(factory=list[tuple[int, str]])

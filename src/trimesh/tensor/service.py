@@ -66,7 +66,9 @@ class _Hosted:
         if self.rank.number not in ranks or not len(ranks) == len(message.procs) == extent.nelements:
             raise ProtocolError(f"a team must name its ranks, one of them the receiver, got {message!r}")
         procs = [ProcId(proc) for proc in message.procs]
-        self.rank.teams[message.team] = TeamOnRank(message.team, extent, ranks, procs, ranks.index(self.rank.number))
+        place = ranks.index(self.rank.number)
+        index = sum(map(bool, procs[:place]))
+        self.rank.teams[message.team] = TeamOnRank(message.team, extent, ranks, procs, index, place)
         self.readers[message.team] = Reader(self.rank.device)
 
     def run(self, message: protocol.Run, bodies: list[memoryview]) -> None:
@@ -139,7 +141,7 @@ class _Hosted:
             return
         known = self._left.get(team.number) is error  # what depends on it fails for the same reason, often many times
         self._left[team.number] = error
-        here = [team.index, team.steps]
+        here = [team.place, team.steps]
         if known and not is_waited_for:
             self.runner.tell(self.stores.leave, self._key(team), _store_of(team), here)
         else:
