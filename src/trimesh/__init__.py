@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from trimesh.tensor import (
         Placements,
         RecordingError,
+        call_on_shard_and_fetch,
         compile,  # noqa: A004 - as torch's own
         distribute,
         fetch,
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
         redistribute,
         reduce,
         reduce_,
+        remote,
         replicate,
     )
 
@@ -148,6 +150,7 @@ __all__ = [
     "ValueMesh",
     "aio",
     "by_value",
+    "call_on_shard_and_fetch",
     "cancel_on",
     "compile",
     "context",
@@ -169,6 +172,7 @@ __all__ = [
     "redistribute",
     "reduce",
     "reduce_",
+    "remote",
     "replicate",
     "tensor",
     "testing",
@@ -180,6 +184,7 @@ __all__ = [
 _TENSORS = (
     "Placements",
     "RecordingError",
+    "call_on_shard_and_fetch",
     "compile",
     "distribute",
     "fetch",
@@ -189,6 +194,7 @@ _TENSORS = (
     "redistribute",
     "reduce",
     "reduce_",
+    "remote",
     "replicate",
 )
 
