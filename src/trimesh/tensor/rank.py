@@ -211,7 +211,7 @@ class Rank:
         kernel = signature.kernel
         if poison is not None and not (kernel is not None and kernel.takes_poison):
             self._spoil(command, operands, poison)
-            self._failed(team, poison)
+            self.leave(team, poison)
         else:
             try:
                 result = signature.run(operands) if kernel is None else signature.run(operands, self, team)
@@ -221,12 +221,12 @@ class Rank:
                 team.failed.append((team.done, _said(signature, error)))
                 poison = Poison(team.number, team.done, signature.name, error)
                 self._spoil(command, operands, poison)
-                self._failed(team, poison)
+                self.leave(team, poison)
         team.done += 1
         team.steps += 1
 
-    def _failed(self, team: TeamOnRank, poison: Poison) -> None:
-        """Let nobody wait for this rank in the operation."""
+    def leave(self, team: TeamOnRank, poison: Poison) -> None:
+        """Free the ranks that wait, in the current operation, for this one, which has nothing to give (rule N3)."""
         try:
             self.outside.leave(team, poison.error, is_waited_for=bool(team.on_failed))
         except BaseException as error:  # noqa: BLE001 - the process, or the team, has come to its end
