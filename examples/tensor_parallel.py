@@ -37,6 +37,7 @@ class Layer(nn.Module):
         self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return `x` and what the layer adds to it."""
         return x + self.down(gelu(self.up(self.norm(x))))
 
 
@@ -50,6 +51,7 @@ class Classifier(nn.Module):
         self.predict = nn.Linear(width, 8)
 
     def forward(self, points: Tensor) -> Tensor:
+        """Return, for each point, scores of the sectors."""
         hidden = self.widen(points)
         for layer in self.layers:
             hidden = layer(hidden)

@@ -1,7 +1,7 @@
 """Convolutions of global tensors: batches may be cut, everything else is whole on every rank.
 
-Torch's own cuts pictures, too, exchanges their borders, and refuses a batch that is cut along two dimensions of the mesh
-(2.13).
+Torch's own cuts pictures, too, exchanges their borders, and refuses a batch that is cut along two dimensions of the
+mesh (2.13).
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def convolution_backward(_rank: Rank, _team: TeamOnRank, grad: DTensor, value: D
 
     batch = _batch_cuts(value)
     weight = args[0].full_tensor()
-    found = torch.ops.aten.convolution_backward.default(_laid_out(grad, batch), _laid_out(value, batch), weight, *args[1:])
+    found = torch.ops.aten.convolution_backward.default(
+        _laid_out(grad, batch), _laid_out(value, batch), weight, *args[1:]
+    )
     sums = [Partial() if one.is_shard() else Replicate() for one in batch]
     mesh = value.device_mesh
     made = [None if one is None else DTensor.from_local(one, mesh, sums, run_check=False) for one in found[1:]]

@@ -213,7 +213,12 @@ def _written(schema: Any) -> list[Write]:
     ]
 
 
-_REFUSALS: Final = ("does not have a sharding strategy", "Sharding propagation failed", "not supported with DTensor", "hybrid sharding")
+_REFUSALS: Final = (
+    "does not have a sharding strategy",
+    "Sharding propagation failed",
+    "not supported with DTensor",
+    "hybrid sharding",
+)
 
 
 def _is_refused(error: Exception) -> bool:
