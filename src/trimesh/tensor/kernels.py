@@ -38,4 +38,4 @@ def fetch(rank: Rank, team: TeamOnRank, values: list[Any], request: int, places:
 @kernel("index")
 def index(rank: Rank, team: TeamOnRank, label: str) -> torch.Tensor:
     """Return this rank's own coordinate along a dimension of its team."""
-    return torch.tensor(team.extent.point(team.index)[label], device=rank.device)
+    return torch.tensor(team.extent.point(team.place)[label], device=rank.device)
