@@ -25,8 +25,23 @@ def fetch(rank: Rank, team: TeamOnRank, value: Any, request: int, places: list[i
     """Send a value to the controller, from the ranks at some places of the team."""
     if team.index not in places:
         return
-    # A copy: what comes next may write to it before its bytes have left.
-    rank.outside.reply(request, value if isinstance(value, Poison) else value.detach().cpu().clone())
+    if not isinstance(value, Poison):
+        try:
+            value = value.detach().cpu().clone()  # what comes next may write to it before its bytes have left
+        except RuntimeError as error:  # no memory for it: whoever waits must hear of that
+            value = Poison(team.number, team.done, "trimesh::fetch", error)
+    rank.outside.reply(request, value)
+
+
+@kernel("looks", takes_poison=True)
+def looks(rank: Rank, _: TeamOnRank, request: int, *values: Any) -> None:
+    """Tell the controller how tensors look whose shapes follow from their values."""
+    poison = next((value for value in values if isinstance(value, Poison)), None)
+    if poison is not None:
+        rank.outside.reply(request, poison)
+        return
+    found = [(list(value.size()), list(value.stride()), str(value.dtype).removeprefix("torch.")) for value in values]
+    rank.outside.reply(request, found)
 
 
 @kernel("index")

@@ -116,7 +116,7 @@ class Recorder:
         )
 
 
-_UNRECORDED: Mapping[str, str] = {"fetch": "look at values", "fetch_full": "look at values"}
+_UNRECORDED: Mapping[str, str] = {"fetch": "look at values", "fetch_full": "look at values", "looks": "look at values"}
 
 
 @attrs.frozen
