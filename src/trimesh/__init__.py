@@ -73,7 +73,25 @@ from trimesh.shape.value_mesh import ValueMesh
 if TYPE_CHECKING:
     from trimesh import aio, rdma, tensor, testing
     from trimesh.rdma import RDMABuffer
-    from trimesh.tensor import RecordingError, compile, fetch, fetch_shard, reduce, reduce_  # noqa: A004 - as torch's own
+    from trimesh.tensor import (
+        Placements,
+        RecordingError,
+        compile,  # noqa: A004 - as torch's own
+        distribute,
+        fetch,
+        fetch_shard,
+        get_rng_state,
+        inspect,
+        manual_seed,
+        module_to_mesh,
+        placements,
+        redistribute,
+        reduce,
+        reduce_,
+        replicate,
+        set_rng_state,
+        show,
+    )
 
 __all__ = [
     "Actor",
@@ -107,6 +125,7 @@ __all__ = [
     "Outcome",
     "Overloaded",
     "PayloadError",
+    "Placements",
     "Point",
     "Port",
     "ProcDied",
@@ -141,16 +160,26 @@ __all__ = [
     "current_point",
     "current_rank",
     "current_size",
+    "distribute",
     "dump",
     "endpoint",
     "fetch",
     "fetch_shard",
+    "get_rng_state",
+    "inspect",
     "leaves",
+    "manual_seed",
+    "module_to_mesh",
     "open_channel",
     "origin",
+    "placements",
     "rdma",
+    "redistribute",
     "reduce",
     "reduce_",
+    "replicate",
+    "set_rng_state",
+    "show",
     "tensor",
     "testing",
     "this_host",
@@ -158,7 +187,25 @@ __all__ = [
 ]
 
 
-_TENSORS = ("RecordingError", "compile", "fetch", "fetch_shard", "reduce", "reduce_")
+_TENSORS = (
+    "Placements",
+    "RecordingError",
+    "compile",
+    "distribute",
+    "fetch",
+    "fetch_shard",
+    "get_rng_state",
+    "inspect",
+    "manual_seed",
+    "module_to_mesh",
+    "placements",
+    "redistribute",
+    "reduce",
+    "reduce_",
+    "replicate",
+    "set_rng_state",
+    "show",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -6,71 +6,19 @@ No device is needed here: what is refused is refused before one is touched. test
 from __future__ import annotations
 
 import gc
-import os
-import signal
-from contextlib import suppress
 from typing import Any
 
 import pytest
 import trio
+from tests.conformance.device_vault import BOTH, SIZE, SPACE, Owner, post
 from tests.conformance.vault import Reader
 
 import trimesh
-from trimesh import Actor, Isolate, LinkLost, ProcDied, ProtocolError, RDMABuffer, endpoint, limits, this_host
-from trimesh._runtime.bulk import Registration
-from trimesh._runtime.context import current_proc
-from trimesh._transport.mover import Right
-from trimesh._wire.regions import memory_at
+from trimesh import LinkLost, ProtocolError, RDMABuffer, limits, this_host
 from trimesh.rdma.buffer import buffer_by
-from trimesh.rdma.device import DeviceMemory
-from trimesh.rdma.device_transfer import post_ticket
 from trimesh.rdma.handle import Handle
-from trimesh.rdma.ticket import Ticket
 
 pytestmark = pytest.mark.real
-
-SPACE = "cuda:00000000-0000-0000-0000-000000000000"
-"""A device that no machine has."""
-
-SIZE = 1 << 20
-BOTH = Right.READ | Right.WRITE
-
-
-def post() -> tuple[Registration, RDMABuffer]:
-    """Grant memory of that device: its ticket, which is all that is looked at before the device is."""
-    bulk = current_proc().bulk
-    memory = DeviceMemory(0, SIZE, None, None, Ticket(SPACE, 1, bytes(64), 0, SIZE, bytes(64)))
-    registration = bulk.register(post_ticket(bulk, memory), BOTH)
-    return registration, buffer_by(Handle(registration.granted(BOTH), 1 << 40, 0, SIZE, BOTH, SPACE))
-
-
-class Owner(Actor):
-    """Has memory of that device."""
-
-    def __init__(self) -> None:
-        self.registration, self.buffer = post()
-
-    @endpoint
-    async def handle(self) -> RDMABuffer:
-        return self.buffer
-
-    @endpoint
-    async def readonly(self) -> RDMABuffer:
-        whole = self.buffer.handle
-        granted = self.registration.granted(Right.READ)
-        return buffer_by(Handle(granted, whole.address, 0, SIZE, Right.READ, SPACE))
-
-    @endpoint
-    async def lay(self, data: bytes) -> None:
-        """Lay something else where the ticket was."""
-        memory_at(self.registration.span.address, len(data), None)[:] = data
-
-    @endpoint
-    async def revoke(self) -> float:
-        before = trio.current_time()
-        self.registration.revoke()
-        await self.registration.is_over.wait()
-        return trio.current_time() - before
 
 
 async def test_process_without_the_device_is_told_why() -> None:
@@ -100,31 +48,6 @@ async def test_device_of_this_process_is_found_by_name() -> None:
         registration.revoke()
         with pytest.raises(trio.ClosedResourceError):
             await buffer.read_into(bytearray(SIZE))
-
-
-async def test_revoked_buffer_of_a_device() -> None:
-    """N4: as memory of the host; who was refused is not waited for."""
-    async with this_host().spawn_procs({"gpus": 1}) as procs:
-        owner = await procs.spawn("owner", Owner)
-        handle = await owner.handle.call_one()
-        with pytest.raises(LinkLost):
-            await handle.read_into(bytearray(SIZE))
-        assert await owner.revoke.call_one() < limits.REVOKE_SECONDS / 2
-        for use in (handle.read_into(bytearray(SIZE)), handle.write_from(bytes(SIZE))):
-            with pytest.raises(trio.ClosedResourceError, match="revoked"):
-                await use
-
-
-async def test_death_of_the_owner_of_device_memory() -> None:
-    """BK-2"""
-    async with this_host().spawn_procs({"gpus": 1}, supervision=Isolate()) as procs:
-        handle = await (await procs.spawn("owner", Owner)).handle.call_one()
-        os.kill(handle.owner.pid, signal.SIGKILL)
-        with pytest.raises(ProcDied) as caught:
-            while True:
-                with suppress(LinkLost):  # it has not died yet
-                    await handle.read_into(bytearray(SIZE))
-        assert caught.value.signal == signal.SIGKILL
 
 
 async def test_rights_and_range_on_a_device_are_checked() -> None:

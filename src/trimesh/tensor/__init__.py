@@ -3,17 +3,33 @@
 from trimesh.tensor.compiled import compile  # noqa: A004 - as torch's own
 from trimesh.tensor.errors import RecordingError
 from trimesh.tensor.fetching import fetch, fetch_shard
+from trimesh.tensor.global_tensor import distribute, placements, redistribute, replicate
 from trimesh.tensor.mesh import activate
+from trimesh.tensor.modules import module_to_mesh
+from trimesh.tensor.placement import Placements
 from trimesh.tensor.reduction import reduce, reduce_
+from trimesh.tensor.seeding import get_rng_state, manual_seed, set_rng_state
+from trimesh.tensor.showing import inspect, show
 from trimesh.tensor.tensor import MeshTensor
 
 __all__ = [
     "MeshTensor",
+    "Placements",
     "RecordingError",
     "activate",
     "compile",
+    "distribute",
     "fetch",
     "fetch_shard",
+    "get_rng_state",
+    "inspect",
+    "manual_seed",
+    "module_to_mesh",
+    "placements",
+    "redistribute",
     "reduce",
     "reduce_",
+    "replicate",
+    "set_rng_state",
+    "show",
 ]

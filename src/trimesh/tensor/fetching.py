@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from trimesh._runtime.foreign import in_trio
 from trimesh.shape.value_mesh import ValueMesh
@@ -16,26 +17,51 @@ from trimesh.tensor.team import Team
 from trimesh.tensor.tensor import MeshTensor
 
 
-async def fetch(tensor: torch.Tensor) -> Any:
-    """Return the whole value of a mesh tensor.
+async def fetch(tree: Any) -> Any:
+    """Return the whole value of a mesh tensor, or of all in a dict, list or other tree of them, asked for at once.
+
+    Args:
+        tree: What holds the tensors: `model.state_dict()`, say. Anything else in it is returned as it is.
 
     Returns:
-        Of a global tensor, the tensor; of one with a tensor on each rank, a `ValueMesh` of them. Copies, on the CPU.
+        The same with, for a global tensor, the tensor; for one with a tensor on each rank, a `ValueMesh` of them.
+        Copies, on the CPU.
 
     Raises:
         MeshErrorGroup: An operation that it depends on has failed, with the line that issued it; or a process has
             ended.
-        TypeError: It is no mesh tensor.
+        TypeError: There is no mesh tensor in it.
 
     Blocking: a checkpoint, cancellable; the ranks go on.
     """
-    mesh_tensor = checked(tensor)
-    team = mesh_tensor._held.team
-    places = [0] if mesh_tensor._meta.is_global else range(len(team.peers))
-    found = await in_trio(_answered)(mesh_tensor, places)
-    if mesh_tensor._meta.is_global:
-        return found[0]
-    return ValueMesh(team.region, [found[place] for place in places])
+    leaves, shape = pytree.tree_flatten(tree)
+    if not any(isinstance(leaf, MeshTensor) for leaf in leaves):
+        checked(tree)
+    made = pytree.tree_unflatten(await in_trio(_fetched)(leaves), shape)
+    versions = getattr(tree, "_metadata", None)
+    if versions is not None:  # of the state of a module, which it reads when it loads it
+        made._metadata = versions
+    return made
+
+
+async def _fetched(leaves: list[Any]) -> list[Any]:
+    groups: dict[tuple[Team, bool], list[int]] = {}
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, MeshTensor):
+            groups.setdefault((leaf._held.team, leaf._meta.is_global), []).append(index)
+    requests = [(group, _ask(team, [leaves[index] for index in group])) for (team, _), group in groups.items()]
+    whole = list(leaves)
+    try:
+        for group, request in requests:
+            found = await answers(request)
+            for number, index in enumerate(group):
+                values = [found[place][number] for place in sorted(found) if found[place]]
+                tensor = leaves[index]
+                whole[index] = values[0] if tensor._meta.is_global else ValueMesh(tensor._held.team.region, values)
+    finally:
+        for _, request in requests:  # those after one that failed
+            request.team.engine.forget(request)
+    return whole
 
 
 async def fetch_shard(tensor: torch.Tensor, coordinates: Mapping[str, int] | None = None, /, **coords: int) -> Any:
@@ -47,7 +73,7 @@ async def fetch_shard(tensor: torch.Tensor, coordinates: Mapping[str, int] | Non
         **coords: The same, by keyword. A view of one rank needs none.
 
     Returns:
-        The rank's own tensor; of a global one, its shard. A copy, on the CPU.
+        The rank's own tensor; of a global one, its part. A copy, on the CPU.
 
     Raises:
         MeshErrorGroup: See `fetch`.
@@ -56,8 +82,15 @@ async def fetch_shard(tensor: torch.Tensor, coordinates: Mapping[str, int] | Non
     mesh_tensor = checked(tensor)
     team = mesh_tensor._held.team
     place = place_of(team, {**(coordinates or {}), **coords})
-    found = await in_trio(_answered)(mesh_tensor, [place], is_shard=True)
-    return found[place]
+    return await in_trio(_fetched_at)(mesh_tensor, place)
+
+
+async def _fetched_at(tensor: MeshTensor, place: int) -> Any:
+    team = tensor._held.team
+    if not tensor._meta.is_global:
+        return (await answers(_ask(team, [tensor], [place])))[place][0]
+    request = team.engine.ask(team, [place], lambda number: call_kernel(team, "fetch_part", tensor, number, place))
+    return (await answers(request))[place]
 
 
 def place_of(team: Team, coordinates: Mapping[str, int]) -> int:
@@ -120,17 +153,17 @@ def _equal_with_nan(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def values_now(tensor: MeshTensor) -> list[torch.Tensor]:
     """Return the tensor of each rank, or a list of the one global tensor; see `answers_now`."""
-    team = tensor._held.team
-    places = [0] if tensor._meta.is_global else range(len(team.peers))
-    found = answers_now(_ask(tensor, places))
-    return [found[place] for place in places]
+    found = answers_now(_ask(tensor._held.team, [tensor]))
+    return [values[0] for _, values in sorted(found.items()) if values]
 
 
-async def _answered(tensor: MeshTensor, places: Sequence[int], *, is_shard: bool = False) -> Mapping[int, Any]:
-    return await answers(_ask(tensor, places, is_shard=is_shard))
+def _ask(team: Team, tensors: Sequence[MeshTensor], places: Sequence[int] | None = None) -> Request:
+    """Ask for tensors of one team, all global or none.
 
-
-def _ask(tensor: MeshTensor, places: Sequence[int], *, is_shard: bool = False) -> Request:
-    team = tensor._held.team
-    name = "fetch_full" if tensor._meta.is_global and not is_shard else "fetch"
-    return team.engine.ask(team, places, lambda number: call_kernel(team, name, tensor, number, list(places)))
+    Every rank answers for a global one, the first with the value: what one of them lacks is then known at once, with
+    its cause, where the first one would only see its peers leave.
+    """
+    asked = list(range(len(team.peers)) if places is None else places)
+    if tensors[0]._meta.is_global:
+        return team.engine.ask(team, asked, lambda number: call_kernel(team, "fetch_full", list(tensors), number))
+    return team.engine.ask(team, asked, lambda number: call_kernel(team, "fetch", list(tensors), number, asked))

@@ -119,7 +119,7 @@ def issue(func: Any, args: Sequence[Any], kwargs: dict[str, Any], active: Team |
             plan = _plan(shapes, func, args, kwargs, call, team)
         except DATA_DEPENDENT:
             is_global = any(tensor._meta.is_global for tensor in tensors)
-            described = _described(func, args, kwargs)
+            described = _described(func, args, kwargs, is_global=is_global)
             return issue_asking(func, described, key, call.operands, team, is_global=is_global)
         shapes.remember(key, plan)
     first = team.emit(plan, call.operands, len(plan.metas))
@@ -180,7 +180,6 @@ def _varying(func: Any) -> frozenset[int | str]:
 def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any], call: _Call, team: Team) -> Plan:
     """Find out what an operator makes of such arguments, by fake tensors."""
     fakes: list[torch.Tensor] = []
-    varying = _varying(func)
 
     def fake(value: Any) -> Any:
         if isinstance(value, MeshTensor):
@@ -215,13 +214,13 @@ def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
         else:
             outs.append(-1)
             found.append(leaf)
-    described = [*_described(func, args, kwargs), outs, _writes(func, args, kwargs)]
+    described = [*_described(func, args, kwargs, is_global=is_global), outs, _writes(func, args, kwargs)]
     is_single = found == [FRESH] and isinstance(result, torch.Tensor)
     number = FIRST_SIGNATURE + shapes.new_number()
     return Plan(number, func.name(), described, metas, found, aliases, tree, is_single, relooks)
 
 
-def _described(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+def _described(func: Any, args: Sequence[Any], kwargs: dict[str, Any], *, is_global: bool) -> list[Any]:
     """Return the name and the arguments of an operator as ranks are told of them."""
     varying = _varying(func)
 
@@ -235,7 +234,7 @@ def _described(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[A
         return value
 
     return [
-        func.name(),
+        f"global::{func.name()}" if is_global else func.name(),
         arguments.describe([slot(value, varies=index in varying) for index, value in enumerate(args)]),
         arguments.describe({name: slot(value, varies=name in varying) for name, value in kwargs.items()}),
     ]

@@ -27,6 +27,9 @@ class Kernel:
 
 KERNELS: Final[dict[str, Kernel]] = {}
 
+FAMILIES: Final[dict[str, Callable[[str, Callable[..., Any]], Kernel]]] = {}
+"""What makes a kernel of an operator of torch, by the word before its name: "global::aten::add.Tensor"."""
+
 
 def kernel(name: str, *, takes_poison: bool = False) -> Callable[[F], F]:
     """Put a function into the table."""

@@ -7,6 +7,9 @@ from typing import Any
 import torch
 
 from trimesh.tensor import collectives as collectives  # noqa: PLC0414 - puts its kernels into the table
+from trimesh.tensor import global_kernels as global_kernels  # noqa: PLC0414 - puts them into the table
+from trimesh.tensor import global_operator as global_operator  # noqa: PLC0414 - puts it into the table
+from trimesh.tensor import seeding_kernels as seeding_kernels  # noqa: PLC0414 - puts its kernels into the table
 from trimesh.tensor.kernel import kernel
 from trimesh.tensor.rank import Poison, Rank, TeamOnRank
 
@@ -21,16 +24,19 @@ def put(
 
 
 @kernel("fetch", takes_poison=True)
-def fetch(rank: Rank, team: TeamOnRank, value: Any, request: int, places: list[int]) -> None:
-    """Send a value to the controller, from the ranks at some places of the team."""
+def fetch(rank: Rank, team: TeamOnRank, values: list[Any], request: int, places: list[int]) -> None:
+    """Send values to the controller, from the ranks at some places of the team."""
     if team.index not in places:
         return
-    if not isinstance(value, Poison):
-        try:
-            value = value.detach().cpu().clone()  # what comes next may write to it before its bytes have left
-        except RuntimeError as error:  # no memory for it: whoever waits must hear of that
-            value = Poison(team.number, team.done, "trimesh::fetch", error)
-    rank.outside.reply(request, value)
+    for value in values:
+        if isinstance(value, Poison):
+            rank.outside.reply(request, value)
+            return
+    try:  # copies: what comes next may write to them before their bytes have left
+        found: Any = [value.detach().cpu().clone() for value in values]
+    except RuntimeError as error:  # no memory for them: whoever waits must hear of that
+        found = Poison(team.number, team.done, "trimesh::fetch", error)
+    rank.outside.reply(request, found)
 
 
 @kernel("looks", takes_poison=True)

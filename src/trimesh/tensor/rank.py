@@ -256,12 +256,20 @@ class Rank:
 
     def _spoil_storage(self, ref: int, value: Any, poison: Poison) -> None:
         """Poison what an operation may have written to half, and all that share its memory."""
-        if isinstance(value, torch.Tensor) and type(value) is torch.Tensor:
-            storage = value.untyped_storage()._cdata
+        memory = memory_of(value)
+        if memory is not None:
             for other, found in self.values.items():
-                if type(found) is torch.Tensor and found.untyped_storage()._cdata == storage:
+                if memory_of(found) == memory:
                     self.values[other] = poison
         self.values[ref] = poison
+
+
+def memory_of(value: Any) -> int | None:
+    """Return the identity of the memory that a tensor, or this rank's part of a global one, lies in."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    local: torch.Tensor = getattr(value, "_local_tensor", value)
+    return local.untyped_storage()._cdata if type(local) is torch.Tensor else None
 
 
 def _said(signature: Signature, error: BaseException) -> str:

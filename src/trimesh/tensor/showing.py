@@ -39,9 +39,7 @@ async def show(tensor: torch.Tensor) -> str:
     return text
 
 
-async def inspect(
-    tensor: torch.Tensor, coordinates: Mapping[str, int] | None = None, /, **coords: int
-) -> torch.Tensor:
+async def inspect(tensor: torch.Tensor, coordinates: Mapping[str, int] | None = None, /, **coords: int) -> torch.Tensor:
     """Return what one rank has of a mesh tensor, of the first one unless it is told; for a look while debugging.
 
     Args:

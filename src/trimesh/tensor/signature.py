@@ -10,7 +10,7 @@ import torch
 
 from trimesh.errors import ProtocolError
 from trimesh.tensor.arguments import Build, read
-from trimesh.tensor.kernel import KERNELS, Kernel
+from trimesh.tensor.kernel import FAMILIES, KERNELS, Kernel
 from trimesh.tensor.protocol import kinds_of
 
 
@@ -73,11 +73,20 @@ def define(description: Any, device: torch.device) -> Signature:
     kinds = "".join(map(kinds_of, (*args, *kwargs[1::2])))
     if any(not 0 <= index < len(kinds) for index in writes) or at != len(kinds):
         raise ProtocolError(f"{name} is described with operands that it does not have")
-    kernel = KERNELS.get(name.removeprefix("trimesh::")) if name.startswith("trimesh::") else None
+    name, kernel = _kernel(name)
     function = kernel.function if kernel is not None else _operator(name)
     schema = getattr(function, "_schema", None)
     has_info = schema is not None and any(result.name == "info" for result in schema.returns)
     return Signature(name, at, kinds, outs, writes, kernel, has_info, function, positional, named)
+
+
+def _kernel(name: str) -> tuple[str, Kernel | None]:
+    """Return a kernel, if it is one, and its name, or that of the operator that it is for."""
+    space, _, rest = name.partition("::")
+    family = FAMILIES.get(space)
+    if family is not None:
+        return rest, family(rest, _operator(rest))
+    return name, KERNELS.get(rest) if space == "trimesh" else None
 
 
 def _operator(name: str) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ import torch
 
 if TYPE_CHECKING:
     from trimesh.actor.proc_mesh import ProcMesh
+    from trimesh.tensor.placement import Cut
     from trimesh.tensor.shapes import Meta
     from trimesh.tensor.team import Team
 
@@ -143,6 +144,33 @@ class MeshTensor(torch.Tensor):
         moved: MeshTensor = _above("movement").to_mesh(self, target)
         return moved
 
+    def local(self, placements: Sequence[Cut] | None = None) -> MeshTensor:
+        """Return, of a global tensor, each rank's part as a tensor on each rank. Not differentiable.
+
+        Args:
+            placements: How it is cut, as `trimesh.distribute` takes it; parts must be equal. None: each has the whole.
+
+        Raises:
+            ShapeError: The placements do not fit the tensor, or its parts would not be equal.
+            TypeError: It is no global tensor, or it needs gradients.
+        """
+        made: MeshTensor = _above("global_tensor").to_local(self, placements)
+        return made
+
+    def to_global(self, placements: Sequence[Cut] | None = None) -> MeshTensor:
+        """Return one global tensor that has the tensors of the ranks as its parts. Not differentiable.
+
+        Args:
+            placements: How it is cut, as `trimesh.distribute` takes it. Ranks whose part is the same have the same
+                values; nobody checks.
+
+        Raises:
+            ShapeError: The placements do not fit the tensor.
+            TypeError: It is global, or it needs gradients.
+        """
+        made: MeshTensor = _above("global_tensor").to_global(self, placements)
+        return made
+
     # ---- values: these wait (rule N2) ------------------------------------------------------------------------
 
     def tolist(self) -> Any:
@@ -192,7 +220,8 @@ class MeshTensor(torch.Tensor):
         """Return another handle on the same memory, as `copy.copy` of a tensor does."""
         made = self.detach()
         assert isinstance(made, MeshTensor)
-        return made.requires_grad_(self.requires_grad)
+        made.requires_grad_(self.requires_grad)
+        return made
 
     def _refuse(self, what: str) -> NoReturn:
         raise TypeError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
         return memoryview(bytes_)
 
 
-def contiguous_strides(size: tuple[int, ...]) -> tuple[int, ...]:
+def contiguous_strides(size: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of a row-major tensor."""
     strides: list[int] = []
     step = 1

@@ -1,0 +1,148 @@
+"""Global tensors on the ranks: made, laid out anew, taken apart, brought out.
+
+Collectives are torch's own. Every rank of the team runs each of these kernels, so all of them take part.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import attrs
+import torch
+
+from trimesh.tensor.copied_view import copied_views
+from trimesh.tensor.groups import device_mesh
+from trimesh.tensor.kernel import kernel
+from trimesh.tensor.placement import WHOLE
+from trimesh.tensor.rank import Poison, Rank, TeamOnRank
+from trimesh.tensor.sharding import assemble, placements_by_label, shard_of, unsummed
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor, Placement
+
+
+@attrs.frozen
+class Layout:
+    """What `redistribute` changes, kept for its gradient."""
+
+    placements: tuple[Placement, ...]
+
+
+@kernel("distribute")
+def distribute(
+    rank: Rank, team: TeamOnRank, data: memoryview, dtype: torch.dtype, size: tuple[int, ...], cuts: tuple[int, ...]
+) -> torch.Tensor:
+    """Make a global tensor of its bytes, which every rank gets; each copies its own part out of them.
+
+    On one host all of them map the one copy that the controller has written, so that bodies for each rank would save
+    nothing there: 64 MiB to 4 ranks took the same with either.
+    """
+    flat = torch.frombuffer(data, dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)
+    whole = flat.view(size)
+    mesh, placements = device_mesh(rank, team), placements_by_label(cuts)
+    part = shard_of(whole.to(rank.device), mesh, placements)
+    return assemble(part.clone(memory_format=torch.contiguous_format), mesh, placements, whole)
+
+
+@kernel("distribute_like")
+def distribute_like(rank: Rank, team: TeamOnRank, data: memoryview, dtype: torch.dtype, like: DTensor) -> torch.Tensor:
+    """Make a global tensor of its bytes that lies as another of the same size."""
+    flat = torch.frombuffer(data, dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)
+    whole = flat.view(like.size())
+    placements = unsummed(like.placements)
+    part = shard_of(whole.to(rank.device), like.device_mesh, placements)
+    return assemble(part.clone(memory_format=torch.contiguous_format), like.device_mesh, placements, whole)
+
+
+@kernel("redistribute")
+def redistribute(rank: Rank, team: TeamOnRank, value: DTensor, cuts: tuple[int, ...]) -> tuple[DTensor, Layout]:
+    """Lay a tensor out anew; return how it lay, too."""
+    placements = placements_by_label(cuts)
+    return _detached(value, _fresh(rank, value).redistribute(placements=placements)), Layout(value.placements)
+
+
+@kernel("redistribute_back")
+def redistribute_back(rank: Rank, team: TeamOnRank, value: DTensor, layout: Layout) -> DTensor:
+    """Lay a gradient out as the tensor that it is of."""
+    return _detached(value, _fresh(rank, value).redistribute(placements=unsummed(layout.placements)))
+
+
+@kernel("to_local")
+def to_local(rank: Rank, team: TeamOnRank, value: DTensor, cuts: tuple[int, ...]) -> torch.Tensor:
+    """Return this rank's part as a tensor of its own."""
+    return _fresh(rank, value).redistribute(placements=placements_by_label(cuts)).to_local().clone()
+
+
+@kernel("to_global")
+def to_global(
+    rank: Rank,
+    team: TeamOnRank,
+    value: torch.Tensor,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    cuts: tuple[int, ...],
+) -> DTensor:
+    """Make one global tensor of the tensors of the ranks."""
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415
+
+    mesh, placements = device_mesh(rank, team), placements_by_label(cuts)
+    local = value.clone(memory_format=torch.contiguous_format)
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(size), stride=stride)
+
+
+@kernel("placements", takes_poison=True)
+def placements(rank: Rank, team: TeamOnRank, value: DTensor | Poison, request: int) -> None:
+    """Tell the controller how a tensor lies."""
+    if team.index != 0:
+        return
+    if isinstance(value, Poison):
+        rank.outside.reply(request, value)
+        return
+    _fresh(rank, value)
+    cuts = [getattr(one, "dim", WHOLE) for one in value.placements]
+    partial = [getattr(one, "reduce_op", "") for one in value.placements]
+    rank.outside.reply(request, (cuts, partial))
+
+
+@kernel("fetch_full", takes_poison=True)
+def fetch_full(rank: Rank, team: TeamOnRank, values: list[DTensor | Poison], request: int) -> None:
+    """Bring whole tensors out: the first rank sends them, the others only say that they could."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, Poison):
+            _leave(team, value)
+            rank.outside.reply(request, value)
+            return
+        whole = _fresh(rank, value).full_tensor()
+        if team.index == 0:
+            found.append(whole.detach().cpu().clone(memory_format=torch.contiguous_format))
+    rank.outside.reply(request, found)
+
+
+@kernel("fetch_part", takes_poison=True)
+def fetch_part(rank: Rank, team: TeamOnRank, value: DTensor | Poison, request: int, place: int) -> None:
+    """Bring one rank's part out; all take part, because what is partial is added up first."""
+    if isinstance(value, Poison):
+        _leave(team, value)
+        if team.index == place:
+            rank.outside.reply(request, value)
+        return
+    part = _fresh(rank, value).redistribute(placements=unsummed(value.placements)).to_local()
+    if team.index == place:
+        rank.outside.reply(request, part.detach().cpu().clone(memory_format=torch.contiguous_format))
+
+
+def _detached(value: DTensor, made: DTensor) -> DTensor:
+    """Return what was made of a tensor, with memory of its own: torch gives the same where nothing was to be done."""
+    return cast("DTensor", made.clone()) if made._local_tensor is value._local_tensor else made
+
+
+def _leave(team: TeamOnRank, poison: Poison) -> None:
+    """Free the ranks that wait for this one, which has nothing to give (rule N3)."""
+    if team.on_failed is not None:
+        team.on_failed(poison)
+
+
+def _fresh(rank: Rank, value: DTensor) -> DTensor:
+    copied_views(rank).refresh(value)
+    return value

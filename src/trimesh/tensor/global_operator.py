@@ -1,0 +1,300 @@
+"""The operators of torch on global tensors, on the ranks: those of `DTensor`, and what it leaves to us.
+
+- Random numbers: all ranks draw the same ones, for the whole tensor, from a generator that the team shares, and each
+  keeps its part. So values do not depend on how a tensor lies, and replicas are equal. It costs every rank the time
+  and, for a moment, the memory of the whole; torch's own way serves CUDA only, and its numbers depend on the layout.
+- An operator that torch has no rule for gets all of its arguments whole, on every rank.
+- A gradient of which the ranks have parts of a sum is added up once, by the first operation that needs it whole and
+  could need it again, rather than by each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
+
+import torch
+from torch.utils import _pytree as pytree
+
+from trimesh import limits
+from trimesh.tensor.copied_view import copied_views
+from trimesh.tensor.kernel import FAMILIES, Kernel
+from trimesh.tensor.random import generator_of
+from trimesh.tensor.rank import Rank, TeamOnRank, memory_of
+from trimesh.tensor.sharding import assemble, is_partial, settle, shard_of, unsummed, write_whole
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+Operator = Callable[..., Any]
+
+_LIKES: Final = {"rand_like": "uniform_", "randn_like": "normal_", "randint_like": "random_"}
+_RANDOM: Final = frozenset(
+    {
+        "bernoulli", "bernoulli_", "binomial", "cauchy_", "exponential_", "geometric_", "log_normal_", "multinomial",
+        "normal", "normal_", "poisson", "random_", "rrelu_with_noise", "rrelu_with_noise_", "uniform_",
+        "_sample_dirichlet", "_standard_gamma",
+    }
+)  # fmt: skip
+_NORMS: Final = frozenset({"_foreach_norm", "linalg_vector_norm"})
+"""Operators that are asked for the whole of a gradient before the optimizer is."""
+
+
+def operator_on_globals(name: str, operator: Operator) -> Kernel:
+    """Return what an operator is where its tensors are global."""
+    schema = getattr(operator, "_schema", None)
+    writes = _written(schema)
+    compute = _computation(name.partition("::")[2].partition(".")[0], operator, writes)
+    makes_views = not writes and schema is not None and any(one.alias_info is not None for one in schema.returns)
+
+    def run(rank: Rank, team: TeamOnRank, *args: Any, **kwargs: Any) -> Any:
+        views = copied_views(rank)
+        if views:
+            for one in _globals((args, kwargs)):
+                views.refresh(one)
+        result = compute(rank, team, *args, **kwargs)
+        if makes_views:
+            rest = args[1:]
+            views.made(
+                args[0], list(_parts(result)), lambda base: list(_parts(compute(rank, team, base, *rest, **kwargs)))
+            )
+        elif writes and views:
+            for place in writes:
+                for one in _globals(args[place]):
+                    views.written(one)
+        return result
+
+    return Kernel(name, run, takes_poison=False)
+
+
+def _computation(base: str, operator: Operator, writes: Sequence[int]) -> Operator:
+    if base in _LIKES:
+        return _like(_LIKES[base], takes_sizes=base == "randint_like")
+    if base == "native_dropout":
+        return _dropout
+    if base == "empty_like":
+        return lambda _rank, _team, like, **kwargs: _blank(like, kwargs)
+    if base in _RANDOM:
+        return _random(operator, writes)
+    return _plain(operator, writes, settles=bool(writes) or base in _NORMS)
+
+
+def _plain(operator: Operator, writes: Sequence[int], *, settles: bool) -> Operator:
+    def compute(rank: Rank, _team: TeamOnRank, *args: Any, **kwargs: Any) -> Any:
+        if next(_globals((args, kwargs)), None) is None:  # views of a whole tensor
+            return operator(*args, **kwargs)
+        if settles:
+            _settle_inputs(args, writes)
+        call = operator if has_rule(operator) else _parts_of(operator, writes)
+        try:
+            if call is not None:
+                return call(*args, **kwargs)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if call is operator and not _is_refused(error):
+                raise
+        sums = [one for place in writes for one in _globals(args[place]) if is_partial(one)]
+        for one in sums:
+            _add_up(rank, one)
+        if sums and call is operator:
+            return operator(*args, **kwargs)
+        return whole(operator, writes, args, kwargs)
+
+    return compute
+
+
+def _random(operator: Any, writes: Sequence[int]) -> Operator:
+    tensors = [one for one in operator._schema.arguments if "Tensor" in str(one.type)]
+    if list(writes) == [0] and len(tensors) == 1:
+        return _fill(operator)
+
+    def random(rank: Rank, team: TeamOnRank, *args: Any, **kwargs: Any) -> Any:
+        return whole(operator, writes, args, {**kwargs, "generator": generator_of(rank, team)})
+
+    return random
+
+
+FAMILIES["global"] = operator_on_globals
+
+
+@lru_cache(maxsize=limits.TENSOR_PLANS)
+def has_rule(operator: Operator) -> bool:
+    """Whether torch says of an operator itself how global tensors go into it and come out."""
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - see `sharding`
+
+    dispatcher = DTensor._op_dispatcher
+    rules = dispatcher.sharding_propagator
+    tables = ("op_strategy_funcs", "op_to_rules", "op_single_dim_strategy_funcs")
+    return operator in dispatcher._custom_op_handlers or any(operator in getattr(rules, name, ()) for name in tables)
+
+
+def _parts_of(operator: Any, writes: Sequence[int]) -> Operator | None:
+    """Return what torch takes an operator into, to be run part by part, or None.
+
+    Where it has no rule, torch itself finds one by these parts and then runs the operator on what each rank has. That
+    is wrong for all that count elements or places: `mse_loss_backward` would divide by the number of those of one
+    rank, `fill_diagonal_` would fill a diagonal on each (torch 2.13). The parts see global tensors.
+    """
+    if writes:
+        return None
+    from torch._decomp import decomposition_table  # noqa: PLC0415 - see `sharding`
+
+    found: Operator | None = decomposition_table.get(operator)
+    return found
+
+
+def _written(schema: Any) -> list[int]:
+    """Return the places of the arguments that an operator writes to."""
+    if schema is None:
+        return []
+    return [
+        place for place, one in enumerate(schema.arguments) if one.alias_info is not None and one.alias_info.is_write
+    ]
+
+
+_REFUSALS: Final = ("does not have a sharding strategy", "Sharding propagation failed", "not supported with DTensor")
+
+
+def _is_refused(error: Exception) -> bool:
+    """Whether torch found no way to lay the arguments out; it says so before anything ran, on every rank alike."""
+    text = str(error)
+    return any(words in text for words in _REFUSALS)
+
+
+def _is_global(value: Any) -> TypeGuard[DTensor]:
+    return hasattr(value, "_local_tensor") and isinstance(value, torch.Tensor)
+
+
+def _globals(tree: Any) -> Iterator[DTensor]:
+    if _is_global(tree):
+        yield tree
+    elif isinstance(tree, list | tuple):
+        for part in tree:
+            yield from _globals(part)
+    elif isinstance(tree, dict):
+        yield from _globals(list(tree.values()))
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        yield from value
+    else:
+        yield value
+
+
+def _settle_inputs(args: Sequence[Any], writes: Sequence[int]) -> None:
+    """Add up what ranks have parts of, where the operation needs the whole, and keep it so.
+
+    Each operation that reads a partial tensor adds it up by itself; an optimizer reads a gradient several times.
+    """
+    targets = list(_parts(args[writes[0]])) if writes else []
+    for place, value in enumerate(args):
+        if place in writes:
+            continue
+        for index, one in enumerate(_parts(value)):
+            if not _is_global(one) or not is_partial(one):
+                continue
+            target = targets[index] if index < len(targets) and _is_global(targets[index]) else None
+            goal = target.placements if target is not None and target.shape == one.shape else unsummed(one.placements)
+            if not any(placement.is_partial() for placement in goal):
+                settle(one, goal)
+
+
+def _add_up(rank: Rank, target: DTensor) -> None:
+    """Lay a partial tensor out anew, before it is written to.
+
+    Raises:
+        NotImplementedError: There is a view of it, which would not see that.
+    """
+    memory = memory_of(target)
+    if any(other is not target and memory_of(other) == memory for other in rank.values.values()):
+        raise NotImplementedError(
+            "a tensor of which the ranks have parts of a sum cannot be written to in place while there are views of "
+            "it: write the operation that returns a new tensor, or trimesh.redistribute(t, [...]) before it"
+        )
+    settle(target, unsummed(target.placements))
+
+
+def whole(operator: Operator, writes: Sequence[int], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run an operator on whole tensors, on every rank; each keeps its part of what has the size of the first one."""
+    leaves, tree = pytree.tree_flatten((tuple(args), kwargs))
+    found = [leaf.full_tensor() if _is_global(leaf) else leaf for leaf in leaves]
+    first = next(leaf for leaf in leaves if _is_global(leaf))
+    whole_args, whole_kwargs = pytree.tree_unflatten(found, tree)
+    result = operator(*whole_args, **whole_kwargs)
+    written: dict[int, DTensor] = {}
+    for place in writes:
+        for target, value in zip(_parts(args[place]), _parts(whole_args[place]), strict=True):
+            write_whole(target, value)
+            written[id(value)] = target
+
+    def keep(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) in written:
+            return written[id(value)]
+        goal = unsummed(first.placements) if value.size() == first.size() else _replicated(first)
+        part = shard_of(value, first.device_mesh, goal)
+        return assemble(part.contiguous() if part.numel() < value.numel() else part, first.device_mesh, goal, value)
+
+    return pytree.tree_map(keep, result)
+
+
+def _replicated(like: DTensor) -> list[Any]:
+    from torch.distributed.tensor import Replicate  # noqa: PLC0415 - see `sharding`
+
+    return [Replicate() for _ in like.placements]
+
+
+def _blank(like: DTensor, kwargs: dict[str, Any]) -> DTensor:
+    """Return a tensor to be filled: nothing in it is partial."""
+    operator = torch.ops.aten.empty_like.default
+    if is_partial(like):
+        operator = torch.ops.aten.zeros_like.default  # an empty one would be as partial as `like`
+    made: DTensor = operator(like, **kwargs)
+    return made
+
+
+def _fill(operator: Operator) -> Operator:
+    def fill(rank: Rank, team: TeamOnRank, target: DTensor, *args: Any, **kwargs: Any) -> DTensor:
+        if is_partial(target):
+            _add_up(rank, target)
+        _draw(operator, generator_of(rank, team), target, *args, **kwargs)
+        return target
+
+    return fill
+
+
+def _draw(operator: Operator, generator: torch.Generator, target: DTensor, *args: Any, **kwargs: Any) -> None:
+    local = target._local_tensor
+    if local.size() == target.size():  # each rank has all of it
+        operator(local, *args, **kwargs, generator=generator)
+        return
+    values = torch.empty_strided(target.size(), target.stride(), dtype=target.dtype, device=local.device)
+    operator(values, *args, **kwargs, generator=generator)
+    write_whole(target, values)
+
+
+def _like(filler: str, *, takes_sizes: bool) -> Operator:
+    def like(rank: Rank, team: TeamOnRank, value: DTensor, *bounds: Any, **kwargs: Any) -> DTensor:
+        if takes_sizes and len(bounds) == 1:
+            bounds = (0, *bounds)
+        made = _blank(value, kwargs)
+        # The overload is torch's to choose: `random_` has one for each number of bounds.
+        _draw(
+            lambda local, *args, **rest: getattr(local, filler)(*args, **rest), generator_of(rank, team), made, *bounds
+        )
+        return made
+
+    return like
+
+
+def _dropout(rank: Rank, team: TeamOnRank, value: DTensor, p: float, train: bool | None) -> Sequence[DTensor]:  # noqa: FBT001 - torch's signature
+    aten = torch.ops.aten
+    if train is False:
+        return aten.clone.default(value), aten.ones_like.default(value, dtype=torch.bool)
+    mask = _blank(value, {"dtype": torch.bool})
+    _draw(aten.bernoulli_.float, generator_of(rank, team), mask, 1 - p)
+    return aten.mul.Tensor(aten.mul.Tensor(value, mask), 0.0 if p == 1 else 1 / (1 - p)), mask

@@ -1,0 +1,67 @@
+"""How global tensors lie on the ranks, where they are `DTensor`s of torch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from trimesh.tensor.placement import WHOLE
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor, Placement
+
+
+_CHATTY: Final = ("torch.distributed.tensor._collective_utils", "torch.distributed.tensor._redistribute")
+"""What warns that gloo has no all-to-all, and that a gather along two dimensions takes two: users cannot change it."""
+
+
+def placements_by_label(cuts: Sequence[int]) -> list[Placement]:
+    """Return torch's placements."""
+    # Torch takes 0.7 s to import this: only ranks that have global tensors pay for it.
+    from torch.distributed.tensor import Replicate, Shard  # noqa: PLC0415
+
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    return [Replicate() if cut == WHOLE else Shard(cut) for cut in cuts] or [Replicate()]
+
+
+def shard_of(whole: torch.Tensor, like: Any, placements: Sequence[Any]) -> torch.Tensor:
+    """Return a view of this rank's part of a tensor that every rank has."""
+    from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415
+
+    made: torch.Tensor = distribute_tensor(whole, like, placements, src_data_rank=None).to_local()
+    return made
+
+
+def assemble(local: torch.Tensor, mesh: Any, placements: Sequence[Any], whole: torch.Tensor) -> DTensor:
+    """Return the global tensor with the looks of `whole` of which this rank has a part."""
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415
+
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.size(), stride=whole.stride())
+
+
+def write_whole(target: DTensor, value: torch.Tensor) -> None:
+    """Write a tensor that every rank has into a global one that has nothing partial."""
+    assert not is_partial(target)
+    target._local_tensor.copy_(shard_of(value, target.device_mesh, target.placements))
+
+
+def is_partial(value: DTensor) -> bool:
+    """Whether the ranks have parts of a sum."""
+    return any(placement.is_partial() for placement in value.placements)
+
+
+def unsummed(placements: Sequence[Placement]) -> list[Placement]:
+    """Return the same placements with all that is partial replicated."""
+    from torch.distributed.tensor import Replicate  # noqa: PLC0415
+
+    return [Replicate() if one.is_partial() else one for one in placements]
+
+
+def settle(value: DTensor, placements: Sequence[Placement]) -> None:
+    """Lay a tensor out anew in its place: whoever has it sees the same values as before."""
+    made = value.redistribute(placements=placements)
+    value._local_tensor, value._spec = made._local_tensor, made._spec
