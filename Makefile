@@ -38,8 +38,8 @@ native_sources := $(shell find build.zig build.zig.zon native -type f 2>/dev/nul
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check lint format types layers zig-check fuzz bench bench-smoke stress soak soak-proc mutations \
-	test-verbs seeds fresh-seeds scenarios build-native wheel coverage setup setup-dev clean
+.PHONY: help demo test check lint format types layers zig-check races fuzz bench bench-smoke stress soak \
+	soak-proc mutations test-verbs seeds fresh-seeds scenarios build-native wheel coverage setup setup-dev clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1##/p' $(MAKEFILE_LIST) | awk -F '## ' '{ printf "  make %-14s%s\n", $$1, $$2 }'
@@ -97,6 +97,9 @@ layers: setup-dev  ## import-linter: the floors
 zig-check: setup-dev  ## the native library: format and tests
 	$(ZIG) fmt --check build.zig native
 	$(ZIG) build test
+
+races: setup-dev  ## the native library's tests under ThreadSanitizer
+	$(ZIG) build test -Dsanitize-thread
 
 fuzz: setup-dev  ## fuzz the native decoders (FUZZ_COUNT inputs)
 	.ci/fuzz $(PY) $(FUZZ_COUNT)

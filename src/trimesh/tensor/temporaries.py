@@ -47,8 +47,11 @@ def _adopted(holder: Any, key: Any, adopt: Adopt, *, is_written: bool) -> Any:
         return kind([_adopted(inner, place, adopt, is_written=is_written) for place in range(len(inner))])
     if not issubclass(kind, torch.Tensor) or kind is MeshTensor:
         return holder[key]
-    # A view is one of a tensor that somebody may know: `linear` takes the transpose of the user's weight.
-    if is_written or holder[key]._is_view() or sys.getrefcount(holder[key]) > _references_of_temporaries():
+    limit = _references_of_temporaries()
+    if is_written or sys.getrefcount(holder[key]) > limit:
+        raise LocalTensor
+    # A view may be one of a tensor that is known: `linear` takes the transpose of the user's weight.
+    if holder[key]._is_view() and sys.getrefcount(holder[key]._base) > limit - 1:  # no arguments hold that one
         raise LocalTensor
     return adopt(holder[key])
 
