@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from trimesh.tensor import (
         Placements,
         RecordingError,
+        call_on_shard_and_fetch,
         compile,  # noqa: A004 - as torch's own
         distribute,
         fetch,
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
         redistribute,
         reduce,
         reduce_,
+        remote,
         replicate,
         set_rng_state,
         show,
@@ -153,6 +155,7 @@ __all__ = [
     "ValueMesh",
     "aio",
     "by_value",
+    "call_on_shard_and_fetch",
     "cancel_on",
     "compile",
     "context",
@@ -177,6 +180,7 @@ __all__ = [
     "redistribute",
     "reduce",
     "reduce_",
+    "remote",
     "replicate",
     "set_rng_state",
     "show",
@@ -190,6 +194,7 @@ __all__ = [
 _TENSORS = (
     "Placements",
     "RecordingError",
+    "call_on_shard_and_fetch",
     "compile",
     "distribute",
     "fetch",
@@ -202,6 +207,7 @@ _TENSORS = (
     "redistribute",
     "reduce",
     "reduce_",
+    "remote",
     "replicate",
     "set_rng_state",
     "show",

@@ -3,6 +3,7 @@
 from trimesh.tensor.compiled import compile  # noqa: A004 - as torch's own
 from trimesh.tensor.errors import RecordingError
 from trimesh.tensor.fetching import fetch, fetch_shard
+from trimesh.tensor.function import RemoteFunction, call_on_shard_and_fetch, remote
 from trimesh.tensor.global_tensor import distribute, placements, redistribute, replicate
 from trimesh.tensor.mesh import activate
 from trimesh.tensor.modules import module_to_mesh
@@ -16,7 +17,9 @@ __all__ = [
     "MeshTensor",
     "Placements",
     "RecordingError",
+    "RemoteFunction",
     "activate",
+    "call_on_shard_and_fetch",
     "compile",
     "distribute",
     "fetch",
@@ -29,6 +32,7 @@ __all__ = [
     "redistribute",
     "reduce",
     "reduce_",
+    "remote",
     "replicate",
     "set_rng_state",
     "show",

@@ -7,6 +7,8 @@ is one mode, in a thread's stack for as long as anything is activated there, tha
 from __future__ import annotations
 
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any, Final
@@ -27,6 +29,16 @@ _LIFTS: Final = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
 def active_team() -> Team | None:
     """Return the ranks on which the running task makes tensors, or None."""
     return _active.get()
+
+
+@contextmanager
+def nothing_active() -> Generator[None]:
+    """Let the factories of torch make ordinary tensors in a block, whatever is active around it."""
+    token = _active.set(None)
+    try:
+        yield
+    finally:
+        _active.reset(token)
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -13,11 +13,12 @@ from trimesh._runtime.services import TENSORS
 from trimesh.errors import Origin, ProtocolError, ShapeError
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent
-from trimesh.tensor import kernels as kernels  # noqa: PLC0414 - puts them into the table
-from trimesh.tensor import move_kernels as move_kernels  # noqa: PLC0414 - and so does each of these
+from trimesh.tensor import function_kernels as function_kernels  # noqa: PLC0414 - puts them into the table
+from trimesh.tensor import kernels as kernels  # noqa: PLC0414 - and so does each of these
+from trimesh.tensor import move_kernels as move_kernels  # noqa: PLC0414
 from trimesh.tensor import protocol
 from trimesh.tensor.device import rank_device
-from trimesh.tensor.moves import moves_of
+from trimesh.tensor.moves import moves_of, open_moves
 from trimesh.tensor.rank import Poison, Rank, TeamOnRank
 from trimesh.tensor.reader import Reader
 from trimesh.tensor.runner import Runner
@@ -163,6 +164,7 @@ class TensorService:
     _hosted: dict[tuple[ProcId, int], _Hosted] = attrs.field(factory=dict[tuple[ProcId, int], _Hosted])
 
     def __attrs_post_init__(self) -> None:
+        open_moves(self.proc)  # before any rank's thread may ask for them
         self.stores = Stores(self.proc)
         self.proc.on_gone.append(self._gone)
 
