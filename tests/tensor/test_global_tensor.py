@@ -28,6 +28,7 @@ async def test_global_tensors() -> None:
         await check_what_does_not_fit_is_refused(procs)
         await check_trees_are_fetched_at_once(procs)
         await check_views_of_the_mesh_hold_global_tensors(procs)
+        await check_random_numbers_do_not_depend_on_placements(procs)
 
 
 async def equal(value: Any, expected: Any, *, atol: float = 1e-5) -> bool:
@@ -226,3 +227,22 @@ async def check_views_of_the_mesh_hold_global_tensors(procs: ProcMesh) -> None:
     assert await equal(single @ single, one @ one)
     flat = trimesh.distribute(one, procs.flatten("all"), ["all", None])
     assert (await trimesh.fetch_shard(flat, all=3)).tolist() == [one[3].tolist()]
+
+
+async def check_random_numbers_do_not_depend_on_placements(procs: ProcMesh) -> None:
+    """They are those of one generator of this process that has the same seed."""
+    local = torch.Generator().manual_seed(torch.Generator().initial_seed())
+    one = torch.zeros(7, 6)
+    layouts = ([None, None], ["dp", None], [("dp", "tp"), None], [None, "tp"], ["tp", "dp"])
+    for there in [trimesh.distribute(one, procs, layout) for layout in layouts]:
+        assert torch.equal(await trimesh.fetch(torch.rand_like(there)), one.clone().uniform_(generator=local))
+        assert torch.equal(await trimesh.fetch(there.clone().normal_(1, 2)), one.clone().normal_(1, 2, generator=local))
+        drawn = torch.randint_like(there, 3, 9)
+        assert torch.equal(await trimesh.fetch(drawn), one.clone().random_(3, 9, generator=local))
+        kept = torch.nn.functional.dropout(there + 1, 0.25)
+        assert torch.equal(await trimesh.fetch(kept), one.clone().bernoulli_(0.75, generator=local).div_(0.75))
+        picked = torch.multinomial(there + 1, 2)
+        assert torch.equal(await trimesh.fetch(picked), torch.multinomial(one + 1, 2, generator=local))
+    total = there.T @ there  # partial
+    kept = torch.nn.functional.dropout(total + 1, 0.5)
+    assert torch.equal(await trimesh.fetch(kept), torch.empty(6, 6).bernoulli_(0.5, generator=local).div_(0.5))

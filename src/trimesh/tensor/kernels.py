@@ -53,4 +53,4 @@ def looks(rank: Rank, _: TeamOnRank, request: int, *values: Any) -> None:
 @kernel("index")
 def index(rank: Rank, team: TeamOnRank, label: str) -> torch.Tensor:
     """Return this rank's own coordinate along a dimension of its team."""
-    return torch.tensor(team.extent.point(team.index)[label], device=rank.device)
+    return torch.tensor(team.extent.point(team.place)[label], device=rank.device)
