@@ -82,7 +82,7 @@ class _Outside:
 @given(st.lists(st.tuples(st.just(protocol.DEFINE), st.integers(16, 18), DESCRIPTIONS), max_size=3), STREAMS)
 def test_streams(definitions: list[tuple[Any, ...]], stream: list[Any]) -> None:
     """What is understood is executed: whatever it is, the rank lives on."""
-    team = TeamOnRank(1, Extent(gpus=1), [0], [], 0)
+    team = TeamOnRank(1, Extent(gpus=1), [0], [], 0, 0)
     rank = Rank("procs", Extent(gpus=1), 0, CPU, _Outside())
     with suppress(ProtocolError):
         steps = Reader(CPU).read([word for words in definitions for word in words] + stream, [memoryview(b"1234")])
