@@ -5,6 +5,7 @@ from trimesh.tensor.errors import RecordingError
 from trimesh.tensor.fetching import fetch, fetch_shard
 from trimesh.tensor.function import RemoteFunction, call_on_shard_and_fetch, remote
 from trimesh.tensor.global_tensor import distribute, placements, redistribute, replicate
+from trimesh.tensor.gradients import grad_generator
 from trimesh.tensor.mesh import activate
 from trimesh.tensor.modules import module_to_mesh
 from trimesh.tensor.placement import Placements
@@ -25,6 +26,7 @@ __all__ = [
     "fetch",
     "fetch_shard",
     "get_rng_state",
+    "grad_generator",
     "inspect",
     "manual_seed",
     "module_to_mesh",
