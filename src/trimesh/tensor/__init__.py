@@ -10,6 +10,8 @@ from trimesh.tensor.mesh import activate
 from trimesh.tensor.modules import module_to_mesh
 from trimesh.tensor.placement import Placements
 from trimesh.tensor.reduction import reduce, reduce_
+from trimesh.tensor.seeding import get_rng_state, manual_seed, set_rng_state
+from trimesh.tensor.showing import inspect, show
 from trimesh.tensor.tensor import MeshTensor
 
 __all__ = [
@@ -23,7 +25,10 @@ __all__ = [
     "distribute",
     "fetch",
     "fetch_shard",
+    "get_rng_state",
     "grad_generator",
+    "inspect",
+    "manual_seed",
     "module_to_mesh",
     "placements",
     "redistribute",
@@ -31,4 +36,6 @@ __all__ = [
     "reduce_",
     "remote",
     "replicate",
+    "set_rng_state",
+    "show",
 ]
