@@ -81,6 +81,10 @@ if TYPE_CHECKING:
         distribute,
         fetch,
         fetch_shard,
+        get_rng_state,
+        grad_generator,
+        inspect,
+        manual_seed,
         module_to_mesh,
         placements,
         redistribute,
@@ -88,6 +92,8 @@ if TYPE_CHECKING:
         reduce_,
         remote,
         replicate,
+        set_rng_state,
+        show,
     )
 
 __all__ = [
@@ -163,7 +169,11 @@ __all__ = [
     "endpoint",
     "fetch",
     "fetch_shard",
+    "get_rng_state",
+    "grad_generator",
+    "inspect",
     "leaves",
+    "manual_seed",
     "module_to_mesh",
     "open_channel",
     "origin",
@@ -174,6 +184,8 @@ __all__ = [
     "reduce_",
     "remote",
     "replicate",
+    "set_rng_state",
+    "show",
     "tensor",
     "testing",
     "this_host",
@@ -189,6 +201,10 @@ _TENSORS = (
     "distribute",
     "fetch",
     "fetch_shard",
+    "get_rng_state",
+    "grad_generator",
+    "inspect",
+    "manual_seed",
     "module_to_mesh",
     "placements",
     "redistribute",
@@ -196,6 +212,8 @@ _TENSORS = (
     "reduce_",
     "remote",
     "replicate",
+    "set_rng_state",
+    "show",
 )
 
 

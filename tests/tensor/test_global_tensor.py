@@ -24,6 +24,7 @@ async def test_global_tensors() -> None:
         await check_a_tensor_on_each_rank_becomes_global_and_back(procs)
         await check_operators_without_a_rule_get_whole_tensors(procs)
         await check_gradients_of_means_count_all_elements(procs)
+        await check_convolutions_are_cut_by_batch(procs)
         await check_in_place_on_views_and_sums(procs)
         await check_what_does_not_fit_is_refused(procs)
         await check_trees_are_fetched_at_once(procs)
@@ -157,6 +158,22 @@ async def check_gradients_of_means_count_all_elements(procs: ProcMesh) -> None:
                 found.backward()
                 assert abs(found.item() - expected.item()) < 1e-5, loss
                 assert await equal(there.grad, local.grad, atol=1e-7), loss
+
+
+async def check_convolutions_are_cut_by_batch(procs: ProcMesh) -> None:
+    one, weight = torch.randn(5, 4, 6, 6), torch.randn(6, 2, 3, 3)
+    for cut in (["dp", None, None, None], [("dp", "tp"), None, None, None], ["tp", None, "dp", None]):
+        local = [t.clone().requires_grad_() for t in (one, weight)]
+        there = [trimesh.distribute(one, procs, cut), trimesh.distribute(weight, procs, ["tp", None, None, None])]
+        for tensor in there:
+            tensor.requires_grad_()
+        expected = torch.nn.functional.conv2d(*local, padding=1, groups=2)
+        found = torch.nn.functional.conv2d(*there, padding=1, groups=2)
+        assert await equal(found.detach(), expected)
+        (expected * expected).mean().backward()
+        (found * found).mean().backward()
+        for one_there, one_local in zip(there, local, strict=True):
+            assert await equal(one_there.grad, one_local.grad)
 
 
 async def check_in_place_on_views_and_sums(procs: ProcMesh) -> None:

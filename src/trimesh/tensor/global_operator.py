@@ -18,6 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from trimesh import limits
+from trimesh.tensor.convolution import convolution, convolution_backward
 from trimesh.tensor.copied_view import copied_views
 from trimesh.tensor.kernel import FAMILIES, Kernel
 from trimesh.tensor.random import generator_of
@@ -73,12 +74,9 @@ def operator_on_globals(name: str, operator: Operator) -> Kernel:
 def _computation(base: str, operator: Operator, writes: Sequence[Write]) -> Operator:
     if base in _LIKES:
         return _like(_LIKES[base], takes_sizes=base == "randint_like")
-    if base == "native_dropout":
-        return _dropout
-    if base == "native_batch_norm":
-        return _batch_norm
-    if base == "empty_like":
-        return lambda _rank, _team, like, **kwargs: _blank(like, kwargs)
+    own = _OWN.get(base)
+    if own is not None:
+        return own
     if base in _RANDOM:
         return _random(operator, writes)
     if base in _RESHAPES:
@@ -215,7 +213,12 @@ def _written(schema: Any) -> list[Write]:
     ]
 
 
-_REFUSALS: Final = ("does not have a sharding strategy", "Sharding propagation failed", "not supported with DTensor")
+_REFUSALS: Final = (
+    "does not have a sharding strategy",
+    "Sharding propagation failed",
+    "not supported with DTensor",
+    "hybrid sharding",
+)
 
 
 def _is_refused(error: Exception) -> bool:
@@ -391,3 +394,13 @@ def _batch_norm(_rank: Rank, _team: TeamOnRank, value: DTensor, *args: Any) -> A
     mean.copy_(new_mean)
     variance.copy_(new_variance)
     return found
+
+
+_OWN: Final[dict[str, Operator]] = {
+    "convolution": convolution,
+    "convolution_backward": convolution_backward,
+    "empty_like": lambda _rank, _team, like, **kwargs: _blank(like, kwargs),
+    "native_batch_norm": _batch_norm,
+    "native_dropout": _dropout,
+}
+"""Operators of which torch's way does not serve, by name without overload."""
