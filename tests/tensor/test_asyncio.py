@@ -39,7 +39,7 @@ def test_tensors_in_asyncio() -> None:
             assert t.sum().item() == 3.0  # without await, too
             team = t._held.team
             t.add_(1)
-            while team.executed < team.issued:  # it leaves without anybody asking for a value
+            while team.executed < team.issued:  # noqa: ASYNC110 - it leaves without anybody asking for a value
                 await asyncio.sleep(0.001)
             trimesh.manual_seed(1, procs, same=True)
             assert (await trimesh.inspect(t)).tolist() == [2, 2, 2]
