@@ -83,11 +83,13 @@ if TYPE_CHECKING:
         fetch_shard,
         module_to_mesh,
         placements,
+        rdma_buffers,
         redistribute,
         reduce,
         reduce_,
         remote,
         replicate,
+        rref,
     )
 
 __all__ = [
@@ -169,11 +171,13 @@ __all__ = [
     "origin",
     "placements",
     "rdma",
+    "rdma_buffers",
     "redistribute",
     "reduce",
     "reduce_",
     "remote",
     "replicate",
+    "rref",
     "tensor",
     "testing",
     "this_host",
@@ -191,11 +195,13 @@ _TENSORS = (
     "fetch_shard",
     "module_to_mesh",
     "placements",
+    "rdma_buffers",
     "redistribute",
     "reduce",
     "reduce_",
     "remote",
     "replicate",
+    "rref",
 )
 
 

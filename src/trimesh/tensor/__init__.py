@@ -8,7 +8,9 @@ from trimesh.tensor.global_tensor import distribute, placements, redistribute, r
 from trimesh.tensor.mesh import activate
 from trimesh.tensor.modules import module_to_mesh
 from trimesh.tensor.placement import Placements
+from trimesh.tensor.publishing import rdma_buffers
 from trimesh.tensor.reduction import reduce, reduce_
+from trimesh.tensor.references import rref
 from trimesh.tensor.tensor import MeshTensor
 
 __all__ = [
@@ -24,9 +26,11 @@ __all__ = [
     "fetch_shard",
     "module_to_mesh",
     "placements",
+    "rdma_buffers",
     "redistribute",
     "reduce",
     "reduce_",
     "remote",
     "replicate",
+    "rref",
 ]
