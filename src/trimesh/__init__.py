@@ -81,6 +81,10 @@ if TYPE_CHECKING:
         distribute,
         fetch,
         fetch_shard,
+        get_rng_state,
+        grad_generator,
+        inspect,
+        manual_seed,
         module_to_mesh,
         placements,
         rdma_buffers,
@@ -90,6 +94,8 @@ if TYPE_CHECKING:
         remote,
         replicate,
         rref,
+        set_rng_state,
+        show,
     )
 
 __all__ = [
@@ -165,7 +171,11 @@ __all__ = [
     "endpoint",
     "fetch",
     "fetch_shard",
+    "get_rng_state",
+    "grad_generator",
+    "inspect",
     "leaves",
+    "manual_seed",
     "module_to_mesh",
     "open_channel",
     "origin",
@@ -178,6 +188,8 @@ __all__ = [
     "remote",
     "replicate",
     "rref",
+    "set_rng_state",
+    "show",
     "tensor",
     "testing",
     "this_host",
@@ -193,6 +205,10 @@ _TENSORS = (
     "distribute",
     "fetch",
     "fetch_shard",
+    "get_rng_state",
+    "grad_generator",
+    "inspect",
+    "manual_seed",
     "module_to_mesh",
     "placements",
     "rdma_buffers",
@@ -202,6 +218,8 @@ _TENSORS = (
     "remote",
     "replicate",
     "rref",
+    "set_rng_state",
+    "show",
 )
 
 

@@ -157,3 +157,16 @@ def test_weight_sync_is_never_torn() -> None:
     assert [generator for generator, _ in taken] == ["0", "1", "2", "3"]
     assert all(1 <= int(count) <= 15 for _, count in taken)
     assert facts(r"^  trainer: \S+ ms to publish one, (\S+) GiB/s$", said)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("program", ["train_module.py", "tensor_parallel.py", "train_bytes_on_mesh.py"])
+def test_training_on_a_mesh_has_the_losses_of_plain_torch(program: str) -> None:
+    there = run_example(program, "--steps", "6", "--seed", "1")
+    here = run_example(program, "--steps", "6", "--seed", "1", "--plain")
+
+    assert sorted(losses(here)) == list(range(1, 7))
+    assert losses(there) == pytest.approx(losses(here), abs=1e-5)
+    if program == "tensor_parallel.py":
+        assert "up.weight    (128, 32)  lies ['tp', None]   a rank has (64, 32)" in there
+        assert "norm.weight  (32,)      lies [None]         a rank has (32,)" in there

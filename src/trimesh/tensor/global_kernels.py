@@ -110,7 +110,7 @@ def fetch_full(rank: Rank, team: TeamOnRank, values: list[DTensor | Poison], req
     found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, Poison):
-            _leave(team, value)
+            rank.leave(team, value)
             rank.outside.reply(request, value)
             return
         whole = _fresh(rank, value).full_tensor()
@@ -123,7 +123,7 @@ def fetch_full(rank: Rank, team: TeamOnRank, values: list[DTensor | Poison], req
 def fetch_part(rank: Rank, team: TeamOnRank, value: DTensor | Poison, request: int, place: int) -> None:
     """Bring one rank's part out; all take part, because what is partial is added up first."""
     if isinstance(value, Poison):
-        _leave(team, value)
+        rank.leave(team, value)
         if team.index == place:
             rank.outside.reply(request, value)
         return
@@ -135,12 +135,6 @@ def fetch_part(rank: Rank, team: TeamOnRank, value: DTensor | Poison, request: i
 def _detached(value: DTensor, made: DTensor) -> DTensor:
     """Return what was made of a tensor, with memory of its own: torch gives the same where nothing was to be done."""
     return cast("DTensor", made.clone()) if made._local_tensor is value._local_tensor else made
-
-
-def _leave(team: TeamOnRank, poison: Poison) -> None:
-    """Free the ranks that wait for this one, which has nothing to give (rule N3)."""
-    if team.on_failed is not None:
-        team.on_failed(poison)
 
 
 def _fresh(rank: Rank, value: DTensor) -> DTensor:

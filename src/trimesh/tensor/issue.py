@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from trimesh.tensor import arguments, checks
 from trimesh.tensor import binary as binary  # noqa: PLC0414 - puts the operators of Python into the class
 from trimesh.tensor.arguments import NUMBER_SLOT, SLOT
+from trimesh.tensor.asking import issue_asking
 from trimesh.tensor.inplace_views import INPLACE_VIEWS, relook
 from trimesh.tensor.protocol import FIRST_SIGNATURE
 from trimesh.tensor.replaced import REPLACED, is_composite
@@ -114,7 +115,12 @@ def issue(func: Any, args: Sequence[Any], kwargs: dict[str, Any], active: Team |
         if is_composite(func):  # torch takes those apart itself, but not in inference mode
             REPLACED[func] = func.decompose
             return func.decompose(*args, **kwargs)
-        plan = _plan(shapes, func, args, kwargs, call, team)
+        try:
+            plan = _plan(shapes, func, args, kwargs, call, team)
+        except DATA_DEPENDENT:
+            is_global = any(tensor._meta.is_global for tensor in tensors)
+            described = _described(func, args, kwargs, is_global=is_global)
+            return issue_asking(func, described, key, call.operands, team, is_global=is_global)
         shapes.remember(key, plan)
     first = team.emit(plan, call.operands, len(plan.metas))
     if plan.is_single:
@@ -174,7 +180,6 @@ def _varying(func: Any) -> frozenset[int | str]:
 def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any], call: _Call, team: Team) -> Plan:
     """Find out what an operator makes of such arguments, by fake tensors."""
     fakes: list[torch.Tensor] = []
-    varying = _varying(func)
 
     def fake(value: Any) -> Any:
         if isinstance(value, MeshTensor):
@@ -182,20 +187,8 @@ def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
             return fakes[-1]
         return value
 
-    def slot(value: Any, *, varies: bool) -> Any:
-        if isinstance(value, MeshTensor):
-            return SLOT
-        if varies and type(value) in (int, float):
-            return NUMBER_SLOT
-        if isinstance(value, list | tuple):
-            return type(value)(slot(item, varies=False) for item in value)
-        return value
-
     fake_args, fake_kwargs = pytree.tree_map(fake, (tuple(args), kwargs))
-    try:
-        result = shapes.run(func, fake_args, fake_kwargs)
-    except DATA_DEPENDENT as error:
-        raise checks.explain_data_dependent(func) from error
+    result = shapes.run(func, fake_args, fake_kwargs)
     is_global = any(tensor._meta.is_global for tensor in call.tensors)
     relooks = None
     if func in INPLACE_VIEWS:
@@ -221,16 +214,30 @@ def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
         else:
             outs.append(-1)
             found.append(leaf)
-    described = [
-        f"global::{func.name()}" if is_global else func.name(),
-        arguments.describe([slot(value, varies=index in varying) for index, value in enumerate(args)]),
-        arguments.describe({name: slot(value, varies=name in varying) for name, value in kwargs.items()}),
-        outs,
-        _writes(func, args, kwargs),
-    ]
+    described = [*_described(func, args, kwargs, is_global=is_global), outs, _writes(func, args, kwargs)]
     is_single = found == [FRESH] and isinstance(result, torch.Tensor)
     number = FIRST_SIGNATURE + shapes.new_number()
     return Plan(number, func.name(), described, metas, found, aliases, tree, is_single, relooks)
+
+
+def _described(func: Any, args: Sequence[Any], kwargs: dict[str, Any], *, is_global: bool) -> list[Any]:
+    """Return the name and the arguments of an operator as ranks are told of them."""
+    varying = _varying(func)
+
+    def slot(value: Any, *, varies: bool) -> Any:
+        if isinstance(value, MeshTensor):
+            return SLOT
+        if varies and type(value) in (int, float):
+            return NUMBER_SLOT
+        if isinstance(value, list | tuple):
+            return type(value)(slot(item, varies=False) for item in value)
+        return value
+
+    return [
+        f"global::{func.name()}" if is_global else func.name(),
+        arguments.describe([slot(value, varies=index in varying) for index, value in enumerate(args)]),
+        arguments.describe({name: slot(value, varies=name in varying) for name, value in kwargs.items()}),
+    ]
 
 
 def _writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:

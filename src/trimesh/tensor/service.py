@@ -24,7 +24,7 @@ from trimesh.tensor.moves import moves_of, open_moves
 from trimesh.tensor.rank import Poison, Rank, TeamOnRank
 from trimesh.tensor.reader import Reader
 from trimesh.tensor.runner import Runner
-from trimesh.tensor.stores import Stores
+from trimesh.tensor.stores import Key, Stores
 
 if TYPE_CHECKING:
     from trimesh._runtime.channels import Cargo
@@ -52,6 +52,7 @@ class _Hosted:
     rank: Rank = attrs.field(init=False)
     runner: Runner = attrs.field(init=False)
     readers: dict[int, Reader] = attrs.field(factory=dict[int, Reader])
+    _left: dict[int, BaseException] = attrs.field(factory=dict[int, BaseException])
 
     def open(self, message: protocol.Open) -> None:
         """Begin."""
@@ -68,7 +69,9 @@ class _Hosted:
         if self.rank.number not in ranks or not len(ranks) == len(message.procs) == extent.nelements:
             raise ProtocolError(f"a team must name its ranks, one of them the receiver, got {message!r}")
         procs = [ProcId(proc) for proc in message.procs]
-        self.rank.teams[message.team] = TeamOnRank(message.team, extent, ranks, procs, ranks.index(self.rank.number))
+        place = ranks.index(self.rank.number)
+        index = sum(map(bool, procs[:place]))
+        self.rank.teams[message.team] = TeamOnRank(message.team, extent, ranks, procs, index, place)
         self.readers[message.team] = Reader(self.rank.device)
 
     def run(self, message: protocol.Run, bodies: list[memoryview]) -> None:
@@ -129,17 +132,30 @@ class _Hosted:
             raise RuntimeError(
                 "ranks that are simulated share one thread and cannot wait for each other: use processes"
             )
-        key = self.controller.proc_id, self.engine, team.number
-        host = next(proc for proc in team.procs if proc)
         told = None if error is None else (error, self.origin("a collective operation"))
         answer: protocol.Answer = self.runner.run_in_trio(
-            self.stores.ask, key, host, verb, keys, values, numbers, told, seconds
+            self.stores.ask, self._key(team), _store_of(team), verb, keys, values, numbers, told, seconds
         )
         return answer
+
+    def leave(self, team: TeamOnRank, error: BaseException, *, is_waited_for: bool = True) -> None:
+        """See `Outside`."""
+        if self.proc.is_simulated or sum(map(bool, team.procs)) < 2:
+            return
+        known = self._left.get(team.number) is error  # what depends on it fails for the same reason, often many times
+        self._left[team.number] = error
+        here = [team.place, team.steps]
+        if known and not is_waited_for:
+            self.runner.tell(self.stores.leave, self._key(team), _store_of(team), here)
+        else:
+            self.ask(team, "leave", [], [b""] if known else [], here, None if known else error)
 
     def lost(self, team: int) -> None:
         """Learn that a process of a team has ended."""
         self.stores.lose((self.controller.proc_id, self.engine, team))
+
+    def _key(self, team: TeamOnRank) -> Key:
+        return self.controller.proc_id, self.engine, team.number
 
     def tell(self, function: Callable[..., Any], *args: Any) -> None:
         """See `Outside`."""
@@ -292,6 +308,11 @@ class TensorService:
             engine.gone(peer)
         for key in [key for key in self._hosted if key[0] == peer.proc_id]:
             self._hosted.pop(key).runner.stop()
+
+
+def _store_of(team: TeamOnRank) -> ProcId:
+    """Return the process where a team's store is."""
+    return next(proc for proc in team.procs if proc)
 
 
 def _extent(labels: list[str], sizes: list[int]) -> Extent:
