@@ -19,7 +19,9 @@ from trimesh.tensor.gradients import grad_generator
 from trimesh.tensor.mesh import activate
 from trimesh.tensor.modules import module_to_mesh
 from trimesh.tensor.placement import Placements
+from trimesh.tensor.publishing import rdma_buffers
 from trimesh.tensor.reduction import reduce, reduce_
+from trimesh.tensor.references import rref
 from trimesh.tensor.seeding import get_rng_state, manual_seed, set_rng_state
 from trimesh.tensor.showing import inspect, show
 from trimesh.tensor.tensor import MeshTensor
@@ -41,11 +43,13 @@ __all__ = [
     "manual_seed",
     "module_to_mesh",
     "placements",
+    "rdma_buffers",
     "redistribute",
     "reduce",
     "reduce_",
     "remote",
     "replicate",
+    "rref",
     "set_rng_state",
     "show",
 ]
