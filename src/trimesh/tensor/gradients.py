@@ -164,7 +164,8 @@ def _called(node: Any, arrived: dict[int, torch.Tensor]) -> Sequence[torch.Tenso
             one.new_zeros(tuple(look.shape), dtype=look.dtype) if grad is None else grad
             for grad, look in zip(grads, looks, strict=True)
         ]
-    results = node.apply(*grads)
+    apply: Any = node.apply
+    results = apply(*grads)
     return results if isinstance(results, tuple) else (results,)
 
 
