@@ -67,7 +67,7 @@ class _Call:
         elif kind is list or kind is tuple:
             self.key += (kind, len(value))
             for item in value:
-                self.take(item, varies=False)
+                self.take(item, varies=varies)
         elif isinstance(value, torch.Tensor):
             self.has_local = True
         else:
@@ -154,14 +154,16 @@ def _result(plan: Plan, team: Team, first: int, tensors: Sequence[MeshTensor]) -
     return pytree.tree_unflatten(leaves, plan.tree)
 
 
+_CANNOT_SHAPE: Final = frozenset({"number", "float", "Tensor", "List[number"})  # less a bracket at the end
+
 _VARYING: Final[dict[Any, frozenset[int | str]]] = {}
 
 
 def _varying(func: Any) -> frozenset[int | str]:
     """Return the parameters of an operator whose numbers cannot change the shape of what it returns.
 
-    Those that are called Scalar, float or Tensor in its schema, where there is a tensor besides: `arange` is shaped by
-    its numbers, `add` is not.
+    Those that are called Scalar, Scalar[], float or Tensor in its schema, where there is a tensor besides: `arange` is
+    shaped by its numbers, `add` is not. Lists are what a foreach optimizer takes, new ones each step.
     """
     found = _VARYING.get(func)
     if found is None:
@@ -170,7 +172,7 @@ def _varying(func: Any) -> frozenset[int | str]:
         kinds = [str(parameter.type) for parameter in parameters]
         if any("Tensor" in kind for kind in kinds):
             for index, (parameter, kind) in enumerate(zip(parameters, kinds, strict=True)):
-                if kind.removeprefix("Optional[").removesuffix("]") in ("number", "float", "Tensor"):
+                if kind.removeprefix("Optional[").removesuffix("]") in _CANNOT_SHAPE:
                     names.add(parameter.name if parameter.kwarg_only else index)
                     names.add(parameter.name)
         found = _VARYING[func] = frozenset(names)
@@ -230,7 +232,7 @@ def _described(func: Any, args: Sequence[Any], kwargs: dict[str, Any], *, is_glo
         if varies and type(value) in (int, float):
             return NUMBER_SLOT
         if isinstance(value, list | tuple):
-            return type(value)(slot(item, varies=False) for item in value)
+            return type(value)(slot(item, varies=varies) for item in value)
         return value
 
     return [
@@ -257,7 +259,7 @@ def _writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]
                 if is_written:
                     writes.append(at)
                 at += 1
-            elif key in varying and type(leaf) in (int, float) and leaf is value:
+            elif key in varying and type(leaf) in (int, float):
                 at += 1
     return writes
 
