@@ -38,8 +38,8 @@ class Result:
     def ratio(self, side: str, quantile: float) -> float | None:
         """Return how many times better trimesh is than a peer."""
         ours, theirs = self.figure("trimesh", quantile), self.figure(side, quantile)
-        if not ours or not theirs:
-            return None
+        if ours is None or theirs is None or ours <= 0 or theirs <= 0:
+            return None  # there is none; or memory that has shrunk
         return ours / theirs if self.metric.is_rate else theirs / ours
 
 

@@ -30,6 +30,7 @@ from bench.report import Result, machine, rows, table  # noqa: E402 - as above
 from bench.scale import Samples  # noqa: E402 - as above
 
 WORKLOADS = [
+    "floors",
     "round_trip",
     "pipeline",
     "mesh_call",
