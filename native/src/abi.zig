@@ -16,6 +16,9 @@ const sys = @import("sys.zig");
 const Bus = bus_file.Bus;
 const Link = link.Link;
 
+/// Those that a fork has to know.
+const buses = @import("fork_registry.zig").ForkRegistry(Bus);
+
 /// A broken promise inside the library ends the process with a word, not with a half-working one.
 pub const panic = std.debug.FullPanic(struct {
     fn panic(message: []const u8, _: ?usize) noreturn {
@@ -26,60 +29,6 @@ pub const panic = std.debug.FullPanic(struct {
         std.process.abort();
     }
 }.panic);
-
-// ---- buses that a fork has to know ----
-
-var registry: [limits.BUSES_MAX]?*Bus = @splat(null);
-var registry_lock: sys.Mutex = .{};
-var fork_handled: bool = false;
-
-fn register(bus: *Bus) bool {
-    registry_lock.lock();
-    defer registry_lock.unlock();
-    if (!fork_handled) {
-        if (!sys.atFork(beforeFork, afterForkParent, afterForkChild)) return false;
-        fork_handled = true;
-    }
-    for (&registry) |*place| {
-        if (place.* == null) {
-            place.* = bus;
-            return true;
-        }
-    }
-    return false;
-}
-
-fn unregister(bus: *Bus) void {
-    registry_lock.lock();
-    defer registry_lock.unlock();
-    for (&registry) |*place| {
-        if (place.* == bus) place.* = null;
-    }
-}
-
-/// T1 must not be in the middle of something, nor T0 of another thread, when the memory is copied.
-fn beforeFork() callconv(.c) void {
-    registry_lock.lock();
-    for (registry) |place| if (place) |bus| {
-        bus.reactor.lock.lock();
-        bus.detachLent();
-    };
-}
-
-fn unlockAll() void {
-    for (registry) |place| if (place) |bus| bus.reactor.lock.unlock();
-    registry_lock.unlock();
-}
-
-fn afterForkParent() callconv(.c) void {
-    unlockAll();
-}
-
-fn afterForkChild() callconv(.c) void {
-    for (registry) |place| if (place) |bus| bus.forget();
-    unlockAll();
-    registry = @splat(null);
-}
 
 // ---- the library ----
 
@@ -125,7 +74,7 @@ export fn tm_bus_create(options: ?*const BusOptions, bus_out: ?*?*Bus) i32 {
         .stall_ms = o.stall_ms,
     }, out);
     if (rc < 0) return rc;
-    if (!register(out.*.?)) {
+    if (!buses.add(out.*.?)) {
         out.*.?.destroy();
         out.* = null;
         return status.ERR_LIMIT;
@@ -136,7 +85,7 @@ export fn tm_bus_create(options: ?*const BusOptions, bus_out: ?*?*Bus) i32 {
 export fn tm_bus_destroy(bus: ?*Bus) i32 {
     const self = bus orelse return status.ERR_ARGUMENT;
     if (self.isForked()) return status.ERR_FORKED;
-    unregister(self);
+    buses.remove(self);
     self.destroy();
     return status.OK;
 }

@@ -10,64 +10,8 @@ const views = @import("view.zig");
 const visit = @import("visit.zig");
 const Mover = @import("mover.zig").Mover;
 
-// ---- movers that a fork has to know ----
-
-var registry: [limits.BUSES_MAX]?*Mover = @splat(null);
-var registry_lock: sys.Mutex = .{};
-var fork_handled: bool = false;
-
-fn register(mover: *Mover) bool {
-    registry_lock.lock();
-    defer registry_lock.unlock();
-    if (!fork_handled) {
-        if (!sys.atFork(beforeFork, afterForkParent, afterForkChild)) return false;
-        fork_handled = true;
-    }
-    for (&registry) |*place| {
-        if (place.* == null) {
-            place.* = mover;
-            return true;
-        }
-    }
-    return false;
-}
-
-fn unregister(mover: *Mover) void {
-    registry_lock.lock();
-    defer registry_lock.unlock();
-    for (&registry) |*place| {
-        if (place.* == mover) place.* = null;
-    }
-}
-
-fn beforeFork() callconv(.c) void {
-    registry_lock.lock();
-    for (registry) |place| if (place) |mover| {
-        mover.calling.lock();
-        mover.thread.driving.lock();
-        mover.thread.lock.lock();
-    };
-}
-
-fn unlockAll() void {
-    for (registry) |place| if (place) |mover| {
-        mover.thread.lock.unlock();
-        mover.thread.driving.unlock();
-        mover.calling.unlock();
-    };
-    registry_lock.unlock();
-}
-
-fn afterForkParent() callconv(.c) void {
-    for (registry) |place| if (place) |mover| mover.blocks.markInherited();
-    unlockAll();
-}
-
-fn afterForkChild() callconv(.c) void {
-    for (registry) |place| if (place) |mover| mover.forget();
-    unlockAll();
-    registry = @splat(null);
-}
+/// Those that a fork has to know.
+const movers = @import("fork_registry.zig").ForkRegistry(Mover);
 
 // ---- the mover ----
 
@@ -94,7 +38,7 @@ export fn tm_mover_create(options: ?*const Options, mover_out: ?*?*Mover) i32 {
         .ucx = if (o.ucx) |path| std.mem.span(path) else "",
     }, out);
     if (rc < 0) return rc;
-    if (!register(out.*.?)) {
+    if (!movers.add(out.*.?)) {
         out.*.?.destroy();
         out.* = null;
         return status.ERR_LIMIT;
@@ -118,7 +62,7 @@ fn live(mover: ?*Mover, why: *i32) ?*Mover {
 export fn tm_mover_destroy(mover: ?*Mover) i32 {
     var why: i32 = 0;
     const self = live(mover, &why) orelse return why;
-    unregister(self);
+    movers.remove(self);
     self.destroy();
     return status.OK;
 }

@@ -155,21 +155,29 @@ pub const Bus = struct {
         if (self.common.arms) |one| sys.closeAt(&one.timer);
     }
 
-    /// In a forked child, while the reactor's lock is held by the forking thread: close what was inherited. Closing
-    /// takes nothing out of the parent's epoll set, which watches the open files, not our numbers.
-    pub fn forget(self: *Bus) void {
+    /// T1 must not be in the middle of something, nor T0 of another thread, when the memory is copied. Bodies that are
+    /// lent become this process's own.
+    pub fn beforeFork(self: *Bus) void {
+        self.reactor.lock.lock();
+        for (self.links) |*one| {
+            if (one.state != .free) one.carriage.shelf.detachLent();
+        }
+    }
+
+    /// Go on.
+    pub fn afterForkParent(self: *Bus) void {
+        self.reactor.lock.unlock();
+    }
+
+    /// Close what was inherited. Closing takes nothing out of the parent's epoll set, which watches the open files, not
+    /// our numbers.
+    pub fn afterForkChild(self: *Bus) void {
         for (self.links) |*one| {
             if (one.state != .free) one.closeFds();
         }
         self.pool.closeFds();
         self.closeFds();
-    }
-
-    /// Before a fork: have bodies that are lent be this process's own.
-    pub fn detachLent(self: *Bus) void {
-        for (self.links) |*one| {
-            if (one.state != .free) one.carriage.shelf.detachLent();
-        }
+        self.reactor.lock.unlock();
     }
 
     /// Obey the table of planned faults behind `fd`. Returns a status.

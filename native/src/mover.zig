@@ -164,12 +164,32 @@ pub const Mover = struct {
         return @atomicLoad(u32, self.alive, .monotonic) != 1;
     }
 
-    /// In a forked child: close every descriptor, touch nothing else.
-    pub fn forget(self: *Mover) void {
+    /// Neither T0 nor T2 must be in the middle of something when the memory is copied.
+    pub fn beforeFork(self: *Mover) void {
+        self.calling.lock();
+        self.thread.driving.lock();
+        self.thread.lock.lock();
+    }
+
+    /// Go on, and remember that a child has the blocks, too.
+    pub fn afterForkParent(self: *Mover) void {
+        self.blocks.markInherited();
+        self.goOn();
+    }
+
+    /// Close every descriptor, touch nothing else.
+    pub fn afterForkChild(self: *Mover) void {
         self.thread.forget();
         for (self.visits[0..self.visits_used]) |*one| one.closeFds();
         self.blocks.closeFds();
         sys.closeAt(&self.table_fd);
+        self.goOn();
+    }
+
+    fn goOn(self: *Mover) void {
+        self.thread.lock.unlock();
+        self.thread.driving.unlock();
+        self.calling.unlock();
     }
 
     // ---- granting ----

@@ -1,8 +1,8 @@
 //! The open way of one transfer, or one view, into one granted range: from the claim, taken before the grant is looked
 //! at, until it is given back (ADR 0007). T0 opens it; T0 or T2 closes it.
 //!
-//! PA-1 A passage is open only while it has a claim. PA-2 The grant's word, and whether the owner lives, are looked at
-//! after every piece: bytes that were moved before a change or an end are never called right.
+//! PA-1 A passage is open only while it has a claim. PA-2 The grant's word, and whether the owner lives and has its
+//! ledger, are looked at after every piece: bytes that were moved before a change or an end are never called right.
 
 const std = @import("std");
 const grants = @import("grants.zig");
@@ -76,6 +76,7 @@ pub const Passage = struct {
     pub fn look(self: *const Passage) i32 {
         if (self.own) |own| return if (own.now() == self.word) status.OK else status.ERR_REVOKED;
         if (process.hasEnded(self.visit.pid_fd)) return status.ERR_GONE;
+        if (self.mapped != null and !self.visit.hasLedger()) return status.ERR_GONE;
         return if (self.row.now() == self.word) status.OK else status.ERR_REVOKED;
     }
 

@@ -99,14 +99,27 @@ pub const File = struct {
 /// What the kernel knows of the file of a descriptor. Null: it does not say.
 pub fn fileOf(fd: i32) ?File {
     const AT_EMPTY_PATH = 0x1000;
+    var file: File = undefined;
+    return if (askOf(sys.num(fd), "", AT_EMPTY_PATH, &file) == 0) file else null;
+}
+
+/// What the kernel knows of what another process has open as `number`. Or -errno.
+pub fn fileOfOther(pid: u32, number: u32, file: *File) i32 {
+    var path: [48]u8 = undefined;
+    const name = std.fmt.bufPrintZ(&path, "/proc/{d}/fd/{d}", .{ pid, number }) catch unreachable; // 20 digits at most
+    return askOf(AT_FDCWD, name, 0, file);
+}
+
+fn askOf(folder: usize, path: [*:0]const u8, flags: usize, file: *File) i32 {
     const ASKED = 0x100 | 0x400; // inode, blocks
     const Statx = extern struct { mask: u32, before: [28]u8, inode: u64, size: u64, blocks: u64, rest: [200]u8 };
     comptime std.debug.assert(@sizeOf(Statx) == 256 and @offsetOf(Statx, "inode") == 32);
     var found: Statx = undefined;
-    const into = @intFromPtr(&found);
-    const rc = sys.res(linux.syscall5(.statx, sys.num(fd), @intFromPtr(""), AT_EMPTY_PATH, ASKED, into));
-    if (rc < 0 or found.mask & ASKED != ASKED or found.inode == 0) return null;
-    return .{ .inode = found.inode, .allocated = found.blocks *| 512 };
+    const rc = sys.res(linux.syscall5(.statx, folder, @intFromPtr(path), flags, ASKED, @intFromPtr(&found)));
+    if (rc < 0) return rc;
+    if (found.mask & ASKED != ASKED or found.inode == 0) return -ENOSYS;
+    file.* = .{ .inode = found.inode, .allocated = found.blocks *| 512 };
+    return 0;
 }
 
 /// A piece of memory, here or in another process.

@@ -4,7 +4,8 @@
 //! VI-1 A home is believed only as far as it is found true: the start time of the process, asked for while a pidfd of
 //! it shows no end; seals, size, head and epoch of the ledger. VI-2 What a ledger says of a block is held against the
 //! block's own descriptor: inode, size, seals. After that no access to the mapping can fail. VI-3 A block stays mapped
-//! while a transfer goes through it; otherwise as long as the ledger names it.
+//! while a transfer goes through it; otherwise as long as the ledger names it. VI-4 What is mapped outlives the program
+//! of its owner: a process that calls exec goes on, and its ledger never changes again. But its descriptor is closed.
 
 const std = @import("std");
 const ledger = @import("ledger.zig");
@@ -90,6 +91,8 @@ pub const Visit = struct {
     pid_fd: i32,
     /// Null: it has none that can be opened. Our own for a visit of this very process.
     table: ?*ledger.Table,
+    /// Of the table's file; 0: a sandbox keeps it from us.
+    inode: u64,
     /// Transfers under way and open views; atomic.
     uses: u32,
     blocks: [limits.VISIT_BLOCKS_MAX]Mapped,
@@ -108,6 +111,7 @@ pub const Visit = struct {
             .why_not = .{ .text = undefined, .size = 0 },
             .pid_fd = -1,
             .table = null,
+            .inode = 0,
             .uses = 0,
             .blocks = @splat(std.mem.zeroes(Mapped)),
             .blocks_used = 0,
@@ -138,6 +142,14 @@ pub const Visit = struct {
     pub fn isEnding(self: *Visit) bool {
         if (!self.hasEnded() and self.pid_fd >= 0) self.gone = process.isEnding(self.home.pid);
         return self.gone;
+    }
+
+    /// Whether it is still the program that has made the ledger: VI-4. In doubt it is.
+    pub fn hasLedger(self: *const Visit) bool {
+        if (self.inode == 0) return true;
+        var file: process.File = undefined;
+        const rc = process.fileOfOther(self.home.pid, self.home.ledger, &file);
+        return if (rc < 0) rc != -process.ENOENT else file.inode == self.inode;
     }
 
     fn watch(self: *Visit) bool {
@@ -178,6 +190,7 @@ pub const Visit = struct {
             return self.refuse("its ledger is not what it should be", 0);
         }
         self.table = table;
+        if (process.fileOf(fd)) |file| self.inode = file.inode;
         return true;
     }
 

@@ -89,6 +89,18 @@ def test_train_bytes_loses_nothing_by_the_death(training: str) -> None:
     assert losses(training) == losses(undisturbed)
 
 
+@pytest.mark.torch
+def test_ddp_training_is_the_training_in_one_process() -> None:
+    printed = run_example("ddp_training.py", "--ranks", "3", "--steps", "8")
+
+    steps = re.findall(r"^step +\d+  loss (\S+)  in one process (\S+)$", printed, re.MULTILINE)
+    assert len(steps) == 8
+    assert all(abs(float(one) - float(other)) < 1e-5 for one, other in steps)
+    assert float(steps[-1][0]) < float(steps[0][0]) - 1
+    assert "less than 1e-05" in printed
+    assert "the ranks have the same weights" in printed
+
+
 def test_ping_pong_prints_the_latency() -> None:
     printed = run_example("ping_pong.py", "--rounds", "200")
 
@@ -157,3 +169,16 @@ def test_weight_sync_is_never_torn() -> None:
     assert [generator for generator, _ in taken] == ["0", "1", "2", "3"]
     assert all(1 <= int(count) <= 15 for _, count in taken)
     assert facts(r"^  trainer: \S+ ms to publish one, (\S+) GiB/s$", said)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("program", ["train_module.py", "tensor_parallel.py", "train_bytes_on_mesh.py"])
+def test_training_on_a_mesh_has_the_losses_of_plain_torch(program: str) -> None:
+    there = run_example(program, "--steps", "6", "--seed", "1")
+    here = run_example(program, "--steps", "6", "--seed", "1", "--plain")
+
+    assert sorted(losses(here)) == list(range(1, 7))
+    assert losses(there) == pytest.approx(losses(here), abs=1e-5)
+    if program == "tensor_parallel.py":
+        assert "up.weight    (128, 32)  lies ['tp', None]   a rank has (64, 32)" in there
+        assert "norm.weight  (32,)      lies [None]         a rank has (32,)" in there

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.native.mover import ADD, ALL, CMA, READ, SWAP, WRITE, Mover, Other, lib, pattern
+from tests.native.mover import ADD, ALL, CMA, READ, SHM, SWAP, WRITE, Mover, Other, lib, pattern
 from tests.native.movers import TCP_ROAD, Pair, far_pair, host_pair, lasting_owner, odd_pair, pair
 
 from trimesh import limits
@@ -388,12 +388,14 @@ def test_owner_that_is_killed_and_not_reaped_is_gone(far_pair: Pair):
     assert far_pair.reader.info(visit)[1] == 0
 
 
-def test_owner_that_has_become_another_program_is_not_reached_by_address():
-    """What lies there now was granted by nobody."""
-    owner, reader = Other(97), Mover(98, CMA)
-    grant = owner.call("grant", SMALL)
+@pytest.mark.parametrize("carrier", [CMA, SHM])
+def test_owner_that_has_become_another_program_is_not_reached(carrier: int):
+    """What lies at an address now was granted by nobody; what is mapped is there, but nobody's any more."""
+    owner, reader = Other(97), Mover(98, carrier)
+    grant = owner.call("grant", SMALL, block=carrier == SHM)
     visit = reader.visit(owner.call("home"))
-    assert reader.move(visit, READ, grant, bytearray(8)).status == lib.TM_OK
+    done = reader.move(visit, READ, grant, bytearray(8))
+    assert (done.status, done.carrier) == (lib.TM_OK, carrier)
 
     assert owner.call("become_another") is True
 

@@ -23,7 +23,7 @@ def test_slots_read_as_they_were_written() -> None:
     words = new_board()
     assert board.read_head(words).latest == 0
     assert board.read_head(words).find(0) is None
-    one = board.Slot(7, Grant(1, 2, bytes(range(16))), 5, 1000, 64)
+    one = board.Slot(7, Grant(1, 2, bytes(range(16))), 5, 1000, 64, 30)
     board.write_slot(words, 3, one)
     assert board.read_head(words).find(7) is None  # not before its version is there
     set_version(words, 3, 7)
@@ -94,9 +94,13 @@ def test_pin_holds_while_its_row_has_lease_and_pin() -> None:
     assert not board.holds(row_of(words, 3), 8, 1, 20)
 
 
-def test_slot_of_a_peer_is_checked() -> None:
+@pytest.mark.parametrize(
+    ("nbytes", "layout", "exported"),
+    [(10, 11, 0), (10, 0, 5), (10, 6, 5), (10, 1, (1 << 32) - 1), (1 << 20, 1, limits.EXPORT_BYTES_MAX + 1)],
+)
+def test_slot_of_a_peer_is_checked(nbytes: int, layout: int, exported: int) -> None:
     words = new_board()
-    board.write_slot(words, 0, board.Slot(1, Grant(1, 1, bytes(16)), 0, 10, 11))
+    board.write_slot(words, 0, board.Slot(1, Grant(1, 1, bytes(16)), 0, nbytes, layout, exported))
     set_version(words, 0, 1)
     with pytest.raises(ProtocolError):
         board.read_head(words)

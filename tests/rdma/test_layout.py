@@ -25,6 +25,12 @@ def test_tensors_lie_apart_after_the_layout() -> None:
     assert (entries["b"].kind, entries["b"].dtype, entries["b"].shape) == ("bytes", "", (48,))
 
 
+def test_room_stays_free_after_the_layout() -> None:
+    layout = layout_of({"a": b"12345"}, 1000)
+    assert layout.entries["a"].offset >= len(layout.head) + 1000
+    assert layout.entries == read_layout(layout.head, layout.nbytes)
+
+
 def test_what_cannot_be_published_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
         layout_of({})

@@ -24,10 +24,13 @@ async def test_global_tensors() -> None:
         await check_a_tensor_on_each_rank_becomes_global_and_back(procs)
         await check_operators_without_a_rule_get_whole_tensors(procs)
         await check_gradients_of_means_count_all_elements(procs)
+        await check_convolutions_are_cut_by_batch(procs)
         await check_in_place_on_views_and_sums(procs)
         await check_what_does_not_fit_is_refused(procs)
         await check_trees_are_fetched_at_once(procs)
         await check_views_of_the_mesh_hold_global_tensors(procs)
+        await check_random_numbers_do_not_depend_on_placements(procs)
+        await check_one_rank_that_fails_fails_what_needs_it(procs)
 
 
 async def equal(value: Any, expected: Any, *, atol: float = 1e-5) -> bool:
@@ -158,6 +161,22 @@ async def check_gradients_of_means_count_all_elements(procs: ProcMesh) -> None:
                 assert await equal(there.grad, local.grad, atol=1e-7), loss
 
 
+async def check_convolutions_are_cut_by_batch(procs: ProcMesh) -> None:
+    one, weight = torch.randn(5, 4, 6, 6), torch.randn(6, 2, 3, 3)
+    for cut in (["dp", None, None, None], [("dp", "tp"), None, None, None], ["tp", None, "dp", None]):
+        local = [t.clone().requires_grad_() for t in (one, weight)]
+        there = [trimesh.distribute(one, procs, cut), trimesh.distribute(weight, procs, ["tp", None, None, None])]
+        for tensor in there:
+            tensor.requires_grad_()
+        expected = torch.nn.functional.conv2d(*local, padding=1, groups=2)
+        found = torch.nn.functional.conv2d(*there, padding=1, groups=2)
+        assert await equal(found.detach(), expected)
+        (expected * expected).mean().backward()
+        (found * found).mean().backward()
+        for one_there, one_local in zip(there, local, strict=True):
+            assert await equal(one_there.grad, one_local.grad)
+
+
 async def check_in_place_on_views_and_sums(procs: ProcMesh) -> None:
     one = torch.randn(6, 4)
     w = trimesh.distribute(one, procs, ["dp", None])
@@ -226,3 +245,37 @@ async def check_views_of_the_mesh_hold_global_tensors(procs: ProcMesh) -> None:
     assert await equal(single @ single, one @ one)
     flat = trimesh.distribute(one, procs.flatten("all"), ["all", None])
     assert (await trimesh.fetch_shard(flat, all=3)).tolist() == [one[3].tolist()]
+
+
+async def check_random_numbers_do_not_depend_on_placements(procs: ProcMesh) -> None:
+    """They are those of one generator of this process that has the same seed."""
+    trimesh.manual_seed(5, procs)
+    local = torch.Generator().manual_seed(5)
+    one = torch.zeros(7, 6)
+    layouts = ([None, None], ["dp", None], [("dp", "tp"), None], [None, "tp"], ["tp", "dp"])
+    for there in [trimesh.distribute(one, procs, layout) for layout in layouts]:
+        assert torch.equal(await trimesh.fetch(torch.rand_like(there)), one.clone().uniform_(generator=local))
+        assert torch.equal(await trimesh.fetch(there.clone().normal_(1, 2)), one.clone().normal_(1, 2, generator=local))
+        drawn = torch.randint_like(there, 3, 9)
+        assert torch.equal(await trimesh.fetch(drawn), one.clone().random_(3, 9, generator=local))
+        kept = torch.nn.functional.dropout(there + 1, 0.25)
+        assert torch.equal(await trimesh.fetch(kept), one.clone().bernoulli_(0.75, generator=local).div_(0.75))
+        picked = torch.multinomial(there + 1, 2)
+        assert torch.equal(await trimesh.fetch(picked), torch.multinomial(one + 1, 2, generator=local))
+    total = there.T @ there  # partial
+    kept = torch.nn.functional.dropout(total + 1, 0.5)
+    assert torch.equal(await trimesh.fetch(kept), torch.empty(6, 6).bernoulli_(0.5, generator=local).div_(0.5))
+
+
+async def check_one_rank_that_fails_fails_what_needs_it(procs: ProcMesh) -> None:
+    """Nobody waits for a rank that has nothing to give, and what comes after that is right."""
+    with procs.activate():
+        own = torch.ones(2)
+    bad = own.index_select(0, procs.rank_tensor("dp").reshape(1) * 9).to_global(["dp"])  # out of range where dp is 1
+    one = torch.randn(2, 2)
+    w = trimesh.distribute(one, procs, ["dp", None])
+    for dependent in (bad, bad + w[:, 0], (bad * 2).sum()):
+        with pytest.raises(MeshErrorGroup) as caught:
+            await trimesh.fetch(dependent)
+        assert [type(error) for error in trimesh.leaves(caught.value)][:1] == [IndexError]
+        assert await equal(w @ w.T, one @ one.T)

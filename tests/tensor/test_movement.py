@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from typing import Any
+
 import pytest
+import trio
+from tests.patience import HANG_SECONDS
 
 import trimesh
-from trimesh import ShapeError, this_host
+from trimesh import Isolate, ProcDied, ShapeError, this_host
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
@@ -97,3 +103,23 @@ async def test_tensor_moves_to_another_mesh_and_so_do_errors() -> None:
             assert trimesh.origin(error).mesh == "procs"  # type: ignore[union-attr]
             assert any("spoiled" in note or "test_movement.py" in note for note in error.__notes__)
         assert weights.to_mesh(generators).sum().item() == LARGE  # what did not depend on it lives on
+
+
+async def test_death_of_the_source_reaches_who_waits_at_the_target() -> None:
+    @trimesh.remote(propagate=lambda t: t)
+    def last(t: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return t
+
+    async with this_host().spawn_procs({"gpus": 3}, preload=("torch",), supervision=Isolate()) as procs:
+        first, second = procs.slice(gpus=0), procs.slice(gpus=1)
+        with procs.activate():
+            lives = torch.ones(2)
+        with first.activate():
+            moved = last(torch.ones(LARGE)).to_mesh(second) + 1
+        with trio.fail_after(HANG_SECONDS), pytest.RaisesGroup(ProcDied):
+            await trimesh.fetch(moved)
+        rest = lives.slice_mesh(gpus=slice(1, 3))
+        assert (rest + 1).sum().item() == 4
+        with pytest.raises(ProcDied):
+            lives.slice_mesh(gpus=0).to_mesh(second)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trimesh._transport.carrier_choice import can_look_at_memory, chosen_carriers
+from trimesh._transport.carrier_choice import can_look_at_memory, chosen_carriers, yama_allows
 from trimesh._transport.host_identity import host_identity
 from trimesh._transport.mover import Carrier
 
@@ -39,6 +39,28 @@ def test_sandboxed_process_listens():
 @pytest.mark.skipif("Seccomp:\t0" not in Path("/proc/self/status").read_text(), reason="a sandbox may forbid the call")
 def test_own_memory_can_be_looked_at():
     assert can_look_at_memory()
+
+
+@pytest.mark.parametrize(
+    ("scope", "capabilities", "allowed"),
+    [
+        (None, 0, True),
+        ("", 0, True),
+        ("0\n", 0, True),
+        ("1\n", 0, True),
+        ("2\n", 0, False),
+        ("2\n", ~(1 << 19), False),
+        ("2\n", 1 << 19, True),
+        ("3\n", 1 << 19, False),
+    ],
+)
+def test_yama_is_asked(tmp_path: Path, scope: str | None, capabilities: int, allowed: bool):
+    """It lets every process look at its own memory, so that a look there says nothing of others."""
+    scope_file, status_file = tmp_path / "ptrace_scope", tmp_path / "status"
+    if scope is not None:
+        scope_file.write_text(scope)
+    status_file.write_text(f"CapPrm:\tffff\nCapEff:\t{capabilities & (1 << 41) - 1:016x}\nCapBnd:\tffff\n")
+    assert yama_allows(scope_file, status_file) is allowed
 
 
 @pytest.mark.parametrize(

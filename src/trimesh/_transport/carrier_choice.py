@@ -12,6 +12,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final
 
 import attrs
@@ -20,6 +21,10 @@ from trimesh._transport.mover import Carrier
 
 _CHOICES: Final = {"shm": Carrier.SHM, "cma": Carrier.CMA, "tcp": Carrier.TCP, "ucx": Carrier.UCX}
 _LOOPBACK: Final = ipaddress.IPv4Address("127.0.0.1").packed
+_YAMA: Final = Path("/proc/sys/kernel/yama/ptrace_scope")
+_YAMA_ADMINISTRATORS: Final = 2
+_STATUS: Final = Path("/proc/self/status")
+_CAP_SYS_PTRACE: Final = 19
 
 
 @attrs.frozen
@@ -35,8 +40,30 @@ class CarrierChoice:
     address: bytes
 
 
+def yama_allows(scope_file: Path = _YAMA, status_file: Path = _STATUS) -> bool:
+    """Return whether yama, if the kernel has it, lets one process look at another one's memory.
+
+    Scope 1 lets those that the owner names, and a mover names them all. Scope 2 lets who has CAP_SYS_PTRACE, 3 nobody.
+
+    Args:
+        scope_file: Where the kernel says its scope.
+        status_file: Where it says what this process may.
+    """
+    try:
+        scope = int(scope_file.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return True
+    if scope == _YAMA_ADMINISTRATORS:
+        held = int(status_file.read_text(encoding="utf-8").partition("CapEff:")[2].split()[0], 16)
+        return bool(held >> _CAP_SYS_PTRACE & 1)
+    return scope < _YAMA_ADMINISTRATORS
+
+
 def can_look_at_memory() -> bool:
-    """Return whether one process may read and write another one's memory; a sandbox refuses even one's own."""
+    """Return whether one process may read and write another one's memory.
+
+    A sandbox refuses even one's own; yama does not, and is asked.
+    """
     import ctypes  # noqa: PLC0415 - `import trimesh` stays cheap
 
     class Piece(ctypes.Structure):
@@ -46,7 +73,7 @@ def can_look_at_memory() -> bool:
     piece, one = ctypes.byref(Piece(ctypes.addressof(byte), 1)), ctypes.c_ulong(1)
     libc = ctypes.CDLL(None)
     calls = libc.process_vm_readv, libc.process_vm_writev
-    return all(call(os.getpid(), piece, one, piece, one, ctypes.c_ulong(0)) == 1 for call in calls)
+    return yama_allows() and all(call(os.getpid(), piece, one, piece, one, ctypes.c_ulong(0)) == 1 for call in calls)
 
 
 def chosen_carriers(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
 
@@ -29,6 +29,8 @@ from trimesh.shape.region import Region
 
 if TYPE_CHECKING:
     import torch
+
+    from trimesh.tensor.process_group import ProcessGroup
 
 P = ParamSpec("P")
 A = TypeVar("A", bound=Actor)
@@ -127,6 +129,23 @@ class ProcMesh(Shaped):
         """
         self._check_owned("tensors are made by the block that owns the processes")
         made: torch.Tensor = _tensors().rank_tensor(self._owned_here(), self._shown, label)
+        return made
+
+    def process_group(self, dims: str | Sequence[str]) -> ProcessGroup:
+        """Return what is, as an argument of a remote function, a `torch.distributed.ProcessGroup` on each rank.
+
+        Its members are the ranks, of those that the function runs on, that differ in these dimensions only. The
+        function needs a `propagate`: it cannot be tried out where there is no group.
+
+        Args:
+            dims: A dimension of this view, or several.
+
+        Raises:
+            ShapeError: There is no such dimension.
+
+        Blocking: no checkpoint; ranks connect when they use it first.
+        """
+        made: ProcessGroup = _tensors().process_group(self._shown, dims)
         return made
 
     def alive(self) -> Self:

@@ -1,7 +1,8 @@
 """The words of a publication that everybody looks at: which version is the latest, where it lies, who has pinned what.
 
     header   latest version, its slot, 1 when closed
-    slots    version (0: none), place, generation and secret of its grant, bytes of it, bytes of its layout
+    slots    version (0: none), place, generation and secret of its grant, bytes of it, bytes of its layout, and of what
+             readers with an RDMA adapter need besides, which follows the layout
     rows     for each reader: its lease, and a cell for each slot: what it has pinned there, or 0
 
 Pinning is safe without a word from the owner, because both sides write first and look then: a reader puts the version
@@ -38,7 +39,7 @@ LEASE_MAX: Final = (1 << 64 - _VERSION_BITS) - 1
 """So many processes may read one publication, one after the other: 16 million."""
 
 _HEADER: Final = struct.Struct("<QQQQ")
-_SLOT: Final = struct.Struct("<QIII4x16sQQ8x")
+_SLOT: Final = struct.Struct("<QIIII16sQQ8x")
 
 HEAD_BYTES: Final = _HEADER.size + limits.PUBLISHED_SLOTS_MAX * _SLOT.size
 """Header and slots: what a reader reads at once."""
@@ -61,6 +62,7 @@ class Slot:
         block: Number of the block that it is.
         nbytes: What is used of it.
         layout_nbytes: How much of that, at the start, is the layout.
+        exported_nbytes: How much after that is `Grant.exported`; here `grant` has none.
     """
 
     version: int
@@ -68,6 +70,7 @@ class Slot:
     block: int
     nbytes: int
     layout_nbytes: int
+    exported_nbytes: int
 
 
 @attrs.frozen
@@ -101,10 +104,10 @@ def read_head(data: bytes | bytearray | memoryview) -> Head:
     slots = list[Slot]()
     for index in range(limits.PUBLISHED_SLOTS_MAX):
         found = _SLOT.unpack_from(data, offset_of_slot(index))
-        version, place, generation, block, secret, nbytes, layout = found
-        if version and not 0 < layout <= nbytes:
-            raise ProtocolError(f"a layout must lie in its slot, got {layout} bytes of {nbytes}")
-        slots.append(Slot(version, Grant(place, generation, secret), block, nbytes, layout))
+        version, place, generation, block, exported, secret, nbytes, layout = found
+        if version and not (0 < layout <= nbytes - exported and exported <= limits.EXPORT_BYTES_MAX):
+            raise ProtocolError(f"a layout must lie in its slot, got {layout} and {exported} bytes of {nbytes}")
+        slots.append(Slot(version, Grant(place, generation, secret), block, nbytes, layout, exported))
     return Head(latest, is_closed == 1, tuple(slots))
 
 
@@ -117,7 +120,8 @@ def write_slot(board: memoryview, index: int, slot: Slot) -> None:
     """Say where a version lies, all but the version itself."""
     grant = slot.grant
     at = offset_of_slot(index) + WORD
-    packed = _SLOT.pack(0, grant.place, grant.generation, slot.block, grant.secret, slot.nbytes, slot.layout_nbytes)
+    name = (grant.place, grant.generation, slot.block, slot.exported_nbytes, grant.secret)
+    packed = _SLOT.pack(0, *name, slot.nbytes, slot.layout_nbytes)
     board[at : at + _SLOT.size - WORD] = packed[WORD:]
 
 

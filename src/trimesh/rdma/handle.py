@@ -64,6 +64,12 @@ class Handle:
         )
 
 
+def with_exported(handle: Handle, exported: bytes) -> Handle:
+    """Return a handle that says, too, what readers with an RDMA adapter need."""
+    grant = attrs.evolve(handle.granted.grant, exported=exported)
+    return attrs.evolve(handle, granted=attrs.evolve(handle.granted, grant=grant))
+
+
 def handle_of(*fields: Any) -> Handle:
     """Return the handle that `Handle.fields` described.
 

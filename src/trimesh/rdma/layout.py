@@ -54,8 +54,12 @@ class Layout:
     nbytes: int
 
 
-def layout_of(tensors: Mapping[str, object]) -> Layout:
+def layout_of(tensors: Mapping[str, object], room: int = 0) -> Layout:
     """Return how tensors are to lie.
+
+    Args:
+        tensors: By name.
+        room: How many bytes are to stay free between the layout and the first of them.
 
     Raises:
         TypeError, ValueError: One cannot be published; or there are none, or too many.
@@ -72,7 +76,7 @@ def layout_of(tensors: Mapping[str, object]) -> Layout:
             raise TypeError(f"published tensors are named by texts, got {name!r}")
         nbytes = memory_of(data, f"the published tensor {name!r}").nbytes
         described[name] = (describe(data), nbytes)
-    start = _aligned(len(_encode(described, 0)) + _SLACK_BYTES * len(described))
+    start = _aligned(len(_encode(described, 0)) + _SLACK_BYTES * len(described) + room)
     head = _encode(described, start)
     entries = {entry.name: entry for entry in _DECODER.decode(head)}
     last = list(entries.values())[-1]

@@ -80,17 +80,20 @@ class Publisher:
 
     async def publish(self, tensors: Mapping[str, Any]) -> int:
         """Copy tensors into a slot that nobody reads, and make them the latest version; see `Published.publish`."""
-        layout = layout_of(tensors)
+        has_adapter = bool(self.board.handle.granted.grant.exported)
+        layout = layout_of(tensors, limits.EXPORT_BYTES_MAX if has_adapter else 0)
         async with self._lock:
             self._check_open()
             index = await self._empty_slot()
             room = await self._room(index, layout.nbytes)
-            await room[: len(layout.head)].write_from(layout.head)
+            granted, version = room.readonly().handle.granted, self.latest + 1
+            head = layout.head + granted.grant.exported
+            await room[: len(head)].write_from(head)
             for name, entry in layout.entries.items():
                 await room[entry.offset : entry.offset + entry.nbytes].write_from(tensors[name])
             self._check_open()
-            granted, version = room.readonly().handle.granted, self.latest + 1
-            slot = board.Slot(version, granted.grant, granted.block, layout.nbytes, len(layout.head))
+            sizes = (layout.nbytes, len(layout.head), len(granted.grant.exported))
+            slot = board.Slot(version, granted.grant, granted.block, *sizes)
             board.write_slot(self._words, index, slot)
             await self._swap(index, 0, version)
             self.latest, self._latest_slot, self._versions[index] = version, index, version

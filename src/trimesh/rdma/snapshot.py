@@ -10,7 +10,7 @@ import attrs
 
 from trimesh.rdma import board
 from trimesh.rdma.buffer import RDMABuffer, buffer_by
-from trimesh.rdma.handle import Handle
+from trimesh.rdma.handle import Handle, with_exported
 from trimesh.rdma.layout import Entry, describe, read_layout
 
 
@@ -87,10 +87,11 @@ class Snapshot:
 
 async def snapshot_of(version: int, slot: board.Slot, handle: Handle, check: Callable[[], Awaitable[None]]) -> Snapshot:
     """Return a version whose slot is pinned, as long as `check` does not raise."""
-    data = bytearray(slot.layout_nbytes)
-    await buffer_by(handle.part(0, slot.layout_nbytes)).read_into(data)
+    data = bytearray(slot.layout_nbytes + slot.exported_nbytes)
+    await buffer_by(handle.part(0, len(data))).read_into(data)
     await check()
-    return Snapshot(version, read_layout(data, slot.nbytes), handle, check)
+    whole = with_exported(handle, bytes(data[slot.layout_nbytes :]))
+    return Snapshot(version, read_layout(data[: slot.layout_nbytes], slot.nbytes), whole, check)
 
 
 def _empty(entry: Entry) -> Any:

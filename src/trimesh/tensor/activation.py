@@ -7,9 +7,12 @@ is one mode, in a thread's stack for as long as anything is activated there, tha
 from __future__ import annotations
 
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any, Final
+from weakref import ReferenceType, ref
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
@@ -19,14 +22,35 @@ from trimesh.tensor.team import Team
 from trimesh.tensor.tensor import MeshTensor
 from trimesh.tensor.upload import upload
 
-_active: ContextVar[Team | None] = ContextVar("trimesh_active_mesh", default=None)
+
+class _Active:
+    """That a mesh is active: it lives as long as a context in which it is, of a child that has inherited it, say."""
+
+    __slots__ = ("__weakref__", "team")
+
+    def __init__(self, team: Team) -> None:
+        self.team = team
+
+
+_active: ContextVar[_Active | None] = ContextVar("trimesh_active_mesh", default=None)
 
 _LIFTS: Final = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
 
 
 def active_team() -> Team | None:
     """Return the ranks on which the running task makes tensors, or None."""
-    return _active.get()
+    active = _active.get()
+    return None if active is None else active.team
+
+
+@contextmanager
+def nothing_active() -> Generator[None]:
+    """Let the factories of torch make ordinary tensors in a block, whatever is active around it."""
+    token = _active.set(None)
+    try:
+        yield
+    finally:
+        _active.reset(token)
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -37,9 +61,10 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if MeshTensor in types:
             return issue(func, args, kwargs or {})
-        team = _active.get()
-        if team is None:
+        active = _active.get()
+        if active is None:
             return func(*args, **(kwargs or {}))
+        team = active.team
         if func in _LIFTS:  # what `torch.tensor` has made of data of this process
             return upload(args[0], team)
         if not _is_factory(func):
@@ -67,14 +92,14 @@ def _on_device(func: Any, kwargs: dict[str, Any], team: Team) -> dict[str, Any]:
 
 
 class _Stack(threading.local):
-    """How often something is activated in a thread, and the mode that is there meanwhile."""
+    """What is active in the tasks of a thread, and the mode that is there meanwhile."""
 
     def __init__(self) -> None:
-        self.depth = 0
+        self.living: list[ReferenceType[_Active]] = []
         self.mode: _Mode | None = None
 
-    def push(self) -> None:
-        self.depth += 1
+    def push(self, active: _Active) -> None:
+        self.living.append(ref(active))
         if self.mode is None:
             # Below those of others: each of them takes the topmost off when it is left, which must not be this one.
             above = _pop_until(None)
@@ -82,13 +107,18 @@ class _Stack(threading.local):
             _push_mode(self.mode)
             _push_all(above)
 
-    def pop(self) -> None:
-        self.depth -= 1
-        if self.depth:
-            return
-        above = _pop_until(self.mode)
-        self.mode = None
-        _push_all(above)
+    def sweep(self) -> None:
+        """Take the mode away when no task has anything active."""
+        self.living = [one for one in self.living if one() is not None]
+        if self.mode is not None and not self.living:
+            above = _pop_until(self.mode)
+            self.mode = None
+            _push_all(above)
+
+    def clear(self) -> None:
+        """Take it away whoever has something active: nothing can be issued any more."""
+        self.living.clear()
+        self.sweep()
 
 
 def _pop_until(last: _Mode | None) -> list[Any]:
@@ -109,6 +139,9 @@ def _push_all(modes: list[Any]) -> None:
 
 _stack: Final = _Stack()
 
+sweep_activations = _stack.sweep
+clear_activations = _stack.clear
+
 
 class Activation:
     """What `activate()` returns: entered in one task, left in the same one; it nests.
@@ -119,16 +152,17 @@ class Activation:
 
     def __init__(self, team: Team) -> None:
         self._team = team
-        self._tokens: list[Token[Team | None]] = []
+        self._tokens: list[Token[_Active | None]] = []
 
     def __enter__(self) -> None:
         """Make tensors on the ranks from here on, in this task and those that it starts."""
-        self._tokens.append(_active.set(self._team))
-        _stack.push()
+        active = _Active(self._team)
+        self._tokens.append(_active.set(active))
+        _stack.push(active)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Make them where they were made before."""
-        _stack.pop()
+        """Make them where they were made before; tasks that were started meanwhile go on as they have begun."""
         _active.reset(self._tokens.pop())
+        _stack.sweep()

@@ -25,6 +25,8 @@ _FUNCTIONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "and": torch.bitwise_and,
     "or": torch.bitwise_or,
     "xor": torch.bitwise_xor,
+    "lshift": torch.bitwise_left_shift,
+    "rshift": torch.bitwise_right_shift,
 }
 _COMPARISONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "eq": torch.eq,
@@ -33,6 +35,20 @@ _COMPARISONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "le": torch.le,
     "gt": torch.gt,
     "ge": torch.ge,
+}
+_IN_PLACE: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "add": torch.Tensor.add_,
+    "sub": torch.Tensor.sub_,
+    "mul": torch.Tensor.mul_,
+    "truediv": torch.Tensor.div_,
+    "floordiv": torch.Tensor.floor_divide_,
+    "mod": torch.Tensor.remainder_,
+    "pow": torch.Tensor.pow_,
+    "and": torch.Tensor.bitwise_and_,
+    "or": torch.Tensor.bitwise_or_,
+    "xor": torch.Tensor.bitwise_xor_,
+    "lshift": torch.Tensor.bitwise_left_shift_,
+    "rshift": torch.Tensor.bitwise_right_shift_,
 }
 
 
@@ -57,6 +73,8 @@ def _put() -> None:
         setattr(MeshTensor, f"__{name}__", _operator(f"__{name}__", function))
     for name, function in _FUNCTIONS.items():
         setattr(MeshTensor, f"__r{name}__", _operator(f"__r{name}__", _swapped(function)))
+    for name, function in _IN_PLACE.items():
+        setattr(MeshTensor, f"__i{name}__", _operator(f"__i{name}__", function))
 
 
 _put()

@@ -7,20 +7,35 @@ from typing import Any, Final
 
 import torch
 
-from trimesh.tensor.fetching import scalar_now
+from trimesh.tensor.fetching import same_now, scalar_now, values_now
+from trimesh.tensor.tensor import MeshTensor
 
 aten = torch.ops.aten
 
 
-def _allclose(one: Any, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:  # noqa: FBT001, FBT002 - torch's
-    close: Any = torch.isclose(one, other, rtol, atol, equal_nan)
-    return bool(scalar_now(close.all()))
+def list_now(tensor: MeshTensor) -> Any:
+    """Return a tensor as lists of numbers, as `Tensor.tolist` does.
+
+    Raises:
+        ValueError: The ranks have different values.
+    """
+    return same_now(tensor).tolist()
+
+
+def _allclose(one: Any, other: Any, *tolerances: Any, **named: Any) -> bool:
+    close: Any = torch.isclose(one, other, *tolerances, **named)
+    return _on_all(close)
 
 
 def _equal(one: Any, other: Any) -> bool:
     if one.size() != other.size():
         return False
-    return bool(scalar_now((one == other).all()))
+    return _on_all(torch.eq(one, other))
+
+
+def _on_all(tensor: Any) -> bool:
+    """Return whether a tensor of booleans is true everywhere, on every rank."""
+    return all(bool(value) for value in values_now(tensor.all()))
 
 
 WAITING: Final[dict[Any, Callable[..., Any]]] = {

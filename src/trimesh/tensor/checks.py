@@ -62,12 +62,17 @@ def _shown(value: Any) -> str:
     return repr(value)
 
 
-def explain_data_dependent(func: Any) -> TypeError:
-    """Return the error for an operation that cannot be issued without knowing the data."""
+def explain_data_dependent(func: Any, got: str = "where it follows from their values") -> TypeError:
+    """Return the error for an operation whose result cannot be described without knowing the data.
+
+    Args:
+        func: The operation.
+        got: What the ranks have made of it, if they were asked.
+    """
     name = func.name().partition("::")[2].partition(".")[0]
     return TypeError(
-        f"the shape of what an operation returns must follow from the shapes of its arguments, got {name}, where it "
-        "follows from their values, which may differ by rank: write torch.where(mask, a, b) instead of a[mask], call "
+        f"the shape of what an operation returns must be the same on every rank, got {name}, {got}: "
+        "write torch.where(mask, a, b) instead of a[mask], call "
         f"{name} in a function under @trimesh.remote, or on what `await trimesh.fetch(t)` returns"
     )
 

@@ -42,6 +42,7 @@ class CopiedViews:
     """All of one rank."""
 
     _found: Any = attrs.field(factory=WeakIdKeyDictionary)
+    _frozen: Any = attrs.field(factory=WeakIdKeyDictionary)
 
     def __bool__(self) -> bool:
         """Whether there are any."""
@@ -50,8 +51,30 @@ class CopiedViews:
     def made(self, base: DTensor, results: Sequence[Any], view: Callable[[Any], Sequence[Any]]) -> None:
         """Learn what an operator that makes views has made."""
         for index, result in enumerate(results):
-            if isinstance(result, torch.Tensor) and (memory_of(result) != memory_of(base) or base in self._found):
+            if not isinstance(result, torch.Tensor) or self._is_frozen(result):
+                continue
+            if memory_of(result) != memory_of(base) or base in self._found:
                 self._found[result] = _Copied(base, partial(_at, view, index))
+
+    def freeze(self, tensor: DTensor) -> None:
+        """Refuse writes to a tensor, which is a copy where other ranks may have a view."""
+        self._frozen[tensor._local_tensor] = True
+
+    def _is_frozen(self, tensor: Any) -> bool:
+        memory = memory_of(tensor)
+        return any(memory_of(other) == memory for other in self._frozen)
+
+    def check(self, written: Sequence[DTensor]) -> None:
+        """Refuse writes to what must not be written to.
+
+        Raises:
+            NotImplementedError: Something is.
+        """
+        if len(self._frozen) and any(self._is_frozen(one) for one in written):
+            raise NotImplementedError(
+                "a tensor that was reshaped cannot be written to in place where the ranks have it in another order "
+                "than the whole would be: write the operation that returns a new tensor, or clone() it before"
+            )
 
     def refresh(self, tensor: DTensor) -> None:
         """Let a tensor that is about to be read be what it is a view of."""

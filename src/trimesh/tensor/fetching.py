@@ -132,6 +132,25 @@ def scalar_now(tensor: MeshTensor) -> Any:
     return first
 
 
+def same_now(tensor: MeshTensor) -> torch.Tensor:
+    """Return the value that a tensor has on every rank; see `answers_now`.
+
+    Raises:
+        ValueError: The ranks have different ones.
+    """
+    values = values_now(tensor)
+    if not all(torch.equal(value, values[0]) or _equal_with_nan(value, values[0]) for value in values[1:]):
+        raise ValueError(
+            f"the values of {tensor!r} differ between the ranks: write `await trimesh.fetch(t)` for all of them, "
+            "or `await trimesh.fetch_shard(t, ...)` for those of one rank"
+        )
+    return values[0]
+
+
+def _equal_with_nan(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.is_floating_point() and one.shape == other.shape and torch.allclose(one, other, 0, 0, equal_nan=True)
+
+
 def values_now(tensor: MeshTensor) -> list[torch.Tensor]:
     """Return the tensor of each rank, or a list of the one global tensor; see `answers_now`."""
     found = answers_now(_ask(tensor._held.team, [tensor]))

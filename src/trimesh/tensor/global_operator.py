@@ -18,6 +18,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from trimesh import limits
+from trimesh.errors import CollectiveFailed
+from trimesh.tensor.convolution import convolution, convolution_backward
 from trimesh.tensor.copied_view import copied_views
 from trimesh.tensor.kernel import FAMILIES, Kernel
 from trimesh.tensor.random import generator_of
@@ -37,6 +39,7 @@ _RANDOM: Final = frozenset(
         "_sample_dirichlet", "_standard_gamma",
     }
 )  # fmt: skip
+_RESHAPES: Final = frozenset({"_unsafe_view", "view"})
 _NORMS: Final = frozenset({"_foreach_norm", "linalg_vector_norm"})
 """Operators that are asked for the whole of a gradient before the optimizer is."""
 
@@ -53,6 +56,8 @@ def operator_on_globals(name: str, operator: Operator) -> Kernel:
         if views:
             for one in _globals((args, kwargs)):
                 views.refresh(one)
+        written = [one for write in writes for one in _globals(_argument(args, kwargs, write))]
+        views.check(written)
         result = compute(rank, team, *args, **kwargs)
         if makes_views:
             rest = args[1:]
@@ -60,42 +65,42 @@ def operator_on_globals(name: str, operator: Operator) -> Kernel:
                 args[0], list(_parts(result)), lambda base: list(_parts(compute(rank, team, base, *rest, **kwargs)))
             )
         elif writes and views:
-            for place in writes:
-                for one in _globals(args[place]):
-                    views.written(one)
+            for one in written:
+                views.written(one)
         return result
 
     return Kernel(name, run, takes_poison=False)
 
 
-def _computation(base: str, operator: Operator, writes: Sequence[int]) -> Operator:
+def _computation(base: str, operator: Operator, writes: Sequence[Write]) -> Operator:
     if base in _LIKES:
         return _like(_LIKES[base], takes_sizes=base == "randint_like")
-    if base == "native_dropout":
-        return _dropout
-    if base == "empty_like":
-        return lambda _rank, _team, like, **kwargs: _blank(like, kwargs)
+    own = _OWN.get(base)
+    if own is not None:
+        return own
     if base in _RANDOM:
         return _random(operator, writes)
+    if base in _RESHAPES:
+        return _reshape(operator)
     return _plain(operator, writes, settles=bool(writes) or base in _NORMS)
 
 
-def _plain(operator: Operator, writes: Sequence[int], *, settles: bool) -> Operator:
+def _plain(operator: Operator, writes: Sequence[Write], *, settles: bool) -> Operator:
     def compute(rank: Rank, _team: TeamOnRank, *args: Any, **kwargs: Any) -> Any:
         if next(_globals((args, kwargs)), None) is None:  # views of a whole tensor
             return operator(*args, **kwargs)
         if settles:
-            _settle_inputs(args, writes)
+            _settle_inputs(args, kwargs, writes)
         call = operator if has_rule(operator) else _parts_of(operator, writes)
         try:
             if call is not None:
                 return call(*args, **kwargs)
-        except (MemoryError, torch.OutOfMemoryError):
+        except (CollectiveFailed, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             if call is operator and not _is_refused(error):
                 raise
-        sums = [one for place in writes for one in _globals(args[place]) if is_partial(one)]
+        sums = [one for write in writes for one in _globals(_argument(args, kwargs, write)) if is_partial(one)]
         for one in sums:
             _add_up(rank, one)
         if sums and call is operator:
@@ -105,9 +110,58 @@ def _plain(operator: Operator, writes: Sequence[int], *, settles: bool) -> Opera
     return compute
 
 
-def _random(operator: Any, writes: Sequence[int]) -> Operator:
+def _reshape(operator: Operator) -> Operator:
+    plain = _plain(operator, (), settles=False)
+
+    def reshape(rank: Rank, team: TeamOnRank, value: Any, size: Any) -> Any:
+        if not _is_global(value) or isinstance(size, torch.dtype):
+            return plain(rank, team, value, size)
+        if _is_torn(value, size):
+            return whole(operator, (), (value, size), {}, follows=True)
+        try:
+            return plain(rank, team, value, size)
+        except RuntimeError as error:
+            if _STRIDES not in str(error):
+                raise
+        # What this rank has lies otherwise than the whole would, of which the controller knows that this is a view.
+        return plain(rank, team, _row_major(rank, value), size)
+
+    return reshape
+
+
+_STRIDES: Final = "view size is not compatible with input tensor's size and stride"
+
+
+def _row_major(rank: Rank, value: DTensor) -> Any:
+    if not _is_shared(rank, value):
+        value._local_tensor = value._local_tensor.contiguous()
+        return value
+    made = torch.ops.aten.clone.default(value, memory_format=torch.contiguous_format)
+    copied_views(rank).freeze(made)  # other ranks may have a view, so that all cannot take part in keeping this one
+    return made
+
+
+def _is_torn(value: DTensor, size: Sequence[int]) -> bool:
+    """Whether a dimension is to be merged or split that is cut into unequal parts, which torch would get wrong."""
+    before = value.size()
+    lengths = list(before)
+    for index, placement in enumerate(value.placements):
+        dim = getattr(placement, "dim", None)
+        if dim is None:
+            continue
+        length, parts = lengths[dim], value.device_mesh.size(index)
+        lengths[dim] = length // parts
+        is_kept = list(size[: dim + 1]) == list(before[: dim + 1]) or list(size[dim - len(before) :]) == list(
+            before[dim:]
+        )
+        if length % parts and not is_kept:
+            return True
+    return False
+
+
+def _random(operator: Any, writes: Sequence[Write]) -> Operator:
     tensors = [one for one in operator._schema.arguments if "Tensor" in str(one.type)]
-    if list(writes) == [0] and len(tensors) == 1:
+    if [place for place, _ in writes] == [0] and len(tensors) == 1:
         return _fill(operator)
 
     def random(rank: Rank, team: TeamOnRank, *args: Any, **kwargs: Any) -> Any:
@@ -130,7 +184,7 @@ def has_rule(operator: Operator) -> bool:
     return operator in dispatcher._custom_op_handlers or any(operator in getattr(rules, name, ()) for name in tables)
 
 
-def _parts_of(operator: Any, writes: Sequence[int]) -> Operator | None:
+def _parts_of(operator: Any, writes: Sequence[Write]) -> Operator | None:
     """Return what torch takes an operator into, to be run part by part, or None.
 
     Where it has no rule, torch itself finds one by these parts and then runs the operator on what each rank has. That
@@ -145,16 +199,27 @@ def _parts_of(operator: Any, writes: Sequence[int]) -> Operator | None:
     return found
 
 
-def _written(schema: Any) -> list[int]:
-    """Return the places of the arguments that an operator writes to."""
+Write = tuple[int, str]
+"""Place and name of a parameter that an operator writes to."""
+
+
+def _written(schema: Any) -> list[Write]:
+    """Return what an operator writes to."""
     if schema is None:
         return []
     return [
-        place for place, one in enumerate(schema.arguments) if one.alias_info is not None and one.alias_info.is_write
+        (place, one.name)
+        for place, one in enumerate(schema.arguments)
+        if one.alias_info is not None and one.alias_info.is_write
     ]
 
 
-_REFUSALS: Final = ("does not have a sharding strategy", "Sharding propagation failed", "not supported with DTensor")
+_REFUSALS: Final = (
+    "does not have a sharding strategy",
+    "Sharding propagation failed",
+    "not supported with DTensor",
+    "hybrid sharding",
+)
 
 
 def _is_refused(error: Exception) -> bool:
@@ -165,6 +230,11 @@ def _is_refused(error: Exception) -> bool:
 
 def _is_global(value: Any) -> TypeGuard[DTensor]:
     return hasattr(value, "_local_tensor") and isinstance(value, torch.Tensor)
+
+
+def _argument(args: Sequence[Any], kwargs: dict[str, Any], parameter: Write) -> Any:
+    place, name = parameter
+    return args[place] if place < len(args) else kwargs.get(name)
 
 
 def _globals(tree: Any) -> Iterator[DTensor]:
@@ -184,14 +254,15 @@ def _parts(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _settle_inputs(args: Sequence[Any], writes: Sequence[int]) -> None:
+def _settle_inputs(args: Sequence[Any], kwargs: dict[str, Any], writes: Sequence[Write]) -> None:
     """Add up what ranks have parts of, where the operation needs the whole, and keep it so.
 
     Each operation that reads a partial tensor adds it up by itself; an optimizer reads a gradient several times.
     """
-    targets = list(_parts(args[writes[0]])) if writes else []
+    targets = list(_parts(_argument(args, kwargs, writes[0]))) if writes else []
+    written = {place for place, _ in writes}
     for place, value in enumerate(args):
-        if place in writes:
+        if place in written:
             continue
         for index, one in enumerate(_parts(value)):
             if not _is_global(one) or not is_partial(one):
@@ -208,8 +279,7 @@ def _add_up(rank: Rank, target: DTensor) -> None:
     Raises:
         NotImplementedError: There is a view of it, which would not see that.
     """
-    memory = memory_of(target)
-    if any(other is not target and memory_of(other) == memory for other in rank.values.values()):
+    if _is_shared(rank, target):
         raise NotImplementedError(
             "a tensor of which the ranks have parts of a sum cannot be written to in place while there are views of "
             "it: write the operation that returns a new tensor, or trimesh.redistribute(t, [...]) before it"
@@ -217,35 +287,51 @@ def _add_up(rank: Rank, target: DTensor) -> None:
     settle(target, unsummed(target.placements))
 
 
-def whole(operator: Operator, writes: Sequence[int], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Run an operator on whole tensors, on every rank; each keeps its part of what has the size of the first one."""
+def _is_shared(rank: Rank, value: DTensor) -> bool:
+    memory = memory_of(value)
+    return any(other is not value and memory_of(other) == memory for other in rank.values.values())
+
+
+def whole(
+    operator: Operator, writes: Sequence[Write], args: Sequence[Any], kwargs: dict[str, Any], *, follows: bool = False
+) -> Any:
+    """Run an operator on whole tensors, on every rank.
+
+    Args:
+        operator: It, its arguments, and those that it writes to.
+        writes: See above.
+        args: See above.
+        kwargs: See above.
+        follows: Whether results are cut along the dimensions that the first tensor is cut along; otherwise only those
+            of its size are, and every rank keeps the whole of others.
+    """
+    from torch.distributed.tensor import Replicate  # noqa: PLC0415 - see `sharding`
+
     leaves, tree = pytree.tree_flatten((tuple(args), kwargs))
     found = [leaf.full_tensor() if _is_global(leaf) else leaf for leaf in leaves]
     first = next(leaf for leaf in leaves if _is_global(leaf))
     whole_args, whole_kwargs = pytree.tree_unflatten(found, tree)
     result = operator(*whole_args, **whole_kwargs)
     written: dict[int, DTensor] = {}
-    for place in writes:
-        for target, value in zip(_parts(args[place]), _parts(whole_args[place]), strict=True):
-            write_whole(target, value)
-            written[id(value)] = target
+    for write in writes:
+        targets, values = _argument(args, kwargs, write), _argument(whole_args, whole_kwargs, write)
+        for target, value in zip(_parts(targets), _parts(values), strict=True):
+            if target is not None:
+                write_whole(target, value)
+                written[id(value)] = target
 
     def keep(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         if id(value) in written:
             return written[id(value)]
-        goal = unsummed(first.placements) if value.size() == first.size() else _replicated(first)
+        goal = unsummed(first.placements)
+        if value.size() != first.size():
+            goal = [one if follows and getattr(one, "dim", value.ndim) < value.ndim else Replicate() for one in goal]
         part = shard_of(value, first.device_mesh, goal)
         return assemble(part.contiguous() if part.numel() < value.numel() else part, first.device_mesh, goal, value)
 
     return pytree.tree_map(keep, result)
-
-
-def _replicated(like: DTensor) -> list[Any]:
-    from torch.distributed.tensor import Replicate  # noqa: PLC0415 - see `sharding`
-
-    return [Replicate() for _ in like.placements]
 
 
 def _blank(like: DTensor, kwargs: dict[str, Any]) -> DTensor:
@@ -298,3 +384,24 @@ def _dropout(rank: Rank, team: TeamOnRank, value: DTensor, p: float, train: bool
     mask = _blank(value, {"dtype": torch.bool})
     _draw(aten.bernoulli_.float, generator_of(rank, team), mask, 1 - p)
     return aten.mul.Tensor(aten.mul.Tensor(value, mask), 0.0 if p == 1 else 1 / (1 - p)), mask
+
+
+def _batch_norm(_rank: Rank, _team: TeamOnRank, value: DTensor, *args: Any) -> Any:
+    """Do what torch's does; that writes to the running statistics without saying so, here to copies of them."""
+    mean, variance, is_training = args[2:5]
+    if not is_training or mean is None:
+        return torch.ops.aten.native_batch_norm.default(value, *args)
+    *found, new_mean, new_variance = torch.ops.aten._native_batch_norm_legit_functional.default(value, *args)
+    mean.copy_(new_mean)
+    variance.copy_(new_variance)
+    return found
+
+
+_OWN: Final[dict[str, Operator]] = {
+    "convolution": convolution,
+    "convolution_backward": convolution_backward,
+    "empty_like": lambda _rank, _team, like, **kwargs: _blank(like, kwargs),
+    "native_batch_norm": _batch_norm,
+    "native_dropout": _dropout,
+}
+"""Operators of which torch's way does not serve, by name without overload."""

@@ -69,7 +69,7 @@ class Group(dist.ProcessGroup):
     """
 
     def __init__(self, rank: Rank, team: TeamOnRank, places: Sequence[int], key: str) -> None:
-        index: Any = list(places).index(team.index)
+        index: Any = list(places).index(team.place)
         super().__init__(index, len(places))  # type: ignore[call-arg]
         self.places = places
         self.key = key
@@ -77,6 +77,7 @@ class Group(dist.ProcessGroup):
         self.device = rank.device
         self._team = team
         self._ask = partial(rank.outside.ask, team)
+        self._leave = partial(rank.outside.leave, team)
         self.store = TeamStore(self._ask)
         self._inner: dist.ProcessGroup | None = None
 
@@ -107,7 +108,7 @@ class Group(dist.ProcessGroup):
 
         Args:
             function: Is given a process group of torch's, and returns a work or None.
-            may_repeat: Whether it can be done again when a rank was found to have left before this command.
+            may_repeat: Whether it can be done again when the group was broken before this operation.
 
         Raises:
             CollectiveFailed: Another rank could not take part.
@@ -121,14 +122,14 @@ class Group(dist.ProcessGroup):
                 del inner
                 traceback.clear_frames(error.__traceback__)  # they hold what is to be destroyed, too
                 self._destroy()
-                has_left_before = self._ask("why", [self.key], [], [self._team.index, self._team.steps]).number
-                if is_new or not has_left_before or not may_repeat:
+                self._check_cause()
+                if is_new or not may_repeat:
                     self.leave(error)
                     raise
 
     def leave(self, error: BaseException) -> None:
-        """Take no part in the current command, and free those that do; they get the error as the cause of theirs."""
-        self._ask("leave", [self.key], [], [self._team.index, self._team.steps], error=error)
+        """Take no part in the current operation, and free those that do; they get the error as the cause of theirs."""
+        self._leave(error)
         self._destroy()
 
     def destroy(self) -> None:
@@ -136,19 +137,25 @@ class Group(dist.ProcessGroup):
         self._destroy()
 
     def _make(self) -> dist.ProcessGroup:
-        team = self._team
         try:
-            generation = self._ask("join", [self.key], [], [team.index, team.steps, *self.places]).number
+            generation = self._ask("join", [self.key], [], self._here()).number
             made = _inner(_c10d.PrefixStore(f"{self.key}/{generation}", self.store), self)
         except CollectiveFailed:
             raise
         except Exception as error:
             # Another has left while the group was made, or it cannot be made here: then the others learn it from us.
-            self._ask("why", [self.key], [], [team.index, team.steps])
+            self._check_cause()
             self.leave(error)
             raise
         self._inner = made
         return made
+
+    def _here(self) -> list[int]:
+        return [self._team.place, self._team.steps, *self.places]
+
+    def _check_cause(self) -> None:
+        """Raise why the current operation cannot be done, if another rank has left it."""
+        self._ask("why", [self.key], [], self._here())
 
     def _finished(self, work: Any) -> Any:
         """Wait for a work; return one that keeps nothing of this generation alive."""

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from trimesh.errors import ShapeError
 from trimesh.tensor.group import Group, backend_of
-from trimesh.tensor.rank import Poison, Rank, TeamOnRank
+from trimesh.tensor.rank import Rank, TeamOnRank
 
 
 @attrs.define(eq=False)
@@ -59,7 +59,7 @@ def group_of(rank: Rank, team: TeamOnRank, labels: Sequence[str]) -> Group:
     for label in labels:
         if label not in extent:
             raise ShapeError(f"a process group spans dimensions of {extent!r}, got {label!r}")
-    here = extent.point(team.index)
+    here = extent.point(team.place)
     fixed = {label: here[label] for label in extent if label not in labels}
     key = ",".join(label for label in extent if label in labels)
     key += "".join(f" {label}={index}" for label, index in fixed.items())
@@ -89,8 +89,6 @@ def torch_group(rank: Rank, team: TeamOnRank, labels: Sequence[str]) -> dist.Pro
 def device_mesh(rank: Rank, team: TeamOnRank) -> DeviceMesh:
     """Return the device mesh over the extent of a team; see `group_of`.
 
-    From now on a command that fails here, or is skipped, frees the ranks that may wait for this one in it.
-
     Raises:
         RuntimeError: Code of this process has initialised `torch.distributed` itself.
         ShapeError: Members are missing from the view.
@@ -106,18 +104,7 @@ def device_mesh(rank: Rank, team: TeamOnRank) -> DeviceMesh:
     table = torch.tensor(list(team.ranks)).reshape(list(extent.values()) or [1])
     groups.mesh = DeviceMesh.from_group(list[Any](made), rank.device.type, mesh=table, mesh_dim_names=tuple(labels))
 
-    def on_failed(poison: Poison) -> None:
-        _leave_all(rank, team, poison)
-
-    team.on_failed = on_failed
     return groups.mesh
-
-
-def _leave_all(rank: Rank, team: TeamOnRank, poison: Poison) -> None:
-    groups = list(_of(team).made.values())
-    rank.outside.ask(team, "leave", [group.key for group in groups], [], [team.index, team.steps], error=poison.error)
-    for group in groups:
-        group.destroy()
 
 
 def _of(team: TeamOnRank) -> _Groups:
@@ -139,6 +126,8 @@ def _publish(rank: Rank, team: TeamOnRank, group: Group) -> None:
     _make_world(rank, group)
     _register(group, group.full_name, [team.ranks[place] for place in group.places], group.device, group.store)
     published.add(group.full_name)
+    # Operations of torch may use it from now on, and one that is not done here would leave the others waiting.
+    team.on_failed.append(group.destroy)
 
 
 def _make_world(rank: Rank, group: Group) -> None:

@@ -9,6 +9,7 @@ import torch
 from trimesh.tensor import collectives as collectives  # noqa: PLC0414 - puts its kernels into the table
 from trimesh.tensor import global_kernels as global_kernels  # noqa: PLC0414 - puts them into the table
 from trimesh.tensor import global_operator as global_operator  # noqa: PLC0414 - puts it into the table
+from trimesh.tensor import seeding_kernels as seeding_kernels  # noqa: PLC0414 - puts its kernels into the table
 from trimesh.tensor.kernel import kernel
 from trimesh.tensor.rank import Poison, Rank, TeamOnRank
 
@@ -31,11 +32,25 @@ def fetch(rank: Rank, team: TeamOnRank, values: list[Any], request: int, places:
         if isinstance(value, Poison):
             rank.outside.reply(request, value)
             return
-    # Copies: what comes next may write to them before their bytes have left.
-    rank.outside.reply(request, [value.detach().cpu().clone() for value in values])
+    try:  # copies: what comes next may write to them before their bytes have left
+        found: Any = [value.detach().cpu().clone() for value in values]
+    except RuntimeError as error:  # no memory for them: whoever waits must hear of that
+        found = Poison(team.number, team.done, "trimesh::fetch", error)
+    rank.outside.reply(request, found)
+
+
+@kernel("looks", takes_poison=True)
+def looks(rank: Rank, _: TeamOnRank, request: int, *values: Any) -> None:
+    """Tell the controller how tensors look whose shapes follow from their values."""
+    poison = next((value for value in values if isinstance(value, Poison)), None)
+    if poison is not None:
+        rank.outside.reply(request, poison)
+        return
+    found = [(list(value.size()), list(value.stride()), str(value.dtype).removeprefix("torch.")) for value in values]
+    rank.outside.reply(request, found)
 
 
 @kernel("index")
 def index(rank: Rank, team: TeamOnRank, label: str) -> torch.Tensor:
     """Return this rank's own coordinate along a dimension of its team."""
-    return torch.tensor(team.extent.point(team.index)[label], device=rank.device)
+    return torch.tensor(team.extent.point(team.place)[label], device=rank.device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from trimesh._runtime.foreign import in_trio_now
@@ -12,6 +14,7 @@ from trimesh.shape.region import Region
 from trimesh.tensor.activation import Activation
 from trimesh.tensor.call import call_kernel
 from trimesh.tensor.opening import engine_of
+from trimesh.tensor.process_group import ProcessGroup
 from trimesh.tensor.team import Team
 from trimesh.tensor.tensor import MeshTensor
 
@@ -29,6 +32,14 @@ def rank_tensor(owned: OwnedProcs, region: Region, label: str) -> MeshTensor:
     meta = team.engine.shapes.meta((), (), torch.int64, team.engine.device)
     [made] = call_kernel(team, "index", label, outputs=[meta])
     return made
+
+
+def process_group(region: Region, dims: str | Sequence[str]) -> ProcessGroup:
+    """Return what stands for the process groups of a view along some of its dimensions."""
+    labels = (dims,) if isinstance(dims, str) else tuple(dims)
+    if not labels or any(label not in region.extent for label in labels):
+        raise ShapeError(f"a process group is along dimensions of {region.extent!r}, got {dims!r}")
+    return ProcessGroup(labels)
 
 
 def team_of(mesh: ProcMesh, what: str) -> Team:

@@ -244,10 +244,13 @@ def _copy(body: memoryview | None, destination: torch.Tensor) -> None:
         destination.reshape(-1).view(torch.uint8).copy_(torch.frombuffer(body, dtype=torch.uint8))
 
 
+def open_moves(proc: Proc) -> None:
+    """Let a process send and receive tensors."""
+    proc.above[Moves] = Moves(proc)
+
+
 def moves_of(proc: Proc) -> Moves:
     """Return the tensors on their way in a process."""
-    found = proc.above.get(Moves)
-    if found is None:
-        found = proc.above[Moves] = Moves(proc)
+    found = proc.above[Moves]
     assert isinstance(found, Moves)
     return found

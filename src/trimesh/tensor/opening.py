@@ -8,6 +8,8 @@ import trio
 from trimesh._runtime.ownership import OwnedProcs
 from trimesh._runtime.proc import Proc
 from trimesh.errors import MeshStopped
+from trimesh.tensor import lending as lending  # noqa: PLC0414 - says how mesh tensors travel
+from trimesh.tensor.activation import clear_activations, sweep_activations
 from trimesh.tensor.engine import Engine
 from trimesh.tensor.service import open_service
 from trimesh.tensor.shapes import Shapes
@@ -26,11 +28,13 @@ class _Controlled(trio.abc.Instrument):
         del timeout
         for engine in self.engines.values():
             engine.flush()
+        sweep_activations()
 
     def closed(self, engine: Engine) -> None:
         """Forget an engine; the last one takes this along."""
         del self.engines[engine.number]
         if not self.engines:
+            clear_activations()
             trio.lowlevel.remove_instrument(self)
             del self.proc.above[_Controlled]
 

@@ -51,13 +51,14 @@ class TeamOnRank:
         extent: The labels of the view.
         ranks: Of the mesh, row-major.
         procs: Their processes.
-        index: Of this rank among them.
+        index: Of this rank among those that are not missing from the view.
+        place: Of this rank in the extent, whose missing ones count.
         done: Commands executed.
         steps: Operations executed, each of those in a recording by itself: the same number at the same one everywhere.
         failed: Those that failed by themselves and have not been reported: number, what has happened.
         recordings: Commands that it keeps, by number.
         above: What kernels keep for it, by class.
-        on_failed: Called with the failure of each command that was not done here, once something has asked for it.
+        on_failed: Called when an operation was not done here.
     """
 
     number: int
@@ -65,12 +66,13 @@ class TeamOnRank:
     ranks: Sequence[int]
     procs: Sequence[ProcId]
     index: int
+    place: int
     done: int = 0
     steps: int = 0
     failed: list[tuple[int, str]] = attrs.field(factory=list[tuple[int, str]])
     recordings: dict[int, Record] = attrs.field(factory=dict[int, "Record"])
     above: dict[type, Any] = attrs.field(factory=dict[type, Any])
-    on_failed: Callable[[Poison], None] | None = None
+    on_failed: list[Callable[[], None]] = attrs.field(factory=list[Callable[[], None]])
 
 
 class Step(Protocol):
@@ -149,6 +151,16 @@ class Outside(Protocol):
         """Ask the store of a team something and wait for the answer; see `Stores.ask`."""
         ...
 
+    def leave(self, team: TeamOnRank, error: BaseException, *, is_waited_for: bool = True) -> None:
+        """Say that this rank takes no part in the current operation of a team.
+
+        Args:
+            team: The team.
+            error: Why.
+            is_waited_for: Return only when the others can know it.
+        """
+        ...
+
     def tell(self, function: Callable[..., Any], *args: Any) -> None:
         """Call a function in Trio's thread, soon, and do not wait for it."""
         ...
@@ -199,7 +211,7 @@ class Rank:
         kernel = signature.kernel
         if poison is not None and not (kernel is not None and kernel.takes_poison):
             self._spoil(command, operands, poison)
-            self._failed(team, poison)
+            self.leave(team, poison)
         else:
             try:
                 result = signature.run(operands) if kernel is None else signature.run(operands, self, team)
@@ -209,16 +221,18 @@ class Rank:
                 team.failed.append((team.done, _said(signature, error)))
                 poison = Poison(team.number, team.done, signature.name, error)
                 self._spoil(command, operands, poison)
-                self._failed(team, poison)
+                self.leave(team, poison)
         team.done += 1
         team.steps += 1
 
-    def _failed(self, team: TeamOnRank, poison: Poison) -> None:
-        if team.on_failed is not None:
-            try:
-                team.on_failed(poison)
-            except BaseException as error:  # noqa: BLE001 - the process, or the team, has come to its end
-                traceback.clear_frames(error.__traceback__)
+    def leave(self, team: TeamOnRank, poison: Poison) -> None:
+        """Free the ranks that wait, in the current operation, for this one, which has nothing to give (rule N3)."""
+        try:
+            self.outside.leave(team, poison.error, is_waited_for=bool(team.on_failed))
+        except BaseException as error:  # noqa: BLE001 - the process, or the team, has come to its end
+            traceback.clear_frames(error.__traceback__)
+        for function in team.on_failed:
+            function()
 
     def _value(self, team: TeamOnRank, signature: Signature, ref: int) -> Any:
         found = self.values.get(ref)

@@ -116,7 +116,14 @@ class Recorder:
         )
 
 
-_UNRECORDED: Mapping[str, str] = {"fetch": "look at values", "fetch_full": "look at values"}
+_UNRECORDED: Mapping[str, str] = {
+    "fetch": "look at values",
+    "fetch_full": "look at values",
+    "function_fetch": "look at values",
+    "function_inspect": "look at values",
+    "looks": "look at values",
+    "send": "move tensors between ranks",
+}
 
 
 @attrs.frozen

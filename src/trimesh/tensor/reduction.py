@@ -154,9 +154,8 @@ def _meta(tensor: MeshTensor, how: _How) -> Meta:
         raise TypeError(f"a reduction takes a tensor on each rank, got {tensor!r}: write t.local() for its parts")
     is_float = meta.dtype.is_floating_point or meta.dtype.is_complex
     if (reduction in _BITWISE and is_float) or (reduction == "avg" and not is_float):
-        raise TypeError(
-            f"{reduction} takes {'numbers with a fraction' if reduction == 'avg' else 'bits'}, got {tensor!r}"
-        )
+        kind = "numbers with a fraction" if reduction == "avg" else "whole numbers, or truth values"
+        raise TypeError(f"{reduction} takes {kind}, got {tensor!r}")
     if team.region.missing() and (scatter or reduction == "stack"):
         raise ShapeError(f"stack and scatter need every member of the view, got {team.name} with some excluded")
     size = meta.size

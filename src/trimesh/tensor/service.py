@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
+import torch
 import trio
 
 from trimesh import limits
 from trimesh._runtime.services import TENSORS
+from trimesh._wire.not_yet import NotYet
 from trimesh.errors import Origin, ProtocolError, ShapeError
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent
-from trimesh.tensor import kernels as kernels  # noqa: PLC0414 - puts them into the table
-from trimesh.tensor import move_kernels as move_kernels  # noqa: PLC0414 - and so does each of these
+from trimesh.tensor import function_kernels as function_kernels  # noqa: PLC0414 - puts them into the table
+from trimesh.tensor import kernels as kernels  # noqa: PLC0414 - and so does each of these
+from trimesh.tensor import move_kernels as move_kernels  # noqa: PLC0414
 from trimesh.tensor import protocol
 from trimesh.tensor.device import rank_device
-from trimesh.tensor.moves import moves_of
+from trimesh.tensor.moves import moves_of, open_moves
 from trimesh.tensor.rank import Poison, Rank, TeamOnRank
 from trimesh.tensor.reader import Reader
 from trimesh.tensor.runner import Runner
-from trimesh.tensor.stores import Stores
+from trimesh.tensor.stores import Key, Stores
 
 if TYPE_CHECKING:
     from trimesh._runtime.channels import Cargo
@@ -49,6 +52,7 @@ class _Hosted:
     rank: Rank = attrs.field(init=False)
     runner: Runner = attrs.field(init=False)
     readers: dict[int, Reader] = attrs.field(factory=dict[int, Reader])
+    _left: dict[int, BaseException] = attrs.field(factory=dict[int, BaseException])
 
     def open(self, message: protocol.Open) -> None:
         """Begin."""
@@ -65,7 +69,9 @@ class _Hosted:
         if self.rank.number not in ranks or not len(ranks) == len(message.procs) == extent.nelements:
             raise ProtocolError(f"a team must name its ranks, one of them the receiver, got {message!r}")
         procs = [ProcId(proc) for proc in message.procs]
-        self.rank.teams[message.team] = TeamOnRank(message.team, extent, ranks, procs, ranks.index(self.rank.number))
+        place = ranks.index(self.rank.number)
+        index = sum(map(bool, procs[:place]))
+        self.rank.teams[message.team] = TeamOnRank(message.team, extent, ranks, procs, index, place)
         self.readers[message.team] = Reader(self.rank.device)
 
     def run(self, message: protocol.Run, bodies: list[memoryview]) -> None:
@@ -126,17 +132,30 @@ class _Hosted:
             raise RuntimeError(
                 "ranks that are simulated share one thread and cannot wait for each other: use processes"
             )
-        key = self.controller.proc_id, self.engine, team.number
-        host = next(proc for proc in team.procs if proc)
         told = None if error is None else (error, self.origin("a collective operation"))
         answer: protocol.Answer = self.runner.run_in_trio(
-            self.stores.ask, key, host, verb, keys, values, numbers, told, seconds
+            self.stores.ask, self._key(team), _store_of(team), verb, keys, values, numbers, told, seconds
         )
         return answer
+
+    def leave(self, team: TeamOnRank, error: BaseException, *, is_waited_for: bool = True) -> None:
+        """See `Outside`."""
+        if self.proc.is_simulated or sum(map(bool, team.procs)) < 2:
+            return
+        known = self._left.get(team.number) is error  # what depends on it fails for the same reason, often many times
+        self._left[team.number] = error
+        here = [team.place, team.steps]
+        if known and not is_waited_for:
+            self.runner.tell(self.stores.leave, self._key(team), _store_of(team), here)
+        else:
+            self.ask(team, "leave", [], [b""] if known else [], here, None if known else error)
 
     def lost(self, team: int) -> None:
         """Learn that a process of a team has ended."""
         self.stores.lose((self.controller.proc_id, self.engine, team))
+
+    def _key(self, team: TeamOnRank) -> Key:
+        return self.controller.proc_id, self.engine, team.number
 
     def tell(self, function: Callable[..., Any], *args: Any) -> None:
         """See `Outside`."""
@@ -146,6 +165,22 @@ class _Hosted:
         """See `Outside`."""
         rank, proc = self.rank, self.proc
         return Origin(rank.extent.point(rank.number), rank.mesh, None, what, proc.host_name, proc.pid)
+
+
+_ELSEWHERE: Final = "an endpoint gets a mesh tensor as its own rank has it, got one of other processes"
+
+
+@attrs.frozen
+class _Mark:
+    """Says when what came before it has been executed."""
+
+    hosted: _Hosted
+    done: trio.Event
+
+    def execute(self, rank: Rank, team: TeamOnRank) -> None:
+        """See `Step`."""
+        del rank, team
+        self.hosted.tell(self.done.set)
 
 
 @attrs.define(eq=False)
@@ -163,6 +198,7 @@ class TensorService:
     _hosted: dict[tuple[ProcId, int], _Hosted] = attrs.field(factory=dict[tuple[ProcId, int], _Hosted])
 
     def __attrs_post_init__(self) -> None:
+        open_moves(self.proc)  # before any rank's thread may ask for them
         self.stores = Stores(self.proc)
         self.proc.on_gone.append(self._gone)
 
@@ -170,6 +206,47 @@ class TensorService:
         """Return the rank that lives here in somebody's engine."""
         found = self._hosted.get((controller, engine))
         return None if found is None else found.rank
+
+    def rebuild(self, *fields: Any) -> torch.Tensor:
+        """See `Handler`: the tensor that a rank of this process has; the fields are those of `_lent`."""
+        if len(fields) != 5 or not all(type(field) is int for field in fields):
+            raise ProtocolError(f"a mesh tensor must be named by five numbers, got {fields!r}")
+        return self._lent(*fields)
+
+    def _lent(self, controller: int, engine: int, number: int, issued: int, ref: int) -> torch.Tensor:
+        """Return what a rank that lives here has of a tensor that an actor beside it has been sent.
+
+        Args:
+            controller: Who commands it.
+            engine: Number there.
+            number: Of the team.
+            issued: Commands of the team that come first.
+            ref: Of the tensor.
+
+        Raises:
+            NotYet: They have not been executed; or the tensor could not be computed, as its `wait` then says.
+            TypeError: No such rank lives here.
+        """
+        hosted = self._hosted.get((ProcId(controller), engine))
+        team = None if hosted is None else hosted.rank.teams.get(number)
+        if hosted is None or team is None:
+            raise TypeError(_ELSEWHERE)
+        if team.done < issued:
+            done = trio.Event()
+            hosted.runner.put(team, [_Mark(hosted, done)])
+            raise NotYet(done.wait)
+        value = hosted.rank.values.get(ref)
+        if isinstance(value, torch.Tensor):
+            return value
+        failed: BaseException = LookupError("the tensor was freed before the endpoint could take it")
+        if isinstance(value, Poison):
+            failed = value.error
+
+        async def fail() -> None:
+            await trio.lowlevel.checkpoint()
+            raise failed
+
+        raise NotYet(fail)
 
     def received(self, peer: Peer, payload: Buffer, bodies: list[memoryview], cargo: Cargo | None) -> None:
         """See `Handler`."""
@@ -187,7 +264,6 @@ class TensorService:
                 self.stores.asked(peer, message)
             case protocol.Answer():
                 self.stores.answered(peer, message)
-
             case protocol.Offer():
                 moves_of(self.proc).offered(peer, message, bodies)
             case protocol.Taken():
@@ -232,6 +308,11 @@ class TensorService:
             engine.gone(peer)
         for key in [key for key in self._hosted if key[0] == peer.proc_id]:
             self._hosted.pop(key).runner.stop()
+
+
+def _store_of(team: TeamOnRank) -> ProcId:
+    """Return the process where a team's store is."""
+    return next(proc for proc in team.procs if proc)
 
 
 def _extent(labels: list[str], sizes: list[int]) -> Extent:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import torch
@@ -102,4 +102,16 @@ def _operator(name: str) -> Callable[..., Any]:
             raise NotImplementedError(text)
 
         return missing
-    return found
+    return _with_gradients(found) if name in _ASKING else found
+
+
+_ASKING: Final = frozenset({"aten::mkldnn_rnn_layer.default", "aten::mkldnn_rnn_layer"})
+"""Operators that make what their derivative needs only where gradients are on, as they are not on a rank."""
+
+
+def _with_gradients(operator: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch.enable_grad():
+            return operator(*args, **kwargs)
+
+    return call

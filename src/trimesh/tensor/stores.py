@@ -108,6 +108,12 @@ class Stores:
         assert asked.answer is not None
         return asked.answer
 
+    def leave(self, team: Key, host: ProcId, numbers: Sequence[int]) -> None:
+        """Say that a rank has left an operation, for the reason of its last time, and wait for no answer."""
+        controller, engine, which = team
+        message = protocol.Ask(engine, controller, which, 0, "leave", [], [b""], list(numbers))
+        self.proc.services.cast([self.proc.peer(host)], TENSORS, protocol.encode(message))
+
     def answered(self, peer: Peer, message: protocol.Answer) -> None:
         """Take an answer."""
         asked = self._asked.get(message.ask)
@@ -165,7 +171,7 @@ class Stores:
                 table.lose(Leave(protocol.ENDED, None))
         values: list[Any] = list(message.values)
         if message.verb == "leave" and values:
-            values[-1] = self.proc.values.decode_error(values[-1])
+            values[-1] = self.proc.values.decode_error(values[-1]) if values[-1] else None
         take = partial(self._answer, peer, message)
         table.ask(peer, message.verb, message.keys, values, message.numbers, take)
 

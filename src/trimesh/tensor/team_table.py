@@ -1,10 +1,14 @@
 """`TeamTable`: what the ranks of one team tell each other to make process groups, at the team's first rank. Pure.
 
-set [key] [value]; get [key]; wait [key, ...]; check [key, ...]; delete [key]; count
-add [key] number; swap [key] [expected, desired]         as `torch.distributed.Store` has them
-join [group] [place, number, members...]                 see `Meeting`; answers the generation
-leave [group, ...] [error] [place, number]
-why [group] [place, number]                              fails with the cause; else 1 to make the group anew, or 0
+    set [key] [value]; get [key]; wait [key, ...]; check [key, ...]; delete [key]; count
+    add [key] number; swap [key] [expected, desired]         as `torch.distributed.Store` has them
+
+    join [group] [place, number, members...]    take part in an operation in a new generation: answers the generation
+    leave [] [error] [place, number]            take no part in an operation
+    why [group] [place, number, members...]     fails if one of them has left the operation
+
+When a group breaks in operation `m`, each rank asks why: if one has left at `m`, `m` has failed, at every rank, with
+what that one said. Otherwise it was broken before, or by itself: all join again.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import attrs
 
 from trimesh import limits
 from trimesh.errors import ProtocolError
+from trimesh.tensor.departures import Departures
 from trimesh.tensor.meeting import Leave, Meeting
 
 
@@ -24,7 +29,8 @@ class Found:
     """The answer to a question.
 
     Attributes:
-        number, values: As the verb says.
+        number: As the verb says.
+        values: As the verb says.
         failure: Why there is none.
     """
 
@@ -52,6 +58,7 @@ class TeamTable:
     _values: dict[str, bytes] = attrs.field(factory=dict[str, bytes])
     _waiters: list[_Waiter] = attrs.field(factory=list[_Waiter])
     _meetings: dict[str, Meeting] = attrs.field(factory=dict[str, Meeting])
+    _departures: Departures = attrs.field(factory=Departures)
     _lost: Leave | None = None
 
     def ask(
@@ -75,7 +82,7 @@ class TeamTable:
             case "set", [key], [bytes(value)], []:
                 self._put(key, value)
                 take(Found())
-            case ("get" | "wait", [_, *_], [], []):
+            case (("get" | "wait"), [_, *_], [], []):
                 self._wait(_Waiter(asker, keys, verb == "get", take))
             case "check", _, [], []:
                 take(Found(int(all(key in self._values for key in keys))))
@@ -89,10 +96,8 @@ class TeamTable:
                 take(Found(total))
             case "swap", [key], [bytes(expected), bytes(desired)], []:
                 take(Found(values=[self._swap(key, expected, desired)]))
-            case (("join" | "leave" | "why"), _, _, [place, number, *places]):
-                self._meet(verb, keys, values, place, number, places, take)
             case _:
-                raise ProtocolError(f"a store has no question {verb!r} of {keys!r}, {len(values)} values, {numbers!r}")
+                self._meet(verb, keys, values, numbers, take)
 
     def gone(self, asker: Hashable) -> None:
         """Forget what somebody waits for."""
@@ -132,56 +137,47 @@ class TeamTable:
 
     # ---- groups ----------------------------------------------------------------------------------------------
 
-    def _meet(
-        self,
-        verb: str,
-        groups: Sequence[str],
-        values: Sequence[Any],
-        place: int,
-        number: int,
-        places: Sequence[int],
-        take: Take,
-    ) -> None:
-        match verb, groups, values:
-            case "join", [group], [] if place in places:
+    def _meet(self, verb: str, keys: Sequence[str], values: Sequence[Any], numbers: Sequence[int], take: Take) -> None:
+        match verb, keys, values, numbers:
+            case "join", [group], [], [place, number, *places] if place in places:
                 self._join(group, place, number, frozenset(places), take)
-            case "leave", _, [error]:
-                for group in groups:
-                    self._leave(group, place, number, error)
+            case "leave", [], [error], [place, number]:
+                self._leave(place, number, error)
                 take(Found())
-            case "why", [group], []:
-                take(self._why(group, place, number))
+            case "why", [_], [], [place, number, *places]:
+                take(Found(failure=self._departures.at(number, places, place)))
             case _:
-                raise ProtocolError(f"a meeting has no question {verb!r} of {groups!r} by {place} of {places!r}")
+                raise ProtocolError(f"a store has no question {verb!r} of {keys!r}, {len(values)} values, {numbers!r}")
 
     def _join(self, group: str, place: int, number: int, places: frozenset[int], take: Take) -> None:
         meeting = self._meetings.get(group)
         if meeting is None:
-            meeting = self._meetings[group] = Meeting()
-        meeting.join(
-            place, number, places, lambda generation: take(Found(generation)), lambda why: take(Found(failure=why))
-        )
+            meeting = self._meetings[group] = Meeting(places)
+        why = self._departures.since(number, places, place)
+        if why is not None:
+            take(Found(failure=why))
+            return
+        self._forget_before(group, meeting.generation)
+        meeting.join(place, number, lambda generation: take(Found(generation)), lambda why: take(Found(failure=why)))
 
-    def _leave(self, group: str, place: int, number: int, error: Any) -> None:
-        meeting = self._meetings.get(group)
-        if meeting is None:
-            meeting = self._meetings[group] = Meeting()
-        meeting.leave(place, number, error)
-        # Those that are making this generation wait for keys that will not come.
-        why = Leave(place, error)
-        waiting = [waiter for waiter in self._waiters if any(key.startswith(f"{group}/") for key in waiter.keys)]
+    def _forget_before(self, group: str, generation: int) -> None:
+        """Forget the keys of a generation that is being replaced."""
+        old = [key for key in self._values if key.startswith(f"{group}/{generation}/")]
+        for key in old:
+            del self._values[key]
+
+    def _leave(self, place: int, number: int, error: Any) -> None:
+        why = self._departures.add(place, number, error)
+        for group, meeting in self._meetings.items():
+            meeting.left(number, why)
+            if place in meeting.places and number == meeting.made_for:  # those that make it wait for keys in vain
+                self._fail_waiters(f"{group}/", why)
+
+    def _fail_waiters(self, prefix: str, why: Leave) -> None:
+        waiting = [waiter for waiter in self._waiters if waiter.keys[0].startswith(prefix)]
         self._waiters = [waiter for waiter in self._waiters if waiter not in waiting]
         for waiter in waiting:
             waiter.take(Found(failure=why))
-
-    def _why(self, group: str, place: int, number: int) -> Found:
-        meeting = self._meetings.get(group)
-        if meeting is None:
-            return Found()
-        cause = meeting.cause(number)
-        if cause is not None and cause.place != place:
-            return Found(failure=cause)
-        return Found(int(meeting.has_left_before(number)))
 
 
 def _number(value: bytes) -> int:

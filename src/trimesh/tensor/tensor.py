@@ -171,19 +171,63 @@ class MeshTensor(torch.Tensor):
         made: MeshTensor = _above("global_tensor").to_global(self, placements)
         return made
 
+    # ---- values: these wait (rule N2) ------------------------------------------------------------------------
+
+    def tolist(self) -> Any:
+        """Return the values as torch's own does, if every rank has the same; see `blocking`."""
+        return _above("blocking").list_now(self)
+
+    def __str__(self) -> str:
+        """Return the values as text, for `print`; `repr(t)` asks nobody."""
+        text: str = _above("showing").text_now(self)
+        return text
+
+    def __format__(self, spec: str) -> str:
+        """Return the values as text; those of a single number, with a format, as that number is formatted."""
+        text: str = _above("showing").formatted_now(self, spec)
+        return text
+
+    # ---- what is not here ------------------------------------------------------------------------------------
+
     def numpy(self, *, force: bool = False) -> NoReturn:
         """Refuse: the values are on the ranks."""
         del force
-        raise TypeError(f"{self!r} has its values on the ranks: write `(await trimesh.fetch(t)).numpy()`")
+        self._refuse("has no array at the controller")
 
     def __array__(self, dtype: Any = None) -> NoReturn:
         """Refuse, as `numpy` does."""
         del dtype
-        self.numpy()
+        self._refuse("has no array at the controller")
+
+    def __dlpack__(self, **_: Any) -> NoReturn:
+        """Refuse: there is no memory here."""
+        self._refuse("has no memory at the controller")
 
     def data_ptr(self) -> NoReturn:
         """Refuse: there is no memory here."""
-        raise TypeError(f"{self!r} has its memory on the ranks, so it has no pointer at the controller")
+        self._refuse("has no pointer at the controller")
+
+    def share_memory_(self) -> NoReturn:
+        """Refuse: there is no memory here."""
+        self._refuse("has no memory at the controller")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse: a pickle would outlive what is on the ranks."""
+        del protocol
+        self._refuse("cannot be pickled or saved")
+
+    def __copy__(self) -> MeshTensor:
+        """Return another handle on the same memory, as `copy.copy` of a tensor does."""
+        made = self.detach()
+        assert isinstance(made, MeshTensor)
+        made.requires_grad_(self.requires_grad)
+        return made
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise TypeError(
+            f"{self!r} has its values on the ranks, and {what}: write `await trimesh.fetch(t)` for all of them, "
+            "or `await trimesh.fetch_shard(t, ...)` for those of one rank"
+        )
 
 
 def _above(module: str) -> Any:
@@ -193,9 +237,14 @@ def _above(module: str) -> Any:
 
 def make(meta: Meta, team: Team, ref: int) -> MeshTensor:
     """Return the handle on a tensor that the ranks of a team have, or will have, under a number."""
+    return make_held(meta, Held(team, ref))
+
+
+def make_held(meta: Meta, held: Held) -> MeshTensor:
+    """Return another handle on a tensor that somebody holds."""
     made: MeshTensor = torch.Tensor._make_wrapper_subclass(
         MeshTensor, meta.size, strides=meta.stride, dtype=meta.dtype, device=meta.device
     )
     made._meta = meta
-    made._held = Held(team, ref)
+    made._held = held
     return made

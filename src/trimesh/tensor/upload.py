@@ -37,9 +37,8 @@ class Sizes(tuple[int, ...]):
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a copy of a tensor of this process, row-major."""
     with torch._C._DisableTorchDispatch():  # a mesh may be active
-        copy = tensor.detach().cpu().contiguous()
-        if copy.data_ptr() == tensor.data_ptr():
-            copy = copy.clone()
+        # By strides of its own: one that has a single element counts as contiguous whatever its strides are.
+        copy = torch.empty(tensor.size(), dtype=tensor.dtype).copy_(tensor.detach())
         flat = copy.reshape(-1).view(torch.uint8) if copy.numel() else torch.empty(0, dtype=torch.uint8)
         bytes_: Any = flat.numpy()
         return memoryview(bytes_)

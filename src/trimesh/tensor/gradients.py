@@ -1,0 +1,181 @@
+"""`grad_generator`: gradients one at a time, so that a schedule decides what is computed between two of them.
+
+`torch.autograd.grad` computes all that it is asked for in one go, and a second call begins at the roots again. Here the
+graph that torch has recorded is walked in Python: each node is executed once, when the first gradient that needs it is
+asked for, and what has reached the others waits at them.
+
+    GG-1 A node is executed after all that lead to it from the roots, so that what has reached it is complete.
+    GG-2 A node is executed only if something that was asked for lies behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import get_gradient_edge
+
+_Edge = tuple[Any, int]
+"""A node of the graph, and which of its inputs."""
+
+
+def grad_generator(
+    roots: torch.Tensor | Sequence[torch.Tensor],
+    params: Iterable[torch.Tensor],
+    grad_roots: Sequence[torch.Tensor | None] | None = None,
+) -> Generator[torch.Tensor | None]:
+    """Yield the gradient of the sum of some tensors by each of others, in their order, computing no more than that.
+
+    What the gradient of a parameter needs is computed when it is asked for, and nothing twice: ask for the last layer
+    first and the rest of the backward pass can wait until its gradient has been sent off. The graph is kept. Takes mesh
+    tensors, of several meshes too, and those of this process.
+
+    Hooks of `params` are run. Those of tensors between them and the roots, and of nodes, are not: torch tells nobody
+    but its own engine of them.
+
+    Args:
+        roots: What is differentiated; one element each, unless `grad_roots` says more.
+        params: By what; any tensors that require gradients, the results of operations included.
+        grad_roots: Gradients of the roots, None for one.
+
+    Yields:
+        The gradient by each of `params`; None where the roots do not depend on it.
+
+    Raises:
+        RuntimeError: A root has no history, or more than one element and no gradient.
+
+    Example:
+        >>> for parameter, grad in zip(params, trimesh.grad_generator(loss, params)):
+        ...     parameter.grad = grad
+    """
+    roots = [roots] if isinstance(roots, torch.Tensor) else list(roots)
+    given = [None] * len(roots) if grad_roots is None else list(grad_roots)
+    params = list(params)
+    wanted = [_edge(param) for param in params]
+    walk = _Walk(frozenset(node for node, _ in wanted))
+    starts: list[_Edge] = []
+    for root, grad in zip(roots, given, strict=True):
+        if grad is None and root.numel() != 1:
+            raise RuntimeError(
+                f"a root must have one element when no gradient is given for it, got {tuple(root.size())}: "
+                "write grad_generator(loss.sum(), params)"
+            )
+        starts.append(_edge(root))
+        with torch.no_grad():
+            walk.add(starts[-1], torch.ones_like(root) if grad is None else grad)
+    walk.explore([node for node, _ in starts])
+    for param, edge in zip(params, wanted, strict=True):
+        yield _after_hooks(param, walk.gradient(edge))
+
+
+def _edge(tensor: torch.Tensor) -> _Edge:
+    if not tensor.requires_grad:
+        raise RuntimeError(f"a gradient is by, or of, a tensor that requires gradients, got {tensor!r}")
+    edge = get_gradient_edge(tensor)
+    return edge.node, edge.output_nr
+
+
+def _after_hooks(param: torch.Tensor, grad: torch.Tensor | None) -> torch.Tensor | None:
+    if grad is not None:
+        for hook in list((param._backward_hooks or {}).values()):
+            changed = hook(grad)
+            grad = grad if changed is None else changed
+    return grad
+
+
+@attrs.define(eq=False)
+class _Walk:
+    """How far a graph has been executed.
+
+    Attributes:
+        wanted: Nodes whose gradients stay when they have been executed.
+    """
+
+    wanted: frozenset[Any]
+    _places: dict[Any, int] = attrs.field(factory=dict[Any, int])  # behind all that lead there
+    _leading: dict[Any, list[Any]] = attrs.field(factory=dict[Any, "list[Any]"])
+    _executed: set[Any] = attrs.field(factory=set[Any])
+    _grads: dict[Any, dict[int, torch.Tensor]] = attrs.field(factory=dict[Any, "dict[int, torch.Tensor]"])
+
+    def explore(self, starts: Sequence[Any]) -> None:
+        """Find all nodes behind some, without recursion: graphs are as deep as programs are long."""
+        finished: list[Any] = []
+        seen: set[Any] = set()
+        for start in starts:
+            stack = [(start, False)]
+            while stack:
+                node, is_finished = stack.pop()
+                if is_finished:
+                    finished.append(node)
+                elif node not in seen:
+                    seen.add(node)
+                    stack.append((node, True))
+                    for following, _ in node.next_functions:
+                        if following is not None:
+                            self._leading.setdefault(following, []).append(node)
+                            stack.append((following, False))
+        self._places = {node: place for place, node in enumerate(reversed(finished))}
+
+    def gradient(self, edge: _Edge) -> torch.Tensor | None:
+        """Execute what the gradient that arrives at an edge needs (GG-2), and return it."""
+        target, number = edge
+        missing: set[Any] = set()
+        stack = list(self._leading.get(target, ()))
+        while stack:
+            node = stack.pop()
+            if node not in self._executed and node not in missing:
+                missing.add(node)
+                stack += self._leading.get(node, ())
+        for node in sorted(missing, key=self._places.__getitem__):  # GG-1
+            self._execute(node)
+        return self._grads.get(target, {}).get(number)
+
+    def add(self, edge: _Edge, grad: torch.Tensor) -> None:
+        """Let a gradient arrive at an edge."""
+        node, number = edge
+        arrived = self._grads.setdefault(node, {})
+        arrived[number] = arrived[number] + grad if number in arrived else grad
+
+    def _execute(self, node: Any) -> None:
+        self._executed.add(node)
+        arrived = self._grads.get(node) if node in self.wanted else self._grads.pop(node, None)
+        if not arrived:
+            return
+        with torch.no_grad():
+            results = _called(node, arrived)
+            for following, result in zip(node.next_functions, results, strict=False):
+                if following[0] is not None and result is not None:
+                    self.add(following, _as_expected(following, result))
+
+
+def _called(node: Any, arrived: dict[int, torch.Tensor]) -> Sequence[torch.Tensor | None]:
+    looks = node._input_metadata
+    grads = [arrived.get(number) for number in range(len(looks))]
+    if not isinstance(node, BackwardCFunction):
+        results = node(*grads)
+        return results if isinstance(results, tuple) else (results,)
+    # Torch's engine puts zeros in the place of what has not arrived at a Function of the user.
+    one = next(iter(arrived.values()))
+    if getattr(node, "materialize_grads", True):
+        grads = [
+            one.new_zeros(tuple(look.shape), dtype=look.dtype) if grad is None else grad
+            for grad, look in zip(grads, looks, strict=True)
+        ]
+    apply: Any = node.apply
+    results = apply(*grads)
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _as_expected(edge: _Edge, grad: torch.Tensor) -> torch.Tensor:
+    """Undo what broadcasting and promotion did to a gradient, which torch's engine does between two nodes."""
+    node, number = edge
+    look = node._input_metadata[number]
+    size = tuple(look.shape)
+    if tuple(grad.size()) != size:
+        grad = grad.sum_to_size(size)
+    if grad.is_complex() and not look.dtype.is_complex:
+        grad = grad.real
+    return grad if grad.dtype is look.dtype else grad.to(look.dtype)

@@ -1,0 +1,164 @@
+"""A rank that cannot take part in a collective frees the others, and the next collective works (N3)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import pytest
+import trio
+
+import trimesh
+from trimesh import Actor, CollectiveFailed, Isolate, MeshErrorGroup, ProcDied, endpoint, this_host
+
+torch = pytest.importorskip("torch", reason="torch is an extra")
+
+pytestmark = [pytest.mark.real, pytest.mark.torch]
+
+GPUS = 3
+
+
+class Gate(Actor):
+    """Holds its rank back in an operation until it is told to let it go on."""
+
+    def __init__(self) -> None:
+        from trimesh.tensor.kernel import kernel
+
+        self._opened = opened = threading.Event()
+        self._reached = reached = threading.Event()
+
+        @kernel("test_gate")
+        def gate(rank: Any, team: Any, value: Any, held: int) -> Any:
+            if rank.number == held:
+                reached.set()
+                opened.wait()
+                opened.clear()
+            return value + 0
+
+    @endpoint(concurrency=4)
+    async def reached(self) -> None:
+        """Return when the rank is at the gate."""
+        await trio.to_thread.run_sync(self._reached.wait)
+        self._reached.clear()
+
+    @endpoint
+    async def open(self) -> None:
+        """Let the rank go on."""
+        self._opened.set()
+
+    @endpoint
+    async def die(self) -> None:
+        """End the process."""
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _gated(tensor: Any, held: int) -> Any:
+    from trimesh.tensor.call import call_kernel
+
+    [made] = call_kernel(tensor._held.team, "test_gate", tensor, held, outputs=[tensor._meta])
+    return made
+
+
+def _poisoned_on(procs: Any, failing: int) -> Any:
+    """Return a tensor that one rank could not compute."""
+    rank = procs.rank_tensor("gpus")
+    with procs.activate():
+        return torch.arange(4.0).index_select(0, ((rank == failing) * 9).reshape(1))
+
+
+async def test_poisoned_input_fails_the_others_and_nothing_else() -> None:
+    async with this_host().spawn_procs({"gpus": GPUS}, preload=("torch",)) as procs:
+        rank = procs.rank_tensor("gpus")
+        for failing in range(GPUS):
+            bad = _poisoned_on(procs, failing)
+            total = bad.reduce("gpus")
+            later = (rank + 1).reduce("gpus")
+            dependent = total + later
+            with pytest.raises(MeshErrorGroup) as caught:
+                await trimesh.fetch(dependent)
+            first, *others = caught.value.exceptions
+            assert isinstance(first, IndexError)
+            assert trimesh.origin(first).point == {"gpus": failing}
+            assert {trimesh.origin(one).point["gpus"] for one in others} == {0, 1, 2} - {failing}
+            for other in others:
+                assert isinstance(other, CollectiveFailed)
+                assert f"rank {failing}" in str(other)
+                assert isinstance(other.__cause__, IndexError)
+                assert "test_group_failures.py" in "".join(other.__notes__)
+            assert later.item() == 6  # issued before anybody knew of the failure
+            assert (rank + 2).reduce("gpus", "max").item() == 4
+            for _ in range(3):  # again and again, without anything good between
+                bad.reduce("gpus", "stack")
+            assert rank.reduce("gpus").item() == 3
+
+
+async def test_failure_in_one_group_leaves_the_other_groups_alone() -> None:
+    async with this_host().spawn_procs({"hosts": 2, "gpus": 2}, preload=("torch",)) as procs:
+        with procs.activate():
+            number = procs.rank_tensor("hosts") * 2 + procs.rank_tensor("gpus")
+            bad = torch.arange(4).index_select(0, ((number == 3) * 9).reshape(1))
+        along = bad.reduce("gpus")
+        assert (await trimesh.fetch_shard(along, hosts=0, gpus=1)).item() == 0
+        for gpus in range(2):
+            with pytest.raises(MeshErrorGroup):
+                await trimesh.fetch_shard(along, hosts=1, gpus=gpus)
+        both = along.reduce("hosts")  # of which everybody lacks a part now
+        for place in [{"hosts": h, "gpus": g} for h in range(2) for g in range(2)]:
+            with pytest.raises(MeshErrorGroup) as caught:
+                await trimesh.fetch_shard(both, place)
+            cause: BaseException | None = caught.value.exceptions[0]
+            while isinstance(cause, CollectiveFailed):
+                cause = cause.__cause__
+            assert isinstance(cause, IndexError)
+        assert number.reduce(("hosts", "gpus")).item() == 6
+        assert (await trimesh.fetch_shard(number.reduce("hosts"), hosts=0, gpus=1)).item() == 4
+
+
+async def test_in_place_reduction_of_something_poisoned() -> None:
+    async with this_host().spawn_procs({"gpus": GPUS}, preload=("torch",)) as procs:
+        bad = _poisoned_on(procs, 1)
+        with procs.activate():
+            mine = bad * 1
+        mine.reduce_("gpus")
+        for gpus, kind in enumerate((CollectiveFailed, IndexError, CollectiveFailed)):
+            with pytest.raises(MeshErrorGroup) as caught:
+                await trimesh.fetch_shard(mine, gpus=gpus)
+            assert isinstance(caught.value.exceptions[0], kind)
+
+
+async def test_process_answers_while_a_collective_waits() -> None:
+    async with this_host().spawn_procs({"gpus": GPUS}, preload=("torch",)) as procs:
+        gates = await procs.spawn("gates", Gate)
+        total = _gated(procs.rank_tensor("gpus"), 0).reduce("gpus")
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trimesh.fetch, total)
+                await gates.slice(gpus=0).reached.call_one()
+                await gates.slice(gpus=1).open.call_one()  # a rank that waits in the collective
+                scope.cancel()
+        assert scope.cancelled_caught
+        await gates.slice(gpus=0).open.call_one()
+        assert total.item() == 3
+
+
+@pytest.mark.parametrize("dying", [0, 2])  # the first rank has the store
+@pytest.mark.parametrize("is_connected", [False, True])
+async def test_death_in_a_collective_frees_the_others(dying: int, *, is_connected: bool) -> None:
+    async with this_host().spawn_procs({"gpus": GPUS}, preload=("torch",), supervision=Isolate()) as procs:
+        gates = await procs.spawn("gates", Gate)
+        rank = procs.rank_tensor("gpus")
+        if is_connected:
+            assert rank.reduce("gpus").item() == 3
+        total = _gated(rank, dying).reduce("gpus")
+        with pytest.raises(ExceptionGroup) as caught:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trimesh.fetch, total)
+                await gates.slice(gpus=dying).reached.call_one()
+                await gates.slice(gpus=dying).die.broadcast()
+        first, *others = trimesh.leaves(caught.value)
+        assert isinstance(first, ProcDied)
+        assert all(isinstance(other, CollectiveFailed | ProcDied) for other in others)
+        left = procs.exclude([{"gpus": dying}])  # their threads wait for nothing any more
+        assert left.rank_tensor("gpus").reduce("gpus").item() == 3 - dying
