@@ -1,5 +1,15 @@
 """The tensor engine: torch on the ranks of a mesh, from one script."""
 
+try:
+    import torch as torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        "tensors on a mesh need torch, which is not installed here: write `pip install 'trimesh-actors[torch]'`",
+        name="torch",
+    ) from error
+
 from trimesh.tensor.compiled import compile  # noqa: A004 - as torch's own
 from trimesh.tensor.errors import RecordingError
 from trimesh.tensor.fetching import fetch, fetch_shard
