@@ -89,6 +89,18 @@ def test_train_bytes_loses_nothing_by_the_death(training: str) -> None:
     assert losses(training) == losses(undisturbed)
 
 
+@pytest.mark.torch
+def test_ddp_training_is_the_training_in_one_process() -> None:
+    printed = run_example("ddp_training.py", "--ranks", "3", "--steps", "8")
+
+    steps = re.findall(r"^step +\d+  loss (\S+)  in one process (\S+)$", printed, re.MULTILINE)
+    assert len(steps) == 8
+    assert all(abs(float(one) - float(other)) < 1e-5 for one, other in steps)
+    assert float(steps[-1][0]) < float(steps[0][0]) - 1
+    assert "less than 1e-05" in printed
+    assert "the ranks have the same weights" in printed
+
+
 def test_ping_pong_prints_the_latency() -> None:
     printed = run_example("ping_pong.py", "--rounds", "200")
 
@@ -160,7 +172,7 @@ def test_weight_sync_is_never_torn() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("program", ["train_module.py", "tensor_parallel.py", "train_bytes_on_mesh.py"])
+@pytest.mark.parametrize("program", ["train_module.py", "tensor_parallel.py", "train_bytes_on_mesh.py", "pipeline.py"])
 def test_training_on_a_mesh_has_the_losses_of_plain_torch(program: str) -> None:
     there = run_example(program, "--steps", "6", "--seed", "1")
     here = run_example(program, "--steps", "6", "--seed", "1", "--plain")
@@ -170,3 +182,16 @@ def test_training_on_a_mesh_has_the_losses_of_plain_torch(program: str) -> None:
     if program == "tensor_parallel.py":
         assert "up.weight    (128, 32)  lies ['tp', None]   a rank has (64, 32)" in there
         assert "norm.weight  (32,)      lies [None]         a rank has (32,)" in there
+
+
+@pytest.mark.torch
+def test_generators_write_what_the_trainer_has_learned() -> None:
+    """The weights that moved, and those that were read, are the trainer's: all write the same, and what was learned."""
+    said = run_example("generate_with_trained.py", "--rounds", "3")
+
+    by_round = [float(loss) for loss in facts(r"^round \d  loss (\S+)  '", said)]
+    assert len(by_round) == 3
+    assert by_round[0] > 10 * by_round[2]
+    assert "she sells sea shells by the sea shore; she sell" in facts(r"^round 3  loss \S+  '(.*)'$", said)
+    assert facts(r"^round 3  loss \S+  '(.*)'$", said) == facts(r"^by handles +'(.*)'$", said)
+    assert facts(r"^by handles +'(.*)'$", said) == facts(r"^here +'(.*)'$", said)

@@ -30,6 +30,7 @@ async def test_global_tensors() -> None:
         await check_trees_are_fetched_at_once(procs)
         await check_views_of_the_mesh_hold_global_tensors(procs)
         await check_random_numbers_do_not_depend_on_placements(procs)
+        await check_one_rank_that_fails_fails_what_needs_it(procs)
 
 
 async def equal(value: Any, expected: Any, *, atol: float = 1e-5) -> bool:
@@ -248,7 +249,8 @@ async def check_views_of_the_mesh_hold_global_tensors(procs: ProcMesh) -> None:
 
 async def check_random_numbers_do_not_depend_on_placements(procs: ProcMesh) -> None:
     """They are those of one generator of this process that has the same seed."""
-    local = torch.Generator().manual_seed(torch.Generator().initial_seed())
+    trimesh.manual_seed(5, procs)
+    local = torch.Generator().manual_seed(5)
     one = torch.zeros(7, 6)
     layouts = ([None, None], ["dp", None], [("dp", "tp"), None], [None, "tp"], ["tp", "dp"])
     for there in [trimesh.distribute(one, procs, layout) for layout in layouts]:
@@ -263,3 +265,17 @@ async def check_random_numbers_do_not_depend_on_placements(procs: ProcMesh) -> N
     total = there.T @ there  # partial
     kept = torch.nn.functional.dropout(total + 1, 0.5)
     assert torch.equal(await trimesh.fetch(kept), torch.empty(6, 6).bernoulli_(0.5, generator=local).div_(0.5))
+
+
+async def check_one_rank_that_fails_fails_what_needs_it(procs: ProcMesh) -> None:
+    """Nobody waits for a rank that has nothing to give, and what comes after that is right."""
+    with procs.activate():
+        own = torch.ones(2)
+    bad = own.index_select(0, procs.rank_tensor("dp").reshape(1) * 9).to_global(["dp"])  # out of range where dp is 1
+    one = torch.randn(2, 2)
+    w = trimesh.distribute(one, procs, ["dp", None])
+    for dependent in (bad, bad + w[:, 0], (bad * 2).sum()):
+        with pytest.raises(MeshErrorGroup) as caught:
+            await trimesh.fetch(dependent)
+        assert [type(error) for error in trimesh.leaves(caught.value)][:1] == [IndexError]
+        assert await equal(w @ w.T, one @ one.T)

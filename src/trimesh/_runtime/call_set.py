@@ -135,6 +135,7 @@ class CallSet:
         call_id = proc.new_call_id()
         parcel = encode_request(proc, request, call_id, target.mesh, budget)
         call = SetCall(proc, call_id, request, target, key, self, budget=budget)
+        call.hold(parcel.attachments)
         self.running[call] = None
         proc.begin(call, parcel)
         call.check_end()

@@ -16,6 +16,7 @@ import trio
 
 from trimesh import limits
 from trimesh._routing.collector import Collector, Failed, Outcome, Returned
+from trimesh._runtime.guarded import Guarded
 from trimesh._runtime.peer import Parcel, Peer, Pending
 from trimesh._runtime.reports import report_silent
 from trimesh.errors import ProtocolError
@@ -74,6 +75,7 @@ class OutgoingCall:
     _index: dict[Peer, int]
     _task: trio.lowlevel.Task | None
     _cancelling: bool
+    _attachments: Sequence[object]
 
     def __init__(
         self,
@@ -102,6 +104,7 @@ class OutgoingCall:
         self._index = {target.peer: index for index, target in enumerate(targets)}
         self._task = None
         self._cancelling = False
+        self._attachments = ()
 
     @property
     def is_broadcast(self) -> bool:
@@ -150,6 +153,17 @@ class OutgoingCall:
     def peers(self) -> AbstractSet[Peer]:
         """Return the processes that are addressed."""
         return self._index.keys()
+
+    def hold(self, attachments: Sequence[object]) -> None:
+        """Keep what the arguments refer to until the call has ended.
+
+        Raises:
+            TypeError: Something of it cannot be sent to these actors, or by this verb.
+        """
+        self._attachments = attachments
+        for thing in attachments:
+            if isinstance(thing, Guarded):
+                thing.check(self.peers(), is_broadcast=self.is_broadcast)
 
     def start(self, parcel: Parcel) -> None:
         """Send to every target that has room, queue for the others, settle the dead ones."""

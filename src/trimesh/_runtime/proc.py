@@ -328,7 +328,8 @@ class Proc:
         return next(self._call_ids)
 
     def begin(self, call: OutgoingCall, parcel: Parcel) -> None:
-        """Register a call and send it."""
+        """Register a call and send it. `TypeError` for what its actors cannot be sent."""
+        call.hold(parcel.attachments)
         if not call.is_broadcast:
             self._calls[call.call_id] = call
         call.start(parcel)

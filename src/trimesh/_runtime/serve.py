@@ -17,6 +17,7 @@ from trimesh._runtime.incoming import IncomingCall
 from trimesh._runtime.item_sender import produce
 from trimesh._runtime.run_in_context import run_in_context
 from trimesh._runtime.values import Values
+from trimesh._wire.not_yet import NotYet
 from trimesh.errors import Origin
 
 _OWN_FILES: Final = {__file__, item_sender.__file__, context_runner.__file__}
@@ -88,7 +89,7 @@ async def _run(
 ) -> trio.Event | None:
     try:
         try:
-            arguments = values.decode_call(call.payload, call.bodies, call.spec, is_owner=call.peer.is_owner)
+            arguments = await _arguments(call, values)
         finally:
             call.forget_arguments()
         result = await _invoke(call, actor, context, values, *arguments)
@@ -101,6 +102,16 @@ async def _run(
     except BaseException as raised:  # noqa: BLE001 - told to the caller, whatever it is
         # In a function of its own: no frame of the traceback holds the error, so all goes when it has been told.
         return _tell(call, raised, origin, values, on_lost_error)
+
+
+async def _arguments(call: IncomingCall, values: Values) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Decode the arguments, when all that they stand for is there."""
+    while True:
+        try:
+            return values.decode_call(call.payload, call.bodies, call.spec, is_owner=call.peer.is_owner)
+        except NotYet as early:
+            wait = early.wait
+        await wait()
 
 
 def _tell(

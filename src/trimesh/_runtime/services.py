@@ -9,16 +9,18 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import attrs
 import trio
 
 from trimesh import limits
+from trimesh._runtime.context import current_proc
 from trimesh._runtime.incoming import take_payload
 from trimesh._runtime.peer import Parcel, Peer
 from trimesh._transport.base import Buffer
 from trimesh._wire import messages
+from trimesh._wire.not_yet import NotYet
 from trimesh.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -47,9 +49,22 @@ class Handler(Protocol):
     def refused(self, peer: Peer, why: str) -> None:
         """Learn that a process cannot take messages of this service."""
 
+    def rebuild(self, *fields: Any) -> Any:
+        """Return what stands in the arguments of a call for something that this service has here.
+
+        Raises:
+            NotYet: It is not here yet.
+            TypeError: It never will be.
+        """
+
 
 _Early = tuple[Peer, bytes, list[memoryview], "Cargo | None"]
 """A message that has come before its service: who sent it, payload, bodies, cargo."""
+
+
+def rebuild(name: str, *fields: Any) -> Any:
+    """Return what stands in a value for something that a service has in this process; see `Handler.rebuild`."""
+    return current_proc().services.rebuild(name, fields)
 
 
 @attrs.define(eq=False)
@@ -63,6 +78,7 @@ class Services:
     proc: Proc
     _handlers: dict[str, Handler] = attrs.field(factory=dict[str, "Handler"])
     _early: dict[str, list[_Early]] = attrs.field(factory=dict[str, "list[_Early]"])
+    _opening: dict[str, trio.Event] = attrs.field(factory=dict[str, trio.Event])
 
     def __attrs_post_init__(self) -> None:
         self.proc.routes[messages.Service] = self._received
@@ -104,6 +120,15 @@ class Services:
             return link.send(head, bodies)
         return self.proc.cast(living, Parcel(head, bodies))
 
+    def rebuild(self, name: str, fields: Sequence[Any]) -> Any:
+        """See `Handler.rebuild`; while the service is being imported, it is not here yet."""
+        handler, opening = self._handlers.get(name), self._opening.get(name)
+        if handler is not None:
+            return handler.rebuild(*fields)
+        if opening is not None:
+            raise NotYet(opening.wait)
+        raise TypeError(f"what a value stands for must be in the process that it is sent to, and no {name} are here")
+
     # ---- messages --------------------------------------------------------------------------------------------
 
     def _received(self, peer: Peer, message: messages.Service, bodies: list[memoryview]) -> None:
@@ -123,10 +148,17 @@ class Services:
             self._early[name].append((peer, bytes(payload), rest, cargo))
         else:
             self._early[name] = [(peer, bytes(payload), rest, cargo)]
+            self._opening[name] = trio.Event()
             self.proc.serve(partial(self._open, name))
 
     @trio.lowlevel.enable_ki_protection
     async def _open(self, name: str) -> None:
+        try:
+            await self._import(name)
+        finally:
+            self._opening.pop(name).set()
+
+    async def _import(self, name: str) -> None:
         module = MODULES[name]
         try:
             if self.proc.is_simulated:

@@ -8,6 +8,7 @@ from typing import Any
 
 from trimesh._runtime import torch_values
 from trimesh._runtime.endpoint_spec import EndpointSpec
+from trimesh._runtime.guarded import Guarded
 from trimesh._wire.by_value import DefinitionBytes, Definitions
 from trimesh._wire.exception_text import type_name
 from trimesh._wire.exceptions import decode_exception, encode_exception
@@ -48,7 +49,7 @@ class Values:
 
     def encode(self, value: object, *, what: str) -> Encoded:
         """Encode a value; `TypeError` names `what` and the part that cannot be serialised."""
-        return self._encoder.encode(value, what=what)
+        return _unguarded(self._encoder.encode(value, what=what), what)
 
     def item_type(self, annotation: Any) -> ItemType | None:
         """Return what the items of a channel are that is opened here; None where each says itself what it is."""
@@ -94,10 +95,11 @@ class Values:
     def encode_construction(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str) -> Encoded:
         """Encode a class and what it is called with; `TypeError` names the argument that cannot be serialised."""
         try:
-            return self._encoder.encode((cls, args, kwargs), what=f"the arguments of {name}")
+            encoded = self._encoder.encode((cls, args, kwargs), what=f"the arguments of {name}")
         except TypeError:
             self._encoder.encode_call((cls, *args), kwargs, endpoint=f"{name}.__init__")  # names the argument
             raise
+        return _unguarded(encoded, f"the arguments of {name}")
 
     def decode_construction(
         self, payload: Buffer, bodies: Sequence[memoryview], *, name: str
@@ -108,11 +110,11 @@ class Values:
 
     def encode_result(self, value: object, spec: EndpointSpec) -> Encoded:
         """Encode what an endpoint has returned; see `encode`."""
-        return self._encoder.encode(value, what=f"the result of {spec.name}()")
+        return self.encode(value, what=f"the result of {spec.name}()")
 
     def encode_item(self, value: object, spec: EndpointSpec) -> Encoded:
         """Encode what a generator endpoint has yielded; see `encode`."""
-        return self._encoder.encode(value, what=f"an item of {spec.name}()")
+        return self.encode(value, what=f"an item of {spec.name}()")
 
     def decode_result(self, payload: Buffer, bodies: Sequence[memoryview], spec: EndpointSpec | None) -> Any:
         """Decode a result or an item; see `decode`."""
@@ -146,6 +148,13 @@ class Values:
     ) -> None:
         """Take a definition of a peer; see `Definitions.define`. `ProtocolError` for bytes that are none."""
         self._definitions.define(definition, payload, cargo, attachments)
+
+
+def _unguarded(encoded: Encoded, what: str) -> Encoded:
+    """Refuse what travels in calls alone, where somebody keeps it until they have ended."""
+    if any(isinstance(thing, Guarded) for thing in encoded.attachments):
+        raise TypeError(f"a mesh tensor travels as an argument of a call, got one in {what}: send its value, or call")
+    return encoded
 
 
 def describe(origin: Origin) -> str:

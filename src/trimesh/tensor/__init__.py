@@ -1,5 +1,15 @@
 """The tensor engine: torch on the ranks of a mesh, from one script."""
 
+try:
+    import torch as torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        "tensors on a mesh need torch, which is not installed here: write `pip install 'trimesh-actors[torch]'`",
+        name="torch",
+    ) from error
+
 from trimesh.tensor.compiled import compile  # noqa: A004 - as torch's own
 from trimesh.tensor.errors import RecordingError
 from trimesh.tensor.fetching import fetch, fetch_shard
@@ -9,7 +19,9 @@ from trimesh.tensor.gradients import grad_generator
 from trimesh.tensor.mesh import activate
 from trimesh.tensor.modules import module_to_mesh
 from trimesh.tensor.placement import Placements
+from trimesh.tensor.publishing import rdma_buffers
 from trimesh.tensor.reduction import reduce, reduce_
+from trimesh.tensor.references import rref
 from trimesh.tensor.seeding import get_rng_state, manual_seed, set_rng_state
 from trimesh.tensor.showing import inspect, show
 from trimesh.tensor.tensor import MeshTensor
@@ -31,11 +43,13 @@ __all__ = [
     "manual_seed",
     "module_to_mesh",
     "placements",
+    "rdma_buffers",
     "redistribute",
     "reduce",
     "reduce_",
     "remote",
     "replicate",
+    "rref",
     "set_rng_state",
     "show",
 ]

@@ -205,7 +205,7 @@ class Engine:
 
     def wake(self) -> None:
         """Have what is issued sent, also where no turn of Trio's loop ends soon: in a task of asyncio."""
-        if not trio.lowlevel.in_trio_run():
+        if not trio.lowlevel.in_trio_task():
             self._token.run_sync_soon(self.flush, idempotent=True)
 
     def flush(self) -> None:
@@ -230,16 +230,14 @@ class Engine:
         Raises:
             trio.TooSlowError: The deadline of the task has passed meanwhile.
         """
-        if get_ident() != self.thread:
-            return  # of autograd, for which the thread of Trio waits, and then sends
         self._post(team)
-        if self.proc.is_simulated:
+        if self.proc.is_simulated or get_ident() != self.thread:  # of autograd, while the thread of Trio waits for it
             return
         self.proc.pump(0)
-        team.is_lost = any(peer.link is None for peer in team.peers)  # the next operation says so
+        team.is_lost |= any(peer.link is None for peer in team.peers)  # the next operation says so
         while team.issued - team.executed > limits.TENSOR_COMMANDS_AHEAD and not team.is_lost:
             self.wait_now("the ranks caught up with what was issued")
-            team.is_lost = any(peer.link is None for peer in team.peers)
+            team.is_lost |= any(peer.link is None for peer in team.peers)
 
     def wait_now(self, what: str) -> None:
         """Read what has come, waiting for a moment, without `await`.

@@ -58,6 +58,16 @@ class OnRank(Protocol):
         ...
 
 
+@attrs.frozen
+class Here:
+    """Stands for the rank that a function runs on."""
+
+    def on_rank(self, rank: Rank, team: TeamOnRank) -> Rank:
+        """See `OnRank`."""
+        del team
+        return rank
+
+
 def look_of(tensor: torch.Tensor) -> Look:
     """Return the looks of a tensor."""
     return Look(tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype)

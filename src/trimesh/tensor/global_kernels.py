@@ -5,7 +5,8 @@ Collectives are torch's own. Every rank of the team runs each of these kernels, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 import torch
@@ -93,43 +94,61 @@ def to_global(
 @kernel("placements", takes_poison=True)
 def placements(rank: Rank, team: TeamOnRank, value: DTensor | Poison, request: int) -> None:
     """Tell the controller how a tensor lies."""
-    if team.index != 0:
-        return
-    if isinstance(value, Poison):
-        rank.outside.reply(request, value)
-        return
-    _fresh(rank, value)
-    cuts = [getattr(one, "dim", WHOLE) for one in value.placements]
-    partial = [getattr(one, "reduce_op", "") for one in value.placements]
-    rank.outside.reply(request, (cuts, partial))
+
+    def find(fresh: DTensor) -> tuple[list[int], list[str]]:
+        cuts = [getattr(one, "dim", WHOLE) for one in fresh.placements]
+        return cuts, [getattr(one, "reduce_op", "") for one in fresh.placements]
+
+    _answer(rank, team, [value], request, lambda found: find(found[0]), is_asked=team.index == 0)
 
 
 @kernel("fetch_full", takes_poison=True)
 def fetch_full(rank: Rank, team: TeamOnRank, values: list[DTensor | Poison], request: int) -> None:
     """Bring whole tensors out: the first rank sends them, the others only say that they could."""
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, Poison):
-            rank.leave(team, value)
-            rank.outside.reply(request, value)
-            return
-        whole = _fresh(rank, value).full_tensor()
-        if team.index == 0:
-            found.append(whole.detach().cpu().clone(memory_format=torch.contiguous_format))
-    rank.outside.reply(request, found)
+
+    def find(fresh: list[DTensor]) -> list[torch.Tensor]:
+        wholes = [one.full_tensor() for one in fresh]
+        return [_copy(whole) for whole in wholes] if team.index == 0 else []
+
+    _answer(rank, team, values, request, find, is_asked=True)
 
 
 @kernel("fetch_part", takes_poison=True)
 def fetch_part(rank: Rank, team: TeamOnRank, value: DTensor | Poison, request: int, place: int) -> None:
     """Bring one rank's part out; all take part, because what is partial is added up first."""
-    if isinstance(value, Poison):
-        rank.leave(team, value)
-        if team.index == place:
-            rank.outside.reply(request, value)
-        return
-    part = _fresh(rank, value).redistribute(placements=unsummed(value.placements)).to_local()
-    if team.index == place:
-        rank.outside.reply(request, part.detach().cpu().clone(memory_format=torch.contiguous_format))
+
+    def find(fresh: list[DTensor]) -> torch.Tensor:
+        return _copy(fresh[0].redistribute(placements=unsummed(fresh[0].placements)).to_local())
+
+    _answer(rank, team, [value], request, find, is_asked=team.index == place)
+
+
+def _answer(
+    rank: Rank,
+    team: TeamOnRank,
+    values: Sequence[DTensor | Poison],
+    request: int,
+    find: Callable[[list[DTensor]], Any],
+    *,
+    is_asked: bool,
+) -> None:
+    """Send what `find` makes of global tensors, or why there is nothing to send."""
+    poison = next((value for value in values if isinstance(value, Poison)), None)
+    found: Any = None
+    if poison is not None:
+        rank.leave(team, poison)
+    else:
+        try:
+            found = find([_fresh(rank, value) for value in values if not isinstance(value, Poison)])
+        except Exception as error:  # noqa: BLE001 - goes to whoever fetches
+            poison = Poison(team.number, team.done, "trimesh::fetch", error)
+            rank.leave(team, poison)
+    if is_asked:
+        rank.outside.reply(request, found if poison is None else poison)
+
+
+def _copy(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
 def _detached(value: DTensor, made: DTensor) -> DTensor:

@@ -18,6 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from trimesh import limits
+from trimesh.errors import CollectiveFailed
 from trimesh.tensor.convolution import convolution, convolution_backward
 from trimesh.tensor.copied_view import copied_views
 from trimesh.tensor.kernel import FAMILIES, Kernel
@@ -94,7 +95,7 @@ def _plain(operator: Operator, writes: Sequence[Write], *, settles: bool) -> Ope
         try:
             if call is not None:
                 return call(*args, **kwargs)
-        except (MemoryError, torch.OutOfMemoryError):
+        except (CollectiveFailed, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             if call is operator and not _is_refused(error):

@@ -8,6 +8,7 @@ import trio
 from trimesh._runtime.ownership import OwnedProcs
 from trimesh._runtime.proc import Proc
 from trimesh.errors import MeshStopped
+from trimesh.tensor import lending as lending  # noqa: PLC0414 - says how mesh tensors travel
 from trimesh.tensor.activation import clear_activations, sweep_activations
 from trimesh.tensor.engine import Engine
 from trimesh.tensor.service import open_service

@@ -21,6 +21,8 @@ def manual_seed(seed: int, mesh: ProcMesh, *, same: bool = False) -> None:
     """Seed torch's generators on the ranks, in order with the operations on their tensors.
 
     `torch.manual_seed` seeds those of this process only. A rank's generator is shared by all that runs in its process.
+    Global tensors of this view draw from one of their own, the same on every rank: it gets `seed`, and gives the
+    numbers that torch gives here after `torch.manual_seed(seed)`, however the tensors lie.
 
     Args:
         seed: Of the first rank of the view; the others have one more each.

@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 
 from trimesh.tensor.kernel import kernel
+from trimesh.tensor.random import generator_of
 from trimesh.tensor.rank import Rank, TeamOnRank
 
 
 @kernel("seed")
 def seed_generators(rank: Rank, team: TeamOnRank, seed: int, step: int) -> None:
-    """Seed the generators of this process."""
-    del rank
+    """Seed the generators of this process, and, with one seed, that of the team's global tensors."""
     torch.manual_seed(seed + step * team.index)
+    generator_of(rank, team).manual_seed(seed)
 
 
 @kernel("get_generator")

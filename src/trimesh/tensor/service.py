@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
+import torch
 import trio
 
 from trimesh import limits
 from trimesh._runtime.services import TENSORS
+from trimesh._wire.not_yet import NotYet
 from trimesh.errors import Origin, ProtocolError, ShapeError
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent
@@ -165,6 +167,22 @@ class _Hosted:
         return Origin(rank.extent.point(rank.number), rank.mesh, None, what, proc.host_name, proc.pid)
 
 
+_ELSEWHERE: Final = "an endpoint gets a mesh tensor as its own rank has it, got one of other processes"
+
+
+@attrs.frozen
+class _Mark:
+    """Says when what came before it has been executed."""
+
+    hosted: _Hosted
+    done: trio.Event
+
+    def execute(self, rank: Rank, team: TeamOnRank) -> None:
+        """See `Step`."""
+        del rank, team
+        self.hosted.tell(self.done.set)
+
+
 @attrs.define(eq=False)
 class TensorService:
     """All of one process.
@@ -189,6 +207,47 @@ class TensorService:
         found = self._hosted.get((controller, engine))
         return None if found is None else found.rank
 
+    def rebuild(self, *fields: Any) -> torch.Tensor:
+        """See `Handler`: the tensor that a rank of this process has; the fields are those of `_lent`."""
+        if len(fields) != 5 or not all(type(field) is int for field in fields):
+            raise ProtocolError(f"a mesh tensor must be named by five numbers, got {fields!r}")
+        return self._lent(*fields)
+
+    def _lent(self, controller: int, engine: int, number: int, issued: int, ref: int) -> torch.Tensor:
+        """Return what a rank that lives here has of a tensor that an actor beside it has been sent.
+
+        Args:
+            controller: Who commands it.
+            engine: Number there.
+            number: Of the team.
+            issued: Commands of the team that come first.
+            ref: Of the tensor.
+
+        Raises:
+            NotYet: They have not been executed; or the tensor could not be computed, as its `wait` then says.
+            TypeError: No such rank lives here.
+        """
+        hosted = self._hosted.get((ProcId(controller), engine))
+        team = None if hosted is None else hosted.rank.teams.get(number)
+        if hosted is None or team is None:
+            raise TypeError(_ELSEWHERE)
+        if team.done < issued:
+            done = trio.Event()
+            hosted.runner.put(team, [_Mark(hosted, done)])
+            raise NotYet(done.wait)
+        value = hosted.rank.values.get(ref)
+        if isinstance(value, torch.Tensor):
+            return value
+        failed: BaseException = LookupError("the tensor was freed before the endpoint could take it")
+        if isinstance(value, Poison):
+            failed = value.error
+
+        async def fail() -> None:
+            await trio.lowlevel.checkpoint()
+            raise failed
+
+        raise NotYet(fail)
+
     def received(self, peer: Peer, payload: Buffer, bodies: list[memoryview], cargo: Cargo | None) -> None:
         """See `Handler`."""
         message = protocol.decode(payload)
@@ -205,7 +264,6 @@ class TensorService:
                 self.stores.asked(peer, message)
             case protocol.Answer():
                 self.stores.answered(peer, message)
-
             case protocol.Offer():
                 moves_of(self.proc).offered(peer, message, bodies)
             case protocol.Taken():
