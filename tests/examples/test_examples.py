@@ -89,6 +89,18 @@ def test_train_bytes_loses_nothing_by_the_death(training: str) -> None:
     assert losses(training) == losses(undisturbed)
 
 
+@pytest.mark.torch
+def test_ddp_training_is_the_training_in_one_process() -> None:
+    printed = run_example("ddp_training.py", "--ranks", "3", "--steps", "8")
+
+    steps = re.findall(r"^step +\d+  loss (\S+)  in one process (\S+)$", printed, re.MULTILINE)
+    assert len(steps) == 8
+    assert all(abs(float(one) - float(other)) < 1e-5 for one, other in steps)
+    assert float(steps[-1][0]) < float(steps[0][0]) - 1
+    assert "less than 1e-05" in printed
+    assert "the ranks have the same weights" in printed
+
+
 def test_ping_pong_prints_the_latency() -> None:
     printed = run_example("ping_pong.py", "--rounds", "200")
 
