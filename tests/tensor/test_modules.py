@@ -49,6 +49,7 @@ async def test_modules() -> None:
         await check_training_equals_local_training(procs)
         await check_gradients_are_added_up_once(procs)
         await check_state_goes_out_and_in(procs)
+        await check_training_goes_on_from_a_saved_state(procs)
         await check_buffers_are_moved(procs)
         await check_parameters_keep_what_they_are(procs)
         check_plans_that_do_not_fit_are_refused(procs)
@@ -120,6 +121,25 @@ async def check_state_goes_out_and_in(procs: ProcMesh) -> None:
     with torch.no_grad():
         model.norm.bias.zero_()
     assert (await trimesh.fetch(average.norm.bias)).sum() == 8
+
+
+async def check_training_goes_on_from_a_saved_state(procs: ProcMesh) -> None:
+    text, goal = torch.randint(0, 11, (4, 5)), torch.randint(0, 11, (4, 5))
+    there, goal_there = (trimesh.distribute(one, procs, ["dp", None]) for one in (text, goal))
+    losses = []
+    model = trimesh.module_to_mesh(network(), procs, TENSOR_PARALLEL)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    for _ in range(2):
+        step(model, optimizer, there, goal_there)
+    saved = await trimesh.fetch([model.state_dict(), optimizer.state_dict()])
+    losses.append([step(model, optimizer, there, goal_there).item() for _ in range(3)])
+    again = trimesh.module_to_mesh(network(), procs)
+    optimizer = torch.optim.AdamW(again.parameters(), lr=0.02)
+    again.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    trimesh.optimizer_to_mesh(optimizer)
+    losses.append([step(again, optimizer, there, goal_there).item() for _ in range(3)])
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
 
 
 async def check_buffers_are_moved(procs: ProcMesh) -> None:
