@@ -172,7 +172,7 @@ def test_weight_sync_is_never_torn() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("program", ["train_module.py", "tensor_parallel.py", "train_bytes_on_mesh.py"])
+@pytest.mark.parametrize("program", ["train_module.py", "tensor_parallel.py", "train_bytes_on_mesh.py", "pipeline.py"])
 def test_training_on_a_mesh_has_the_losses_of_plain_torch(program: str) -> None:
     there = run_example(program, "--steps", "6", "--seed", "1")
     here = run_example(program, "--steps", "6", "--seed", "1", "--plain")
@@ -182,3 +182,16 @@ def test_training_on_a_mesh_has_the_losses_of_plain_torch(program: str) -> None:
     if program == "tensor_parallel.py":
         assert "up.weight    (128, 32)  lies ['tp', None]   a rank has (64, 32)" in there
         assert "norm.weight  (32,)      lies [None]         a rank has (32,)" in there
+
+
+@pytest.mark.torch
+def test_generators_write_what_the_trainer_has_learned() -> None:
+    """The weights that moved, and those that were read, are the trainer's: all write the same, and what was learned."""
+    said = run_example("generate_with_trained.py", "--rounds", "3")
+
+    by_round = [float(loss) for loss in facts(r"^round \d  loss (\S+)  '", said)]
+    assert len(by_round) == 3
+    assert by_round[0] > 10 * by_round[2]
+    assert "she sells sea shells by the sea shore; she sell" in facts(r"^round 3  loss \S+  '(.*)'$", said)
+    assert facts(r"^round 3  loss \S+  '(.*)'$", said) == facts(r"^by handles +'(.*)'$", said)
+    assert facts(r"^by handles +'(.*)'$", said) == facts(r"^here +'(.*)'$", said)

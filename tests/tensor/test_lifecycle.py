@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -11,7 +12,19 @@ import pytest
 import trio
 
 import trimesh
-from trimesh import FailFast, Isolate, MeshErrorGroup, MeshStopped, ProcDied, ProcMesh, Restart, this_host
+from trimesh import (
+    Actor,
+    FailFast,
+    Isolate,
+    MeshErrorGroup,
+    MeshStopped,
+    ProcDied,
+    ProcMesh,
+    Restart,
+    endpoint,
+    this_host,
+)
+from trimesh._runtime.context import current_proc
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
@@ -76,9 +89,37 @@ async def test_training_goes_on_from_the_last_state_on_a_restarted_mesh() -> Non
                 await procs.settled()
                 with pytest.raises(ProcDied):  # what was on that mesh is gone
                     other + 1
+        del held, other
+        gc.collect()  # errors and their frames hold some
+        assert await values_of_survivor(procs) == 0, "the ranks that live have let go of it, too"
         expected = torch.full((3,), float(sum(range(6))))
         assert torch.equal(weight, expected)
         assert (deaths, where) == (1, [{"gpus": 1}])
+
+
+class Gauge(Actor):
+    """Looks at the rank that lives in its process."""
+
+    @endpoint
+    async def count(self) -> int:
+        """Return how many values it has."""
+        from trimesh.tensor.service import TensorService
+
+        await trio.lowlevel.checkpoint()
+        service = current_proc().above[TensorService]
+        assert isinstance(service, TensorService)
+        [hosted] = service._hosted.values()
+        return len(hosted.rank.values)
+
+
+async def values_of_survivor(procs: ProcMesh) -> int:
+    gauges = await procs.slice(gpus=0).spawn("gauges", Gauge)
+    count = 1
+    for _ in range(100):  # the last batch may be under way
+        count = await gauges.count.call_one()
+        if not count:
+            break
+    return count
 
 
 async def test_isolated_death_leaves_other_teams_alone() -> None:
@@ -123,6 +164,26 @@ async def test_block_waits_for_what_was_issued() -> None:
                 for _ in range(200):
                     big = big @ big / 2000
         assert time.monotonic() - began < 8, "a cancel does not wait for what was issued"
+
+
+async def test_nothing_of_an_engine_outlives_its_block() -> None:
+    async with this_host().warm(preload=("torch",)) as host:
+        async with host.spawn_procs({"gpus": 1}) as procs:
+            with procs.activate():
+                t = torch.ones(2)
+            engine = t._held.team.engine
+            controlled = engine.on_closed.__self__
+            assert controlled in instruments()
+            assert (await trimesh.fetch_shard(t, gpus=0)).tolist() == [1, 1]
+        assert controlled not in instruments()
+        assert engine.proc.above.get(type(controlled)) is None
+
+
+def instruments() -> list[Any]:
+    """Return what Trio tells of its loop."""
+    from trio._core._run import GLOBAL_RUN_CONTEXT
+
+    return list(GLOBAL_RUN_CONTEXT.runner.instruments["_all"])
 
 
 async def progress(procs: ProcMesh) -> Any:

@@ -230,10 +230,8 @@ class Engine:
         Raises:
             trio.TooSlowError: The deadline of the task has passed meanwhile.
         """
-        if get_ident() != self.thread:
-            return  # of autograd, for which the thread of Trio waits, and then sends
         self._post(team)
-        if self.proc.is_simulated:
+        if self.proc.is_simulated or get_ident() != self.thread:  # of autograd, while the thread of Trio waits for it
             return
         self.proc.pump(0)
         team.is_lost |= any(peer.link is None for peer in team.peers)  # the next operation says so

@@ -171,7 +171,17 @@ def to_global(tensor: torch.Tensor, cuts: Sequence[Cut] | None) -> MeshTensor:
         raise TypeError(
             f"gradients do not pass from a tensor on each rank to one global tensor, got {value!r}: detach it"
         )
-    team = checked_team(value._held.team)
+    return _joined(value, checked_team(value._held.team), cuts)
+
+
+def whole(value: MeshTensor, team: Team) -> MeshTensor:
+    """Return a tensor that is the same on each rank as a global one."""
+    if value._held.team is not team:
+        return value
+    return _joined(value, team, None)
+
+
+def _joined(value: MeshTensor, team: Team, cuts: Sequence[Cut] | None) -> MeshTensor:
     along = cuts_by_label(cuts, value.ndim, team.region.extent)
     size = list(value._meta.size)
     for count, dim in zip(team.region.extent.values(), along, strict=True):

@@ -15,14 +15,12 @@ from trimesh.tensor import arguments, checks
 from trimesh.tensor import binary as binary  # noqa: PLC0414 - puts the operators of Python into the class
 from trimesh.tensor.arguments import NUMBER_SLOT, SLOT
 from trimesh.tensor.asking import issue_asking
-from trimesh.tensor.inplace_views import INPLACE_VIEWS, relook
 from trimesh.tensor.protocol import FIRST_SIGNATURE
 from trimesh.tensor.replaced import REPLACED, is_composite
 from trimesh.tensor.shapes import DATA_DEPENDENT, FRESH, Meta, Plan, Shapes
 from trimesh.tensor.team import Team
 from trimesh.tensor.temporaries import LocalTensor, adopted
 from trimesh.tensor.tensor import MeshTensor, make
-from trimesh.tensor.upload import upload
 
 _STATIC: Final = frozenset({type(None), bool, int, str, torch.dtype, torch.device, torch.layout, torch.memory_format})
 
@@ -35,21 +33,26 @@ class _Call:
         tensors: The mesh tensors among its arguments, in order.
         operands: Their refs, and the numbers that vary, in order.
         has_local: Whether a tensor of this process is among the arguments.
+        is_mixed: Whether global tensors are, and tensors on each rank.
     """
 
-    __slots__ = ("has_local", "key", "operands", "tensors")
+    __slots__ = ("has_local", "is_mixed", "key", "operands", "tensors")
 
     def __init__(self, func: Any) -> None:
         self.key: list[Any] = [func]
         self.tensors: list[MeshTensor] = []
         self.operands: list[Any] = []
         self.has_local = False
+        self.is_mixed = False
 
     def take(self, value: Any, *, varies: bool) -> None:
         """Take one argument apart."""
         kind = type(value)
         if kind is MeshTensor:
-            self.key.append(value._meta)
+            meta = value._meta
+            if self.tensors and meta.is_global is not self.tensors[0]._meta.is_global:
+                self.is_mixed = True
+            self.key.append(meta)
             self.tensors.append(value)
             self.operands.append(value._held.ref)
         elif kind in _STATIC:
@@ -99,14 +102,14 @@ def issue(func: Any, args: Sequence[Any], kwargs: dict[str, Any], active: Team |
     for name, value in kwargs.items():
         call.key.append(name)
         call.take(value, varies=name in varying)
-    if call.has_local:
-        del value
+    if call.has_local or call.is_mixed:
+        del value, call  # they hold arguments
         return _issue_adopting(func, args, kwargs, active)
     tensors = call.tensors
     team = tensors[0]._held.team if tensors else active
     assert team is not None, "an operator without tensors is issued for the active team"
     for tensor in tensors:
-        if tensor._held.team is not team or tensor._meta.is_global is not tensors[0]._meta.is_global:
+        if tensor._held.team is not team:
             raise checks.explain(func, args, kwargs)
     shapes = team.engine.shapes
     key = tuple(call.key)
@@ -125,18 +128,18 @@ def issue(func: Any, args: Sequence[Any], kwargs: dict[str, Any], active: Team |
     first = team.emit(plan, call.operands, len(plan.metas))
     if plan.is_single:
         return make(plan.metas[0], team, first)
-    if plan.relooks is not None:
-        relook(func, args, kwargs)
-        tensors[0]._meta = plan.relooks
     return _result(plan, team, first, tensors)
 
 
 def _issue_adopting(func: Any, args: Sequence[Any], kwargs: dict[str, Any], active: Team | None) -> Any:
-    """Run an operator that has tensors of this process among its arguments, if torch has made them on the way."""
-    team = next((leaf._held.team for leaf in pytree.tree_leaves((args, kwargs)) if type(leaf) is MeshTensor), active)
+    """Run an operator among whose arguments are tensors that torch has made on the way, elsewhere than the others."""
+    seen = {
+        (one._held.team, one._meta.is_global) for one in pytree.tree_leaves((args, kwargs)) if type(one) is MeshTensor
+    }
+    team, is_global = max(seen, key=lambda pair: pair[1], default=(active, False))
     assert team is not None
     try:
-        args, kwargs = adopted(func, args, kwargs, lambda tensor: upload(tensor, team))
+        args, kwargs = adopted(func, args, kwargs, team, is_global=is_global)
     except LocalTensor:
         raise checks.explain(func, args, kwargs) from None
     return issue(func, args, kwargs, active)
@@ -192,11 +195,7 @@ def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
     fake_args, fake_kwargs = pytree.tree_map(fake, (tuple(args), kwargs))
     result = shapes.run(func, fake_args, fake_kwargs)
     is_global = any(tensor._meta.is_global for tensor in call.tensors)
-    relooks = None
-    if func in INPLACE_VIEWS:
-        relooks = shapes.meta_of(fakes[0], is_global=is_global)
-    else:
-        checks.check_in_place(func, fakes, call.tensors)
+    checks.check_in_place(func, fakes, call.tensors)
     leaves, tree = pytree.tree_flatten(result)
     metas: list[Meta] = []
     found: list[Any] = []
@@ -219,7 +218,7 @@ def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
     described = [*_described(func, args, kwargs, is_global=is_global), outs, _writes(func, args, kwargs)]
     is_single = found == [FRESH] and isinstance(result, torch.Tensor)
     number = FIRST_SIGNATURE + shapes.new_number()
-    return Plan(number, func.name(), described, metas, found, aliases, tree, is_single, relooks)
+    return Plan(number, func.name(), described, metas, found, aliases, tree, is_single)
 
 
 def _described(func: Any, args: Sequence[Any], kwargs: dict[str, Any], *, is_global: bool) -> list[Any]:

@@ -8,11 +8,13 @@ from typing import Any, Final
 import torch
 
 from trimesh.tensor.blocking import WAITING
+from trimesh.tensor.inplace_views import INPLACE_VIEWS
 
 aten = torch.ops.aten
 
 REPLACED: Final[dict[Any, Callable[..., Any]]] = {
     **WAITING,
+    **INPLACE_VIEWS,
     # Views that a bit of the tensor tells from what they view: handles do not have that bit, and are copies instead.
     aten._conj.default: aten._conj_physical.default,
     aten._neg_view.default: aten.neg.default,

@@ -57,7 +57,6 @@ class Plan:
         tree: How leaves become the result.
         has_alias: By leaf, whether it is a place.
         is_single: Whether the result is just one new tensor.
-        relooks: What an in-place view makes of its tensor.
         kinds: "r", "n" or "b" for each operand of its commands.
     """
 
@@ -69,7 +68,6 @@ class Plan:
     has_alias: Sequence[bool]
     tree: pytree.TreeSpec
     is_single: bool = False
-    relooks: Meta | None = None
     kinds: str = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:

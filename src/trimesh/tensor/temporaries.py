@@ -10,42 +10,65 @@ called an operation. How many they are is measured once, because it differs betw
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trimesh.tensor.tensor import MeshTensor
+from trimesh.tensor.upload import upload
+
+if TYPE_CHECKING:
+    from trimesh.tensor.team import Team
 
 
 class LocalTensor(Exception):
     """A tensor that the user has made in this process is among the arguments, or one that would be written to."""
 
 
-Adopt = Callable[[torch.Tensor], MeshTensor]
+def adopted(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], team: Team, *, is_global: bool
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of an operator with the temporaries among them put onto the ranks.
 
-
-def adopted(func: Any, args: Sequence[Any], kwargs: dict[str, Any], adopt: Adopt) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments of an operator with the temporaries among them put onto the ranks by `adopt`.
+    Args:
+        func: The operator.
+        args: Its arguments.
+        kwargs: The others.
+        team: The ranks of the other tensors.
+        is_global: Whether those are global; then what torch has made on each rank, because a mesh is active, is a
+            temporary, too.
 
     Raises:
-        LocalTensor: One of this process is no temporary, or is to be written to.
+        LocalTensor: One is no temporary, or is to be written to.
     """
+    adopt = partial(_adopt, team, is_global=is_global)
     written = _written(func)
     # No name is given to any argument here or by the callers, and no list is made of them: that would be a reference.
     new_args = [_adopted(args, place, adopt, is_written=place in written) for place in range(len(args))]
     return new_args, {name: _adopted(kwargs, name, adopt, is_written=name in written) for name in kwargs}
 
 
-def _adopted(holder: Any, key: Any, adopt: Adopt, *, is_written: bool) -> Any:
+def _adopt(team: Team, tensor: torch.Tensor, *, is_global: bool) -> MeshTensor:
+    if not is_global:
+        return upload(tensor, team)
+    above: Any = importlib.import_module("trimesh.tensor.global_tensor")  # which imports this
+    adopted: MeshTensor = above.whole(tensor, team) if type(tensor) is MeshTensor else above.put(tensor, team, None)
+    return adopted
+
+
+def _adopted(holder: Any, key: Any, adopt: partial[MeshTensor], *, is_written: bool) -> Any:
     kind = type(holder[key])
     if kind is list or kind is tuple:
         inner = holder[key]
         return kind([_adopted(inner, place, adopt, is_written=is_written) for place in range(len(inner))])
-    if not issubclass(kind, torch.Tensor) or kind is MeshTensor:
+    if not issubclass(kind, torch.Tensor) or (
+        kind is MeshTensor and (holder[key]._meta.is_global or not adopt.keywords["is_global"])
+    ):
         return holder[key]
     limit = _references_of_temporaries()
     if is_written or sys.getrefcount(holder[key]) > limit:
