@@ -55,11 +55,12 @@ async def test_modules() -> None:
         check_plans_that_do_not_fit_are_refused(procs)
 
 
-def optimizers() -> list[Callable[[Any], Any]]:
+def cases() -> list[tuple[Callable[[Any], Any], Any]]:
     return [
-        lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
-        lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
-        lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, weight_decay=0.1),
+        (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), None),
+        (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), TENSOR_PARALLEL),
+        (lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True), TENSOR_PARALLEL),
+        (lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, weight_decay=0.1), None),
     ]
 
 
@@ -67,17 +68,16 @@ async def check_training_equals_local_training(procs: ProcMesh) -> None:
     text = torch.randint(0, 11, (6, 5))
     goal = torch.randint(0, 11, (6, 5))
     there, goal_there = (trimesh.distribute(one, procs, ["dp", None]) for one in (text, goal))
-    for make in optimizers():
-        for plan in (None, TENSOR_PARALLEL):
-            twin, model = network(), trimesh.module_to_mesh(network(), procs, plan)
-            optimizer, twin_optimizer = make(model.parameters()), make(twin.parameters())
-            for _ in range(4):
-                expected = step(twin, twin_optimizer, text, goal)
-                found = step(model, optimizer, there, goal_there)
-                assert abs(found.item() - expected.item()) < 1e-5
-            trained = await trimesh.fetch(model.state_dict())
-            for name, value in twin.state_dict().items():
-                assert torch.allclose(trained[name], value, atol=1e-4), name
+    for make, plan in cases():
+        twin, model = network(), trimesh.module_to_mesh(network(), procs, plan)
+        optimizer, twin_optimizer = make(model.parameters()), make(twin.parameters())
+        for _ in range(4):
+            expected = step(twin, twin_optimizer, text, goal)
+            found = step(model, optimizer, there, goal_there)
+            assert abs(found.item() - expected.item()) < 1e-5
+        trained = await trimesh.fetch(model.state_dict())
+        for name, value in twin.state_dict().items():
+            assert torch.allclose(trained[name], value, atol=1e-4), name
 
 
 def step(model: Any, optimizer: Any, text: Any, goal: Any) -> Any:
