@@ -141,11 +141,11 @@ mutations: setup  ## plant bugs in the runtime, and find the first seed that sho
 soak-proc: setup  ## real processes under load, killed for MINUTES
 	$(PY) -m tests.stress.soak --minutes $(MINUTES) --every $(EVERY) --fast $(FAST)
 
-bench: setup  ## figures beside torchmonarch, in the same run
+bench: setup  ## figures beside torchmonarch, Ray and xoscar, in one run
 	$(PY) bench/run.py
 
-bench-smoke: setup  ## the same workloads, shortened to prove that they run
-	$(PY) bench/run.py --smoke
+bench-smoke: setup  ## its trimesh sides, shortened to prove that they run
+	$(PY) bench/run.py --smoke --no-peer
 
 build-native: setup-dev  ## compile the native library after a change
 	$(PY) hatch_build.py

@@ -20,6 +20,7 @@ def on_one_core(*pids: int) -> Iterator[None]:
 
 def _allow(pids: tuple[int, ...], cores: set[int]) -> None:
     for pid in pids:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-                os.sched_setaffinity(int(thread), cores)
+        with contextlib.suppress(FileNotFoundError):  # the process has ended meanwhile
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with contextlib.suppress(ProcessLookupError):  # or the thread
+                    os.sched_setaffinity(int(thread), cores)

@@ -35,6 +35,13 @@ class Result:
             return None
         return max(found) if quantile == 1.0 else statistics.median(found)
 
+    def ratio(self, side: str, quantile: float) -> float | None:
+        """Return how many times better trimesh is than a peer."""
+        ours, theirs = self.figure("trimesh", quantile), self.figure(side, quantile)
+        if ours is None or theirs is None or ours <= 0 or theirs <= 0:
+            return None  # there is none; or memory that has shrunk
+        return ours / theirs if self.metric.is_rate else theirs / ours
+
 
 def quantile_of(samples: list[float], quantile: float) -> float:
     """Return the value below which a share `quantile` of the samples lies (nearest rank)."""
@@ -47,43 +54,45 @@ def quantile_name(quantile: float) -> str:
     return {0.5: "p50", 1.0: "worst"}.get(quantile, f"p{quantile * 100:g}")
 
 
-def rows(results: list[Result]) -> list[dict[str, Any]]:
-    """Return one row a figure: both sides, their ratio, the goal."""
+def rows(results: list[Result], peers: list[str]) -> list[dict[str, Any]]:
+    """Return one row a figure: all sides, how much better trimesh is than each, the goal and whether it is met."""
     found = []
     for result in results:
-        for index, quantile in enumerate(result.metric.quantiles):
-            ours, theirs = (result.figure(side, quantile) for side in ("trimesh", "monarch"))
+        metric = result.metric
+        for index, quantile in enumerate(metric.quantiles):
+            ours = result.figure("trimesh", quantile)
+            goal = metric.goals[index] if index < len(metric.goals) else None
             found.append({
-                "figure": result.metric.title,
+                "figure": metric.title,
                 "quantile": quantile_name(quantile),
-                "unit": result.metric.unit,
+                "unit": metric.unit,
                 "trimesh": ours,
-                "monarch": theirs,
-                "ratio": theirs / ours if ours and theirs else None,
-                "goal": result.metric.goals[index] if result.metric.goals else None,
+                **{peer: result.figure(peer, quantile) for peer in peers},
+                "ratios": {peer: result.ratio(peer, quantile) for peer in peers},
+                "goal": goal,
+                "is_met": None if ours is None or goal is None else (ours >= goal if metric.is_rate else ours <= goal),
             })  # fmt: skip
     return found
 
 
-def table(results: list[Result]) -> str:
-    """Return the figures as text."""
-    head = ("figure", "", "trimesh", "monarch", "monarch / trimesh", "goal")
+def table(results: list[Result], peers: list[str]) -> str:
+    """Return the figures as text; behind those of a peer stands how many times better trimesh is."""
+    head = ("figure", "", "trimesh", *(cell for peer in peers for cell in (peer, "")), "goal", "")
     lines = [head]
-    for row in rows(results):
+    for row in rows(results, peers):
         unit = row["unit"]
-        lines.append((
-            row["figure"],
-            row["quantile"],
-            amount(row["trimesh"], unit),
-            amount(row["monarch"], unit),
-            f"{row['ratio']:.1f} x" if row["ratio"] is not None else "-",
-            amount(row["goal"], unit) if row["goal"] is not None else "",
-        ))  # fmt: skip
+        cells = [row["figure"], row["quantile"], amount(row["trimesh"], unit)]
+        for peer in peers:
+            ratio = row["ratios"][peer]
+            cells += [amount(row[peer], unit), f"{ratio:.1f} x" if ratio is not None else ""]
+        cells += [amount(row["goal"], unit) if row["goal"] is not None else ""]
+        cells += [{None: "", True: "met", False: "missed"}[row["is_met"]]]
+        lines.append(tuple(cells))
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     texts = []
     for line in lines:
-        cells = [*map(str.ljust, line[:2], widths[:2]), *map(str.rjust, line[2:], widths[2:])]
-        texts.append("  ".join(cells).rstrip())
+        padded = [*map(str.ljust, line[:2], widths[:2]), *map(str.rjust, line[2:], widths[2:])]
+        texts.append("  ".join(padded).rstrip())
     texts.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(texts)
 
@@ -92,7 +101,7 @@ def amount(value: float | None, unit: str) -> str:
     """Return a figure with its unit, with three digits that say something."""
     if value is None:
         return "-"
-    digits = 0 if value >= 100 else 1 if value >= 10 else 2
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     return f"{value:,.{digits}f} {unit}"
 
 

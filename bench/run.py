@@ -1,10 +1,11 @@
-"""Figures of trimesh beside those of torchmonarch, taken in the same run on the same machine.
+"""Figures of trimesh beside those of torchmonarch, Ray and xoscar, taken in the same run on the same machine.
 
-    python bench/run.py               all workloads, both sides, interleaved rounds; a table, and JSON in .bench/
+    python bench/run.py               all workloads, all sides, interleaved rounds; a table, and JSON in .bench/
     python bench/run.py --smoke       a few calls of each, to prove that they run
     python bench/run.py --only kill   one workload
+    python bench/run.py --peer ray    beside one peer; --no-peer: beside none
 
-Every round starts each side of each workload in a process of its own, in turn, so that both see the same neighbours.
+Every round starts each side of each workload in a process of its own, in turn, so that all see the same neighbours.
 Figures are medians over the rounds; "worst" is the worst of all.
 """
 
@@ -19,16 +20,36 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bench.peer import PeerError, peer_python  # noqa: E402 - the tree is not installed, its root is put on the path above
+from bench.peer import PEERS, PeerError, peer_python  # noqa: E402 - the tree is not installed, its root is put on the path above
 from bench.report import Result, machine, rows, table  # noqa: E402 - as above
 from bench.scale import Samples  # noqa: E402 - as above
 
-WORKLOADS = ["round_trip", "mesh_call", "spawn", "kill", "loss", "restart", "rdma", "publish", "tensors"]
-SIDE_SECONDS_MAX = 180
+WORKLOADS = [
+    "floors",
+    "round_trip",
+    "pipeline",
+    "mesh_call",
+    "payload",
+    "fan_out",
+    "spawn",
+    "memory",
+    "kill",
+    "cancel",
+    "stream",
+    "slow_consumer",
+    "beside",
+    "loss",
+    "restart",
+    "rdma",
+    "publish",
+    "tensors",
+]
+SIDE_SECONDS_MAX = 300
 STATE = ROOT / ".bench"
 
 
@@ -67,23 +88,24 @@ def run_side(python: Path, workload: str, side: str, scale: str) -> Samples:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description="trimesh beside torchmonarch")
+    parser = argparse.ArgumentParser(description="trimesh beside its peers")
     parser.add_argument("--smoke", action="store_true", help="a few calls, one round, no installation")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=WORKLOADS, action="append", help="this workload; may be repeated")
+    parser.add_argument("--peer", choices=PEERS, action="append", help="beside this one; may be repeated")
     parser.add_argument("--no-peer", action="store_true", help="trimesh alone")
     parser.add_argument("--json", type=Path, default=STATE / "latest.json", help="where the figures go")
     return parser.parse_args(arguments)
 
 
 def find_sides(options: argparse.Namespace) -> dict[str, Path]:
-    """Return each side's interpreter; the peer is left out, with a word, where it cannot be used."""
+    """Return each side's interpreter; a peer is left out, with a word, where it cannot be used."""
     sides = {"trimesh": Path(sys.executable)}
-    if not options.no_peer:
+    for name in [] if options.no_peer else options.peer or PEERS:
         try:
-            sides["monarch"] = peer_python(STATE / "monarch", install=not options.smoke)
+            sides[name] = peer_python(name, STATE / name, install=not options.smoke)
         except PeerError as error:
-            print(f"torchmonarch is left out: {error}")
+            print(f"{name} is left out: {error}")
     return sides
 
 
@@ -92,7 +114,12 @@ def run_rounds(sides: dict[str, Path], results: dict[str, list[Result]], scale: 
     failed = set()
     for turn in range(rounds):
         for workload, found in results.items():
+            lacks = getattr(workload_module(workload), "LACKS", {})
             for side in sorted(sides, reverse=turn % 2 == 0):
+                progress = f"round {turn + 1} of {rounds}: {side} {workload}"
+                if side in lacks:
+                    print(f"{progress}, left out: {lacks[side]}")
+                    continue
                 start = time.perf_counter()
                 try:
                     samples = run_side(sides[side], workload, side, scale)
@@ -102,9 +129,13 @@ def run_rounds(sides: dict[str, Path], results: dict[str, list[Result]], scale: 
                     continue
                 for result in found:
                     result.add(side, samples)
-                seconds = time.perf_counter() - start
-                print(f"round {turn + 1} of {rounds}: {side} {workload}, {seconds:.1f} s", flush=True)
+                print(f"{progress}, {time.perf_counter() - start:.1f} s", flush=True)
     return failed
+
+
+def workload_module(name: str) -> ModuleType:
+    """Return the module of a workload."""
+    return importlib.import_module(f"bench.workloads.{name}")
 
 
 def main(arguments: list[str]) -> int:
@@ -113,17 +144,18 @@ def main(arguments: list[str]) -> int:
     scale, rounds = ("smoke", 1) if options.smoke else ("full", options.rounds)
     results = {}
     for workload in options.only or WORKLOADS:
-        module = importlib.import_module(f"bench.workloads.{workload}")
-        results[workload] = [Result(metric) for metric in module.METRICS]
-    failed = run_rounds(find_sides(options), results, scale, rounds)
+        results[workload] = [Result(metric) for metric in workload_module(workload).METRICS]
+    sides = find_sides(options)
+    peers = [side for side in sides if side != "trimesh"]
+    failed = run_rounds(sides, results, scale, rounds)
 
     every = [result for found in results.values() for result in found]
     host = machine()
     print("\n{cpu}, {cores} cores, Linux {kernel}, Python {python}, load {load:.1f}\n".format(**host))
-    print(table(every))
+    print(table(every, peers))
     raw = [{"metric": result.metric.name, "rounds": result.rounds} for result in every]
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps({"machine": host, "figures": rows(every), "samples": raw}, indent=1))
+    options.json.write_text(json.dumps({"machine": host, "figures": rows(every, peers), "samples": raw}, indent=1))
     print(f"\nall samples: {options.json}")
     return 1 if "trimesh" in failed else 0
 

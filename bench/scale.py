@@ -16,24 +16,65 @@ class Scale:
 
     Attributes:
         calls: Calls measured, after `warm_up` more that are not.
-        spawns: Meshes started one after the other.
-        kills: Processes killed; the peer takes ten seconds for each.
-        peer_kills: The same for the peer.
-        transfers: Reads of a large buffer.
+        warm_up: Those.
+        rates: How often a rate is taken, of `rate_calls` calls each.
+        rate_calls: Calls that are under way at once.
+        stream_items: Items of one stream.
+        spawns: Meshes started one after the other, of each size.
+        spawn_sizes: Processes of those meshes.
+        kills: Processes killed; a peer may take ten seconds for each.
+        peer_kills: The same for a peer.
+        transfers: Reads of a large buffer, calls with a large payload.
         model_mebibytes: Size of the published state dict.
+        offered_mebibytes: What a slow consumer is offered, in messages of 1 MiB.
+        link_mebibytes: What moves over a link while small calls use it.
     """
 
     calls: int
     warm_up: int
+    rates: int
+    rate_calls: int
+    stream_items: int
     spawns: int
+    spawn_sizes: tuple[int, ...]
     kills: int
     peer_kills: int
     transfers: int
     model_mebibytes: int
+    offered_mebibytes: int
+    link_mebibytes: int
 
 
-FULL = Scale(calls=2000, warm_up=200, spawns=3, kills=20, peer_kills=1, transfers=20, model_mebibytes=1024)
-SMOKE = Scale(calls=50, warm_up=5, spawns=1, kills=2, peer_kills=0, transfers=2, model_mebibytes=16)
+FULL = Scale(
+    calls=2000,
+    warm_up=200,
+    rates=10,
+    rate_calls=1000,
+    stream_items=20_000,
+    spawns=3,
+    spawn_sizes=(1, 8, 32),
+    kills=20,
+    peer_kills=1,
+    transfers=20,
+    model_mebibytes=1024,
+    offered_mebibytes=2048,
+    link_mebibytes=1024,
+)
+SMOKE = Scale(
+    calls=50,
+    warm_up=5,
+    rates=1,
+    rate_calls=50,
+    stream_items=200,
+    spawns=1,
+    spawn_sizes=(1, 4),
+    kills=2,
+    peer_kills=1,
+    transfers=2,
+    model_mebibytes=16,
+    offered_mebibytes=32,
+    link_mebibytes=16,
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +87,7 @@ class Metric:
         unit: Unit of the samples.
         quantiles: Which quantiles of the samples are shown; 0.5 is the median, 1.0 the worst.
         goals: One goal a quantile, in the metric's unit; empty for none.
+        is_rate: More is better.
     """
 
     name: str
@@ -53,15 +95,27 @@ class Metric:
     unit: str
     quantiles: tuple[float, ...] = (0.5,)
     goals: tuple[float, ...] = ()
+    is_rate: bool = False
 
 
 async def timed_calls(scale: Scale, call: Callable[[], Awaitable[object]], *, share: int = 1) -> list[float]:
     """Return the microseconds of each of `scale.calls / share` calls, one after the other."""
-    for _ in range(scale.warm_up):
+    for _ in range(max(1, scale.warm_up // share)):
         await call()
     found = []
     for _ in range(max(1, scale.calls // share)):
         start = time.perf_counter_ns()
         await call()
         found.append((time.perf_counter_ns() - start) / 1e3)
+    return found
+
+
+async def timed_rates(scale: Scale, work: Callable[[int], Awaitable[object]], count: int) -> list[float]:
+    """Return, for each of `scale.rates` rounds of some work, thousands a second; one round before is not counted."""
+    await work(max(1, count // 10))
+    found = []
+    for _ in range(scale.rates):
+        start = time.perf_counter()
+        await work(count)
+        found.append(count / (time.perf_counter() - start) / 1e3)
     return found

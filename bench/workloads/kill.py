@@ -1,7 +1,8 @@
 """SIGKILL to one of four processes: until the caller that waits for it has an exception, and until all is cleaned up.
 
 For trimesh the second figure is the end of the owning block, which raises `ProcDied` when every other process has
-gone; for Monarch it is the end of `ProcMesh.stop` after the exception.
+gone; for the others it is the end of stopping the rest after the exception: `ProcMesh.stop` of Monarch, `ray.kill` and
+the end of the cluster, `stop` of xoscar's pool. Once idle, once beside four processes that only compute.
 """
 
 from __future__ import annotations
@@ -9,25 +10,38 @@ from __future__ import annotations
 import os
 import signal
 import time
+from typing import Any
 
+from bench.processes import busy_loops
 from bench.scale import Metric, Samples, Scale
 
 METRICS = [
-    Metric("waiter", "SIGKILL to the waiter's exception", "ms", quantiles=(0.5, 1.0), goals=(5, 50)),
-    Metric("block", "SIGKILL to out of the block", "ms", quantiles=(0.5, 1.0), goals=(20, 200)),
+    Metric("waiter", "SIGKILL to the waiter's exception", "ms", quantiles=(0.5, 0.99), goals=(5, 50)),
+    Metric("block", "SIGKILL to out of the block", "ms", quantiles=(0.5, 0.99), goals=(20, 200)),
+    Metric("waiter_busy", "the exception, beside 4 busy loops", "ms", quantiles=(0.5, 0.99), goals=(5, 50)),
+    Metric("block_busy", "out of the block, beside 4 busy loops", "ms", quantiles=(0.5, 0.99), goals=(20, 200)),
 ]
 
 SETTLE_SECONDS = 0.05
 """For the waiting call to arrive over there."""
 
+BUSY_LOOPS = 4
+
 
 async def trimesh_side(scale: Scale) -> Samples:
-    found: Samples = {"waiter": [], "block": []}
-    for _ in range(scale.kills):
-        killed, raised, out = await kill_trimesh()
-        found["waiter"].append((raised - killed) * 1e3)
-        found["block"].append((out - killed) * 1e3)
+    found: Samples = {metric.name: [] for metric in METRICS}
+    for busy in (0, BUSY_LOOPS):
+        with busy_loops(busy):
+            for _ in range(scale.kills):
+                add(found, busy, *await kill_trimesh())
     return found
+
+
+def add(found: Samples, busy: int, killed: float, raised: float, out: float) -> None:
+    """Add the samples of one kill."""
+    suffix = "_busy" if busy else ""
+    found["waiter" + suffix].append((raised - killed) * 1e3)
+    found["block" + suffix].append((out - killed) * 1e3)
 
 
 async def kill_trimesh() -> tuple[float, float, float]:
@@ -59,28 +73,26 @@ async def kill_trimesh() -> tuple[float, float, float]:
     return moments["killed"], moments["raised"], moments["out"]
 
 
-async def monarch_side(scale: Scale) -> Samples:
+async def any_side(library: Any, scale: Scale) -> Samples:
+    """For the peers: all of them run in asyncio."""
+    found: Samples = {metric.name: [] for metric in METRICS}
+    for busy in (0, BUSY_LOOPS):
+        with busy_loops(busy):
+            for _ in range(scale.peer_kills):
+                add(found, busy, *await kill_peer(library))
+    return found
+
+
+async def kill_peer(library: Any) -> tuple[float, float, float]:
     import asyncio
 
-    import monarch.actor
-
-    from bench.workloads.monarch_actors import Sleeper
-
-    monarch.actor.unhandled_fault_hook = lambda failure: None  # its default ends the program
-    found: Samples = {"waiter": [], "block": []}
-    for _ in range(scale.peer_kills):
-        procs = monarch.actor.this_host().spawn_procs(per_host={"gpus": 4})
-        victim = procs.spawn("sleepers", Sleeper).slice(gpus=0)
-        pid = await victim.pid.call_one()
-        waiter = asyncio.ensure_future(victim.sleep.call_one().as_asyncio())
+    async with library.open_mesh(4) as mesh:
+        waiter = asyncio.ensure_future(mesh.wait())
         await asyncio.sleep(SETTLE_SECONDS)
         killed = time.perf_counter()
-        os.kill(pid, signal.SIGKILL)
+        os.kill(mesh.pids[0], signal.SIGKILL)
         await asyncio.wait([waiter])
         raised = time.perf_counter()
         if waiter.exception() is None:
             raise RuntimeError(f"the call to the killed process returned {waiter.result()!r}")
-        await procs.stop()
-        found["waiter"].append((raised - killed) * 1e3)
-        found["block"].append((time.perf_counter() - killed) * 1e3)
-    return found
+    return killed, raised, time.perf_counter()

@@ -1,28 +1,20 @@
-"""`call` over eight ranks: from the call to the last rank's answer."""
+"""`call` over 8 and over 16 ranks: from the call to the last rank's answer."""
 
 from __future__ import annotations
 
+from bench.meshes.mesh import Library
 from bench.scale import Metric, Samples, Scale, timed_calls
 
-METRICS = [Metric("call", "call over 8 ranks", "us", quantiles=(0.5, 0.99))]
+METRICS = [
+    Metric("call_8", "call over 8 ranks", "us", quantiles=(0.5, 0.99), goals=(450,)),
+    Metric("call_16", "call over 16 ranks", "us", quantiles=(0.5, 0.99), goals=(900,)),
+]
 
 
-async def trimesh_side(scale: Scale) -> Samples:
-    from bench.workloads.trimesh_actors import Echo
-    from trimesh import this_host
-
-    async with this_host().spawn_procs({"gpus": 8}) as procs:
-        echo = await procs.spawn("echo", Echo)
-        return {"call": await timed_calls(scale, lambda: echo.echo.call(1), share=4)}
-
-
-async def monarch_side(scale: Scale) -> Samples:
-    from monarch.actor import this_host
-
-    from bench.workloads.monarch_actors import Echo
-
-    procs = this_host().spawn_procs(per_host={"gpus": 8})
-    echo = procs.spawn("echo", Echo)
-    found = await timed_calls(scale, lambda: echo.echo.call(1), share=4)
-    await procs.stop()
-    return {"call": found}
+async def any_side(library: Library, scale: Scale) -> Samples:
+    found: Samples = {}
+    async with library.open_host() as host:
+        for ranks in (8, 16):
+            async with library.open_mesh(ranks, host) as mesh:
+                found[f"call_{ranks}"] = await timed_calls(scale, lambda mesh=mesh: mesh.all(1), share=ranks // 2)
+    return found

@@ -33,6 +33,9 @@ METRICS = [
 ]
 
 
+LACKS = dict.fromkeys(("ray", "xoscar"), "it has no reads of the memory of another process")
+
+
 async def trimesh_side(scale: Scale) -> Samples:
     found = await _within_a_host(scale)
     found["tcp"] = await _by_tcp(scale)

@@ -1,28 +1,26 @@
-"""Round trip of `call_one` to an actor in another process, one call after the other."""
+"""Round trip of `call_one` to an actor in another process, one call after the other.
+
+On all cores, then with every thread of this program and of all that it has started on one core.
+"""
 
 from __future__ import annotations
 
+import os
+
+from bench.cores import on_one_core
+from bench.meshes.mesh import Library
+from bench.processes import descendants
 from bench.scale import Metric, Samples, Scale, timed_calls
 
-METRICS = [Metric("call_one", "call_one round trip", "us", quantiles=(0.5, 0.99))]
+METRICS = [
+    Metric("call_one", "call_one round trip", "us", quantiles=(0.5, 0.99), goals=(50,)),
+    Metric("call_one_pinned", "call_one round trip, all on one core", "us", quantiles=(0.5, 0.99), goals=(80,)),
+]
 
 
-async def trimesh_side(scale: Scale) -> Samples:
-    from bench.workloads.trimesh_actors import Echo
-    from trimesh import this_host
-
-    async with this_host().spawn_procs({"gpus": 1}) as procs:
-        echo = await procs.spawn("echo", Echo)
-        return {"call_one": await timed_calls(scale, lambda: echo.echo.call_one(1))}
-
-
-async def monarch_side(scale: Scale) -> Samples:
-    from monarch.actor import this_host
-
-    from bench.workloads.monarch_actors import Echo
-
-    procs = this_host().spawn_procs(per_host={"gpus": 1})
-    echo = procs.spawn("echo", Echo)
-    found = await timed_calls(scale, lambda: echo.echo.call_one(1))
-    await procs.stop()
-    return {"call_one": found}
+async def any_side(library: Library, scale: Scale) -> Samples:
+    async with library.open_mesh(1) as mesh:
+        found = {"call_one": await timed_calls(scale, lambda: mesh.one(1))}
+        with on_one_core(os.getpid(), *descendants(os.getpid())):
+            found["call_one_pinned"] = await timed_calls(scale, lambda: mesh.one(1))
+    return found

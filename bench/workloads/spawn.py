@@ -1,55 +1,62 @@
-"""From nothing to the first answer of all of eight new processes; and the way back.
+"""From nothing to the first answer of all of some new processes; and the way back.
 
-The first mesh of a program pays for what later ones find ready (Monarch's runtime, trimesh's native library).
+Cold is the first mesh of a program: it pays for the runtime (Ray's cluster, Monarch's runtime, trimesh's native library
+and spawner). The program has imported the library before. Warm is a later mesh of a program that keeps the runtime: for
+trimesh inside `this_host().warm()`, for Ray in one cluster.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 
-from bench.scale import Metric, Samples, Scale
+from bench.meshes.mesh import Library
+from bench.scale import FULL, Metric, Samples, Scale
+
+GOALS = {1: (250, 60), 8: (350, 150), 32: (700, 500)}
 
 METRICS = [
-    Metric("first", "spawn 8, first mesh of a program", "ms"),
-    Metric("again", "spawn 8, later meshes", "ms"),
-    Metric("stop", "stop 8", "ms"),
+    metric
+    for size in FULL.spawn_sizes
+    for metric in (
+        Metric(f"cold_{size}", f"spawn {size} + first call, cold", "ms", goals=GOALS[size][:1]),
+        Metric(f"warm_{size}", f"spawn {size} + first call, warm", "ms", goals=GOALS[size][1:]),
+        Metric(f"stop_{size}", f"stop {size}", "ms"),
+    )
 ]
 
 
-def sorted_by_turn(starts: list[float], stops: list[float]) -> Samples:
-    """Split what was measured into the first mesh and the later ones."""
-    return {"first": starts[:1], "again": starts[1:], "stop": stops}
+async def any_side(library: Library, scale: Scale) -> Samples:
+    found: Samples = {}
+    for size in scale.spawn_sizes:
+        found[f"cold_{size}"] = [cold_start(library, size) for _ in range(scale.spawns)]
+    async with library.open_host() as host:
+        await spawn(library, 1, host)
+        for size in scale.spawn_sizes:
+            times = [await spawn(library, size, host) for _ in range(scale.spawns)]
+            found[f"warm_{size}"], found[f"stop_{size}"] = map(list, zip(*times, strict=True))
+    return found
 
 
-async def trimesh_side(scale: Scale) -> Samples:
-    from bench.workloads.trimesh_actors import Echo
-    from trimesh import this_host
-
-    starts, stops = [], []
-    for _ in range(1 + scale.spawns):
-        start = time.perf_counter()
-        async with this_host().spawn_procs({"gpus": 8}) as procs:
-            echo = await procs.spawn("echo", Echo)
-            await echo.echo.call(1)
-            answered = time.perf_counter()
-        starts.append((answered - start) * 1e3)
-        stops.append((time.perf_counter() - answered) * 1e3)
-    return sorted_by_turn(starts, stops)
-
-
-async def monarch_side(scale: Scale) -> Samples:
-    from monarch.actor import this_host
-
-    from bench.workloads.monarch_actors import Echo
-
-    starts, stops = [], []
-    for _ in range(1 + scale.spawns):
-        start = time.perf_counter()
-        procs = this_host().spawn_procs(per_host={"gpus": 8})
-        echo = procs.spawn("echo", Echo)
-        await echo.echo.call(1)
+async def spawn(library: Library, ranks: int, host: object = None) -> tuple[float, float]:
+    """Return the milliseconds to the first answer, and those of the way back."""
+    start = time.perf_counter()
+    async with library.open_mesh(ranks, host) as mesh:
+        await mesh.all(1)
         answered = time.perf_counter()
-        await procs.stop()
-        starts.append((answered - start) * 1e3)
-        stops.append((time.perf_counter() - answered) * 1e3)
-    return sorted_by_turn(starts, stops)
+    return (answered - start) * 1e3, (time.perf_counter() - answered) * 1e3
+
+
+def cold_start(library: Library, ranks: int) -> float:
+    """Return the milliseconds to the first answer in a new program."""
+    name = library.__name__
+    program = (
+        f"import json; from bench.workloads.spawn import spawn; import {name} as library; "
+        f"print(json.dumps(library.run(spawn, library, {ranks})))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])[0]

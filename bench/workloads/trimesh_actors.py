@@ -12,14 +12,6 @@ from bench.scale import Scale, timed_calls
 from trimesh import Actor, RDMABuffer, endpoint, rdma
 
 
-class Echo(Actor):
-    """Answers at once."""
-
-    @endpoint
-    async def echo(self, value: int) -> int:
-        return value
-
-
 class Sleeper(Actor):
     """Answers never."""
 

@@ -59,8 +59,10 @@ a peer, UCX keeps some of its descriptors (`ucx_client.zig`), which the zombie g
 @pytest.mark.parametrize("test", TESTS, ids=carriers.name_of)
 async def test_between_hosts_with_adapters(test: carriers.Test) -> None:
     """N4, API 7."""
-    before = packets()
-    await carriers.run_test(test, carriers.ManyHosts())
+    before, backend = packets(), carriers.ManyHosts()
+    async with backend.open():
+        await test(backend)
+        await backend.check_clean()
     assert packets() > before
 
 

@@ -1,0 +1,58 @@
+"""The benchmarks are whole: every workload has a side or a reason for each library, and a ratio says who is better."""
+
+from __future__ import annotations
+
+import pytest
+from bench.meshes.mesh import Mesh
+from bench.peer import PEERS
+from bench.report import Result, rows, table
+from bench.run import ROOT, WORKLOADS, workload_module
+from bench.scale import Metric
+
+
+def test_every_file_of_a_workload_is_run() -> None:
+    files = {path.stem for path in (ROOT / "bench" / "workloads").glob("*.py") if "METRICS = [" in path.read_text()}
+
+    assert files == set(WORKLOADS)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_workload_has_a_side_or_a_reason_for_each_library(workload: str) -> None:
+    module = workload_module(workload)
+    sides = {side for side in ("trimesh", *PEERS) if hasattr(module, f"{side}_side") or hasattr(module, "any_side")}
+    lacks = getattr(module, "LACKS", {})
+
+    assert "trimesh" in sides - lacks.keys()
+    assert sides | lacks.keys() == {"trimesh", *PEERS}
+    assert all(lacks.values())
+
+
+def test_names_of_metrics_are_their_own() -> None:
+    names = [metric.name for workload in WORKLOADS for metric in workload_module(workload).METRICS]
+
+    assert len(names) == len(set(names))
+
+
+def test_trimesh_mesh_has_all_operations() -> None:
+    from bench.meshes import trimesh_mesh
+
+    operations = {name for name in vars(Mesh) if not name.startswith("_")}
+
+    assert operations
+    assert all(callable(getattr(trimesh_mesh.Mesh, name, None)) for name in operations)
+
+
+@pytest.mark.parametrize(("is_rate", "ours", "theirs"), [(False, 10.0, 40.0), (True, 40.0, 10.0)])
+def test_ratio_says_how_much_better_trimesh_is(*, is_rate: bool, ours: float, theirs: float) -> None:
+    result = Result(Metric("m", "a figure", "us", goals=(20,), is_rate=is_rate))
+    for value in (ours, ours, 1e6):
+        result.add("trimesh", {"m": [value]})
+    result.add("ray", {"m": [theirs]})
+    result.add("xoscar", {})
+
+    (row,) = rows([result], ["ray", "xoscar"])
+
+    assert (row["trimesh"], row["ray"], row["xoscar"]) == (ours, theirs, None)
+    assert row["ratios"] == {"ray": 4.0, "xoscar": None}
+    assert row["is_met"] is True
+    assert "4.0 x" in table([result], ["ray", "xoscar"])
