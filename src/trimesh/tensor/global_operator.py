@@ -59,7 +59,7 @@ def operator_on_globals(name: str, operator: Operator) -> Kernel:
         written = [one for write in writes for one in _globals(_argument(args, kwargs, write))]
         views.check(written)
         result = compute(rank, team, *args, **kwargs)
-        if makes_views:
+        if makes_views and _is_global(args[0]):
             rest = args[1:]
             views.made(
                 args[0], list(_parts(result)), lambda base: list(_parts(compute(rank, team, base, *rest, **kwargs)))
