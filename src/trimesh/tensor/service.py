@@ -20,8 +20,8 @@ from trimesh.tensor import kernels as kernels  # noqa: PLC0414 - and so does eac
 from trimesh.tensor import move_kernels as move_kernels  # noqa: PLC0414
 from trimesh.tensor import protocol
 from trimesh.tensor.device import rank_device
-from trimesh.tensor.moves import moves_of, open_moves
 from trimesh.tensor.groups import Disband
+from trimesh.tensor.moves import moves_of, open_moves
 from trimesh.tensor.rank import Poison, Rank, TeamOnRank
 from trimesh.tensor.reader import Reader
 from trimesh.tensor.runner import Runner
