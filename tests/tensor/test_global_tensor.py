@@ -140,25 +140,24 @@ async def check_operators_without_a_rule_get_whole_tensors(procs: ProcMesh) -> N
 
 async def check_gradients_of_means_count_all_elements(procs: ProcMesh) -> None:
     """Torch runs some of these on what a rank has as if that were all there is (2.13: `mse_loss_backward`)."""
-    for rows in (8, 10):
-        one, goal = torch.randn(rows, 6), torch.randn(rows, 6).sigmoid()
-        for placements in (["dp", None], [("dp", "tp"), None], [None, "tp"]):
-            for loss in (
-                torch.nn.functional.mse_loss,
-                torch.nn.functional.smooth_l1_loss,
-                torch.nn.functional.huber_loss,
-                torch.nn.functional.soft_margin_loss,
-                torch.nn.functional.binary_cross_entropy_with_logits,
-                torch.nn.functional.l1_loss,
-            ):
-                local = one.clone().requires_grad_()
-                there = trimesh.distribute(one, procs, placements).requires_grad_()
-                expected = loss(local, goal)
-                expected.backward()
-                found = loss(there, trimesh.distribute(goal, procs, placements))
-                found.backward()
-                assert abs(found.item() - expected.item()) < 1e-5, loss
-                assert await equal(there.grad, local.grad, atol=1e-7), loss
+    one, goal = torch.randn(10, 6), torch.randn(10, 6).sigmoid()  # equal parts along one label, unequal along both
+    for placements in (["dp", None], [("dp", "tp"), None], [None, "tp"]):
+        for loss in (
+            torch.nn.functional.mse_loss,
+            torch.nn.functional.smooth_l1_loss,
+            torch.nn.functional.huber_loss,
+            torch.nn.functional.soft_margin_loss,
+            torch.nn.functional.binary_cross_entropy_with_logits,
+            torch.nn.functional.l1_loss,
+        ):
+            local = one.clone().requires_grad_()
+            there = trimesh.distribute(one, procs, placements).requires_grad_()
+            expected = loss(local, goal)
+            expected.backward()
+            found = loss(there, trimesh.distribute(goal, procs, placements))
+            found.backward()
+            assert abs(found.item() - expected.item()) < 1e-5, loss
+            assert await equal(there.grad, local.grad, atol=1e-7), loss
 
 
 async def check_convolutions_are_cut_by_batch(procs: ProcMesh) -> None:

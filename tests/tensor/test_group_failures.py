@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 from typing import Any
@@ -18,6 +19,9 @@ torch = pytest.importorskip("torch", reason="torch is an extra")
 pytestmark = [pytest.mark.real, pytest.mark.torch]
 
 GPUS = 3
+
+PRELOAD = ("torch", "torch.distributed.tensor")
+"""For global tensors: four processes on two cores would import it for ten seconds."""
 
 
 class Gate(Actor):
@@ -162,3 +166,59 @@ async def test_death_in_a_collective_frees_the_others(dying: int, *, is_connecte
         assert all(isinstance(other, CollectiveFailed | ProcDied) for other in others)
         left = procs.exclude([{"gpus": dying}])  # their threads wait for nothing any more
         assert left.rank_tensor("gpus").reduce("gpus").item() == 3 - dying
+
+
+async def test_global_tensors_break_and_mend() -> None:
+    async with this_host().spawn_procs({"hosts": 2, "gpus": 2}, preload=PRELOAD) as procs:
+        rows = trimesh.distribute(torch.arange(16.0).reshape(4, 4), procs, ["hosts", "gpus"])
+        number = procs.rank_tensor("hosts") * 2 + procs.rank_tensor("gpus")
+        for failing in (0, 3):
+            with procs.activate():
+                mine = torch.arange(4.0).index_select(0, (number == failing).reshape(1) * 9).reshape(1, 1)
+            bad = mine.to_global(["hosts", "gpus"])
+            quiet = bad * 2  # nobody waits for anybody in it
+            unharmed = (rows + 1).sum()
+            broken = bad @ bad
+            assert unharmed.item() == 136
+            for tensor in (broken, quiet):
+                with pytest.raises(MeshErrorGroup) as caught:
+                    await trimesh.fetch(tensor)
+                assert isinstance(caught.value.exceptions[0], IndexError)
+            torch.testing.assert_close(
+                await trimesh.fetch(rows @ rows.T),
+                torch.arange(16.0).reshape(4, 4) @ torch.arange(16.0).reshape(4, 4).T,
+            )
+            assert number.reduce(["hosts", "gpus"]).item() == 6
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("seed", range(3))
+async def test_nothing_hangs_and_nothing_else_fails(seed: int) -> None:
+    """Reductions and global operations in any order, of which some fail on one rank."""
+    drawn = random.Random(seed)
+    async with this_host().spawn_procs({"hosts": 2, "gpus": 2}, preload=PRELOAD, output="discard") as procs:
+        number = procs.rank_tensor("hosts") * 2 + procs.rank_tensor("gpus")
+        whole = trimesh.distribute(torch.arange(16.0).reshape(4, 4), procs, ["hosts", "gpus"])
+        with procs.activate():
+            table = torch.arange(8.0)
+        for _ in range(30):
+            issued: list[tuple[Any, bool]] = []
+            for _ in range(drawn.randint(1, 8)):
+                failing = drawn.randint(0, 5)
+                is_good = failing > 3
+                one = table.index_select(0, torch.eq(number, failing).reshape(1) * 9)
+                issued += drawn.choice([
+                    [(one.reduce(drawn.choice(["hosts", "gpus", ("hosts", "gpus")])), is_good)],
+                    [((table + number).reduce("gpus", drawn.choice(["max", "stack"])), True), (one, is_good)],
+                    [(one.reshape(1, 1).to_global(["hosts", "gpus"]).sum(), is_good), (whole @ whole.T, True)],
+                    [(one + 1, is_good), ((whole + 1).sum(), True)],
+                ])  # fmt: skip
+            drawn.shuffle(issued)
+            for tensor, is_good in issued:
+                with trio.fail_after(30):
+                    if is_good:
+                        await trimesh.fetch(tensor)
+                    else:
+                        with pytest.raises(MeshErrorGroup) as caught:
+                            await trimesh.fetch(tensor)
+                        assert isinstance(caught.value.exceptions[0], IndexError)

@@ -49,16 +49,18 @@ async def test_modules() -> None:
         await check_training_equals_local_training(procs)
         await check_gradients_are_added_up_once(procs)
         await check_state_goes_out_and_in(procs)
+        await check_training_goes_on_from_a_saved_state(procs)
         await check_buffers_are_moved(procs)
         await check_parameters_keep_what_they_are(procs)
         check_plans_that_do_not_fit_are_refused(procs)
 
 
-def optimizers() -> list[Callable[[Any], Any]]:
+def cases() -> list[tuple[Callable[[Any], Any], Any]]:
     return [
-        lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
-        lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
-        lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, weight_decay=0.1),
+        (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), None),
+        (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), TENSOR_PARALLEL),
+        (lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True), TENSOR_PARALLEL),
+        (lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, weight_decay=0.1), None),
     ]
 
 
@@ -66,17 +68,16 @@ async def check_training_equals_local_training(procs: ProcMesh) -> None:
     text = torch.randint(0, 11, (6, 5))
     goal = torch.randint(0, 11, (6, 5))
     there, goal_there = (trimesh.distribute(one, procs, ["dp", None]) for one in (text, goal))
-    for make in optimizers():
-        for plan in (None, TENSOR_PARALLEL):
-            twin, model = network(), trimesh.module_to_mesh(network(), procs, plan)
-            optimizer, twin_optimizer = make(model.parameters()), make(twin.parameters())
-            for _ in range(4):
-                expected = step(twin, twin_optimizer, text, goal)
-                found = step(model, optimizer, there, goal_there)
-                assert abs(found.item() - expected.item()) < 1e-5
-            trained = await trimesh.fetch(model.state_dict())
-            for name, value in twin.state_dict().items():
-                assert torch.allclose(trained[name], value, atol=1e-4), name
+    for make, plan in cases():
+        twin, model = network(), trimesh.module_to_mesh(network(), procs, plan)
+        optimizer, twin_optimizer = make(model.parameters()), make(twin.parameters())
+        for _ in range(4):
+            expected = step(twin, twin_optimizer, text, goal)
+            found = step(model, optimizer, there, goal_there)
+            assert abs(found.item() - expected.item()) < 1e-5
+        trained = await trimesh.fetch(model.state_dict())
+        for name, value in twin.state_dict().items():
+            assert torch.allclose(trained[name], value, atol=1e-4), name
 
 
 def step(model: Any, optimizer: Any, text: Any, goal: Any) -> Any:
@@ -120,6 +121,25 @@ async def check_state_goes_out_and_in(procs: ProcMesh) -> None:
     with torch.no_grad():
         model.norm.bias.zero_()
     assert (await trimesh.fetch(average.norm.bias)).sum() == 8
+
+
+async def check_training_goes_on_from_a_saved_state(procs: ProcMesh) -> None:
+    text, goal = torch.randint(0, 11, (4, 5)), torch.randint(0, 11, (4, 5))
+    there, goal_there = (trimesh.distribute(one, procs, ["dp", None]) for one in (text, goal))
+    losses = []
+    model = trimesh.module_to_mesh(network(), procs, TENSOR_PARALLEL)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    for _ in range(2):
+        step(model, optimizer, there, goal_there)
+    saved = await trimesh.fetch([model.state_dict(), optimizer.state_dict()])
+    losses.append([step(model, optimizer, there, goal_there).item() for _ in range(3)])
+    again = trimesh.module_to_mesh(network(), procs)
+    optimizer = torch.optim.AdamW(again.parameters(), lr=0.02)
+    again.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    trimesh.optimizer_to_mesh(optimizer)
+    losses.append([step(again, optimizer, there, goal_there).item() for _ in range(3)])
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
 
 
 async def check_buffers_are_moved(procs: ProcMesh) -> None:

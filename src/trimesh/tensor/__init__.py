@@ -17,7 +17,7 @@ from trimesh.tensor.function import RemoteFunction, call_on_shard_and_fetch, rem
 from trimesh.tensor.global_tensor import distribute, placements, redistribute, replicate
 from trimesh.tensor.gradients import grad_generator
 from trimesh.tensor.mesh import activate
-from trimesh.tensor.modules import module_to_mesh
+from trimesh.tensor.modules import module_to_mesh, optimizer_to_mesh
 from trimesh.tensor.placement import Placements
 from trimesh.tensor.publishing import rdma_buffers
 from trimesh.tensor.reduction import reduce, reduce_
@@ -42,6 +42,7 @@ __all__ = [
     "inspect",
     "manual_seed",
     "module_to_mesh",
+    "optimizer_to_mesh",
     "placements",
     "rdma_buffers",
     "redistribute",

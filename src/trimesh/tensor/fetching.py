@@ -21,7 +21,8 @@ async def fetch(tree: Any) -> Any:
     """Return the whole value of a mesh tensor, or of all in a dict, list or other tree of them, asked for at once.
 
     Args:
-        tree: What holds the tensors: `model.state_dict()`, say. Anything else in it is returned as it is.
+        tree: What holds the tensors: `model.state_dict()`, say. Tensors of this process in it are copied, anything
+            else is returned as it is.
 
     Returns:
         The same with, for a global tensor, the tensor; for one with a tensor on each rank, a `ValueMesh` of them.
@@ -50,7 +51,8 @@ async def _fetched(leaves: list[Any]) -> list[Any]:
         if isinstance(leaf, MeshTensor):
             groups.setdefault((leaf._held.team, leaf._meta.is_global), []).append(index)
     requests = [(group, _ask(team, [leaves[index] for index in group])) for (team, _), group in groups.items()]
-    whole = list(leaves)
+    # A state has tensors of this process in it, too (an optimizer's steps), which go on changing.
+    whole = [leaf.detach().clone() if _is_local(leaf) else leaf for leaf in leaves]
     try:
         for group, request in requests:
             found = await answers(request)
@@ -62,6 +64,10 @@ async def _fetched(leaves: list[Any]) -> list[Any]:
         for _, request in requests:  # those after one that failed
             request.team.engine.forget(request)
     return whole
+
+
+def _is_local(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and not isinstance(leaf, MeshTensor)
 
 
 async def fetch_shard(tensor: torch.Tensor, coordinates: Mapping[str, int] | None = None, /, **coords: int) -> Any:

@@ -59,7 +59,7 @@ def operator_on_globals(name: str, operator: Operator) -> Kernel:
         written = [one for write in writes for one in _globals(_argument(args, kwargs, write))]
         views.check(written)
         result = compute(rank, team, *args, **kwargs)
-        if makes_views:
+        if makes_views and _is_global(args[0]):
             rest = args[1:]
             views.made(
                 args[0], list(_parts(result)), lambda base: list(_parts(compute(rank, team, base, *rest, **kwargs)))
@@ -173,11 +173,25 @@ def _random(operator: Any, writes: Sequence[Write]) -> Operator:
 FAMILIES["global"] = operator_on_globals
 
 
+_WRONG_RULES: Final = frozenset({"nll_loss_forward", "nll_loss_backward"})
+"""Those that take the mean of the ranks' means, although one may have more labels to ignore than another."""
+
+_WRONG_PARTS: Final = frozenset({"_scaled_dot_product_flash_attention_for_cpu"})
+"""Those that return, for the derivative, something else than the operator does."""
+
+
+def _base(operator: Any) -> str:
+    name: str = operator._schema.name
+    return name.partition("::")[2]
+
+
 @lru_cache(maxsize=limits.TENSOR_PLANS)
 def has_rule(operator: Operator) -> bool:
     """Whether torch says of an operator itself how global tensors go into it and come out."""
     from torch.distributed.tensor import DTensor  # noqa: PLC0415 - see `sharding`
 
+    if _base(operator) in _WRONG_RULES:
+        return False
     dispatcher = DTensor._op_dispatcher
     rules = dispatcher.sharding_propagator
     tables = ("op_strategy_funcs", "op_to_rules", "op_single_dim_strategy_funcs")
@@ -191,7 +205,7 @@ def _parts_of(operator: Any, writes: Sequence[Write]) -> Operator | None:
     is wrong for all that count elements or places: `mse_loss_backward` would divide by the number of those of one
     rank, `fill_diagonal_` would fill a diagonal on each (torch 2.13). The parts see global tensors.
     """
-    if writes:
+    if writes or _base(operator) in _WRONG_PARTS:
         return None
     from torch._decomp import decomposition_table  # noqa: PLC0415 - see `sharding`
 
@@ -219,6 +233,7 @@ _REFUSALS: Final = (
     "Sharding propagation failed",
     "not supported with DTensor",
     "hybrid sharding",
+    "unhashable type",  # a complex number
 )
 
 
@@ -398,6 +413,9 @@ def _batch_norm(_rank: Rank, _team: TeamOnRank, value: DTensor, *args: Any) -> A
 
 
 _OWN: Final[dict[str, Operator]] = {
+    # Those with underscores give what they are given (torch 2.13).
+    "__lshift__": lambda _rank, _team, value, by: torch.bitwise_left_shift(value, by),
+    "__rshift__": lambda _rank, _team, value, by: torch.bitwise_right_shift(value, by),
     "convolution": convolution,
     "convolution_backward": convolution_backward,
     "empty_like": lambda _rank, _team, like, **kwargs: _blank(like, kwargs),

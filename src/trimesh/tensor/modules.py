@@ -64,6 +64,23 @@ def module_to_mesh(module: M, mesh: ProcMesh, plan: Plan | None = None) -> M:
     return module
 
 
+def optimizer_to_mesh(optimizer: torch.optim.Optimizer) -> None:
+    """Move what an optimizer keeps of each parameter onto the parameter's mesh, where it lies as the parameter does.
+
+    For a state that was loaded: `optimizer.load_state_dict(saved)` leaves the tensors of `saved` in this process. What
+    has not the size of its parameter (the number of steps) stays here.
+
+    Blocking: no checkpoint.
+    """
+    for parameter, kept in optimizer.state.items():
+        if not isinstance(parameter, MeshTensor) or not parameter._meta.is_global:
+            continue
+        for name, value in kept.items():
+            is_local = isinstance(value, torch.Tensor) and not isinstance(value, MeshTensor)
+            if is_local and value.ndim and value.size() == parameter.size():
+                kept[name] = put_like(value, parameter)
+
+
 def _names(module: nn.Module) -> dict[int, list[str]]:
     """Return all names of each parameter and buffer, by its identity."""
     found: dict[int, list[str]] = {}
