@@ -148,3 +148,13 @@ async def test_wrong_calls_are_refused_before_anything_is_sent() -> None:
         with pytest.raises(ValueError, match="propagate must be"):
             trimesh.remote(len, propagate="sometimes")  # type: ignore[call-overload]
         assert scaled(t, 3.0).sum().item() == 6
+
+
+async def test_functions_are_refused_where_nothing_is_pickled() -> None:
+    async with this_host().spawn_procs({"gpus": 2}, preload=("torch",), pickle="off") as procs:
+        with procs.activate():
+            t = torch.ones(2)
+        with pytest.raises(TypeError, match=r"pickle='off'.*write endpoints"):
+            scaled(t, 2.0)
+        moved = t.slice_mesh(gpus=0).to_mesh(procs.slice(gpus=1))  # tensors move all the same
+        assert moved.sum().item() == 2

@@ -11,9 +11,11 @@ import trio
 from tests.patience import HANG_SECONDS
 
 import trimesh
-from trimesh import Isolate, ProcDied, ShapeError, this_host
+from trimesh import Isolate, ProcDied, ShapeError, limits, this_host
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
+
+from trimesh.tensor.function_parts import Here  # noqa: E402 - imports torch
 
 pytestmark = [pytest.mark.real, pytest.mark.torch]
 
@@ -123,3 +125,19 @@ async def test_death_of_the_source_reaches_who_waits_at_the_target() -> None:
         assert (rest + 1).sum().item() == 4
         with pytest.raises(ProcDied):
             lives.slice_mesh(gpus=0).to_mesh(second)
+
+
+async def test_copies_go_when_they_have_been_read() -> None:
+    def lent(rank: Any) -> int:
+        return len(rank.outside.proc.bulk.registrations())
+
+    async with this_host().spawn_procs({"gpus": 2}, preload=("torch",)) as procs:
+        first, second = procs.slice(gpus=0), procs.slice(gpus=1)
+        with first.activate():
+            large = torch.ones(LARGE, dtype=torch.float64)
+        for _ in range(5 * limits.TENSOR_MOVE_BYTES // (4 * LARGE * 8)):  # more than may be kept at one time
+            moved = large.to_mesh(second)
+        assert moved.sum().item() == LARGE
+        with trio.fail_after(HANG_SECONDS), first.activate():
+            while await trimesh.call_on_shard_and_fetch(lent, Here(), shard={}):
+                pass  # the word that the last has been taken comes by another link

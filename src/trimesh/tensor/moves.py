@@ -188,7 +188,7 @@ class Moves:
             if peer.death is None:
                 await expected.came.wait()
         finally:
-            del self._expected[key]
+            self._expected.pop(key, None)
         if expected.offer is None:
             assert peer.death is not None
             raise peer.death(maybe_executed=True)
