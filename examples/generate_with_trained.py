@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 
 import torch
-import torch.nn.functional as F
 import trio
 from torch import Tensor
+from torch.nn.functional import cross_entropy, one_hot
 
 import trimesh
 from trimesh import Actor, endpoint, this_host
@@ -32,8 +32,8 @@ Weights = dict[str, Tensor]
 
 def logits(weights: Weights, contexts: Tensor) -> Tensor:
     """Return what the model thinks of each symbol, after each of some contexts."""
-    one_hot = F.one_hot(contexts, len(SYMBOLS)).float().flatten(1)
-    return torch.relu(one_hot @ weights["hidden"]) @ weights["out"]
+    flat = one_hot(contexts, len(SYMBOLS)).float().flatten(1)
+    return torch.relu(flat @ weights["hidden"]) @ weights["out"]
 
 
 def generate(weights: Weights, prompt: str, length: int) -> str:
@@ -82,7 +82,7 @@ async def main(rounds: int = 4, seed: int = 0) -> None:
         optimizer = torch.optim.SGD(weights.values(), lr=0.5, momentum=0.9)
         for number in range(1, rounds + 1):
             for _ in range(STEPS):
-                loss = F.cross_entropy(logits(weights, contexts), wanted)
+                loss = cross_entropy(logits(weights, contexts), wanted)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,12 @@ GPUS = 3
 
 PRELOAD = ("torch", "torch.distributed.tensor")
 """For global tensors: four processes on two cores would import it for ten seconds."""
+
+
+def _sockets() -> int:
+    tables = [Path(f"/proc/self/net/{kind}").read_text().splitlines()[1:] for kind in ("tcp", "tcp6")]
+    network = {f"socket:[{line.split()[9]}]" for table in tables for line in table}
+    return sum(link.is_symlink() and str(link.readlink()) in network for link in Path("/proc/self/fd").iterdir())
 
 
 class Gate(Actor):
@@ -51,6 +58,11 @@ class Gate(Actor):
     async def open(self) -> None:
         """Let the rank go on."""
         self._opened.set()
+
+    @endpoint
+    async def sockets(self) -> int:
+        """Return how many sockets of the network its process has."""
+        return _sockets()
 
     @endpoint
     async def die(self) -> None:
@@ -155,6 +167,8 @@ async def test_death_in_a_collective_frees_the_others(dying: int, *, is_connecte
         rank = procs.rank_tensor("gpus")
         if is_connected:
             assert rank.reduce("gpus").item() == 3
+            assert procs.flatten("all").rank_tensor("all").reduce("all").item() == 3  # idle when the process dies
+            assert min((await gates.sockets.call()).values()) > 0
         total = _gated(rank, dying).reduce("gpus")
         with pytest.raises(ExceptionGroup) as caught:
             async with trio.open_nursery() as nursery:
@@ -165,6 +179,8 @@ async def test_death_in_a_collective_frees_the_others(dying: int, *, is_connecte
         assert isinstance(first, ProcDied)
         assert all(isinstance(other, CollectiveFailed | ProcDied) for other in others)
         left = procs.exclude([{"gpus": dying}])  # their threads wait for nothing any more
+        await trimesh.fetch(left.rank_tensor("gpus"))
+        assert set((await gates.exclude([{"gpus": dying}]).sockets.call()).values()) == {0}
         assert left.rank_tensor("gpus").reduce("gpus").item() == 3 - dying
 
 

@@ -107,6 +107,21 @@ def device_mesh(rank: Rank, team: TeamOnRank) -> DeviceMesh:
     return groups.mesh
 
 
+@attrs.frozen
+class Disband:
+    """A process of the team has ended: let go of what its groups hold open."""
+
+    def execute(self, rank: Rank, team: TeamOnRank) -> None:
+        """See `Step`."""
+        del rank
+        groups = _of(team)
+        for group in groups.made.values():
+            group.destroy()
+            if group.full_name in groups.published:
+                _unregister(group, group.full_name)
+        groups.published.clear()
+
+
 def _of(team: TeamOnRank) -> _Groups:
     found = team.above.get(_Groups)
     if found is None:
@@ -159,3 +174,14 @@ def _register(group: dist.ProcessGroup, name: str, ranks: Sequence[int], device:
     world.tags_to_pg.setdefault(tag, []).append(group)
     register: Any = getattr(c10d, "_register_process_group")  # noqa: B009 - not among what its stub exports
     register(name, group)
+
+
+def _unregister(group: dist.ProcessGroup, name: str) -> None:
+    """Undo `_register`."""
+    world: Any = c10d._world
+    for table in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config):
+        table.pop(group, None)
+    tag = world.pg_to_tag.pop(group, None)
+    world.tags_to_pg.pop(tag, None)
+    unregister: Any = getattr(c10d, "_unregister_process_group")  # noqa: B009 - see above
+    unregister(name)

@@ -20,6 +20,7 @@ from trimesh.tensor import kernels as kernels  # noqa: PLC0414 - and so does eac
 from trimesh.tensor import move_kernels as move_kernels  # noqa: PLC0414
 from trimesh.tensor import protocol
 from trimesh.tensor.device import rank_device
+from trimesh.tensor.groups import Disband
 from trimesh.tensor.moves import moves_of, open_moves
 from trimesh.tensor.rank import Poison, Rank, TeamOnRank
 from trimesh.tensor.reader import Reader
@@ -153,6 +154,9 @@ class _Hosted:
     def lost(self, team: int) -> None:
         """Learn that a process of a team has ended."""
         self.stores.lose((self.controller.proc_id, self.engine, team))
+        found = self.rank.teams.get(team)
+        if found is not None:
+            self.runner.put(found, [Disband()])
 
     def _key(self, team: TeamOnRank) -> Key:
         return self.controller.proc_id, self.engine, team.number
