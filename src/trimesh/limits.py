@@ -398,6 +398,9 @@ TENSOR_PLANS: Final = 16_384
 TENSOR_FAILURES: Final = 1_000
 """Failed commands of a team whose lines are kept for whoever fetches: more are the same mistake in a loop."""
 
+TENSOR_PLOTTED_RANKS: Final = 64
+"""Ranks whose values one figure shows: eight rows of eight images, which still fit a screen."""
+
 COLLECTIVE_SECONDS: Final = 1_800.0
 """A rank waits this long for the others of its process group: torch's own bound. A rank that has failed or died frees
 them at once; this is for one that computes for half an hour, or is stuck and answers."""

@@ -136,6 +136,8 @@ async def check_looks_with_await(t: Any, differs: Any) -> None:
     assert await trimesh.show(t) == str(t)
     with pytest.raises(TypeError, match="takes a tensor on a mesh"):
         await trimesh.fetch(torch.ones(2))
+    with pytest.raises(TypeError, match="takes a tensor on a mesh"):
+        await trimesh.show(torch.ones(2))
 
 
 async def check_deadline(t: Any) -> None:

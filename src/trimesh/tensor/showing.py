@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from typing import Any, Literal, overload
 
 import torch
 
 from trimesh._runtime.foreign import in_trio
 from trimesh.tensor.fetching import checked, fetch, fetch_shard, values_now
+from trimesh.tensor.plot import check_plot
+from trimesh.tensor.plot import plot as draw
 from trimesh.tensor.tensor import MeshTensor
 
 
@@ -24,17 +28,50 @@ def formatted_now(tensor: MeshTensor, spec: str) -> str:
     return format(_text(tensor, values), spec)
 
 
-async def show(tensor: torch.Tensor) -> str:
-    """Print the values of a mesh tensor, those of each rank under its coordinates; return what was printed.
+@overload
+async def show(tensor: torch.Tensor) -> str: ...
+
+
+@overload
+async def show(tensor: torch.Tensor, *, plot: Literal[False]) -> str: ...
+
+
+@overload
+async def show(tensor: torch.Tensor, *, plot: Literal[True] | str | os.PathLike[str]) -> Any: ...
+
+
+async def show(tensor: torch.Tensor, *, plot: bool | str | os.PathLike[str] = False) -> Any:
+    """Print the values of a mesh tensor, those of each rank under its coordinates; or draw them.
+
+    Args:
+        tensor: The tensor.
+        plot: `True` draws rather than prints: an image of each rank's matrix, or a line of each one's vector. A path
+            (`plot="weights.png"`) does so and writes the figure there, in the format that the path ends with. This
+            needs matplotlib, which is imported when it is asked for; no window opens.
+
+    Returns:
+        What was printed; or, with `plot`, the `matplotlib.figure.Figure`.
 
     Raises:
+        ModuleNotFoundError: It is to be drawn, and matplotlib is not installed.
         MeshErrorGroup: They could not be computed; see `trimesh.fetch`.
+        ShapeError: It is to be drawn, and has other than one or two dimensions, no elements, or more than 64 ranks.
+        TypeError: It is to be drawn, and has complex elements.
 
-    Blocking: a checkpoint, cancellable; the ranks go on.
+    Blocking: a checkpoint, cancellable; the ranks go on. Drawing and writing a figure takes the thread, for about a
+    second.
     """
-    found = await fetch(tensor)
     mesh_tensor = checked(tensor)
-    text = _text(mesh_tensor, [found] if mesh_tensor._meta.is_global else list(found.values()))
+    if plot is not False:
+        check_plot(mesh_tensor)
+    found = await fetch(tensor)
+    values = [found] if mesh_tensor._meta.is_global else list(found.values())
+    if plot is not False:
+        figure = _figure(mesh_tensor, values)
+        if plot is not True:
+            figure.savefig(plot)
+        return figure
+    text = _text(mesh_tensor, values)
     print(text)  # noqa: T201 - what it is for
     return text
 
@@ -60,12 +97,28 @@ async def inspect(tensor: torch.Tensor, coordinates: Mapping[str, int] | None = 
 
 
 def _text(tensor: MeshTensor, values: Sequence[torch.Tensor]) -> str:
-    if len(values) == 1 or all(value.equal(values[0]) for value in values[1:]):
-        on = "" if len(values) == 1 else ", the same on every rank"
-        return f"{tensor!r}{on}\n{values[0]}"
-    points = [dict(point) for point in tensor._held.team.region.points()]
-    parts = [
-        f"{', '.join(f'{label}={index}' for label, index in point.items())}\n{value}"
-        for point, value in zip(points, values, strict=True)
-    ]
-    return "\n".join([repr(tensor), *parts])
+    if _are_same(values):
+        return f"{_title(tensor, values)}\n{values[0]}"
+    parts = [f"{name}\n{value}" for name, value in zip(_names(tensor), values, strict=True)]
+    return "\n".join([_title(tensor, values), *parts])
+
+
+def _figure(tensor: MeshTensor, values: Sequence[torch.Tensor]) -> Any:
+    if _are_same(values):
+        return draw(values[:1], [""], _title(tensor, values), columns=1)
+    sizes = list(tensor._held.team.region.extent.values())
+    return draw(values, _names(tensor), _title(tensor, values), columns=sizes[-1])
+
+
+def _are_same(values: Sequence[torch.Tensor]) -> bool:
+    return all(value.equal(values[0]) for value in values[1:])
+
+
+def _title(tensor: MeshTensor, values: Sequence[torch.Tensor]) -> str:
+    return f"{tensor!r}, the same on every rank" if len(values) > 1 and _are_same(values) else repr(tensor)
+
+
+def _names(tensor: MeshTensor) -> list[str]:
+    """Return the coordinates of each rank."""
+    points = tensor._held.team.region.points()
+    return [", ".join(f"{label}={index}" for label, index in dict(point).items()) for point in points]
