@@ -173,8 +173,15 @@ def _random(operator: Any, writes: Sequence[Write]) -> Operator:
 FAMILIES["global"] = operator_on_globals
 
 
-_WRONG_RULES: Final = frozenset({"nll_loss_forward", "nll_loss_backward"})
-"""Those that take the mean of the ranks' means, although one may have more labels to ignore than another."""
+_RELEASE: Final = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+_WRONG_RULES: Final = frozenset({"nll_loss_forward", "nll_loss_backward"}) | (
+    frozenset({"index_put", "index_put_", "max", "min"}) if _RELEASE < (2, 13) else frozenset[str]()
+)
+"""Those that take the mean of the ranks' means, although one may have more labels to ignore than another.
+
+Those of torch 2.9 that take a rank's own places, in what it has, for places in the whole.
+"""
 
 _WRONG_PARTS: Final = frozenset({"_scaled_dot_product_flash_attention_for_cpu"})
 """Those that return, for the derivative, something else than the operator does."""
