@@ -173,8 +173,15 @@ def _random(operator: Any, writes: Sequence[Write]) -> Operator:
 FAMILIES["global"] = operator_on_globals
 
 
-_WRONG_RULES: Final = frozenset({"nll_loss_forward", "nll_loss_backward"})
-"""Those that take the mean of the ranks' means, although one may have more labels to ignore than another."""
+_RELEASE: Final = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+_WRONG_RULES: Final = frozenset({"nll_loss_forward", "nll_loss_backward"}) | (
+    frozenset({"index_put", "index_put_", "max", "min"}) if _RELEASE < (2, 13) else frozenset[str]()
+)
+"""Those that take the mean of the ranks' means, although one may have more labels to ignore than another.
+
+Those of torch 2.9 that take a rank's own places, in what it has, for places in the whole.
+"""
 
 _WRONG_PARTS: Final = frozenset({"_scaled_dot_product_flash_attention_for_cpu"})
 """Those that return, for the derivative, something else than the operator does."""
@@ -401,12 +408,13 @@ def _dropout(rank: Rank, team: TeamOnRank, value: DTensor, p: float, train: bool
     return aten.mul.Tensor(aten.mul.Tensor(value, mask), 0.0 if p == 1 else 1 / (1 - p)), mask
 
 
-def _batch_norm(_rank: Rank, _team: TeamOnRank, value: DTensor, *args: Any) -> Any:
+def _batch_norm(rank: Rank, team: TeamOnRank, value: DTensor, *args: Any) -> Any:
     """Do what torch's does; that writes to the running statistics without saying so, here to copies of them."""
     mean, variance, is_training = args[2:5]
     if not is_training or mean is None:
-        return torch.ops.aten.native_batch_norm.default(value, *args)
-    *found, new_mean, new_variance = torch.ops.aten._native_batch_norm_legit_functional.default(value, *args)
+        return _plain(torch.ops.aten.native_batch_norm.default, (), settles=False)(rank, team, value, *args)
+    functional = _plain(torch.ops.aten._native_batch_norm_legit_functional.default, (), settles=False)
+    *found, new_mean, new_variance = functional(rank, team, value, *args)
     mean.copy_(new_mean)
     variance.copy_(new_variance)
     return found
