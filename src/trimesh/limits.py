@@ -421,3 +421,7 @@ until all others have gone."""
 
 SIGNAL_SECONDS: Final = 0.05
 """How often a function that waits without `await` looks at signals and links."""
+
+TENSOR_STUCK_SECONDS_MAX: Final = 1.0
+"""How often at least a rank that waits for an actor beside it looks whether that waits for an actor of the controller,
+which may be waiting for the rank; it begins with SIGNAL_SECONDS, and each look costs as one for deadlocks."""

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 import trimesh
-from trimesh import Actor, endpoint, this_host
+from trimesh import Actor, endpoint, this_host, this_proc
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
@@ -40,6 +40,29 @@ class Beside(Actor):
     @endpoint
     async def fail(self, t: Any) -> Any:
         raise ValueError(f"of {len(t)} numbers none is right")
+
+
+class Here(Actor):
+    """Lives in the controller's process."""
+
+    @endpoint
+    async def add(self, number: float) -> float:
+        return number + 1
+
+
+class Asking(Actor):
+    """Lives in the process of a rank, and needs an actor of the controller's."""
+
+    def __init__(self, here: Here) -> None:
+        self.here = here
+
+    @endpoint(concurrency=2)
+    async def through(self, me: Any, t: Any) -> Any:
+        return await me.ask.call_one(t)  # by way of itself
+
+    @endpoint
+    async def ask(self, t: Any) -> Any:
+        return t * await self.here.add.call_one(2.0)
 
 
 class Reader(Actor):
@@ -105,6 +128,23 @@ async def test_results_of_endpoints_are_tensors_of_the_mesh() -> None:
         assert trimesh.coords(caught.value) == [{"gpus": 0}, {"gpus": 1}]
         with pytest.raises(TypeError, match="halves"):
             trimesh.rref(actors.halves, t)
+
+
+async def test_a_value_that_needs_an_actor_of_this_process_is_not_waited_for_without_await() -> None:
+    async with (
+        this_host().spawn_procs({"gpus": 1}, preload=("torch",)) as procs,
+        this_proc().spawn("here", Here) as here,
+    ):
+        actors = await procs.spawn("asking", Asking, here)
+        with procs.activate():
+            t = torch.ones(2)
+        for ep, first in ((actors.ask, ()), (actors.through, (actors,))):
+            asked = trimesh.rref(ep, *first, t, propagate=lambda *args: args[-1])
+            with pytest.raises(trimesh.DeadlockError, match=r"here\.add\(\).*await trimesh\.fetch") as caught:
+                asked.sum().item()
+            assert [(actor, name) for actor, name, _ in caught.value.cycle] == [("Here", "add")]
+            assert (await trimesh.fetch_shard(asked)).tolist() == [3, 3]  # it only had to be awaited
+            assert asked.sum().item() == 6
 
 
 async def test_memory_of_the_ranks_is_read_by_others_until_the_block_ends() -> None:

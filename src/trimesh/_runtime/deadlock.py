@@ -36,7 +36,7 @@ from trimesh._runtime.waiting import LocalWaits
 from trimesh._wire import messages, waits
 from trimesh._wire.waits import Kind, NodeRef, NodeReport, Place
 from trimesh.errors import DeadlockError, ProtocolError
-from trimesh.ids import MeshId
+from trimesh.ids import MeshId, ProcId
 
 if TYPE_CHECKING:
     from trimesh._runtime.incoming import IncomingCall
@@ -125,6 +125,19 @@ class Deadlocks:
             elif call.waiter is not None and not call.is_bounded:
                 suspects |= dict.fromkeys(look.unsent_ref(call, peer) for peer in peers)
         return self._without_the_free(suspects, look)
+
+    def in_the_way(self, task: trio.lowlevel.Task, proc_id: ProcId) -> Sequence[int]:
+        """Return the calls of this process to another one that have to end before a task of this process can go on.
+
+        Those that go by way of third processes are not seen.
+        """
+        look = LocalWaits(self._proc, self._numbers)
+        waits = look.waits_of(task)
+        nodes = {report.ref: report for report in answer(waits, look.look_up)}
+        edges = {edge for node in nodes.values() for edge in node.waits_for} | set(waits)
+        there = {edge for edge in edges if edge.proc == proc_id and edge.kind in (Kind.CALL, Kind.SOURCE)}
+        stuck = stuck_nodes(nodes, there) | there
+        return [edge.b for edge in there] if any(ref in stuck for ref in waits) else []
 
     def _without_the_free(self, suspects: Iterable[NodeRef], look: LocalWaits) -> Sequence[NodeRef]:
         """Leave out what can end, even if everything elsewhere is stuck."""

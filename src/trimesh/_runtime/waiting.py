@@ -143,6 +143,10 @@ class LocalWaits:
 
     # ---- looks -----------------------------------------------------------------------------------------------
 
+    def waits_of(self, task: trio.lowlevel.Task) -> list[NodeRef]:
+        """Return what a task waits for."""
+        return list(self._of_waiter.get(task, ()))
+
     def has_waits(self, call: IncomingCall) -> bool:
         """Return whether a running call waits for others."""
         return bool(self._edges_of(call))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trimesh.errors import CollectiveFailed, MeshErrorGroup, set_origin
-from trimesh.tensor.engine import Request, unexplained_death
+from trimesh._runtime.peer import Peer
+from trimesh.errors import CollectiveFailed, DeadlockError, MeshErrorGroup, set_origin
+from trimesh.ids import MeshId
+from trimesh.tensor.engine import Engine, Request, unexplained_death
 
 
 async def answers(request: Request) -> Mapping[int, Any]:
@@ -29,10 +31,12 @@ def answers_now(request: Request) -> Mapping[int, Any]:
     Raises:
         MeshErrorGroup: See `answers`.
         trio.TooSlowError: The deadline of the calling task has passed.
+        DeadlockError: The value needs an actor of this process, which cannot run meanwhile.
         RuntimeError: The mesh is simulated.
     """
     engine = request.team.engine
     proc = engine.proc
+    engine.stuck.clear()
     try:
         while request.waiting:
             if proc.is_simulated:
@@ -42,11 +46,28 @@ def answers_now(request: Request) -> Mapping[int, Any]:
                 )
             engine.wait_now("a value of a mesh tensor had come")
             for peer, place in list(request.waiting.items()):
+                _check_calls(engine, peer)
                 if peer.link is None:  # its end is known; how it ended is found out by tasks, which do not run now
                     request.settle(peer, _ended(request, place))
     finally:
         engine.forget(request)
     return _values(request)
+
+
+def _check_calls(engine: Engine, peer: Peer) -> None:
+    """Refuse to wait for a rank that waits for an actor of this process: no task runs here until the wait is over."""
+    for call_id in engine.stuck.pop(peer, ()):
+        call = peer.inbound.get(call_id)
+        if call is None or call.ended:
+            continue  # it has been answered since
+        cell = engine.proc.cells.get(MeshId(call.mesh))
+        cycle = [] if cell is None else [(cell.spec.cls.__qualname__, call.spec.name, cell.spec.point)]
+        name = call.spec.name if cell is None else f"{cell.spec.name}.{call.spec.name}()"
+        raise DeadlockError(
+            f"a value that needs an actor of this process must be fetched with `await`, got one that waits for {name}: "
+            "write `await trimesh.fetch(t)`",
+            cycle=cycle,
+        )
 
 
 def _ended(request: Request, place: int) -> Exception:

@@ -145,6 +145,16 @@ class Lost(_Message, frozen=True, tag=8):
     team: int
 
 
+class Stuck(_Message, frozen=True, tag=11):
+    """A rank waits for an actor of its process, and that one for an actor of the controller's process (rule N2).
+
+    Attributes:
+        calls: The calls of the sender's process to the controller's that have to end first.
+    """
+
+    calls: list[int]
+
+
 class Ask(_Message, frozen=True, tag=9):
     """A rank asks the store of its team, which is in the process of the team's first rank.
 
@@ -208,7 +218,7 @@ class Taken(_Message, frozen=True, tag=7):
     move: int
 
 
-AnyMessage = Open | Team | Run | Done | Reply | Offer | Taken | Lost | Ask | Answer
+AnyMessage = Open | Team | Run | Done | Reply | Offer | Taken | Lost | Ask | Answer | Stuck
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(AnyMessage)

@@ -6,11 +6,16 @@ import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
+import trio
+
+from trimesh import limits
 from trimesh._runtime.invoke import Request, invoke
 from trimesh._runtime.outgoing import Target
+from trimesh._runtime.services import TENSORS
 from trimesh.actor.endpoint import Endpoint
 from trimesh.actor.verbs import bare, bind
 from trimesh.ids import MeshId
+from trimesh.tensor import protocol
 from trimesh.tensor.function import remote
 from trimesh.tensor.function_parts import Here
 
@@ -64,6 +69,24 @@ def _call_member(rank: Any, mesh: int, name: str, args: tuple[Any, ...], kwargs:
         if cell is None or spec is None:
             raise LookupError(f"no actor with the endpoint {name!r} that was called lives in the process of this rank")
         request = Request(cell.spec.name, name, args, kwargs, lambda _: cell.origin(name), spec=spec)
-        return bare(await invoke(proc, [Target(proc.me, MeshId(mesh))], request, fail_fast=False))
+        watch = trio.CancelScope()
+        proc.serve(_watch, rank.outside, trio.lowlevel.current_task(), watch)
+        try:
+            return bare(await invoke(proc, [Target(proc.me, MeshId(mesh))], request, fail_fast=False))
+        finally:
+            watch.cancel()
 
     return rank.outside.run_in_trio(call)
+
+
+async def _watch(outside: Any, task: trio.lowlevel.Task, scope: trio.CancelScope) -> None:
+    """Tell the controller, from time to time, that a task waits for an actor there: it may wait for us (rule N2)."""
+    patience = limits.SIGNAL_SECONDS
+    with scope:
+        while True:
+            await trio.sleep(patience)
+            patience = min(2 * patience, limits.TENSOR_STUCK_SECONDS_MAX)
+            calls = outside.proc.deadlocks.in_the_way(task, outside.controller.proc_id)
+            if calls:
+                message = protocol.encode(protocol.Stuck(outside.engine, list(calls[: limits.DEADLOCK_REFS_MAX])))
+                outside.proc.services.cast([outside.controller], TENSORS, message)

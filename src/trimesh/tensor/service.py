@@ -264,6 +264,10 @@ class TensorService:
                 engine = self.engines.get(message.engine)
                 if engine is not None:
                     engine.replied(peer, message, bodies, cargo)
+            case protocol.Stuck():
+                engine = self.engines.get(message.engine)
+                if engine is not None:
+                    engine.stuck[peer] = message.calls
             case protocol.Ask():
                 self.stores.asked(peer, message)
             case protocol.Answer():
