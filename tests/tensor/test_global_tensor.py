@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import trimesh
-from trimesh import MeshErrorGroup, Placements, ProcMesh, ShapeError, this_host
+from trimesh import MeshErrorGroup, ProcMesh, ShapeError, this_host
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
@@ -84,7 +84,7 @@ async def check_partial_sums_are_told_and_added(procs: ProcMesh) -> None:
     one = torch.randn(8, 6)
     w = trimesh.distribute(one, procs, [None, "tp"])
     total = w @ w.T
-    assert await trimesh.placements(total) == Placements([None, None], {"tp": "sum"})
+    assert await trimesh.placements(total) == trimesh.Placements([None, None], {"tp": "sum"})
     assert await equal(total, one @ one.T)
     assert torch.allclose(await trimesh.fetch_shard(total, dp=1, tp=1), one @ one.T, atol=1e-5)
     assert torch.allclose(await trimesh.fetch_shard(total.local(), dp=0, tp=1), one @ one.T, atol=1e-5)
