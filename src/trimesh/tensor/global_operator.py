@@ -82,7 +82,8 @@ def _computation(base: str, operator: Operator, writes: Sequence[Write]) -> Oper
         return _random(operator, writes)
     if base in _RESHAPES:
         return _reshape(operator)
-    return _plain(operator, writes, settles=bool(writes) or base in _NORMS)
+    # Before 2.13 torch adds a number to each part of a sum, and so to the sum as often as there are parts.
+    return _plain(operator, writes, settles=bool(writes) or base in _NORMS or _RELEASE < (2, 13))
 
 
 def _plain(operator: Operator, writes: Sequence[Write], *, settles: bool) -> Operator:
@@ -91,6 +92,9 @@ def _plain(operator: Operator, writes: Sequence[Write], *, settles: bool) -> Ope
             return operator(*args, **kwargs)
         if settles:
             _settle_inputs(args, kwargs, writes)
+        if _RELEASE < (2, 13):  # later ones refuse to write so
+            for one in _sums(args, kwargs, writes):
+                _add_up(rank, one)
         call = operator if has_rule(operator) else _parts_of(operator, writes)
         try:
             if call is not None:
@@ -100,7 +104,7 @@ def _plain(operator: Operator, writes: Sequence[Write], *, settles: bool) -> Ope
         except Exception as error:
             if call is operator and not _is_refused(error):
                 raise
-        sums = [one for write in writes for one in _globals(_argument(args, kwargs, write)) if is_partial(one)]
+        sums = _sums(args, kwargs, writes)
         for one in sums:
             _add_up(rank, one)
         if sums and call is operator:
@@ -176,11 +180,12 @@ FAMILIES["global"] = operator_on_globals
 _RELEASE: Final = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 _WRONG_RULES: Final = frozenset({"nll_loss_forward", "nll_loss_backward"}) | (
-    frozenset({"index_put", "index_put_", "max", "min"}) if _RELEASE < (2, 13) else frozenset[str]()
+    frozenset({"index_put", "index_put_", "max", "mean", "min"}) if _RELEASE < (2, 13) else frozenset[str]()
 )
 """Those that take the mean of the ranks' means, although one may have more labels to ignore than another.
 
-Those of torch 2.9 that take a rank's own places, in what it has, for places in the whole.
+Those of torch 2.9 that take a rank's own places, in what it has, for places in the whole; and its `mean`, which takes
+the mean of the ranks' means, although one may have more rows than another.
 """
 
 _WRONG_PARTS: Final = frozenset({"_scaled_dot_product_flash_attention_for_cpu"})
@@ -212,8 +217,8 @@ def _parts_of(operator: Any, writes: Sequence[Write]) -> Operator | None:
     is wrong for all that count elements or places: `mse_loss_backward` would divide by the number of those of one
     rank, `fill_diagonal_` would fill a diagonal on each (torch 2.13). The parts see global tensors.
     """
-    if writes or _base(operator) in _WRONG_PARTS:
-        return None
+    if writes or _base(operator) in _WRONG_PARTS or _RELEASE < (2, 13):
+        return None  # before 2.13 one of the parts might be of `_WRONG_RULES`
     from torch._decomp import decomposition_table  # noqa: PLC0415 - see `sharding`
 
     found: Operator | None = decomposition_table.get(operator)
@@ -307,6 +312,11 @@ def _add_up(rank: Rank, target: DTensor) -> None:
             "it: write the operation that returns a new tensor, or trimesh.redistribute(t, [...]) before it"
         )
     settle(target, unsummed(target.placements))
+
+
+def _sums(args: Sequence[Any], kwargs: dict[str, Any], writes: Sequence[Write]) -> list[DTensor]:
+    """Return what an operator writes to of which the ranks have parts of a sum."""
+    return [one for write in writes for one in _globals(_argument(args, kwargs, write)) if is_partial(one)]
 
 
 def _is_shared(rank: Rank, value: DTensor) -> bool:
