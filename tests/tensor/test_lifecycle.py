@@ -14,6 +14,7 @@ import trio
 import trimesh
 from trimesh import (
     Actor,
+    CollectiveFailed,
     FailFast,
     Isolate,
     MeshErrorGroup,
@@ -69,7 +70,8 @@ def add_for_ever(t: Any) -> None:
 
 async def test_training_goes_on_from_the_last_state_on_a_restarted_mesh() -> None:
     policy = Restart("one_for_one", intensity=3, period=60)
-    async with this_host().spawn_procs({"gpus": 2}, preload=("torch",), supervision=policy) as procs:
+    preload = ("torch", "torch.distributed.tensor")
+    async with this_host().spawn_procs({"gpus": 2}, preload=preload, supervision=policy) as procs:
         weight, expected, deaths = torch.zeros(3), torch.zeros(3), 0
         step, where = 0, []
         while step < 6:
@@ -95,6 +97,54 @@ async def test_training_goes_on_from_the_last_state_on_a_restarted_mesh() -> Non
         expected = torch.full((3,), float(sum(range(6))))
         assert torch.equal(weight, expected)
         assert (deaths, where) == (1, [{"gpus": 1}])
+        await check_training_of_a_module_goes_on(procs)
+
+
+async def check_training_of_a_module_goes_on(procs: ProcMesh) -> None:
+    """The losses are those of a training in this process that nobody interrupts."""
+    inputs, goals = torch.randn(8, 4), torch.randn(8, 2)
+    twin = network()
+    twin_optimizer = torch.optim.AdamW(twin.parameters(), lr=0.05)
+    expected = [step_of(twin, twin_optimizer, inputs, goals).item() for _ in range(6)]
+    losses: list[float] = []
+    deaths: list[Any] = []
+    saved: list[Any] = []
+    while len(losses) < 6:
+        model = trimesh.module_to_mesh(network(), procs)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        if saved:
+            model.load_state_dict(saved[0])
+            optimizer.load_state_dict(saved[1])
+            trimesh.optimizer_to_mesh(optimizer)
+        x, y = (trimesh.distribute(local, procs, ["gpus", None]) for local in (inputs, goals))
+        try:
+            while len(losses) < 6:
+                if len(losses) == 3 and not deaths:
+                    kill(procs, 1)
+                loss = step_of(model, optimizer, x, y)
+                loss, *saved = await trimesh.fetch([loss, model.state_dict(), optimizer.state_dict()])
+                losses.append(loss.item())
+        except* (ProcDied, CollectiveFailed) as group:  # the other rank may have waited for the dead one
+            deaths += [coords for error in died(group) for coords in trimesh.coords(error)]
+            await procs.settled()
+    assert deaths == [{"gpus": 1}]
+    assert losses == pytest.approx(expected, abs=1e-5)
+    assert losses[-1] < losses[0] - 1e-2, "it has learned something"
+
+
+def network() -> Any:
+    """Make a network, the same one each time."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 2))
+
+
+def step_of(model: Any, optimizer: Any, inputs: Any, goals: Any) -> Any:
+    optimizer.zero_grad()
+    loss = torch.nn.functional.mse_loss(model(inputs), goals)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
 
 
 class Gauge(Actor):

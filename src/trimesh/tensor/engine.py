@@ -332,6 +332,8 @@ class Engine:
             if peer in team.peers:
                 team.is_lost = True
                 self._warn_of(team)
+                if team.stream:  # its groups end with the message, and the next team takes their names
+                    self._post(team)
                 self._send(team.peers, protocol.Lost(self.number, number))
                 del self._by_number[number]
                 self._lost.append(team)

@@ -64,16 +64,17 @@ class Group(dist.ProcessGroup):
     Args:
         rank: This rank.
         team: The team.
+        number: In its name.
         places: Of the group's ranks in the team, in order.
         key: Names the group among those of the team, the same at each of its ranks.
     """
 
-    def __init__(self, rank: Rank, team: TeamOnRank, places: Sequence[int], key: str) -> None:
+    def __init__(self, rank: Rank, team: TeamOnRank, number: int, places: Sequence[int], key: str) -> None:
         index: Any = list(places).index(team.place)
         super().__init__(index, len(places))  # type: ignore[call-arg]
         self.places = places
         self.key = key
-        self.full_name = f"{rank.mesh}/{team.number}/{key}"
+        self.full_name = f"{rank.mesh}/{number}/{key}"
         self.device = rank.device
         self._team = team
         self._ask = partial(rank.outside.ask, team)

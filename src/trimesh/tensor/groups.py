@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import attrs
@@ -21,14 +21,43 @@ class _Groups:
     """What a team has here.
 
     Attributes:
+        number: In the names of its groups; see `_Numbers`.
         made: By key.
         published: Names that torch's registry knows.
         mesh: See `device_mesh`.
     """
 
+    number: int
     made: dict[str, Group] = attrs.field(factory=dict[str, Group])
     published: set[str] = attrs.field(factory=set[str])
     mesh: DeviceMesh | None = None
+
+
+@attrs.define(eq=False)
+class _Numbers:
+    """Numbers in the names of groups, so that those of a team that follows another on the same ranks have its names.
+
+    To torch, device meshes over the same ranks are equal, whatever groups they name, and it remembers the layouts of
+    results with the mesh that it saw first: what it makes for a team names the groups of the one before.
+
+    Attributes:
+        by_layout: By extent, ranks and which of them are there.
+        holders: Number of the team that has each now.
+    """
+
+    by_layout: dict[Hashable, int] = attrs.field(factory=dict[Hashable, int])
+    holders: dict[int, int] = attrs.field(factory=dict[int, int])
+
+    def take(self, team: TeamOnRank) -> int:
+        """Return the number for a team: its own, unless one that is gone was on the same ranks."""
+        layout = team.extent, tuple(team.ranks), tuple(map(bool, team.procs))
+        number = self.by_layout.setdefault(layout, team.number)
+        return number if self.holders.setdefault(number, team.number) == team.number else team.number
+
+    def free(self, number: int, team: TeamOnRank) -> None:
+        """Give up the number of a team."""
+        if self.holders.get(number) == team.number:
+            del self.holders[number]
 
 
 @attrs.define(eq=False)
@@ -63,7 +92,7 @@ def group_of(rank: Rank, team: TeamOnRank, labels: Sequence[str]) -> Group:
     fixed = {label: here[label] for label in extent if label not in labels}
     key = ",".join(label for label in extent if label in labels)
     key += "".join(f" {label}={index}" for label, index in fixed.items())
-    groups = _of(team)
+    groups = _of(rank, team)
     found = groups.made.get(key)
     if found is None:
         places = [
@@ -71,7 +100,7 @@ def group_of(rank: Rank, team: TeamOnRank, labels: Sequence[str]) -> Group:
             for place in range(extent.nelements)
             if team.procs[place] and all(extent.point(place)[label] == index for label, index in fixed.items())
         ]
-        found = groups.made[key] = Group(rank, team, places, key)
+        found = groups.made[key] = Group(rank, team, groups.number, places, key)
     return found
 
 
@@ -93,7 +122,7 @@ def device_mesh(rank: Rank, team: TeamOnRank) -> DeviceMesh:
         RuntimeError: Code of this process has initialised `torch.distributed` itself.
         ShapeError: Members are missing from the view.
     """
-    groups = _of(team)
+    groups = _of(rank, team)
     if groups.mesh is not None:
         return groups.mesh
     extent = team.extent
@@ -113,20 +142,26 @@ class Disband:
 
     def execute(self, rank: Rank, team: TeamOnRank) -> None:
         """See `Step`."""
-        del rank
-        groups = _of(team)
+        groups = _of(rank, team)
         for group in groups.made.values():
             group.destroy()
             if group.full_name in groups.published:
                 _unregister(group, group.full_name)
         groups.published.clear()
+        _numbers(rank).free(groups.number, team)
 
 
-def _of(team: TeamOnRank) -> _Groups:
+def _of(rank: Rank, team: TeamOnRank) -> _Groups:
     found = team.above.get(_Groups)
     if found is None:
-        found = team.above[_Groups] = _Groups()
+        found = team.above[_Groups] = _Groups(_numbers(rank).take(team))
     assert isinstance(found, _Groups)
+    return found
+
+
+def _numbers(rank: Rank) -> _Numbers:
+    found = rank.above.setdefault(_Numbers, _Numbers())
+    assert isinstance(found, _Numbers)
     return found
 
 
@@ -135,7 +170,7 @@ def _of(team: TeamOnRank) -> _Groups:
 
 def _publish(rank: Rank, team: TeamOnRank, group: Group) -> None:
     """Put a group where `torch.distributed` and its functional collectives look it up."""
-    published = _of(team).published
+    published = _of(rank, team).published
     if group.full_name in published:
         return
     _make_world(rank, group)
