@@ -77,8 +77,8 @@ async def test_owner_dies_between_pieces(is_feed: bool) -> None:
         handle = await vault.handle.call_one()
 
         async def kill() -> None:
+            pidfd = os.pidfd_open(handle.owner.pid)  # afterwards it may be gone and reaped
             os.kill(handle.owner.pid, signal.SIGKILL)
-            pidfd = os.pidfd_open(handle.owner.pid)
             await trio.lowlevel.wait_readable(pidfd)
             os.close(pidfd)
 
