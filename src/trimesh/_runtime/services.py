@@ -88,12 +88,7 @@ class Services:
         self._handlers[name] = handler
 
     def cast(
-        self,
-        peers: Sequence[Peer],
-        name: str,
-        payload: bytes,
-        bodies: Sequence[Buffer] = (),
-        parcel: Parcel | None = None,
+        self, peers: Sequence[Peer], name: str, payload: bytes, bodies: Sequence[Buffer] = ()
     ) -> trio.Event | None:
         """Send one message of a service to some processes, each of which has a link.
 
@@ -102,7 +97,6 @@ class Services:
             name: Of the service.
             payload: At most what a body may hold.
             bodies: Lent until the event is set.
-            parcel: What must be known there first: its definitions and attachments.
 
         Returns:
             See `Link.send`.
@@ -111,9 +105,6 @@ class Services:
             payload, bodies = b"", [payload, *bodies]
         head = messages.encode(messages.Service(name, payload))
         living = [peer for peer in peers if peer.link is not None]
-        if parcel is not None:
-            for peer in living:
-                peer.prepare(parcel.definitions, parcel.attachments)
         if len(living) == 1:
             link = living[0].link
             assert link is not None
