@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def tables(data: dict[str, Any]) -> dict[str, str]:
 def _costs(data: dict[str, Any]) -> str:
     rows = [(f"`{name}`", f"{value:.4g}") for name, value in data["costs"].items()]
     machine = "{cpu}, {cores} cores, Linux {kernel}, Python {python}.".format(**data["machine"])
-    return "\n\n".join(filter(None, [machine, _markdown(["cost", "us"], rows), data["remarks"]]))
+    return "\n\n".join(filter(None, [machine, _markdown(["cost", "us"], rows), textwrap.fill(data["remarks"], 120)]))
 
 
 def _real(row: dict[str, Any]) -> Row:
