@@ -275,10 +275,11 @@ int32_t tm_fault_get_count(tm_bus *bus, uint32_t index, tm_fault_count *count_ou
 /* Prepare to sleep: 0 = wait until the bell is readable, then poll; 1 = something has come already, poll. */
 int32_t tm_arm(tm_bus *bus);
 
-/* Look at the bell for a while before sleeping on `poller`, a descriptor that is readable when there is anything to wake
- * for (the bell is among it). To be called when armed, and when nothing else is to be done in `look_us`. It looks only
- * after traffic, when the last waits were short, and when no core is wanted by others. 1 = something has come, and the
- * bell is readable; 2 = nothing has come in the time; 3 = `poller` is readable for another reason; 0 = it did not look. */
+/* Look at the bell for a while before sleeping on `poller`, a descriptor that is readable when there is anything to
+ * wake for (the bell is among it). To be called when armed, and when nothing else is to be done in `look_us`. It looks
+ * only after traffic, when the last waits were short, and when no core is wanted by others. 1 = something has come,
+ * and the bell is readable; 2 = nothing has come in the time; 3 = `poller` is readable for another reason; 0 = it did
+ * not look. */
 int32_t tm_look(tm_bus *bus, int32_t poller);
 
 /* ---- bulk data: memory that others read and write themselves ---- */

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from trimesh import limits
 from trimesh._transport import native
@@ -41,13 +42,11 @@ def test_quota_below_two_cores_ends_looking(quota: Path, said: str, may: bool):
 
 def test_run_sleeps_on_a_descriptor_that_tells_of_other_work():
     async def main() -> bool:
-        token = trio.lowlevel.current_trio_token()
-        poller = poller_of_run()
         looking = select.poll()
-        looking.register(poller, select.POLLIN)
-        before = looking.poll(0)
-        token.run_sync_soon(lambda: None)
-        return not before and bool(looking.poll(0))
+        looking.register(poller_of_run(), select.POLLIN)
+        await trio.testing.wait_all_tasks_blocked()  # the task that takes calls sleeps, too
+        trio.lowlevel.current_trio_token().run_sync_soon(lambda: None)
+        return bool(looking.poll(0))
 
     assert trio.run(main)
 
