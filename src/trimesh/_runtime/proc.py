@@ -446,9 +446,8 @@ class Proc:
         payload, buffers = take_payload(message.payload, bodies)
         now = trio.current_time()
         deadline = math.inf if message.budget is None else now + message.budget
-        scope = trio.CancelScope(deadline=deadline)
         call = IncomingCall(
-            peer, link, message.call, mesh, spec, payload, buffers, nbytes, count, scope, now, cargo=cargo
+            peer, link, message.call, mesh, spec, payload, buffers, nbytes, count, deadline, now, cargo=cargo
         )
         if message.window:
             call.items = ItemSender(message.window)
