@@ -16,8 +16,9 @@ import trio
 from trimesh import limits
 from trimesh._routing.collector import Outcome
 from trimesh._runtime.invoke import Request, encode_request, remaining_budget
-from trimesh._runtime.outgoing import AnyWait, OutgoingCall, Target
+from trimesh._runtime.outgoing import AnyWait, OutgoingCall
 from trimesh._runtime.proc import Proc
+from trimesh._runtime.target import Target
 from trimesh.ids import CallId
 
 

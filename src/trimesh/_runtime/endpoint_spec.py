@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -38,6 +39,9 @@ class EndpointSpec:
         group: Name of the group it shares slots with, or None for the one slot of the actor.
         idempotent: Running it twice does no harm; only then may it be retried.
         signature: Without `self`.
+        slots: Key of the slots that it takes: of its group, of its own, or of the actor (rule C4).
+        parameters: Names of its parameters.
+        arity: With so many arguments, all positional, it can be called: the least and the most.
     """
 
     name: str
@@ -47,13 +51,33 @@ class EndpointSpec:
     group: str | None
     idempotent: bool
     signature: inspect.Signature
+    slots: str = attrs.field(init=False)
+    parameters: tuple[str, ...] = attrs.field(init=False)
+    arity: tuple[int, int] = attrs.field(init=False)
 
-    @property
-    def slots(self) -> str:
-        """Key of the slots that it takes: of its group, of its own, or of the actor (rule C4)."""
+    @slots.default
+    def _slots(self) -> str:
         if self.group is not None:
             return f"group {self.group}"
         return f"endpoint {self.name}" if self.concurrency != 1 else ""
+
+    @parameters.default
+    def _parameters(self) -> tuple[str, ...]:
+        return tuple(self.signature.parameters)
+
+    @arity.default
+    def _arity(self) -> tuple[int, int]:
+        least = most = 0
+        for parameter in self.signature.parameters.values():
+            is_required = parameter.default is inspect.Parameter.empty
+            if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+                most = sys.maxsize
+            elif parameter.kind is inspect.Parameter.KEYWORD_ONLY and is_required:
+                return 1, 0
+            elif parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
+                least += is_required
+                most += 1
+        return least, most
 
 
 def endpoints_of(cls: type) -> Mapping[str, EndpointSpec]:

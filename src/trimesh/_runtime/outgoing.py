@@ -19,19 +19,12 @@ from trimesh._routing.collector import Collector, Failed, Outcome, Returned
 from trimesh._runtime.guarded import Guarded
 from trimesh._runtime.peer import Parcel, Peer, Pending
 from trimesh._runtime.reports import report_silent
+from trimesh._runtime.target import Target
 from trimesh.errors import ProtocolError
 from trimesh.ids import CallId, MeshId
 
 if TYPE_CHECKING:
     from trimesh._runtime.proc import Proc
-
-
-@attrs.frozen
-class Target:
-    """One actor: its process and its mesh."""
-
-    peer: Peer
-    mesh: MeshId
 
 
 class AnyWait(Protocol):

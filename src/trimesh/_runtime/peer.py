@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from trimesh._runtime.proc import Proc
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class Parcel:
-    """One encoded message, shared by all the peers that it goes to.
+    """One encoded message, shared by all the peers that it goes to; nobody changes it.
 
     Attributes:
         head: The control struct.
@@ -87,6 +87,11 @@ class Outbox:
         """Count a message that the caller sends itself (a cast); return its position on the link."""
         self.window.sent(nbytes)
         return self.peer.count_call()
+
+    def send(self, parcel: Parcel) -> trio.Event | None:
+        """Send a message for which there is room; see `Link.send`."""
+        self.count(parcel.nbytes)
+        return self.peer.send(parcel)
 
     def put(self, parcel: Parcel, on_sent: Callable[[int, trio.Event | None], None]) -> Pending | None:
         """Send now if there is room (None), else queue; `on_sent` is called when it goes out."""
@@ -194,7 +199,8 @@ class Peer:
         """Send a message, and before it what it needs there; dropped when the link is gone."""
         if self.link is None:
             return None
-        self.prepare(parcel.definitions, parcel.attachments)
+        if parcel.definitions or parcel.attachments:
+            self.prepare(parcel.definitions, parcel.attachments)
         return self.link.send(parcel.head, parcel.bodies)
 
     def prepare(self, definitions: Sequence[DefinitionId], attachments: Sequence[object]) -> None:
