@@ -153,16 +153,18 @@ async def invoke(
             `limits.CANCEL_ACK_SECONDS`.
     """
     await trio.lowlevel.checkpoint_if_cancelled()
-    budget = remaining_budget(proc)
+    deadline = trio.current_effective_deadline()
+    budget = budget_until(proc, deadline)
     call_id = proc.new_call_id()
     mesh = targets[0].mesh if targets else 0
     parcel = encode_request(proc, request, call_id, mesh, budget)
-    is_bounded = budget is not None or has_deadline()
+    is_bounded = deadline != math.inf
     call = OutgoingCall(proc, call_id, request.what, targets, fail_fast=fail_fast, budget=budget, is_bounded=is_bounded)
     proc.begin(call, parcel)
     try:
         await call.wait()
-        await yield_to_cancel(list(call.collector.failed()))
+        if call.collector.failures:
+            await yield_to_cancel(list(call.collector.failed()))
     except trio.Cancelled:
         if not errors_win or not any(isinstance(outcome, Raised) for outcome in call.collector.failed()):
             raise
@@ -254,14 +256,13 @@ def _post_at_once(proc: Proc, targets: Sequence[Target], parcel: Parcel) -> bool
             return False
         boxes.append(box)
     if len(boxes) == 1:
-        lent = boxes[0].send(parcel)
+        boxes[0].send(parcel)
     else:
         for box in boxes:
             box.peer.prepare(parcel.definitions, ())
-        lent = proc.cast([box.peer for box in boxes], parcel)
+        proc.cast([box.peer for box in boxes], parcel)  # it lends nothing: the head is nobody's to change
         for box in boxes:
             box.count(parcel.nbytes)
-    del lent  # of the head, which is nobody's to change
     return True
 
 
@@ -271,11 +272,15 @@ def has_deadline() -> bool:
 
 
 def remaining_budget(proc: Proc) -> float | None:
-    """Return the seconds left of the running task's deadline, or None when it has none.
+    """Return the seconds left of the running task's deadline, or None when it has none."""
+    return budget_until(proc, trio.current_effective_deadline())
+
+
+def budget_until(proc: Proc, deadline: float) -> float | None:
+    """Return the seconds left until `deadline` (Trio time; `math.inf` for none), or None.
 
     The seconds of a virtual clock mean nothing to another process, so they are not sent there (rule C3).
     """
-    deadline = trio.current_effective_deadline()
     if deadline == math.inf:
         return None
     if not proc.is_simulated and type(trio.lowlevel.current_clock()).__name__ == "MockClock":

@@ -88,10 +88,10 @@ class Outbox:
         self.window.sent(nbytes)
         return self.peer.count_call()
 
-    def send(self, parcel: Parcel) -> trio.Event | None:
-        """Send a message for which there is room; see `Link.send`."""
-        self.count(parcel.nbytes)
-        return self.peer.send(parcel)
+    def send(self, parcel: Parcel) -> tuple[int, trio.Event | None]:
+        """Send a message for which there is room; return its position on the link, and what `Link.send` does."""
+        position = self.count(parcel.nbytes)
+        return position, self.peer.send(parcel)
 
     def put(self, parcel: Parcel, on_sent: Callable[[int, trio.Event | None], None]) -> Pending | None:
         """Send now if there is room (None), else queue; `on_sent` is called when it goes out."""
@@ -117,8 +117,7 @@ class Outbox:
             self._send(self._queue.popleft())
 
     def _send(self, pending: Pending) -> None:
-        position = self.count(pending.parcel.nbytes)
-        pending.on_sent(position, self.peer.send(pending.parcel))
+        pending.on_sent(*self.send(pending.parcel))
 
 
 @attrs.define(eq=False)

@@ -158,6 +158,9 @@ class MeshView:
 
     def least_loaded(self, proc: Proc, ranks: Sequence[int]) -> int:
         """Return the rank with the fewest unended calls of this process; among equals, the next in turn."""
+        if len(ranks) == 1:
+            self.turn[0] = ranks[0] + 1
+            return ranks[0]
         loads = [(target.peer.outbox(target.mesh).load, rank) for rank in ranks for target in [self.target(proc, rank)]]
         least = min(loads)[0]
         candidates = [rank for load, rank in loads if load == least]
