@@ -27,6 +27,26 @@ class Kind(enum.Enum):
     """An async generator function, on the Trio thread; `stream` calls it."""
 
 
+def _slots_of(spec: EndpointSpec) -> str:
+    if spec.group is not None:
+        return f"group {spec.group}"
+    return f"endpoint {spec.name}" if spec.concurrency != 1 else ""
+
+
+def _arity_of(signature: inspect.Signature) -> tuple[int, int]:
+    least = most = 0
+    for parameter in signature.parameters.values():
+        is_required = parameter.default is inspect.Parameter.empty
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            most = sys.maxsize
+        elif parameter.kind is inspect.Parameter.KEYWORD_ONLY and is_required:
+            return 1, 0
+        elif parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
+            least += is_required
+            most += 1
+    return least, most
+
+
 @attrs.frozen
 class EndpointSpec:
     """One endpoint of an actor class.
@@ -51,33 +71,13 @@ class EndpointSpec:
     group: str | None
     idempotent: bool
     signature: inspect.Signature
-    slots: str = attrs.field(init=False)
-    parameters: tuple[str, ...] = attrs.field(init=False)
-    arity: tuple[int, int] = attrs.field(init=False)
-
-    @slots.default
-    def _slots(self) -> str:
-        if self.group is not None:
-            return f"group {self.group}"
-        return f"endpoint {self.name}" if self.concurrency != 1 else ""
-
-    @parameters.default
-    def _parameters(self) -> tuple[str, ...]:
-        return tuple(self.signature.parameters)
-
-    @arity.default
-    def _arity(self) -> tuple[int, int]:
-        least = most = 0
-        for parameter in self.signature.parameters.values():
-            is_required = parameter.default is inspect.Parameter.empty
-            if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-                most = sys.maxsize
-            elif parameter.kind is inspect.Parameter.KEYWORD_ONLY and is_required:
-                return 1, 0
-            elif parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
-                least += is_required
-                most += 1
-        return least, most
+    slots: str = attrs.field(init=False, default=attrs.Factory(_slots_of, takes_self=True))
+    parameters: tuple[str, ...] = attrs.field(
+        init=False, default=attrs.Factory(lambda self: tuple(self.signature.parameters), takes_self=True)
+    )
+    arity: tuple[int, int] = attrs.field(
+        init=False, default=attrs.Factory(lambda self: _arity_of(self.signature), takes_self=True)
+    )
 
 
 def endpoints_of(cls: type) -> Mapping[str, EndpointSpec]:

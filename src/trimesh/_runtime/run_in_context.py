@@ -22,8 +22,7 @@ def run_in_context(context: contextvars.Context, coroutine: Coroutine[Any, Any, 
         except StopIteration as stop:
             result: T = stop.value
             return result
-        rest: T = yield from go_on_in_context(context, coroutine, trap)
-        return rest
+        return (yield from _rest(context, coroutine, trap))
     finally:
         del coroutine  # as below
 
@@ -33,6 +32,13 @@ def go_on_in_context(
     context: contextvars.Context, coroutine: Coroutine[Any, Any, T], trap: Any
 ) -> Generator[Any, Any, T]:
     """Await the rest of a coroutine whose first step, which was made in `context`, has given `trap`."""
+    try:
+        return (yield from _rest(context, coroutine, trap))
+    finally:
+        del coroutine  # as below
+
+
+def _rest(context: contextvars.Context, coroutine: Coroutine[Any, Any, T], trap: Any) -> Generator[Any, Any, T]:
     step: Callable[[Any], Any] = coroutine.send
     value: Any = None
     try:

@@ -146,10 +146,7 @@ def refusals(mesh: MeshView, spec: EndpointSpec, ranks: Sequence[int]) -> list[R
     """Return a result for each rank when the block that owns the mesh has begun to stop, else None."""
     if mesh.is_open:
         return None
-    try:
-        mesh.check_open()
-    except MeshStopped as error:
-        text = str(error)
+    text = mesh.closed_text
     refused: list[Result] = []
     for rank in ranks:
         refusal = MeshStopped(text)

@@ -81,7 +81,12 @@ class MeshView:
             MeshStopped: It has.
         """
         if not self.is_open:
-            raise MeshStopped(f"{self!r} takes no messages: the block that owns it is being left")
+            raise MeshStopped(self.closed_text)
+
+    @property
+    def closed_text(self) -> str:
+        """Why no messages may be sent once that is so."""
+        return f"{self!r} takes no messages: the block that owns it is being left"
 
     def target(self, proc: Proc, rank: int) -> Target:
         """Return the actor of a base rank as the target of a call."""
