@@ -159,6 +159,7 @@ class ItemMap(Results[tuple[int, R]]):
     async def _pause(self, wait: Callable[[], Awaitable[None]]) -> None:
         """Let other tasks run; what may have changed meanwhile is looked at anew."""
         await wait()
+        await trio.lowlevel.checkpoint_if_cancelled()  # what has woken it may have come just before a cancel
         self._unbroken = 0
         self._break_at = trio.current_time() + limits.MAP_UNBROKEN_SECONDS
         self._deadline = trio.current_effective_deadline()
