@@ -33,9 +33,13 @@ def _slots_of(spec: EndpointSpec) -> str:
     return f"endpoint {spec.name}" if spec.concurrency != 1 else ""
 
 
-def _arity_of(signature: inspect.Signature) -> tuple[int, int]:
+def _parameters_of(spec: EndpointSpec) -> tuple[str, ...]:
+    return tuple(spec.signature.parameters)
+
+
+def _arity_of(spec: EndpointSpec) -> tuple[int, int]:
     least = most = 0
-    for parameter in signature.parameters.values():
+    for parameter in spec.signature.parameters.values():
         is_required = parameter.default is inspect.Parameter.empty
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             most = sys.maxsize
@@ -72,12 +76,9 @@ class EndpointSpec:
     idempotent: bool
     signature: inspect.Signature
     slots: str = attrs.field(init=False, default=attrs.Factory(_slots_of, takes_self=True))
-    parameters: tuple[str, ...] = attrs.field(
-        init=False, default=attrs.Factory(lambda self: tuple(self.signature.parameters), takes_self=True)
-    )
-    arity: tuple[int, int] = attrs.field(
-        init=False, default=attrs.Factory(lambda self: _arity_of(self.signature), takes_self=True)
-    )
+    # Found out once: what is evolved from an endpoint takes them over.
+    parameters: tuple[str, ...] = attrs.field(kw_only=True, default=attrs.Factory(_parameters_of, takes_self=True))
+    arity: tuple[int, int] = attrs.field(kw_only=True, default=attrs.Factory(_arity_of, takes_self=True))
 
 
 def endpoints_of(cls: type) -> Mapping[str, EndpointSpec]:
