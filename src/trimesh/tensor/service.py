@@ -21,6 +21,7 @@ from trimesh.tensor import global_move_kernels as global_move_kernels  # noqa: P
 from trimesh.tensor import kernels as kernels  # noqa: PLC0414
 from trimesh.tensor import move_kernels as move_kernels  # noqa: PLC0414
 from trimesh.tensor import protocol
+from trimesh.tensor import state_kernels as state_kernels  # noqa: PLC0414
 from trimesh.tensor.device import rank_device
 from trimesh.tensor.groups import Disband
 from trimesh.tensor.moves import moves_of, open_moves
