@@ -16,7 +16,7 @@ import cffi
 
 from trimesh.errors import TrimeshError
 
-ABI_VERSION: Final = 5
+ABI_VERSION: Final = 6
 """The contract that the Python side was written for."""
 
 _HERE: Final = Path(__file__).parent

@@ -121,7 +121,8 @@ def encode_request(
     head = messages.encode(messages.Call(call_id, mesh, request.endpoint, budget, payload, window))
     definitions = (*value.definitions, *request.definitions)
     nbytes = len(head) + sum(memoryview(body).nbytes for body in bodies)
-    return Parcel(head, bodies, definitions, nbytes, value.attachments)
+    # Calls of one actor keep their order, those of the agent (0) with all others: it is told to stop after the rest.
+    return Parcel(head, bodies, definitions, nbytes, value.attachments, flow=mesh)
 
 
 @trio.lowlevel.enable_ki_protection
