@@ -66,7 +66,7 @@ typedef struct {
     uint32_t beat_ms;         /* interval of heartbeats */
     uint32_t lease_ms;        /* silence after which a peer counts as stopped; at least 2 beats */
     uint32_t stall_ms;        /* tell peers when the caller has not polled for this long; 0 = never */
-    uint32_t reserved;        /* 0 */
+    uint32_t look_us;         /* `tm_look` looks for at most this long; 0 = never; up to limit LOOK_US_MAX */
 } tm_bus_options;
 
 /* Make a bus and start T1. The bus is the caller's until `tm_bus_destroy`. */
@@ -135,6 +135,7 @@ int32_t tm_link_get_info(tm_bus *bus, uint32_t link, tm_link_info *info_out);
 
 #define TM_LANE_CONTROL 0
 #define TM_LANE_DATA 1
+#define TM_LANE_PART 2         /* DATA, of a message with bodies that is part of a larger one: TM_FLAG_PART there */
 
 typedef struct {
     const uint8_t *bytes;
@@ -181,6 +182,7 @@ int32_t tm_flush(tm_bus *bus);
 
 #define TM_FLAG_MORE 1        /* fragments follow */
 #define TM_FLAG_CONTROL 2     /* came on the CONTROL lane */
+#define TM_FLAG_PART 4        /* was sent as TM_LANE_PART; counts as no message of `tm_link_info` */
 
 #define TM_DOWN_CLOSED 1
 #define TM_DOWN_EOF 2
@@ -206,8 +208,12 @@ typedef struct {
 } tm_record;
 
 /* Take what has come on all links: at most `max` records into `records_out`, their number into `n_out`. The records of
- * the batch before must have been released. */
+ * the batch before must have been released; a batch of none is. */
 int32_t tm_poll(tm_bus *bus, tm_record *records_out, uint32_t max, uint32_t *n_out);
+
+/* The same when the caller is armed and has not woken for the bell yet. The bell stays readable if it was rung: the
+ * caller wakes for it, polls and arms as if this had not been called. */
+int32_t tm_poll_early(tm_bus *bus, tm_record *records_out, uint32_t max, uint32_t *n_out);
 
 typedef struct {
     uint8_t *bytes;           /* writable; what is written there nobody else sees */
@@ -274,6 +280,13 @@ int32_t tm_fault_get_count(tm_bus *bus, uint32_t index, tm_fault_count *count_ou
 
 /* Prepare to sleep: 0 = wait until the bell is readable, then poll; 1 = something has come already, poll. */
 int32_t tm_arm(tm_bus *bus);
+
+/* Look at the bell for a while before sleeping on `poller`, a descriptor that is readable when there is anything to
+ * wake for (the bell is among it). To be called when armed, and when nothing else is to be done in `look_us`. It looks
+ * only after traffic, when the last waits were short, and when no core is wanted by others. 1 = something has come,
+ * and the bell is readable; 2 = nothing has come in the time; 3 = `poller` is readable for another reason; 0 = it did
+ * not look. */
+int32_t tm_look(tm_bus *bus, int32_t poller);
 
 /* ---- bulk data: memory that others read and write themselves ---- */
 

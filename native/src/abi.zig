@@ -50,7 +50,7 @@ const BusOptions = extern struct {
     beat_ms: u32,
     lease_ms: u32,
     stall_ms: u32,
-    reserved: u32,
+    look_us: u32,
 };
 
 export fn tm_bus_create(options: ?*const BusOptions, bus_out: ?*?*Bus) i32 {
@@ -64,6 +64,7 @@ export fn tm_bus_create(options: ?*const BusOptions, bus_out: ?*?*Bus) i32 {
     if (o.beat_ms == 0 or o.beat_ms > limits.BEAT_MS_MAX) return status.ERR_ARGUMENT;
     if (o.lease_ms < 2 * o.beat_ms or o.lease_ms > limits.BEAT_MS_MAX) return status.ERR_ARGUMENT;
     if (o.stall_ms > limits.BEAT_MS_MAX) return status.ERR_ARGUMENT;
+    if (o.look_us > limits.LOOK_US_MAX) return status.ERR_ARGUMENT;
     const rc = Bus.create(.{
         .epoch = o.epoch,
         .host = o.host,
@@ -72,6 +73,7 @@ export fn tm_bus_create(options: ?*const BusOptions, bus_out: ?*?*Bus) i32 {
         .beat_ms = o.beat_ms,
         .lease_ms = o.lease_ms,
         .stall_ms = o.stall_ms,
+        .look_us = o.look_us,
     }, out);
     if (rc < 0) return rc;
     if (!buses.add(out.*.?)) {
@@ -239,9 +241,11 @@ export fn tm_link_send(
     const self = live(bus, &why) orelse return why;
     const one = self.find(id) orelse return status.ERR_LINK;
     const cursor = cursor_io orelse return status.ERR_ARGUMENT;
-    if (lane > 1 or (lane == 0 and n_bodies > 0)) return status.ERR_ARGUMENT;
-    const message = messageOf(head, head_size, bodies, n_bodies, &why) orelse return why;
-    return self.send(one, @enumFromInt(lane), message, cursor);
+    const PART = 2;
+    if (lane > PART or (lane == 0 and n_bodies > 0) or (lane == PART and n_bodies == 0)) return status.ERR_ARGUMENT;
+    var message = messageOf(head, head_size, bodies, n_bodies, &why) orelse return why;
+    message.part = lane == PART;
+    return self.send(one, if (lane == 0) .control else .data, message, cursor);
 }
 
 export fn tm_link_send_head(bus: ?*Bus, id: u32, lane: u32, head: ?[*]const u8, head_size: u32) i32 {
@@ -295,13 +299,27 @@ export fn tm_flush(bus: ?*Bus) i32 {
 // ---- receiving ----
 
 export fn tm_poll(bus: ?*Bus, records_out: ?[*]records.Record, max: u32, n_out: ?*u32) i32 {
+    return pollBy(Bus.poll, bus, records_out, max, n_out);
+}
+
+export fn tm_poll_early(bus: ?*Bus, records_out: ?[*]records.Record, max: u32, n_out: ?*u32) i32 {
+    return pollBy(Bus.pollEarly, bus, records_out, max, n_out);
+}
+
+fn pollBy(
+    comptime poll: fn (*Bus, []records.Record) i32,
+    bus: ?*Bus,
+    records_out: ?[*]records.Record,
+    max: u32,
+    n_out: ?*u32,
+) i32 {
     var why: i32 = 0;
     const self = live(bus, &why) orelse return why;
     const into = records_out orelse return status.ERR_ARGUMENT;
     const out = n_out orelse return status.ERR_ARGUMENT;
     out.* = 0;
     if (max == 0) return status.ERR_ARGUMENT;
-    const rc = self.poll(into[0..max]);
+    const rc = poll(self, into[0..max]);
     if (rc < 0) return rc;
     out.* = @intCast(rc);
     return status.OK;
@@ -346,6 +364,13 @@ export fn tm_arm(bus: ?*Bus) i32 {
     var why: i32 = 0;
     const self = live(bus, &why) orelse return why;
     return @intFromBool(self.arm());
+}
+
+export fn tm_look(bus: ?*Bus, poller: i32) i32 {
+    var why: i32 = 0;
+    const self = live(bus, &why) orelse return why;
+    if (poller < 0) return status.ERR_ARGUMENT;
+    return @intFromEnum(self.look(poller));
 }
 
 // ---- faults that a test has planned ----

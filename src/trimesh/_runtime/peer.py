@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from trimesh._runtime.proc import Proc
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class Parcel:
-    """One encoded message, shared by all the peers that it goes to.
+    """One encoded message, shared by all the peers that it goes to; nobody changes it.
 
     Attributes:
         head: The control struct.
@@ -38,6 +38,8 @@ class Parcel:
         definitions: What goes by value and must be known to the peer first.
         nbytes: For the credit window.
         attachments: What the payload refers to (`Encoded.attachments`): the ports among them are lent to the peer.
+        flow: Order that it needs beside other messages, as `Link.send` takes it; used if it has no attachments, which
+            are told of by messages that must come right before it.
     """
 
     head: bytes
@@ -45,6 +47,12 @@ class Parcel:
     definitions: Sequence[DefinitionId] = ()
     nbytes: int = 0
     attachments: Sequence[object] = ()
+    flow: int = 0
+
+    @property
+    def link_flow(self) -> int:
+        """The flow that links are told."""
+        return 0 if self.attachments else self.flow
 
 
 @attrs.define(eq=False)
@@ -88,6 +96,11 @@ class Outbox:
         self.window.sent(nbytes)
         return self.peer.count_call()
 
+    def send(self, parcel: Parcel) -> tuple[int, trio.Event | None]:
+        """Send a message for which there is room; return its position on the link, and what `Link.send` does."""
+        position = self.count(parcel.nbytes)
+        return position, self.peer.send(parcel)
+
     def put(self, parcel: Parcel, on_sent: Callable[[int, trio.Event | None], None]) -> Pending | None:
         """Send now if there is room (None), else queue; `on_sent` is called when it goes out."""
         pending = Pending(parcel, on_sent)
@@ -112,8 +125,7 @@ class Outbox:
             self._send(self._queue.popleft())
 
     def _send(self, pending: Pending) -> None:
-        position = self.count(pending.parcel.nbytes)
-        pending.on_sent(position, self.peer.send(pending.parcel))
+        pending.on_sent(*self.send(pending.parcel))
 
 
 @attrs.define(eq=False)
@@ -194,8 +206,9 @@ class Peer:
         """Send a message, and before it what it needs there; dropped when the link is gone."""
         if self.link is None:
             return None
-        self.prepare(parcel.definitions, parcel.attachments)
-        return self.link.send(parcel.head, parcel.bodies)
+        if parcel.definitions or parcel.attachments:
+            self.prepare(parcel.definitions, parcel.attachments)
+        return self.link.send(parcel.head, parcel.bodies, flow=parcel.link_flow)
 
     def prepare(self, definitions: Sequence[DefinitionId], attachments: Sequence[object]) -> None:
         """Send what the peer must know before a payload: definitions, then the ports that it carries.
@@ -233,9 +246,17 @@ class Peer:
         """Note definitions that came from the peer, which therefore need not be sent back."""
         self._defined.update(definitions)
 
-    def cancel(self, call: CallId, position: int, reason: str) -> None:
-        """Ask the peer to cancel one of our calls."""
+    def cancel(self, call: CallId, position: int, reason: str, *, is_leaving: bool = False) -> None:
+        """Ask the peer to cancel one of our calls.
+
+        Args:
+            call: Its number.
+            position: Of its message among the calls of the link.
+            reason: For people.
+            is_leaving: Some of the message is still here: others pass it, so its position says less than the last one.
+        """
         if self.link is not None:
+            position = self._calls_sent if is_leaving else position
             self.link.send(messages.encode(messages.Cancel(call, position, reason)), lane=Lane.CONTROL)
 
 
