@@ -241,9 +241,11 @@ export fn tm_link_send(
     const self = live(bus, &why) orelse return why;
     const one = self.find(id) orelse return status.ERR_LINK;
     const cursor = cursor_io orelse return status.ERR_ARGUMENT;
-    if (lane > 1 or (lane == 0 and n_bodies > 0)) return status.ERR_ARGUMENT;
-    const message = messageOf(head, head_size, bodies, n_bodies, &why) orelse return why;
-    return self.send(one, @enumFromInt(lane), message, cursor);
+    const PART = 2;
+    if (lane > PART or (lane == 0 and n_bodies > 0) or (lane == PART and n_bodies == 0)) return status.ERR_ARGUMENT;
+    var message = messageOf(head, head_size, bodies, n_bodies, &why) orelse return why;
+    message.part = lane == PART;
+    return self.send(one, if (lane == 0) .control else .data, message, cursor);
 }
 
 export fn tm_link_send_head(bus: ?*Bus, id: u32, lane: u32, head: ?[*]const u8, head_size: u32) i32 {
@@ -297,13 +299,27 @@ export fn tm_flush(bus: ?*Bus) i32 {
 // ---- receiving ----
 
 export fn tm_poll(bus: ?*Bus, records_out: ?[*]records.Record, max: u32, n_out: ?*u32) i32 {
+    return pollBy(Bus.poll, bus, records_out, max, n_out);
+}
+
+export fn tm_poll_early(bus: ?*Bus, records_out: ?[*]records.Record, max: u32, n_out: ?*u32) i32 {
+    return pollBy(Bus.pollEarly, bus, records_out, max, n_out);
+}
+
+fn pollBy(
+    comptime poll: fn (*Bus, []records.Record) i32,
+    bus: ?*Bus,
+    records_out: ?[*]records.Record,
+    max: u32,
+    n_out: ?*u32,
+) i32 {
     var why: i32 = 0;
     const self = live(bus, &why) orelse return why;
     const into = records_out orelse return status.ERR_ARGUMENT;
     const out = n_out orelse return status.ERR_ARGUMENT;
     out.* = 0;
     if (max == 0) return status.ERR_ARGUMENT;
-    const rc = self.poll(into[0..max]);
+    const rc = poll(self, into[0..max]);
     if (rc < 0) return rc;
     out.* = @intCast(rc);
     return status.OK;

@@ -9,10 +9,12 @@ sent in it.
 from __future__ import annotations
 
 import math
+import os
 import select
 import socket
 import struct
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import trio
@@ -47,11 +49,22 @@ _REASONS: Final = {
 }
 
 
-class _BeforeSleep(trio.abc.Instrument):
-    """Rings the bells of peers when the scheduler is about to wait, and looks at the own one for a while."""
+class _AroundSleep(trio.abc.Instrument):
+    """What is done before the scheduler waits, and as soon as it has.
 
-    def __init__(self, transport: NativeTransport) -> None:
+    Before: rings the bells of peers, and looks at the own one for a while. After: hands over what has come, so that
+    the tasks that wait for it run in this very tick; the transport's task, which wakes for the same bell, would make
+    them wait for the next one.
+
+    Attributes:
+        failure: What handing over has raised, for the transport's task to raise: Trio would go on without us.
+    """
+
+    def __init__(self, transport: NativeTransport, handler: LinkHandler) -> None:
+        self.failure: BaseException | None = None
         self._transport = transport
+        self._handler = handler
+        self._context = trio.lowlevel.current_task().context  # tasks that are started there inherit this
         self._look = transport.library.lib.tm_look
         self._poller = poller_of_run()
         # Where no look is allowed none is short enough.
@@ -66,6 +79,15 @@ class _BeforeSleep(trio.abc.Instrument):
             seen = self._look(transport.bus, self._poller)
             if seen > 0:
                 transport.looks[seen] += 1
+
+    def after_io_wait(self, timeout: float) -> None:
+        """Hand over what has come while the loop slept."""
+        if timeout <= 0 or self.failure is not None:
+            return  # it has not slept: others have their turn first
+        try:
+            self._context.run(self._transport.drain_early, self._handler)
+        except BaseException as error:  # noqa: BLE001 - raised again where it belongs
+            self.failure = error
 
 
 class NativeTransport(Transport):
@@ -129,7 +151,9 @@ class NativeTransport(Transport):
         self._epoch = epoch
         self._mover: NativeMover | None = None
         self._running = False
+        self._sleeping = False
         self._closed = False
+        self._moving: deque[NativeLink] = deque()
 
     @property
     def mover(self) -> NativeMover:
@@ -180,7 +204,7 @@ class NativeTransport(Transport):
         out = ffi.new("uint32_t *")
         status.check(lib.tm_link_open(self.bus, options, out), "opening a link")
         sock.detach()
-        link = NativeLink(self, int(out[0]))
+        link = NativeLink(self, int(out[0]), local=local)
         self._links[link.handle] = link
         self.dirty = True
         return link
@@ -244,17 +268,22 @@ class NativeTransport(Transport):
             raise RuntimeError("a transport is served by one task: run() is running already")
         self._running = True
         arm = self.library.lib.tm_arm
-        before_sleep = _BeforeSleep(self)
-        trio.lowlevel.add_instrument(before_sleep)
+        around_sleep = _AroundSleep(self, handler)
+        trio.lowlevel.add_instrument(around_sleep)
         try:
             while True:
-                self._drain(handler)
-                if arm(self.bus):
+                if around_sleep.failure is not None:
+                    raise around_sleep.failure
+                self._drain(handler, self.library.lib.tm_poll)
+                if (self._moving and self._move()) or arm(self.bus):
                     await trio.lowlevel.checkpoint()
                 else:
+                    self._sleeping = True
                     await trio.lowlevel.wait_readable(self._bell)
+                    self._sleeping = False
         finally:
-            trio.lowlevel.remove_instrument(before_sleep)
+            self._sleeping = False
+            trio.lowlevel.remove_instrument(around_sleep)
             self._running = False
 
     def pump(self, handler: LinkHandler, seconds: float) -> None:
@@ -273,23 +302,47 @@ class NativeTransport(Transport):
         """Hand over what is there; `run`, which may sleep, is armed afterwards. Return whether there was anything."""
         found = False
         while True:
-            self._drain(handler)
+            self._drain(handler, self.library.lib.tm_poll)
             found = found or self._count[0] > 0
+            if self._moving and self._move():
+                self.flush()
+                continue
             if not self.library.lib.tm_arm(self.bus):
                 return found
 
-    def _drain(self, handler: LinkHandler) -> None:
+    def drain_early(self, handler: LinkHandler) -> None:
+        """Hand over one batch before the task of `run` has woken for it."""
+        self._drain(handler, self.library.lib.tm_poll_early)
+
+    def start_moving(self, link: NativeLink) -> None:
+        """Send the parts of large messages of a link, one at a turn of the loop, until it has no room or no more."""
+        if link not in self._moving:
+            self._moving.append(link)
+            if self._sleeping:
+                self._sleeping = False
+                os.eventfd_write(self._bell, 1)
+
+    def _move(self) -> bool:
+        """Send one part, of each link in turn. Return whether there may be another one to send at once."""
+        while self._moving:
+            link = self._moving.popleft()
+            if link.move():
+                self._moving.append(link)
+                return True
+        return False
+
+    def _drain(self, handler: LinkHandler, poll: Callable[..., int]) -> None:
         """Hand over one batch."""
         lib = self.library.lib
-        code = lib.tm_poll(self.bus, self._records, _RECORDS_MAX, self._count)
+        code = poll(self.bus, self._records, _RECORDS_MAX, self._count)
         if code < 0:
             raise status.error_of(code, "polling")
-        try:
-            n = self._count[0]
-            if n:
+        n = self._count[0]
+        if n:
+            try:
                 self._dispatch(handler, n)
-        finally:
-            lib.tm_poll_done(self.bus)
+            finally:
+                lib.tm_poll_done(self.bus)
 
     def _dispatch(self, handler: LinkHandler, n: int) -> None:
         links = self._links

@@ -22,7 +22,7 @@ async def answers(request: Request) -> Mapping[int, Any]:
         await request.complete.wait()
     finally:
         engine.forget(request)
-    return _values(request)
+    return values_of(request)
 
 
 def answers_now(request: Request) -> Mapping[int, Any]:
@@ -51,7 +51,7 @@ def answers_now(request: Request) -> Mapping[int, Any]:
                     request.settle(peer, _ended(request, place))
     finally:
         engine.forget(request)
-    return _values(request)
+    return values_of(request)
 
 
 def _check_calls(engine: Engine, peer: Peer) -> None:
@@ -77,7 +77,8 @@ def _ended(request: Request, place: int) -> Exception:
     return unexplained_death(request.team.name, request.team.origins[place])
 
 
-def _values(request: Request) -> Mapping[int, Any]:
+def values_of(request: Request) -> Mapping[int, Any]:
+    """Return the values of a request that all have answered, by place; raises as `answers` does."""
     team = request.team
     engine = team.engine
     values = engine.proc.values
