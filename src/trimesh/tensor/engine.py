@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from trimesh._runtime.reference import MeshInfo
     from trimesh.errors import Origin
     from trimesh.shape.region import Region
+    from trimesh.tensor.expected import Expected
     from trimesh.tensor.shapes import Shapes
 
 _log = logging.getLogger("trimesh")
@@ -53,6 +54,7 @@ class Request:
     Attributes:
         number: Known to the ranks.
         team: Whose.
+        expected: What they are to send.
         waiting: Ranks of the team, by place, that have not answered.
         answers: What the others have sent, or why they cannot, by place.
         complete: Set when all have.
@@ -60,6 +62,7 @@ class Request:
 
     number: int
     team: Team
+    expected: Expected
     waiting: dict[Peer, int]
     answers: dict[int, _Answer | Exception] = attrs.field(factory=dict[int, Any])
     complete: trio.Event = attrs.field(factory=trio.Event)
@@ -265,9 +268,9 @@ class Engine:
 
     # ---- values ----------------------------------------------------------------------------------------------
 
-    def ask(self, team: Team, places: Sequence[int], issue: Callable[[int], object]) -> Request:
+    def ask(self, team: Team, places: Sequence[int], issue: Callable[[int], object], expected: Expected) -> Request:
         """Make a request that `issue`, given its number, lets the ranks at some places of a team answer."""
-        request = Request(self.shapes.new_number(), team, {team.peers[place]: place for place in places})
+        request = Request(self.shapes.new_number(), team, expected, {team.peers[place]: place for place in places})
         self._requests[request.number] = request
         try:
             issue(request.number)

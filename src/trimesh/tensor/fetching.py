@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from trimesh._runtime.foreign import in_trio
 from trimesh.shape.value_mesh import ValueMesh
+from trimesh.tensor import expected
 from trimesh.tensor.answers import answers, answers_now
 from trimesh.tensor.call import call_kernel
 from trimesh.tensor.engine import Request
@@ -95,7 +96,9 @@ async def _fetched_at(tensor: MeshTensor, place: int) -> Any:
     team = tensor._held.team
     if not tensor._meta.is_global:
         return (await answers(_ask(team, [tensor], [place])))[place][0]
-    request = team.engine.ask(team, [place], lambda number: call_kernel(team, "fetch_part", tensor, number, place))
+    request = team.engine.ask(
+        team, [place], lambda number: call_kernel(team, "fetch_part", tensor, number, place), expected.ONE_TENSOR
+    )
     return (await answers(request))[place]
 
 
@@ -170,6 +173,9 @@ def _ask(team: Team, tensors: Sequence[MeshTensor], places: Sequence[int] | None
     its cause, where the first one would only see its peers leave.
     """
     asked = list(range(len(team.peers)) if places is None else places)
+    wanted = list(tensors)
     if tensors[0]._meta.is_global:
-        return team.engine.ask(team, asked, lambda number: call_kernel(team, "fetch_full", list(tensors), number))
-    return team.engine.ask(team, asked, lambda number: call_kernel(team, "fetch", list(tensors), number, asked))
+        form = expected.tensors_like(wanted, only_first=True)
+        return team.engine.ask(team, asked, lambda number: call_kernel(team, "fetch_full", wanted, number), form)
+    form = expected.tensors_like(wanted)
+    return team.engine.ask(team, asked, lambda number: call_kernel(team, "fetch", wanted, number, asked), form)
