@@ -124,6 +124,7 @@ def _is_look(value: Any) -> bool:
     )
 
 
-def _places_in(parts: Any) -> list[int]:
-    leaves = pytree.tree_leaves(parts)
-    return [one.index for one in leaves if isinstance(one, Operand)]
+def _places_in(parts: Any) -> list[Any]:
+    """Return the places of the tensors in a result that was taken apart, and whatever else is a leaf of it."""
+    leaves = (one for one in pytree.tree_leaves(parts) if one is not None)
+    return [one.index if isinstance(one, Operand) else one for one in leaves]
