@@ -1,7 +1,8 @@
 """Compiles the native library with the Zig compiler that the build requirements bring.
 
-pip, hatch and build run this as a hatchling hook; `make build-native` runs it as a script. A wheel packs the library
-and its header as `trimesh/_native/`; an editable install, and the script, put them into `src/trimesh/_native/`.
+pip, hatch and build run this as a hatchling hook; `make build-native` runs it as a script. A wheel packs the library,
+its header, and what cffi makes of that, as `trimesh/_native/`; an editable install, and the script, put them into
+`src/trimesh/_native/`.
 
 TRIMESH_ZIG_TARGET names another target than this machine (one of `TARGETS`), for cross wheels. Zig's caches stay in
 `.zig-cache/` of the source tree, unless ZIG_LOCAL_CACHE_DIR and ZIG_GLOBAL_CACHE_DIR say otherwise.
@@ -9,6 +10,7 @@ TRIMESH_ZIG_TARGET names another target than this machine (one of `TARGETS`), fo
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shutil
@@ -17,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cffi
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 TARGETS = {
@@ -31,6 +34,7 @@ MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64"
 
 LIBRARY = "libtrimesh.so"
 HEADER = "trimesh.h"
+DECLARED = "declared.py"
 TARGET_VARIABLE = "TRIMESH_ZIG_TARGET"
 
 
@@ -70,7 +74,7 @@ def compile_library(root: Path, target: str, prefix: Path) -> list[Path]:
         prefix: Folder that Zig installs into; made when missing.
 
     Returns:
-        Paths of the library and of its header below `prefix`.
+        Paths of the library, of its header and of the module made from that, below `prefix`.
 
     Raises:
         subprocess.CalledProcessError: Zig failed; it has printed why.
@@ -81,7 +85,28 @@ def compile_library(root: Path, target: str, prefix: Path) -> list[Path]:
     options = ["-Doptimize=ReleaseSafe", f"-Dtarget={target}", "-Dcpu=baseline", "--prefix", str(prefix)]
     command = [sys.executable, "-m", "ziglang", "build", *options, "--summary", "none"]
     subprocess.run(command, cwd=root, env=environment, check=True)
-    return [prefix / "lib" / LIBRARY, prefix / "include" / HEADER]
+    header = prefix / "include" / HEADER
+    return [prefix / "lib" / LIBRARY, header, declare(header, prefix / "include" / DECLARED)]
+
+
+def declare(header: Path, module: Path) -> Path:
+    """Write a module that has what cffi makes of a header: reading C is most of the time that loading takes.
+
+    Args:
+        header: With its part for cffi between two marks.
+        module: Where to.
+
+    Returns:
+        The same.
+    """
+    raw = header.read_bytes()
+    ffi = cffi.FFI()
+    ffi.set_source("trimesh._native.declared", None)
+    ffi.cdef(raw.decode().split("/* cdef-begin */", 1)[1].split("/* cdef-end */", 1)[0])
+    ffi.emit_python_code(str(module))
+    digest = hashlib.sha256(raw).hexdigest()
+    module.write_text(f'# type: ignore\n{module.read_text()}\nHEADER_DIGEST = "{digest}"\n')
+    return module
 
 
 def install_into_source(root: Path, built: list[Path]) -> list[Path]:
@@ -116,7 +141,7 @@ def main() -> None:
     """Build for the development loop, with the `ziglang` of the running interpreter."""
     root = Path(__file__).resolve().parent
     target = zig_target()
-    library, _ = install_into_source(root, compile_library(root, target, root / "build" / target))
+    library, *_ = install_into_source(root, compile_library(root, target, root / "build" / target))
     print(f"built {library.relative_to(root)} for {target}")
 
 

@@ -10,6 +10,9 @@ from typing import Any
 
 from bench.scale import Metric, Samples
 
+Times = dict[str, dict[str, list[float]]]
+"""What each side of each workload took, in seconds, one figure a round."""
+
 
 @dataclass
 class Result:
@@ -88,10 +91,26 @@ def table(results: list[Result], peers: list[str]) -> str:
         cells += [amount(row["goal"], unit) if row["goal"] is not None else ""]
         cells += [{None: "", True: "met", False: "missed"}[row["is_met"]]]
         lines.append(tuple(cells))
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return aligned(lines, 2)
+
+
+def durations(times: Times, sides: list[str]) -> str:
+    """Return as text what each side of each workload took in all rounds."""
+    lines = [("seconds in all", *sides, "together")]
+    for workload, found in times.items():
+        spent = [sum(found.get(side, [])) for side in sides]
+        lines.append((workload, *(f"{seconds:.0f}" if seconds else "-" for seconds in spent), f"{sum(spent):.0f}"))
+    totals = [sum(sum(found.get(side, [])) for found in times.values()) for side in sides]
+    lines.append(("together", *(f"{seconds:.0f}" for seconds in totals), f"{sum(totals):.0f}"))
+    return aligned(lines, 1)
+
+
+def aligned(lines: list[tuple[str, ...]], words: int) -> str:
+    """Return lines of cells as text with a rule below the first; so many columns of words, then figures."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     texts = []
     for line in lines:
-        padded = [*map(str.ljust, line[:2], widths[:2]), *map(str.rjust, line[2:], widths[2:])]
+        padded = [*map(str.ljust, line[:words], widths[:words]), *map(str.rjust, line[words:], widths[words:])]
         texts.append("  ".join(padded).rstrip())
     texts.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(texts)

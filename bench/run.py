@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bench.peer import PEERS, PeerError, peer_python  # noqa: E402 - the tree is not installed, its root is put on the path above
-from bench.report import Result, machine, rows, table  # noqa: E402 - as above
+from bench.report import Result, Times, durations, machine, rows, table  # noqa: E402 - as above
 from bench.scale import Samples  # noqa: E402 - as above
 
 WORKLOADS = [
@@ -65,6 +65,7 @@ def run_side(python: Path, workload: str, side: str, scale: str) -> Samples:
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         }
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # installed libraries have their bytecode, so has the tree
         with tempfile.TemporaryFile("w+") as said:
             try:
                 done = subprocess.run(
@@ -90,7 +91,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="trimesh beside its peers")
     parser.add_argument("--smoke", action="store_true", help="a few calls, one round, no installation")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=WORKLOADS, action="append", help="this workload; may be repeated")
     parser.add_argument("--peer", choices=PEERS, action="append", help="beside this one; may be repeated")
     parser.add_argument("--no-peer", action="store_true", help="trimesh alone")
@@ -109,8 +110,13 @@ def find_sides(options: argparse.Namespace) -> dict[str, Path]:
     return sides
 
 
-def run_rounds(sides: dict[str, Path], results: dict[str, list[Result]], scale: str, rounds: int) -> set[str]:
-    """Run every side of every workload `rounds` times, adding to `results`; return the sides that failed."""
+def run_rounds(
+    sides: dict[str, Path], results: dict[str, list[Result]], scale: str, rounds: int, times: Times
+) -> set[str]:
+    """Run every side of every workload `rounds` times, adding to `results` and `times`; return the sides that failed.
+
+    What a side takes counts to its end, whether it ends well or not.
+    """
     failed = set()
     for turn in range(rounds):
         for workload, found in results.items():
@@ -127,9 +133,12 @@ def run_rounds(sides: dict[str, Path], results: dict[str, list[Result]], scale: 
                     failed.add(side)
                     print(error)
                     continue
+                finally:
+                    took = time.perf_counter() - start
+                    times.setdefault(workload, {}).setdefault(side, []).append(took)
                 for result in found:
                     result.add(side, samples)
-                print(f"{progress}, {time.perf_counter() - start:.1f} s", flush=True)
+                print(f"{progress}, {took:.1f} s", flush=True)
     return failed
 
 
@@ -147,15 +156,19 @@ def main(arguments: list[str]) -> int:
         results[workload] = [Result(metric) for metric in workload_module(workload).METRICS]
     sides = find_sides(options)
     peers = [side for side in sides if side != "trimesh"]
-    failed = run_rounds(sides, results, scale, rounds)
+    times: Times = {}
+    failed = run_rounds(sides, results, scale, rounds, times)
 
     every = [result for found in results.values() for result in found]
     host = machine()
     print("\n{cpu}, {cores} cores, Linux {kernel}, Python {python}, load {load:.1f}\n".format(**host))
     print(table(every, peers))
+    print(f"\n{durations(times, list(sides))}")
     raw = [{"metric": result.metric.name, "rounds": result.rounds} for result in every]
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps({"machine": host, "figures": rows(every, peers), "samples": raw}, indent=1))
+    options.json.write_text(
+        json.dumps({"machine": host, "figures": rows(every, peers), "samples": raw, "seconds": times}, indent=1)
+    )
     print(f"\nall samples: {options.json}")
     return 1 if "trimesh" in failed else 0
 

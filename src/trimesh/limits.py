@@ -197,6 +197,13 @@ DEADLOCK_REFS_MAX: Final = 512
 BUFFER_INLINE_BYTES: Final = 4_096
 """A buffer of a value below this rides at the end of the payload: copying a page costs less than a body of its own."""
 
+BYTES_BESIDE_MIN: Final = 32_768
+"""A `bytes` that is an argument or a result goes beside the pickle from this size on: the pickler copies it twice, and
+a body of its own costs about what copying this much does."""
+
+HUGE_PAGES_BYTES_MIN: Final = 4 << 20
+"""Memory for arriving values asks for huge pages from this size on: below it most of a page would go to waste."""
+
 ENCODER_KEEP_BYTES: Final = 1_024
 """After a payload above this the encoder makes a new pickler (1 us) for the next one: clearing a memo costs as much as
 its largest use did, so one long message would slow the short ones that follow (2.4 us instead of 1.1, measured)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import signal
 import threading
 import time
@@ -144,6 +145,23 @@ def test_interrupt_of_a_busy_program_is_nothing_else(signals: int, tmp_path: Pat
         assert program.wait() == 0
 
     assert said["raised"] == {"KeyboardInterrupt": 8}
+
+
+@pytest.mark.parametrize(
+    ("after", "lines"),
+    [(None, range(1, 18_000)), ("_finished", range(1, 200))],
+    ids=["of the way out", "after the end of Trio"],
+)
+def test_second_interrupt_breaks_nothing_before_any_line(after: str | None, lines: range, tmp_path: Path) -> None:
+    """O6, K04: wherever it comes while the mesh is being left, nobody is left asleep and nothing else is raised."""
+    chosen = sorted(random.Random(7).sample(lines, 8))
+    plan = {"after": after, "lines": chosen}
+    with Program(tmp_path, "swept_in_asyncio", plan, programs=PROGRAMS) as program:
+        said = program.event("counted")
+        assert program.wait() == 0
+
+    assert said["raised"] == {"KeyboardInterrupt": len(chosen)}
+    assert said["missed"] <= len(chosen) // 2, "these lines are no longer executed: take a smaller range"
 
 
 def test_signal_wakes_the_loop_whatever_the_main_thread_does() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.patience import HANG_SECONDS
@@ -53,6 +56,37 @@ def test_load_refuses_a_header_without_a_contract(tmp_path: Path):
 
     with pytest.raises(NativeLibraryError, match="cannot be read"):
         Library(load().path, broken)
+
+
+def test_what_the_build_declares_is_what_the_header_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    build = pytest.importorskip("hatch_build", reason="hatchling is missing", exc_type=ImportError)
+    header = header_of(load())
+    monkeypatch.syspath_prepend(str(build.declare(header, tmp_path / "declared_anew.py").parent))
+    monkeypatch.setattr(lib_module, "_declared", lambda _: None)
+    read = lib_module.read_contract(header)
+    made: Any = importlib.import_module("declared_anew")
+
+    assert hashlib.sha256(header.read_bytes()).hexdigest() == made.HEADER_DIGEST
+    names = [set(dir(ffi.dlopen(str(load().path)))) for ffi in (read, made.ffi)]
+    assert names[0] == names[1]
+    assert [sorted(kinds) for kinds in read.list_types()] == [sorted(kinds) for kinds in made.ffi.list_types()]
+    layouts = [[_layout(ffi, name) for name in read.list_types()[0]] for ffi in (read, made.ffi)]
+    assert layouts[0] == layouts[1]
+    assert any(layouts[0])
+
+
+def _layout(ffi: Any, name: str) -> list[tuple[str, int, str, int]]:
+    kind = ffi.typeof(name)
+    if kind.kind != "struct" or name in {"tm_bus", "tm_mover"}:  # only the library knows what is in those
+        return []
+    return [(field, found.offset, found.type.cname, ffi.sizeof(kind)) for field, found in kind.fields]
+
+
+def test_a_header_that_the_build_has_not_seen_is_read(tmp_path: Path):
+    changed = tmp_path / "trimesh.h"
+    changed.write_text(header_of(load()).read_text().replace("/* cdef-end */", "#define TM_NEW 77\n/* cdef-end */"))
+
+    assert Library(load().path, changed).lib.TM_NEW == 77
 
 
 def test_statuses_are_those_of_the_header():

@@ -1,18 +1,19 @@
 """Finds libtrimesh, reads its contract and calls it.
 
-`native/include/trimesh.h` is the contract; this file adds no declaration of its own. Loading costs about 2 ms and
-happens when the first transport is made, never on `import trimesh`. Loading starts no thread and makes no descriptor,
-so a process that forks others may do it first.
+`native/include/trimesh.h` is the contract; this file adds no declaration of its own. The build has read it already and
+left what it says in `declared.py`, for that takes cffi longer than everything else here; a header that is not the one
+of the build is read when the library is loaded. Loading happens when the first transport is made, never on
+`import trimesh`. It starts no thread and makes no descriptor, so a process that forks others may do it first.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import importlib
 import os
 from pathlib import Path
 from typing import Any, Final
-
-import cffi
 
 from trimesh.errors import TrimeshError
 
@@ -27,13 +28,34 @@ class NativeLibraryError(TrimeshError, ImportError):
     """libtrimesh is missing, or is not the one that belongs to these Python files."""
 
 
-def _declarations(header: Path) -> str:
-    """Return the part of the header that cffi can read."""
+def read_contract(header: Path) -> Any:
+    """Return the cffi instance that knows the types and functions of a header.
+
+    Raises:
+        NativeLibraryError: It cannot be read.
+    """
     try:
-        text = header.read_text(encoding="utf-8")
-        return text.split("/* cdef-begin */", 1)[1].split("/* cdef-end */", 1)[0]
-    except (OSError, IndexError) as error:
+        raw = header.read_bytes()
+        text = raw.decode().split("/* cdef-begin */", 1)[1].split("/* cdef-end */", 1)[0]
+    except (OSError, ValueError, IndexError) as error:
         raise NativeLibraryError(f"the contract of the native library cannot be read from {header}: {error}") from error
+    declared = _declared(hashlib.sha256(raw).hexdigest())
+    if declared is not None:
+        return declared
+    import cffi  # noqa: PLC0415 - with its parser of C it is a tenth of what a new process imports
+
+    ffi = cffi.FFI()
+    ffi.cdef(text)
+    return ffi
+
+
+def _declared(digest: str) -> Any:
+    """Return what the build has made of the header, or None when it has seen another one, or none."""
+    try:
+        declared: Any = importlib.import_module("trimesh._native.declared")
+    except ImportError:  # there was no build, or for a cffi that the one here cannot follow
+        return None
+    return declared.ffi if digest == declared.HEADER_DIGEST else None
 
 
 def _locate() -> tuple[Path, Path]:
@@ -68,13 +90,12 @@ class Library:
 
     def __init__(self, path: Path, header: Path) -> None:
         self.path = path
-        self.ffi = cffi.FFI()
-        self.ffi.cdef(_declarations(header))
+        self.ffi = read_contract(header)
         try:
             # Never unloaded: its thread may still run when the interpreter, and with it this object, is taken down.
             self.lib = self.ffi.dlopen(str(path), self.ffi.RTLD_NOW | self.ffi.RTLD_NODELETE)
             found = int(self.lib.tm_abi_version())
-        except (OSError, AttributeError) as error:
+        except (OSError, AttributeError, self.ffi.error) as error:
             raise NativeLibraryError(f"the native library {path} cannot be loaded: {error}") from error
         if found != ABI_VERSION:
             raise NativeLibraryError(

@@ -17,8 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from trimesh import limits
-from trimesh._wire import arrays, exception_values
+from trimesh._wire import arrays, byte_values, exception_values
 from trimesh._wire.by_value import DefinitionError, Definitions
+from trimesh._wire.byte_values import arguments_beside, beside
 from trimesh._wire.definition_rebuild import Rebuilder
 from trimesh._wire.definition_reduce import DefinitionReducers
 from trimesh._wire.diagnosis import offending_attribute, offending_part
@@ -193,7 +194,7 @@ class Encoder:
         except IndexError:
             pickler = _Pickler(self._table)
         try:
-            pickler.dump(value)
+            pickler.dump(beside(value))
             encoded = pickler.take()
         except Exception as error:
             raise TypeError(offending_part(value, what, error, self._fails)) from error
@@ -226,7 +227,7 @@ class Encoder:
             TypeError: An argument cannot be serialised; the text names it.
         """
         try:
-            return self.encode((args, kwargs), what=f"the arguments of {endpoint}()")
+            return self.encode(arguments_beside(args, kwargs), what=f"the arguments of {endpoint}()")
         except TypeError:
             for index, value in enumerate(args):
                 name = repr(names[index]) if index < len(names) else str(index)
@@ -312,4 +313,5 @@ class Decoder:
 
 
 arrays.register()
+byte_values.register()
 exception_values.register()

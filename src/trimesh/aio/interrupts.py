@@ -14,7 +14,7 @@ import socket
 import threading
 from functools import partial
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 _TRIO: Final = ("trio.", "trimesh.")
 _NOBODY: Final = -1
@@ -24,40 +24,66 @@ _NOBODY: Final = -1
 class InterruptGuard:
     """The handler of `asyncio.run`, which raises once, and only where that breaks nothing.
 
+    Not in the middle of Trio, and not between two callbacks of asyncio: it would lose the one that is about to run, and
+    with it the task that this one wakes; `asyncio.run` then waits for ever for the end of that task.
+
     Args:
         handler: Of `asyncio.run`.
 
     Attributes:
-        is_armed: Whether it may still raise.
+        is_armed: Whether it may raise now.
     """
 
     def __init__(self, handler: partial[Any]) -> None:
         self.is_armed = True
         self._handler = handler
         self._has_raised = False
+        self._is_trio_over = False
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         """Handle SIGINT."""
         try:
             self._handler(signum, frame)
         except KeyboardInterrupt:
-            if self.is_armed and _breaks_nothing(frame):
-                self.is_armed = False  # the loop ends by this one, and another one would break its end
-                self._has_raised = True
+            if self.is_armed and not self._has_raised and _breaks_nothing(frame):
+                self._has_raised = True  # the loop ends by this one, and another one would break its end
+                if self._is_trio_over:
+                    self._put_back()
                 raise
 
     def take_off(self) -> None:
+        """Take it off as soon as it may be: Trio has ended, but the main task can still be left asleep for ever."""
+        if self._has_raised or self._main_task.done():
+            self._put_back()
+            return
+        self.is_armed = self._is_trio_over = True
+        self._main_task.add_done_callback(self._put_back)
+
+    def serve_again(self) -> None:
+        """Guard another run of Trio before it has been taken off."""
+        self._is_trio_over = False
+
+    @property
+    def _main_task(self) -> asyncio.Task[Any]:
+        return cast("asyncio.Task[Any]", self._handler.keywords["main_task"])
+
+    def _put_back(self, _: object = None) -> None:
         """Put the handler of `asyncio.run` back, or Python's own where that run is over, which could not do so."""
         current: Any = signal.getsignal(signal.SIGINT)
         if current is self:
-            is_over = self._has_raised or self._handler.keywords["main_task"].done()
+            is_over = self._has_raised or self._main_task.done()
             signal.signal(signal.SIGINT, signal.default_int_handler if is_over else self._handler)
 
 
 def guard_interrupts() -> InterruptGuard | None:
-    """Put a guard around the handler of `asyncio.run`, where that is in place."""
+    """Put a guard around the handler of `asyncio.run`, where that is in place; one that is still there serves again."""
     current: Any = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not _is_of_asyncio(current):
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    if isinstance(current, InterruptGuard):
+        current.serve_again()
+        return current
+    if not _is_of_asyncio(current):
         return None
     guard = InterruptGuard(current)
     signal.signal(signal.SIGINT, guard)

@@ -218,11 +218,11 @@ class Guest(TrioRun):
             self._guard.is_armed = False  # a `KeyboardInterrupt` would break the wait for that end
 
     def _finished(self, result: outcome.Outcome[None]) -> None:
-        if self._guard is not None:
-            self._guard.take_off()
+        self._closed(result)
         if self._bell is not None:
             self._bell.take_off()
-        self._closed(result)
+        if self._guard is not None:
+            self._guard.take_off()
 
     def post(self, function: Callable[[], object]) -> None:
         """See `TrioRun.post`."""
