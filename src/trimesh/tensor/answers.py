@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
+
+from trimesh._runtime.blocked_search import BlockedSearch
+from trimesh._runtime.incoming import IncomingCall
 from trimesh._runtime.peer import Peer
 from trimesh._transport.base import Buffer
 from trimesh.errors import DeadlockError, MeshErrorGroup, PayloadError, ProtocolError, set_origin
@@ -39,6 +43,7 @@ def answers_now(request: Request) -> Mapping[int, Any]:
     engine = request.team.engine
     proc = engine.proc
     engine.stuck.clear()
+    watch = _Watch(engine)
     try:
         while request.waiting:
             if proc.is_simulated:
@@ -48,24 +53,53 @@ def answers_now(request: Request) -> Mapping[int, Any]:
                 )
             engine.wait_now("a value of a mesh tensor had come")
             for peer, place in list(request.waiting.items()):
-                _check_calls(engine, peer)
+                watch.look_at(peer)
                 if peer.link is None:  # its end is known; how it ended is found out by tasks, which do not run now
                     request.settle(peer, death_at(request.team, place))
     finally:
+        proc.deadlocks.end_search_now()
         engine.forget(request)
     return _values(request)
 
 
-def _check_calls(engine: Engine, peer: Peer) -> None:
-    """Refuse to wait for a rank that waits for an actor of this process: no task runs here until the wait is over."""
-    for call_id in engine.stuck.pop(peer, ()):
-        call = peer.inbound.get(call_id)
-        if call is None or call.ended:
-            continue  # it has been answered since
-        cell = engine.proc.cells.get(MeshId(call.mesh))
+@attrs.define(eq=False)
+class _Watch:
+    """Refuses to wait for ranks that wait for actors of this process: no task runs here until the wait is over.
+
+    Attributes:
+        engine: Of the ranks.
+    """
+
+    engine: Engine
+    _search: BlockedSearch | None = None
+
+    def look_at(self, peer: Peer) -> None:
+        """Look at what a rank has said to wait for.
+
+        Raises:
+            DeadlockError: It is an actor of this process.
+        """
+        deadlocks = self.engine.proc.deadlocks
+        stuck = self.engine.stuck.pop(peer, None)
+        for call_id in () if stuck is None else stuck.calls:
+            call = peer.inbound.get(call_id)
+            if call is not None and not call.ended:  # else it has been answered since
+                raise self._error(call)
+        waits = () if stuck is None else [ref for ref in stuck.waits if ref.proc == peer.proc_id]
+        if waits and self._search is None:  # by way of other processes: they are asked, and the rank will say it again
+            self._search = deadlocks.search_now(waits)
+        if self._search is not None:
+            call = self._search.go_on()
+            if call is not None:
+                raise self._error(call)
+            if self._search.search.is_done:
+                self._search = None
+
+    def _error(self, call: IncomingCall) -> DeadlockError:
+        cell = self.engine.proc.cells.get(MeshId(call.mesh))
         cycle = [] if cell is None else [(cell.spec.cls.__qualname__, call.spec.name, cell.spec.point)]
         name = call.spec.name if cell is None else f"{cell.spec.name}.{call.spec.name}()"
-        raise DeadlockError(
+        return DeadlockError(
             f"a value that needs an actor of this process must be fetched with `await`, got one that waits for {name}: "
             "write `await trimesh.fetch(t)`",
             cycle=cycle,

@@ -92,7 +92,7 @@ class Engine:
         device: Where ranks make tensors unless they are told.
         current: The team that commands were issued to last.
         is_closed: Set when nothing more can be issued.
-        stuck: Calls to this process that ranks have said to wait for, by process; only a wait without `await` looks.
+        stuck: What ranks have said to wait for, by process; only a wait without `await` looks.
         thread: The one of its Trio loop, in which everything is issued.
     """
 
@@ -105,7 +105,7 @@ class Engine:
     device: torch.device = attrs.field(factory=default_device)
     current: Team | None = None
     is_closed: bool = False
-    stuck: dict[Peer, Sequence[int]] = attrs.field(factory=dict["Peer", Sequence[int]])
+    stuck: dict[Peer, protocol.Stuck] = attrs.field(factory=dict["Peer", protocol.Stuck])
     thread: int = attrs.field(factory=get_ident)
     _token: trio.lowlevel.TrioToken = attrs.field(factory=trio.lowlevel.current_trio_token)
     _progress: trio.Event = attrs.field(factory=trio.Event)
