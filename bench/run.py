@@ -50,6 +50,10 @@ WORKLOADS = [
     "tensors",
 ]
 SIDE_SECONDS_MAX = 300
+
+MINUTES = 35
+"""For all rounds; those that do not fit are left out, with a word."""
+
 STATE = ROOT / ".bench"
 
 
@@ -92,6 +96,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="trimesh beside its peers")
     parser.add_argument("--smoke", action="store_true", help="a few calls, one round, no installation")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="a round that would end later is not begun")
     parser.add_argument("--only", choices=WORKLOADS, action="append", help="this workload; may be repeated")
     parser.add_argument("--peer", choices=PEERS, action="append", help="beside this one; may be repeated")
     parser.add_argument("--no-peer", action="store_true", help="trimesh alone")
@@ -111,14 +116,20 @@ def find_sides(options: argparse.Namespace) -> dict[str, Path]:
 
 
 def run_rounds(
-    sides: dict[str, Path], results: dict[str, list[Result]], scale: str, rounds: int, times: Times
+    sides: dict[str, Path], results: dict[str, list[Result]], options: argparse.Namespace, times: Times
 ) -> set[str]:
-    """Run every side of every workload `rounds` times, adding to `results` and `times`; return the sides that failed.
+    """Run every side of every workload in each round, adding to `results` and `times`; return the sides that failed.
 
     What a side takes counts to its end, whether it ends well or not.
     """
     failed = set()
+    scale, rounds = ("smoke", 1) if options.smoke else ("full", options.rounds)
+    begin = time.perf_counter()
     for turn in range(rounds):
+        spent = time.perf_counter() - begin
+        if turn and spent * (turn + 1) / turn > options.minutes * 60:
+            print(f"round {turn + 1} of {rounds} is left out: it would end after more than {options.minutes:g} minutes")
+            break
         for workload, found in results.items():
             lacks = getattr(workload_module(workload), "LACKS", {})
             for side in sorted(sides, reverse=turn % 2 == 0):
@@ -150,14 +161,13 @@ def workload_module(name: str) -> ModuleType:
 def main(arguments: list[str]) -> int:
     """Run the benchmarks; return the exit status."""
     options = parse(arguments)
-    scale, rounds = ("smoke", 1) if options.smoke else ("full", options.rounds)
     results = {}
     for workload in options.only or WORKLOADS:
         results[workload] = [Result(metric) for metric in workload_module(workload).METRICS]
     sides = find_sides(options)
     peers = [side for side in sides if side != "trimesh"]
     times: Times = {}
-    failed = run_rounds(sides, results, scale, rounds, times)
+    failed = run_rounds(sides, results, options, times)
 
     every = [result for found in results.values() for result in found]
     host = machine()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Samples = dict[str, list[float]]
 """Metric name and the values that one run measured, in the metric's unit."""
@@ -22,8 +22,7 @@ class Scale:
         stream_items: Items of one stream.
         spawns: Meshes started one after the other, of each size.
         spawn_sizes: Processes of those meshes.
-        kills: Processes killed; a peer may take ten seconds for each.
-        peer_kills: The same for a peer.
+        kills: Processes killed, each in a new mesh but for restarts.
         transfers: Reads of a large buffer, calls with a large payload.
         model_mebibytes: Size of the published state dict.
         offered_mebibytes: What a slow consumer is offered, in messages of 1 MiB.
@@ -38,11 +37,21 @@ class Scale:
     spawns: int
     spawn_sizes: tuple[int, ...]
     kills: int
-    peer_kills: int
     transfers: int
     model_mebibytes: int
     offered_mebibytes: int
     link_mebibytes: int
+
+    def for_peer(self) -> Scale:
+        """Return what a peer does of it: fewer of what takes some of them seconds, once a round of the slowest."""
+        return replace(
+            self,
+            calls=max(1, self.calls // 2),
+            rates=max(1, self.rates // 3),
+            spawns=1,
+            kills=1,
+            transfers=max(2, self.transfers // 4),
+        )
 
 
 FULL = Scale(
@@ -54,7 +63,6 @@ FULL = Scale(
     spawns=3,
     spawn_sizes=(1, 8, 32),
     kills=20,
-    peer_kills=1,
     transfers=20,
     model_mebibytes=1024,
     offered_mebibytes=2048,
@@ -69,7 +77,6 @@ SMOKE = Scale(
     spawns=1,
     spawn_sizes=(1, 4),
     kills=2,
-    peer_kills=1,
     transfers=2,
     model_mebibytes=16,
     offered_mebibytes=32,

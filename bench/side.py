@@ -20,6 +20,8 @@ def main() -> None:
     module = importlib.import_module(f"bench.workloads.{workload}")
     library = importlib.import_module(f"bench.meshes.{side}_mesh")
     scale = {"full": FULL, "smoke": SMOKE}[scale_name]
+    if side != "trimesh":
+        scale = scale.for_peer()
     function = getattr(module, f"{side}_side", None) or functools.partial(module.any_side, library)
     Path(output).write_text(json.dumps(library.run(function, scale)))
 

@@ -60,6 +60,13 @@ class Member:
         await self.waiting.wait()
 
 
+class Restartable:
+    """Without groups of concurrency: which process answers is all that is asked."""
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+
 class Mesh:
     """See `bench.meshes.mesh.Mesh`."""
 

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 import xoscar
 from xoscar.backends.allocate_strategy import ProcessIndex
@@ -70,20 +70,20 @@ class Mesh:
     def __init__(self, address: str, members: list[Any], pids: list[int]) -> None:
         self.pids = pids
         self._address = address
-        self._all = members
+        self.members = members
         self._first = members[0]
 
     def one(self, value: Any) -> Awaitable[Any]:
         return self._first.echo(value)
 
     def all(self, value: Any) -> Awaitable[Any]:
-        return asyncio.gather(*(member.echo(value) for member in self._all))
+        return asyncio.gather(*(member.echo(value) for member in self.members))
 
     def size_one(self, value: Any) -> Awaitable[Any]:
         return self._first.length(value)
 
     def size_all(self, value: Any) -> Awaitable[Any]:
-        return asyncio.gather(*(member.length(value) for member in self._all))
+        return asyncio.gather(*(member.length(value) for member in self.members))
 
     async def tasks(self, calls: int) -> None:
         await asyncio.gather(*(self._first.echo(call) for call in range(calls)))
@@ -126,9 +126,11 @@ async def open_host() -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def open_mesh(ranks: int, host: None = None) -> AsyncIterator[Mesh]:
+async def open_mesh(
+    ranks: int, host: None = None, *, auto_recover: Literal["actor", False] = False
+) -> AsyncIterator[Mesh]:
     del host
-    pool = await xoscar.create_actor_pool("127.0.0.1", n_process=ranks, auto_recover=False)
+    pool = await xoscar.create_actor_pool("127.0.0.1", n_process=ranks, auto_recover=auto_recover)
     address = pool.external_address
     try:
         members = [

@@ -78,7 +78,7 @@ async def any_side(library: Any, scale: Scale) -> Samples:
     found: Samples = {metric.name: [] for metric in METRICS}
     for busy in (0, BUSY_LOOPS):
         with busy_loops(busy):
-            for _ in range(scale.peer_kills):
+            for _ in range(scale.kills):
                 add(found, busy, *await kill_peer(library))
     return found
 

@@ -18,8 +18,7 @@ METRICS = [
 
 
 async def any_side(library: Library, scale: Scale) -> Samples:
-    kills = scale.kills if library.__name__.endswith("trimesh_mesh") else scale.peer_kills
-    return {"gone": [lose_controller(library.__name__) for _ in range(kills)]}
+    return {"gone": [lose_controller(library.__name__) for _ in range(scale.kills)]}
 
 
 def lose_controller(name: str) -> float:

@@ -66,7 +66,7 @@ typedef struct {
     uint32_t beat_ms;         /* interval of heartbeats */
     uint32_t lease_ms;        /* silence after which a peer counts as stopped; at least 2 beats */
     uint32_t stall_ms;        /* tell peers when the caller has not polled for this long; 0 = never */
-    uint32_t reserved;        /* 0 */
+    uint32_t look_us;         /* `tm_look` looks for at most this long; 0 = never; up to limit LOOK_US_MAX */
 } tm_bus_options;
 
 /* Make a bus and start T1. The bus is the caller's until `tm_bus_destroy`. */
@@ -274,6 +274,13 @@ int32_t tm_fault_get_count(tm_bus *bus, uint32_t index, tm_fault_count *count_ou
 
 /* Prepare to sleep: 0 = wait until the bell is readable, then poll; 1 = something has come already, poll. */
 int32_t tm_arm(tm_bus *bus);
+
+/* Look at the bell for a while before sleeping on `poller`, a descriptor that is readable when there is anything to
+ * wake for (the bell is among it). To be called when armed, and when nothing else is to be done in `look_us`. It looks
+ * only after traffic, when the last waits were short, and when no core is wanted by others. 1 = something has come,
+ * and the bell is readable; 2 = nothing has come in the time; 3 = `poller` is readable for another reason; 0 = it did
+ * not look. */
+int32_t tm_look(tm_bus *bus, int32_t poller);
 
 /* ---- bulk data: memory that others read and write themselves ---- */
 

@@ -50,7 +50,7 @@ const BusOptions = extern struct {
     beat_ms: u32,
     lease_ms: u32,
     stall_ms: u32,
-    reserved: u32,
+    look_us: u32,
 };
 
 export fn tm_bus_create(options: ?*const BusOptions, bus_out: ?*?*Bus) i32 {
@@ -64,6 +64,7 @@ export fn tm_bus_create(options: ?*const BusOptions, bus_out: ?*?*Bus) i32 {
     if (o.beat_ms == 0 or o.beat_ms > limits.BEAT_MS_MAX) return status.ERR_ARGUMENT;
     if (o.lease_ms < 2 * o.beat_ms or o.lease_ms > limits.BEAT_MS_MAX) return status.ERR_ARGUMENT;
     if (o.stall_ms > limits.BEAT_MS_MAX) return status.ERR_ARGUMENT;
+    if (o.look_us > limits.LOOK_US_MAX) return status.ERR_ARGUMENT;
     const rc = Bus.create(.{
         .epoch = o.epoch,
         .host = o.host,
@@ -72,6 +73,7 @@ export fn tm_bus_create(options: ?*const BusOptions, bus_out: ?*?*Bus) i32 {
         .beat_ms = o.beat_ms,
         .lease_ms = o.lease_ms,
         .stall_ms = o.stall_ms,
+        .look_us = o.look_us,
     }, out);
     if (rc < 0) return rc;
     if (!buses.add(out.*.?)) {
@@ -346,6 +348,13 @@ export fn tm_arm(bus: ?*Bus) i32 {
     var why: i32 = 0;
     const self = live(bus, &why) orelse return why;
     return @intFromBool(self.arm());
+}
+
+export fn tm_look(bus: ?*Bus, poller: i32) i32 {
+    var why: i32 = 0;
+    const self = live(bus, &why) orelse return why;
+    if (poller < 0) return status.ERR_ARGUMENT;
+    return @intFromEnum(self.look(poller));
 }
 
 // ---- faults that a test has planned ----

@@ -4,6 +4,9 @@
 //! Ringing: publish the data; set the bit; if `sleeping` was 1, clear it and write the eventfd. Sleeping: set
 //! `sleeping`; look at the bits again; wait for the eventfd. Both sides write, then read the other's word, in one
 //! total order (seq_cst), so one of them always sees the other.
+//!
+//! An owner that looks at its bits instead of sleeping says so in the same word: nobody writes the eventfd for it, and
+//! who has something for it need not wait with the rest of its ringing.
 
 const std = @import("std");
 const limits = @import("limits.zig");
@@ -11,6 +14,11 @@ const sys = @import("sys.zig");
 
 pub const WORDS = limits.LINKS_MAX / 64;
 pub const PAGE_BYTES = 4096;
+
+/// What `sleeping` says. Any other word that a peer writes counts as awake.
+const AWAKE = 0;
+const ASLEEP = 1;
+const LOOKING = 2;
 
 /// Shared: fixed layout.
 pub const Page = extern struct {
@@ -40,26 +48,50 @@ pub const Bell = struct {
     /// Wake the owner if it sleeps, without a link to look at.
     pub fn wake(self: Bell) void {
         // The load first: most rings find the owner awake, and a plain load keeps its line shared.
-        if (@atomicLoad(u32, &self.page.sleeping, .seq_cst) == 0) return;
-        if (@atomicRmw(u32, &self.page.sleeping, .Xchg, 0, .seq_cst) != 0) sys.eventfdSignal(self.fd);
+        if (@atomicLoad(u32, &self.page.sleeping, .seq_cst) != ASLEEP) return;
+        if (!self.change(ASLEEP, AWAKE)) return; // another ringer was first, or the owner woke by itself
+        sys.eventfdSignal(self.fd);
+    }
+
+    fn change(self: Bell, from: u32, to: u32) bool {
+        return @cmpxchgStrong(u32, &self.page.sleeping, from, to, .seq_cst, .seq_cst) == null;
     }
 
     /// The owner is about to sleep. True: it must not, something has come.
     pub fn arm(self: Bell) bool {
-        @atomicStore(u32, &self.page.sleeping, 1, .seq_cst);
+        @atomicStore(u32, &self.page.sleeping, ASLEEP, .seq_cst);
+        if (!self.hasBits()) return false;
+        @atomicStore(u32, &self.page.sleeping, AWAKE, .seq_cst);
+        return true;
+    }
+
+    /// Whether there is a link to look at.
+    pub fn hasBits(self: Bell) bool {
         for (&self.page.bits) |*word| {
-            if (@atomicLoad(u64, word, .seq_cst) != 0) {
-                @atomicStore(u32, &self.page.sleeping, 0, .seq_cst);
-                return true;
-            }
+            if (@atomicLoad(u64, word, .seq_cst) != 0) return true;
         }
         return false;
+    }
+
+    /// The owner, which is armed, looks at its bits itself from now on. False: it has been rung already.
+    pub fn beginLooking(self: Bell) bool {
+        return self.change(ASLEEP, LOOKING);
+    }
+
+    /// The owner has looked for long enough, and sleeps. The eventfd is readable if anything has come meanwhile.
+    pub fn endLooking(self: Bell) void {
+        if (self.arm()) sys.eventfdSignal(self.fd);
+    }
+
+    /// Whether the owner of this bell looks at it.
+    pub fn isLookedAt(self: Bell) bool {
+        return @atomicLoad(u32, &self.page.sleeping, .monotonic) == LOOKING;
     }
 
     /// The owner is awake again. Always reads the eventfd: a ringer may have cleared the word and not yet written,
     /// and a write that is never read would wake the owner for ever.
     pub fn disarm(self: Bell) void {
-        @atomicStore(u32, &self.page.sleeping, 0, .seq_cst);
+        @atomicStore(u32, &self.page.sleeping, AWAKE, .seq_cst);
         sys.eventfdClear(self.fd);
     }
 
@@ -105,4 +137,31 @@ test "a ring after arming wakes the owner once" {
     try std.testing.expectEqual(1, sys.epollWait(epoll, &events, 0));
     bell.disarm();
     try std.testing.expectEqual(0, sys.epollWait(epoll, &events, 0));
+}
+
+test "an owner that looks is not woken, and wakes itself for what has come" {
+    var page align(64) = std.mem.zeroes(Page);
+    const bell = Bell{ .page = &page, .fd = sys.eventfd() };
+    defer sys.close(bell.fd);
+
+    try std.testing.expect(!bell.arm());
+    try std.testing.expect(bell.beginLooking());
+    try std.testing.expect(bell.isLookedAt());
+    bell.ring(3);
+    try std.testing.expect(!sys.isReadable(bell.fd));
+    try std.testing.expect(bell.hasBits());
+    bell.endLooking();
+
+    try std.testing.expect(sys.isReadable(bell.fd));
+}
+
+test "an owner that was rung does not begin to look" {
+    var page align(64) = std.mem.zeroes(Page);
+    const bell = Bell{ .page = &page, .fd = sys.eventfd() };
+    defer sys.close(bell.fd);
+
+    try std.testing.expect(!bell.arm());
+    bell.ring(3);
+    try std.testing.expect(!bell.beginLooking());
+    try std.testing.expect(sys.isReadable(bell.fd));
 }

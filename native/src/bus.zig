@@ -12,6 +12,7 @@ const carriage = @import("carriage.zig");
 const frame = @import("frame.zig");
 const limits = @import("limits.zig");
 const link = @import("link.zig");
+const lookout = @import("lookout.zig");
 const records = @import("record.zig");
 const segment = @import("segment.zig");
 const reactor = @import("reactor.zig");
@@ -30,6 +31,7 @@ pub const Options = struct {
     beat_ms: u32,
     lease_ms: u32,
     stall_ms: u32,
+    look_us: u32 = 0,
 };
 
 pub const Bus = struct {
@@ -49,6 +51,7 @@ pub const Bus = struct {
     /// T0 holds a batch.
     borrowing: bool,
     armed: bool,
+    lookout: lookout.Lookout,
     /// Where the next poll begins, so that no link is always last.
     turn: u32,
     /// One word, 1 here and 0 in every forked child.
@@ -65,6 +68,7 @@ pub const Bus = struct {
         const table: [*]Link = @ptrCast(@alignCast(memory + std.mem.alignForward(usize, @sizeOf(Bus), 4096)));
         // The memory is zeroed: generations, bits, counts and flags begin at 0, and slots as `.free`.
         self.links = table[0..options.links_max];
+        self.lookout = .{ .bound_ns = @as(u64, options.look_us) * 1_000 };
         const rc = self.start(options);
         if (rc < 0) {
             self.releaseMemory();
@@ -295,9 +299,19 @@ pub const Bus = struct {
     /// Send all of a message that fits; see `tm_link_send`.
     pub fn send(self: *Bus, one: *Link, lane: frame.Lane, message: session.Message, cursor: *session.Cursor) i32 {
         const rc = one.send(lane, message, cursor);
-        if (cursor.started != 0) self.markDirty(one);
+        if (cursor.started != 0) self.published(one);
         if (rc == status.ERR_DOWN) self.markReady(one.slot);
         return rc;
+    }
+
+    /// A peer that looks is shown the first message at once; the others, and those who sleep, wait for the flush.
+    fn published(self: *Bus, one: *Link) void {
+        self.lookout.traffic = true;
+        if (!one.dirty and one.has_tx and one.peer_bell.isLookedAt()) {
+            one.peer_bell.ring(one.peer_slot);
+        } else {
+            self.markDirty(one);
+        }
     }
 
     fn markDirty(self: *Bus, one: *Link) void {
@@ -391,6 +405,9 @@ pub const Bus = struct {
             }
         }
         self.turn = (self.turn + 1) % words;
+        if (count > 0) {
+            self.lookout.came();
+        }
         return @intCast(count);
     }
 
@@ -457,7 +474,12 @@ pub const Bus = struct {
     pub fn arm(self: *Bus) bool {
         for (self.ready) |word| if (word != 0) return true;
         self.armed = true;
-        if (!self.common.bell.arm()) return false;
-        return true;
+        return self.common.bell.arm();
+    }
+
+    /// T0, which is armed, is about to sleep on `poller`: look at the bell for a while first, if that may pay off.
+    pub fn look(self: *Bus, poller: i32) lookout.Seen {
+        if (!self.armed or self.borrowing) return .none;
+        return self.lookout.look(self.common.bell, poller);
     }
 };

@@ -18,8 +18,7 @@ fn newBus(epoch: u64, beat_ms: u32) !*Bus {
 }
 
 fn newWatchedBus(epoch: u64, beat_ms: u32, stall_ms: u32) !*Bus {
-    var bus: ?*Bus = null;
-    try testing.expectEqual(status.OK, Bus.create(.{
+    return newBusOf(.{
         .epoch = epoch,
         .host = 0,
         .links_max = 8,
@@ -27,7 +26,12 @@ fn newWatchedBus(epoch: u64, beat_ms: u32, stall_ms: u32) !*Bus {
         .beat_ms = beat_ms,
         .lease_ms = 60_000, // no test of it: threads may wait for a core
         .stall_ms = stall_ms,
-    }, &bus));
+    });
+}
+
+fn newBusOf(options: bus_file.Options) !*Bus {
+    var bus: ?*Bus = null;
+    try testing.expectEqual(status.OK, Bus.create(options, &bus));
     return bus.?;
 }
 
@@ -125,6 +129,104 @@ test "two buses talk over rings" {
 
 test "two buses talk over a stream" {
     try converse(.stream, 20_000);
+}
+
+/// One side of a message that goes to and fro, `rounds` times, between two that look before they sleep.
+const Player = struct {
+    bus: *Bus,
+    id: u32,
+    serves: bool,
+    rounds: u32,
+    arrived: u32 = 0,
+    seen: [4]u32 = @splat(0),
+    lost: bool = false,
+
+    fn play(self: *Player) void {
+        const epoll = sys.epollCreate();
+        defer sys.close(epoll);
+        _ = sys.epollAdd(epoll, self.bus.common.bell.fd, sys.IN, 0);
+        var is_up = false;
+        while (self.arrived < self.rounds and !self.lost) {
+            var batch: [8]records.Record = undefined;
+            const n: usize = @intCast(self.bus.poll(&batch));
+            for (batch[0..n]) |record| {
+                const is_message = record.kind == @intFromEnum(records.RecordKind.message);
+                self.arrived += @intFromBool(is_message);
+                if (is_message or (self.serves and !is_up)) self.answer();
+                is_up = true;
+            }
+            self.bus.pollDone();
+            self.bus.flush();
+            if (self.arrived < self.rounds and !self.bus.arm()) self.sleep(epoll);
+        }
+    }
+
+    fn answer(self: *Player) void {
+        var cursor = session.Cursor{};
+        const rc = self.bus.send(self.bus.find(self.id).?, .data, .{ .head = "to and fro" }, &cursor);
+        std.debug.assert(rc == status.OK);
+    }
+
+    fn sleep(self: *Player, epoll: i32) void {
+        self.bus.lookout.trust = 3; // look every time, whatever else this machine does
+        self.bus.lookout.counted_ns = sys.monotonicNs();
+        self.bus.lookout.spare = true;
+        self.seen[@intCast(@intFromEnum(self.bus.look(epoll)))] += 1;
+        var events: [1]sys.Event = undefined;
+        self.lost = sys.epollWait(epoll, &events, 30_000) == 0;
+    }
+};
+
+test "no message is lost between looking and sleeping" {
+    const pair = socket.socketPair();
+    var players: [2]Player = undefined;
+    for (&players, pair, 0..) |*player, fd, i| {
+        const bus = try newBusOf(.{
+            .epoch = i + 1,
+            .host = 0,
+            .links_max = 8,
+            .ring_bytes = limits.RING_BYTES,
+            .beat_ms = 60_000, // nobody is woken by anything but messages
+            .lease_ms = 120_000,
+            .stall_ms = 0,
+            .look_us = 20, // about what an answer takes: looks end in all ways
+        });
+        var id: u32 = 0;
+        try testing.expectEqual(status.OK, bus.openLink(fd, .local, false, 60_000, 0, &id));
+        player.* = .{ .bus = bus, .id = id, .serves = i == 0, .rounds = 10_000 };
+    }
+    defer for (players) |player| player.bus.destroy();
+
+    const other = try std.Thread.spawn(.{}, Player.play, .{&players[1]});
+    players[0].play();
+    other.join();
+
+    for (players) |player| {
+        try testing.expectEqual(false, player.lost);
+        try testing.expectEqual(player.rounds, player.arrived);
+        if (@import("cores.zig").allowed() >= 2) try testing.expect(player.seen[1] + player.seen[2] > 0);
+    }
+}
+
+test "who must not look, or has no traffic, does not" {
+    const epoll = sys.epollCreate();
+    defer sys.close(epoll);
+    for ([_]u32{ 0, 10 }, [_]bool{ true, false }) |look_us, traffic| {
+        const bus = try newBusOf(.{
+            .epoch = 1,
+            .host = 0,
+            .links_max = 8,
+            .ring_bytes = limits.RING_BYTES,
+            .beat_ms = 60_000,
+            .lease_ms = 120_000,
+            .stall_ms = 0,
+            .look_us = look_us,
+        });
+        defer bus.destroy();
+        bus.lookout.traffic = traffic;
+        try testing.expect(!bus.arm());
+        try testing.expectEqual(.none, bus.look(epoll));
+    }
 }
 
 test "handles of links that were freed are refused" {

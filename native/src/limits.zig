@@ -4,7 +4,7 @@
 const std = @import("std");
 
 /// The contract of `trimesh.h`; one more at every change of it.
-pub const ABI_VERSION: u32 = 5;
+pub const ABI_VERSION: u32 = 6;
 
 /// The bytes on the wire; one more at every change of them.
 pub const PROTOCOL_VERSION: u8 = 3;
@@ -88,7 +88,22 @@ pub const MOVER_SILENCE_MS = 5_000;
 /// most.
 pub const EXPORT_BYTES_MAX = 4_096;
 
+/// Longest time that T0 may be asked to look at its bell before it sleeps.
+pub const LOOK_US_MAX = 10_000;
+
 // ---- native only ----
+
+/// Looks at the bell between two of the clock and of the other descriptors: 1 to 4 us, a system call each.
+pub const LOOKS = 32;
+
+/// So long a pause between two looks means that another thread had the core: ten times what a system call takes.
+pub const LOOK_PAUSE_NS = 20_000;
+
+/// Cores are counted again after this: 6 us each time.
+pub const CORES_AGAIN_MS = 10;
+
+/// Cores of a machine, as the kernel may be built for.
+pub const CORES_MAX = 8_192;
 
 /// Transfers into one process that may be under way at one time, and views of it, by all others together: one word of
 /// its ledger each, 32 KiB, which a revocation reads through in microseconds.
@@ -291,7 +306,7 @@ pub fn lookup(name: []const u8) ?i64 {
         "SEGMENT_FLIGHT_BYTES_MAX", "SEGMENT_IDLE_BYTES_MAX",  "FAULT_RULES_MAX",            "GRANTS_MAX",
         "BLOCKS_MAX",               "BLOCK_BYTES_MAX",         "BLOCK_IDLE_BYTES_MAX",       "VISITS_MAX",
         "TRANSFERS_MAX",            "VIEWS_MAX",               "INLINE_BYTES_MAX",           "EXPORT_BYTES_MAX",
-        "MOVER_SILENCE_MS",
+        "MOVER_SILENCE_MS",         "LOOK_US_MAX",
     };
     inline for (shared) |one| {
         if (std.mem.eql(u8, name, one)) return @field(@This(), one);

@@ -352,6 +352,13 @@ pub fn epollWait(epoll: i32, events: []Event, timeout_ms: i32) u32 {
     return @intCast(rc);
 }
 
+/// Whether a descriptor is readable now; an epoll set is when it has an event, which stays there.
+pub fn isReadable(fd: i32) bool {
+    var one = linux.pollfd{ .fd = fd, .events = @intCast(IN), .revents = 0 };
+    const at_once = [2]i64{ 0, 0 };
+    return res(linux.syscall5(.ppoll, @intFromPtr(&one), 1, @intFromPtr(&at_once), 0, 8)) > 0;
+}
+
 // ---- processes ----
 
 /// This process.

@@ -16,6 +16,7 @@ test {
     _ = @import("carrier_shm.zig");
     _ = @import("carrier_tcp.zig");
     _ = @import("copier.zig");
+    _ = @import("cores.zig");
     _ = @import("faults.zig");
     _ = @import("fork_registry.zig");
     _ = @import("former.zig");
@@ -28,6 +29,7 @@ test {
     _ = @import("limits.zig");
     _ = @import("link.zig");
     _ = @import("loading.zig");
+    _ = @import("lookout.zig");
     _ = @import("mover.zig");
     _ = @import("mover_race_test.zig");
     _ = @import("mover_stage.zig");

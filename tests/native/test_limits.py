@@ -33,6 +33,7 @@ SHARED = [
     "INLINE_BYTES_MAX",
     "EXPORT_BYTES_MAX",
     "MOVER_SILENCE_MS",
+    "LOOK_US_MAX",
 ]
 
 

@@ -2,7 +2,8 @@
 
     controller --exec--> import what workers need --> Ready --> poll loop (`spawner_loop`) until Stop or death
 
-The client passes three arguments: the broker socket, the controller's pidfd, the controller's pid.
+The client passes three arguments: the broker socket, the controller's pidfd, the controller's pid. Its program has
+disabled the collector: imports make no garbage worth looking for.
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ _THREAD_PROBE_SECONDS: Final = 0.005
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Be the spawner, and in each child it forks the worker."""
-    gc.disable()  # imports make no garbage worth looking for
     socket_fd, controller_pidfd, controller_pid = (int(argument) for argument in arguments)
     marker = prctl.ProcessMarker()
     prctl.set_parent_death_signal(signal.SIGKILL)

@@ -17,7 +17,10 @@ from trimesh._runtime import spawner_prctl as prctl
 from trimesh._runtime.spawner_socket import BrokerSocket, broker_pair
 from trimesh.errors import SpawnError
 
-_BOOT: Final = "import sys; sys.path[:] = sys.argv[4:]; from trimesh._runtime.spawner import main; main(sys.argv[1:4])"
+_BOOT: Final = (
+    "import gc, sys; gc.disable(); sys.path[:] = sys.argv[4:]; "
+    "from trimesh._runtime.spawner import main; main(sys.argv[1:4])"
+)
 
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """numpy and torch start threads when they are imported, unless told so (rule O2); workers get counts of their own."""

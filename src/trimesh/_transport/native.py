@@ -23,6 +23,7 @@ from trimesh._native.lib import Library, load
 from trimesh._transport.assembly import AssemblyError
 from trimesh._transport.base import DownReason, Link, LinkHandler, Transport
 from trimesh._transport.lending import Lending
+from trimesh._transport.looking import chosen_look_seconds, poller_of_run
 from trimesh._transport.native_link import NativeGroup, NativeLink
 from trimesh._transport.native_mover import NativeMover
 from trimesh.ids import ProcId
@@ -46,16 +47,25 @@ _REASONS: Final = {
 }
 
 
-class _Flusher(trio.abc.Instrument):
-    """Rings the bells of peers when the scheduler is about to wait."""
+class _BeforeSleep(trio.abc.Instrument):
+    """Rings the bells of peers when the scheduler is about to wait, and looks at the own one for a while."""
 
     def __init__(self, transport: NativeTransport) -> None:
         self._transport = transport
+        self._look = transport.library.lib.tm_look
+        self._poller = poller_of_run()
+        # Where no look is allowed none is short enough.
+        self._look_seconds = transport.look_seconds if self._poller >= 0 and transport.look_seconds > 0 else math.inf
 
     def before_io_wait(self, timeout: float) -> None:
-        """Flush what this tick has sent."""
-        if self._transport.dirty or self._transport.lending.returned:
-            self._transport.flush()
+        """Flush what this tick has sent; look if no task can run, and no deadline is due meanwhile."""
+        transport = self._transport
+        if transport.dirty or transport.lending.returned:
+            transport.flush()
+        if timeout > self._look_seconds:
+            seen = self._look(transport.bus, self._poller)
+            if seen > 0:
+                transport.looks[seen] += 1
 
 
 class NativeTransport(Transport):
@@ -69,6 +79,11 @@ class NativeTransport(Transport):
         beat_seconds, lease_seconds: Interval of heartbeats, and the silence that ends a link that holds a lease.
         stall_seconds: Peers are told when the Trio loop has not run for this long; None never tells them, and spares
             an idle loop being woken once a beat.
+        look_seconds: For how long the loop may look at its links before it sleeps; 0 never looks, None lets the
+            environment choose.
+
+    Attributes:
+        looks: How often the loop has looked before it slept, by what `tm_look` returned.
 
     Raises:
         NativeLibraryError: The native library cannot be loaded.
@@ -85,9 +100,12 @@ class NativeTransport(Transport):
         beat_seconds: float = limits.BEAT_SECONDS,
         lease_seconds: float = limits.LEASE_SECONDS,
         stall_seconds: float | None = None,
+        look_seconds: float | None = None,
     ) -> None:
         self.library: Library = load()
         self.dirty = False
+        self.look_seconds: Final = chosen_look_seconds() if look_seconds is None else look_seconds
+        self.looks = [0, 0, 0, 0]
         ffi, lib = self.library.ffi, self.library.lib
         options = ffi.new("tm_bus_options *")
         options.epoch = epoch
@@ -97,6 +115,7 @@ class NativeTransport(Transport):
         options.beat_ms = _milliseconds(beat_seconds)
         options.lease_ms = _milliseconds(lease_seconds)
         options.stall_ms = 0 if stall_seconds is None else _milliseconds(stall_seconds)
+        options.look_us = round(self.look_seconds * 1e6)
         out = ffi.new("tm_bus **")
         status.check(lib.tm_bus_create(options, out), "starting the native transport", limit="BUSES_MAX")
         self.bus: Any = out[0]
@@ -225,8 +244,8 @@ class NativeTransport(Transport):
             raise RuntimeError("a transport is served by one task: run() is running already")
         self._running = True
         arm = self.library.lib.tm_arm
-        flusher = _Flusher(self)
-        trio.lowlevel.add_instrument(flusher)
+        before_sleep = _BeforeSleep(self)
+        trio.lowlevel.add_instrument(before_sleep)
         try:
             while True:
                 self._drain(handler)
@@ -235,7 +254,7 @@ class NativeTransport(Transport):
                 else:
                     await trio.lowlevel.wait_readable(self._bell)
         finally:
-            trio.lowlevel.remove_instrument(flusher)
+            trio.lowlevel.remove_instrument(before_sleep)
             self._running = False
 
     def pump(self, handler: LinkHandler, seconds: float) -> None:
