@@ -146,6 +146,14 @@ drains its links in milliseconds."""
 MAP_WINDOW: Final = 32
 """Items of one `map` that have been sent and whose results have not been taken: a few for each of several members."""
 
+MAP_UNBROKEN_ITEMS: Final = 16
+"""Items that a `map` takes in and sends before it lets other tasks run: a switch of tasks costs about as much as half
+of what is done for one item."""
+
+MAP_UNBROKEN_SECONDS: Final = 1e-3
+"""The same where each item takes long to come by: beyond it every item is followed by a switch, as the items may be
+made by the program while nothing else of it runs."""
+
 # ---- channels --------------------------------------------------------------------------------------------
 
 LOANS_PER_FRAME: Final = 512

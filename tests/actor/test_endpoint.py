@@ -126,3 +126,25 @@ def test_function_without_self_is_refused():
 def test_only_methods_are_endpoints(thing: Any):
     with pytest.raises(TypeError, match="method"):
         endpoint(thing)
+
+
+def _nothing(self): ...
+def _one(self, a): ...
+def _optional(self, a, /, b=1): ...
+def _any(self, a, *rest): ...
+def _keyword(self, a, *, key): ...
+def _optional_keyword(self, a=1, *, key=2, **others): ...
+
+
+@pytest.mark.parametrize("function", [_nothing, _one, _optional, _any, _keyword, _optional_keyword])
+def test_arity_says_what_the_signature_does(function: Any):
+    """C5: the short way of checking arguments."""
+    found = endpoint(function).spec
+    least, most = found.arity
+    for count in range(5):
+        try:
+            found.signature.bind(*range(count))
+        except TypeError:
+            assert not least <= count <= most
+        else:
+            assert least <= count <= most

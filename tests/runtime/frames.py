@@ -126,10 +126,10 @@ class Caller:
         spec = cell.endpoint(name)
         assert spec is not None
         payload = self.proc.values.encode((args, {}), what="test").payload
-        scope = trio.CancelScope(deadline=trio.current_time() + budget)
+        now = trio.current_time()
         number = 0 if broadcast else self.number
         call = IncomingCall(
-            self.peer, self.link, number, cell.spec.mesh, spec, payload, (), 10, self.count, scope, trio.current_time()
+            self.peer, self.link, number, cell.spec.mesh, spec, payload, (), 10, self.count, now + budget, now
         )
         if number:
             self.peer.inbound[number] = call

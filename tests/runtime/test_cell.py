@@ -67,6 +67,24 @@ class Subject(Actor):
         self.log.append(note)
         return note
 
+    @endpoint
+    async def at_once(self, note: str) -> str:
+        return self.inline(note)
+
+    @endpoint
+    def stop_iterating(self) -> None:
+        raise StopIteration
+
+
+class Steps(trio.abc.Instrument):
+    """Counts the steps of tasks that serve mailboxes."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.count += task.name.endswith("_slot")
+
 
 @attrs.define(eq=False)
 class Stage:
@@ -184,6 +202,64 @@ async def test_credit_is_reported_when_there_are_no_replies(stage: Stage):
     await trio.testing.wait_all_tasks_blocked()
     assert caller.link.sent == [messages.Credit(5, 4), messages.Credit(5, 8)]
     assert {lane.name for lane in caller.link.lanes} == {"CONTROL"}
+
+
+# ---- many calls, one slot --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["inline", "at_once"])
+async def test_calls_that_never_wait_cost_no_switch_of_tasks_each(stage: Stage, name: str):
+    """A slot runs what has come one after the other, and lets other tasks run now and then."""
+    steps = Steps()
+    trio.lowlevel.add_instrument(steps)
+    caller = Caller.of(stage.cell.proc, 99)
+    for number in range(64):
+        caller.call(stage.cell, name, str(number), broadcast=True)
+    await trio.testing.wait_all_tasks_blocked()
+    trio.lowlevel.remove_instrument(steps)
+    assert stage.actor.log[1:] == [str(number) for number in range(64)]
+    assert 64 / 16 <= steps.count <= 64 / 16 + 2
+
+
+async def test_cancel_of_a_call_is_not_left_for_the_next(stage: Stage):
+    """MB-1."""
+    first = stage.owner.call(stage.cell, "queue", "a")
+    stage.owner.call(stage.cell, "queue", "b")
+    await trio.testing.wait_all_tasks_blocked()
+    stage.cell.cancel(first, "caller", "enough")
+    await trio.testing.wait_all_tasks_blocked()
+    assert stage.actor.log == ["set-up", "a", "a cancelled", "b"]
+    stage.actor.gate.set()
+    await trio.testing.wait_all_tasks_blocked()
+    ack, reply = stage.owner.link.sent
+    assert isinstance(ack, messages.CancelAck)
+    assert isinstance(reply, messages.Return)
+
+
+async def test_budget_of_a_call_is_not_left_for_the_next(stage: Stage, autojump_clock: trio.abc.Clock):
+    """MB-1: neither when the call has ended in time, nor when it has not."""
+    stage.actor.gate.set()
+    stage.owner.call(stage.cell, "queue", "in time", budget=2.0)
+    await trio.testing.wait_all_tasks_blocked()
+    stage.actor.gate = trio.Event()
+    stage.owner.call(stage.cell, "queue", "late", budget=4.0)
+    stage.owner.call(stage.cell, "queue", "last")
+    await trio.sleep(100)
+    assert [type(message).__name__ for message in stage.owner.link.sent] == ["Return", "CancelAck"]
+    stage.actor.gate.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert isinstance(stage.owner.link.sent[2], messages.Return)
+
+
+async def test_stop_iteration_is_told_as_an_error(stage: Stage):
+    """Nothing that is awaited can raise it."""
+    stage.owner.call(stage.cell, "stop_iterating")
+    await trio.testing.wait_all_tasks_blocked()
+    (reply,) = stage.owner.link.sent
+    assert isinstance(reply, messages.Error)
+    error = stage.cell.proc.values.decode_error(reply.payload)
+    assert isinstance(error, RuntimeError)
+    assert isinstance(error.__cause__, StopIteration)
 
 
 # ---- the actor ends --------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,6 +22,10 @@ class Call:
 
     number: int
     spec: EndpointSpec
+    deadline: float = math.inf
+    scope: trio.CancelScope | None = None
+    cancelled_by: str | None = None
+    ended: bool = False
 
 
 def spec(concurrency: int = 1, group: str | None = None, name: str = "endpoint") -> EndpointSpec:
@@ -37,10 +42,11 @@ class Server:
     most: int = 0
     now: int = 0
     gate: trio.Event = attrs.field(factory=trio.Event)
+    interrupted: list[Any] = attrs.field(factory=list)
     mailbox: Mailbox = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.mailbox = Mailbox(self.serve, self.start)
+        self.mailbox = Mailbox(self.serve, self.start, self.interrupted.append)
 
     def start(self, slot: Callable[[], Awaitable[None]]) -> None:
         self.nursery.start_soon(slot)

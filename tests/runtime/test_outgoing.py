@@ -13,9 +13,10 @@ from tests.runtime.frames import RecordingLink, RecordingTransport
 from trimesh import limits
 from trimesh._routing.collector import Failed, Raised, Returned, Withdrawn
 from trimesh._runtime.deaths import died
-from trimesh._runtime.outgoing import OutgoingCall, Target
+from trimesh._runtime.outgoing import OutgoingCall
 from trimesh._runtime.peer import Parcel, Peer
 from trimesh._runtime.proc import Proc
+from trimesh._runtime.target import Target
 from trimesh._transport.base import Lane
 from trimesh._wire import messages
 from trimesh.errors import ProcDied, ProtocolError

@@ -15,10 +15,10 @@ from trimesh import Actor, endpoint, limits
 from trimesh._routing.collector import Failed
 from trimesh._runtime.cell import ActorSpec, Cell
 from trimesh._runtime.deaths import died
-from trimesh._runtime.outgoing import Target
 from trimesh._runtime.outgoing_stream import OutgoingStream
 from trimesh._runtime.peer import Parcel, Peer
 from trimesh._runtime.proc import Proc
+from trimesh._runtime.target import Target
 from trimesh._transport.base import Lane
 from trimesh._wire import messages
 from trimesh.errors import ProtocolError

@@ -10,6 +10,7 @@ cancel 2                       call 2 is cancelled: it leaves the queue, if it i
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -28,6 +29,10 @@ class Call:
     number: int
     spec: EndpointSpec
     may_end: trio.Event = attrs.field(factory=trio.Event)
+    deadline: float = math.inf
+    scope: trio.CancelScope | None = None
+    cancelled_by: str | None = None
+    ended: bool = False
 
 
 class MailboxScene(Scene):
@@ -38,7 +43,8 @@ class MailboxScene(Scene):
         self.calls: dict[int, Call] = {}
         self.news: list[str] = []
         self.nursery: trio.Nursery
-        self.mailbox = Mailbox(self._serve, self._start)
+        self.interrupted: list[Any] = []
+        self.mailbox = Mailbox(self._serve, self._start, self.interrupted.append)
 
     @asynccontextmanager
     async def surroundings(self) -> AsyncGenerator[None, None]:

@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from tests.testing.actors import Relay, Worker, run_body
 
 from trimesh._routing.credit import SendWindow
-from trimesh._runtime import incoming, serve
+from trimesh._runtime import incoming
 from trimesh._runtime.incoming import IncomingCall
 from trimesh._runtime.mailbox import Mailbox, SlotGroup
 from trimesh._runtime.outgoing import OutgoingCall
 from trimesh._runtime.peer import Outbox
+from trimesh._runtime.serve import Server
 from trimesh.testing.oracles import OracleError
 from trimesh.testing.seeded_run import HangError
 
@@ -80,14 +82,20 @@ def last_in_first_out(patch: pytest.MonkeyPatch) -> None:
 
 
 def run_twice(patch: pytest.MonkeyPatch) -> None:
-    real = serve._invoke
+    real = Server.serve
 
-    async def invoke(call: IncomingCall, *args: Any) -> Any:
+    def serve(self: Server, call: IncomingCall) -> Any:
+        run = call.spec.fn
+
+        async def run_twice(*args: Any) -> Any:
+            await run(*args)
+            return await run(*args)
+
         if call.spec.name == "step":
-            await real(call, *args)
-        return await real(call, *args)
+            call.spec = attrs.evolve(call.spec, fn=run_twice)
+        return real(self, call)
 
-    patch.setattr(serve, "_invoke", invoke)
+    patch.setattr(Server, "serve", serve)
 
 
 def forget_the_window(patch: pytest.MonkeyPatch) -> None:

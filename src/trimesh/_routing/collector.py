@@ -31,9 +31,12 @@ class Rank(enum.IntEnum):
     SETTLED = 2
 
 
-@attrs.frozen
+_UNSENT, _SENT, _SETTLED = Rank.UNSENT, Rank.SENT, Rank.SETTLED  # looked up often, and slowly in the class
+
+
+@attrs.define
 class Returned:
-    """A value came back; it is decoded by the caller's own task.
+    """A value came back; it is decoded by the caller's own task. Nobody changes it.
 
     Attributes:
         payload, bodies: The value.
@@ -80,7 +83,7 @@ def is_failure(outcome: Outcome) -> bool:
             return True
 
 
-@attrs.define(eq=False, slots=True)
+@attrs.define(eq=False, slots=True, init=False)
 class Collector:
     """The outcomes of one call, by the index of the rank in the view that was called.
 
@@ -92,15 +95,18 @@ class Collector:
 
     size: int
     fail_fast: bool
-    remaining: int = attrs.field(init=False)
-    failures: list[int] = attrs.field(factory=list[int], init=False)
-    _state: list[Rank] = attrs.field(init=False)
-    _outcomes: list[Outcome | None] = attrs.field(init=False)
+    remaining: int
+    failures: list[int]
+    _state: list[Rank]
+    _outcomes: list[Outcome | None]
 
-    def __attrs_post_init__(self) -> None:
-        self.remaining = self.size
-        self._state = [Rank.UNSENT] * self.size
-        self._outcomes = [None] * self.size
+    def __init__(self, size: int, fail_fast: bool) -> None:  # noqa: FBT001 - one is made for each call
+        self.size = size
+        self.fail_fast = fail_fast
+        self.remaining = size
+        self.failures = []
+        self._state = [_UNSENT] * size
+        self._outcomes = [None] * size
 
     @property
     def is_complete(self) -> bool:
@@ -114,24 +120,24 @@ class Collector:
 
     def sent(self, index: int) -> None:
         """Note that the message of rank `index` has been handed to its link."""
-        assert self._state[index] is Rank.UNSENT, (index, self._state[index])
-        self._state[index] = Rank.SENT
+        assert self._state[index] is _UNSENT, (index, self._state[index])
+        self._state[index] = _SENT
 
     def settle(self, index: int, outcome: Outcome) -> bool:
         """Note the outcome of rank `index`; return False, and change nothing, when it had one (CO-1)."""
-        if self._state[index] is Rank.SETTLED:
+        if self._state[index] is _SETTLED:
             return False
-        self._state[index] = Rank.SETTLED
+        self._state[index] = _SETTLED
         self._outcomes[index] = outcome
         self.remaining -= 1
-        if is_failure(outcome):
+        if type(outcome) is not Returned and is_failure(outcome):
             self.failures.append(index)
         return True
 
     def withdraw_unsent(self) -> None:
         """Settle every rank whose message has not been sent; it never will be."""
         for index, state in enumerate(self._state):
-            if state is Rank.UNSENT:
+            if state is _UNSENT:
                 self.settle(index, Withdrawn())
 
     def outcome(self, index: int) -> Outcome | None:
@@ -151,10 +157,10 @@ class Collector:
 
     def is_running(self, index: int) -> bool:
         """Return whether the message of a rank was sent and it has not settled."""
-        return self._state[index] is Rank.SENT
+        return self._state[index] is _SENT
 
     def running(self) -> Iterator[int]:
         """Yield the ranks whose message was sent and that have not settled."""
         for index, state in enumerate(self._state):
-            if state is Rank.SENT:
+            if state is _SENT:
                 yield index

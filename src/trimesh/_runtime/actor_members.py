@@ -18,12 +18,12 @@ from trimesh._runtime.event_hub import EventHub
 from trimesh._runtime.interrupt import run_to_end
 from trimesh._runtime.invoke import Err, Request, Result, invoke, invoke_until, post_nowait
 from trimesh._runtime.membership import Membership, Standing
-from trimesh._runtime.outgoing import Target
 from trimesh._runtime.peer import Peer
 from trimesh._runtime.proc import Proc
 from trimesh._runtime.recipe import Recipe, keep
 from trimesh._runtime.reference import MemberInfo, MeshInfo
 from trimesh._runtime.restarts import Restarts
+from trimesh._runtime.target import Target
 from trimesh._supervision.policy import Ending, FailFast, Policy, Restart, Verdict, is_healing, judge
 from trimesh._supervision.supervisor import Round, Supervisor
 from trimesh.errors import (

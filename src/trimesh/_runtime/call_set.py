@@ -15,9 +15,10 @@ import trio
 
 from trimesh import limits
 from trimesh._routing.collector import Outcome
-from trimesh._runtime.invoke import Request, encode_request, remaining_budget
-from trimesh._runtime.outgoing import AnyWait, OutgoingCall, Target
+from trimesh._runtime.invoke import Request, budget_until, encode_request
+from trimesh._runtime.outgoing import AnyWait, OutgoingCall
 from trimesh._runtime.proc import Proc
+from trimesh._runtime.target import Target
 from trimesh.ids import CallId
 
 
@@ -113,7 +114,7 @@ class CallSet:
     is_all: Callable[[], bool] = lambda: False
     is_bounded: bool = False
     number: int = 0
-    _news: trio.Event = attrs.field(factory=trio.Event)
+    _news: trio.Event | None = None
 
     @property
     def is_cancelled(self) -> bool:
@@ -125,13 +126,13 @@ class CallSet:
         """See `AnyWait.waiting_task`."""
         return None if self.is_cancelled or self.is_bounded or self.ended or not self.is_all() else self.consumer
 
-    def begin(self, proc: Proc, target: Target, request: Request, key: Any) -> None:
-        """Send a call.
+    def begin(self, proc: Proc, target: Target, request: Request, key: Any, deadline: float) -> None:
+        """Send a call, whose budget ends at `deadline` (Trio time).
 
         Raises:
             TypeError: An argument cannot be serialised; nothing was sent.
         """
-        budget = remaining_budget(proc)
+        budget = budget_until(proc, deadline)
         call_id = proc.new_call_id()
         parcel = encode_request(proc, request, call_id, target.mesh, budget)
         call = SetCall(proc, call_id, request, target, key, self, budget=budget)
@@ -149,16 +150,26 @@ class CallSet:
 
     def wake(self) -> None:
         """Let the waiting tasks look again."""
-        self._news.set()
-        self._news = trio.Event()
+        if self._news is not None:
+            self._news.set()
+            self._news = None
 
-    async def wait(self) -> None:
-        """Wait until a call ends, somebody calls `wake`, or calls that were cancelled count as silent."""
+    def tell_wait(self) -> None:
+        """Let those who look for deadlocks know that the wait for these calls may have become the last edge of one."""
         for call in self.running:
             call.proc.deadlocks.awaits_any(self)
             break
+
+    async def wait(self) -> None:
+        """Wait until a call ends, somebody calls `wake`, or calls that were cancelled count as silent."""
+        self.tell_wait()
         with trio.CancelScope(deadline=self.silent_at):
-            await self._news.wait()
+            await self._wait_for_news()
+
+    async def _wait_for_news(self) -> None:
+        if self._news is None:
+            self._news = trio.Event()
+        await self._news.wait()
 
     def cancel(self, reason: str) -> None:
         """Cancel what runs; it has to answer within `limits.CANCEL_ACK_SECONDS` from now. Idempotent."""
@@ -175,7 +186,7 @@ class CallSet:
         try:
             with trio.CancelScope(shield=True, deadline=self.silent_at):
                 while self.running:
-                    await self._news.wait()
+                    await self._wait_for_news()
         finally:
             for call in self.running:
                 call.give_up()

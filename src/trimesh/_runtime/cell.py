@@ -27,7 +27,7 @@ from trimesh._runtime.endpoint_spec import EndpointSpec, endpoints_of
 from trimesh._runtime.incoming import IncomingCall
 from trimesh._runtime.mailbox import Mailbox
 from trimesh._runtime.reports import report_ended, report_failure
-from trimesh._runtime.serve import serve
+from trimesh._runtime.serve import Server
 from trimesh.errors import ActorFailed, Origin, leaves
 from trimesh.ids import MeshId
 from trimesh.shape.point import Point
@@ -85,6 +85,7 @@ class Cell:
     _actor: Any
     _nursery: trio.Nursery | None
     _context: contextvars.Context | None
+    _server: Server | None
     _life: trio.CancelScope
     _serving: trio.CancelScope
     _draining: bool
@@ -99,19 +100,20 @@ class Cell:
         self.proc = proc
         self.spec = spec
         self.owner = owner
-        self.mailbox = Mailbox(self._serve, self._start_slot, proc.deadlocks.crowded)
+        self._interrupted = []
+        self.mailbox = Mailbox(self._serve, self._start_slot, self._interrupted.append, proc.deadlocks.crowded)
         self.ended = trio.Event()
         self._endpoints = dict(endpoints_of(spec.cls))
         self._actor = None
         self._nursery = None
         self._context = None
+        self._server = None
         self._life = trio.CancelScope()
         self._serving = trio.CancelScope()
         self._draining = False
         self._stopping = False
         self._failure = None
         self._is_ending = False
-        self._interrupted = []
         self._held = []
         self._is_holding = False
         self.cause = None
@@ -192,15 +194,11 @@ class Cell:
             spec.point, spec.name, spec.cls.__qualname__, endpoint, self.proc.host_name, self.proc.pid, spec.incarnation
         )
 
-    async def _serve(self, call: IncomingCall) -> None:
-        assert self._context is not None
+    def _serve(self, call: IncomingCall) -> Awaitable[None] | None:
+        assert self._server is not None
         if self.proc.sites is not None:
             call.spec = self.proc.sites.dispatch(self, call)
-        name = call.spec.name
-        context = self._context.copy()
-        context.run(set_context, self._where(name))
-        origin = self.origin(name)
-        await serve(call, self._actor, context, origin, self.proc.values, self._lost, self._interrupted.append)
+        return self._server.serve(call)
 
     def _lost(self, call: IncomingCall, error: Exception) -> None:
         report_failure(self, call.spec.name, error, ended=False)
@@ -248,6 +246,7 @@ class Cell:
         async with _lifespan(self._actor), trio.open_nursery() as nursery:
             self._nursery = nursery
             self._context = contextvars.copy_context()
+            self._server = Server(self._actor, self._context, self._where, self.origin, self.proc.values, self._lost)
             self.mailbox.open()
             task_status.started()
             try:

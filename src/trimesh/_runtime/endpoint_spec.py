@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -26,6 +27,30 @@ class Kind(enum.Enum):
     """An async generator function, on the Trio thread; `stream` calls it."""
 
 
+def _slots_of(spec: EndpointSpec) -> str:
+    if spec.group is not None:
+        return f"group {spec.group}"
+    return f"endpoint {spec.name}" if spec.concurrency != 1 else ""
+
+
+def _parameters_of(spec: EndpointSpec) -> tuple[str, ...]:
+    return tuple(spec.signature.parameters)
+
+
+def _arity_of(spec: EndpointSpec) -> tuple[int, int]:
+    least = most = 0
+    for parameter in spec.signature.parameters.values():
+        is_required = parameter.default is inspect.Parameter.empty
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            most = sys.maxsize
+        elif parameter.kind is inspect.Parameter.KEYWORD_ONLY and is_required:
+            return 1, 0
+        elif parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
+            least += is_required
+            most += 1
+    return least, most
+
+
 @attrs.frozen
 class EndpointSpec:
     """One endpoint of an actor class.
@@ -38,6 +63,9 @@ class EndpointSpec:
         group: Name of the group it shares slots with, or None for the one slot of the actor.
         idempotent: Running it twice does no harm; only then may it be retried.
         signature: Without `self`.
+        slots: Key of the slots that it takes: of its group, of its own, or of the actor (rule C4).
+        parameters: Names of its parameters.
+        arity: With so many arguments, all positional, it can be called: the least and the most.
     """
 
     name: str
@@ -47,13 +75,10 @@ class EndpointSpec:
     group: str | None
     idempotent: bool
     signature: inspect.Signature
-
-    @property
-    def slots(self) -> str:
-        """Key of the slots that it takes: of its group, of its own, or of the actor (rule C4)."""
-        if self.group is not None:
-            return f"group {self.group}"
-        return f"endpoint {self.name}" if self.concurrency != 1 else ""
+    slots: str = attrs.field(init=False, default=attrs.Factory(_slots_of, takes_self=True))
+    # Found out once: what is evolved from an endpoint takes them over.
+    parameters: tuple[str, ...] = attrs.field(kw_only=True, default=attrs.Factory(_parameters_of, takes_self=True))
+    arity: tuple[int, int] = attrs.field(kw_only=True, default=attrs.Factory(_arity_of, takes_self=True))
 
 
 def endpoints_of(cls: type) -> Mapping[str, EndpointSpec]:

@@ -1,10 +1,12 @@
 """One call from elsewhere: queued, running, ended by exactly one terminal frame.
 
-Its cancel scope exists from the moment the frame is read, before any task runs, so a cancel that comes early is kept.
+Its record exists from the moment the frame is read, before any task runs, so a cancel that comes early is kept. Its
+cancel scope is that of the slot that runs it, for as long as it does.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -35,7 +37,9 @@ class IncomingCall:
         spec: The endpoint.
         payload, bodies: The arguments, still encoded.
         nbytes: Of the whole message, as its sender counts them.
-        scope: Cancelled by the caller, by the budget, or by the stop of the actor.
+        deadline: When its budget ends (Trio time).
+        received_at: Trio time.
+        scope: What it runs in: cancelled by the caller, by the budget, or by the stop of the actor.
         cancelled_by: "caller" or "other" once somebody asked.
         running: Whether the endpoint has been started.
         ended: Whether its terminal frame has been sent.
@@ -53,8 +57,9 @@ class IncomingCall:
     bodies: Sequence[memoryview]
     nbytes: int
     count: ReceiveCount
-    scope: trio.CancelScope
+    deadline: float
     received_at: float
+    scope: trio.CancelScope | None = None
     cancelled_by: str | None = None
     cancel_reason: str = ""
     running: bool = False
@@ -71,14 +76,26 @@ class IncomingCall:
     @property
     def is_expired(self) -> bool:
         """Whether its budget has run out."""
-        return self.scope.deadline <= trio.current_time()
+        return self.deadline != math.inf and self.deadline <= trio.current_time()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether somebody has asked it to end, or its budget has run out."""
+        return self.cancelled_by is not None or self.is_expired
+
+    def set_deadline(self, deadline: float) -> None:
+        """Let it end by itself at `deadline` (Trio time)."""
+        self.deadline = deadline
+        if self.scope is not None:
+            self.scope.deadline = deadline
 
     def cancel(self, by: str, reason: str) -> None:
         """Ask it to end; the first asker is the one that is named."""
         if self.cancelled_by is None:
             self.cancelled_by = by
             self.cancel_reason = reason
-        self.scope.cancel(reason=reason)
+        if self.scope is not None:
+            self.scope.cancel(reason=reason)
 
     def start(self) -> None:
         """Note that it has left the mailbox and runs."""

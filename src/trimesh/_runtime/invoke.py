@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import trio
@@ -18,9 +18,10 @@ from trimesh._routing.merge import Item
 from trimesh._runtime.agent import Agent
 from trimesh._runtime.endpoint_spec import EndpointSpec, endpoints_of
 from trimesh._runtime.incoming import place_payload
-from trimesh._runtime.outgoing import OutgoingCall, Target
-from trimesh._runtime.peer import Parcel
+from trimesh._runtime.outgoing import OutgoingCall
+from trimesh._runtime.peer import Outbox, Parcel
 from trimesh._runtime.proc import Proc
+from trimesh._runtime.target import Target
 from trimesh._runtime.values import describe
 from trimesh._wire import messages
 from trimesh._wire.reducers import DefinitionId
@@ -64,17 +65,18 @@ class Cut:
 
 Result = Ok | Err | Cut
 
+_POSTED: Final = Ok(None)
 
-@attrs.frozen
+
+@attrs.define(eq=False)
 class Request:
-    """What to call.
+    """What to call. One is made for each call: its class is not frozen, which would take three times as long.
 
     Attributes:
         mesh: Name of the mesh.
         endpoint: Name of the endpoint.
         args, kwargs: Already bound against the signature.
         origin: Coordinates of the rank at an index of the targets.
-        names: Of the positional parameters, for errors.
         spec: The endpoint; None for those of agents, which are known by name.
         definitions: What the callee must know besides, for values that are encoded within `args`.
     """
@@ -84,7 +86,6 @@ class Request:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     origin: Callable[[int], Origin]
-    names: Sequence[str] = ()
     spec: EndpointSpec | None = None
     definitions: Sequence[DefinitionId] = ()
 
@@ -115,12 +116,20 @@ def encode_request(
         TypeError: An argument cannot be serialised; the text names the endpoint.
     """
     value = proc.values.encode_call(
-        request.args, request.kwargs, endpoint=request.what, names=request.names, spec=_spec(request)
+        request.args,
+        request.kwargs,
+        endpoint=request.what,
+        names=() if request.spec is None else request.spec.parameters,
+        spec=_spec(request),
     )
     payload, bodies = place_payload(value)
     head = messages.encode(messages.Call(call_id, mesh, request.endpoint, budget, payload, window))
-    definitions = (*value.definitions, *request.definitions)
-    nbytes = len(head) + sum(memoryview(body).nbytes for body in bodies)
+    definitions = value.definitions
+    if request.definitions:
+        definitions = (*definitions, *request.definitions)
+    nbytes = len(head)
+    if bodies:
+        nbytes += sum(memoryview(body).nbytes for body in bodies)
     return Parcel(head, bodies, definitions, nbytes, value.attachments)
 
 
@@ -144,16 +153,18 @@ async def invoke(
             `limits.CANCEL_ACK_SECONDS`.
     """
     await trio.lowlevel.checkpoint_if_cancelled()
-    budget = remaining_budget(proc)
+    deadline = trio.current_effective_deadline()
+    budget = budget_until(proc, deadline)
     call_id = proc.new_call_id()
     mesh = targets[0].mesh if targets else 0
     parcel = encode_request(proc, request, call_id, mesh, budget)
-    is_bounded = budget is not None or has_deadline()
+    is_bounded = deadline != math.inf
     call = OutgoingCall(proc, call_id, request.what, targets, fail_fast=fail_fast, budget=budget, is_bounded=is_bounded)
     proc.begin(call, parcel)
     try:
         await call.wait()
-        await yield_to_cancel(list(call.collector.failed()))
+        if call.collector.failures:
+            await yield_to_cancel(list(call.collector.failed()))
     except trio.Cancelled:
         if not errors_win or not any(isinstance(outcome, Raised) for outcome in call.collector.failed()):
             raise
@@ -201,7 +212,12 @@ async def post(proc: Proc, targets: Sequence[Target], request: Request) -> list[
     It has no budget: it belongs to the block that owns the mesh, and may run on when the caller's scope is over.
     """
     await trio.lowlevel.checkpoint_if_cancelled()
-    call = _post(proc, targets, request)
+    parcel = encode_request(proc, request, 0, targets[0].mesh if targets else 0, None)
+    if _post_at_once(proc, targets, parcel):
+        await trio.lowlevel.checkpoint()
+        return [_POSTED] * len(targets)
+    call = OutgoingCall(proc, CallId(0), request.what, targets, fail_fast=False, is_bounded=has_deadline())
+    proc.begin(call, parcel)
     await call.wait()
     return results_of(proc, call, request, cancelled=False)
 
@@ -223,11 +239,31 @@ def post_nowait(proc: Proc, targets: Sequence[Target], request: Request) -> list
     return results_of(proc, call, request, cancelled=False)
 
 
-def _post(proc: Proc, targets: Sequence[Target], request: Request) -> OutgoingCall:
-    parcel = encode_request(proc, request, 0, targets[0].mesh if targets else 0, None)
-    call = OutgoingCall(proc, CallId(0), request.what, targets, fail_fast=False, is_bounded=has_deadline())
-    proc.begin(call, parcel)
-    return call
+def _post_at_once(proc: Proc, targets: Sequence[Target], parcel: Parcel) -> bool:
+    """Send a message without a reply if nothing of it has to wait, and nobody to be told of a failure; else do nothing.
+
+    Nothing is kept of a message that has left: this is a broadcast without the record of one.
+    """
+    if parcel.bodies or parcel.attachments:
+        return False  # buffers may have to wait, and some attachments may not be sent
+    boxes: list[Outbox] = []
+    for target in targets:
+        peer = target.peer
+        if peer.link is None:
+            return False
+        box = peer.outbox(target.mesh)
+        if not box.has_room(parcel.nbytes):
+            return False
+        boxes.append(box)
+    if len(boxes) == 1:
+        boxes[0].send(parcel)
+    else:
+        for box in boxes:
+            box.peer.prepare(parcel.definitions, ())
+        proc.cast([box.peer for box in boxes], parcel)  # it lends nothing: the head is nobody's to change
+        for box in boxes:
+            box.count(parcel.nbytes)
+    return True
 
 
 def has_deadline() -> bool:
@@ -236,14 +272,20 @@ def has_deadline() -> bool:
 
 
 def remaining_budget(proc: Proc) -> float | None:
-    """Return the seconds left of the running task's deadline, or None when it has none.
+    """Return the seconds left of the running task's deadline, or None when it has none."""
+    return budget_until(proc, trio.current_effective_deadline())
+
+
+def budget_until(proc: Proc, deadline: float) -> float | None:
+    """Return the seconds left until `deadline` (Trio time; `math.inf` for none), or None.
 
     The seconds of a virtual clock mean nothing to another process, so they are not sent there (rule C3).
     """
+    if deadline == math.inf:
+        return None
     if not proc.is_simulated and type(trio.lowlevel.current_clock()).__name__ == "MockClock":
         return None
-    deadline = trio.current_effective_deadline()
-    return None if deadline == math.inf else max(0.0, deadline - trio.current_time())
+    return max(0.0, deadline - trio.current_time())
 
 
 async def _absorb_budget() -> None:

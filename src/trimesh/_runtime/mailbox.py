@@ -2,10 +2,14 @@
 
 A group of slots runs at most `concurrency` endpoints at once; each slot is one long-lived task, started when it is
 first needed, which takes the next call from the queue. Bounds are kept by the credits of the senders.
+
+    MB-1 a slot has one cancel scope for many calls: it is that of the call that runs, and is replaced when it has been
+         cancelled. So nothing of one call, neither its cancel nor its deadline, is left for the next.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
@@ -24,15 +28,19 @@ class SlotGroup:
 
     Attributes:
         concurrency: Slots.
-        serve: Runs one call to its terminal frame.
+        serve: Runs one call, to its terminal frame (None) or as far as it goes without waiting; returns the rest.
         start_task: Starts a task in the context of the actor.
+        on_served: Called when a slot is free again.
+        on_interrupted: Told of a call that is not answered, because the actor itself is ending.
         on_crowded: Told of the first call that has to wait for a slot, and again once `is_watched` is False.
         running: The calls that hold slots, and the tasks that run them.
     """
 
     concurrency: int
-    serve: Callable[[IncomingCall], Awaitable[None]]
+    serve: Callable[[IncomingCall], Awaitable[None] | None]
     start_task: Callable[[Callable[[], Awaitable[None]]], None]
+    on_served: Callable[[], None]
+    on_interrupted: Callable[[IncomingCall], None]
     on_crowded: Callable[[SlotGroup], None] | None = None
     is_watched: bool = False
     queue: deque[IncomingCall] = attrs.field(factory=deque[IncomingCall])
@@ -63,23 +71,51 @@ class SlotGroup:
 
     @trio.lowlevel.enable_ki_protection
     async def _slot(self) -> None:
-        task = trio.lowlevel.current_task()
         try:
-            served = 0
             while True:
-                while self.queue:
-                    call = self.queue.popleft()
-                    self.running[call] = task
-                    try:
-                        await self.serve(call)
-                    finally:
-                        self.running.pop(call, None)
-                    served += 1
-                    if served % _BATCH == 0:
-                        await trio.lowlevel.checkpoint()
-                await self._wait_for_work()
+                await self._serve_until_cancelled()
         finally:
             self._tasks -= 1
+
+    async def _serve_until_cancelled(self) -> None:
+        """Serve calls until one of them has been cancelled, and with it the scope (MB-1)."""
+        call: IncomingCall | None = None
+        task = trio.lowlevel.current_task()
+        try:
+            with trio.CancelScope() as scope:
+                served = 0
+                while True:
+                    while self.queue:
+                        await trio.lowlevel.checkpoint_if_cancelled()  # then nothing is started any more
+                        call = self.queue.popleft()
+                        self.running[call] = task
+                        call.scope = scope
+                        if call.deadline != math.inf:
+                            scope.deadline = call.deadline
+                        try:
+                            rest = self.serve(call)
+                            if rest is not None:
+                                await rest
+                        finally:
+                            call.scope = None
+                            self.running.pop(call, None)
+                            self.on_served()
+                        if call.cancelled_by is not None or scope.deadline != math.inf:
+                            scope.deadline = math.inf
+                            if scope.cancel_called:
+                                return
+                        served += 1
+                        if served % _BATCH == 0:
+                            await trio.lowlevel.checkpoint()
+                    await self._wait_for_work()
+        except BaseException:
+            # Cancelled from outside of the call: the actor ends, and then tells its callers why.
+            if call is not None and not call.ended:
+                self.on_interrupted(call)
+            raise
+        if scope.cancelled_caught:
+            assert call is not None
+            call.cancelled()
 
     async def _wait_for_work(self) -> None:
         task = trio.lowlevel.current_task()
@@ -97,12 +133,13 @@ class Mailbox:
     """All calls that one actor has accepted and not ended.
 
     Attributes:
+        serve, start_task, on_interrupted, on_crowded: See `SlotGroup`.
         is_open: Whether slots take calls; before that they queue (the actor is starting).
-        on_crowded: See `SlotGroup`.
     """
 
-    serve: Callable[[IncomingCall], Awaitable[None]]
+    serve: Callable[[IncomingCall], Awaitable[None] | None]
     start_task: Callable[[Callable[[], Awaitable[None]]], None]
+    on_interrupted: Callable[[IncomingCall], None]
     on_crowded: Callable[[SlotGroup], None] | None = None
     is_open: bool = False
     _groups: dict[str, SlotGroup] = attrs.field(factory=dict[str, SlotGroup])
@@ -117,8 +154,14 @@ class Mailbox:
         key = call.spec.slots
         group = self._groups.get(key)
         if group is None:
-            group = SlotGroup(call.spec.concurrency, self._serve, self.start_task, self.on_crowded)
-            self._groups[key] = group
+            group = self._groups[key] = SlotGroup(
+                call.spec.concurrency,
+                self.serve,
+                self.start_task,
+                self._check_idle,
+                self.on_interrupted,
+                self.on_crowded,
+            )
         group.put(call)
 
     def open(self) -> None:
@@ -177,11 +220,3 @@ class Mailbox:
         if self._idle is not None and self._is_idle():
             self._idle.set()
             self._idle = None
-
-    async def _serve(self, call: IncomingCall) -> None:
-        try:
-            await self.serve(call)
-        finally:
-            for group in self._groups.values():
-                group.running.pop(call, None)
-            self._check_idle()

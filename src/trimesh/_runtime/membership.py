@@ -24,6 +24,7 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.reference import MemberInfo, MeshInfo
+from trimesh._runtime.target import Target
 from trimesh.errors import MeshError
 from trimesh.ids import AGENT, ProcId
 
@@ -60,6 +61,7 @@ class Membership:
     standings: list[Standing]
     news: list[int]
     _changed: trio.Event
+    _targets: dict[int, Target]
 
     def __init__(self, proc: Proc, info: MeshInfo) -> None:
         self.proc = proc
@@ -67,6 +69,7 @@ class Membership:
         self.standings = [Standing.LIVE] * len(info.members)
         self.news = [0] * len(info.members)
         self._changed = trio.Event()
+        self._targets = {}
 
     @property
     def members(self) -> Sequence[MemberInfo]:
@@ -81,6 +84,13 @@ class Membership:
     def peer(self, rank: int) -> Peer:
         """Return the process that the member of a rank lives in, or has lived in."""
         return self.proc.peer(self.members[rank].proc_id)
+
+    def target(self, rank: int) -> Target:
+        """Return the actor of a rank as the target of a call."""
+        found = self._targets.get(rank)
+        if found is None or found.peer.death is not None:  # of those that have ended nothing is kept
+            found = self._targets[rank] = Target(self.peer(rank), self.info.mesh)
+        return found
 
     def is_live(self, rank: int) -> bool:
         """Return whether nothing is known of the end of a member."""
@@ -108,6 +118,7 @@ class Membership:
             members = [*self.info.members]
             members[rank] = member
             self.info = attrs.evolve(self.info, members=tuple(members))
+        self._targets.pop(rank, None)
         self.standings[rank] = standing
         self.news[rank] += 1
         self._changed.set()
@@ -153,7 +164,6 @@ class Membership:
         """Ask the owner who follows the member of a rank, and wait while that is being decided."""
         # invoke imports outgoing, which is told of silent members here
         from trimesh._runtime.invoke import Ok, Request, invoke  # noqa: PLC0415
-        from trimesh._runtime.outgoing import Target  # noqa: PLC0415
 
         info, known = self.info, self.members[rank]
         owner = self.proc.peer(info.owner)

@@ -20,7 +20,8 @@ from trimesh import limits
 from trimesh._routing.collector import Outcome, Returned
 from trimesh._routing.merge import Item, Merge
 from trimesh._runtime.incoming import take_payload
-from trimesh._runtime.outgoing import AnyWait, OutgoingCall, Target
+from trimesh._runtime.outgoing import AnyWait, OutgoingCall
+from trimesh._runtime.target import Target
 from trimesh._transport.base import Lane
 from trimesh._wire import messages
 from trimesh.errors import ProtocolError

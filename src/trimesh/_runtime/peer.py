@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from trimesh._runtime.proc import Proc
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class Parcel:
-    """One encoded message, shared by all the peers that it goes to.
+    """One encoded message, shared by all the peers that it goes to; nobody changes it.
 
     Attributes:
         head: The control struct.
@@ -88,6 +88,11 @@ class Outbox:
         self.window.sent(nbytes)
         return self.peer.count_call()
 
+    def send(self, parcel: Parcel) -> tuple[int, trio.Event | None]:
+        """Send a message for which there is room; return its position on the link, and what `Link.send` does."""
+        position = self.count(parcel.nbytes)
+        return position, self.peer.send(parcel)
+
     def put(self, parcel: Parcel, on_sent: Callable[[int, trio.Event | None], None]) -> Pending | None:
         """Send now if there is room (None), else queue; `on_sent` is called when it goes out."""
         pending = Pending(parcel, on_sent)
@@ -112,8 +117,7 @@ class Outbox:
             self._send(self._queue.popleft())
 
     def _send(self, pending: Pending) -> None:
-        position = self.count(pending.parcel.nbytes)
-        pending.on_sent(position, self.peer.send(pending.parcel))
+        pending.on_sent(*self.send(pending.parcel))
 
 
 @attrs.define(eq=False)
@@ -194,7 +198,8 @@ class Peer:
         """Send a message, and before it what it needs there; dropped when the link is gone."""
         if self.link is None:
             return None
-        self.prepare(parcel.definitions, parcel.attachments)
+        if parcel.definitions or parcel.attachments:
+            self.prepare(parcel.definitions, parcel.attachments)
         return self.link.send(parcel.head, parcel.bodies)
 
     def prepare(self, definitions: Sequence[DefinitionId], attachments: Sequence[object]) -> None:

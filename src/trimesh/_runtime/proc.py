@@ -427,10 +427,12 @@ class Proc:
     def _call(self, peer: Peer, link: Link, message: messages.Call, size: int, bodies: list[memoryview]) -> None:
         peer.calls_received += 1
         cargo = peer.take_cargo()
-        early_cancel = peer.early_cancels.pop(message.call, None)
+        early_cancel = peer.early_cancels.pop(message.call, None) if peer.early_cancels else None
         mesh = MeshId(message.mesh)
         count = peer.count_of(mesh)
-        nbytes = size + sum(body.nbytes for body in bodies)  # as the sender's window counts it
+        nbytes = size  # as the sender's window counts it
+        if bodies:
+            nbytes += sum(body.nbytes for body in bodies)
         cell = self.cells.get(mesh)
         if cell is None:
             refuse(link, message.call, mesh, count, nbytes, "stopped", "the mesh has stopped, or was never here")
@@ -446,9 +448,8 @@ class Proc:
         payload, buffers = take_payload(message.payload, bodies)
         now = trio.current_time()
         deadline = math.inf if message.budget is None else now + message.budget
-        scope = trio.CancelScope(deadline=deadline)
         call = IncomingCall(
-            peer, link, message.call, mesh, spec, payload, buffers, nbytes, count, scope, now, cargo=cargo
+            peer, link, message.call, mesh, spec, payload, buffers, nbytes, count, deadline, now, cargo=cargo
         )
         if message.window:
             call.items = ItemSender(message.window)

@@ -24,10 +24,10 @@ from trimesh._runtime.host import Host, LaunchRequest
 from trimesh._runtime.interrupt import run_to_end
 from trimesh._runtime.invoke import Ok, Request, invoke, post_nowait
 from trimesh._runtime.member import Member
-from trimesh._runtime.outgoing import Target
 from trimesh._runtime.proc import Proc
 from trimesh._runtime.reference import MemberInfo, MeshInfo
 from trimesh._runtime.restarts import Restarts
+from trimesh._runtime.target import Target
 from trimesh._supervision.policy import Ending, FailFast, Policy, Restart, Verdict, ending_of, is_healing, judge
 from trimesh._supervision.supervisor import Round, Supervisor
 from trimesh._supervision.units import units_of

@@ -127,6 +127,6 @@ def _describe_outgoing(proc: Proc, call: OutgoingCall) -> Iterator[str]:
 
 def _describe_incoming(name: str, call: IncomingCall) -> str:
     age = trio.current_time() - call.received_at
-    deadline = call.scope.deadline
+    deadline = call.deadline
     budget = "" if deadline == math.inf else f", {deadline - trio.current_time():.1f} s of budget left"
     return f"  endpoint {name}.{call.spec.name}: {'running' if call.running else 'queued'}, {age:.1f} s old{budget}"

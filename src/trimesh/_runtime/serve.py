@@ -1,21 +1,26 @@
-"""Run one endpoint for one call, and turn whatever comes of it into its one terminal frame."""
+"""Run the endpoints of one actor, and turn whatever comes of a call into its one terminal frame.
+
+An endpoint that ends without waiting, a plain `def` above all, costs no coroutine of ours, no task switch and no
+scope: the slot that has taken the call from the mailbox calls it.
+"""
 
 from __future__ import annotations
 
 import contextvars
-import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
+import attrs
 import trio
 
 from trimesh._runtime import item_sender
 from trimesh._runtime import run_in_context as context_runner
 from trimesh._runtime.cancelled import split_cancelled
-from trimesh._runtime.endpoint_spec import Kind
+from trimesh._runtime.context import Context, set_context
+from trimesh._runtime.endpoint_spec import EndpointSpec, Kind
 from trimesh._runtime.incoming import IncomingCall
 from trimesh._runtime.item_sender import produce
-from trimesh._runtime.run_in_context import run_in_context
+from trimesh._runtime.run_in_context import go_on_in_context, run_in_context
 from trimesh._runtime.values import Values
 from trimesh._wire.not_yet import NotYet
 from trimesh.errors import Origin
@@ -32,108 +37,162 @@ class LocatedError(Exception):
         self.where = where
 
 
-async def serve(
-    call: IncomingCall,
-    actor: Any,
-    context: contextvars.Context,
-    origin: Origin,
-    values: Values,
-    on_lost_error: Callable[[IncomingCall, Exception], None],
-    on_interrupted: Callable[[IncomingCall], None],
-) -> None:
-    """Run the endpoint of `call` on `actor`.
+@attrs.define(eq=False)
+class Server:
+    """Runs what is called on one actor.
 
-    Args:
-        call: Taken from the mailbox.
+    Attributes:
         actor: The object.
-        context: Where it runs; what it sets there is gone with it.
-        origin: Coordinates that its error carries.
-        values: Decodes the arguments, encodes the result.
+        context: Where its `lifespan` runs: each call begins with a copy, and what it sets there is gone with it.
+        where: What `context()` is for an endpoint.
+        origin: Coordinates that an error of an endpoint carries.
+        values: Decodes the arguments, encodes the results.
         on_lost_error: Told of an exception that has no caller.
-        on_interrupted: Told of a call that is not answered, because the actor itself is ending.
-
-    Raises:
-        trio.Cancelled: The actor itself is ending.
     """
-    if call.scope.cancel_called or (call.scope.deadline != math.inf and call.is_expired):
-        call.cancelled()  # an expired or cancelled call never starts (D04, C11)
-        return
-    if trio.current_effective_deadline() == -math.inf:
-        on_interrupted(call)  # nothing is started any more
-        await trio.lowlevel.checkpoint()
-    call.start()
-    lent: trio.Event | None = None
-    try:
-        with call.scope:
-            lent = await _run(call, actor, context, origin, values, on_lost_error)
-        if call.scope.cancelled_caught:
-            call.cancelled()
-    except BaseException:
-        # Cancelled from outside of the call: the actor ends, and then tells its callers why.
-        if not call.ended:
-            on_interrupted(call)
-        raise
-    if lent is not None and not lent.is_set():
-        # The next message may write into the buffers of this reply, so it waits until they have left.
-        with trio.CancelScope(shield=True):
-            await lent.wait()
 
+    actor: Any
+    context: contextvars.Context
+    where: Callable[[str], Context]
+    origin: Callable[[str], Origin]
+    values: Values
+    on_lost_error: Callable[[IncomingCall, Exception], None]
+    _contexts: dict[str, contextvars.Context] = attrs.field(factory=dict[str, contextvars.Context])
 
-async def _run(
-    call: IncomingCall,
-    actor: Any,
-    context: contextvars.Context,
-    origin: Origin,
-    values: Values,
-    on_lost_error: Callable[[IncomingCall, Exception], None],
-) -> trio.Event | None:
-    try:
+    def serve(self, call: IncomingCall) -> Awaitable[None] | None:
+        """Run the endpoint of `call`, which a slot has taken from the mailbox, as far as it goes without waiting.
+
+        Returns:
+            None when the call has ended, else what runs the rest. That raises `Cancelled` when the call, or the actor
+            itself, is cancelled; then the call has not ended.
+        """
+        if call.cancelled_by is not None or call.is_expired:
+            call.cancelled()  # an expired or cancelled call never starts (D04, C11)
+            return None
+        call.start()
+        spec = call.spec
+        if spec.kind is not Kind.INLINE and spec.kind is not Kind.ASYNC:
+            return self._serve_slowly(call)
         try:
-            arguments = await _arguments(call, values)
-        finally:
+            try:
+                arguments = self.values.decode_call(call.payload, call.bodies, spec, is_owner=call.peer.is_owner)
+            except NotYet:
+                return self._serve_slowly(call)
             call.forget_arguments()
-        result = await _invoke(call, actor, context, values, *arguments)
+            context = self._context_of(spec.name)
+            if spec.kind is Kind.INLINE:
+                result = _call_now(context, spec, self.actor, arguments)
+            else:
+                coroutine: Coroutine[Any, Any, Any] = spec.fn(self.actor, *arguments[0], **arguments[1])
+                try:
+                    trap = _first_step(context, coroutine)
+                except StopIteration as stop:
+                    result = stop.value
+                else:
+                    return self._go_on(call, context, coroutine, trap)
+            lent = self._answer(call, result)
+        except BaseException as raised:  # noqa: BLE001 - told to the caller, whatever it is
+            # In a function of its own: no frame of the traceback holds the error, so all goes when it has been told.
+            lent = self._tell(call, raised)
+        return None if lent is None or lent.is_set() else _wait_until_left(lent)
+
+    async def _go_on(
+        self, call: IncomingCall, context: contextvars.Context, coroutine: Coroutine[Any, Any, Any], trap: Any
+    ) -> None:
+        """Run the rest of a coroutine function that has to wait for something."""
+        try:
+            lent = self._answer(call, await _rest(context, coroutine, trap))
+        except trio.Cancelled:
+            raise
+        except BaseException as raised:  # noqa: BLE001 - as above
+            lent = self._tell(call, raised)
+        if lent is not None and not lent.is_set():
+            await _wait_until_left(lent)
+
+    async def _serve_slowly(self, call: IncomingCall) -> None:
+        """Run an endpoint that is waited for in any case, or whose arguments are."""
+        try:
+            try:
+                arguments = await self._arguments(call)
+            finally:
+                call.forget_arguments()
+            result = await _invoke(call, self.actor, self._context_of(call.spec.name), self.values, *arguments)
+            lent = self._answer(call, result)
+        except trio.Cancelled:
+            raise
+        except BaseException as raised:  # noqa: BLE001 - as above
+            lent = self._tell(call, raised)
+        if lent is not None and not lent.is_set():
+            await _wait_until_left(lent)
+
+    def _context_of(self, endpoint: str) -> contextvars.Context:
+        """Return a context for one call."""
+        found = self._contexts.get(endpoint)
+        if found is None:
+            found = self._contexts[endpoint] = self.context.copy()
+            found.run(set_context, self.where(endpoint))
+        return found.copy()
+
+    async def _arguments(self, call: IncomingCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Decode the arguments, when all that they stand for is there."""
+        while True:
+            try:
+                return self.values.decode_call(call.payload, call.bodies, call.spec, is_owner=call.peer.is_owner)
+            except NotYet as early:
+                wait = early.wait
+            await wait()
+
+    def _answer(self, call: IncomingCall, result: Any) -> trio.Event | None:
         if call.is_broadcast:
             call.ended = True
             return None
-        return call.returned(values.encode_result(result, call.spec))
-    except trio.Cancelled:
-        raise
-    except BaseException as raised:  # noqa: BLE001 - told to the caller, whatever it is
-        # In a function of its own: no frame of the traceback holds the error, so all goes when it has been told.
-        return _tell(call, raised, origin, values, on_lost_error)
+        return call.returned(self.values.encode_result(result, call.spec))
+
+    def _tell(self, call: IncomingCall, raised: BaseException) -> trio.Event | None:
+        error, origin = raised, self.origin(call.spec.name)
+        if isinstance(raised, LocatedError):
+            error, origin = raised.error, raised.where
+        cancelled, told = split_cancelled(error)
+        if told is None:
+            raise error from None
+        lent = self._answer_error(call, told, origin)
+        if cancelled is not None and not (call.scope is not None and call.scope.cancel_called):
+            raise cancelled from None
+        return lent
+
+    def _answer_error(self, call: IncomingCall, error: BaseException, origin: Origin) -> trio.Event | None:
+        _forget_own_frames(error)
+        call.forget_arguments()
+        if not call.is_broadcast:
+            return call.raised(self.values.encode_error(error, origin))
+        call.ended = True
+        self.on_lost_error(call, self.values.local_error(error, origin))
+        return None
 
 
-async def _arguments(call: IncomingCall, values: Values) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Decode the arguments, when all that they stand for is there."""
-    while True:
-        try:
-            return values.decode_call(call.payload, call.bodies, call.spec, is_owner=call.peer.is_owner)
-        except NotYet as early:
-            wait = early.wait
-        await wait()
+# What users write can be interrupted anywhere: these are the frames that say so.
 
 
-def _tell(
-    call: IncomingCall,
-    raised: BaseException,
-    origin: Origin,
-    values: Values,
-    on_lost_error: Callable[[IncomingCall, Exception], None],
-) -> trio.Event | None:
-    error = raised
-    if isinstance(raised, LocatedError):
-        error, origin = raised.error, raised.where
-    cancelled, told = split_cancelled(error)
-    if told is None:
-        raise error from None
-    lent = _answer_error(call, told, origin, values, on_lost_error)
-    if cancelled is not None and not call.scope.cancel_called:
-        raise cancelled from None
-    return lent
+@trio.lowlevel.disable_ki_protection
+def _call_now(
+    context: contextvars.Context, spec: EndpointSpec, actor: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]]
+) -> Any:
+    try:
+        return context.run(spec.fn, actor, *arguments[0], **arguments[1])
+    except StopIteration as error:  # nobody could await what raises it
+        raise RuntimeError(f"{spec.name} raised StopIteration") from error
 
 
-@trio.lowlevel.disable_ki_protection  # what users write can be interrupted anywhere
+@trio.lowlevel.disable_ki_protection
+def _first_step(context: contextvars.Context, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    return context.run(coroutine.send, None)
+
+
+@trio.lowlevel.disable_ki_protection
+async def _rest(context: contextvars.Context, coroutine: Coroutine[Any, Any, Any], trap: Any) -> Any:
+    return await go_on_in_context(context, coroutine, trap)
+
+
+@trio.lowlevel.disable_ki_protection
 async def _invoke(
     call: IncomingCall,
     actor: Any,
@@ -154,19 +213,10 @@ async def _invoke(
     return await run_in_context(context, running)
 
 
-def _answer_error(
-    call: IncomingCall,
-    error: BaseException,
-    origin: Origin,
-    values: Values,
-    on_lost_error: Callable[[IncomingCall, Exception], None],
-) -> trio.Event | None:
-    _forget_own_frames(error)
-    if not call.is_broadcast:
-        return call.raised(values.encode_error(error, origin))
-    call.ended = True
-    on_lost_error(call, values.local_error(error, origin))
-    return None
+async def _wait_until_left(lent: trio.Event) -> None:
+    """Wait until a reply has left: the next message may write into its buffers."""
+    with trio.CancelScope(shield=True):
+        await lent.wait()
 
 
 def _forget_own_frames(error: BaseException) -> None:

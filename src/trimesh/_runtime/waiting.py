@@ -172,7 +172,7 @@ class LocalWaits:
 
     def _call(self, ref: NodeRef) -> NodeReport | None:
         call = self.find_call(ref)
-        if call is None or call.ended or _is_cancelled(call):
+        if call is None or call.ended or call.is_cancelled:
             return None
         cell = self._proc.cells.get(MeshId(call.mesh))
         group = None if cell is None else cell.mailbox.group_of(call)
@@ -202,7 +202,7 @@ class LocalWaits:
         call = self._call_of(outgoing.part_of)
         above: tuple[NodeRef, ...] = ()
         if call is not None:
-            if call.ended or _is_cancelled(call):
+            if call.ended or call.is_cancelled:
                 return None
             if not call.is_broadcast:
                 above = (NodeRef(Kind.CALLER, call.peer.proc_id, call.call_id, self._proc.proc_id),)
@@ -251,10 +251,6 @@ class LocalWaits:
         if not holders:
             return None
         return NodeReport(ref, needs_all=False, waits_for=tuple(holders), place=place_of(cell, ""))
-
-
-def _is_cancelled(call: IncomingCall) -> bool:
-    return call.cancelled_by is not None or call.scope.cancel_called
 
 
 def place_of(cell: Cell, endpoint: str) -> Place:

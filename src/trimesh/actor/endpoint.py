@@ -129,7 +129,8 @@ class Endpoint(Generic[P, R]):
         There is no reply: a failure surfaces at the block that owns the mesh. The arguments may be changed again
         when this returns.
         """
-        self._check("broadcast")
+        if self._options is not NO_OPTIONS:
+            self._check("broadcast")
         await in_trio(verbs.broadcast)(self._mesh, self._spec, args, kwargs)
 
     def broadcast_nowait(self, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -138,7 +139,8 @@ class Endpoint(Generic[P, R]):
         Raises:
             trio.WouldBlock: A mailbox is full, or there is no link yet; nothing was sent to anyone.
         """
-        self._check("broadcast_nowait")
+        if self._options is not NO_OPTIONS:
+            self._check("broadcast_nowait")
         in_trio_now(verbs.broadcast_nowait)(self._mesh, self._spec, args, kwargs)
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Results[tuple[Point, R]]:
@@ -158,7 +160,8 @@ class Endpoint(Generic[P, R]):
 
         Blocking: no checkpoint; entering, each step and leaving are. Cancellable as `call` is.
         """
-        self._check("stream")
+        if self._options is not NO_OPTIONS:
+            self._check("stream")
         return Stream[R](self._mesh, self._spec, self._options, args, kwargs)
 
     def map(self, items: Iterable[Any] | AsyncIterable[Any], *, window: int | None = None) -> Results[tuple[int, R]]:
@@ -183,7 +186,8 @@ class Endpoint(Generic[P, R]):
 
         Blocking: no checkpoint; entering, each step and leaving are. Cancellable as `call` is.
         """
-        self._check("map")
+        if self._options is not NO_OPTIONS:
+            self._check("map")
         return ItemMap[R](self._mesh, self._spec, self._options, items, window)
 
     def _check(self, verb: str) -> None:

@@ -6,18 +6,20 @@ while it waits.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable, Sequence
+import math
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, TypeVar
 
 import attrs
 import trio
 
 from trimesh import limits
-from trimesh._routing.collector import Outcome, is_failure
+from trimesh._routing.collector import Outcome, Returned, is_failure
 from trimesh._runtime.call_set import CallSet, SetCall
 from trimesh._runtime.endpoint_spec import EndpointSpec
-from trimesh._runtime.invoke import Err, Ok, has_deadline, is_news, results_of, yield_to_cancel
+from trimesh._runtime.invoke import Err, Ok, Result, has_deadline, is_news, results_of, value_of, yield_to_cancel
 from trimesh.actor import verbs
 from trimesh.actor.options import Options, check_window
 from trimesh.actor.results import Results
@@ -72,6 +74,12 @@ class ItemMap(Results[tuple[int, R]]):
         self._retry = options.retry
         self._scope = trio.CancelScope()
         self._is_fed = False
+        # The feeder is woken for several items at once, as long as each member can have one meanwhile.
+        self._refill = max(1, (self._window - len(mesh.ranks())) // 4)
+        self._room: trio.Event | None = None  # what the feeder waits for
+        self._unbroken = 0  # items that were taken in since the feeder has last let other tasks run
+        self._break_at = -math.inf
+        self._deadline = math.inf  # of the feeder
         self._outstanding = 0  # items that were sent, or wait to be sent again, and whose results were not taken
         self._retrying = 0
         self._lost: list[tuple[Err, Origin | None]] = []
@@ -135,13 +143,32 @@ class ItemMap(Results[tuple[int, R]]):
             self._lose(Err(error, is_raised=True), None)
 
     async def _take_in(self, index: int, item: Any) -> Unit:
-        await trio.lowlevel.checkpoint()
+        now = trio.current_time()
+        self._unbroken += 1
+        if self._unbroken >= limits.MAP_UNBROKEN_ITEMS or now >= self._break_at:
+            await self._pause(trio.lowlevel.checkpoint)
         while self._outstanding >= self._window:
-            await self._calls.wait()
+            self._room = trio.Event()
+            self._calls.tell_wait()
+            await self._pause(self._room.wait)
         self._outstanding += 1
         unit = Unit(index, item)
         await self._send(unit)
         return unit
+
+    async def _pause(self, wait: Callable[[], Awaitable[None]]) -> None:
+        """Let other tasks run; what may have changed meanwhile is looked at anew."""
+        await wait()
+        await trio.lowlevel.checkpoint_if_cancelled()  # what has woken it may have come just before a cancel
+        self._unbroken = 0
+        self._break_at = trio.current_time() + limits.MAP_UNBROKEN_SECONDS
+        self._deadline = trio.current_effective_deadline()
+
+    def _make_room(self) -> None:
+        """Let the feeder go on."""
+        if self._room is not None:
+            self._room.set()
+            self._room = None
 
     @trio.lowlevel.enable_ki_protection
     async def _send(self, unit: Unit) -> None:
@@ -149,14 +176,14 @@ class ItemMap(Results[tuple[int, R]]):
             args, kwargs, unit.rank = self._place(unit)
             proc, targets, request = await verbs.prepare(self._mesh, self._spec, (args, kwargs), [unit.rank])
             if not self._calls.is_cancelled:
-                self._calls.begin(proc, targets[0], request, unit)
+                self._calls.begin(proc, targets[0], request, unit, self._deadline)
         except Exception as error:
             self._describe(unit, error)
             raise
 
     async def _send_again(self, unit: Unit, seconds: float) -> None:
         try:
-            await trio.sleep(seconds)
+            await self._pause(partial(trio.sleep, seconds))
             await self._send(unit)
         except Exception as error:  # noqa: BLE001 - raised by the iteration over the results
             self._lose(Err(with_earlier(error, unit.errors), is_raised=True), None)
@@ -188,7 +215,11 @@ class ItemMap(Results[tuple[int, R]]):
         self._calls.consumer = trio.lowlevel.current_task()
         while self._state == "open":
             if self._calls.ended:
-                found = await self._look_at(self._calls.ended[0])
+                call = self._calls.ended[0]
+                if isinstance(call.outcome, Returned):
+                    found = self._take_result(call, value_of(call.proc, call.outcome, call.request, 0))
+                else:
+                    found = await self._look_at(call)
                 if found is not None:
                     await trio.lowlevel.cancel_shielded_checkpoint()
                     return found
@@ -196,6 +227,8 @@ class ItemMap(Results[tuple[int, R]]):
                 await trio.lowlevel.checkpoint()
                 return None
             else:
+                if self._outstanding < self._window:
+                    self._make_room()
                 self._calls.is_bounded = has_deadline()
                 await self._calls.wait()
         raise trio.ClosedResourceError(f"the block around the results of {self.what} has been left")
@@ -206,19 +239,24 @@ class ItemMap(Results[tuple[int, R]]):
         return self._is_fed and not self._calls.running and not self._retrying
 
     async def _look_at(self, call: SetCall) -> tuple[int, R] | None:
-        """Take the next call that has ended; return its result, if it has one that is wanted."""
+        """Take a call that has ended without a value; return its result, if it has one that is wanted."""
         if call.outcome is not None and is_failure(call.outcome):
             await yield_to_cancel([call.outcome])  # it is still among those that have ended if this raises
             if self._retry is not None:
                 await trio.lowlevel.checkpoint_if_cancelled()
+        [result] = results_of(call.proc, call, call.request, cancelled=False)
+        return self._take_result(call, result)
+
+    def _take_result(self, call: SetCall, result: Result) -> tuple[int, R] | None:
+        """Take the next call that has ended, with `result`; return that, if it is a value that is wanted."""
         self._calls.ended.popleft()
         unit: Unit = call.key
-        [result] = results_of(call.proc, call, call.request, cancelled=False)
         if isinstance(result, Err) and not self._calls.is_cancelled and self._would_retry(unit, result.error):
             self._try_again(call, result.error)
             return None
         self._outstanding -= 1
-        self._calls.wake()
+        if self._outstanding <= self._window - self._refill:
+            self._make_room()
         if isinstance(result, Ok):
             self._came(unit, result.value)
             return None if self._lost and self._is_fail_fast else (unit.index, result.value)

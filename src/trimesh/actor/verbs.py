@@ -9,8 +9,8 @@ import trio
 
 from trimesh._runtime.endpoint_spec import EndpointSpec, Kind
 from trimesh._runtime.invoke import Err, Ok, Request, Result, invoke, post, post_nowait
-from trimesh._runtime.outgoing import Target
 from trimesh._runtime.proc import Proc
+from trimesh._runtime.target import Target
 from trimesh.actor.outcome import Outcome
 from trimesh.errors import MeshErrorGroup, MeshStopped, RemoteCancelled, set_origin
 from trimesh.shape.value_mesh import ValueMesh
@@ -89,8 +89,9 @@ async def broadcast(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwar
         results = await post(*await prepare(mesh, spec, bound, ranks))
     else:
         await trio.lowlevel.checkpoint()
-    if any(isinstance(result, Err) for result in results):
-        raise_group(mesh, spec, results)
+    for result in results:
+        if isinstance(result, Err):
+            raise_group(mesh, spec, results)
 
 
 def broadcast_nowait(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -> None:
@@ -105,9 +106,10 @@ def broadcast_nowait(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwa
             raise trio.WouldBlock
         if any(target.peer.link is None and target.peer.death is None for target in targets):
             raise trio.WouldBlock
-        results = post_nowait(proc, targets, _request(mesh, spec, bound, ranks))
-    if any(isinstance(result, Err) for result in results):
-        raise_group(mesh, spec, results)
+        results = post_nowait(proc, targets, _request(mesh, proc, spec, bound, ranks))
+    for result in results:
+        if isinstance(result, Err):
+            raise_group(mesh, spec, results)
 
 
 def bind(
@@ -130,6 +132,9 @@ def bind(
             f"{mesh.name}.{spec.name} is an async generator, which only stream can call: "
             f"write `async with mesh.{spec.name}.stream(...) as results`"
         )
+    least, most = spec.arity
+    if not kwargs and least <= len(args) <= most:
+        return args, kwargs  # the common case, at a tenth of the cost
     try:
         spec.signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -139,12 +144,9 @@ def bind(
 
 def refusals(mesh: MeshView, spec: EndpointSpec, ranks: Sequence[int]) -> list[Result] | None:
     """Return a result for each rank when the block that owns the mesh has begun to stop, else None."""
-    try:
-        mesh.check_open()
-    except MeshStopped as error:
-        text = str(error)
-    else:
+    if mesh.is_open:
         return None
+    text = mesh.closed_text
     refused: list[Result] = []
     for rank in ranks:
         refusal = MeshStopped(text)
@@ -158,15 +160,18 @@ async def prepare(
 ) -> tuple[Proc, list[Target], Request]:
     """Return what a message to some ranks needs, links to them included."""
     proc = mesh.proc()
-    await mesh.settle(proc, ranks)
-    targets = [mesh.target(proc, rank) for rank in ranks]
-    return proc, targets, _request(mesh, spec, bound, ranks)
+    targets = mesh.ready_targets(proc, ranks)
+    if targets is None:
+        await mesh.settle(proc, ranks)
+        targets = [mesh.target(proc, rank) for rank in ranks]
+    return proc, targets, _request(mesh, proc, spec, bound, ranks)
 
 
-def _request(mesh: MeshView, spec: EndpointSpec, bound: tuple[Args, Kwargs], ranks: Sequence[int]) -> Request:
-    names = tuple(spec.signature.parameters)
-    info = mesh.current  # the incarnations that are called now
-    return Request(mesh.name, spec.name, *bound, lambda index: info.origin(ranks[index], spec.name), names, spec)
+def _request(
+    mesh: MeshView, proc: Proc, spec: EndpointSpec, bound: tuple[Args, Kwargs], ranks: Sequence[int]
+) -> Request:
+    info = mesh.membership(proc).info  # the incarnations that are called now
+    return Request(mesh.name, spec.name, *bound, lambda index: info.origin(ranks[index], spec.name), spec)
 
 
 async def invoke_on(

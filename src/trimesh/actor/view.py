@@ -10,12 +10,12 @@ import attrs
 from trimesh._runtime.context import current_proc, find_proc, find_proc_anywhere
 from trimesh._runtime.endpoint_spec import EndpointSpec
 from trimesh._runtime.foreign import in_trio_now
-from trimesh._runtime.membership import Membership, membership_of
-from trimesh._runtime.outgoing import Target
+from trimesh._runtime.membership import Membership, Standing, membership_of
 from trimesh._runtime.peer import Peer
 from trimesh._runtime.proc import Proc
 from trimesh._runtime.reference import MeshInfo
 from trimesh._runtime.statistics import MeshStatistics, Seen, statistics_of
+from trimesh._runtime.target import Target
 from trimesh.errors import MeshStopped
 from trimesh.ids import ProcId
 from trimesh.shape.region import Region
@@ -69,18 +69,39 @@ class MeshView:
         self.check_open()
         return current_proc()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether messages may be sent: the owning block has not begun to stop."""
+        return self.owner is None or not self.owner.is_stopping
+
     def check_open(self) -> None:
         """Refuse to send once the owning block has begun to stop.
 
         Raises:
             MeshStopped: It has.
         """
-        if self.owner is not None and self.owner.is_stopping:
-            raise MeshStopped(f"{self!r} takes no messages: the block that owns it is being left")
+        if not self.is_open:
+            raise MeshStopped(self.closed_text)
+
+    @property
+    def closed_text(self) -> str:
+        """Why no messages may be sent once that is so."""
+        return f"{self!r} takes no messages: the block that owns it is being left"
 
     def target(self, proc: Proc, rank: int) -> Target:
         """Return the actor of a base rank as the target of a call."""
-        return Target(self.membership(proc).peer(rank), self.info.mesh)
+        return self.membership(proc).target(rank)
+
+    def ready_targets(self, proc: Proc, ranks: Sequence[int]) -> list[Target] | None:
+        """Return the targets of base ranks that all live and have a link; else None: see `settle`."""
+        membership = self.membership(proc)
+        targets: list[Target] = []
+        for rank in ranks:
+            target = membership.target(rank)
+            if target.peer.link is None or membership.standings[rank] is not Standing.LIVE:
+                return None
+            targets.append(target)
+        return targets
 
     def membership(self, proc: Proc) -> Membership:
         """Return who lives where, as `proc` knows it."""
@@ -142,6 +163,9 @@ class MeshView:
 
     def least_loaded(self, proc: Proc, ranks: Sequence[int]) -> int:
         """Return the rank with the fewest unended calls of this process; among equals, the next in turn."""
+        if len(ranks) == 1:
+            self.turn[0] = ranks[0] + 1
+            return ranks[0]
         loads = [(target.peer.outbox(target.mesh).load, rank) for rank in ranks for target in [self.target(proc, rank)]]
         least = min(loads)[0]
         candidates = [rank for load, rank in loads if load == least]

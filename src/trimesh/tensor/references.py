@@ -10,8 +10,8 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.invoke import Request, invoke
-from trimesh._runtime.outgoing import Target
 from trimesh._runtime.services import TENSORS
+from trimesh._runtime.target import Target
 from trimesh.actor.endpoint import Endpoint
 from trimesh.actor.verbs import bare, bind
 from trimesh.ids import MeshId

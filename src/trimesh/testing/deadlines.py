@@ -88,7 +88,7 @@ class Deadlines:
         call = peer.inbound.get(number)
         if call is None or call.ended or proc.proc_id in self.oracles.exited:
             return
-        if call.scope.cancel_called or self.drifts(proc.proc_id):
+        if call.is_cancelled or self.drifts(proc.proc_id):
             return
         self.oracles.breach("OR-5", f"call {number} of {call.spec.name} goes on although {why}")
 

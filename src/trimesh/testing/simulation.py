@@ -243,7 +243,7 @@ class Simulation:
         if self._drifts(cell.proc.proc_id):
             clock = self._clocks[self.place_of(cell.proc.proc_id)]
             now = trio.current_time()
-            call.scope.deadline = now + (call.scope.deadline - now) / (1 + clock.drift)
+            call.set_deadline(now + (call.deadline - now) / (1 + clock.drift))
         return chosen
 
     def _proc(self, proc_id: ProcId) -> Proc:
