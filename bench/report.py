@@ -66,6 +66,7 @@ def rows(results: list[Result], peers: list[str]) -> list[dict[str, Any]]:
             ours = result.figure("trimesh", quantile)
             goal = metric.goals[index] if index < len(metric.goals) else None
             found.append({
+                "name": metric.name,
                 "figure": metric.title,
                 "quantile": quantile_name(quantile),
                 "unit": metric.unit,

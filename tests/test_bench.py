@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from bench.figures import DOCUMENT, TIMES_MONARCH, render
 from bench.meshes.mesh import Mesh
 from bench.peer import PEERS
 from bench.report import Result, rows, table
@@ -56,3 +57,42 @@ def test_ratio_says_how_much_better_trimesh_is(*, is_rate: bool, ours: float, th
     assert row["ratios"] == {"ray": 4.0, "xoscar": None}
     assert row["is_met"] is True
     assert "4.0 x" in table([result], ["ray", "xoscar"])
+
+
+def test_figures_of_a_run_become_the_table_of_the_document() -> None:
+    fast, slow = (
+        Result(Metric("call_one", "a call", "us", goals=(20,))),
+        Result(Metric("m", "another", "us", goals=(5,))),
+    )
+    fast.add("trimesh", {"call_one": [10.0]})
+    fast.add("monarch", {"call_one": [90.0]})
+    slow.add("trimesh", {"m": [4.0]})
+    machine = {"cpu": "a machine", "cores": 2, "kernel": "6", "python": "3.11", "load": 0.1}
+    data = {"machine": machine, "figures": rows([fast, slow], ["monarch"])}
+
+    made = render("before\n<!-- figures -->\nold\n<!-- end -->\nafter\n", data)
+
+    assert "| a call | p50 | 10.0 us | 90.0 us | 9.0 x | 20.0 us and 10 x Monarch | **missed** |" in made
+    assert "| another | p50 | 4.00 us | - |  | 5.00 us | met |" in made
+    assert "2 of 3 goals are met. Missed: a call (p50: 10 x Monarch)." in made
+    assert made.startswith("before\n<!-- figures -->\na machine, 2 cores")
+    assert made.endswith("<!-- end -->\nafter\n")
+    assert "old" not in made
+
+
+def test_goals_beside_monarch_are_of_metrics_that_there_are() -> None:
+    names = {metric.name for workload in WORKLOADS for metric in workload_module(workload).METRICS}
+
+    assert TIMES_MONARCH.keys() <= names
+
+
+def test_the_document_has_a_place_for_the_figures() -> None:
+    with pytest.raises(ValueError, match="needs one place"):
+        render(
+            "none",
+            {
+                "machine": {"cpu": "", "cores": 1, "kernel": "", "python": "", "load": 0},
+                "figures": rows([Result(Metric("m", "m", "us"))], []),
+            },
+        )
+    assert DOCUMENT.read_text().count("<!-- figures -->") == 1

@@ -135,6 +135,7 @@ int32_t tm_link_get_info(tm_bus *bus, uint32_t link, tm_link_info *info_out);
 
 #define TM_LANE_CONTROL 0
 #define TM_LANE_DATA 1
+#define TM_LANE_PART 2         /* DATA, of a message with bodies that is part of a larger one: TM_FLAG_PART there */
 
 typedef struct {
     const uint8_t *bytes;
@@ -181,6 +182,7 @@ int32_t tm_flush(tm_bus *bus);
 
 #define TM_FLAG_MORE 1        /* fragments follow */
 #define TM_FLAG_CONTROL 2     /* came on the CONTROL lane */
+#define TM_FLAG_PART 4        /* was sent as TM_LANE_PART; counts as no message of `tm_link_info` */
 
 #define TM_DOWN_CLOSED 1
 #define TM_DOWN_EOF 2

@@ -241,9 +241,11 @@ export fn tm_link_send(
     const self = live(bus, &why) orelse return why;
     const one = self.find(id) orelse return status.ERR_LINK;
     const cursor = cursor_io orelse return status.ERR_ARGUMENT;
-    if (lane > 1 or (lane == 0 and n_bodies > 0)) return status.ERR_ARGUMENT;
-    const message = messageOf(head, head_size, bodies, n_bodies, &why) orelse return why;
-    return self.send(one, @enumFromInt(lane), message, cursor);
+    const PART = 2;
+    if (lane > PART or (lane == 0 and n_bodies > 0) or (lane == PART and n_bodies == 0)) return status.ERR_ARGUMENT;
+    var message = messageOf(head, head_size, bodies, n_bodies, &why) orelse return why;
+    message.part = lane == PART;
+    return self.send(one, if (lane == 0) .control else .data, message, cursor);
 }
 
 export fn tm_link_send_head(bus: ?*Bus, id: u32, lane: u32, head: ?[*]const u8, head_size: u32) i32 {

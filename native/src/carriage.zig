@@ -9,10 +9,17 @@ const ring = @import("ring.zig");
 const session = @import("session.zig");
 const shelf = @import("shelf.zig");
 
+/// Bodies in segments that were named up to `end` of our ring.
+const Flight = struct { end: u64, bytes: u64 };
+
 pub const Carriage = struct {
-    /// Bytes in segments up to `flight_end` of our ring, that the peer has not looked at.
+    /// What went in segments and the peer has not looked at, oldest first.
+    flights: [limits.FLIGHTS_MAX]Flight = undefined,
+    flights_count: u32 = 0,
+    /// Bytes of all of them.
     flight_bytes: u64 = 0,
-    flight_end: u64 = 0,
+    /// A message waits until there are no more than these.
+    wanted: u64 = std.math.maxInt(u64),
     /// Segments of the peer.
     shelf: shelf.Shelf = .{},
 };
@@ -22,7 +29,7 @@ pub fn begin(link: anytype, lane: frame.Lane, message: session.Message, cursor: 
     var first = message;
     if (link.kind == .local and message.hasLarge()) {
         // Room for any first frame: how long it is turns out when the bodies have been copied.
-        if (!mayFly(link, message.total) or !link.ensureRoom(limits.FRAME_BYTES_MAX, lane)) return false;
+        if (!mayFly(link, message) or !link.ensureRoom(limits.FRAME_BYTES_MAX, lane)) return false;
         first.carrying = link.common.pool.load(first.bodies, link.slot, link.fd);
     }
     const span = ring.alignFrame(first.firstLength());
@@ -31,28 +38,62 @@ pub fn begin(link: anytype, lane: frame.Lane, message: session.Message, cursor: 
     cursor.started = if (first.carrying) session.Cursor.YES else session.Cursor.FRAMES_ONLY;
     link.tx.commit(span);
     if (first.carrying) {
-        link.carriage.flight_bytes += first.carried();
-        link.carriage.flight_end = link.tx.head;
+        note(&link.carriage, .{ .end = link.tx.head, .bytes = first.carried() });
     }
     return true;
 }
 
-/// Whether `bytes` in segments may go to the peer now; a peer that does not read is not to take the whole pool.
-/// If not, a space record will follow.
-fn mayFly(link: anytype, bytes: u64) bool {
-    if (link.carriage.flight_bytes + bytes <= limits.SEGMENT_FLIGHT_BYTES_MAX or hasLanded(link)) return true;
-    link.blocked = true;
-    link.tx.askForRoom();
-    return hasLanded(link);
+fn note(self: *Carriage, flight: Flight) void {
+    self.flight_bytes += flight.bytes;
+    if (self.flights_count == self.flights.len) {
+        const last = &self.flights[self.flights.len - 1];
+        last.* = .{ .end = flight.end, .bytes = last.bytes + flight.bytes };
+        return;
+    }
+    self.flights[self.flights_count] = flight;
+    self.flights_count += 1;
 }
 
-/// Whether the peer has looked at everything in segments.
+/// Whether a message with bodies in segments may go to the peer now; a peer that does not read is not to take the whole
+/// pool. If not, a space record will follow.
+fn mayFly(link: anytype, message: session.Message) bool {
+    const self = &link.carriage;
+    const max: u64 = if (message.part) limits.PART_FLIGHT_BYTES_MAX else limits.SEGMENT_FLIGHT_BYTES_MAX;
+    // Not before half of them have landed: one wake for several messages, and the peer is never out of work.
+    const wanted = @min(max / 2, max -| message.total);
+    if (self.flight_bytes + message.total <= max or land(link) <= wanted) return true;
+    if (link.down != .none) return false;
+    link.blocked = true;
+    self.wanted = wanted;
+    link.tx.askForRoom();
+    return land(link) <= wanted;
+}
+
+/// Whether so much has landed that what waits may fly; if not, the peer is asked to say when.
 pub fn hasLanded(link: anytype) bool {
-    if (link.carriage.flight_bytes == 0) return true;
-    _ = link.tx.outstanding() catch return link.brokenRing();
-    if (link.tx.tail < link.carriage.flight_end) return false;
-    link.carriage.flight_bytes = 0;
+    const self = &link.carriage;
+    if (self.flight_bytes != 0 and land(link) > self.wanted) {
+        link.tx.askForRoom();
+        if (land(link) > self.wanted) return false;
+    }
+    self.wanted = std.math.maxInt(u64);
     return true;
+}
+
+/// Forget what the peer has looked at; return the bytes that it has not.
+fn land(link: anytype) u64 {
+    const self = &link.carriage;
+    _ = link.tx.outstanding() catch {
+        _ = link.brokenRing();
+        return std.math.maxInt(u64);
+    };
+    var landed: u32 = 0;
+    while (landed < self.flights_count and self.flights[landed].end <= link.tx.tail) : (landed += 1) {
+        self.flight_bytes -= self.flights[landed].bytes;
+    }
+    self.flights_count -= landed;
+    std.mem.copyForwards(Flight, self.flights[0..self.flights_count], self.flights[landed..][0..self.flights_count]);
+    return self.flight_bytes;
 }
 
 /// Tell the peer which bodies were given back. False: there is no room now.

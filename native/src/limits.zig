@@ -4,10 +4,10 @@
 const std = @import("std");
 
 /// The contract of `trimesh.h`; one more at every change of it.
-pub const ABI_VERSION: u32 = 6;
+pub const ABI_VERSION: u32 = 7;
 
 /// The bytes on the wire; one more at every change of them.
-pub const PROTOCOL_VERSION: u8 = 3;
+pub const PROTOCOL_VERSION: u8 = 4;
 
 // ---- shared with limits.py ----
 
@@ -53,6 +53,9 @@ pub const SEGMENTS_MAX = 128;
 /// Bytes in segments that one peer has been sent and has not looked at; a single larger body is let through.
 pub const SEGMENT_FLIGHT_BYTES_MAX = 1 << 24;
 
+/// The same of parts of larger messages: what a small message has to wait for at the receiver, 0.3 ms each MiB.
+pub const PART_FLIGHT_BYTES_MAX = 1 << 22;
+
 /// Rules of one table of planned faults: one for each direction of each link.
 pub const FAULT_RULES_MAX = 1_024;
 
@@ -92,6 +95,9 @@ pub const EXPORT_BYTES_MAX = 4_096;
 pub const LOOK_US_MAX = 10_000;
 
 // ---- native only ----
+
+/// Messages with bodies in segments of one link, under way, that are told apart; those beyond it count as one.
+pub const FLIGHTS_MAX = 16;
 
 /// Looks at the bell between two of the clock and of the other descriptors: 1 to 4 us, a system call each.
 pub const LOOKS = 32;
@@ -303,10 +309,13 @@ pub fn lookup(name: []const u8) ?i64 {
         "MESSAGE_BYTES_MAX",        "RING_BYTES",              "RING_CONTROL_RESERVE_BYTES", "LINKS_MAX",
         "RING_BYTES_MAX",           "RING_HEADER_BYTES",       "LIFELINES_MAX",              "BEAT_MS_MAX",
         "SEGMENT_BYTES_MIN",        "SEGMENT_BYTES_MAX",       "SEGMENT_POOL_BYTES_MAX",     "SEGMENTS_MAX",
-        "SEGMENT_FLIGHT_BYTES_MAX", "SEGMENT_IDLE_BYTES_MAX",  "FAULT_RULES_MAX",            "GRANTS_MAX",
-        "BLOCKS_MAX",               "BLOCK_BYTES_MAX",         "BLOCK_IDLE_BYTES_MAX",       "VISITS_MAX",
-        "TRANSFERS_MAX",            "VIEWS_MAX",               "INLINE_BYTES_MAX",           "EXPORT_BYTES_MAX",
-        "MOVER_SILENCE_MS",         "LOOK_US_MAX",
+        "SEGMENT_FLIGHT_BYTES_MAX", "PART_FLIGHT_BYTES_MAX",   "SEGMENT_IDLE_BYTES_MAX",     "FAULT_RULES_MAX",
+        "GRANTS_MAX",               "BLOCKS_MAX",              "BLOCK_BYTES_MAX",            "BLOCK_IDLE_BYTES_MAX",
+        "VISITS_MAX",               "TRANSFERS_MAX",           "VIEWS_MAX",                  "INLINE_BYTES_MAX",
+        "EXPORT_BYTES_MAX",         "MOVER_SILENCE_MS",        "SEGMENT_FLIGHT_BYTES_MAX",   "SEGMENT_IDLE_BYTES_MAX",
+        "FAULT_RULES_MAX",          "GRANTS_MAX",              "BLOCKS_MAX",                 "BLOCK_BYTES_MAX",
+        "BLOCK_IDLE_BYTES_MAX",     "VISITS_MAX",              "TRANSFERS_MAX",              "VIEWS_MAX",
+        "INLINE_BYTES_MAX",         "EXPORT_BYTES_MAX",        "MOVER_SILENCE_MS",           "LOOK_US_MAX",
     };
     inline for (shared) |one| {
         if (std.mem.eql(u8, name, one)) return @field(@This(), one);

@@ -355,10 +355,7 @@ pub const Link = struct {
     }
 
     fn isRoomy(self: *Link) bool {
-        if (!carriage.hasLanded(self)) {
-            self.tx.askForRoom();
-            if (!carriage.hasLanded(self)) return false;
-        }
+        if (!carriage.hasLanded(self)) return false;
         const half = self.tx.map.capacity / 2;
         return (self.tx.room(half, 0) catch return self.brokenRing()) >= half;
     }
@@ -410,6 +407,7 @@ pub const Link = struct {
         var one = self.newRecord(if (header.kind == .message) .message else .fragment);
         if (header.more) one.flags |= records.FLAG_MORE;
         if (header.lane == .control) one.flags |= records.FLAG_CONTROL;
+        if (header.part) one.flags |= records.FLAG_PART;
         one.n_bodies = header.n_bodies;
         one.head_offset = base + frame.BYTES;
         one.head_size = header.head_size;

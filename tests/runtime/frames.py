@@ -32,7 +32,9 @@ class RecordingLink(Link):
     lent: trio.Event | None = None
     heirs: list[Link | None] = attrs.field(factory=list)
 
-    def send(self, head: bytes, bodies: Sequence[Buffer] = (), *, lane: Lane = Lane.DATA) -> trio.Event | None:
+    def send(
+        self, head: bytes, bodies: Sequence[Buffer] = (), *, lane: Lane = Lane.DATA, flow: int = 0
+    ) -> trio.Event | None:
         self.sent.append(messages.decode(head))
         self.bodies.append([bytes(body) for body in bodies])
         self.lanes.append(lane)
@@ -64,7 +66,7 @@ class RecordingGroup(Group):
     links: tuple[RecordingLink, ...]
     casts: int = 0
 
-    def cast(self, head: bytes, bodies: Sequence[Buffer] = ()) -> trio.Event | None:
+    def cast(self, head: bytes, bodies: Sequence[Buffer] = (), *, flow: int = 0) -> trio.Event | None:
         self.casts += 1
         for link in self.links:
             link.send(head, bodies)

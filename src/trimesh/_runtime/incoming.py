@@ -117,7 +117,8 @@ class IncomingCall:
         self.peer.prepare(value.definitions, value.attachments)
         payload, bodies = place_payload(value)
         head = messages.encode(kind(self.call_id, self.mesh, self.count.report(), payload))
-        return self._end(head, bodies)
+        # Items of a stream go with order to all others, so nothing that ends a call passes them.
+        return self._end(head, bodies, flow=0 if value.attachments else self.call_id)
 
     def failed(self, error: Encoded) -> None:
         """Reply with an error of the actor: the endpoint did not run, or not to its end."""
@@ -146,7 +147,7 @@ class IncomingCall:
         else:
             self._end(messages.encode(messages.Refused(self.call_id, self.mesh, self.count.report(), kind, text)))
 
-    def _end(self, head: bytes, bodies: Sequence[Buffer] = ()) -> trio.Event | None:
+    def _end(self, head: bytes, bodies: Sequence[Buffer] = (), *, flow: int | None = None) -> trio.Event | None:
         assert not self.ended, self.spec.name
         self.ended = True
         self.forget_arguments()
@@ -154,7 +155,9 @@ class IncomingCall:
             return None
         self.peer.inbound.pop(self.call_id, None)
         # By the link that all other messages take to the caller: what a payload needs has gone ahead on that one.
-        return None if self.peer.link is None else self.peer.link.send(head, bodies)
+        if self.peer.link is None:
+            return None
+        return self.peer.link.send(head, bodies, flow=self.call_id if flow is None else flow)
 
     def forget_arguments(self) -> None:
         """Let go of the arguments: they have been decoded, or never will be."""

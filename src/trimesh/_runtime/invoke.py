@@ -130,7 +130,8 @@ def encode_request(
     nbytes = len(head)
     if bodies:
         nbytes += sum(memoryview(body).nbytes for body in bodies)
-    return Parcel(head, bodies, definitions, nbytes, value.attachments)
+    # Calls of one actor keep their order, those of the agent (0) with all others: it is told to stop after the rest.
+    return Parcel(head, bodies, definitions, nbytes, value.attachments, flow=mesh)
 
 
 @trio.lowlevel.enable_ki_protection

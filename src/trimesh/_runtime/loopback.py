@@ -20,8 +20,11 @@ class LoopbackLink(Link):
         self._messages = 0
         self._bytes = 0
 
-    def send(self, head: bytes, bodies: Sequence[Buffer] = (), *, lane: Lane = Lane.DATA) -> trio.Event | None:
+    def send(
+        self, head: bytes, bodies: Sequence[Buffer] = (), *, lane: Lane = Lane.DATA, flow: int = 0
+    ) -> trio.Event | None:
         """Queue a copy; credits of the floors above bound the queue."""
+        del flow
         copies = [bytearray(body) for body in bodies]
         self._lanes[lane].append((head, copies))
         self._messages += 1

@@ -274,8 +274,10 @@ class OutgoingCall:
         for index in list(self._pending):
             self._withdraw(index)
         self.collector.withdraw_unsent()
+        is_leaving = any(not event.is_set() for event in self._lent)
         for index in self.collector.running():
-            self.targets[index].peer.cancel(self.call_id, self._positions[index], reason)
+            position = self._positions[index]
+            self.targets[index].peer.cancel(self.call_id, position, reason, is_leaving=is_leaving)
 
     def _wake(self) -> None:
         if self._task is not None:

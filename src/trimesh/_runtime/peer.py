@@ -38,6 +38,8 @@ class Parcel:
         definitions: What goes by value and must be known to the peer first.
         nbytes: For the credit window.
         attachments: What the payload refers to (`Encoded.attachments`): the ports among them are lent to the peer.
+        flow: Order that it needs beside other messages, as `Link.send` takes it; used if it has no attachments, which
+            are told of by messages that must come right before it.
     """
 
     head: bytes
@@ -45,6 +47,12 @@ class Parcel:
     definitions: Sequence[DefinitionId] = ()
     nbytes: int = 0
     attachments: Sequence[object] = ()
+    flow: int = 0
+
+    @property
+    def link_flow(self) -> int:
+        """The flow that links are told."""
+        return 0 if self.attachments else self.flow
 
 
 @attrs.define(eq=False)
@@ -200,7 +208,7 @@ class Peer:
             return None
         if parcel.definitions or parcel.attachments:
             self.prepare(parcel.definitions, parcel.attachments)
-        return self.link.send(parcel.head, parcel.bodies)
+        return self.link.send(parcel.head, parcel.bodies, flow=parcel.link_flow)
 
     def prepare(self, definitions: Sequence[DefinitionId], attachments: Sequence[object]) -> None:
         """Send what the peer must know before a payload: definitions, then the ports that it carries.
@@ -238,9 +246,17 @@ class Peer:
         """Note definitions that came from the peer, which therefore need not be sent back."""
         self._defined.update(definitions)
 
-    def cancel(self, call: CallId, position: int, reason: str) -> None:
-        """Ask the peer to cancel one of our calls."""
+    def cancel(self, call: CallId, position: int, reason: str, *, is_leaving: bool = False) -> None:
+        """Ask the peer to cancel one of our calls.
+
+        Args:
+            call: Its number.
+            position: Of its message among the calls of the link.
+            reason: For people.
+            is_leaving: Some of the message is still here: others pass it, so its position says less than the last one.
+        """
         if self.link is not None:
+            position = self._calls_sent if is_leaving else position
             self.link.send(messages.encode(messages.Cancel(call, position, reason)), lane=Lane.CONTROL)
 
 

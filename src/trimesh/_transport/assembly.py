@@ -5,12 +5,12 @@ PURE but for memory. What a peer announced is checked here once more: the table 
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Callable
 from typing import Final
 
 from trimesh import limits
+from trimesh._wire.large_bytes import new_pages
 
 _MAPPED_BYTES_MIN: Final = 1 << 20
 """From this size on a body gets pages of its own: they cost nothing before they are written, so a peer that announces
@@ -25,15 +25,14 @@ class AssemblyError(Exception):
     """What came does not fit what was announced; the text completes "the peer sent"."""
 
 
-def _allocate(size: int) -> memoryview:
+def allocate(size: int) -> memoryview:
     """Return private, writable memory."""
     if size < _MAPPED_BYTES_MIN:
         return memoryview(bytearray(size))
     try:
-        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return memoryview(new_pages(size))
     except (OSError, ValueError, OverflowError, MemoryError) as error:
         raise AssemblyError(f"a body of {size} bytes, for which this process has no memory ({error})") from error
-    return memoryview(pages)
 
 
 class Assembly:
@@ -46,9 +45,10 @@ class Assembly:
 
     Attributes:
         head: A copy of the head, kept by whoever waits for more pieces.
+        is_part: Whether it is a part of a larger one.
     """
 
-    __slots__ = ("_announced", "_at", "_bodies", "head")
+    __slots__ = ("_announced", "_at", "_bodies", "head", "is_part")
 
     def __init__(self, sizes: memoryview, piece: memoryview, take: Callable[[int], memoryview]) -> None:
         words = struct.unpack(f"<{len(sizes) // 8}Q", sizes)
@@ -56,6 +56,7 @@ class Assembly:
         if total > limits.MESSAGE_BYTES_MAX:
             raise AssemblyError(f"a message of {total} bytes, above MESSAGE_BYTES_MAX")
         self.head = b""
+        self.is_part = False
         self._announced = [word if word < _IN_SEGMENT else take(word) for word in words]
         self._at = 0
         self._bodies: list[memoryview] = []
@@ -87,7 +88,7 @@ class Assembly:
             if len(self._bodies) == len(self._announced):
                 raise AssemblyError("more body bytes than announced")
             one = self._announced[len(self._bodies)]
-            self._bodies.append(_allocate(one) if isinstance(one, int) else one)
+            self._bodies.append(allocate(one) if isinstance(one, int) else one)
             self._at = 0 if isinstance(one, int) else len(one)
         return self._bodies[-1]
 

@@ -1,9 +1,9 @@
 """What the runtime asks of a transport: links that carry whole messages in order, and one task that drains them.
 
 A *link* joins two processes. A *message* is a head (a small control struct, opaque here) and bodies (buffers of any
-size). Two lanes: CONTROL overtakes DATA, each lane is first in, first out. Sending never blocks: what does not fit is
-queued in order; the floors above bound the queue by credits. Whatever a peer does, a handler sees complete messages,
-then exactly one `link_down`.
+size). Two lanes: CONTROL overtakes DATA, each lane is first in, first out, but for what `flow` allows. Sending never
+blocks: what does not fit is queued in order; the floors above bound the queue by credits. Whatever a peer does, a
+handler sees complete messages, then exactly one `link_down`.
 
 Every transport passes `tests/conformance/test_transport.py`.
 """
@@ -87,8 +87,9 @@ class LinkHandler(Protocol):
         Args:
             link: Where it came from.
             head: Borrowed: valid only until this function returns.
-            bodies: Owned by the receiver: writable, private, in the order sent. Memory that came by a shared
-                segment is given back when the last view of it is gone.
+            bodies: Owned by the receiver: private, in the order sent, writable but for what was sent as a `bytes`,
+                which may come as a view of one. Memory that came by a shared segment is given back when the last
+                view of it is gone.
         """
 
     def link_down(self, link: Link, down: LinkDown) -> None:
@@ -105,13 +106,17 @@ class Link(ABC):
     """One end of a connection to one peer."""
 
     @abstractmethod
-    def send(self, head: bytes, bodies: Sequence[Buffer] = (), *, lane: Lane = Lane.DATA) -> trio.Event | None:
+    def send(
+        self, head: bytes, bodies: Sequence[Buffer] = (), *, lane: Lane = Lane.DATA, flow: int = 0
+    ) -> trio.Event | None:
         """Send a message; never blocks. On a link that is down it is dropped.
 
         Args:
             head: At most `limits.HEAD_BYTES_MAX` bytes.
             bodies: At most `limits.BODIES_MAX` buffers, lent until they have left. CONTROL carries none.
             lane: CONTROL overtakes what waits on DATA.
+            flow: What order on DATA this message needs: 0, with all others; else it may pass large ones of other flows
+                (but 0) that are under way in parts, and be passed by messages of other flows while it is.
 
         Returns:
             None when every byte has been copied out of the caller's buffers; else an event set when that is so
@@ -153,10 +158,11 @@ class Group(ABC):
     """A fixed set of links of one transport that often receive the same message."""
 
     @abstractmethod
-    def cast(self, head: bytes, bodies: Sequence[Buffer] = ()) -> trio.Event | None:
+    def cast(self, head: bytes, bodies: Sequence[Buffer] = (), *, flow: int = 0) -> trio.Event | None:
         """Send one message on the DATA lane of every link that is up, in order with what each was sent before.
 
-        The bytes are copied once, where the transport can. Returns and raises as `Link.send` does.
+        `flow` says with what of it, as for `Link.send`. The bytes are copied once, where the transport can. Returns and
+        raises as `Link.send` does.
         """
 
     @abstractmethod

@@ -81,13 +81,16 @@ class MemoryLink(Link):
         """Whether nothing comes any more."""
         return self._state is _State.DOWN
 
-    def send(self, head: bytes, bodies: Sequence[Buffer] = (), *, lane: Lane = Lane.DATA) -> trio.Event | None:
-        """Send a message; see `Link.send`.
+    def send(
+        self, head: bytes, bodies: Sequence[Buffer] = (), *, lane: Lane = Lane.DATA, flow: int = 0
+    ) -> trio.Event | None:
+        """Send a message; see `Link.send`. Nothing passes anything on a lane, whatever its flow.
 
         Raises:
             LimitExceeded: The head, or the number or size of the bodies, is above its limit.
             ValueError: A CONTROL message has bodies.
         """
+        del flow
         lender = Countdown(1)
         self.put(Message(self.transport.proc_id, head, bodies, _checked_size(head, bodies, lane), lender), lane)
         return lender.event if lender.remaining else None
@@ -221,12 +224,13 @@ class MemoryGroup(Group):
 
     _links: tuple[MemoryLink, ...]
 
-    def cast(self, head: bytes, bodies: Sequence[Buffer] = ()) -> trio.Event | None:
+    def cast(self, head: bytes, bodies: Sequence[Buffer] = (), *, flow: int = 0) -> trio.Event | None:
         """Send one message on the DATA lane of every link that is up; see `Group.cast`.
 
         Raises:
             LimitExceeded: The head, or the number or size of the bodies, is above its limit.
         """
+        del flow
         size = _checked_size(head, bodies, Lane.DATA)
         links = [link for link in self._links if link.is_up]
         lender = Countdown(len(links))

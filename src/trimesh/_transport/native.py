@@ -9,9 +9,11 @@ sent in it.
 from __future__ import annotations
 
 import math
+import os
 import select
 import socket
 import struct
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -129,7 +131,9 @@ class NativeTransport(Transport):
         self._epoch = epoch
         self._mover: NativeMover | None = None
         self._running = False
+        self._sleeping = False
         self._closed = False
+        self._moving: deque[NativeLink] = deque()
 
     @property
     def mover(self) -> NativeMover:
@@ -180,7 +184,7 @@ class NativeTransport(Transport):
         out = ffi.new("uint32_t *")
         status.check(lib.tm_link_open(self.bus, options, out), "opening a link")
         sock.detach()
-        link = NativeLink(self, int(out[0]))
+        link = NativeLink(self, int(out[0]), local=local)
         self._links[link.handle] = link
         self.dirty = True
         return link
@@ -249,11 +253,14 @@ class NativeTransport(Transport):
         try:
             while True:
                 self._drain(handler)
-                if arm(self.bus):
+                if (self._moving and self._move()) or arm(self.bus):
                     await trio.lowlevel.checkpoint()
                 else:
+                    self._sleeping = True
                     await trio.lowlevel.wait_readable(self._bell)
+                    self._sleeping = False
         finally:
+            self._sleeping = False
             trio.lowlevel.remove_instrument(before_sleep)
             self._running = False
 
@@ -275,8 +282,28 @@ class NativeTransport(Transport):
         while True:
             self._drain(handler)
             found = found or self._count[0] > 0
+            if self._moving and self._move():
+                self.flush()
+                continue
             if not self.library.lib.tm_arm(self.bus):
                 return found
+
+    def start_moving(self, link: NativeLink) -> None:
+        """Send the parts of large messages of a link, one at a turn of the loop, until it has no room or no more."""
+        if link not in self._moving:
+            self._moving.append(link)
+            if self._sleeping:
+                self._sleeping = False
+                os.eventfd_write(self._bell, 1)
+
+    def _move(self) -> bool:
+        """Send one part, of each link in turn. Return whether there may be another one to send at once."""
+        while self._moving:
+            link = self._moving.popleft()
+            if link.move():
+                self._moving.append(link)
+                return True
+        return False
 
     def _drain(self, handler: LinkHandler) -> None:
         """Hand over one batch."""

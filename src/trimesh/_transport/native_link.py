@@ -11,6 +11,7 @@ import trio
 
 from trimesh import limits
 from trimesh._native import status
+from trimesh._transport.arrivals import Arrivals
 from trimesh._transport.assembly import Assembly, AssemblyError
 from trimesh._transport.base import (
     Buffer,
@@ -22,7 +23,9 @@ from trimesh._transport.base import (
     LinkHandler,
     LinkStatistics,
 )
+from trimesh._transport.convoy import Convoy, goes_in_parts
 from trimesh._transport.outgoing import Bodies, Completion, Outgoing
+from trimesh._transport.precedence import ORDERED, Precedence
 from trimesh.errors import LimitExceeded
 from trimesh.ids import ProcId
 
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
     from trimesh._transport.native import NativeTransport
 
 _FLAG_MORE: Final = 1
+_FLAG_PART: Final = 4
+_LANE_PART: Final = 2
+_CONVOY_NUMBER_MAX: Final = (1 << 32) - 1
 
 
 class NativeLink(Link):
@@ -42,10 +48,11 @@ class NativeLink(Link):
         peer_host: Its host identity; 0 when not known.
         transport: Whose link this is.
         handle: Its number in the native library.
+        local: Whether the peer is on this host.
         view: The memory that offsets of records refer to.
     """
 
-    def __init__(self, transport: NativeTransport, handle: int) -> None:
+    def __init__(self, transport: NativeTransport, handle: int, *, local: bool) -> None:
         self.up = trio.Event()
         self.peer_epoch = ProcId(0)
         self.peer_pid = 0
@@ -56,7 +63,15 @@ class NativeLink(Link):
         self._assembly: Assembly | None = None
         self._control: deque[Outgoing] = deque()
         self._data: deque[Outgoing] = deque()
-        self._unsent: list[tuple[Outgoing, Lane]] = []
+        self._large = Precedence()
+        self._busy: Final = self._large.busy
+        self._part: Outgoing | None = None  # has found no room
+        self._convoys_sent = 0
+        self._convoys_received = 0
+        self._arrivals = Arrivals()
+        self._unsent: list[tuple[Outgoing | Convoy, Lane, int]] = []
+        self.local: Final = local
+        self._convoys_begun = 0
         self._ended = False
         self._closing = False
         self._bye_said = False
@@ -67,11 +82,14 @@ class NativeLink(Link):
 
     # ---- sending ----
 
-    def send(self, head: bytes, bodies: Sequence[Buffer] = (), *, lane: Lane = Lane.DATA) -> trio.Event | None:
+    def send(
+        self, head: bytes, bodies: Sequence[Buffer] = (), *, lane: Lane = Lane.DATA, flow: int = ORDERED
+    ) -> trio.Event | None:
         """See `Link.send`."""
         if self._closing or self._ended:
             return None
-        if not bodies and not (self._data if lane else self._control):
+        is_held = bool(lane and self._busy and not self._large.may_pass(flow))
+        if not bodies and not is_held and not (self._data if lane else self._control):
             code = self._send_head(self._bus, self.handle, lane, head, len(head))
             if code == status.OK:
                 self.transport.dirty = True
@@ -81,14 +99,20 @@ class NativeLink(Link):
                 return None
         if not lane and bodies:
             raise ValueError("a CONTROL message carries no bodies; send them on the DATA lane")
+        completion = Completion(1)
+        if bodies and goes_in_parts(bodies, local=self.local):
+            self.launch(Convoy(head, bodies, flow, completion))
+            return completion.event
         if len(head) > limits.HEAD_BYTES_MAX:
             raise LimitExceeded("HEAD_BYTES_MAX", len(head))
         library = self.transport.library
         one = Outgoing(head, Bodies(library, self._bus, bodies), library.ffi.new("tm_cursor *"))
-        if self.enqueue(one, lane):
+        if is_held:
+            self._large.hold(one, flow)
+        elif self.enqueue(one, lane):
             return None
-        one.completion = Completion(1)
-        return one.completion.event
+        one.completion = completion
+        return completion.event
 
     def _refused(self, code: int, head: bytes) -> None:
         if code == status.ERR_DOWN:
@@ -108,8 +132,9 @@ class NativeLink(Link):
     def _advance(self, one: Outgoing, lane: Lane) -> bool:
         """Send what fits of a message. True: no more of it has to wait."""
         bodies = one.bodies
+        number = _LANE_PART if one.is_part else lane
         code = self.transport.library.lib.tm_link_send(
-            self._bus, self.handle, lane, one.head, len(one.head), bodies.spans, bodies.count, one.cursor
+            self._bus, self.handle, number, one.head, len(one.head), bodies.spans, bodies.count, one.cursor
         )
         self.transport.dirty = True
         if code == status.FULL or self.is_unborn(code):
@@ -123,9 +148,65 @@ class NativeLink(Link):
         """Whether `code` says that the link has ended before it came up: what it is given waits for `hand_over`."""
         return code == status.ERR_DOWN and not self.up.is_set()
 
-    def is_clear(self) -> bool:
+    def is_clear(self, flow: int) -> bool:
         """Whether a DATA message would go out at once (if there is room)."""
-        return not (self._data or self._ended or self._closing)
+        return not (self._data or self._ended or self._closing or (self._busy and not self._large.may_pass(flow)))
+
+    def resend(self, one: Outgoing | Convoy, lane: Lane, flow: int) -> None:
+        """Send what could not go at once, in order with what waits."""
+        if isinstance(one, Convoy):
+            self.launch(one)
+        elif lane and self._busy and not self._large.may_pass(flow):
+            self._large.hold(one, flow)
+        else:
+            self.enqueue(one, lane)
+
+    def launch(self, convoy: Convoy) -> None:
+        """Send a large message in parts."""
+        if self._large.add(convoy):
+            self.transport.start_moving(self)
+
+    def move(self) -> bool:
+        """Send one part of a large message. Return whether another one could go at once."""
+        if self._control or self._data or self._ended or not self.up.is_set():
+            return False  # tried again when those have left
+        one = self._part or self._next_part()
+        if one is None or not self._try_part(one):
+            return False
+        convoy = self._large.under_way[0]
+        if convoy.is_out:
+            self._convoys_sent += 1
+            self._large.out(convoy, lambda held: self.enqueue(held, Lane.DATA))
+        else:
+            self._large.under_way.rotate(-1)
+        if self._closing and self._has_sent_all():
+            self._say_bye()
+        return bool(self._large.under_way) and not self._data
+
+    def _next_part(self) -> Outgoing | None:
+        if not self._large.under_way:
+            return None
+        convoy = self._large.under_way[0]
+        if not convoy.number:
+            self._convoys_begun = self._convoys_begun % _CONVOY_NUMBER_MAX + 1
+            convoy.number = self._convoys_begun
+        head, bodies = convoy.next_part(limits.PART_BYTES if self.local else limits.STREAM_PART_BYTES)
+        library = self.transport.library
+        spans = Bodies(library, self._bus, bodies)
+        return Outgoing(head, spans, library.ffi.new("tm_cursor *"), convoy, is_part=True)
+
+    def _try_part(self, one: Outgoing) -> bool:
+        """Send a part if there is room for it; smaller messages may find some before it does."""
+        self._part = None
+        if not self._advance(one, Lane.DATA):
+            if not one.cursor.started:
+                self._part = one
+                return False
+            self._data.append(one)
+        return True
+
+    def _has_sent_all(self) -> bool:
+        return not (self._control or self._data or self._large.under_way)
 
     def is_open(self) -> bool:
         """Whether messages are taken at all."""
@@ -138,7 +219,9 @@ class NativeLink(Link):
                 if not self._advance(queue[0], lane):
                     return
                 queue.popleft()
-        if self._closing:
+        if self._large.under_way:
+            self.transport.start_moving(self)
+        elif self._closing:
             self._say_bye()
 
     # ---- ending ----
@@ -150,7 +233,7 @@ class NativeLink(Link):
         self._closing = True
         code = self.transport.library.lib.tm_link_leave(self._bus, self.handle)
         status.check(code, "closing a link")
-        if not self._control and not self._data:
+        if self._has_sent_all():
             self._say_bye()
 
     def _say_bye(self) -> None:
@@ -175,8 +258,13 @@ class NativeLink(Link):
             self._last = self.statistics()
         self._ended = True
         self._assembly = None
+        self._arrivals = Arrivals()
         self.transport.forget(self, self.handle)
         self.view = memoryview(b"")
+        for one, _ in self._large.take_all():
+            one.finish()
+        if self._part is not None:
+            self._part.finish()
         for queue in (self._control, self._data):
             while queue:
                 queue.popleft().finish()
@@ -186,8 +274,8 @@ class NativeLink(Link):
         if self.up.is_set() or self._last.messages_sent:  # a stream takes messages before it is up
             return False
         if isinstance(heir, NativeLink):
-            for one, lane in self._unsent:
-                heir.enqueue(one, lane)
+            for one, lane, flow in self._unsent:
+                heir.resend(one, lane, flow)
             self._unsent.clear()
         return not self._unsent
 
@@ -197,9 +285,10 @@ class NativeLink(Link):
             return self._last
         info = self.transport.info_of(self.handle)
         waiting = sum(one.waiting_bytes for queue in (self._control, self._data) for one in queue)
+        waiting += self._large.waiting_bytes + (0 if self._part is None else self._part.waiting_bytes)
         return LinkStatistics(
-            messages_sent=info.messages_sent,
-            messages_received=info.messages_received,
+            messages_sent=info.messages_sent + self._convoys_sent,
+            messages_received=info.messages_received + self._convoys_received,
             bytes_sent=info.bytes_sent,
             bytes_received=info.bytes_received,
             queued_bytes=waiting,
@@ -214,13 +303,23 @@ class NativeLink(Link):
         view = self.view
         sizes, piece = view[sizes_at : sizes_at + 8 * n_bodies], view[body_at : body_at + body_size]
         assembly = Assembly(sizes, piece, self._take)
+        assembly.is_part = bool(flags & _FLAG_PART)
         if flags & _FLAG_MORE:
             assembly.head = bytes(view[head_at : head_at + head_size])
             self._assembly = assembly
             return
         head = view[head_at : head_at + head_size]
-        handler.received(self, head, assembly.finish())
+        self._hand_over(handler, head, assembly)
         head.release()
+
+    def _hand_over(self, handler: LinkHandler, head: memoryview, assembly: Assembly) -> None:
+        if not assembly.is_part:
+            handler.received(self, head, assembly.finish())
+            return
+        arrival = self._arrivals.take(head, assembly.finish())
+        if arrival is not None:
+            self._convoys_received += 1
+            handler.received(self, memoryview(arrival.head), arrival.bodies())
 
     def _take(self, word: int) -> memoryview:
         """Return a body in shared memory."""
@@ -235,7 +334,7 @@ class NativeLink(Link):
         assembly.add(self.view[body_at : body_at + body_size])
         if not flags & _FLAG_MORE:
             self._assembly = None
-            handler.received(self, memoryview(assembly.head), assembly.finish())
+            self._hand_over(handler, memoryview(assembly.head), assembly)
 
     def take_up(self) -> None:
         """The peer has said hello."""
@@ -255,11 +354,12 @@ class NativeLink(Link):
         """The link has ended."""
         if not self.up.is_set():
             for queue, lane in ((self._control, Lane.CONTROL), (self._data, Lane.DATA)):
-                self._unsent += [(one, lane) for one in queue]
+                self._unsent += [(one, lane, ORDERED) for one in queue]
                 queue.clear()
+            self._unsent += [(one, Lane.DATA, flow) for one, flow in self._large.take_all()]
         self.end()
         handler.link_down(self, LinkDown(reason, detail))
-        for one, _ in self._unsent:
+        for one, _, _ in self._unsent:
             one.finish()
         self._unsent.clear()
 
@@ -275,14 +375,17 @@ class NativeGroup(Group):
         self._handles = ffi.new("uint32_t[]", n)
         self._statuses = ffi.new("int32_t[]", n)
 
-    def cast(self, head: bytes, bodies: Sequence[Buffer] = ()) -> trio.Event | None:
+    def cast(self, head: bytes, bodies: Sequence[Buffer] = (), *, flow: int = ORDERED) -> trio.Event | None:
         """See `Group.cast`."""
         if len(head) > limits.HEAD_BYTES_MAX:
             raise LimitExceeded("HEAD_BYTES_MAX", len(head))
         ffi, lib = self._transport.library.ffi, self._transport.library.lib
         spans = Bodies(self._transport.library, self._transport.bus, bodies)
-        clear = [link for link in self._links if link.is_clear()]
-        behind = [link for link in self._links if link.is_open() and not link.is_clear()]
+        open_links = [link for link in self._links if link.is_open()]
+        parted = [link for link in open_links if goes_in_parts(bodies, local=link.local, shared=True)]
+        others = [link for link in open_links if link not in parted]
+        clear = [link for link in others if link.is_clear(flow)]
+        behind = [link for link in others if not link.is_clear(flow)]
         for i, link in enumerate(clear):
             self._handles[i] = link.handle
         cursors = ffi.new("tm_cursor[]", max(1, len(clear)))
@@ -307,13 +410,16 @@ class NativeGroup(Group):
             elif self._statuses[i] not in (status.OK, status.ERR_DOWN):
                 raise status.error_of(self._statuses[i], "sending a message to a group")
         rest.extend((link, ffi.new("tm_cursor *")) for link in behind)
+        spans.links = len(rest)
         if not rest:
             spans.left()
+        if not rest and not parted:
             return None
-        spans.links = len(rest)
-        completion = Completion(len(rest))
+        completion = Completion(len(rest) + len(parted))
         for link, cursor in rest:
-            link.enqueue(Outgoing(head, spans, cursor, completion), Lane.DATA)
+            link.resend(Outgoing(head, spans, cursor, completion), Lane.DATA, flow)
+        for link in parted:
+            link.launch(Convoy(head, bodies, flow, completion))
         return completion.event
 
     def close(self) -> None:

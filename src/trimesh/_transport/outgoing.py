@@ -12,6 +12,7 @@ from trimesh import limits
 from trimesh._native import status
 from trimesh._native.lib import Library
 from trimesh._transport.base import Buffer
+from trimesh._transport.convoy import Told
 from trimesh.errors import LimitExceeded
 
 
@@ -72,12 +73,14 @@ class Outgoing:
         head, bodies: What is sent.
         cursor: Where it goes on.
         completion: Told when all of it has left; None while nobody can be waiting for that.
+        is_part: Whether it is a part of a larger one.
     """
 
     head: bytes
     bodies: Bodies
     cursor: Any
-    completion: Completion | None = None
+    completion: Told | None = None
+    is_part: bool = False
 
     def finish(self) -> None:
         """Give back what was lent."""

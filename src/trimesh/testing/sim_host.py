@@ -43,6 +43,7 @@ class SimChild:
         report: How it ended, or None while it lives.
         place: Its process mesh and rank, the same for all incarnations.
         label: `mesh{coordinates}`, for people.
+        children: Those that it has started, living or not.
     """
 
     world: World
@@ -56,6 +57,7 @@ class SimChild:
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     report: ExitReport | None = None
     ended: trio.Event = attrs.field(factory=trio.Event)
+    children: list[SimChild] = attrs.field(factory=list["SimChild"])
 
     def signal(self, signum: int) -> None:
         """End the process: SIGTERM and SIGKILL both end it at once, without clean-up."""
@@ -88,7 +90,7 @@ class SimChild:
         if self.world.watcher is not None:
             self.world.watcher.ended(self)
         self.world.sever(self.proc_id)
-        for child in self.world.children_of(self):
+        for child in self.children:
             child.die(signum=signal.SIGKILL)
         self.scope.cancel(reason=f"simulated process {self.pid} has ended")
         self.ended.set()
@@ -135,7 +137,9 @@ class World:
     pickled: bool = True
     network: MemoryNetwork = attrs.field(factory=MemoryNetwork)
     children: dict[ProcId, SimChild] = attrs.field(factory=dict[ProcId, SimChild])
-    _links: list[tuple[ProcId, ProcId, MemoryLink]] = attrs.field(factory=list[tuple[ProcId, ProcId, MemoryLink]])
+    _ends: dict[ProcId, list[tuple[ProcId, MemoryLink]]] = attrs.field(
+        factory=dict["ProcId", "list[tuple[ProcId, MemoryLink]]"]
+    )
     _procs: dict[ProcId, Proc] = attrs.field(factory=dict[ProcId, Proc])
     _next_pid: int = 10_000_000
 
@@ -153,7 +157,8 @@ class World:
     def connect(self, one: ProcId, other: ProcId) -> tuple[MemoryLink, MemoryLink]:
         """Make a link between two processes; the caller puts its ends into service."""
         near, far = self.network.connect(self.transport(one), self.transport(other))
-        self._links += [(one, other, near), (other, one, far)]
+        self._ends.setdefault(one, []).append((other, near))
+        self._ends.setdefault(other, []).append((one, far))
         if self.watcher is not None:
             self.watcher.linked(one, other, near)
             self.watcher.linked(other, one, far)
@@ -171,21 +176,17 @@ class World:
 
     def sever(self, proc_id: ProcId) -> None:
         """Cut every link of a process, as its end does: the others see EOF, and reach its memory no more."""
-        for mine, _, link in self._links:
-            if mine == proc_id:
-                link.abort()
+        for _, link in self._ends.get(proc_id, ()):
+            link.abort()
         self.transport(proc_id).end()
 
     def quiet_pairs(self) -> list[tuple[ProcId, ProcId]]:
         """Return the pairs (sender, receiver) that have a link, and between whom nothing is on the wire."""
         found: dict[tuple[ProcId, ProcId], bool] = {}
-        for sender, receiver, link in self._links:
-            found[sender, receiver] = found.get((sender, receiver), True) and not link.outgoing.depth and link.is_up
+        for sender, ends in self._ends.items():
+            for receiver, link in ends:
+                found[sender, receiver] = found.get((sender, receiver), True) and not link.outgoing.depth and link.is_up
         return [pair for pair, is_quiet in found.items() if is_quiet]
-
-    def children_of(self, owner: SimChild) -> list[SimChild]:
-        """Return the living processes that `owner` has started."""
-        return [child for child in self.children.values() if child.owner is owner and child.report is None]
 
     def new_pid(self) -> int:
         """Return a number for a new process."""
@@ -221,6 +222,8 @@ class SimHost:
         child.place, child.label = (request.whole.mesh, request.rank), label
         child_proc.pid = child.pid
         self.world.children[request.proc_id] = child
+        if owner is not None:
+            owner.children.append(child)
         child.link, far = self.world.connect(self.proc.proc_id, request.proc_id)
         if watcher is not None:
             watcher.started(child)

@@ -1,0 +1,113 @@
+"""The figures of one run as the table of docs/performance.md, with goals and what of them was missed.
+
+python -m bench.figures                   from .bench/latest.json, where `make bench` puts them
+python -m bench.figures OTHER.json
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.report import amount
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENT = ROOT / "docs" / "performance.md"
+
+TIMES_MONARCH = {
+    "call_one": 10.0,
+    "tasks": 5.0,
+    "batch": 10.0,
+    "broadcast": 10.0,
+    "call_8": 6.0,
+    "call_16": 6.0,
+    "bytes_1024": 5.0,
+    "bytes_65536": 5.0,
+    "bytes_1048576": 5.0,
+    "bytes_67108864": 6.0,
+    "cold_1": 3.0,
+    "cold_8": 3.0,
+    "cold_32": 3.0,
+    "done": 7.0,
+}
+"""How many times better than Monarch, in the same run, the median of a metric is to be."""
+
+
+def render(document: str, data: dict[str, Any]) -> str:
+    """Return the document with the table of a run in its place.
+
+    Args:
+        document: Has a line `<!-- figures -->`, and `<!-- end -->` after it.
+        data: What `bench/run.py` writes.
+    """
+    lines = [_machine(data["machine"]), "", *_table(data["figures"]), "", *_missed(data["figures"])]
+    made, places = re.subn(
+        r"(<!-- figures -->)\n.*?(<!-- end -->)",
+        lambda match: "\n".join([match[1], *lines, match[2]]),
+        document,
+        flags=re.DOTALL,
+    )
+    if places != 1:
+        raise ValueError(
+            f"the document needs one place for the figures, between <!-- figures --> and <!-- end -->; it has {places}"
+        )
+    return made
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    text = "{cpu}, {cores} cores, Linux {kernel}, Python {python}; load before the run {load:.1f}."
+    return text.format(**machine)
+
+
+def _table(figures: list[dict[str, Any]]) -> list[str]:
+    peers = list(figures[0]["ratios"])
+    lines = [
+        f"| figure | | trimesh | {' | '.join(f'{peer} | ' for peer in peers)} | goal | |",
+        f"|---|---|---:|{'---:|---:|' * len(peers)}---:|---|",
+    ]
+    for row in figures:
+        cells = [row["figure"], row["quantile"], amount(row["trimesh"], row["unit"])]
+        for peer in peers:
+            ratio = row["ratios"][peer]
+            cells += [amount(row[peer], row["unit"]), f"{ratio:.1f} x" if ratio is not None else ""]
+        cells += [" and ".join(text for text, _ in goals_of(row)), _verdict(row)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def goals_of(row: dict[str, Any]) -> list[tuple[str, bool | None]]:
+    """Return the goals of a row as text, and whether each is met; None where that is not known."""
+    found: list[tuple[str, bool | None]] = []
+    if row["goal"] is not None:
+        found.append((amount(row["goal"], row["unit"]), row["is_met"]))
+    times = TIMES_MONARCH.get(row["name"])
+    if times is not None and row["quantile"] == "p50":
+        ratio = row["ratios"].get("monarch")
+        found.append((f"{times:g} x Monarch", None if ratio is None else ratio >= times))
+    return found
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    verdicts = [is_met for _, is_met in goals_of(row)]
+    if False in verdicts:
+        return "**missed**"
+    return "met" if True in verdicts else ""
+
+
+def _missed(figures: list[dict[str, Any]]) -> list[str]:
+    goals = [(row, text, is_met) for row in figures for text, is_met in goals_of(row) if is_met is not None]
+    missed = [f"{row['figure']} ({row['quantile']}: {text})" for row, text, is_met in goals if not is_met]
+    met = f"{len(goals) - len(missed)} of {len(goals)} goals are met."
+    return [met + (f" Missed: {'; '.join(missed)}." if missed else "")]
+
+
+def main() -> None:
+    source = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / ".bench" / "latest.json"
+    DOCUMENT.write_text(render(DOCUMENT.read_text(), json.loads(source.read_text())))
+
+
+if __name__ == "__main__":
+    main()

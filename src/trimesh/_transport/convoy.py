@@ -1,0 +1,142 @@
+"""A large message on its way in parts, which other messages may pass between.
+
+A part is a message of its own for the link below: its head says which convoy it belongs to, its bodies are the next
+bytes, in order. The first one has two bodies, the table of sizes and the head of the whole:
+
+    part      u32 convoy | u8 1 = the first one
+    table     u64 for each body: its size, bit 63 = a `bytes`
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from trimesh import limits
+from trimesh._transport.base import Buffer
+from trimesh.errors import LimitExceeded
+
+PART: Final = struct.Struct("<IB")
+IMMUTABLE: Final = 1 << 63
+
+
+class Told(Protocol):
+    """Who is told when a message has left on one link."""
+
+    def part_done(self) -> None:
+        """Note it."""
+
+
+class Convoy:
+    """One large message, lent by its sender until `part_done` of `completion`.
+
+    Args:
+        head, bodies: As given to `Link.send`.
+        flow: As given to `Link.send`.
+        completion: Told when all of it has left, or never will.
+
+    Attributes:
+        number: Its number on the link; given when it starts.
+        waiting_bytes: Bytes that are in no part yet.
+    """
+
+    def __init__(self, head: bytes, bodies: Sequence[Buffer], flow: int, completion: Told) -> None:
+        check(head, bodies)
+        self.flow: Final = flow
+        self.number = 0
+        self._head = head
+        self._bodies = [_flat(body) for body in bodies]
+        self._table = b"".join(
+            struct.pack("<Q", view.nbytes | (IMMUTABLE if is_immutable(body) else 0))
+            for view, body in zip(self._bodies, bodies, strict=True)
+        )
+        self._completion = completion
+        self._begun = False
+        self._at = (0, 0)
+        self._under_way = 0
+        self._is_told = False
+        self.waiting_bytes = len(head) + sum(view.nbytes for view in self._bodies)
+
+    def next_part(self, bytes_max: int) -> tuple[bytes, list[Buffer]]:
+        """Return head and bodies of the next part; call `part_done` when it has left."""
+        self._under_way += 1
+        if not self._begun:
+            self._begun = True
+            self.waiting_bytes -= len(self._head)
+            return PART.pack(self.number, 1), [self._table, self._head]
+        pieces: list[Buffer] = []
+        index, offset = self._at
+        left = bytes_max
+        while left and index < len(self._bodies):
+            piece = self._bodies[index][offset : offset + left]
+            offset += piece.nbytes
+            left -= piece.nbytes
+            if piece.nbytes:
+                pieces.append(piece)
+            if offset == self._bodies[index].nbytes:
+                index, offset = index + 1, 0
+        self._at = (index, offset)
+        self.waiting_bytes -= bytes_max - left
+        return PART.pack(self.number, 0), pieces
+
+    @property
+    def is_out(self) -> bool:
+        """Whether there is no further part."""
+        return self._begun and not self.waiting_bytes
+
+    def part_done(self) -> None:
+        """Note that a part has left."""
+        self._under_way -= 1
+        if self.is_out and not self._under_way:
+            self.finish()
+
+    def finish(self) -> None:
+        """Note that all of it has left, or the rest never will. Idempotent."""
+        if not self._is_told:
+            self._is_told = True
+            self._completion.part_done()
+
+
+def check(head: bytes, bodies: Sequence[Buffer]) -> None:
+    """Refuse what no link takes.
+
+    Raises:
+        LimitExceeded: The head, or the number or size of the bodies, is above its limit.
+    """
+    if len(head) > limits.HEAD_BYTES_MAX:
+        raise LimitExceeded("HEAD_BYTES_MAX", len(head))
+    if len(bodies) > limits.BODIES_MAX:
+        raise LimitExceeded("BODIES_MAX", len(bodies))
+    size = sum(memoryview(body).nbytes for body in bodies)
+    if size > limits.MESSAGE_BYTES_MAX:
+        raise LimitExceeded("MESSAGE_BYTES_MAX", size)
+
+
+def is_immutable(body: Buffer) -> bool:
+    """Whether a body is a `bytes`, or shows one, so that the receiver may be given one, too."""
+    return type(body) is bytes or (type(body) is memoryview and body.readonly and type(body.obj) is bytes)
+
+
+def goes_in_parts(bodies: Sequence[Buffer], *, local: bool, shared: bool = False) -> bool:
+    """Whether a message is to go in parts: see `limits.PARTED_BYTES_MIN`.
+
+    Args:
+        bodies: What it has beside its head.
+        local: Whether it goes to a process of this host.
+        shared: Whether it goes to several, who can share what is copied into memory of this host.
+    """
+    total = owned = 0
+    for body in bodies:
+        nbytes = memoryview(body).nbytes
+        if nbytes > limits.SEGMENT_BYTES_MAX:
+            return True
+        total += nbytes
+        if nbytes >= limits.PARTED_BYTES_MIN and is_immutable(body):
+            owned += nbytes
+    return total >= limits.PARTED_BYTES_MIN and (not local or (2 * owned >= total and not shared))
+
+
+def _flat(body: Buffer) -> memoryview:
+    view = memoryview(body)
+    return view.cast("B") if view.nbytes else memoryview(b"")
