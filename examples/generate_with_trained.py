@@ -3,8 +3,8 @@
 Run it: python examples/generate_with_trained.py [--rounds 4] [--seed 0] [--device cpu]
 
 The trainer is a tensor program; the generators are actors that know nothing of it. Between rounds the weights move to
-the generators' mesh, rank to rank, and are an argument of the call that generates. At the end the generators read them
-from the trainer's memory instead, by handles, which is how programs that do not know each other's meshes do it.
+the generators' mesh, rank to rank, and are an argument of the call that generates. And they are published: one of the
+generators follows the versions by a handle, which is how programs that do not know each other's meshes do it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 import trimesh
 from trimesh import Actor, endpoint, this_host
+from trimesh.rdma import Published
 
 TEXT = "she sells sea shells by the sea shore; "
 SYMBOLS = sorted(set(TEXT))
@@ -55,13 +56,11 @@ class Generator(Actor):
         return generate(weights, prompt, length)
 
     @endpoint
-    async def read_and_go_on(self, handles: dict[str, trimesh.RDMABuffer], prompt: str, length: int) -> str:
-        """Read the weights where they are."""
-        hidden = torch.empty(CONTEXT * len(SYMBOLS), 32)
-        weights = {"hidden": hidden, "out": torch.empty(32, len(SYMBOLS))}
-        for name, tensor in weights.items():
-            await handles[name].read_into(tensor)
-        return generate(weights, prompt, length)
+    async def read_and_go_on(self, weights: Published, prompt: str, length: int) -> tuple[int, str]:
+        """Read the latest version of the weights from the memory of the trainer."""
+        async with weights.pin() as snapshot:
+            latest = await snapshot.read()
+        return snapshot.version, generate(latest, prompt, length)
 
 
 async def main(rounds: int = 4, seed: int = 0) -> None:
@@ -81,18 +80,21 @@ async def main(rounds: int = 4, seed: int = 0) -> None:
             contexts = torch.tensor([numbers[place : place + CONTEXT] for place in places])
             wanted = torch.tensor([numbers[place + CONTEXT] for place in places])
         optimizer = torch.optim.SGD(weights.values(), lr=0.5, momentum=0.9)
-        for number in range(1, rounds + 1):
-            for _ in range(STEPS):
-                loss = cross_entropy(logits(weights, contexts), wanted)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-            moved = {name: tensor.detach().to_mesh(generators) for name, tensor in weights.items()}
-            texts = await actors.go_on.call(moved, prompt, len(TEXT))
-            assert len(set(texts.values())) == 1, "both replicas have the same weights"
-            print(f"round {number}  loss {loss.item():.4f}  {texts.values()[0]!r}")
-        async with trimesh.rdma_buffers(weights) as handles:
-            text = await actors.slice(replica=0).read_and_go_on.call_one(handles.item(gpus=0), prompt, len(TEXT))
+        async with trimesh.publication(weights) as published:
+            reader, handle = actors.slice(replica=0), published.shard(gpus=0)
+            for number in range(1, rounds + 1):
+                for _ in range(STEPS):
+                    loss = cross_entropy(logits(weights, contexts), wanted)
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                moved = {name: tensor.detach().to_mesh(generators) for name, tensor in weights.items()}
+                texts = await actors.go_on.call(moved, prompt, len(TEXT))
+                assert len(set(texts.values())) == 1, "both replicas have the same weights"
+                print(f"round {number}  loss {loss.item():.4f}  {texts.values()[0]!r}")
+                await published.publish()
+                version, text = await reader.read_and_go_on.call_one(handle, prompt, len(TEXT))
+                assert (version, text) == (number, texts.values()[0]), "what is read is what has moved"
         print(f"by handles             {text!r}")
         here = {name: await trimesh.fetch_shard(tensor) for name, tensor in weights.items()}
         print(f"here                   {generate(here, prompt, len(TEXT))!r}")

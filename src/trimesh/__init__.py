@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from trimesh.rdma import RDMABuffer
     from trimesh.tensor import (
         Placements,
+        Publication,
         RecordingError,
         call_on_shard_and_fetch,
         compile,  # noqa: A004 - as torch's own
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
         module_to_mesh,
         optimizer_to_mesh,
         placements,
+        publication,
         rdma_buffers,
         redistribute,
         reduce,
@@ -137,6 +139,7 @@ __all__ = [
     "ProcDied",
     "ProcMesh",
     "ProtocolError",
+    "Publication",
     "RDMABuffer",
     "Receiver",
     "RecordingError",
@@ -182,6 +185,7 @@ __all__ = [
     "optimizer_to_mesh",
     "origin",
     "placements",
+    "publication",
     "rdma",
     "rdma_buffers",
     "redistribute",
@@ -201,6 +205,7 @@ __all__ = [
 
 _TENSORS = (
     "Placements",
+    "Publication",
     "RecordingError",
     "call_on_shard_and_fetch",
     "compile",
@@ -214,6 +219,7 @@ _TENSORS = (
     "module_to_mesh",
     "optimizer_to_mesh",
     "placements",
+    "publication",
     "rdma_buffers",
     "redistribute",
     "reduce",

@@ -23,7 +23,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 from trimesh.shape.extent import Extent  # noqa: E402
 from trimesh.tensor import expected, protocol, service  # noqa: E402
-from trimesh.tensor.answers import _values  # noqa: E402
+from trimesh.tensor.answers import values_of  # noqa: E402
 from trimesh.tensor.arguments import read  # noqa: E402
 from trimesh.tensor.engine import Request  # noqa: E402
 from trimesh.tensor.function_parts import Look, Operand  # noqa: E402
@@ -135,7 +135,7 @@ def test_answers(form: expected.Expected, place: int, sent: Any, failed_at: Any)
         payload, bodies = encoded.payload, [memoryview(bytearray(buffer)) for buffer in encoded.buffers]
     request.answers[place] = payload, bodies, failed_at, None
     try:
-        found = _values(request)
+        found = values_of(request)
     except MeshErrorGroup as group:
         [error] = group.exceptions
         assert isinstance(error, ProtocolError) or (not form.is_ours and isinstance(error, PayloadError))

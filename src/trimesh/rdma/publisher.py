@@ -78,28 +78,35 @@ class Publisher:
 
     # ---- versions --------------------------------------------------------------------------------------------
 
-    async def publish(self, tensors: Mapping[str, Any]) -> int:
-        """Copy tensors into a slot that nobody reads, and make them the latest version; see `Published.publish`."""
+    async def publish(self, tensors: Mapping[str, Any], version: int | None = None) -> int:
+        """Copy tensors into a slot that nobody reads, and make them the latest version; see `Published.publish`.
+
+        Args:
+            tensors: What is published.
+            version: Its number, above the latest, where others publish the rest of it; None for the next.
+        """
         has_adapter = bool(self.board.handle.granted.grant.exported)
         layout = layout_of(tensors, limits.EXPORT_BYTES_MAX if has_adapter else 0)
         async with self._lock:
             self._check_open()
             index = await self._empty_slot()
             room = await self._room(index, layout.nbytes)
-            granted, version = room.readonly().handle.granted, self.latest + 1
+            granted = room.readonly().handle.granted
+            number = self.latest + 1 if version is None else version
+            assert number > self.latest, "versions go up"
             head = layout.head + granted.grant.exported
             await room[: len(head)].write_from(head)
             for name, entry in layout.entries.items():
                 await room[entry.offset : entry.offset + entry.nbytes].write_from(tensors[name])
             self._check_open()
             sizes = (layout.nbytes, len(layout.head), len(granted.grant.exported))
-            slot = board.Slot(version, granted.grant, granted.block, *sizes)
+            slot = board.Slot(number, granted.grant, granted.block, *sizes)
             board.write_slot(self._words, index, slot)
-            await self._swap(index, 0, version)
-            self.latest, self._latest_slot, self._versions[index] = version, index, version
-            board.write_header(self._words, version, is_closed=self.is_closed)
+            await self._swap(index, 0, number)
+            self.latest, self._latest_slot, self._versions[index] = number, index, number
+            board.write_header(self._words, number, is_closed=self.is_closed)
         self._tell()
-        return version
+        return number
 
     async def _empty_slot(self) -> int:
         """Take the oldest version out that nobody has pinned; wait until there is one."""

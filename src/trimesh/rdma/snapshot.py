@@ -68,6 +68,10 @@ class Snapshot:
             await self._buffer(name).read_into(data)
         await self._check()
 
+    async def check(self) -> None:
+        """Raise if what was read by `buffer` until now may be torn; the end of the block of the pin does it, too."""
+        await self._check()
+
     async def read(self) -> dict[str, Any]:
         """Return a copy of everything, of the kinds that were published; bytes as bytearrays.
 

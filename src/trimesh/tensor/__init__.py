@@ -24,11 +24,13 @@ from trimesh.tensor.reduction import reduce, reduce_
 from trimesh.tensor.references import rref
 from trimesh.tensor.seeding import get_rng_state, manual_seed, set_rng_state
 from trimesh.tensor.showing import inspect, show
+from trimesh.tensor.state_publication import Publication, publication
 from trimesh.tensor.tensor import MeshTensor
 
 __all__ = [
     "MeshTensor",
     "Placements",
+    "Publication",
     "RecordingError",
     "RemoteFunction",
     "activate",
@@ -44,6 +46,7 @@ __all__ = [
     "module_to_mesh",
     "optimizer_to_mesh",
     "placements",
+    "publication",
     "rdma_buffers",
     "redistribute",
     "reduce",

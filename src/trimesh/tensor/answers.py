@@ -28,7 +28,7 @@ async def answers(request: Request) -> Mapping[int, Any]:
         await request.complete.wait()
     finally:
         engine.forget(request)
-    return _values(request)
+    return values_of(request)
 
 
 def answers_now(request: Request) -> Mapping[int, Any]:
@@ -59,7 +59,7 @@ def answers_now(request: Request) -> Mapping[int, Any]:
     finally:
         proc.deadlocks.end_search_now()
         engine.forget(request)
-    return _values(request)
+    return values_of(request)
 
 
 @attrs.define(eq=False)
@@ -106,7 +106,8 @@ class _Watch:
         )
 
 
-def _values(request: Request) -> Mapping[int, Any]:
+def values_of(request: Request) -> Mapping[int, Any]:
+    """Return the values of a request that all have answered, by place; raises as `answers` does."""
     team = request.team
     found: dict[int, Any] = {}
     deaths: list[Exception] = []

@@ -17,6 +17,7 @@ from trimesh._runtime.services import TENSORS
 from trimesh.errors import MeshError, MeshStopped, ProcDied, ProtocolError, set_origin
 from trimesh.tensor import protocol
 from trimesh.tensor.device import default_device
+from trimesh.tensor.moves import moves_of
 from trimesh.tensor.team import Failure, Team
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Request:
         expected: What they are to send.
         waiting: Ranks of the team, by place, that have not answered.
         answers: What the others have sent, or why they cannot, by place.
+        lent: Memory of ranks that have answered, which is to be read, by process: as `Handle.fields`.
         complete: Set when all have.
     """
 
@@ -65,6 +67,7 @@ class Request:
     expected: Expected
     waiting: dict[Peer, int]
     answers: dict[int, _Answer | Exception] = attrs.field(factory=dict[int, Any])
+    lent: dict[Peer, tuple[Any, ...]] = attrs.field(factory=dict["Peer", tuple[Any, ...]])
     complete: trio.Event = attrs.field(factory=trio.Event)
 
     def settle(self, peer: Peer, answer: _Answer | Exception) -> bool:
@@ -291,6 +294,12 @@ class Engine:
     def forget(self, request: Request) -> None:
         """Drop a request: its answers have been taken, or whoever asked has left."""
         self._requests.pop(request.number, None)
+        for peer in request.lent:
+            self._leave(peer, request.number)
+        request.lent.clear()
+
+    def _leave(self, peer: Peer, number: int) -> None:
+        moves_of(self.proc).leave(peer, self.number, (self.proc.proc_id, number))
 
     # ---- messages --------------------------------------------------------------------------------------------
 
@@ -310,10 +319,14 @@ class Engine:
         """Take a value."""
         request = self._requests.get(message.request)
         if request is None:
+            if message.lent is not None:
+                self._leave(peer, message.request)
             return  # whoever asked has left
         payload, rest = take_payload(message.payload, bodies)
         if not request.settle(peer, (payload, rest, message.failed_at, cargo)):
             raise ProtocolError(f"a rank must answer once, and when asked; request {message.request} got another")
+        if message.lent is not None:
+            request.lent[peer] = message.lent
 
     def refused(self, peer: Peer, why: str) -> None:
         """Learn that a process cannot hold tensors."""

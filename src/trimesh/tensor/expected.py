@@ -43,6 +43,11 @@ ANYTHING: Final = Expected("any value", lambda _value, _place: True, is_ours=Fal
 
 ONE_TENSOR: Final = Expected("a tensor", lambda value, _place: isinstance(value, torch.Tensor))
 
+LARGE: Final = Expected(
+    "which parts of tensors it has", lambda value, _place: type(value) in (list, tuple) and len(value) == 3
+)
+"""What `gathering` asks for, and looks at more closely."""
+
 RNG_STATE: Final = Expected("the bytes of generators", lambda value, _place: _is_bytes(value))
 
 RESULTS: Final = Expected(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from trimesh import limits
 from trimesh._runtime.foreign import in_trio
 from trimesh.shape.value_mesh import ValueMesh
-from trimesh.tensor import expected
 from trimesh.tensor.answers import answers, answers_now
 from trimesh.tensor.call import call_kernel
 from trimesh.tensor.engine import Request
+from trimesh.tensor.expected import LARGE, ONE_TENSOR, tensors_like
+from trimesh.tensor.gathering import gathered
+from trimesh.tensor.shapes import Meta
 from trimesh.tensor.team import Team
 from trimesh.tensor.tensor import MeshTensor
 
@@ -51,18 +55,18 @@ async def _fetched(leaves: list[Any]) -> list[Any]:
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, MeshTensor):
             groups.setdefault((leaf._held.team, leaf._meta.is_global), []).append(index)
-    requests = [(group, _ask(team, [leaves[index] for index in group])) for (team, _), group in groups.items()]
+    requests = [_ask_all(team, [leaves[index] for index in group], group) for (team, _), group in groups.items()]
     # A state has tensors of this process in it, too (an optimizer's steps), which go on changing.
     whole = [leaf.detach().clone() if _is_local(leaf) else leaf for leaf in leaves]
     try:
-        for group, request in requests:
-            found = await answers(request)
+        for group, request, metas in requests:
+            found = await (answers(request) if metas is None else gathered(request, metas or None))
             for number, index in enumerate(group):
                 values = [found[place][number] for place in sorted(found) if found[place]]
                 tensor = leaves[index]
                 whole[index] = values[0] if tensor._meta.is_global else ValueMesh(tensor._held.team.region, values)
     finally:
-        for _, request in requests:  # those after one that failed
+        for _, request, _ in requests:  # those after one that failed
             request.team.engine.forget(request)
     return whole
 
@@ -94,12 +98,13 @@ async def fetch_shard(tensor: torch.Tensor, coordinates: Mapping[str, int] | Non
 
 async def _fetched_at(tensor: MeshTensor, place: int) -> Any:
     team = tensor._held.team
-    if not tensor._meta.is_global:
-        return (await answers(_ask(team, [tensor], [place])))[place][0]
-    request = team.engine.ask(
-        team, [place], lambda number: call_kernel(team, "fetch_part", tensor, number, place), expected.ONE_TENSOR
-    )
-    return (await answers(request))[place]
+    is_large = _is_large(team, [tensor])
+    if tensor._meta.is_global:
+        kernel, form = ("fetch_large_part", LARGE) if is_large else ("fetch_part", ONE_TENSOR)
+        request = team.engine.ask(team, [place], lambda number: call_kernel(team, kernel, tensor, number, place), form)
+        return (await gathered(request, None))[place][0] if is_large else (await answers(request))[place]
+    request = _ask(team, [tensor], [place], is_large=is_large)
+    return (await (gathered(request, None) if is_large else answers(request)))[place][0]
 
 
 def place_of(team: Team, coordinates: Mapping[str, int]) -> int:
@@ -166,16 +171,38 @@ def values_now(tensor: MeshTensor) -> list[torch.Tensor]:
     return [values[0] for _, values in sorted(found.items()) if values]
 
 
-def _ask(team: Team, tensors: Sequence[MeshTensor], places: Sequence[int] | None = None) -> Request:
+def _is_large(team: Team, tensors: Sequence[MeshTensor]) -> bool:
+    """Whether tensors are read from the ranks' memory, rather than sent in messages."""
+    nbytes = sum(tensor._meta.dtype.itemsize * math.prod(tensor._meta.size) for tensor in tensors)
+    return nbytes >= limits.TENSOR_LENT_BYTES_MIN and not team.engine.proc.is_simulated
+
+
+def _ask_all(
+    team: Team, tensors: Sequence[MeshTensor], group: list[int]
+) -> tuple[list[int], Request, list[Meta] | None]:
+    """Ask for some tensors; return with the request the looks of global ones that are to be gathered.
+
+    That is None if they come in messages, and empty for tensors of each rank's own.
+    """
+    is_large = _is_large(team, tensors)
+    request = _ask(team, tensors, is_large=is_large)
+    is_global = tensors[0]._meta.is_global
+    return group, request, [one._meta for one in tensors if is_global] if is_large else None
+
+
+def _ask(
+    team: Team, tensors: Sequence[MeshTensor], places: Sequence[int] | None = None, *, is_large: bool = False
+) -> Request:
     """Ask for tensors of one team, all global or none.
 
     Every rank answers for a global one, the first with the value: what one of them lacks is then known at once, with
     its cause, where the first one would only see its peers leave.
     """
     asked = list(range(len(team.peers)) if places is None else places)
-    wanted = list(tensors)
-    if tensors[0]._meta.is_global:
-        form = expected.tensors_like(wanted, only_first=True)
-        return team.engine.ask(team, asked, lambda number: call_kernel(team, "fetch_full", wanted, number), form)
-    form = expected.tensors_like(wanted)
-    return team.engine.ask(team, asked, lambda number: call_kernel(team, "fetch", wanted, number, asked), form)
+    wanted, is_global = list(tensors), tensors[0]._meta.is_global
+    form = LARGE if is_large else tensors_like(wanted, only_first=is_global)
+    if is_global:
+        kernel = "fetch_large_full" if is_large else "fetch_full"
+        return team.engine.ask(team, asked, lambda number: call_kernel(team, kernel, wanted, number), form)
+    kernel = "fetch_large" if is_large else "fetch"
+    return team.engine.ask(team, asked, lambda number: call_kernel(team, kernel, wanted, number, asked), form)

@@ -20,13 +20,14 @@ from trimesh.shape.value_mesh import ValueMesh
 from trimesh.tensor import checks, expected
 from trimesh.tensor.activation import active_team, nothing_active
 from trimesh.tensor.answers import answers, answers_now
+from trimesh.tensor.box import contiguous_strides
 from trimesh.tensor.call import call_kernel
 from trimesh.tensor.fetching import place_of
 from trimesh.tensor.function_parts import Look, Named, Operand, put_together, take_apart
 from trimesh.tensor.shapes import Meta, Shapes
 from trimesh.tensor.team import Team
 from trimesh.tensor.tensor import MeshTensor
-from trimesh.tensor.upload import Sizes, contiguous_strides
+from trimesh.tensor.upload import Sizes
 
 P = ParamSpec("P")
 R = TypeVar("R")

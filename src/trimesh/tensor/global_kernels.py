@@ -11,12 +11,22 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 import torch
 
+from trimesh.tensor.box import Box
 from trimesh.tensor.copied_view import copied_views
+from trimesh.tensor.delivery import arrived, deliver, unneeded
 from trimesh.tensor.groups import device_mesh
 from trimesh.tensor.kernel import kernel
 from trimesh.tensor.placement import WHOLE
 from trimesh.tensor.rank import Poison, Rank, TeamOnRank
-from trimesh.tensor.sharding import assemble, placements_by_label, shard_of, unsummed
+from trimesh.tensor.sharding import (
+    assemble,
+    box_by_placements,
+    boxed,
+    is_first_replica,
+    part_on_rank,
+    placements_by_label,
+    unsummed,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor, Placement
@@ -31,47 +41,51 @@ class Layout:
 
 @kernel("distribute")
 def distribute(
-    rank: Rank, team: TeamOnRank, data: memoryview, dtype: torch.dtype, size: tuple[int, ...], cuts: tuple[int, ...]
+    rank: Rank,
+    team: TeamOnRank,
+    data: memoryview,
+    move: int,
+    dtype: torch.dtype,
+    size: tuple[int, ...],
+    cuts: tuple[int, ...],
 ) -> torch.Tensor:
-    """Make a global tensor of its bytes, which every rank gets; each copies its own part out of them.
-
-    All processes of a host map the one copy that the controller has written, so that a body for each rank would save
-    nothing there: 64 MiB cut over 4 ranks take 0.1 s on two cores, of which the controller's copy is 0.04 s.
-    """
-    flat = torch.frombuffer(data, dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)
-    whole = flat.view(size)
+    """Make a global tensor of one of the controller, of which each rank takes its own part."""
     mesh, placements = device_mesh(rank, team), placements_by_label(cuts)
-    part = shard_of(whole.to(rank.device), mesh, placements)
-    return assemble(part.clone(memory_format=torch.contiguous_format), mesh, placements, whole)
+    part = arrived(rank, data, move, dtype, size, box_by_placements(size, mesh, placements))
+    return assemble(part, mesh, placements, torch.empty(size, device="meta"))
 
 
-@kernel("distribute_like")
-def distribute_like(rank: Rank, team: TeamOnRank, data: memoryview, dtype: torch.dtype, like: DTensor) -> torch.Tensor:
-    """Make a global tensor of its bytes that lies as another of the same size."""
-    flat = torch.frombuffer(data, dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)
-    whole = flat.view(like.size())
-    placements = unsummed(like.placements)
-    part = shard_of(whole.to(rank.device), like.device_mesh, placements)
-    return assemble(part.clone(memory_format=torch.contiguous_format), like.device_mesh, placements, whole)
+@kernel("distribute_like", takes_poison=True)
+def distribute_like(
+    rank: Rank, team: TeamOnRank, data: memoryview, move: int, dtype: torch.dtype, like: DTensor | Poison
+) -> torch.Tensor | Poison:
+    """Make a global tensor of one of the controller that lies as another of the same size."""
+    if isinstance(like, Poison):
+        unneeded(rank, move)
+        rank.leave(team, like)
+        return like
+    size, mesh, placements = tuple(like.size()), like.device_mesh, boxed(like.placements)
+    part = arrived(rank, data, move, dtype, size, box_by_placements(size, mesh, placements))
+    return assemble(part, mesh, placements, torch.empty(size, device="meta"))
 
 
 @kernel("redistribute")
 def redistribute(rank: Rank, team: TeamOnRank, value: DTensor, cuts: tuple[int, ...]) -> tuple[DTensor, Layout]:
     """Lay a tensor out anew; return how it lay, too."""
     placements = placements_by_label(cuts)
-    return _detached(value, _fresh(rank, value).redistribute(placements=placements)), Layout(value.placements)
+    return _detached(value, refreshed(rank, value).redistribute(placements=placements)), Layout(value.placements)
 
 
 @kernel("redistribute_back")
 def redistribute_back(rank: Rank, team: TeamOnRank, value: DTensor, layout: Layout) -> DTensor:
     """Lay a gradient out as the tensor that it is of."""
-    return _detached(value, _fresh(rank, value).redistribute(placements=unsummed(layout.placements)))
+    return _detached(value, refreshed(rank, value).redistribute(placements=unsummed(layout.placements)))
 
 
 @kernel("to_local")
 def to_local(rank: Rank, team: TeamOnRank, value: DTensor, cuts: tuple[int, ...]) -> torch.Tensor:
     """Return this rank's part as a tensor of its own."""
-    return _fresh(rank, value).redistribute(placements=placements_by_label(cuts)).to_local().clone()
+    return refreshed(rank, value).redistribute(placements=placements_by_label(cuts)).to_local().clone()
 
 
 @kernel("to_global")
@@ -113,12 +127,38 @@ def fetch_full(rank: Rank, team: TeamOnRank, values: list[DTensor | Poison], req
     _answer(rank, team, values, request, find, is_asked=True)
 
 
+@kernel("fetch_large_full", takes_poison=True)
+def fetch_large_full(rank: Rank, team: TeamOnRank, values: list[DTensor | Poison], request: int) -> None:
+    """Let the controller read whole tensors: of each part the first rank that has it gives it."""
+
+    def find(fresh: list[DTensor]) -> list[tuple[int, Box, torch.Tensor]]:
+        found = []
+        for index, value in enumerate(fresh):
+            box, local, lying = part_on_rank(value)
+            if is_first_replica(lying) and box.count:
+                found.append((index, box, local))
+        return found
+
+    _answer(rank, team, values, request, find, is_asked=True, is_large=True)
+
+
+@kernel("fetch_large_part", takes_poison=True)
+def fetch_large_part(rank: Rank, team: TeamOnRank, value: DTensor | Poison, request: int, place: int) -> None:
+    """Let the controller read one rank's part; see `fetch_part`."""
+
+    def find(fresh: list[DTensor]) -> list[tuple[int, Box, torch.Tensor]]:
+        local = _unsummed(fresh[0])
+        return [(0, Box.of_all(local.size()), local)]
+
+    _answer(rank, team, [value], request, find, is_asked=team.index == place, is_large=True)
+
+
 @kernel("fetch_part", takes_poison=True)
 def fetch_part(rank: Rank, team: TeamOnRank, value: DTensor | Poison, request: int, place: int) -> None:
     """Bring one rank's part out; all take part, because what is partial is added up first."""
 
     def find(fresh: list[DTensor]) -> torch.Tensor:
-        return _copy(fresh[0].redistribute(placements=unsummed(fresh[0].placements)).to_local())
+        return _copy(_unsummed(fresh[0]))
 
     _answer(rank, team, [value], request, find, is_asked=team.index == place)
 
@@ -131,6 +171,7 @@ def _answer(
     find: Callable[[list[DTensor]], Any],
     *,
     is_asked: bool,
+    is_large: bool = False,
 ) -> None:
     """Send what `find` makes of global tensors, or why there is nothing to send."""
     poison = next((value for value in values if isinstance(value, Poison)), None)
@@ -139,12 +180,18 @@ def _answer(
         rank.leave(team, poison)
     else:
         try:
-            found = find([_fresh(rank, value) for value in values if not isinstance(value, Poison)])
+            found = find([refreshed(rank, value) for value in values if not isinstance(value, Poison)])
         except Exception as error:  # noqa: BLE001 - goes to whoever fetches
             poison = Poison(team.number, team.done, "trimesh::fetch", error)
             rank.leave(team, poison)
-    if is_asked:
+    if is_asked and is_large and poison is None:
+        deliver(rank, team, request, found)
+    elif is_asked:
         rank.outside.reply(request, found if poison is None else poison)
+
+
+def _unsummed(value: DTensor) -> torch.Tensor:
+    return value.redistribute(placements=unsummed(value.placements)).to_local()
 
 
 def _copy(value: torch.Tensor) -> torch.Tensor:
@@ -156,6 +203,7 @@ def _detached(value: DTensor, made: DTensor) -> DTensor:
     return cast("DTensor", made.clone()) if made._local_tensor is value._local_tensor else made
 
 
-def _fresh(rank: Rank, value: DTensor) -> DTensor:
+def refreshed(rank: Rank, value: DTensor) -> DTensor:
+    """Return a tensor that has what was written to those that it is a view of."""
     copied_views(rank).refresh(value)
     return value

@@ -11,6 +11,7 @@ from trimesh._runtime.foreign import in_trio
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import ShapeError
 from trimesh.tensor.answers import answers
+from trimesh.tensor.box import contiguous_strides
 from trimesh.tensor.call import call_kernel
 from trimesh.tensor.expected import layout_along
 from trimesh.tensor.fetching import checked
@@ -19,7 +20,7 @@ from trimesh.tensor.placement import WHOLE, Cut, Placements, cuts_by_label, plac
 from trimesh.tensor.shapes import Meta
 from trimesh.tensor.team import Team
 from trimesh.tensor.tensor import MeshTensor
-from trimesh.tensor.upload import Sizes, bytes_of, contiguous_strides
+from trimesh.tensor.upload import Sizes, supplied
 
 
 def distribute(tensor: torch.Tensor, mesh: ProcMesh, placements: Sequence[Cut] | None = None) -> MeshTensor:
@@ -61,10 +62,9 @@ def replicate(tensor: torch.Tensor, mesh: ProcMesh) -> MeshTensor:
 def put(tensor: torch.Tensor, team: Team, placements: Sequence[Cut] | None) -> MeshTensor:
     """Return a tensor of this process as a global one."""
     cuts = cuts_by_label(placements, tensor.ndim, team.region.extent)
-    meta = _meta(team, tuple(tensor.size()), tensor.dtype)
-    [made] = call_kernel(
-        team, "distribute", bytes_of(tensor), meta.dtype, Sizes(meta.size), Sizes(cuts), outputs=[meta]
-    )
+    meta = global_meta(team, tuple(tensor.size()), tensor.dtype)
+    with supplied(tensor, team) as (data, move):
+        [made] = call_kernel(team, "distribute", data, move, meta.dtype, Sizes(meta.size), Sizes(cuts), outputs=[meta])
     made.requires_grad_(tensor.requires_grad)
     return made
 
@@ -72,8 +72,9 @@ def put(tensor: torch.Tensor, team: Team, placements: Sequence[Cut] | None) -> M
 def put_like(tensor: torch.Tensor, like: MeshTensor) -> MeshTensor:
     """Return a tensor of this process as a global one that lies as another of its size."""
     team = like._held.team
-    meta = _meta(team, tuple(tensor.size()), tensor.dtype)
-    [made] = call_kernel(team, "distribute_like", bytes_of(tensor), meta.dtype, like, outputs=[meta])
+    meta = global_meta(team, tuple(tensor.size()), tensor.dtype)
+    with supplied(tensor, team) as (data, move):
+        [made] = call_kernel(team, "distribute_like", data, move, meta.dtype, like, outputs=[meta])
     return made
 
 
@@ -104,15 +105,14 @@ class _Redistribute(torch.autograd.Function):
     def forward(ctx: Any, value: MeshTensor, cuts: tuple[int, ...]) -> torch.Tensor:
         team = value._held.team
         nothing = team.engine.shapes.meta((0,), (1,), torch.uint8, value.device)
-        made, ctx.layout = call_kernel(
-            team, "redistribute", value, Sizes(cuts), outputs=[_meta(team, value._meta.size, value.dtype), nothing]
-        )
+        meta = global_meta(team, value._meta.size, value.dtype)
+        made, ctx.layout = call_kernel(team, "redistribute", value, Sizes(cuts), outputs=[meta, nothing])
         return made
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor, None]:
         [grad] = grads
-        meta = _meta(grad._held.team, grad._meta.size, grad.dtype)
+        meta = global_meta(grad._held.team, grad._meta.size, grad.dtype)
         [made] = call_kernel(grad._held.team, "redistribute_back", grad, ctx.layout, outputs=[meta])
         return made, None
 
@@ -189,7 +189,7 @@ def _joined(value: MeshTensor, team: Team, cuts: Sequence[Cut] | None) -> MeshTe
     for count, dim in zip(team.region.extent.values(), along, strict=True):
         if dim != WHOLE:
             size[dim] *= count
-    meta = _meta(team, tuple(size), value.dtype)
+    meta = global_meta(team, tuple(size), value.dtype)
     [made] = call_kernel(team, "to_global", value, Sizes(meta.size), Sizes(meta.stride), Sizes(along), outputs=[meta])
     return made
 
@@ -220,5 +220,6 @@ def checked_team(team: Team) -> Team:
     return team
 
 
-def _meta(team: Team, size: tuple[int, ...], dtype: torch.dtype) -> Meta:
+def global_meta(team: Team, size: tuple[int, ...], dtype: torch.dtype) -> Meta:
+    """Return the looks of a global tensor."""
     return team.engine.shapes.meta(size, contiguous_strides(size), dtype, team.engine.device, is_global=True)

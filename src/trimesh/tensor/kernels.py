@@ -10,15 +10,25 @@ from trimesh.tensor import collectives as collectives  # noqa: PLC0414 - puts it
 from trimesh.tensor import global_kernels as global_kernels  # noqa: PLC0414 - puts them into the table
 from trimesh.tensor import global_operator as global_operator  # noqa: PLC0414 - puts it into the table
 from trimesh.tensor import seeding_kernels as seeding_kernels  # noqa: PLC0414 - puts its kernels into the table
+from trimesh.tensor.box import Box
+from trimesh.tensor.delivery import arrived, deliver
 from trimesh.tensor.kernel import kernel
 from trimesh.tensor.rank import Poison, Rank, TeamOnRank
 
 
 @kernel("put")
 def put(
-    rank: Rank, _: TeamOnRank, data: memoryview, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...]
+    rank: Rank,
+    _: TeamOnRank,
+    data: memoryview,
+    move: int,
+    dtype: torch.dtype,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
 ) -> torch.Tensor:
-    """Return a tensor that has come as bytes; the memory is its own from now on."""
+    """Return a tensor of the controller; one that has come as bytes has their memory from now on."""
+    if move:
+        return arrived(rank, data, move, dtype, size, Box.of_all(size))
     flat = torch.frombuffer(data, dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)
     return flat.as_strided(size, stride).to(rank.device)
 
@@ -37,6 +47,18 @@ def fetch(rank: Rank, team: TeamOnRank, values: list[Any], request: int, places:
     except RuntimeError as error:  # no memory for them: whoever waits must hear of that
         found = Poison(team.number, team.done, "trimesh::fetch", error)
     rank.outside.reply(request, found)
+
+
+@kernel("fetch_large", takes_poison=True)
+def fetch_large(rank: Rank, team: TeamOnRank, values: list[Any], request: int, places: list[int]) -> None:
+    """Let the controller read values, from the ranks at some places of the team."""
+    if team.index not in places:
+        return
+    poison = next((value for value in values if isinstance(value, Poison)), None)
+    if poison is not None:
+        rank.outside.reply(request, poison)
+        return
+    deliver(rank, team, request, [(index, Box.of_all(value.size()), value) for index, value in enumerate(values)])
 
 
 @kernel("looks", takes_poison=True)

@@ -9,13 +9,15 @@ import torch
 
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import ShapeError
+from trimesh.tensor.box import contiguous_strides
 from trimesh.tensor.call import call_kernel
 from trimesh.tensor.fetching import checked
+from trimesh.tensor.global_movement import global_to_mesh
 from trimesh.tensor.mesh import team_of
 from trimesh.tensor.shapes import Meta
 from trimesh.tensor.team import Team
 from trimesh.tensor.tensor import MeshTensor
-from trimesh.tensor.upload import Sizes, contiguous_strides
+from trimesh.tensor.upload import Sizes
 
 Pairs = tuple[tuple[int, int], ...]
 """Places in the source and in the target that a tensor moves between."""
@@ -42,9 +44,11 @@ def slice_mesh(tensor: torch.Tensor, **selection: int | slice) -> MeshTensor:
 
 def to_mesh(tensor: torch.Tensor, target: ProcMesh) -> MeshTensor:
     """Return a copy of a tensor on other ranks; see `MeshTensor.to_mesh`."""
-    found = _local(tensor, "to_mesh")
+    found = checked(tensor)
     source = found._held.team
     team = team_of(target, "tensors move to")
+    if found._meta.is_global:
+        return global_to_mesh(found, team)
     pairs = _pairs(source, team)
     if torch.is_grad_enabled() and found.requires_grad:
         return _applied(_Move, found, team, pairs)

@@ -12,6 +12,8 @@
       Offer ----------------------------------->    reads the memory that it names, or has got its bytes
       <------------------------------------ Taken
 
+So do the controller and a rank: what one has for the other is named by a body of a command, or by a reply.
+
 A stream of commands is one flat list. A command is a number, then its operands:
 
     DEFINE   number, description    from now on `number` is the operation that the description says
@@ -122,11 +124,14 @@ class Reply(_Message, frozen=True, tag=5):
         request: Its number.
         payload: An encoded value, or an exception; empty when the first body holds it.
         failed_at: [team, number] of the command that has failed; None for a value.
+        lent: Handle of the buffer where the rest of it lies, as `Handle.fields`; None when there is no rest. The
+            controller reads it, and says that it has taken the move with the number of the request.
     """
 
     request: int
     payload: bytes
     failed_at: tuple[int, int] | None = None
+    lent: tuple[Any, ...] | None = None
 
 
 NOBODY: Final = -1
@@ -202,12 +207,15 @@ class Offer(_Message, frozen=True, tag=6):
         move: Number there.
         handle: Of a buffer, as `Handle.fields`; None when the body has all.
         poison: Team, number and name of the command that has failed, whose error is the body.
+        part: Of a global tensor: for each dimension of the mesh the one that is cut along it, and which part this is,
+            as `Part.fields`; None in its place if there is none for the receiver.
     """
 
     controller: int
     move: int
     handle: tuple[Any, ...] | None = None
     poison: tuple[int, int, str] | None = None
+    part: tuple[list[int], tuple[Any, ...] | None] | None = None
 
 
 class Taken(_Message, frozen=True, tag=7):
@@ -215,10 +223,12 @@ class Taken(_Message, frozen=True, tag=7):
 
     Attributes:
         controller, move: As in the offer.
+        is_unread: Nothing carries bytes between the two processes: an offer with all of them as its body is waited for.
     """
 
     controller: int
     move: int
+    is_unread: bool = False
 
 
 AnyMessage = Open | Team | Run | Done | Reply | Offer | Taken | Lost | Ask | Answer | Stuck

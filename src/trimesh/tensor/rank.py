@@ -134,6 +134,10 @@ class Outside(Protocol):
         """Send a value, or a `Poison`, to the controller."""
         ...
 
+    def reply_lent(self, request: int, described: list[Any], memory: memoryview, *, is_staged: bool) -> None:
+        """Send a description of what lies in memory, which the controller reads; `deliver` says of what."""
+        ...
+
     def run_in_trio(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run an async function in the Trio loop of the process and return what it returns."""
         ...

@@ -18,11 +18,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from trimesh.errors import ShapeError
+from trimesh.tensor.box import contiguous_strides
 from trimesh.tensor.call import call_kernel
 from trimesh.tensor.fetching import checked
 from trimesh.tensor.shapes import Meta
 from trimesh.tensor.tensor import MeshTensor
-from trimesh.tensor.upload import contiguous_strides
 
 T = TypeVar("T")
 

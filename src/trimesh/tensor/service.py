@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,13 +13,15 @@ import trio
 from trimesh import limits
 from trimesh._runtime.services import TENSORS
 from trimesh._wire.not_yet import NotYet
-from trimesh.errors import Origin, ProtocolError, ShapeError
+from trimesh.errors import LimitExceeded, Origin, ProtocolError, ShapeError
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent
 from trimesh.tensor import function_kernels as function_kernels  # noqa: PLC0414 - puts them into the table
-from trimesh.tensor import kernels as kernels  # noqa: PLC0414 - and so does each of these
+from trimesh.tensor import global_move_kernels as global_move_kernels  # noqa: PLC0414 - and so does each of these
+from trimesh.tensor import kernels as kernels  # noqa: PLC0414
 from trimesh.tensor import move_kernels as move_kernels  # noqa: PLC0414
 from trimesh.tensor import protocol
+from trimesh.tensor import state_kernels as state_kernels  # noqa: PLC0414
 from trimesh.tensor.device import rank_device
 from trimesh.tensor.groups import Disband
 from trimesh.tensor.moves import moves_of, open_moves
@@ -113,6 +116,20 @@ class _Hosted:
                 failed_at = (-1, -1)
         self.controller.prepare(encoded.definitions, encoded.attachments)
         self._send(protocol.Reply(self.engine, request, b"", failed_at), [encoded.payload, *encoded.buffers])
+
+    def reply_lent(self, request: int, described: list[Any], memory: memoryview, *, is_staged: bool) -> None:
+        """See `Outside`."""
+        self.runner.tell(self._reply_lent, request, described, memory, is_staged)
+
+    def _reply_lent(self, request: int, described: list[Any], memory: memoryview, is_staged: bool) -> None:  # noqa: FBT001
+        moves, body, lent = moves_of(self.proc), None, None
+        if is_staged:
+            with contextlib.suppress(LimitExceeded):
+                lent = moves.lend((self.controller.proc_id, request), memory, [self.controller]).fields()
+        if lent is None:
+            body = torch.frombuffer(memory, dtype=torch.uint8) if memory.nbytes else torch.empty(0, dtype=torch.uint8)
+        encoded = self.proc.values.encode([described, memory.nbytes, body], what="a value of a tensor program")
+        self._send(protocol.Reply(self.engine, request, b"", None, lent), [encoded.payload, *encoded.buffers])
 
     def run_in_trio(self, function: Callable[..., Any], *args: Any) -> Any:
         """See `Outside`."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from trimesh.tensor.box import Box
 from trimesh.tensor.placement import WHOLE
 
 if TYPE_CHECKING:
@@ -59,6 +60,41 @@ def unsummed(placements: Sequence[Placement]) -> list[Placement]:
     from torch.distributed.tensor import Replicate  # noqa: PLC0415
 
     return [Replicate() if one.is_partial() else one for one in placements]
+
+
+def boxed(placements: Sequence[Placement]) -> list[Placement]:
+    """Return the nearest placements by which every rank has one box: what is not plainly cut is replicated."""
+    from torch.distributed.tensor import Replicate, Shard  # noqa: PLC0415
+
+    return [one if type(one) is Shard else Replicate() for one in placements]
+
+
+def box_by_placements(size: Sequence[int], mesh: Any, placements: Sequence[Any]) -> Box:
+    """Return the part of a tensor of some size that this rank has, by placements that are `boxed`."""
+    box = Box.of_all(size)
+    for dim, (placement, index) in enumerate(zip(placements, mesh.get_coordinate(), strict=True)):
+        if placement.is_shard():
+            box = box.cut(placement.dim % max(1, len(box.size)), mesh.size(dim), index)
+    return box
+
+
+def part_on_rank(value: DTensor) -> tuple[Box, torch.Tensor, DTensor]:
+    """Return which part of a global tensor this rank has, that part, and the tensor as it lies then.
+
+    All ranks take part: what is partial is added up, and what is not plainly cut is gathered.
+    """
+    placements = boxed(value.placements)
+    found: Any = value if list(value.placements) == placements else value.redistribute(placements=placements)
+    box, local = box_by_placements(found.size(), found.device_mesh, placements), found._local_tensor
+    if tuple(local.size()) != box.size:
+        raise RuntimeError(f"a part of {tuple(found.size())} by {placements} has {tuple(local.size())}, not {box.size}")
+    return box, local, found
+
+
+def is_first_replica(value: DTensor) -> bool:
+    """Whether this rank is the first of those that have the same part."""
+    places = zip(value.placements, value.device_mesh.get_coordinate() or (), strict=True)
+    return all(index == 0 for placement, index in places if not placement.is_shard())
 
 
 def settle(value: DTensor, placements: Sequence[Placement]) -> None:

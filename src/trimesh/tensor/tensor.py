@@ -129,16 +129,19 @@ class MeshTensor(torch.Tensor):
     def to_mesh(self, target: ProcMesh) -> MeshTensor:
         """Return a copy on other ranks: of a view of the same processes, or of another mesh of this controller.
 
-        The tensor of each rank goes to the rank at the same place, or that of one rank to all. Bytes move from process
-        to process, by the ranks' own memory. If it cannot be computed at the source, neither can it at the target,
-        for the same reason. Differentiable: gradients move back, and those of one rank that went to all are added.
+        The tensor of each rank goes to the rank at the same place, or that of one rank to all. A global tensor goes to
+        ranks of any extent: there it is cut along the labels that it is cut along here, as far as the target has them,
+        and each rank reads what it needs. Bytes move from process to process, by the ranks' own memory. If it cannot
+        be computed at the source, neither can it at the target, for the same reason. Differentiable: gradients move
+        back, and those of one rank that went to all are added.
 
         Args:
             target: The processes.
 
         Raises:
-            ShapeError: The sizes of the two differ, and the source is not one rank.
-            TypeError: The tensor is global, or `target` is no mesh of processes.
+            ShapeError: The sizes of the two differ, and the source is not one rank; or the tensor is global, and ranks
+                of the target are missing in its extent.
+            TypeError: `target` is no mesh of processes.
             ProcDied, MeshStopped: Of either mesh.
         """
         moved: MeshTensor = _above("movement").to_mesh(self, target)
