@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from bench.scaling import document, tree
+import trio
+from bench.scaling import document, measure, tree
 from bench.scaling.costs import Costs
 from bench.scaling.simulate import simulate
 from bench.scaling.tree import Shape
@@ -121,3 +122,13 @@ def test_data_reach_what_they_are_to_show() -> None:
         )
         model = tree.seconds(shape, document.network_of(Costs(**data["costs"])))
         assert row["seconds"] == pytest.approx(model, rel=0.02)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("shape", [Shape(1, 2), Shape(2, 1, 1)], ids=str)
+def test_casts_over_real_processes_are_measured(shape: Shape) -> None:
+    seen = trio.run(measure.see_shape, shape, 10)
+
+    assert 0 < seen.own < seen.whole
+    assert seen.work > 0
+    assert seen.first > 0

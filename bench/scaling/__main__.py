@@ -42,7 +42,7 @@ def simulate_all(costs: Costs, hosts_max: int) -> Iterator[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.scaling", description="how casts grow with hosts")
     parser.add_argument("command", choices=("measure", "simulate", "render"))
-    parser.add_argument("--hosts-max", type=int, default=4096, help="simulate no more; 4,096 take 6 GB and minutes")
+    parser.add_argument("--hosts-max", type=int, default=4096, help="simulate no more; 4,096 take 5 GB and minutes")
     options = parser.parse_args()
     data = json.loads(DATA.read_text()) if DATA.is_file() else {"simulated": []}
     if options.command == "measure":

@@ -208,8 +208,12 @@ typedef struct {
 } tm_record;
 
 /* Take what has come on all links: at most `max` records into `records_out`, their number into `n_out`. The records of
- * the batch before must have been released. */
+ * the batch before must have been released; a batch of none is. */
 int32_t tm_poll(tm_bus *bus, tm_record *records_out, uint32_t max, uint32_t *n_out);
+
+/* The same when the caller is armed and has not woken for the bell yet. The bell stays readable if it was rung: the
+ * caller wakes for it, polls and arms as if this had not been called. */
+int32_t tm_poll_early(tm_bus *bus, tm_record *records_out, uint32_t max, uint32_t *n_out);
 
 typedef struct {
     uint8_t *bytes;           /* writable; what is written there nobody else sees */

@@ -83,6 +83,11 @@ pub const Bell = struct {
         if (self.arm()) sys.eventfdSignal(self.fd);
     }
 
+    /// Whether the owner, which is armed, has not been rung since.
+    pub fn isUnrung(self: Bell) bool {
+        return @atomicLoad(u32, &self.page.sleeping, .seq_cst) == ASLEEP;
+    }
+
     /// Whether the owner of this bell looks at it.
     pub fn isLookedAt(self: Bell) bool {
         return @atomicLoad(u32, &self.page.sleeping, .monotonic) == LOOKING;

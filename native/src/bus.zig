@@ -385,11 +385,22 @@ pub const Bus = struct {
     /// Fill `into` from the links that have something. Returns the number of records, or a status.
     pub fn poll(self: *Bus, into: []records.Record) i32 {
         if (self.borrowing) return status.ERR_STATE;
-        _ = self.reactor.polls.fetchAdd(1, .release);
         if (self.armed) {
             self.armed = false;
             self.common.bell.disarm();
         }
+        return self.collect(into);
+    }
+
+    /// The same before T0 knows that it has been rung: the bell stays readable, so that the poll that it will wake for
+    /// comes all the same. Nothing while T0 is armed and nobody has rung.
+    pub fn pollEarly(self: *Bus, into: []records.Record) i32 {
+        if (self.borrowing) return status.ERR_STATE;
+        return if (self.armed and self.common.bell.isUnrung()) 0 else self.collect(into);
+    }
+
+    fn collect(self: *Bus, into: []records.Record) i32 {
+        _ = self.reactor.polls.fetchAdd(1, .release);
         _ = self.common.bell.take(&self.ready);
         self.borrowing = true;
         var count: u32 = 0;
@@ -405,9 +416,7 @@ pub const Bus = struct {
             }
         }
         self.turn = (self.turn + 1) % words;
-        if (count > 0) {
-            self.lookout.came();
-        }
+        if (count > 0) self.lookout.came() else self.pollDone();
         return @intCast(count);
     }
 

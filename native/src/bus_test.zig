@@ -284,6 +284,38 @@ test "views of a link that is freed inside a batch stay until the batch is relea
     buses[1].pollDone();
 }
 
+test "an early poll takes what has come and leaves the bell readable" {
+    const pair = socket.socketPair();
+    const buses = [2]*Bus{ try newBus(1, 60_000), try newBus(2, 60_000) };
+    defer for (buses) |bus| bus.destroy();
+    var ids: [2]u32 = undefined;
+    var batch: [8]records.Record = undefined;
+    for (buses, pair, &ids) |bus, fd, *id| {
+        try testing.expectEqual(status.OK, bus.openLink(fd, .local, false, 0, 0, id));
+    }
+    for (0..2) |_| { // both come up, and have nothing left to say
+        for (buses) |bus| {
+            bus.flush();
+            _ = bus.poll(&batch);
+            bus.pollDone();
+        }
+    }
+    try testing.expect(!buses[1].arm());
+    try testing.expectEqual(0, buses[1].pollEarly(&batch));
+    var cursor = session.Cursor{};
+    const sender = buses[0].find(ids[0]).?;
+    try testing.expectEqual(status.OK, buses[0].send(sender, .data, .{ .head = "early" }, &cursor));
+    buses[0].flush();
+
+    try testing.expectEqual(1, buses[1].pollEarly(&batch));
+
+    buses[1].pollDone();
+    try testing.expect(sys.isReadable(buses[1].common.bell.fd));
+    try testing.expectEqual(0, buses[1].poll(&batch));
+    try testing.expect(!buses[1].arm());
+    try testing.expect(!sys.isReadable(buses[1].common.bell.fd));
+}
+
 /// Poll until a stalled record has come (or many other looks were in vain); return what it says.
 fn awaitStalled(bus: *Bus, other: ?*Bus) !u32 {
     for (0..10_000) |_| {

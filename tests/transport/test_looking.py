@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import select
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,9 @@ import trio.testing
 
 from trimesh import limits
 from trimesh._transport import native
+from trimesh._transport.base import Link, LinkDown
 from trimesh._transport.looking import chosen_look_seconds, poller_of_run
+from trimesh.ids import ProcId
 
 
 @pytest.fixture
@@ -54,14 +57,15 @@ def test_run_sleeps_on_a_descriptor_that_tells_of_other_work():
 def test_guest_run_has_none():
     queue: list[Any] = []
     found: list[int] = []
+    ended: list[object] = []
 
     async def main() -> None:
         found.append(poller_of_run())
 
     trio.lowlevel.start_guest_run(
-        main, run_sync_soon_threadsafe=queue.append, done_callback=found.append, host_uses_signal_set_wakeup_fd=False
+        main, run_sync_soon_threadsafe=queue.append, done_callback=ended.append, host_uses_signal_set_wakeup_fd=False
     )
-    while len(found) < 2:
+    while not ended:
         if queue:
             queue.pop(0)()
     assert found[0] == -1
@@ -93,7 +97,11 @@ class Fake:
 
 def before_sleep(monkeypatch: pytest.MonkeyPatch, fake: Fake, poller: int) -> Any:
     monkeypatch.setattr(native, "poller_of_run", lambda: poller)
-    return native._BeforeSleep(fake)  # type: ignore[arg-type]
+
+    async def make() -> Any:
+        return native._AroundSleep(fake, None)  # type: ignore[arg-type]
+
+    return trio.run(make)
 
 
 def test_loop_that_can_go_on_does_not_look(monkeypatch: pytest.MonkeyPatch):
@@ -125,3 +133,38 @@ def test_loop_that_may_not_look_never_does(monkeypatch: pytest.MonkeyPatch, seco
     instrument = before_sleep(monkeypatch, fake, poller)
     instrument.before_io_wait(math.inf)
     assert fake.asked == []
+
+
+class Careless:
+    """A handler that breaks its promise not to raise."""
+
+    def received(self, link: Link, head: memoryview, bodies: list[memoryview]) -> None:
+        raise LookupError(bytes(head).decode())
+
+    def link_down(self, link: Link, down: LinkDown) -> None:
+        raise AssertionError(down)
+
+    def link_stalled(self, link: Link, seconds: float) -> None:
+        raise AssertionError(seconds)
+
+
+def test_error_of_a_handler_ends_the_task_that_serves():
+    async def main() -> None:
+        ends = [native.NativeTransport(ProcId(i + 1)) for i in range(2)]
+        links = [
+            end.open_link(sock, local=True, lease=False) for end, sock in zip(ends, socket.socketpair(), strict=True)
+        ]
+        try:
+            async with trio.open_nursery() as nursery:
+                for end in ends:
+                    nursery.start_soon(end.run, Careless())
+                for link in links:
+                    await link.up.wait()
+                await trio.testing.wait_all_tasks_blocked()
+                links[0].send(b"of a handler")
+        finally:
+            for end in ends:
+                end.close()
+
+    with pytest.RaisesGroup(pytest.RaisesExc(LookupError, match="of a handler")):
+        trio.run(main)

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from trimesh.errors import TrimeshError
 
-ABI_VERSION: Final = 7
+ABI_VERSION: Final = 8
 """The contract that the Python side was written for."""
 
 _HERE: Final = Path(__file__).parent
@@ -91,11 +91,12 @@ class Library:
     def __init__(self, path: Path, header: Path) -> None:
         self.path = path
         self.ffi = read_contract(header)
+        refusals: tuple[type[Exception], ...] = (OSError, AttributeError, getattr(self.ffi, "error", OSError))
         try:
             # Never unloaded: its thread may still run when the interpreter, and with it this object, is taken down.
             self.lib = self.ffi.dlopen(str(path), self.ffi.RTLD_NOW | self.ffi.RTLD_NODELETE)
             found = int(self.lib.tm_abi_version())
-        except (OSError, AttributeError, getattr(self.ffi, "error", OSError)) as error:
+        except refusals as error:
             raise NativeLibraryError(f"the native library {path} cannot be loaded: {error}") from error
         if found != ABI_VERSION:
             raise NativeLibraryError(

@@ -14,7 +14,7 @@ import select
 import socket
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import trio
@@ -49,11 +49,22 @@ _REASONS: Final = {
 }
 
 
-class _BeforeSleep(trio.abc.Instrument):
-    """Rings the bells of peers when the scheduler is about to wait, and looks at the own one for a while."""
+class _AroundSleep(trio.abc.Instrument):
+    """What is done before the scheduler waits, and as soon as it has.
 
-    def __init__(self, transport: NativeTransport) -> None:
+    Before: rings the bells of peers, and looks at the own one for a while. After: hands over what has come, so that
+    the tasks that wait for it run in this very tick; the transport's task, which wakes for the same bell, would make
+    them wait for the next one.
+
+    Attributes:
+        failure: What handing over has raised, for the transport's task to raise: Trio would go on without us.
+    """
+
+    def __init__(self, transport: NativeTransport, handler: LinkHandler) -> None:
+        self.failure: BaseException | None = None
         self._transport = transport
+        self._handler = handler
+        self._context = trio.lowlevel.current_task().context  # tasks that are started there inherit this
         self._look = transport.library.lib.tm_look
         self._poller = poller_of_run()
         # Where no look is allowed none is short enough.
@@ -68,6 +79,15 @@ class _BeforeSleep(trio.abc.Instrument):
             seen = self._look(transport.bus, self._poller)
             if seen > 0:
                 transport.looks[seen] += 1
+
+    def after_io_wait(self, timeout: float) -> None:
+        """Hand over what has come while the loop slept."""
+        if timeout <= 0 or self.failure is not None:
+            return  # it has not slept: others have their turn first
+        try:
+            self._context.run(self._transport.drain_early, self._handler)
+        except BaseException as error:  # noqa: BLE001 - raised again where it belongs
+            self.failure = error
 
 
 class NativeTransport(Transport):
@@ -248,11 +268,13 @@ class NativeTransport(Transport):
             raise RuntimeError("a transport is served by one task: run() is running already")
         self._running = True
         arm = self.library.lib.tm_arm
-        before_sleep = _BeforeSleep(self)
-        trio.lowlevel.add_instrument(before_sleep)
+        around_sleep = _AroundSleep(self, handler)
+        trio.lowlevel.add_instrument(around_sleep)
         try:
             while True:
-                self._drain(handler)
+                if around_sleep.failure is not None:
+                    raise around_sleep.failure
+                self._drain(handler, self.library.lib.tm_poll)
                 if (self._moving and self._move()) or arm(self.bus):
                     await trio.lowlevel.checkpoint()
                 else:
@@ -261,7 +283,7 @@ class NativeTransport(Transport):
                     self._sleeping = False
         finally:
             self._sleeping = False
-            trio.lowlevel.remove_instrument(before_sleep)
+            trio.lowlevel.remove_instrument(around_sleep)
             self._running = False
 
     def pump(self, handler: LinkHandler, seconds: float) -> None:
@@ -280,13 +302,17 @@ class NativeTransport(Transport):
         """Hand over what is there; `run`, which may sleep, is armed afterwards. Return whether there was anything."""
         found = False
         while True:
-            self._drain(handler)
+            self._drain(handler, self.library.lib.tm_poll)
             found = found or self._count[0] > 0
             if self._moving and self._move():
                 self.flush()
                 continue
             if not self.library.lib.tm_arm(self.bus):
                 return found
+
+    def drain_early(self, handler: LinkHandler) -> None:
+        """Hand over one batch before the task of `run` has woken for it."""
+        self._drain(handler, self.library.lib.tm_poll_early)
 
     def start_moving(self, link: NativeLink) -> None:
         """Send the parts of large messages of a link, one at a turn of the loop, until it has no room or no more."""
@@ -305,18 +331,18 @@ class NativeTransport(Transport):
                 return True
         return False
 
-    def _drain(self, handler: LinkHandler) -> None:
+    def _drain(self, handler: LinkHandler, poll: Callable[..., int]) -> None:
         """Hand over one batch."""
         lib = self.library.lib
-        code = lib.tm_poll(self.bus, self._records, _RECORDS_MAX, self._count)
+        code = poll(self.bus, self._records, _RECORDS_MAX, self._count)
         if code < 0:
             raise status.error_of(code, "polling")
-        try:
-            n = self._count[0]
-            if n:
+        n = self._count[0]
+        if n:
+            try:
                 self._dispatch(handler, n)
-        finally:
-            lib.tm_poll_done(self.bus)
+            finally:
+                lib.tm_poll_done(self.bus)
 
     def _dispatch(self, handler: LinkHandler, n: int) -> None:
         links = self._links
