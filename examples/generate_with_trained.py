@@ -1,6 +1,6 @@
 """Train on one mesh, generate on another: actors there take each new version of the weights from the ranks themselves.
 
-Run it: python examples/generate_with_trained.py [--rounds 4] [--seed 0]
+Run it: python examples/generate_with_trained.py [--rounds 4] [--seed 0] [--device cpu]
 
 The trainer is a tensor program; the generators are actors that know nothing of it. Between rounds the weights move to
 the generators' mesh, rank to rank, and are an argument of the call that generates. And they are published: one of the
@@ -13,6 +13,7 @@ import argparse
 
 import torch
 import trio
+from device_option import add_device_option, use_device
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
@@ -39,9 +40,9 @@ def logits(weights: Weights, contexts: Tensor) -> Tensor:
 
 def generate(weights: Weights, prompt: str, length: int) -> str:
     """Go on with a prompt, by the likeliest symbol each time."""
-    text = prompt
+    text, device = prompt, weights["out"].device
     for _ in range(length):
-        contexts = torch.tensor([[SYMBOLS.index(symbol) for symbol in text[-CONTEXT:]]])
+        contexts = torch.tensor([[SYMBOLS.index(symbol) for symbol in text[-CONTEXT:]]], device=device)
         text += SYMBOLS[int(logits(weights, contexts).argmax())]
     return text
 
@@ -103,5 +104,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=4, help="how often the weights move (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the first weights (default: %(default)s)")
+    add_device_option(parser)
     options = parser.parse_args()
+    use_device(options.device)
     trio.run(main, options.rounds, options.seed)

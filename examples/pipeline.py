@@ -1,6 +1,6 @@
 """Train a network in three stages, each in a process of its own: `to_mesh` takes a tensor to the next, and back.
 
-Run it: python examples/pipeline.py [--steps 20] [--seed 0] [--plain]
+Run it: python examples/pipeline.py [--steps 20] [--seed 0] [--plain] [--device cpu]
 
 A batch goes through in four parts, so that the stages compute at the same time, each on another part: nothing here
 waits for one before the next is issued. The activations, and later their gradients, go from process to process.
@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import trio
+from device_option import add_device_option, use_device
 from torch import Tensor, nn
 
 from trimesh import ProcMesh, this_host
@@ -76,6 +77,7 @@ def train(places: list[Place], steps: int) -> None:
 
 
 async def main(options: argparse.Namespace) -> None:
+    use_device(options.device)
     torch.manual_seed(options.seed)
     if options.plain:
         train([None, None, None], options.steps)
@@ -89,4 +91,5 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=20, help="how long to train (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
     parser.add_argument("--plain", action="store_true", help="train in this process alone")
+    add_device_option(parser)
     trio.run(main, parser.parse_args())

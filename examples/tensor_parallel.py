@@ -1,6 +1,6 @@
 """Train an MLP whose weights are cut over one dimension of the mesh, and its batches over the other.
 
-Run it: python examples/tensor_parallel.py [--steps 10] [--seed 0] [--plain]
+Run it: python examples/tensor_parallel.py [--steps 10] [--seed 0] [--plain] [--device cpu]
 
 Of four processes, `{"dp": 2, "tp": 2}`, each holds half of the wide layer and sees half of every batch. A plan says
 which weights are cut, and how; the module itself knows nothing of it. `--plain` trains in this process alone, to the
@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import torch
 import trio
+from device_option import add_device_option, use_device
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu
 
@@ -73,6 +74,7 @@ def train(model: nn.Module, steps: int, to_mesh: Callable[[Tensor], Tensor]) -> 
 
 
 async def main(options: argparse.Namespace) -> None:
+    use_device(options.device)
     torch.manual_seed(options.seed)
     model = Classifier()
     if options.plain:
@@ -92,4 +94,5 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=10, help="how long to train (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
     parser.add_argument("--plain", action="store_true", help="train in this process alone")
+    add_device_option(parser)
     trio.run(main, parser.parse_args())

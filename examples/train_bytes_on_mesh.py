@@ -1,6 +1,6 @@
 """Train the byte-level model of `train_bytes.py` on the tensor engine: one model, cut over four processes.
 
-Run it: python examples/train_bytes_on_mesh.py [--steps 60] [--seed 0] [--plain]
+Run it: python examples/train_bytes_on_mesh.py [--steps 60] [--seed 0] [--plain] [--device cpu]
 
 There is no actor and no message here: batches are cut over the dimension "dp" of the mesh, the widest weights over
 "tp", and the loop is the one for a single process. `--plain` runs it on this process alone, to the same losses.
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 import trio
+from device_option import add_device_option, use_device
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from train_bytes import PIECE, PROMPT, ByteModel
@@ -70,6 +71,7 @@ def write(model: ByteModel, length: int) -> str:
 
 
 async def main(options: argparse.Namespace) -> None:
+    use_device(options.device)
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)
     model = ByteModel()
@@ -89,4 +91,5 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=60, help="how long to train (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
     parser.add_argument("--plain", action="store_true", help="train in this process alone")
+    add_device_option(parser)
     trio.run(main, parser.parse_args())

@@ -1,6 +1,6 @@
 """Train a module on a mesh with the loop that everybody writes: two lines say where the module and the data are.
 
-Run it: python examples/train_module.py [--steps 20] [--seed 0] [--plain]
+Run it: python examples/train_module.py [--steps 20] [--seed 0] [--plain] [--device cpu]
 
 Each of four processes computes on a quarter of every batch; torch adds their gradients up. `--plain` runs the very same
 loop on this process alone, and prints the same losses.
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 import trio
+from device_option import add_device_option, use_device
 from torch import Tensor, nn
 
 import trimesh
@@ -46,6 +47,7 @@ def train(model: nn.Module, steps: int, to_mesh: Callable[[Tensor], Tensor]) -> 
 
 
 async def main(options: argparse.Namespace) -> None:
+    use_device(options.device)
     torch.manual_seed(options.seed)
     model = network()
     if options.plain:
@@ -65,4 +67,5 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=20, help="how long to train (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
     parser.add_argument("--plain", action="store_true", help="train in this process alone")
+    add_device_option(parser)
     trio.run(main, parser.parse_args())

@@ -6,9 +6,9 @@ import pytest
 from bench.figures import DOCUMENT, TIMES_MONARCH, render
 from bench.meshes.mesh import Mesh
 from bench.peer import PEERS
-from bench.report import Result, rows, table
+from bench.report import Result, durations, rows, table
 from bench.run import ROOT, WORKLOADS, workload_module
-from bench.scale import Metric
+from bench.scale import FULL, Metric
 
 
 def test_every_file_of_a_workload_is_run() -> None:
@@ -96,3 +96,23 @@ def test_the_document_has_a_place_for_the_figures() -> None:
             },
         )
     assert DOCUMENT.read_text().count("<!-- figures -->") == 1
+
+
+def test_durations_add_up() -> None:
+    times = {"kill": {"trimesh": [1.0, 2.0], "ray": [10.0]}, "stream": {"trimesh": [4.0]}}
+
+    lines = durations(times, ["trimesh", "ray"]).splitlines()
+
+    assert [line.split() for line in lines[2:]] == [
+        ["kill", "3", "10", "13"],
+        ["stream", "4", "-", "4"],
+        ["together", "7", "10", "17"],
+    ]
+
+
+def test_a_peer_does_fewer_of_what_takes_seconds() -> None:
+    peer = FULL.for_peer()
+
+    assert (peer.spawns, peer.kills) == (1, 1)
+    assert 0 < peer.calls < FULL.calls
+    assert (peer.spawn_sizes, peer.offered_mebibytes) == (FULL.spawn_sizes, FULL.offered_mebibytes)

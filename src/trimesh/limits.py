@@ -449,6 +449,9 @@ COLLECTIVE_SECONDS: Final = 1_800.0
 """A rank waits this long for the others of its process group: torch's own bound. A rank that has failed or died frees
 them at once; this is for one that computes for half an hour, or is stuck and answers."""
 
+COLLECTIVE_POLL_SECONDS: Final = 0.000_05
+"""How often a rank looks whether its device has done a collective: what one takes that crosses a link of devices."""
+
 GROUP_KEYS: Final = 65_536
 """Keys of a team's store: a process group of n ranks takes n, and a thousand ranks may have tens of groups."""
 

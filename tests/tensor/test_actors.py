@@ -147,6 +147,53 @@ async def test_a_value_that_needs_an_actor_of_this_process_is_not_waited_for_wit
             assert asked.sum().item() == 6
 
 
+class Relay(Actor):
+    """Lives in a process that is neither of a rank nor of the controller."""
+
+    def __init__(self, here: Any) -> None:
+        self.here = here
+
+    @endpoint
+    async def ask(self, t: Any) -> Any:
+        return t * await self.here.add.call_one(2.0)
+
+    @endpoint
+    async def compute(self, t: Any) -> Any:
+        await trio.sleep(0.3)  # longer than ranks take to say that they wait
+        return t + 1
+
+
+class ThroughRelay(Actor):
+    """Lives beside a rank."""
+
+    @endpoint
+    async def ask(self, relay: Any, t: Any) -> Any:
+        return await relay.ask.call_one(t)
+
+    @endpoint
+    async def compute(self, relay: Any, t: Any) -> Any:
+        return await relay.compute.call_one(t)
+
+
+async def test_the_way_to_an_actor_of_this_process_may_lead_through_others() -> None:
+    async with (
+        this_host().spawn_procs({"gpus": 1}, preload=("torch",)) as procs,
+        this_host().spawn_procs({"relays": 1}, name="others", preload=("torch",)) as others,
+        this_proc().spawn("here", Here) as here,
+    ):
+        relay = await others.spawn("relay", Relay, here)
+        actors = await procs.spawn("asking", ThroughRelay)
+        with procs.activate():
+            t = torch.ones(2)
+        computed = trimesh.rref(actors.compute, relay, t, propagate=lambda _, t: t)
+        assert computed.sum().item() == 4  # it only takes its time
+        asked = trimesh.rref(actors.ask, relay, t, propagate=lambda _, t: t)
+        with pytest.raises(trimesh.DeadlockError, match=r"here\.add\(\).*await trimesh\.fetch") as caught:
+            asked.sum().item()
+        assert [(actor, name) for actor, name, _ in caught.value.cycle] == [("Here", "add")]
+        assert (await trimesh.fetch_shard(asked)).tolist() == [3, 3]
+
+
 async def test_memory_of_the_ranks_is_read_by_others_until_the_block_ends() -> None:
     async with (
         this_host().spawn_procs({"gpus": 2}, preload=("torch",)) as trainers,

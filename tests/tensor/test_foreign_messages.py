@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from trimesh.errors import ProtocolError
+import trimesh
+from trimesh import Actor, endpoint, this_host
+from trimesh._runtime.values import Values
+from trimesh.errors import MeshErrorGroup, Origin, PayloadError, ProtocolError
+from trimesh.ids import ProcId
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 hypothesis = pytest.importorskip("hypothesis")
@@ -17,8 +22,11 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from trimesh.shape.extent import Extent  # noqa: E402
-from trimesh.tensor import protocol, service  # noqa: E402
+from trimesh.tensor import expected, protocol, service  # noqa: E402
+from trimesh.tensor.answers import values_of  # noqa: E402
 from trimesh.tensor.arguments import read  # noqa: E402
+from trimesh.tensor.engine import Request  # noqa: E402
+from trimesh.tensor.function_parts import Look, Operand  # noqa: E402
 from trimesh.tensor.rank import Rank, TeamOnRank  # noqa: E402
 from trimesh.tensor.reader import Reader  # noqa: E402
 from trimesh.tensor.signature import define  # noqa: E402
@@ -89,3 +97,98 @@ def test_streams(definitions: list[tuple[Any, ...]], stream: list[Any]) -> None:
         for step in steps:
             step.execute(rank, team)
         assert team.done <= len(stream)
+
+
+_LIKE = SimpleNamespace(_meta=SimpleNamespace(size=(2,), dtype=torch.float32))
+FORMS = st.sampled_from(
+    [expected.ANYTHING, expected.ONE_TENSOR, expected.RNG_STATE, expected.RESULTS, expected.layout_along(1),
+     expected.looks_of(1), expected.tensors_like([_LIKE] * 2), expected.tensors_like([_LIKE], only_first=True)]
+)  # fmt: skip
+LOOKS = st.builds(Look, st.tuples(LEAVES), st.tuples(LEAVES), LEAVES) | st.tuples(
+    st.lists(st.integers(-1, 2), max_size=2), st.lists(st.integers(-1, 2), max_size=2), WORDS
+)
+TENSORS = st.builds(lambda size, dtype: torch.zeros(size, dtype=dtype), st.integers(0, 3), st.sampled_from(
+    [torch.float32, torch.uint8]
+))  # fmt: skip
+ANSWERS = st.recursive(
+    LEAVES | TENSORS | LOOKS | st.builds(Operand, LEAVES),
+    lambda inner: st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple),
+    max_leaves=6,
+)
+
+
+def _request(form: expected.Expected) -> Request:
+    engine = SimpleNamespace(
+        proc=SimpleNamespace(values=Values(ProcId(1))), failure=lambda team, number: None, name="procs"
+    )
+    team: Any = SimpleNamespace(engine=engine, name="procs", origins=[Origin(None, "procs")] * 2, peers=[])
+    return Request(1, team, form, {})
+
+
+@given(FORMS, st.integers(0, 1), ANSWERS | st.binary(max_size=60), st.none() | st.tuples(st.integers(), st.integers()))
+def test_answers(form: expected.Expected, place: int, sent: Any, failed_at: Any) -> None:
+    """What a rank sends is of the form that was asked for, or breaks the protocol."""
+    request = _request(form)
+    payload, bodies = sent, []
+    if not isinstance(sent, bytes):
+        encoded = request.team.engine.proc.values.encode(sent, what="an answer")
+        payload, bodies = encoded.payload, [memoryview(bytearray(buffer)) for buffer in encoded.buffers]
+    request.answers[place] = payload, bodies, failed_at, None
+    try:
+        found = values_of(request)
+    except MeshErrorGroup as group:
+        [error] = group.exceptions
+        assert isinstance(error, ProtocolError) or (not form.is_ours and isinstance(error, PayloadError))
+        assert trimesh.origin(error) is not None
+    else:
+        assert failed_at is None
+        assert list(found) == [place]
+        assert form.fits(found[place], place)
+
+
+class Forger(Actor):
+    """Lets the rank beside it answer with something else."""
+
+    @endpoint
+    async def answer(self, sent: Any) -> None:
+        def forged(self: Any, request: int, value: Any) -> None:
+            encoded = self.proc.values.encode(sent, what="a forged answer")
+            self._send(protocol.Reply(self.engine, request, b"", None), [encoded.payload, *encoded.buffers])
+
+        service._Hosted._reply = forged
+
+
+@pytest.mark.real
+async def test_a_rank_that_answers_something_else() -> None:
+    async with this_host().spawn_procs({"gpus": 2}, preload=("torch", "torch.distributed.tensor")) as procs:
+        forgers = await procs.spawn("forgers", Forger)
+        with procs.activate():
+            t = torch.arange(4.0)
+        there = trimesh.distribute(torch.ones(4), procs, ["gpus"])
+        same = trimesh.remote(lambda t: t, propagate="inspect")
+
+        async def fetch(tensor: Any) -> Any:
+            return await trimesh.fetch(tensor)
+
+        async def now(function: Any) -> Any:
+            return function()
+
+        for sent in (None, 3, [], [torch.ones(3)], [[[-1], [1], "nothing"]], ([], ["sum"]), ([Look((1,), (), 3)], 1)):
+            await forgers.slice(gpus=0).answer.call_one(sent)
+            for ask in (
+                lambda: fetch(t),
+                lambda: fetch(there),
+                lambda: trimesh.fetch_shard(there, gpus=0),
+                lambda: trimesh.placements(there),
+                lambda: trimesh.get_rng_state(procs),
+                lambda: now(t.sum().item),
+                lambda: now(lambda: t[t > 1]),
+                lambda: now(lambda: same(t)),
+                lambda: now(lambda: str(t)),
+            ):
+                with pytest.raises(MeshErrorGroup) as caught:
+                    await ask()
+                [error] = caught.value.exceptions
+                assert isinstance(error, ProtocolError)
+                assert trimesh.origin(error).point == {"gpus": 0}
+        assert await trimesh.call_on_shard_and_fetch(lambda t: 1, t, shard={"gpus": 1}) == 1

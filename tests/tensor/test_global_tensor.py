@@ -261,6 +261,12 @@ async def check_random_numbers_do_not_depend_on_placements(procs: ProcMesh) -> N
         assert torch.equal(await trimesh.fetch(kept), one.clone().bernoulli_(0.75, generator=local).div_(0.75))
         picked = torch.multinomial(there + 1, 2)
         assert torch.equal(await trimesh.fetch(picked), torch.multinomial(one + 1, 2, generator=local))
+    states = await trimesh.get_rng_state(procs)
+    drawn = await trimesh.fetch(torch.rand_like(there))
+    trimesh.set_rng_state(states, procs)
+    assert torch.equal(await trimesh.fetch(torch.rand_like(there)), drawn)
+    trimesh.set_rng_state(torch.get_rng_state(), procs)  # of the ranks' own generators only
+    assert torch.equal(drawn, one.clone().uniform_(generator=local))
     total = there.T @ there  # partial
     kept = torch.nn.functional.dropout(total + 1, 0.5)
     assert torch.equal(await trimesh.fetch(kept), torch.empty(6, 6).bernoulli_(0.5, generator=local).div_(0.5))

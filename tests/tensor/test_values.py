@@ -182,6 +182,9 @@ async def check_seeds(procs: ProcMesh) -> None:
     assert draw().tolist() == again
     trimesh.set_rng_state(states.item(gpus=1), procs.slice(gpus=0))
     assert (await trimesh.fetch_shard(draw(), gpus=0)).tolist() == again
+    local = torch.Generator().manual_seed(3)
+    trimesh.set_rng_state(local.get_state(), procs)
+    assert (await trimesh.fetch_shard(draw(), gpus=1)).equal(torch.rand(3, generator=local))
     with pytest.raises(ValueError, match="one state for all ranks or one for each of 2, got 3"):
         trimesh.set_rng_state([states.item(gpus=0)] * 3, procs)
 

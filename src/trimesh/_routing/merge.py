@@ -18,9 +18,9 @@ from trimesh._wire.regions import Buffer
 from trimesh.errors import ProtocolError
 
 
-@attrs.frozen
+@attrs.define
 class Item:
-    """One value that has come; it is decoded by the consumer's own task.
+    """One value that has come; it is decoded by the consumer's own task. Nobody changes it.
 
     Attributes:
         index: Of the rank, in the view that was called.
@@ -36,7 +36,7 @@ class Item:
     @property
     def nbytes(self) -> int:
         """As the sender's window counts it."""
-        return len(self.payload) + sum(body.nbytes for body in self.bodies)
+        return len(self.payload) + (sum(body.nbytes for body in self.bodies) if self.bodies else 0)
 
 
 @attrs.define(eq=False, slots=True)

@@ -30,6 +30,7 @@ import trio
 from trimesh import limits
 from trimesh._routing.search import answer
 from trimesh._routing.waits import stuck_nodes
+from trimesh._runtime.blocked_search import BlockedSearch
 from trimesh._runtime.judge import Judge
 from trimesh._runtime.peer import Parcel
 from trimesh._runtime.waiting import LocalWaits
@@ -126,10 +127,11 @@ class Deadlocks:
                 suspects |= dict.fromkeys(look.unsent_ref(call, peer) for peer in peers)
         return self._without_the_free(suspects, look)
 
-    def in_the_way(self, task: trio.lowlevel.Task, proc_id: ProcId) -> Sequence[int]:
-        """Return the calls of this process to another one that have to end before a task of this process can go on.
+    def in_the_way(self, task: trio.lowlevel.Task, proc_id: ProcId) -> tuple[Sequence[int], Sequence[NodeRef]]:
+        """Return what has to end before a task of this process can go on.
 
-        Those that go by way of third processes are not seen.
+        Returns:
+            The calls of this process to another one, and what the task waits for if other processes are part of it.
         """
         look = LocalWaits(self._proc, self._numbers)
         waits = look.waits_of(task)
@@ -137,7 +139,27 @@ class Deadlocks:
         edges = {edge for node in nodes.values() for edge in node.waits_for} | set(waits)
         there = {edge for edge in edges if edge.proc == proc_id and edge.kind in (Kind.CALL, Kind.SOURCE)}
         stuck = stuck_nodes(nodes, there) | there
-        return [edge.b for edge in there] if any(ref in stuck for ref in waits) else []
+        if any(ref in stuck for ref in waits):
+            return [edge.b for edge in there], []
+        elsewhere = {edge for edge in edges if edge.proc != self._proc.proc_id}
+        stuck = stuck_nodes(nodes, elsewhere) | elsewhere
+        return [], waits if any(ref in stuck for ref in waits) else []
+
+    def search_now(self, starts: Sequence[NodeRef]) -> BlockedSearch | None:
+        """Begin a search without tasks: whether what this process waits for needs an actor of it.
+
+        Returns:
+            The search, or None if this process is not the controller of its family. Call `end_search_now`, too.
+        """
+        if not self._judge.may_ask:
+            return None
+        found = BlockedSearch(self._proc, self._numbers, self._judge.new_look(), starts)
+        self._judge.also_tell(found.search)
+        return found
+
+    def end_search_now(self) -> None:
+        """Take no answers to such a search any more."""
+        self._judge.also_tell(None)
 
     def _without_the_free(self, suspects: Iterable[NodeRef], look: LocalWaits) -> Sequence[NodeRef]:
         """Leave out what can end, even if everything elsewhere is stuck."""

@@ -114,7 +114,8 @@ class IncomingCall:
         return self._reply_payload(messages.Error, error)
 
     def _reply_payload(self, kind: type[messages.Return | messages.Error], value: Encoded) -> trio.Event | None:
-        self.peer.prepare(value.definitions, value.attachments)
+        if value.definitions or value.attachments:
+            self.peer.prepare(value.definitions, value.attachments)
         payload, bodies = place_payload(value)
         head = messages.encode(kind(self.call_id, self.mesh, self.count.report(), payload))
         # Items of a stream go with order to all others, so nothing that ends a call passes them.

@@ -38,9 +38,9 @@ from trimesh.errors import (
 from trimesh.ids import CallId
 
 
-@attrs.frozen
+@attrs.define
 class Ok:
-    """A rank returned this value."""
+    """A rank returned this value. Nobody changes it."""
 
     value: Any
 

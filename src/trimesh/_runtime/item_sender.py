@@ -63,8 +63,9 @@ class ItemSender:
             await self._wait(call)
         payload, bodies = place_payload(value)
         head = messages.encode(messages.Item(call.call_id, payload))
-        lent = call.peer.send(Parcel(head, bodies, value.definitions, attachments=value.attachments))
-        self.window.sent(value.nbytes)
+        nbytes = value.nbytes
+        lent = call.peer.send(Parcel(head, bodies, value.definitions, nbytes, value.attachments))
+        self.window.sent(nbytes)
         if lent is not None:
             await _wait_until_left(lent)
         while self.window.waiting >= self.window.messages_max:

@@ -37,6 +37,7 @@ class Judge:
         self._suspicion = trio.Event()
         self._late: dict[int, Sequence[NodeRef]] = {}
         self._search: Search | None = None
+        self._blocked: Search | None = None
         self._breaking: tuple[int, int] | None = None
         self._broken = trio.Event()
         self._news = trio.Event()
@@ -51,6 +52,19 @@ class Judge:
             if len(self._suspects) < limits.DEADLOCK_NODES_MAX:
                 self._suspects[ref] = None
         self._suspicion.set()
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether this process is the controller of its family: only that one is answered."""
+        return self._proc.family is not None and self._proc.family.root is None
+
+    def new_look(self) -> int:
+        """Return the number of a look; the next one is taken, too."""
+        return next(self._looks)
+
+    def also_tell(self, search: Search | None) -> None:
+        """Give answers to another search as well; see `BlockedSearch`. None for no other."""
+        self._blocked = search
 
     async def run(self) -> None:
         """Judge until cancelled."""
@@ -130,6 +144,8 @@ class Judge:
         reports = waits.decode_reports(bodies[0])
         if peer.proc_id in self._late:
             self.suspect(self._late.pop(peer.proc_id))
+        if self._blocked is not None:
+            self._blocked.answered(peer.proc_id, message.look, reports)
         if self._search is not None:
             self._search.answered(peer.proc_id, message.look, reports)
             self._news.set()
@@ -142,6 +158,8 @@ class Judge:
         self._late.pop(peer.proc_id, None)
         if self._breaking is not None and self._breaking[0] == peer.proc_id:
             self._broken.set()
+        if self._blocked is not None:
+            self._blocked.gone(peer.proc_id)
         if self._search is not None:
             self._search.gone(peer.proc_id)
         self._news.set()

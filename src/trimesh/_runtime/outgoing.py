@@ -94,7 +94,10 @@ class OutgoingCall:
         self._positions = [0] * len(targets)
         self._pending = {}
         self._lent = []
-        self._index = {target.peer: index for index, target in enumerate(targets)}
+        if len(targets) == 1:
+            self._index = {targets[0].peer: 0}
+        else:
+            self._index = {target.peer: index for index, target in enumerate(targets)}
         self._task = None
         self._cancelling = False
         self._attachments = ()
@@ -255,8 +258,9 @@ class OutgoingCall:
 
     def _give_up(self) -> None:
         """Forget the call, and the ranks that are silent with it."""
-        for index in self.collector.running():
-            self._leave(index)
+        if not self.collector.is_complete:
+            for index in self.collector.running():
+                self._leave(index)
         self.proc.forget(self)
 
     def _progress(self) -> None:
@@ -308,14 +312,16 @@ class OutgoingCall:
                 await self._park()
             if self._cancelling:
                 await self._wait_for_acknowledgements()
-            await self._wait_until_buffers_return()
+            if self._lent:
+                await self._wait_until_buffers_return()
         except (trio.Cancelled, KeyboardInterrupt) as cut:
             self.aborted = True
             self.cancel_rest(reason_of(cut, self.what))
             await self._wait_for_acknowledgements()
             raise
         finally:
-            self.report_silent()
+            if not self.collector.is_complete:
+                self.report_silent()
             self._give_up()
 
     async def wait_until(self, deadline: float) -> None:

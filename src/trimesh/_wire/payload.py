@@ -56,7 +56,7 @@ class Encoded(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes to send."""
-        return len(self.payload) + sum(buffer.nbytes for buffer in self.buffers)
+        return len(self.payload) + (sum(buffer.nbytes for buffer in self.buffers) if self.buffers else 0)
 
 
 class _Overflow(Exception):

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
+
+from trimesh._runtime.blocked_search import BlockedSearch
+from trimesh._runtime.incoming import IncomingCall
 from trimesh._runtime.peer import Peer
-from trimesh.errors import CollectiveFailed, DeadlockError, MeshErrorGroup, set_origin
+from trimesh._transport.base import Buffer
+from trimesh.errors import DeadlockError, MeshErrorGroup, PayloadError, ProtocolError, set_origin
 from trimesh.ids import MeshId
-from trimesh.tensor.engine import Engine, Request, unexplained_death
+from trimesh.tensor.consequences import causes_first, death_at
+from trimesh.tensor.engine import Engine, Request
 
 
 async def answers(request: Request) -> Mapping[int, Any]:
@@ -37,6 +43,7 @@ def answers_now(request: Request) -> Mapping[int, Any]:
     engine = request.team.engine
     proc = engine.proc
     engine.stuck.clear()
+    watch = _Watch(engine)
     try:
         while request.waiting:
             if proc.is_simulated:
@@ -46,62 +53,114 @@ def answers_now(request: Request) -> Mapping[int, Any]:
                 )
             engine.wait_now("a value of a mesh tensor had come")
             for peer, place in list(request.waiting.items()):
-                _check_calls(engine, peer)
+                watch.look_at(peer)
                 if peer.link is None:  # its end is known; how it ended is found out by tasks, which do not run now
-                    request.settle(peer, _ended(request, place))
+                    request.settle(peer, death_at(request.team, place))
     finally:
+        proc.deadlocks.end_search_now()
         engine.forget(request)
     return values_of(request)
 
 
-def _check_calls(engine: Engine, peer: Peer) -> None:
-    """Refuse to wait for a rank that waits for an actor of this process: no task runs here until the wait is over."""
-    for call_id in engine.stuck.pop(peer, ()):
-        call = peer.inbound.get(call_id)
-        if call is None or call.ended:
-            continue  # it has been answered since
-        cell = engine.proc.cells.get(MeshId(call.mesh))
+@attrs.define(eq=False)
+class _Watch:
+    """Refuses to wait for ranks that wait for actors of this process: no task runs here until the wait is over.
+
+    Attributes:
+        engine: Of the ranks.
+    """
+
+    engine: Engine
+    _search: BlockedSearch | None = None
+
+    def look_at(self, peer: Peer) -> None:
+        """Look at what a rank has said to wait for.
+
+        Raises:
+            DeadlockError: It is an actor of this process.
+        """
+        deadlocks = self.engine.proc.deadlocks
+        stuck = self.engine.stuck.pop(peer, None)
+        for call_id in () if stuck is None else stuck.calls:
+            call = peer.inbound.get(call_id)
+            if call is not None and not call.ended:  # else it has been answered since
+                raise self._error(call)
+        waits = () if stuck is None else [ref for ref in stuck.waits if ref.proc == peer.proc_id]
+        if waits and self._search is None:  # by way of other processes: they are asked, and the rank will say it again
+            self._search = deadlocks.search_now(waits)
+        if self._search is not None:
+            call = self._search.go_on()
+            if call is not None:
+                raise self._error(call)
+            if self._search.search.is_done:
+                self._search = None
+
+    def _error(self, call: IncomingCall) -> DeadlockError:
+        cell = self.engine.proc.cells.get(MeshId(call.mesh))
         cycle = [] if cell is None else [(cell.spec.cls.__qualname__, call.spec.name, cell.spec.point)]
         name = call.spec.name if cell is None else f"{cell.spec.name}.{call.spec.name}()"
-        raise DeadlockError(
+        return DeadlockError(
             f"a value that needs an actor of this process must be fetched with `await`, got one that waits for {name}: "
             "write `await trimesh.fetch(t)`",
             cycle=cycle,
         )
 
 
-def _ended(request: Request, place: int) -> Exception:
-    peer = request.team.peers[place]
-    if peer.death is not None:
-        return peer.death(maybe_executed=True)
-    return unexplained_death(request.team.name, request.team.origins[place])
-
-
 def values_of(request: Request) -> Mapping[int, Any]:
     """Return the values of a request that all have answered, by place; raises as `answers` does."""
     team = request.team
-    engine = team.engine
-    values = engine.proc.values
     found: dict[int, Any] = {}
+    deaths: list[Exception] = []
     errors: list[Exception] = []
     for place, answer in sorted(request.answers.items()):
         if isinstance(answer, Exception):
             set_origin(answer, team.origins[place])
-            errors.append(answer)
+            deaths.append(answer)
             continue
         payload, bodies, failed_at, cargo = answer
-        if failed_at is None:
-            found[place] = values.decode(payload, bodies, what="a value of a mesh tensor")
-        else:
-            error = values.decode_error(payload)
-            failure = engine.failure(*failed_at)
-            if failure is not None:
-                failure.is_told = True
-                error.add_note(f"issued at {failure.line}")
+        try:
+            if failed_at is None:
+                found[place] = _value(request, place, payload, bodies)
+            else:
+                errors.append(_failure(team.engine, payload, *failed_at))
+        except (PayloadError, ProtocolError) as error:
+            set_origin(error, team.origins[place])
             errors.append(error)
         del cargo
-    if errors:
-        # What has failed by itself comes before what has failed with it.
-        errors.sort(key=lambda error: isinstance(error, CollectiveFailed))
-        raise MeshErrorGroup(f"a tensor on {team.name} could not be computed", errors, mesh=engine.name)
+    if deaths or errors:
+        causes = causes_first(team, deaths, errors)
+        raise MeshErrorGroup(f"a tensor on {team.name} could not be computed", causes, mesh=team.engine.name)
     return found
+
+
+def _value(request: Request, place: int, payload: Buffer, bodies: Sequence[memoryview]) -> Any:
+    """Return what a rank has sent.
+
+    Raises:
+        PayloadError: There is something of the user's in it that cannot be rebuilt here.
+        ProtocolError: It is no answer to the request.
+    """
+    expected = request.expected
+    try:
+        value = request.team.engine.proc.values.decode(payload, bodies, what="a value of a mesh tensor")
+    except PayloadError as error:
+        if not expected.is_ours:
+            raise
+        raise ProtocolError(f"a rank must answer with {expected.what}, got bytes that are no value: {error}") from error
+    if not expected.fits(value, place):
+        raise ProtocolError(f"a rank must answer with {expected.what}, got {value!r:.100}")
+    return value
+
+
+def _failure(engine: Engine, payload: Buffer, team: int, number: int) -> Exception:
+    """Return why a rank could not compute what was asked for, with the line that issued it.
+
+    Raises:
+        ProtocolError: It is no exception.
+    """
+    error = engine.proc.values.decode_error(payload)
+    failure = engine.failure(team, number)
+    if failure is not None:
+        failure.is_told = True
+        error.add_note(f"issued at {failure.line}")
+    return error

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from trimesh.tensor.answers import answers_now
 from trimesh.tensor.call import call_kernel
 from trimesh.tensor.checks import explain_data_dependent
+from trimesh.tensor.expected import looks_of
 from trimesh.tensor.protocol import FIRST_SIGNATURE
 from trimesh.tensor.shapes import FRESH, Plan
 from trimesh.tensor.team import Team
@@ -51,7 +52,10 @@ def issue_asking(
     first = team.emit(plan, operands, len(returns))
     made = [make(unknown, team, first + index) for index in range(len(returns))]
     places = range(len(team.peers))
-    found = answers_now(team.engine.ask(team, places, lambda number: call_kernel(team, "looks", number, *made)))
+    request = team.engine.ask(
+        team, places, lambda number: call_kernel(team, "looks", number, *made), looks_of(len(made))
+    )
+    found = answers_now(request)
     if any(found[place] != found[0] for place in places):
         sizes = ", ".join(str([tuple(size) for size, *_ in found[place]]) for place in places[:8])
         raise explain_data_dependent(func, f"of sizes {sizes}")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from trimesh._runtime.reference import MeshInfo
     from trimesh.errors import Origin
     from trimesh.shape.region import Region
+    from trimesh.tensor.expected import Expected
     from trimesh.tensor.shapes import Shapes
 
 _log = logging.getLogger("trimesh")
@@ -54,6 +55,7 @@ class Request:
     Attributes:
         number: Known to the ranks.
         team: Whose.
+        expected: What they are to send.
         waiting: Ranks of the team, by place, that have not answered.
         answers: What the others have sent, or why they cannot, by place.
         lent: Memory of ranks that have answered, which is to be read, by process: as `Handle.fields`.
@@ -62,6 +64,7 @@ class Request:
 
     number: int
     team: Team
+    expected: Expected
     waiting: dict[Peer, int]
     answers: dict[int, _Answer | Exception] = attrs.field(factory=dict[int, Any])
     lent: dict[Peer, tuple[Any, ...]] = attrs.field(factory=dict["Peer", tuple[Any, ...]])
@@ -92,7 +95,7 @@ class Engine:
         device: Where ranks make tensors unless they are told.
         current: The team that commands were issued to last.
         is_closed: Set when nothing more can be issued.
-        stuck: Calls to this process that ranks have said to wait for, by process; only a wait without `await` looks.
+        stuck: What ranks have said to wait for, by process; only a wait without `await` looks.
         thread: The one of its Trio loop, in which everything is issued.
     """
 
@@ -105,7 +108,7 @@ class Engine:
     device: torch.device = attrs.field(factory=default_device)
     current: Team | None = None
     is_closed: bool = False
-    stuck: dict[Peer, Sequence[int]] = attrs.field(factory=dict["Peer", Sequence[int]])
+    stuck: dict[Peer, protocol.Stuck] = attrs.field(factory=dict["Peer", protocol.Stuck])
     thread: int = attrs.field(factory=get_ident)
     _token: trio.lowlevel.TrioToken = attrs.field(factory=trio.lowlevel.current_trio_token)
     _progress: trio.Event = attrs.field(factory=trio.Event)
@@ -268,9 +271,9 @@ class Engine:
 
     # ---- values ----------------------------------------------------------------------------------------------
 
-    def ask(self, team: Team, places: Sequence[int], issue: Callable[[int], object]) -> Request:
+    def ask(self, team: Team, places: Sequence[int], issue: Callable[[int], object], expected: Expected) -> Request:
         """Make a request that `issue`, given its number, lets the ranks at some places of a team answer."""
-        request = Request(self.shapes.new_number(), team, {team.peers[place]: place for place in places})
+        request = Request(self.shapes.new_number(), team, expected, {team.peers[place]: place for place in places})
         self._requests[request.number] = request
         try:
             issue(request.number)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from trimesh.errors import TrimeshError
+
+PROCESS_ENDED: Final = "a process of the group has ended"
+"""What `CollectiveFailed` says where that is why."""
 
 
 class RecordingError(TrimeshError):

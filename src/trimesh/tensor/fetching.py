@@ -15,6 +15,7 @@ from trimesh.shape.value_mesh import ValueMesh
 from trimesh.tensor.answers import answers, answers_now
 from trimesh.tensor.call import call_kernel
 from trimesh.tensor.engine import Request
+from trimesh.tensor.expected import LARGE, ONE_TENSOR, tensors_like
 from trimesh.tensor.gathering import gathered
 from trimesh.tensor.shapes import Meta
 from trimesh.tensor.team import Team
@@ -99,8 +100,8 @@ async def _fetched_at(tensor: MeshTensor, place: int) -> Any:
     team = tensor._held.team
     is_large = _is_large(team, [tensor])
     if tensor._meta.is_global:
-        kernel = "fetch_large_part" if is_large else "fetch_part"
-        request = team.engine.ask(team, [place], lambda number: call_kernel(team, kernel, tensor, number, place))
+        kernel, form = ("fetch_large_part", LARGE) if is_large else ("fetch_part", ONE_TENSOR)
+        request = team.engine.ask(team, [place], lambda number: call_kernel(team, kernel, tensor, number, place), form)
         return (await gathered(request, None))[place][0] if is_large else (await answers(request))[place]
     request = _ask(team, [tensor], [place], is_large=is_large)
     return (await (gathered(request, None) if is_large else answers(request)))[place][0]
@@ -198,8 +199,10 @@ def _ask(
     its cause, where the first one would only see its peers leave.
     """
     asked = list(range(len(team.peers)) if places is None else places)
-    if tensors[0]._meta.is_global:
+    wanted, is_global = list(tensors), tensors[0]._meta.is_global
+    form = LARGE if is_large else tensors_like(wanted, only_first=is_global)
+    if is_global:
         kernel = "fetch_large_full" if is_large else "fetch_full"
-        return team.engine.ask(team, asked, lambda number: call_kernel(team, kernel, list(tensors), number))
+        return team.engine.ask(team, asked, lambda number: call_kernel(team, kernel, wanted, number), form)
     kernel = "fetch_large" if is_large else "fetch"
-    return team.engine.ask(team, asked, lambda number: call_kernel(team, kernel, list(tensors), number, asked))
+    return team.engine.ask(team, asked, lambda number: call_kernel(team, kernel, wanted, number, asked), form)

@@ -17,7 +17,7 @@ from trimesh import limits
 from trimesh._wire.by_value import find, is_by_value
 from trimesh._wire.payload import Encoded
 from trimesh.shape.value_mesh import ValueMesh
-from trimesh.tensor import checks
+from trimesh.tensor import checks, expected
 from trimesh.tensor.activation import active_team, nothing_active
 from trimesh.tensor.answers import answers, answers_now
 from trimesh.tensor.box import contiguous_strides
@@ -125,7 +125,10 @@ class RemoteFunction(Generic[P, R]):
         team = call.team
         places = list(range(len(team.peers))) if shard is None else [place_of(team, shard)]
         request = team.engine.ask(
-            team, places, lambda number: call_kernel(team, "function_fetch", *call.operands(), number, list(places))
+            team,
+            places,
+            lambda number: call_kernel(team, "function_fetch", *call.operands(), number, list(places)),
+            expected.ANYTHING,
         )
         found = await answers(request)
         return found[places[0]] if shard is not None else ValueMesh(team.region, [found[place] for place in places])
@@ -241,7 +244,7 @@ class RemoteFunction(Generic[P, R]):
         def issue(number: int) -> None:
             kept.extend(call_kernel(team, "function_inspect", *call.operands(), number, outputs=[opaque]))
 
-        found = answers_now(team.engine.ask(team, range(len(team.peers)), issue))
+        found = answers_now(team.engine.ask(team, range(len(team.peers)), issue, expected.RESULTS))
         looks: Sequence[Look]
         looks, parts = found[0]
         different = next((place for place, (others, _) in found.items() if others != looks), None)

@@ -180,12 +180,15 @@ FAMILIES["global"] = operator_on_globals
 _RELEASE: Final = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 _WRONG_RULES: Final = frozenset({"nll_loss_forward", "nll_loss_backward"}) | (
-    frozenset({"index_put", "index_put_", "max", "mean", "min"}) if _RELEASE < (2, 13) else frozenset[str]()
+    frozenset({"argmax", "argmin", "index_put", "index_put_", "max", "mean", "min"})
+    if _RELEASE < (2, 13)
+    else frozenset[str]()
 )
 """Those that take the mean of the ranks' means, although one may have more labels to ignore than another.
 
 Those of torch 2.9 that take a rank's own places, in what it has, for places in the whole; and its `mean`, which takes
-the mean of the ranks' means, although one may have more rows than another.
+the mean of the ranks' means, although one may have more rows than another; those of 2.10 that gather numbers without
+any dimension into a tensor of one.
 """
 
 _WRONG_PARTS: Final = frozenset({"_scaled_dot_product_flash_attention_for_cpu"})

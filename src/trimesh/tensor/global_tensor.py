@@ -13,6 +13,7 @@ from trimesh.errors import ShapeError
 from trimesh.tensor.answers import answers
 from trimesh.tensor.box import contiguous_strides
 from trimesh.tensor.call import call_kernel
+from trimesh.tensor.expected import layout_along
 from trimesh.tensor.fetching import checked
 from trimesh.tensor.mesh import team_of
 from trimesh.tensor.placement import WHOLE, Cut, Placements, cuts_by_label, placements_of
@@ -134,7 +135,8 @@ async def placements(tensor: torch.Tensor) -> Placements:
 
 async def _asked(tensor: MeshTensor) -> tuple[list[int], list[str]]:
     team = tensor._held.team
-    request = team.engine.ask(team, [0], lambda number: call_kernel(team, "placements", tensor, number))
+    form = layout_along(max(1, len(team.region.extent)))
+    request = team.engine.ask(team, [0], lambda number: call_kernel(team, "placements", tensor, number), form)
     found: tuple[list[int], list[str]] = (await answers(request))[0]
     return found
 

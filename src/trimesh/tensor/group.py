@@ -3,10 +3,14 @@
 It is one object, under one name, for as long as the team is: what torch keeps of it (a device mesh, the layout of a
 distributed tensor, a user's variable) stays right. Behind it are generations of a group of torch's own, made when one
 is needed and destroyed when it has failed: that is what frees the other ranks.
+
+A generation has gloo for tensors of the host. Those of CUDA devices go by NCCL, if each rank has a device of its own,
+which NCCL insists on; otherwise by gloo, as copies on the host.
 """
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -19,6 +23,7 @@ from torch._C import _distributed_c10d
 
 from trimesh import limits
 from trimesh.errors import CollectiveFailed
+from trimesh.tensor.host_copies import DEVICES, on_host
 from trimesh.tensor.team_store import TeamStore
 
 if TYPE_CHECKING:
@@ -81,6 +86,7 @@ class Group(dist.ProcessGroup):
         self._leave = partial(rank.outside.leave, team)
         self.store = TeamStore(self._ask)
         self._inner: dist.ProcessGroup | None = None
+        self._has_nccl = False
 
     # ---- what torch asks a group -----------------------------------------------------------------------------
 
@@ -89,8 +95,8 @@ class Group(dist.ProcessGroup):
         return self.full_name
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """Return the name of the backend behind it."""
-        return backend_of(self.device)
+        """Return the name of a backend that is there in any case."""
+        return BACKEND
 
     @property
     def group_name(self) -> str:  # type: ignore[override, unused-ignore]
@@ -140,7 +146,9 @@ class Group(dist.ProcessGroup):
     def _make(self) -> dist.ProcessGroup:
         try:
             generation = self._ask("join", [self.key], [], self._here()).number
-            made = _inner(_c10d.PrefixStore(f"{self.key}/{generation}", self.store), self)
+            store = _c10d.PrefixStore(f"{self.key}/{generation}", self.store)
+            self._has_nccl = self.device.type == "cuda" and _are_apart(store, self)
+            made = _inner(store, self, has_nccl=self._has_nccl)
         except CollectiveFailed:
             raise
         except Exception as error:
@@ -163,15 +171,24 @@ class Group(dist.ProcessGroup):
         if work is None:
             return None
         work.wait()
-        if self.device.type != "cpu":
-            return work  # on other devices it was queued: whoever uses the result waits in its own stream
+        if self._has_nccl:  # it was only queued: whoever uses the result waits in its own stream
+            self._watch(work)
         done: torch.futures.Future[Any] = torch.futures.Future()
         done.set_result(None)
         return _c10d._create_work_from_future(done)
 
+    def _watch(self, work: Any) -> None:
+        """Wait until a device has done a work: one that waits for a rank that has left waits until we abort."""
+        began = time.monotonic()
+        while not work.is_completed():
+            if time.monotonic() - began > limits.SIGNAL_SECONDS:
+                self._check_cause()
+                began = time.monotonic()
+            time.sleep(limits.COLLECTIVE_POLL_SECONDS)
+
     def _destroy(self) -> None:
         inner, self._inner = self._inner, None
-        if inner is not None and self.device.type != "cpu":
+        if inner is not None and self._has_nccl:
             inner.abort()
 
 
@@ -186,7 +203,10 @@ def _collective(name: str, *, may_repeat: bool) -> Callable[..., Any]:
             if attempts > 1:
                 for one, before in zip(args[0] if kept else (), kept, strict=True):
                     one.copy_(before)
-            return getattr(inner, name)(*args, **kwargs)
+            call = getattr(inner, name)
+            if self._has_nccl or self.device.type not in DEVICES:
+                return call(*args, **kwargs)
+            return on_host(call, args, kwargs, gives=name != "send")
 
         return self.run(attempt, may_repeat=may_repeat)
 
@@ -200,28 +220,34 @@ for _names, _may_repeat in ((_COLLECTIVES, True), (_POINT_TO_POINT, False)):
             setattr(Group, _name, _collective(_name, may_repeat=_may_repeat))
 
 
-def backend_of(device: torch.device) -> str:
-    """Return the name of torch's backend for a kind of device."""
-    return "nccl" if device.type == "cuda" else "gloo"
+BACKEND: Final = "gloo"
+"""What `torch.distributed` is told that serves a group. More precise names would change nothing that torch does."""
 
 
-def _inner(store: Any, group: Group) -> dist.ProcessGroup:
+def _are_apart(store: Any, group: Group) -> bool:
+    """Whether each rank has a CUDA device of its own; all ranks find the same, whatever each can see."""
+    if not dist.is_nccl_available():
+        return False
+    store.set(f"device/{group.rank()}", str(torch.cuda.get_device_properties(group.device).uuid))
+    return len({store.get(f"device/{rank}") for rank in range(group.size())}) == group.size()
+
+
+def _inner(store: Any, group: Group, *, has_nccl: bool) -> dist.ProcessGroup:
     """Return a group of torch's own; all its ranks are here at the same time."""
     timeout = timedelta(seconds=limits.COLLECTIVE_SECONDS)
     rank, size = group.rank(), group.size()
     made: dist.ProcessGroup = _c10d.ProcessGroup(store, rank, size)
-    if group.device.type == "cuda":
+    kinds = dist.ProcessGroup.BackendType
+    made._set_default_backend(kinds.NCCL if has_nccl else kinds.GLOO)
+    gloo = _c10d.ProcessGroupGloo._Options()
+    # The processes of a mesh are on one host: no other interface is listened on.
+    gloo._devices = [_c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    gloo._timeout = timeout
+    backend: Any = _c10d.ProcessGroupGloo(store, rank, size, gloo)
+    made._register_backend(torch.device("cpu"), kinds.GLOO, backend)
+    if has_nccl:
         nccl = _c10d.ProcessGroupNCCL.Options()
         nccl._timeout = timeout
-        backend: Any = _c10d.ProcessGroupNCCL(store, rank, size, nccl)
-        kind = dist.ProcessGroup.BackendType.NCCL
-    else:
-        gloo = _c10d.ProcessGroupGloo._Options()
-        # The processes of a mesh are on one host: no other interface is listened on.
-        gloo._devices = [_c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        gloo._timeout = timeout
-        backend = _c10d.ProcessGroupGloo(store, rank, size, gloo)
-        kind = dist.ProcessGroup.BackendType.GLOO
-    made._set_default_backend(kind)
-    made._register_backend(torch.device(group.device.type), kind, backend)
+        backend = _c10d.ProcessGroupNCCL(_c10d.PrefixStore("nccl", store), rank, size, nccl)
+        made._register_backend(torch.device("cuda"), kinds.NCCL, backend)
     return made

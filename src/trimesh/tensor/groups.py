@@ -12,7 +12,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from trimesh.errors import ShapeError
-from trimesh.tensor.group import Group, backend_of
+from trimesh.tensor.group import BACKEND, Group
 from trimesh.tensor.rank import Rank, TeamOnRank
 
 
@@ -174,7 +174,7 @@ def _publish(rank: Rank, team: TeamOnRank, group: Group) -> None:
     if group.full_name in published:
         return
     _make_world(rank, group)
-    _register(group, group.full_name, [team.ranks[place] for place in group.places], group.device, group.store)
+    _register(group, group.full_name, [team.ranks[place] for place in group.places], group.store)
     published.add(group.full_name)
     # Operations of torch may use it from now on, and one that is not done here would leave the others waiting.
     team.on_failed.append(group.destroy)
@@ -191,19 +191,18 @@ def _make_world(rank: Rank, group: Group) -> None:
         return
     # Ranks are those of the whole mesh. Nobody is connected: a collective in it says that it has no backend.
     default = dist.ProcessGroup(group.store, rank.number, rank.extent.nelements)
-    _register(default, f"{rank.mesh}/all", list(range(rank.extent.nelements)), rank.device, group.store)
+    _register(default, f"{rank.mesh}/all", list(range(rank.extent.nelements)), group.store)
     c10d._update_default_pg(default)
     rank.above[_World] = _World(default)
 
 
-def _register(group: dist.ProcessGroup, name: str, ranks: Sequence[int], device: torch.device, store: Any) -> None:
+def _register(group: dist.ProcessGroup, name: str, ranks: Sequence[int], store: Any) -> None:
     """Do what `torch.distributed.new_group` does, for a group that exists; there is no public way."""
     world: Any = c10d._world
-    backend = backend_of(device)
-    world.pg_map[group] = backend, store
+    world.pg_map[group] = BACKEND, store
     world.pg_names[group] = name
     world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(ranks)}
-    world.pg_backend_config[group] = f"{device.type}:{backend}"
+    world.pg_backend_config[group] = f"cpu:{BACKEND},cuda:{BACKEND}"
     tag = f"ptd:{name}"
     world.pg_to_tag[group] = tag
     world.tags_to_pg.setdefault(tag, []).append(group)

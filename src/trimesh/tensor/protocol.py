@@ -35,6 +35,7 @@ from typing import Any, Final
 
 import msgspec
 
+from trimesh._wire.waits import NodeRef
 from trimesh.errors import ProtocolError
 
 DEFINE: Final = 0
@@ -151,13 +152,15 @@ class Lost(_Message, frozen=True, tag=8):
 
 
 class Stuck(_Message, frozen=True, tag=11):
-    """A rank waits for an actor of its process, and that one for an actor of the controller's process (rule N2).
+    """A rank waits for an actor of its process, and that one maybe for an actor of the controller's process (rule N2).
 
     Attributes:
         calls: The calls of the sender's process to the controller's that have to end first.
+        waits: What the rank waits for, if third processes are part of it.
     """
 
     calls: list[int]
+    waits: tuple[NodeRef, ...]
 
 
 class Ask(_Message, frozen=True, tag=9):

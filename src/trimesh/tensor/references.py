@@ -86,7 +86,9 @@ async def _watch(outside: Any, task: trio.lowlevel.Task, scope: trio.CancelScope
         while True:
             await trio.sleep(patience)
             patience = min(2 * patience, limits.TENSOR_STUCK_SECONDS_MAX)
-            calls = outside.proc.deadlocks.in_the_way(task, outside.controller.proc_id)
-            if calls:
-                message = protocol.encode(protocol.Stuck(outside.engine, list(calls[: limits.DEADLOCK_REFS_MAX])))
+            most = limits.DEADLOCK_REFS_MAX
+            calls, waits = outside.proc.deadlocks.in_the_way(task, outside.controller.proc_id)
+            if calls or waits:
+                stuck = protocol.Stuck(outside.engine, list(calls[:most]), tuple(waits[:most]))
+                message = protocol.encode(stuck)
                 outside.proc.services.cast([outside.controller], TENSORS, message)

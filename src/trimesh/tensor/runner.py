@@ -78,6 +78,8 @@ class Runner:
 
     def _run(self) -> None:
         torch.set_grad_enabled(False)  # of this thread; gradients are the controller's
+        if self.rank.device.type == "cuda":
+            torch.cuda.set_device(self.rank.device)  # of this thread, too: what "cuda" means in a remote function
         untold: dict[int, TeamOnRank] = {}
         while (batch := self._batches.get()) is not None:
             team, steps = batch

@@ -10,6 +10,7 @@ import torch
 from trimesh._runtime.foreign import in_trio
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.shape.value_mesh import ValueMesh
+from trimesh.tensor import expected
 from trimesh.tensor.answers import answers
 from trimesh.tensor.call import call_kernel
 from trimesh.tensor.mesh import team_of
@@ -38,6 +39,8 @@ def manual_seed(seed: int, mesh: ProcMesh, *, same: bool = False) -> None:
 async def get_rng_state(mesh: ProcMesh) -> ValueMesh[torch.Tensor]:
     """Return the state of torch's generator on each rank, after what was issued so far.
 
+    It is followed, in the same tensor, by the state of the generator that global tensors of this view draw from.
+
     Raises:
         MeshErrorGroup: A process has ended.
         RuntimeError: The mesh is a reference, or `this_proc()`.
@@ -52,8 +55,11 @@ async def get_rng_state(mesh: ProcMesh) -> ValueMesh[torch.Tensor]:
 def set_rng_state(states: ValueMesh[torch.Tensor] | Sequence[torch.Tensor] | torch.Tensor, mesh: ProcMesh) -> None:
     """Give the ranks' generators a state, in order with the operations on their tensors.
 
+    The generator of global tensors gets that of the first rank's state, on all ranks: they draw alike.
+
     Args:
-        states: What `get_rng_state` has returned, or one for all.
+        states: What `get_rng_state` has returned, or one for all. One of `torch.get_rng_state()` leaves the generator
+            of global tensors as it is.
         mesh: The processes.
 
     Raises:
@@ -69,7 +75,10 @@ def set_rng_state(states: ValueMesh[torch.Tensor] | Sequence[torch.Tensor] | tor
 
 async def _states(team: Team) -> list[Any]:
     places = range(len(team.peers))
-    found = await answers(team.engine.ask(team, places, lambda number: call_kernel(team, "get_generator", number)))
+    request = team.engine.ask(
+        team, places, lambda number: call_kernel(team, "get_generator", number), expected.RNG_STATE
+    )
+    found = await answers(request)
     return [found[place] for place in places]
 
 

@@ -18,17 +18,20 @@ def seed_generators(rank: Rank, team: TeamOnRank, seed: int, step: int) -> None:
 
 @kernel("get_generator")
 def tell_generator(rank: Rank, team: TeamOnRank, request: int) -> None:
-    """Tell the controller the state of this rank's generator."""
-    del team
-    on_device = rank.device.type == "cuda"
-    rank.outside.reply(request, torch.cuda.get_rng_state(rank.device) if on_device else torch.get_rng_state())
+    """Tell the controller the state of this rank's generator, and after it that of the team's global tensors."""
+    own = torch.cuda.get_rng_state(rank.device) if rank.device.type == "cuda" else torch.get_rng_state()
+    rank.outside.reply(request, torch.cat([own, generator_of(rank, team).get_state()]))
 
 
 @kernel("set_generator")
 def set_generator(rank: Rank, team: TeamOnRank, states: list[memoryview]) -> None:
-    """Give this rank's generator a state."""
-    state = torch.frombuffer(bytearray(states[team.index % len(states)]), dtype=torch.uint8)
+    """Give this rank's generator a state; and the one of the team's global tensors, if the first of them has it."""
+    generator = generator_of(rank, team)
+    length = generator.get_state().numel()  # that of the rank's own, too, which is of the same kind
+    mine = torch.frombuffer(bytearray(states[team.index % len(states)]), dtype=torch.uint8)
     if rank.device.type == "cuda":
-        torch.cuda.set_rng_state(state, rank.device)
+        torch.cuda.set_rng_state(mine[:length], rank.device)
     else:
-        torch.set_rng_state(state)
+        torch.set_rng_state(mine[:length])
+    if len(states[0]) > length:  # of the first on all ranks: they must draw alike
+        generator.set_state(torch.frombuffer(bytearray(states[0]), dtype=torch.uint8)[length:].clone())

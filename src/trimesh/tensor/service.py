@@ -284,7 +284,7 @@ class TensorService:
             case protocol.Stuck():
                 engine = self.engines.get(message.engine)
                 if engine is not None:
-                    engine.stuck[peer] = message.calls
+                    engine.stuck[peer] = message
             case protocol.Ask():
                 self.stores.asked(peer, message)
             case protocol.Answer():

@@ -17,6 +17,7 @@ from trimesh.rdma.reading import VersionGone
 from trimesh.shape.value_mesh import ValueMesh
 from trimesh.tensor.answers import answers
 from trimesh.tensor.call import call_kernel
+from trimesh.tensor.expected import ANYTHING
 from trimesh.tensor.fetching import checked
 from trimesh.tensor.global_tensor import checked_team
 from trimesh.tensor.state_layout import LAYOUT
@@ -202,7 +203,8 @@ async def _opened(tensors: Any, team: Team, slots: int) -> AsyncGenerator[Public
 
 async def _asked(team: Team, kernel: str, *args: Any) -> list[Any]:
     places = range(len(team.peers))
-    found = await answers(team.engine.ask(team, places, lambda request: call_kernel(team, kernel, *args, request)))
+    request = team.engine.ask(team, places, lambda number: call_kernel(team, kernel, *args, number), ANYTHING)
+    found = await answers(request)
     return [found[place] for place in places]
 
 

@@ -18,6 +18,7 @@ from trimesh._runtime.services import TENSORS
 from trimesh.errors import CollectiveFailed, MeshError, Origin, ProtocolError, origin
 from trimesh.ids import ProcId
 from trimesh.tensor import protocol
+from trimesh.tensor.errors import PROCESS_ENDED
 from trimesh.tensor.meeting import Leave
 from trimesh.tensor.team_table import Found, TeamTable
 
@@ -191,4 +192,4 @@ class Stores:
 
 
 def _team_lost() -> MeshError:
-    return CollectiveFailed("a process of the group has ended")
+    return CollectiveFailed(PROCESS_ENDED)
