@@ -15,7 +15,7 @@ pub const PROTOCOL_VERSION: u8 = 4;
 pub const FRAME_HEADER_BYTES = 32;
 
 /// One fragment; what a control frame may have to wait for.
-pub const FRAME_PAYLOAD_BYTES_MAX = 65_536;
+pub const FRAME_PAYLOAD_BYTES_MAX = 69_632;
 
 /// The head of one message.
 pub const HEAD_BYTES_MAX = 49_152;

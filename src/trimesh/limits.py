@@ -12,9 +12,10 @@ from typing import Final
 FRAME_HEADER_BYTES: Final = 32
 """Fixed little-endian header of every frame: four words of 8 bytes, half a cache line."""
 
-FRAME_PAYLOAD_BYTES_MAX: Final = 65_536
+FRAME_PAYLOAD_BYTES_MAX: Final = 69_632
 """One fragment. Larger bodies are cut into fragments of this size, so that a control frame waits for at most
-one fragment a link (64 KiB take 20-60 us to copy or send on the machines measured)."""
+one fragment a link (64 KiB take 20-60 us to copy or send on the machines measured). The 4 KiB above 64 are for what
+goes with a body of that size: two frames instead of one cost a call 25 us."""
 
 HEAD_BYTES_MAX: Final = 49_152
 """The head (control struct) of one message; it must fit one frame beside small bodies."""
@@ -49,7 +50,7 @@ LINKS_MAX: Final = 1_024
 """Links of one process: a controller of the largest single host (several hundred workers) with room."""
 
 SEGMENT_BYTES_MIN: Final = 1 << 17
-"""Smallest pooled segment: twice the size up to which a body is copied inline."""
+"""Smallest pooled segment: nearly twice the size up to which a body is copied inline."""
 
 SEGMENT_BYTES_MAX: Final = 1 << 27
 """Largest pooled segment; a larger body travels in parts. Nothing else runs in the sender's loop while it copies:
@@ -234,9 +235,9 @@ DEADLOCK_REFS_MAX: Final = 512
 BUFFER_INLINE_BYTES: Final = 4_096
 """A buffer of a value below this rides at the end of the payload: copying a page costs less than a body of its own."""
 
-BYTES_BESIDE_MIN: Final = 32_768
+BYTES_BESIDE_MIN: Final = 131_072
 """A `bytes` that is an argument or a result goes beside the pickle from this size on: the pickler copies it twice, and
-a body of its own costs about what copying this much does."""
+a body of its own costs about what copying this much does (64 KiB there and back: 10 to 15 us more beside it)."""
 
 HUGE_PAGES_BYTES_MIN: Final = 4 << 20
 """Memory for arriving values asks for huge pages from this size on: below it most of a page would go to waste."""

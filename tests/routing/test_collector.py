@@ -48,7 +48,7 @@ def test_rank_settles_once():
     assert collector.settle(0, Returned(b"first"))
     assert not collector.settle(0, Raised(b"second"))
     assert collector.outcome(0) == Returned(b"first")
-    assert collector.failures == []
+    assert collector.failures == ()
     assert collector.remaining == 1
 
 
@@ -57,7 +57,7 @@ def test_all_failures_are_kept_in_the_order_seen():
     collector = Collector(4, fail_fast=True)
     for index in (2, 0, 3):
         assert collector.settle(index, Raised(bytes([index])))
-    assert collector.failures == [2, 0, 3]
+    assert collector.failures == (2, 0, 3)
     assert list(collector.failed()) == [Raised(b"\2"), Raised(b"\0"), Raised(b"\3")]
     assert not collector.is_complete
     collector.settle(1, Returned(b""))
@@ -126,7 +126,7 @@ def test_collector_agrees_with_a_table(events: list[tuple[int, object]], fail_fa
                     failures.append(index)
         assert collector.remaining == 5 - len(settled)
         assert collector.is_complete is (len(settled) == 5)
-        assert collector.failures == failures
+        assert collector.failures == tuple(failures)
         assert list(collector.running()) == [i for i in state if state[i] is Rank.SENT]
         assert collector.wants_cancel is (fail_fast and bool(failures) and len(settled) < 5)
         assert [collector.outcome(i) for i in range(5)] == [settled.get(i) for i in range(5)]

@@ -175,7 +175,7 @@ async def test_first_failure_cancels_the_others():
         assert (cancel.call, cancel.position) == (call.call_id, 2)
         assert stage.links[1].lanes[-1] is Lane.CONTROL
         stage.acknowledged(1, call)
-    assert call.collector.failures == [0]
+    assert call.collector.failures == (0,)
     assert isinstance(call.collector.outcome(0), Raised)
     stage.check_clean()
 

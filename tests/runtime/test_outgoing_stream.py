@@ -102,7 +102,7 @@ async def test_failure_cancels_the_others_at_once():
         item(stage, 2, stream)  # under way when it was cancelled
     stage.acknowledged(2, stream)
     assert await stream.next() is None
-    assert stream.collector.failures == [1]
+    assert stream.collector.failures == (1,)
 
 
 async def test_collect_cancels_nobody():

@@ -13,7 +13,7 @@ import hashlib
 import importlib
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from trimesh.errors import TrimeshError
 
@@ -91,12 +91,12 @@ class Library:
     def __init__(self, path: Path, header: Path) -> None:
         self.path = path
         self.ffi = read_contract(header)
-        refusals: tuple[type[Exception], ...] = (OSError, AttributeError, getattr(self.ffi, "error", OSError))
+        error_of_cffi = cast("type[Exception]", getattr(self.ffi, "error", OSError))
         try:
             # Never unloaded: its thread may still run when the interpreter, and with it this object, is taken down.
             self.lib = self.ffi.dlopen(str(path), self.ffi.RTLD_NOW | self.ffi.RTLD_NODELETE)
             found = int(self.lib.tm_abi_version())
-        except refusals as error:
+        except (OSError, AttributeError, error_of_cffi) as error:
             raise NativeLibraryError(f"the native library {path} cannot be loaded: {error}") from error
         if found != ABI_VERSION:
             raise NativeLibraryError(

@@ -96,7 +96,7 @@ class Collector:
     size: int
     fail_fast: bool
     remaining: int
-    failures: list[int]
+    failures: tuple[int, ...]
     _state: list[Rank]
     _outcomes: list[Outcome | None]
 
@@ -104,7 +104,7 @@ class Collector:
         self.size = size
         self.fail_fast = fail_fast
         self.remaining = size
-        self.failures = []
+        self.failures = ()
         self._state = [_UNSENT] * size
         self._outcomes = [None] * size
 
@@ -131,7 +131,7 @@ class Collector:
         self._outcomes[index] = outcome
         self.remaining -= 1
         if type(outcome) is not Returned and is_failure(outcome):
-            self.failures.append(index)
+            self.failures = (*self.failures, index)
         return True
 
     def withdraw_unsent(self) -> None:

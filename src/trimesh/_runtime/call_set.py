@@ -136,10 +136,14 @@ class CallSet:
         call_id = proc.new_call_id()
         parcel = encode_request(proc, request, call_id, target.mesh, budget)
         call = SetCall(proc, call_id, request, target, key, self, budget=budget)
-        call.hold(parcel.attachments)
         self.running[call] = None
-        proc.begin(call, parcel)
-        call.check_end()
+        try:
+            proc.begin(call, parcel)
+        except TypeError:
+            del self.running[call]
+            raise
+        if not call.collector.remaining:
+            call.check_end()
 
     def end(self, call: SetCall) -> None:
         """Learn that a call has ended."""

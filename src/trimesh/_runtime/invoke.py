@@ -162,6 +162,7 @@ async def invoke(
     is_bounded = deadline != math.inf
     call = OutgoingCall(proc, call_id, request.what, targets, fail_fast=fail_fast, budget=budget, is_bounded=is_bounded)
     proc.begin(call, parcel)
+    del parcel  # it may be large, and the wait long
     try:
         await call.wait()
         if call.collector.failures:
@@ -231,6 +232,8 @@ def post_nowait(proc: Proc, targets: Sequence[Target], request: Request) -> list
         trio.WouldBlock: A mailbox is full; nothing was sent to anyone.
     """
     parcel = encode_request(proc, request, 0, targets[0].mesh if targets else 0, None)
+    if _post_at_once(proc, targets, parcel):
+        return [_POSTED] * len(targets)
     for target in targets:
         if target.peer.death is None and not target.peer.outbox(target.mesh).has_room(parcel.nbytes):
             raise trio.WouldBlock

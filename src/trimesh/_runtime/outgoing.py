@@ -63,8 +63,8 @@ class OutgoingCall:
     is_bounded: bool
     number: int
     _positions: list[int]
-    _pending: dict[int, Pending]
-    _lent: list[trio.Event]
+    _pending: dict[int, Pending] | None
+    _lent: tuple[trio.Event, ...]
     _index: dict[Peer, int]
     _task: trio.lowlevel.Task | None
     _cancelling: bool
@@ -92,8 +92,9 @@ class OutgoingCall:
         self.is_bounded = is_bounded
         self.number = 0
         self._positions = [0] * len(targets)
-        self._pending = {}
-        self._lent = []
+        # Thousands may be in flight: what few calls need is made when it is needed, and weighs nothing before.
+        self._pending = None
+        self._lent = ()
         if len(targets) == 1:
             self._index = {targets[0].peer: 0}
         else:
@@ -138,7 +139,7 @@ class OutgoingCall:
 
     def is_unsent_to(self, peer: Peer) -> bool:
         """Return whether the message to `peer` still waits for room."""
-        return self._index.get(peer) in self._pending
+        return self._pending is not None and self._index.get(peer) in self._pending
 
     def fail_unsent(self, peer: Peer, error: Exception) -> None:
         """Take back the message to `peer`, which waits for room, with an error instead of an outcome."""
@@ -191,6 +192,8 @@ class OutgoingCall:
             for index, box in zip(alive, boxes, strict=True):
                 pending = box.put(parcel, partial(self._sent, index))
                 if pending is not None:
+                    if self._pending is None:
+                        self._pending = {}
                     self._pending[index] = pending
             if self._pending:
                 self.proc.deadlocks.unsent(self)
@@ -210,7 +213,7 @@ class OutgoingCall:
         self.collector.sent(index)
         self._positions[index] = position
         if lent is not None and not lent.is_set() and lent not in self._lent:
-            self._lent.append(lent)
+            self._lent = (*self._lent, lent)
         if self.is_broadcast:
             self._settle(index, Returned(b""))
         else:
@@ -233,13 +236,13 @@ class OutgoingCall:
         """Settle the rank of a process that is gone, with the error that its `death` makes."""
         index = self._index[peer]
         assert peer.death is not None
-        is_pending = index in self._pending
+        is_pending = self._pending is not None and index in self._pending
         self._withdraw(index)
         self._settle(index, Failed(peer.death(maybe_executed=not is_pending)))
 
     def _withdraw(self, index: int) -> None:
         """Take back the message of a rank that was not sent, if it was not."""
-        pending = self._pending.pop(index, None)
+        pending = self._pending.pop(index, None) if self._pending else None
         if pending is not None:
             target = self.targets[index]
             target.peer.calls.pop(self, None)
@@ -275,7 +278,7 @@ class OutgoingCall:
         if self._cancelling:
             return
         self._cancelling = True
-        for index in list(self._pending):
+        for index in list(self._pending or ()):
             self._withdraw(index)
         self.collector.withdraw_unsent()
         is_leaving = any(not event.is_set() for event in self._lent)
@@ -291,13 +294,12 @@ class OutgoingCall:
     async def _park(self) -> None:
         assert self._task is None
         self._task = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(self._abort)
 
-        def abort(_: object) -> trio.lowlevel.Abort:
-            self.aborted = True
-            self._task = None
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
+    def _abort(self, _: object) -> trio.lowlevel.Abort:
+        self.aborted = True
+        self._task = None
+        return trio.lowlevel.Abort.SUCCEEDED
 
     async def wait(self) -> None:
         """Wait until the call is complete; on cancellation cancel it over there first (rule C2).

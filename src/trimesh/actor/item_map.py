@@ -197,8 +197,7 @@ class ItemMap(Results[tuple[int, R]]):
     # ---- what comes ------------------------------------------------------------------------------------------
 
     def _on_end(self, call: SetCall) -> None:
-        outcome = call.outcome
-        if self._is_fail_fast and self._retry is None and outcome is not None and is_failure(outcome):
+        if call.collector.failures and self._is_fail_fast and self._retry is None:
             self._stop(f"another item of {self.what} failed")
 
     def _stop(self, reason: str) -> None:
@@ -216,8 +215,9 @@ class ItemMap(Results[tuple[int, R]]):
         while self._state == "open":
             if self._calls.ended:
                 call = self._calls.ended[0]
-                if isinstance(call.outcome, Returned):
-                    found = self._take_result(call, value_of(call.proc, call.outcome, call.request, 0))
+                outcome = call.outcome
+                if type(outcome) is Returned:
+                    found = self._take_result(call, value_of(call.proc, outcome, call.request, 0))
                 else:
                     found = await self._look_at(call)
                 if found is not None:
@@ -257,7 +257,7 @@ class ItemMap(Results[tuple[int, R]]):
         self._outstanding -= 1
         if self._outstanding <= self._window - self._refill:
             self._make_room()
-        if isinstance(result, Ok):
+        if type(result) is Ok:
             self._came(unit, result.value)
             return None if self._lost and self._is_fail_fast else (unit.index, result.value)
         if isinstance(result, Err):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import attrs
 import trio
 
 from trimesh._runtime.endpoint_spec import EndpointSpec, Kind
@@ -12,10 +13,11 @@ from trimesh._runtime.invoke import Err, Ok, Request, Result, invoke, post, post
 from trimesh._runtime.proc import Proc
 from trimesh._runtime.target import Target
 from trimesh.actor.outcome import Outcome
-from trimesh.errors import MeshErrorGroup, MeshStopped, RemoteCancelled, set_origin
+from trimesh.errors import MeshErrorGroup, MeshStopped, Origin, RemoteCancelled, set_origin
 from trimesh.shape.value_mesh import ValueMesh
 
 if TYPE_CHECKING:
+    from trimesh._runtime.reference import MeshInfo
     from trimesh.actor.view import MeshView
 
 Args = tuple[Any, ...]
@@ -63,7 +65,7 @@ async def choose(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs)
     return bare(await invoke_bound(mesh, spec, bound, [pick(mesh, "choose")], fail_fast=False))
 
 
-def pick(mesh: MeshView, verb: str, avoid: Container[int] = ()) -> int:
+def pick(mesh: MeshView, verb: str, avoid: Collection[int] = ()) -> int:
     """Return the least loaded member that lives, one that is not in `avoid` if there is any.
 
     Raises:
@@ -77,7 +79,7 @@ def pick(mesh: MeshView, verb: str, avoid: Container[int] = ()) -> int:
     alive = mesh.candidates(proc, ranks)
     if not alive:
         raise MeshStopped(f"{verb} needs a live member, and all {len(ranks)} of {mesh!r} have ended")
-    return mesh.least_loaded(proc, [rank for rank in alive if rank not in avoid] or alive)
+    return mesh.least_loaded(proc, [rank for rank in alive if rank not in avoid] or alive if avoid else alive)
 
 
 async def broadcast(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -> None:
@@ -101,11 +103,13 @@ def broadcast_nowait(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwa
     results = refusals(mesh, spec, ranks)
     if results is None:
         proc = mesh.proc()
-        targets = [mesh.target(proc, rank) for rank in ranks]
-        if mesh.membership(proc).is_restarting(ranks):
-            raise trio.WouldBlock
-        if any(target.peer.link is None and target.peer.death is None for target in targets):
-            raise trio.WouldBlock
+        targets = mesh.ready_targets(proc, ranks)
+        if targets is None:
+            targets = [mesh.target(proc, rank) for rank in ranks]
+            if mesh.membership(proc).is_restarting(ranks):
+                raise trio.WouldBlock
+            if any(target.peer.link is None and target.peer.death is None for target in targets):
+                raise trio.WouldBlock
         results = post_nowait(proc, targets, _request(mesh, proc, spec, bound, ranks))
     for result in results:
         if isinstance(result, Err):
@@ -171,10 +175,23 @@ def _request(
     mesh: MeshView, proc: Proc, spec: EndpointSpec, bound: tuple[Args, Kwargs], ranks: Sequence[int]
 ) -> Request:
     info = mesh.membership(proc).info  # the incarnations that are called now
-    return Request(mesh.name, spec.name, *bound, lambda index: info.origin(ranks[index], spec.name), spec)
+    return Request(mesh.name, spec.name, *bound, Origins(info, ranks, spec.name), spec)
 
 
-async def invoke_on(
+@attrs.define(eq=False)
+class Origins:
+    """The coordinates of the ranks of a view. A closure would be five objects for the garbage collector to look at."""
+
+    info: MeshInfo
+    ranks: Sequence[int]
+    endpoint: str
+
+    def __call__(self, index: int) -> Origin:
+        """Return those of the rank at an index."""
+        return self.info.origin(self.ranks[index], self.endpoint)
+
+
+def invoke_on(
     mesh: MeshView,
     spec: EndpointSpec,
     args: Args,
@@ -183,10 +200,10 @@ async def invoke_on(
     *,
     fail_fast: bool,
     errors_win: bool = True,
-) -> list[Result]:
-    """Bind the arguments, call some ranks and return a result for each."""
+) -> Awaitable[list[Result]]:
+    """Bind the arguments; what is returned calls some ranks and returns a result for each."""
     bound = bind(mesh, spec, args, kwargs)
-    return await invoke_bound(mesh, spec, bound, ranks, fail_fast=fail_fast, errors_win=errors_win)
+    return invoke_bound(mesh, spec, bound, ranks, fail_fast=fail_fast, errors_win=errors_win)
 
 
 async def invoke_bound(
