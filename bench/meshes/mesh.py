@@ -41,7 +41,17 @@ class Mesh(Protocol):
         ...
 
     async def offer(self, value: Any, seconds: float) -> None:
-        """Send the first actor a value, asking for no answer; it takes one at a time, each for so long."""
+        """Send the first actor a value, asking for no answer; it takes one at a time, each for so long.
+
+        Where a library can send without waiting it does, and waits only where there is no room.
+        """
+        ...
+
+    async def post(self, value: Any, seconds: float) -> None:
+        """Do the same, letting other tasks run each time, where the library has a way to wait for a message to leave.
+
+        The same as `offer` where it has one way only.
+        """
         ...
 
     async def drain(self) -> None:

@@ -83,6 +83,8 @@ class Mesh:
     async def offer(self, value: Any, seconds: float) -> None:
         self._first.take.broadcast(value, seconds)
 
+    post = offer
+
     async def drain(self) -> None:
         await self._first.pid.call_one()
 

@@ -97,6 +97,8 @@ class Mesh:
     async def offer(self, value: Any, seconds: float) -> None:
         self._first.take.remote(value, seconds)
 
+    post = offer
+
     async def drain(self) -> None:
         await self._first.has_taken.remote()
 

@@ -89,6 +89,12 @@ class Mesh:
                 pass
 
     async def offer(self, value: Any, seconds: float) -> None:
+        try:
+            self._first.take.broadcast_nowait(value, seconds)
+        except trio.WouldBlock:
+            await self._first.take.broadcast(value, seconds)
+
+    async def post(self, value: Any, seconds: float) -> None:
         await self._first.take.broadcast(value, seconds)
 
     async def drain(self) -> None:

@@ -95,6 +95,8 @@ class Mesh:
     async def offer(self, value: Any, seconds: float) -> None:
         await self._first.take.tell(value, seconds)
 
+    post = offer
+
     async def drain(self) -> None:
         await self._first.pid()
 
