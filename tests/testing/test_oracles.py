@@ -52,10 +52,10 @@ async def workload(mesh, faults):
 def reply_twice(patch: pytest.MonkeyPatch) -> None:
     real = IncomingCall._end
 
-    def end(self: IncomingCall, head: bytes, bodies: Any = ()) -> Any:
+    def end(self: IncomingCall, head: bytes, bodies: Any = (), **options: Any) -> Any:
         if self.spec.name == "count":
             self.link.send(head)
-        return real(self, head, bodies)
+        return real(self, head, bodies, **options)
 
     patch.setattr(IncomingCall, "_end", end)
 
@@ -63,12 +63,12 @@ def reply_twice(patch: pytest.MonkeyPatch) -> None:
 def lose_a_reply(patch: pytest.MonkeyPatch) -> None:
     real = IncomingCall._end
 
-    def end(self: IncomingCall, head: bytes, bodies: Any = ()) -> Any:
+    def end(self: IncomingCall, head: bytes, bodies: Any = (), **options: Any) -> Any:
         if self.spec.name == "step" and self.call_id % 5 == 0 and not self.is_broadcast:
             self.ended = True
             self.peer.inbound.pop(self.call_id, None)
             return None
-        return real(self, head, bodies)
+        return real(self, head, bodies, **options)
 
     patch.setattr(IncomingCall, "_end", end)
 
