@@ -467,9 +467,6 @@ TENSOR_LENT_BYTES_MIN: Final = 1 << 20
 """A tensor of at least this size goes to the controller, or comes from there, by memory that the other side reads; a
 smaller one in a message, which waits for nobody and needs no second copy."""
 
-TENSOR_HUGE_BYTES_MIN: Final = 4 << 20
-"""A tensor of at least this size that is to be filled gets huge pages, of 2 MiB: it has at least one whole one."""
-
 TENSOR_MOVE_BYTES: Final = 2**30
 """Copies of tensors that a process keeps for others to read at one time; the next waits for room, and a larger one
 until all others have gone."""

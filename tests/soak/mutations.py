@@ -152,7 +152,9 @@ def _leak_credits(real: Callable[..., Any]) -> Callable[..., Any]:
 
 def _reply_twice(real: Callable[..., Any]) -> Callable[..., Any]:
     def end(self: IncomingCall, head: bytes, bodies: Sequence[Any] = (), **options: Any) -> Any:
-        is_late = self.running and self.cancelled_by is not None and not self.is_broadcast and self.peer.link is not None
+        is_late = (
+            self.running and self.cancelled_by is not None and not self.is_broadcast and self.peer.link is not None
+        )
         if is_late:
             self.peer.link.send(messages.encode(messages.CancelAck(self.call_id, self.mesh, 0, True, "caller", "")))
         return real(self, head, bodies, **options)

@@ -8,7 +8,6 @@ import msgspec
 import torch
 
 from trimesh.tensor.box import Box
-from trimesh.tensor.fresh import fresh
 from trimesh.tensor.moves import moves_of
 from trimesh.tensor.parts import Part, Reading, fill, lay_out
 from trimesh.tensor.rank import Poison, Rank, TeamOnRank
@@ -26,7 +25,7 @@ def arrived(rank: Rank, data: memoryview, move: int, dtype: torch.dtype, size: S
         box: The part.
     """
     whole = Box.of_all(size)
-    there = fresh(box.size, dtype)
+    there = torch.empty(box.size, dtype=dtype)
     if not move:
         if box.count:
             flat = torch.frombuffer(data, dtype=dtype)

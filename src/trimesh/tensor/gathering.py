@@ -13,7 +13,6 @@ from trimesh.errors import MeshErrorGroup, ProtocolError, set_origin
 from trimesh.tensor.answers import values_of
 from trimesh.tensor.box import Box
 from trimesh.tensor.engine import Request
-from trimesh.tensor.fresh import fresh
 from trimesh.tensor.moves import moves_of
 from trimesh.tensor.parts import Part, Reading, part_of
 from trimesh.tensor.shapes import Meta
@@ -77,7 +76,7 @@ def _targets(
     """Return new tensors, by place, and what is to be read into them from each place."""
     readings = {place: Reading() for place in told}
     if metas is not None:
-        wholes = [fresh(meta.size, meta.dtype) for meta in metas]
+        wholes = [torch.empty(meta.size, dtype=meta.dtype) for meta in metas]
         for place, one in told.items():
             for index, part in one.parts:
                 if not 0 <= index < len(metas) or part.dtype != metas[index].dtype:
@@ -86,7 +85,7 @@ def _targets(
         return {min(told): wholes}, readings
     made: dict[int, list[torch.Tensor]] = {}
     for place, one in told.items():
-        made[place] = [fresh(part.box.size, part.dtype) for _, part in one.parts]
+        made[place] = [torch.empty(part.box.size, dtype=part.dtype) for _, part in one.parts]
         for target, (_, part) in zip(made[place], one.parts, strict=True):
             readings[place].add(part, target, part.box)
     return made, readings

@@ -17,7 +17,6 @@ from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId
 from trimesh.tensor import protocol
 from trimesh.tensor.box import Box
-from trimesh.tensor.fresh import fresh
 from trimesh.tensor.global_kernels import Layout, refreshed
 from trimesh.tensor.groups import device_mesh
 from trimesh.tensor.kernel import kernel
@@ -171,7 +170,7 @@ def receive_parts(
             assert isinstance(layout, Layout), "what has failed was dealt with"
             placements = boxed(layout.placements)
         box = box_by_placements(size, mesh, placements)
-        there = fresh(box.size, dtype)
+        there = torch.empty(box.size, dtype=dtype)
         found = 0
         if isinstance(kept, _Kept) and (common := kept.box.overlap(box)) is not None:
             there[box.slices(common)].copy_(kept.value[kept.box.slices(common)])

@@ -10,7 +10,6 @@ import torch
 
 from trimesh import limits
 from trimesh.ids import ProcId
-from trimesh.tensor.fresh import fresh
 from trimesh.tensor.kernel import kernel
 from trimesh.tensor.moves import moves_of
 from trimesh.tensor.rank import Poison, Rank, TeamOnRank
@@ -63,7 +62,7 @@ def receive(rank: Rank, team: TeamOnRank, move: int, routes: Routes, dtype: torc
         if source == outside.proc.proc_id:
             found = moves.kept.pop(key)
         else:
-            there = fresh(size, dtype)
+            there = torch.empty(size, dtype=dtype)
             found = outside.run_in_trio(moves.receive, key, ProcId(source), there) or there.to(rank.device)
         if isinstance(found, Poison):
             poison = poison or found

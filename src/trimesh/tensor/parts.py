@@ -10,7 +10,6 @@ import torch
 
 from trimesh.errors import ProtocolError
 from trimesh.tensor.box import Box
-from trimesh.tensor.fresh import fresh
 from trimesh.tensor.moves import Piece
 
 ALIGN_BYTES: Final = 64
@@ -100,7 +99,7 @@ class Reading:
             self.pieces.append((offset, there))
             return
         # With its gaps: one copy of what lies between costs less than a read for each run of bytes.
-        flat = fresh([length], part.dtype)
+        flat = torch.empty([length], dtype=part.dtype)
         self.pieces.append((offset, flat))
         self._later.append((there, flat.as_strided(common.size, part.box.strides())))
 

@@ -12,7 +12,6 @@ from trimesh._runtime.foreign import in_trio
 from trimesh.errors import ProtocolError
 from trimesh.rdma.snapshot import Snapshot
 from trimesh.tensor.box import Box
-from trimesh.tensor.fresh import fresh
 from trimesh.tensor.parts import Part, Reading
 from trimesh.tensor.state_layout import LAYOUT, PartOfState, read_parts
 from trimesh.tensor.tensor import MeshTensor
@@ -56,7 +55,7 @@ class StateSnapshot:
 
     async def _read_one(self, name: str, tensor: torch.Tensor) -> None:
         is_direct = tensor.is_contiguous() and tensor.device.type == "cpu"
-        there = tensor if is_direct else fresh(tensor.size(), tensor.dtype)
+        there = tensor if is_direct else torch.empty(tensor.size(), dtype=tensor.dtype)
         place, found = Box.of_all(tensor.size()), 0
         for one, snapshot in self._parts[name]:
             if not one.is_here:
@@ -76,7 +75,7 @@ class StateSnapshot:
     async def read(self) -> dict[str, torch.Tensor]:
         """Return a copy of everything, whole; raises and blocks as `read_into`."""
         found = {name: parts[0][0] for name, parts in self._parts.items()}
-        made = {name: fresh(self.sizes[name], _dtype(one)) for name, one in found.items()}
+        made = {name: torch.empty(self.sizes[name], dtype=_dtype(one)) for name, one in found.items()}
         await self.read_into(made)
         return made
 
