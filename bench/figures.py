@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from bench.report import amount
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "performance.md"
+LINE_COLUMNS = 120
 
 TIMES_MONARCH = {
     "call_one": 10.0,
@@ -101,7 +103,7 @@ def _missed(figures: list[dict[str, Any]]) -> list[str]:
     goals = [(row, text, is_met) for row in figures for text, is_met in goals_of(row) if is_met is not None]
     missed = [f"{row['figure']} ({row['quantile']}: {text})" for row, text, is_met in goals if not is_met]
     met = f"{len(goals) - len(missed)} of {len(goals)} goals are met."
-    return [met + (f" Missed: {'; '.join(missed)}." if missed else "")]
+    return textwrap.wrap(met + (f" Missed: {'; '.join(missed)}." if missed else ""), LINE_COLUMNS)
 
 
 def main() -> None:
