@@ -31,6 +31,7 @@ async def test_global_tensors() -> None:
         await check_views_of_the_mesh_hold_global_tensors(procs)
         await check_random_numbers_do_not_depend_on_placements(procs)
         await check_one_rank_that_fails_fails_what_needs_it(procs)
+        await check_a_check_without_results_fails_what_it_has_checked(procs)
 
 
 async def equal(value: Any, expected: Any, *, atol: float = 1e-5) -> bool:
@@ -284,3 +285,12 @@ async def check_one_rank_that_fails_fails_what_needs_it(procs: ProcMesh) -> None
             await trimesh.fetch(dependent)
         assert [type(error) for error in trimesh.leaves(caught.value)][:1] == [IndexError]
         assert await equal(w @ w.T, one @ one.T)
+
+
+async def check_a_check_without_results_fails_what_it_has_checked(procs: ProcMesh) -> None:
+    singular = trimesh.replicate(torch.zeros(3, 3), procs)
+    for function in (torch.linalg.inv, torch.linalg.cholesky):
+        with pytest.raises(MeshErrorGroup) as caught:
+            await trimesh.fetch(function(singular) + 1)
+        assert all(isinstance(error, torch.linalg.LinAlgError) for error in trimesh.leaves(caught.value))
+    assert (await trimesh.fetch(singular)).sum() == 0

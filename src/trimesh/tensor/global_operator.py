@@ -69,7 +69,7 @@ def operator_on_globals(name: str, operator: Operator) -> Kernel:
                 views.written(one)
         return result
 
-    return Kernel(name, run, takes_poison=False)
+    return Kernel(name, run, takes_poison=False, operator=operator)
 
 
 def _computation(base: str, operator: Operator, writes: Sequence[Write]) -> Operator:

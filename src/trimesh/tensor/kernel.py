@@ -18,11 +18,13 @@ class Kernel:
         name: In the table; commands call it "trimesh::name".
         function: Takes the `Rank`, the `TeamOnRank` of the command, then its arguments.
         takes_poison: Whether it is called although an argument is a `Poison`; else its outputs are one, too.
+        operator: The operator of torch that it stands for, if it does.
     """
 
     name: str
     function: Callable[..., Any]
     takes_poison: bool
+    operator: Callable[..., Any] | None = None
 
 
 KERNELS: Final[dict[str, Kernel]] = {}

@@ -267,7 +267,8 @@ class Rank:
         signature = command.signature
         for index in signature.writes:
             self._spoil_storage(command.operands[index], operands[index], poison)
-        if signature.kernel is None and max(signature.outs, default=-1) < 0 and not signature.writes:
+        is_of_torch = signature.kernel is None or signature.kernel.operator is not None
+        if is_of_torch and max(signature.outs, default=-1) < 0 and not signature.writes:
             # It makes nothing that could carry the error: a check, and what it has looked at is not to be used.
             for ref in [ref for ref, kind in zip(command.operands, signature.kinds, strict=True) if kind == "r"]:
                 self.values.update(dict.fromkeys(self.values.keys() & self.results.get(ref, (ref,)), poison))

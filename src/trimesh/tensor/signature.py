@@ -75,7 +75,8 @@ def define(description: Any, device: torch.device) -> Signature:
         raise ProtocolError(f"{name} is described with operands that it does not have")
     name, kernel = _kernel(name)
     function = kernel.function if kernel is not None else _operator(name)
-    schema = getattr(function, "_schema", None)
+    operator = function if kernel is None else kernel.operator
+    schema = getattr(operator, "_schema", None)
     has_info = schema is not None and any(result.name == "info" for result in schema.returns)
     return Signature(name, at, kinds, outs, writes, kernel, has_info, function, positional, named)
 
