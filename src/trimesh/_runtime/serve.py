@@ -71,12 +71,12 @@ class Server:
         call.start()
         spec = call.spec
         if spec.kind is not Kind.INLINE and spec.kind is not Kind.ASYNC:
-            return self._serve_slowly(call)
+            return self._finish(call, self._run_slowly(call))
         try:
             try:
                 arguments = self.values.decode_call(call.payload, call.bodies, spec, is_owner=call.peer.is_owner)
             except NotYet:
-                return self._serve_slowly(call)
+                return self._finish(call, self._run_slowly(call))
             call.forget_arguments()
             context = self._context_of(spec.name)
             if spec.kind is Kind.INLINE:
@@ -88,19 +88,17 @@ class Server:
                 except StopIteration as stop:
                     result = stop.value
                 else:
-                    return self._go_on(call, context, coroutine, trap)
+                    return self._finish(call, _rest(context, coroutine, trap))
             lent = self._answer(call, result)
         except BaseException as raised:  # noqa: BLE001 - told to the caller, whatever it is
             # In a function of its own: no frame of the traceback holds the error, so all goes when it has been told.
             lent = self._tell(call, raised)
         return None if lent is None or lent.is_set() else _wait_until_left(lent)
 
-    async def _go_on(
-        self, call: IncomingCall, context: contextvars.Context, coroutine: Coroutine[Any, Any, Any], trap: Any
-    ) -> None:
-        """Run the rest of a coroutine function that has to wait for something."""
+    async def _finish(self, call: IncomingCall, result: Awaitable[Any]) -> None:
+        """Wait for what the endpoint comes to, and end the call with it."""
         try:
-            lent = self._answer(call, await _rest(context, coroutine, trap))
+            lent = self._answer(call, await result)
         except trio.Cancelled:
             raise
         except BaseException as raised:  # noqa: BLE001 - as above
@@ -108,21 +106,13 @@ class Server:
         if lent is not None and not lent.is_set():
             await _wait_until_left(lent)
 
-    async def _serve_slowly(self, call: IncomingCall) -> None:
+    async def _run_slowly(self, call: IncomingCall) -> Any:
         """Run an endpoint that is waited for in any case, or whose arguments are."""
         try:
-            try:
-                arguments = await self._arguments(call)
-            finally:
-                call.forget_arguments()
-            result = await _invoke(call, self.actor, self._context_of(call.spec.name), self.values, *arguments)
-            lent = self._answer(call, result)
-        except trio.Cancelled:
-            raise
-        except BaseException as raised:  # noqa: BLE001 - as above
-            lent = self._tell(call, raised)
-        if lent is not None and not lent.is_set():
-            await _wait_until_left(lent)
+            arguments = await self._arguments(call)
+        finally:
+            call.forget_arguments()
+        return await _invoke(call, self.actor, self._context_of(call.spec.name), self.values, *arguments)
 
     def _context_of(self, endpoint: str) -> contextvars.Context:
         """Return a context for one call."""
