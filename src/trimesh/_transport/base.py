@@ -18,7 +18,9 @@ from typing import Protocol
 import attrs
 import trio
 
+from trimesh import limits
 from trimesh._transport.mover import Mover
+from trimesh.errors import LimitExceeded
 
 Buffer = bytes | bytearray | memoryview
 """A C-contiguous buffer of bytes that the caller lends until the message is sent."""
@@ -212,3 +214,19 @@ class Transport(ABC):
     @abstractmethod
     def close(self) -> None:
         """End all links at once and give back every resource. Idempotent; called after `run` has ended."""
+
+
+def checked_size(head: bytes, bodies: Sequence[Buffer]) -> int:
+    """Return the bytes of a message.
+
+    Raises:
+        LimitExceeded: The head, or the number or size of the bodies, is above its limit.
+    """
+    if len(head) > limits.HEAD_BYTES_MAX:
+        raise LimitExceeded("HEAD_BYTES_MAX", len(head))
+    if len(bodies) > limits.BODIES_MAX:
+        raise LimitExceeded("BODIES_MAX", len(bodies))
+    size = sum(memoryview(body).nbytes for body in bodies)
+    if size > limits.MESSAGE_BYTES_MAX:
+        raise LimitExceeded("MESSAGE_BYTES_MAX", size)
+    return len(head) + size

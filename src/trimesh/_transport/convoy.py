@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from trimesh import limits
-from trimesh._transport.base import Buffer
-from trimesh.errors import LimitExceeded
+from trimesh._transport.base import Buffer, checked_size
 
 PART: Final = struct.Struct("<IB")
 IMMUTABLE: Final = 1 << 63
@@ -42,7 +41,7 @@ class Convoy:
     """
 
     def __init__(self, head: bytes, bodies: Sequence[Buffer], flow: int, completion: Told) -> None:
-        check(head, bodies)
+        size = checked_size(head, bodies)
         self.flow: Final = flow
         self.number = 0
         self._head = head
@@ -56,7 +55,7 @@ class Convoy:
         self._at = (0, 0)
         self._under_way = 0
         self._is_told = False
-        self.waiting_bytes = len(head) + sum(view.nbytes for view in self._bodies)
+        self.waiting_bytes = size
 
     def next_part(self, bytes_max: int) -> tuple[bytes, list[Buffer]]:
         """Return head and bodies of the next part; call `part_done` when it has left."""
@@ -96,21 +95,6 @@ class Convoy:
         if not self._is_told:
             self._is_told = True
             self._completion.part_done()
-
-
-def check(head: bytes, bodies: Sequence[Buffer]) -> None:
-    """Refuse what no link takes.
-
-    Raises:
-        LimitExceeded: The head, or the number or size of the bodies, is above its limit.
-    """
-    if len(head) > limits.HEAD_BYTES_MAX:
-        raise LimitExceeded("HEAD_BYTES_MAX", len(head))
-    if len(bodies) > limits.BODIES_MAX:
-        raise LimitExceeded("BODIES_MAX", len(bodies))
-    size = sum(memoryview(body).nbytes for body in bodies)
-    if size > limits.MESSAGE_BYTES_MAX:
-        raise LimitExceeded("MESSAGE_BYTES_MAX", size)
 
 
 def is_immutable(body: Buffer) -> bool:

@@ -32,10 +32,11 @@ from trimesh._transport.base import (
     LinkHandler,
     LinkStatistics,
     Transport,
+    checked_size,
 )
 from trimesh._transport.memory_mover import MemoryMover, MemoryTable
 from trimesh._transport.pipe import NOW, Countdown, Delivery, Fate, Message, Pipe
-from trimesh.errors import LimitExceeded, TrimeshInternalError
+from trimesh.errors import TrimeshInternalError
 from trimesh.ids import ProcId
 
 __all__ = ["Delivery", "Fate", "MemoryGroup", "MemoryLink", "MemoryNetwork", "MemoryTransport"]
@@ -206,16 +207,10 @@ def _hand_over(handler: LinkHandler, link: MemoryLink, message: Message) -> None
 
 
 def _checked_size(head: bytes, bodies: Sequence[Buffer], lane: Lane) -> int:
-    if len(head) > limits.HEAD_BYTES_MAX:
-        raise LimitExceeded("HEAD_BYTES_MAX", len(head))
-    if len(bodies) > limits.BODIES_MAX:
-        raise LimitExceeded("BODIES_MAX", len(bodies))
+    size = checked_size(head, bodies)
     if bodies and lane is Lane.CONTROL:
         raise ValueError(f"a CONTROL message carries no bodies, got {len(bodies)}: send them on Lane.DATA")
-    size = sum(memoryview(body).nbytes for body in bodies)
-    if size > limits.MESSAGE_BYTES_MAX:
-        raise LimitExceeded("MESSAGE_BYTES_MAX", size)
-    return len(head) + size
+    return size
 
 
 @attrs.define(eq=False)
@@ -231,7 +226,7 @@ class MemoryGroup(Group):
             LimitExceeded: The head, or the number or size of the bodies, is above its limit.
         """
         del flow
-        size = _checked_size(head, bodies, Lane.DATA)
+        size = checked_size(head, bodies)
         links = [link for link in self._links if link.is_up]
         lender = Countdown(len(links))
         for link in links:
