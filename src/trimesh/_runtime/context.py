@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any
 
-import msgspec
+import attrs
 import trio
 
 from trimesh.shape.point import Point
@@ -24,7 +24,8 @@ _cell: ContextVar[Cell | None] = ContextVar("trimesh_cell", default=None)
 _context: ContextVar[Context | None] = ContextVar("trimesh_context", default=None)
 
 
-class Context(msgspec.Struct, frozen=True):
+@attrs.frozen
+class Context:
     """What an endpoint can know about itself.
 
     Attributes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import attrs
 import msgspec
 
 from trimesh._transport.base import LinkStatistics
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from trimesh._runtime.proc import Proc
 
 
-class MailboxStatistics(msgspec.Struct, frozen=True):
+@attrs.frozen
+class MailboxStatistics:
     """The mailbox of one actor, in its own process.
 
     Attributes:
@@ -29,7 +31,8 @@ class MailboxStatistics(msgspec.Struct, frozen=True):
     calls_running: int
 
 
-class MemberStatistics(msgspec.Struct, frozen=True):
+@attrs.frozen
+class MemberStatistics:
     """One member of a mesh, as this process sees it.
 
     Attributes:
@@ -59,7 +62,8 @@ class MemberStatistics(msgspec.Struct, frozen=True):
     stalls: int
 
 
-class MeshStatistics(msgspec.Struct, frozen=True):
+@attrs.frozen
+class MeshStatistics:
     """A mesh, or a view of one, as this process sees it.
 
     Attributes:

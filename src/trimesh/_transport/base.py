@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
+import attrs
 import msgspec
 import trio
 
@@ -60,7 +61,8 @@ class LinkDown(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-class LinkStatistics(msgspec.Struct, frozen=True):
+@attrs.frozen
+class LinkStatistics:
     """Counters of one link since it was opened.
 
     Attributes:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-import msgspec
+import attrs
 
 T = TypeVar("T")
 
 
-class Outcome(msgspec.Struct, Generic[T], frozen=True):
+@attrs.frozen
+class Outcome(Generic[T]):
     """A value or an error.
 
     Attributes:

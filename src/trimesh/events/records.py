@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
+import attrs
 
 from trimesh.errors import RestartLimit
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from trimesh.shape.point import Point
 
 
-class MemberEvent(msgspec.Struct, frozen=True, kw_only=True):
+@attrs.frozen(kw_only=True)
+class MemberEvent:
     """Something happened to one member.
 
     Attributes:
@@ -29,7 +30,8 @@ class MemberEvent(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
 
 
-class Started(MemberEvent, frozen=True, kw_only=True):
+@attrs.frozen(kw_only=True)
+class Started(MemberEvent):
     """The member lives: the snapshot with which `events()` begins, or a member that `replace` has started.
 
     Attributes:
@@ -41,7 +43,8 @@ class Started(MemberEvent, frozen=True, kw_only=True):
     pid: int = 0
 
 
-class Died(MemberEvent, frozen=True, kw_only=True):
+@attrs.frozen(kw_only=True)
+class Died(MemberEvent):
     """The member has ended without having been asked to.
 
     Attributes:
@@ -51,7 +54,8 @@ class Died(MemberEvent, frozen=True, kw_only=True):
     error: Exception | None
 
 
-class Failed(MemberEvent, frozen=True, kw_only=True):
+@attrs.frozen(kw_only=True)
+class Failed(MemberEvent):
     """A failure without a caller that the member has survived: of a broadcast, say.
 
     Attributes:
@@ -61,7 +65,8 @@ class Failed(MemberEvent, frozen=True, kw_only=True):
     error: Exception
 
 
-class FellSilent(MemberEvent, frozen=True, kw_only=True):
+@attrs.frozen(kw_only=True)
+class FellSilent(MemberEvent):
     """The member did not acknowledge the cancel of a call in time; it may still run (rule C2).
 
     Attributes:
@@ -71,7 +76,8 @@ class FellSilent(MemberEvent, frozen=True, kw_only=True):
     error: Exception
 
 
-class Stalled(MemberEvent, frozen=True, kw_only=True):
+@attrs.frozen(kw_only=True)
+class Stalled(MemberEvent):
     """The event loop of the member's process has not run for long, though the process lives.
 
     Attributes:
@@ -83,7 +89,8 @@ class Stalled(MemberEvent, frozen=True, kw_only=True):
     stack: str
 
 
-class Restarting(MemberEvent, frozen=True, kw_only=True):
+@attrs.frozen(kw_only=True)
+class Restarting(MemberEvent):
     """The member is down, or is being taken down, and will be started again.
 
     Attributes:
@@ -93,7 +100,8 @@ class Restarting(MemberEvent, frozen=True, kw_only=True):
     cause: Exception
 
 
-class Restarted(MemberEvent, frozen=True, kw_only=True):
+@attrs.frozen(kw_only=True)
+class Restarted(MemberEvent):
     """The member serves again; `incarnation` is the new one.
 
     Attributes:
@@ -105,7 +113,8 @@ class Restarted(MemberEvent, frozen=True, kw_only=True):
     pid: int = 0
 
 
-class GaveUp(MemberEvent, frozen=True, kw_only=True):
+@attrs.frozen(kw_only=True)
+class GaveUp(MemberEvent):
     """The member is not restarted any more.
 
     Attributes:
@@ -115,7 +124,8 @@ class GaveUp(MemberEvent, frozen=True, kw_only=True):
     error: RestartLimit
 
 
-class Lagged(msgspec.Struct, frozen=True):
+@attrs.frozen
+class Lagged:
     """The reader was too slow: this many records, of which this one takes the place, are lost to it.
 
     Attributes:
