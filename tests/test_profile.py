@@ -37,7 +37,7 @@ OUTER = ("0x7f41 (libc.so.6)", "<module> (program.py)", "run (trio/_core/_run.py
         (["encode (trimesh/_wire/payload.py)", "gc_collect_main (libpython3.11.so.1.0)"], COLLECTOR),
         (["encode (trimesh/_wire/payload.py)", "gc_collect_main (python)", "free (libc.so.6)"], COLLECTOR),
         (["EpollIOManager.get_events (trio/_core/_io_epoll.py)", "epoll_wait (libc.so.6)"], KERNEL),
-        (["EpollIOManager.get_events (trio/_core/_io_epoll.py)"], KERNEL),
+        (["EpollIOManager.get_events (trio/_core/_io_epoll.py)"], "Trio"),
         (["_call_with_frames_removed (<frozen importlib._bootstrap>)"], IMPORTS),
         (["get (contextvars.py)"], OTHER),
         (["triomphe (triomphe/x.py)"], OTHER),
@@ -45,6 +45,13 @@ OUTER = ("0x7f41 (libc.so.6)", "<module> (program.py)", "run (trio/_core/_run.py
 )  # fmt: skip
 def test_innermost_frame_that_names_a_part_decides(frames: list[str], part: str) -> None:
     assert part_of([*OUTER, *frames]) == part
+
+
+def test_sample_without_native_frames_is_the_kernels_where_it_is_entered() -> None:
+    entering = "AroundWait.before_io_wait (trimesh/_transport/around_wait.py)"
+
+    assert part_of(["run (trio/_core/_run.py)", entering]) == KERNEL
+    assert part_of(["run (trio/_core/_run.py)", entering, "flush (trimesh/_transport/native.py)"]) == "transport"
 
 
 def test_stack_of_nameless_frames_is_nobodys() -> None:

@@ -25,8 +25,9 @@ SYSTEM_CALLS = frozenset({
 })  # fmt: skip
 """Functions of libc that do little but enter the kernel. As innermost frames they are the kernel's time."""
 
-ENTERING = frozenset({"_AroundSleep.before_io_wait", "EpollIOManager.get_events"})
-"""From where the native library looks, and the loop sleeps: the kernel's and the library's, if native frames lack."""
+ENTERING = frozenset({"AroundWait.before_io_wait", "_AroundSleep.before_io_wait", "EpollIOManager.get_events"})
+"""From where the native library looks, once called otherwise, and from where the loop sleeps: where a sample has no
+native frames, its time is the library's and the kernel's, which perf tells."""
 
 _FILES = {
     "bench": "the workload itself",
@@ -101,11 +102,12 @@ def function_of(stack: Sequence[str]) -> str:
 
 
 def _decide(stack: Sequence[str]) -> tuple[str, str]:
+    innermost, file = _split(stack[-1])
+    if innermost in (SYSTEM_CALLS if file.startswith("libc.") else ENTERING if _lacks_native(stack) else ()):
+        return KERNEL, stack[-1]
     is_native = False
-    for depth, frame in enumerate(reversed(stack)):
+    for frame in reversed(stack):
         name, file = _split(frame)
-        if depth == 0 and ((file.startswith("libc.") and name in SYSTEM_CALLS) or name in ENTERING):
-            return KERNEL, frame
         if name.startswith("gc_collect"):
             return COLLECTOR, frame
         part = _part_of_file(file)
@@ -120,6 +122,10 @@ def _decide(stack: Sequence[str]) -> tuple[str, str]:
         elif not file.startswith(_NAMELESS):
             return OTHER, frame
     return OTHER, stack[-1]
+
+
+def _lacks_native(stack: Sequence[str]) -> bool:
+    return not any(".so" in frame for frame in stack)
 
 
 def _split(frame: str) -> tuple[str, str]:
