@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import socket
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -32,6 +34,10 @@ class Node(Actor):
     @endpoint
     async def pid(self) -> int:
         return os.getpid()
+
+    @endpoint
+    async def count_threads_at_exit(self, path: str) -> None:
+        atexit.register(lambda: Path(path).write_text(str(len(os.listdir("/proc/self/task")))))
 
 
 async def test_ended_processes_leave_no_descriptor_on_a_warm_host() -> None:
@@ -166,6 +172,15 @@ async def test_block_that_comes_after_the_retirement_gets_another_spawner(monkey
             pass
 
     assert len(answers) == 1
+
+
+async def test_lifelines_are_watched_until_a_process_has_ended(tmp_path: Path) -> None:
+    """O3, O4: functions of atexit may take long; the thread that watches is not stopped, and not waited for, first."""
+    path = tmp_path / "threads"
+    async with this_host().spawn_procs({"n": 1}) as procs:
+        await (await procs.spawn("node", Node)).count_threads_at_exit.call(str(path))
+
+    assert path.read_text() == "2"
 
 
 async def test_stopped_spawner_does_not_keep_a_block_for_its_output() -> None:

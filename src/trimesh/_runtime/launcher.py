@@ -447,6 +447,7 @@ async def attach_launcher(
     proc_id: ProcId,
     root_id: ProcId,
     incoming: IncomingHook | None = None,
+    is_left_to_exit: bool = False,
 ) -> AsyncGenerator[Launcher, None]:
     """Use the spawner of the family from a worker.
 
@@ -455,6 +456,7 @@ async def attach_launcher(
         proc_id: As in its `WorkerConfig`.
         root_id: As in its `WorkerConfig`.
         incoming: See `open_spawner`.
+        is_left_to_exit: The process ends after this, and closes the socket by that: one wake-up of the spawner less.
 
     Blocking: leaving kills own children and waits until they are gone, shielded, at most `limits.KILL_SECONDS`.
     """
@@ -464,7 +466,8 @@ async def attach_launcher(
         async with _serving(launcher, trio.lowlevel.checkpoint, launcher._stop_own):  # noqa: SLF001
             yield launcher
     finally:
-        connection.close()
+        if not is_left_to_exit:
+            connection.close()
 
 
 @asynccontextmanager
@@ -494,6 +497,4 @@ async def _serving(
 
 
 def _report_of(proc_id: ProcId, record: wire.ExitRecord | None) -> ExitReport:
-    if record is None:
-        return ExitReport.unknown(proc_id)
-    return ExitReport.of(record)
+    return ExitReport.unknown(proc_id) if record is None else ExitReport.of(record)
