@@ -12,12 +12,9 @@ from __future__ import annotations
 
 from collections import deque
 
-import attrs
-
 from trimesh.errors import ProtocolError
 
 
-@attrs.define(eq=False, slots=True)
 class SendWindow:
     """The sender's side.
 
@@ -27,12 +24,15 @@ class SendWindow:
         report_bytes: How much the receiver may have taken without having reported it.
     """
 
-    messages_max: int
-    bytes_max: int
-    report_bytes: int = 0
-    _acknowledged: int = 0
-    _waiting_bytes: int = 0
-    _sizes: deque[int] = attrs.field(factory=deque[int])
+    __slots__ = ("_acknowledged", "_sizes", "_waiting_bytes", "bytes_max", "messages_max", "report_bytes")
+
+    def __init__(self, messages_max: int, bytes_max: int, report_bytes: int = 0) -> None:
+        self.messages_max = messages_max
+        self.bytes_max = bytes_max
+        self.report_bytes = report_bytes
+        self._acknowledged = 0
+        self._waiting_bytes = 0
+        self._sizes: deque[int] = deque()
 
     @property
     def waiting(self) -> int:
@@ -79,7 +79,6 @@ class SendWindow:
         return True
 
 
-@attrs.define(eq=False, slots=True)
 class ReceiveCount:
     """The receiver's side.
 
@@ -89,11 +88,14 @@ class ReceiveCount:
         dequeued: Messages taken out so far.
     """
 
-    report_every: int
-    report_bytes: int
-    dequeued: int = 0
-    _reported: int = 0
-    _unreported_bytes: int = 0
+    __slots__ = ("_reported", "_unreported_bytes", "dequeued", "report_bytes", "report_every")
+
+    def __init__(self, report_every: int, report_bytes: int) -> None:
+        self.report_every = report_every
+        self.report_bytes = report_bytes
+        self.dequeued = 0
+        self._reported = 0
+        self._unreported_bytes = 0
 
     @property
     def is_due(self) -> bool:

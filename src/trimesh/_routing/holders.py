@@ -21,8 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import attrs
-
 from trimesh import limits
 from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId
@@ -31,7 +29,6 @@ _Loan = tuple[ProcId, int, ProcId]
 """Lender, its number for the loan, holder: a cast of one message to many is one loan for each."""
 
 
-@attrs.define(eq=False, slots=True)
 class Share:
     """What one process holds of one channel.
 
@@ -40,8 +37,11 @@ class Share:
         units: Loans taken since the first reference.
     """
 
-    references: int = 0
-    units: int = 0
+    __slots__ = ("references", "units")
+
+    def __init__(self) -> None:
+        self.references = 0
+        self.units = 0
 
     def take(self) -> None:
         """Count a loan; the message that carried it is a reference."""
@@ -63,7 +63,6 @@ class Share:
         return units
 
 
-@attrs.define(eq=False, slots=True)
 class Holders:
     """All holders of one channel, as its home knows them.
 
@@ -71,10 +70,13 @@ class Holders:
         is_over: Whether there are none any more, and never will be.
     """
 
-    is_over: bool = False
-    _units: dict[ProcId, int] = attrs.field(factory=dict[ProcId, int])
-    _loans: set[_Loan] = attrs.field(factory=set[_Loan])
-    _early: set[_Loan] = attrs.field(factory=set[_Loan])
+    __slots__ = ("_early", "_loans", "_units", "is_over")
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._units: dict[ProcId, int] = {}
+        self._loans: set[_Loan] = set()
+        self._early: set[_Loan] = set()
 
     def holding(self) -> Collection[ProcId]:
         """Return the processes that hold a unit."""

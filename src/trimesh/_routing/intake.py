@@ -6,8 +6,6 @@ IN-2 A sender that has used up its window is told of every item that is taken, s
 
 from __future__ import annotations
 
-import attrs
-
 from trimesh import limits
 from trimesh._routing.credit import ReceiveCount, SendWindow
 from trimesh.errors import ProtocolError
@@ -18,15 +16,13 @@ def port_window(capacity: int) -> SendWindow:
     return SendWindow(max(capacity, 1), limits.MAILBOX_BYTES, limits.MAILBOX_REPORT_BYTES)
 
 
-@attrs.define(eq=False, slots=True, init=False)
 class Intake:
     """Counts what one process has sent and what was taken of it."""
 
-    _window: SendWindow
-    _count: ReceiveCount
+    __slots__ = ("_count", "_window")
 
     def __init__(self, capacity: int) -> None:
-        self._window = port_window(capacity)
+        self._window: SendWindow = port_window(capacity)
         self._count = ReceiveCount(max(self._window.messages_max // 2, 1), limits.MAILBOX_REPORT_BYTES)
 
     def arrived(self, nbytes: int) -> None:

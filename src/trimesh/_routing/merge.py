@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-import attrs
+import msgspec
 
 from trimesh import limits
 from trimesh._routing.credit import ReceiveCount
@@ -18,8 +18,7 @@ from trimesh._wire.regions import Buffer
 from trimesh.errors import ProtocolError
 
 
-@attrs.define
-class Item:
+class Item(msgspec.Struct, frozen=True):
     """One value that has come; it is decoded by the consumer's own task. Nobody changes it.
 
     Attributes:
@@ -39,7 +38,6 @@ class Item:
         return len(self.payload) + (sum(body.nbytes for body in self.bodies) if self.bodies else 0)
 
 
-@attrs.define(eq=False, slots=True)
 class Merge:
     """What has come from the ranks of one stream and has not been taken.
 
@@ -48,19 +46,17 @@ class Merge:
         window: Items that each may be ahead.
     """
 
-    size: int
-    window: int
-    _queue: deque[Item] = attrs.field(factory=deque[Item], init=False)
-    _received: list[int] = attrs.field(init=False)
-    _reported: list[int] = attrs.field(init=False)
-    _counts: list[ReceiveCount] = attrs.field(init=False)
-    _is_closed: bool = attrs.field(default=False, init=False)
+    __slots__ = ("_counts", "_is_closed", "_queue", "_received", "_reported", "size", "window")
 
-    def __attrs_post_init__(self) -> None:
-        self._received = [0] * self.size
-        self._reported = [0] * self.size
+    def __init__(self, size: int, window: int) -> None:
+        self.size = size
+        self.window = window
+        self._queue: deque[Item] = deque()
+        self._is_closed = False
+        self._received: list[int] = [0] * self.size
+        self._reported: list[int] = [0] * self.size
         every = max(1, self.window // 4)
-        self._counts = [ReceiveCount(every, limits.STREAM_REPORT_BYTES) for _ in range(self.size)]
+        self._counts: list[ReceiveCount] = [ReceiveCount(every, limits.STREAM_REPORT_BYTES) for _ in range(self.size)]
 
     def __len__(self) -> int:
         """Return the number of items that wait."""

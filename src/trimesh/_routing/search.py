@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 
-import attrs
+import msgspec
 
 from trimesh import limits
 from trimesh._routing.waits import Graph, Verdict, caller_of, find_verdict, is_held, steady, stuck_nodes
@@ -27,8 +27,7 @@ from trimesh._wire.waits import Kind, NodeRef, NodeReport
 from trimesh.errors import ProtocolError
 
 
-@attrs.frozen
-class Question:
+class Question(msgspec.Struct, frozen=True):
     """Ask a process for some of its nodes.
 
     Attributes:
@@ -62,7 +61,6 @@ def answer(
     return found
 
 
-@attrs.define(eq=False)
 class Search:
     """A search.
 
@@ -73,19 +71,18 @@ class Search:
         is_done: Whether it is over.
     """
 
-    number: int
-    starts: Sequence[NodeRef]
-    nodes_max: int = limits.DEADLOCK_NODES_MAX
-    questions: list[Question] = attrs.field(factory=list[Question], init=False)
-    verdict: Verdict | None = attrs.field(default=None, init=False)
-    is_done: bool = attrs.field(default=False, init=False)
-    _first: Graph | None = attrs.field(default=None, init=False)
-    _suspects: set[NodeRef] = attrs.field(factory=set[NodeRef], init=False)
-    _seen: dict[NodeRef, NodeReport] = attrs.field(factory=dict[NodeRef, NodeReport], init=False)
-    _asked: set[NodeRef] = attrs.field(factory=set[NodeRef], init=False)
-    _open: defaultdict[int, int] = attrs.field(factory=lambda: defaultdict[int, int](int), init=False)
-
-    def __attrs_post_init__(self) -> None:
+    def __init__(self, number: int, starts: Sequence[NodeRef], nodes_max: int = limits.DEADLOCK_NODES_MAX) -> None:
+        self.number = number
+        self.starts = starts
+        self.nodes_max = nodes_max
+        self.questions: list[Question] = []
+        self.verdict: Verdict | None = None
+        self.is_done = False
+        self._first: Graph | None = None
+        self._suspects: set[NodeRef] = set()
+        self._seen: dict[NodeRef, NodeReport] = {}
+        self._asked: set[NodeRef] = set()
+        self._open: defaultdict[int, int] = defaultdict[int, int](int)
         self._ask(self.starts)
         self._progress()
 

@@ -21,15 +21,14 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-import attrs
+import msgspec
 
 from trimesh._wire.waits import Kind, NodeRef, NodeReport
 
 Graph = Mapping[NodeRef, NodeReport]
 
 
-@attrs.frozen
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """One deadlock.
 
     Attributes:

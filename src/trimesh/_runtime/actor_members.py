@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn, Protocol
 
 import attrs
+import msgspec
 import trio
 
 from trimesh._runtime.block import Block
@@ -62,7 +63,6 @@ class Processes(Protocol):
         """Take the failure of an actor that its own policy could not heal (P1)."""
 
 
-@attrs.define(eq=False)
 class ActorMembers:
     """The members of one actor mesh.
 
@@ -78,27 +78,35 @@ class ActorMembers:
         events: For whoever reads them.
     """
 
-    proc: Proc
-    block: Block
-    membership: Membership
-    ranks: Sequence[int]
-    processes: Processes | None
-    proc_ranks: Sequence[int]
-    policy: Policy = attrs.field(factory=FailFast)
-    units: Sequence[Sequence[int]] = ()
-    events: EventHub = attrs.field(init=False)
-    is_stopping: bool = False
-    _restarts: Restarts | None = None
-    _recipe: Recipe | None = None
-    _is_ready: bool = False
-    _starting: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    _early: list[Exception] = attrs.field(factory=list[Exception])
-    _lost: Exception | None = None
-    _with_processes: set[int] = attrs.field(factory=set[int])
-    _untold: dict[ProcId, list[Callable[[int], None]]] = attrs.field(factory=dict[ProcId, list[Callable[[int], None]]])
-    _remaking: dict[trio.CancelScope, trio.Event] = attrs.field(factory=dict[trio.CancelScope, trio.Event])
-
-    def __attrs_post_init__(self) -> None:
+    def __init__(
+        self,
+        proc: Proc,
+        block: Block,
+        membership: Membership,
+        ranks: Sequence[int],
+        processes: Processes | None,
+        proc_ranks: Sequence[int],
+        policy: Policy | None = None,
+        units: Sequence[Sequence[int]] = (),
+    ) -> None:
+        self.proc = proc
+        self.block = block
+        self.membership = membership
+        self.ranks = ranks
+        self.processes = processes
+        self.proc_ranks = proc_ranks
+        self.policy: Policy = FailFast() if policy is None else policy
+        self.units = units
+        self.is_stopping = False
+        self._restarts: Restarts | None = None
+        self._recipe: Recipe | None = None
+        self._is_ready = False
+        self._starting = trio.CancelScope()
+        self._early: list[Exception] = []
+        self._lost: Exception | None = None
+        self._with_processes: set[int] = set()
+        self._untold: dict[ProcId, list[Callable[[int], None]]] = {}
+        self._remaking: dict[trio.CancelScope, trio.Event] = {}
         self.events = EventHub(lambda: self.info)
         if isinstance(self.policy, Restart):
             self._restarts = Restarts(self.proc, Supervisor(self.info.name, self.policy, self.units), self)
@@ -322,7 +330,7 @@ class ActorMembers:
     async def _remake(self, infos: dict[int, MemberInfo]) -> None:
         members = list(self.membership.members)
         for rank, info in infos.items():
-            members[rank] = attrs.evolve(info, incarnation=members[rank].incarnation + 1)
+            members[rank] = msgspec.structs.replace(info, incarnation=members[rank].incarnation + 1)
         ranks = list(infos)
         agents = [Target(self.proc.peer(members[rank].proc_id), AGENT) for rank in ranks]
         before = [self.membership.news[rank] for rank in ranks]

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import attrs
 import trio
 
 from trimesh._runtime.cancelled import split_cancelled
@@ -34,7 +33,6 @@ _UNLIMITED: Final = 2**31
 """Slots of the agent: it serves its owner only, who bounds what it asks for."""
 
 
-@attrs.define(eq=False)
 class Agent:
     """Spawns, drains and stops actors of this process on behalf of their owners.
 
@@ -44,9 +42,10 @@ class Agent:
         exit_requested: Set when the owner wants the process to end.
     """
 
-    proc: Proc
-    stack_fd: int = -1
-    exit_requested: trio.Event = attrs.field(factory=trio.Event)
+    def __init__(self, proc: Proc, stack_fd: int = -1) -> None:
+        self.proc = proc
+        self.stack_fd = stack_fd
+        self.exit_requested = trio.Event()
 
     async def setup(self, function: Callable[[], Any] | None, whole: Region, procs: Sequence[ProcId], mesh: str) -> int:
         """Run the user's `setup` function, sync or async; the answer says that the process is ready.

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
-import attrs
+import msgspec
 import trio
 
 from trimesh import limits
@@ -56,8 +56,7 @@ class Owned(Protocol):
         """End it at once, without clean-up; `stop` returns soon after."""
 
 
-@attrs.frozen
-class Left:
+class Left(msgspec.Struct, frozen=True):
     """What the leaving of a block has come to.
 
     Attributes:
@@ -71,7 +70,6 @@ class Left:
     late: list[Exception]
 
 
-@attrs.define(eq=False)
 class Block:
     """The owner of meshes, in the order in which they were spawned.
 
@@ -85,18 +83,19 @@ class Block:
         deadline: End of the grace (Trio time), once clean-up has begun.
     """
 
-    proc: Proc
-    name: str
-    grace: float
-    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    is_stopping: bool = False
-    is_interrupted: bool = False
-    is_killed: bool = False
-    deadline: float | None = None
-    _owned: list[Owned] = attrs.field(factory=list[Owned])
-    _failures: list[Exception] = attrs.field(factory=list[Exception])
-    _entering: list[trio.CancelScope] = attrs.field(factory=list[trio.CancelScope])
-    _all_entered: trio.Event = attrs.field(factory=trio.Event)
+    def __init__(self, proc: Proc, name: str, grace: float) -> None:
+        self.proc = proc
+        self.name = name
+        self.grace = grace
+        self.scope = trio.CancelScope()
+        self.is_stopping = False
+        self.is_interrupted = False
+        self.is_killed = False
+        self.deadline: float | None = None
+        self._owned: list[Owned] = []
+        self._failures: list[Exception] = []
+        self._entering: list[trio.CancelScope] = []
+        self._all_entered = trio.Event()
 
     def check_open(self) -> None:
         """Refuse new meshes once the block has begun to stop.

@@ -31,7 +31,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Final, NoReturn, cast
 
-import attrs
+import msgspec
 
 from trimesh import limits
 from trimesh._runtime import spawner_prctl as prctl
@@ -51,8 +51,7 @@ _BOOT: Final = (
 """Program of an executed worker: the interpreter's own trimesh comes first, the caller's is what it falls back to."""
 
 
-@attrs.frozen
-class WorkerStart:
+class WorkerStart(msgspec.Struct, frozen=True):
     """What a forked child needs to become a worker. Descriptors are its own.
 
     Attributes:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final, NoReturn
 
-import attrs
+import msgspec
 import trio
 
 from trimesh import limits
@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 _POLL_SECONDS_MAX: Final = 0.05
 
 
-@attrs.frozen(eq=False)
-class Granted:
+class Granted(msgspec.Struct, frozen=True, eq=False):
     """Memory in some process, as those know it that were told of it.
 
     Attributes:
@@ -61,7 +60,6 @@ class Granted:
     origin: Origin
 
 
-@attrs.define(eq=False)
 class Registration:
     """One piece of memory of this process that others may reach.
 
@@ -77,15 +75,18 @@ class Registration:
         is_over: Set when it is dropped.
     """
 
-    bulk: Bulk
-    span: Span
-    block: int
-    rights: Right
-    cell: Cell | None
-    origin: Origin
-    grants: dict[Right, Grant] = attrs.field(factory=dict[Right, Grant])
-    is_revoked: bool = False
-    is_over: trio.Event = attrs.field(factory=trio.Event)
+    __slots__ = ("block", "bulk", "cell", "grants", "is_over", "is_revoked", "origin", "rights", "span")
+
+    def __init__(self, bulk: Bulk, span: Span, block: int, rights: Right, cell: Cell | None, origin: Origin) -> None:
+        self.bulk = bulk
+        self.span = span
+        self.block = block
+        self.rights = rights
+        self.cell = cell
+        self.origin = origin
+        self.grants: dict[Right, Grant] = {}
+        self.is_revoked = False
+        self.is_over = trio.Event()
 
     def granted(self, rights: Right) -> Granted:
         """Return what others need to reach it, with some of its rights.
@@ -111,7 +112,6 @@ class Registration:
         self.bulk.retire(self)
 
 
-@attrs.define(eq=False, init=False)
 class Bulk:
     """The grants of one process, and its visits to others.
 
@@ -119,18 +119,12 @@ class Bulk:
         proc: The process.
     """
 
-    proc: Proc
-    _thread: int
-    _is_served: bool
-    _visits: dict[Home, Visit]
-    _registrations: dict[Registration, None]
-
     def __init__(self, proc: Proc) -> None:
         self.proc = proc
-        self._thread = threading.get_ident()
+        self._thread: int = threading.get_ident()
         self._is_served = False
-        self._visits = {}
-        self._registrations = {}
+        self._visits: dict[Home, Visit] = {}
+        self._registrations: dict[Registration, None] = {}
         proc.on_gone.append(self._gone)
 
     @property

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import attrs
+import msgspec
 import trio
 
 from trimesh._runtime.cancelled import split_cancelled
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from trimesh._runtime.proc import Proc
 
 
-@attrs.frozen
-class ActorSpec:
+class ActorSpec(msgspec.Struct, frozen=True):
     """What is needed to make one actor.
 
     Attributes:
@@ -60,7 +59,6 @@ class ActorSpec:
     is_held: bool = False
 
 
-@attrs.define(eq=False, init=False)
 class Cell:
     """An actor and everything that belongs to it in this process.
 
@@ -74,50 +72,52 @@ class Cell:
         on_end: Called when it has ended: what it has made for others ends with it.
     """
 
-    proc: Proc
-    spec: ActorSpec
-    owner: Peer
-    mailbox: Mailbox
-    ended: trio.Event
-    cause: Exception | None
-    on_end: dict[Callable[[], None], None]
-    _endpoints: dict[str, EndpointSpec]
-    _actor: Any
-    _nursery: trio.Nursery | None
-    _context: contextvars.Context | None
-    _server: Server | None
-    _life: trio.CancelScope
-    _serving: trio.CancelScope
-    _draining: bool
-    _stopping: bool
-    _failure: Exception | None
-    _is_ending: bool
-    _interrupted: list[IncomingCall]
-    _held: list[IncomingCall]
-    _is_holding: bool
+    __slots__ = (
+        "_actor",
+        "_context",
+        "_draining",
+        "_endpoints",
+        "_failure",
+        "_held",
+        "_interrupted",
+        "_is_ending",
+        "_is_holding",
+        "_life",
+        "_nursery",
+        "_server",
+        "_serving",
+        "_stopping",
+        "cause",
+        "ended",
+        "mailbox",
+        "on_end",
+        "owner",
+        "proc",
+        "spec",
+    )
 
     def __init__(self, proc: Proc, spec: ActorSpec, owner: Peer) -> None:
         self.proc = proc
         self.spec = spec
         self.owner = owner
-        self._interrupted = []
+        self._interrupted: list[IncomingCall] = []
         self.mailbox = Mailbox(self._serve, self._start_slot, self._interrupted.append, proc.deadlocks.crowded)
         self.ended = trio.Event()
         self._endpoints = dict(endpoints_of(spec.cls))
-        self._actor = None
-        self._nursery = None
-        self._context = None
-        self._server = None
+        self._actor: Any = None
+        self._nursery: trio.Nursery | None = None
+        self._context: contextvars.Context | None = None
+        self._server: Server | None = None
         self._life = trio.CancelScope()
         self._serving = trio.CancelScope()
         self._draining = False
         self._stopping = False
-        self._failure = None
+        self._failure: Exception | None = None
         self._is_ending = False
-        self._held = []
+        self._held: list[IncomingCall] = []
         self._is_holding = False
-        self.cause = None
-        self.on_end = {}
+        self.cause: Exception | None = None
+        self.on_end: dict[Callable[[], None], None] = {}
 
     # ---- messages --------------------------------------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class Cell:
 
     async def _live(self, task_status: trio.TaskStatus[None]) -> None:
         self._actor = self.spec.make()
-        self.spec = attrs.evolve(self.spec, make=_made)  # the arguments are the actor's own from here on
+        self.spec = msgspec.structs.replace(self.spec, make=_made)  # the arguments are the actor's own from here on
         set_context(self._where(None))
         async with _lifespan(self._actor), trio.open_nursery() as nursery:
             self._nursery = nursery

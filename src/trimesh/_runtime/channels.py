@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import trio
 
 from trimesh import limits
@@ -33,12 +32,14 @@ _REBUILD = ("trimesh._runtime.channels", "rebuild_port")
 """What stands for a port in a payload; the decoder of each process gives it its meaning."""
 
 
-@attrs.define(eq=False)
 class Cargo:
     """The ports of a message that has come: a reference to each, until this object is dropped."""
 
-    channels: Channels = attrs.field(repr=False)
-    holdings: list[Holding] = attrs.field(factory=list[Holding])
+    __slots__ = ("channels", "holdings")
+
+    def __init__(self, channels: Channels) -> None:
+        self.channels = channels
+        self.holdings: list[Holding] = []
 
     def __del__(self) -> None:
         for holding in self.holdings:
@@ -50,7 +51,6 @@ def rebuild_port(*_: object) -> Port[Any]:
     raise TypeError("a port can be rebuilt only by the process that a message with it was sent to")
 
 
-@attrs.define(eq=False, init=False)
 class Channels:
     """The channels and ports of one process.
 
@@ -58,30 +58,18 @@ class Channels:
         proc: The process.
     """
 
-    proc: Proc
-    _homes: dict[int, Home]
-    _holdings: dict[tuple[ProcId, int], Holding]
-    _by_number: dict[int, Holding]
-    _numbers: Iterator[int]
-    _mail: dict[Peer, list[bytes]]
-    _settling: dict[Peer, list[tuple[Peer, int]]]
-    _released: deque[Holding]
-    _token: trio.lowlevel.TrioToken | None
-    _leaving: set[trio.Event]
-    _connecting: set[Peer]
-
     def __init__(self, proc: Proc) -> None:
         self.proc = proc
-        self._homes = {}
-        self._holdings = {}
-        self._by_number = {}
-        self._numbers = itertools.count(1)
-        self._mail = {}
-        self._settling = {}
-        self._released = deque()
-        self._token = None
-        self._leaving = set()
-        self._connecting = set()
+        self._homes: dict[int, Home] = {}
+        self._holdings: dict[tuple[ProcId, int], Holding] = {}
+        self._by_number: dict[int, Holding] = {}
+        self._numbers: Iterator[int] = itertools.count(1)
+        self._mail: dict[Peer, list[bytes]] = {}
+        self._settling: dict[Peer, list[tuple[Peer, int]]] = {}
+        self._released: deque[Holding] = deque()
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._leaving: set[trio.Event] = set()
+        self._connecting: set[Peer] = set()
         routes: dict[type[messages.Message], Callable[[Peer, Any, list[memoryview]], None]] = {
             messages.Carried: self._carried,
             messages.Lent: self._lent,

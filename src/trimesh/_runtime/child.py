@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
-import attrs
+import msgspec
 import trio
 
 from trimesh import limits
@@ -22,8 +22,7 @@ OutputMode = Literal["forward", "inherit", "discard"] | os.PathLike[str]
 ExitHook = Callable[[ExitReport], None]
 
 
-@attrs.frozen(kw_only=True)
-class LaunchSpec:
+class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One process to start.
 
     Attributes:
@@ -52,7 +51,7 @@ class LaunchSpec:
     incarnation: int = 0
     seed: int = 0
     grace: float = limits.GRACE_SECONDS
-    env: Mapping[str, str] = attrs.field(factory=dict[str, str])
+    env: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     cwd: str | None = None
     output: OutputMode = "forward"
     python: str | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any
 
-import attrs
+import msgspec
 import trio
 
 from trimesh.shape.point import Point
@@ -24,8 +24,7 @@ _cell: ContextVar[Cell | None] = ContextVar("trimesh_cell", default=None)
 _context: ContextVar[Context | None] = ContextVar("trimesh_context", default=None)
 
 
-@attrs.frozen
-class Context:
+class Context(msgspec.Struct, frozen=True):
     """What an endpoint can know about itself.
 
     Attributes:

@@ -10,7 +10,6 @@ import secrets
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-import attrs
 import trio
 
 from trimesh._runtime.agent import run_with_agent
@@ -23,7 +22,6 @@ from trimesh.ids import ID_MAX, ProcId
 from trimesh.shape.extent import Extent
 
 
-@attrs.define(eq=False)
 class _Controller:
     """The running `Proc` of this Trio run and who uses it.
 
@@ -31,13 +29,14 @@ class _Controller:
     left then, need it until they have been.
     """
 
-    proc: Proc
-    family: Family
-    users: int = 0
-    scope: trio.CancelScope = attrs.field(factory=lambda: trio.CancelScope(shield=True))
-    ready: trio.Event = attrs.field(factory=trio.Event)
-    closed: trio.Event = attrs.field(factory=trio.Event)
-    error: BaseException | None = None
+    def __init__(self, proc: Proc, family: Family) -> None:
+        self.proc = proc
+        self.family = family
+        self.users = 0
+        self.scope: trio.CancelScope = trio.CancelScope(shield=True)
+        self.ready = trio.Event()
+        self.closed = trio.Event()
+        self.error: BaseException | None = None
 
     async def run(self) -> None:
         """Serve until released; as a system task it must not raise."""

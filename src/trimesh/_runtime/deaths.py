@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
-import attrs
-
 from trimesh import limits
 from trimesh.errors import LinkLost, MeshStopped, ProcDied
 from trimesh.ids import ProcId
@@ -23,12 +21,12 @@ class DeathOf(Protocol):
         ...
 
 
-@attrs.define(eq=False)
 class Deaths:
     """The deaths that one process has heard of."""
 
-    _of: dict[ProcId, DeathOf] = attrs.field(factory=dict[ProcId, DeathOf])
-    _diagnosed: deque[ProcId] = attrs.field(factory=deque[ProcId])
+    def __init__(self) -> None:
+        self._of: dict[ProcId, DeathOf] = {}
+        self._diagnosed: deque[ProcId] = deque()
 
     def __len__(self) -> int:
         return len(self._of)

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, cast
 
-import attrs
 import trio
 
 from trimesh import limits
@@ -16,15 +15,15 @@ from trimesh.events.buffer import EventBuffer
 from trimesh.events.records import Event, Lagged, MemberEvent, Started
 
 
-@attrs.define(eq=False)
 class EventStream:
     """What one reader reads: `async for event in events`. It ends when the mesh has stopped."""
 
-    _is_seen: Callable[[Event], bool]
-    _buffer: EventBuffer = attrs.field(factory=lambda: EventBuffer(limits.EVENTS))
-    _news: trio.Event = attrs.field(factory=trio.Event)
-    _is_over: bool = False
-    _taken: list[Event] = attrs.field(factory=list[Event])
+    def __init__(self, is_seen: Callable[[Event], bool]) -> None:
+        self._is_seen = is_seen
+        self._buffer: EventBuffer = EventBuffer(limits.EVENTS)
+        self._news = trio.Event()
+        self._is_over = False
+        self._taken: list[Event] = []
 
     def __aiter__(self) -> EventStream:
         return self
@@ -69,7 +68,6 @@ class EventStream:
         self._news = trio.Event()
 
 
-@attrs.define(eq=False)
 class EventHub:
     """Publishes the records of one mesh to all its readers; a slow one never makes the others wait.
 
@@ -78,9 +76,10 @@ class EventHub:
         is_closed: Whether the mesh has stopped.
     """
 
-    info: Callable[[], MeshInfo]
-    is_closed: bool = False
-    _readers: list[EventStream] = attrs.field(factory=list[EventStream])
+    def __init__(self, info: Callable[[], MeshInfo]) -> None:
+        self.info = info
+        self.is_closed = False
+        self._readers: list[EventStream] = []
 
     def tell(self, kind: type[MemberEvent], rank: int, **details: Any) -> None:
         """Publish a record of one kind about the member of a rank."""

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import attrs
+import msgspec
 import trio
 
 from trimesh import limits
@@ -29,8 +29,7 @@ _EVENTS_BYTES: Final = 4_096
 _log: Final = logging.getLogger("trimesh.processes")
 
 
-@attrs.frozen
-class ExitReport:
+class ExitReport(msgspec.Struct, frozen=True):
     """How one process ended.
 
     Attributes:

@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
-import attrs
 import trio
 
 from trimesh import limits
@@ -29,19 +28,18 @@ OpenHost = Callable[[Preload], AbstractAsyncContextManager[Host]]
 """Opens the host of this machine with some modules preloaded; leaving it ends all that it started."""
 
 
-@attrs.define(eq=False)
 class _Lease:
     """A host in use: opened by the first block that needs it, closed by the last."""
 
-    users: int = 0
-    host: Host | None = None
-    error: BaseException | None = None
-    ready: trio.Event = attrs.field(factory=trio.Event)
-    release: trio.Event = attrs.field(factory=trio.Event)
-    closed: trio.Event = attrs.field(factory=trio.Event)
+    def __init__(self) -> None:
+        self.users = 0
+        self.host: Host | None = None
+        self.error: BaseException | None = None
+        self.ready = trio.Event()
+        self.release = trio.Event()
+        self.closed = trio.Event()
 
 
-@attrs.define(eq=False)
 class Family:
     """The guardian of one process.
 
@@ -54,14 +52,22 @@ class Family:
         root: The controller, or None in the controller itself.
     """
 
-    proc: Proc
-    open_host: OpenHost
-    parent: ProcId | None = None
-    attached: Host | None = None
-    root: ProcId | None = None
-    parent_lost: trio.Event = attrs.field(factory=trio.Event)
-    _leases: dict[Preload, _Lease] = attrs.field(factory=dict[Preload, _Lease])
-    _connecting: dict[ProcId, trio.Event] = attrs.field(factory=dict[ProcId, trio.Event])
+    def __init__(
+        self,
+        proc: Proc,
+        open_host: OpenHost,
+        parent: ProcId | None = None,
+        attached: Host | None = None,
+        root: ProcId | None = None,
+    ) -> None:
+        self.proc = proc
+        self.open_host = open_host
+        self.parent = parent
+        self.attached = attached
+        self.root = root
+        self.parent_lost = trio.Event()
+        self._leases: dict[Preload, _Lease] = {}
+        self._connecting: dict[ProcId, trio.Event] = {}
 
     # ---- hosts -----------------------------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ from functools import partial
 from types import TracebackType
 from typing import Generic, ParamSpec, Protocol, TypeVar
 
-import attrs
 from trio.lowlevel import in_trio_run, in_trio_task
 
 P = ParamSpec("P")
@@ -118,11 +117,11 @@ class Block(ABC, Generic[T]):
         """Leave it, in the same Trio task; `error` is what the body has raised."""
 
 
-@attrs.define(eq=False)
 class _Wrapped(Block[T], Generic[T]):
     """Somebody's context manager as a block."""
 
-    _block: AbstractAsyncContextManager[T]
+    def __init__(self, block: AbstractAsyncContextManager[T]) -> None:
+        self._block = block
 
     async def _enter(self) -> T:
         return await self._block.__aenter__()

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from trimesh._runtime.channels import Channels
 
 
-@attrs.define(eq=False)
 class Sending:
     """One `send` that has not returned.
 
@@ -42,13 +41,16 @@ class Sending:
         began_at: When it was called.
     """
 
-    port: object
-    parcel: Parcel
-    task: trio.lowlevel.Task | None = None
-    cancel: Callable[[], NoReturn] | None = None
-    raising: Callable[[], object] | None = None
-    over: trio.Event = attrs.field(factory=trio.Event)
-    began_at: float = attrs.field(factory=trio.current_time)
+    __slots__ = ("began_at", "cancel", "over", "parcel", "port", "raising", "task")
+
+    def __init__(self, port: object, parcel: Parcel) -> None:
+        self.port = port
+        self.parcel = parcel
+        self.task: trio.lowlevel.Task | None = None
+        self.cancel: Callable[[], NoReturn] | None = None
+        self.raising: Callable[[], object] | None = None
+        self.over = trio.Event()
+        self.began_at: float = trio.current_time()
 
     async def park(self, abort: Callable[[Callable[[], NoReturn]], trio.lowlevel.Abort]) -> None:
         """Wait until `wake`, and raise what that says."""
@@ -66,7 +68,6 @@ class Sending:
             trio.lowlevel.reschedule(task)
 
 
-@attrs.define(eq=False)
 class Holding:
     """The ports of one channel in one process.
 
@@ -81,20 +82,32 @@ class Holding:
         is_ended: Whether the receiver takes no items any more.
     """
 
-    channels: Channels = attrs.field(repr=False)
-    home: Peer
-    channel: int
-    number: int
-    capacity: int
-    item_type: ItemType | None = None
-    share: Share = attrs.field(factory=Share)
-    is_ended: bool = False
-    _window: SendWindow = attrs.field(init=False)
-    _waiting: deque[Sending] = attrs.field(factory=deque[Sending])
-    _offered: Sending | None = None
+    __slots__ = (
+        "_offered",
+        "_waiting",
+        "_window",
+        "capacity",
+        "channel",
+        "channels",
+        "home",
+        "is_ended",
+        "item_type",
+        "number",
+        "share",
+    )
 
-    def __attrs_post_init__(self) -> None:
-        self._window = port_window(self.capacity)
+    def __init__(self, channels: Channels, home: Peer, channel: int, number: int, capacity: int) -> None:
+        self.channels = channels
+        self.home = home
+        self.channel = channel
+        self.number = number
+        self.capacity = capacity
+        self.item_type: ItemType | None = None
+        self.share = Share()
+        self.is_ended = False
+        self._waiting: deque[Sending] = deque()
+        self._offered: Sending | None = None
+        self._window: SendWindow = port_window(self.capacity)
 
     @property
     def key(self) -> tuple[ProcId, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import attrs
+import msgspec
 
 from trimesh._runtime.exits import ExitReport
 from trimesh._transport.base import Link
@@ -14,8 +14,7 @@ from trimesh.ids import ProcId
 from trimesh.shape.region import Region
 
 
-@attrs.frozen
-class LaunchRequest:
+class LaunchRequest(msgspec.Struct, frozen=True):
     """One process to start.
 
     Attributes:
@@ -109,8 +108,7 @@ class Host(Protocol):
         ...
 
 
-@attrs.frozen
-class PreloadingHost:
+class PreloadingHost(msgspec.Struct, frozen=True):
     """A host whose new processes import some modules first: `preload` on the host that a worker shares with others."""
 
     host: Host
@@ -124,7 +122,7 @@ class PreloadingHost:
     async def launch(self, request: LaunchRequest, on_exit: Callable[[ExitReport], None]) -> HostChild:
         """Start a process; see `Host.launch`."""
         modules = tuple(dict.fromkeys((*self.preload, *request.preload)))
-        return await self.host.launch(attrs.evolve(request, preload=modules), on_exit)
+        return await self.host.launch(msgspec.structs.replace(request, preload=modules), on_exit)
 
     async def connect(self, target: ProcId) -> Link:
         """Make a link; see `Host.connect`."""

@@ -11,7 +11,6 @@ import math
 from collections.abc import AsyncGenerator, Coroutine
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import trio
 
 from trimesh import limits
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from trimesh._wire.payload import Encoded
 
 
-@attrs.define(eq=False, init=False)
 class ItemSender:
     """The producer's end of one stream.
 
@@ -35,13 +33,11 @@ class ItemSender:
         window: Items that have been sent and not been taken.
     """
 
-    window: SendWindow
-    _task: trio.lowlevel.Task | None
-    _is_bounded: bool
+    __slots__ = ("_is_bounded", "_task", "window")
 
     def __init__(self, window: int) -> None:
         self.window = SendWindow(window, limits.STREAM_BYTES, limits.STREAM_REPORT_BYTES)
-        self._task = None
+        self._task: trio.lowlevel.Task | None = None
         self._is_bounded = False
 
     def taken(self, total: int) -> None:

@@ -7,7 +7,6 @@ import socket
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
-import attrs
 import trio
 
 from trimesh import limits
@@ -24,12 +23,12 @@ from trimesh.errors import LimitExceeded, MeshError, SpawnError
 from trimesh.ids import ProcId
 
 
-@attrs.define(eq=False)
 class LocalChild:
     """A started process with its link."""
 
-    child: Child
-    link: NativeLink
+    def __init__(self, child: Child, link: NativeLink) -> None:
+        self.child = child
+        self.link = link
 
     @property
     def pid(self) -> int:
@@ -41,7 +40,6 @@ class LocalChild:
         self.child.signal(signum)
 
 
-@attrs.define(eq=False)
 class LocalHost:
     """This machine, by one spawner.
 
@@ -50,8 +48,9 @@ class LocalHost:
         launcher: The connection to the spawner.
     """
 
-    transport: NativeTransport
-    launcher: Launcher
+    def __init__(self, transport: NativeTransport, launcher: Launcher) -> None:
+        self.transport = transport
+        self.launcher = launcher
 
     @property
     def name(self) -> str:

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import attrs
+import msgspec
 import trio
 
 from trimesh import limits
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from trimesh._runtime.host import HostChild
 
 
-@attrs.define(eq=False)
 class Member:
     """A child process.
 
@@ -50,25 +49,31 @@ class Member:
         stall: What is said when its Trio loop does not run.
     """
 
-    proc: Proc
-    peer: Peer
-    rank: int
-    label: str
-    incarnation: int
-    on_death: Callable[[Member, Exception], None]
-    child: HostChild | None = None
-    gone: trio.Event = attrs.field(factory=trio.Event)
-    death: DeathOf | None = None
-    by: str | None = None
-    is_expected: bool = False
-    is_killed: bool = False
-    stack_fd: int = -1
-    stall: StallReport = attrs.field(init=False)
-    _report: ExitReport | None = None
-    _down: LinkDown | None = None
-    _is_waiting: bool = False
-
-    def __attrs_post_init__(self) -> None:
+    def __init__(
+        self,
+        proc: Proc,
+        peer: Peer,
+        rank: int,
+        label: str,
+        incarnation: int,
+        on_death: Callable[[Member, Exception], None],
+    ) -> None:
+        self.proc = proc
+        self.peer = peer
+        self.rank = rank
+        self.label = label
+        self.incarnation = incarnation
+        self.on_death = on_death
+        self.child: HostChild | None = None
+        self.gone = trio.Event()
+        self.death: DeathOf | None = None
+        self.by: str | None = None
+        self.is_expected = False
+        self.is_killed = False
+        self.stack_fd: int = -1
+        self._report: ExitReport | None = None
+        self._down: LinkDown | None = None
+        self._is_waiting = False
         self.stall = StallReport(self)
 
     @property
@@ -185,8 +190,7 @@ def died_of(
     return _Death(text, report, is_stopped, by)
 
 
-@attrs.frozen
-class _Death:
+class _Death(msgspec.Struct, frozen=True):
     """Makes the `ProcDied` errors of one process; thousands are remembered, so it is no closure."""
 
     text: str

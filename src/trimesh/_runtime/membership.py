@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import attrs
+import msgspec
 import trio
 
 from trimesh import limits
@@ -45,7 +45,6 @@ Place = tuple[int, str, int, int]
 """A `MemberInfo` in an answer of the owner: (process, host, pid, incarnation)."""
 
 
-@attrs.define(eq=False, init=False, weakref_slot=True)
 class Membership:
     """The members of one mesh.
 
@@ -56,20 +55,13 @@ class Membership:
         news: How often something was noted of each rank: what began before the last time may be out of date.
     """
 
-    proc: Proc
-    info: MeshInfo
-    standings: list[Standing]
-    news: list[int]
-    _changed: trio.Event
-    _targets: dict[int, Target]
-
     def __init__(self, proc: Proc, info: MeshInfo) -> None:
         self.proc = proc
         self.info = info
-        self.standings = [Standing.LIVE] * len(info.members)
-        self.news = [0] * len(info.members)
+        self.standings: list[Standing] = [Standing.LIVE] * len(info.members)
+        self.news: list[int] = [0] * len(info.members)
         self._changed = trio.Event()
-        self._targets = {}
+        self._targets: dict[int, Target] = {}
 
     @property
     def members(self) -> Sequence[MemberInfo]:
@@ -117,7 +109,7 @@ class Membership:
         if member is not None:
             members = [*self.info.members]
             members[rank] = member
-            self.info = attrs.evolve(self.info, members=tuple(members))
+            self.info = msgspec.structs.replace(self.info, members=tuple(members))
         self._targets.pop(rank, None)
         self.standings[rank] = standing
         self.news[rank] += 1

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from typing import Any
 
 import attrs
+import msgspec
 import trio
 
 from trimesh import limits
@@ -30,7 +31,6 @@ from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
 
 
-@attrs.define(eq=False)
 class OwnedProcs:
     """A process mesh with its owner's powers.
 
@@ -42,10 +42,11 @@ class OwnedProcs:
         is_stopping: Whether its block has begun to stop.
     """
 
-    proc: Proc
-    block: Block | None
-    whole: Region
-    members: ProcMembers | None
+    def __init__(self, proc: Proc, block: Block | None, whole: Region, members: ProcMembers | None) -> None:
+        self.proc = proc
+        self.block = block
+        self.whole = whole
+        self.members = members
 
     @property
     def info(self) -> MeshInfo:
@@ -61,13 +62,13 @@ class OwnedProcs:
         return self.members is not None and self.members.is_stopping
 
 
-@attrs.define(eq=False)
 class OwnedHost:
     """A warm host with its owner's powers."""
 
-    proc: Proc
-    block: Block
-    host: Host
+    def __init__(self, proc: Proc, block: Block, host: Host) -> None:
+        self.proc = proc
+        self.block = block
+        self.host = host
 
 
 def check_per_host(per_host: Mapping[str, int]) -> Extent:
@@ -155,8 +156,7 @@ def own_process(proc: Proc) -> OwnedProcs:
     return OwnedProcs(proc, None, Region(Extent(), mesh=MeshId(proc.proc_id)), None)
 
 
-@attrs.frozen
-class ActorPlan:
+class ActorPlan(msgspec.Struct, frozen=True):
     """What `ProcMesh.spawn` was asked for.
 
     Attributes:
@@ -191,7 +191,7 @@ def _actor_members(procs: OwnedProcs, region: Region, block: Block, plan: ActorP
     inherited = procs.members.policy if procs.members is not None else FailFast()
     policy = plan.policy or inherited
     living = procs.info
-    members = tuple(attrs.evolve(living.members[base], incarnation=0) for base in proc_ranks)
+    members = tuple(msgspec.structs.replace(living.members[base], incarnation=0) for base in proc_ranks)
     info = MeshInfo(
         mesh, plan.name, plan.cls.__qualname__, whole, members, procs.proc.proc_id,
         is_healing(policy) or living.is_healing,

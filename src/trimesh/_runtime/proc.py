@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import trio
 
 from trimesh import limits
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
     from trimesh._runtime.member import Member
 
 
-@attrs.define(eq=False, init=False)
 class Proc:
     """This process in its family.
 
@@ -81,41 +79,43 @@ class Proc:
         services: Brings the messages of those packages to them.
     """
 
-    proc_id: ProcId
-    transport: Transport
-    values: Values
-    host_name: str
-    pid: int
-    cells: dict[MeshId, Cell]
-    owners: dict[MeshId, FailureHandler]
-    members: dict[ProcId, Member]
-    memberships: weakref.WeakValueDictionary[MeshId, Membership]
-    blocks: list[Block]
-    stopping_blocks: list[Block]
-    has_crashed: bool
-    family: Family | None
-    loopback: LoopbackLink
-    nursery: trio.Nursery
-    actors: trio.Nursery
-    is_simulated: bool
-    dropped_replies: int
-    deadlocks: Deadlocks
-    routes: dict[type[messages.Message], Route]
-    on_gone: list[Callable[[Peer], None]]
-    on_link: list[Callable[[Peer], None]]
-    channels: Channels
-    sites: Sites | None
-    above: dict[type, object]
-    services: Services
-    bulk: Bulk
-    _serving: trio.Nursery | None
-    _random: random.Random
-    _peers: dict[ProcId, Peer]
-    _of_link: dict[Link, Peer]
-    _calls: dict[int, OutgoingCall]
-    _call_ids: Iterator[CallId]
-    _groups: dict[tuple[Link, ...], Group]
-    _deaths: Deaths
+    __slots__ = (
+        "_call_ids",
+        "_calls",
+        "_deaths",
+        "_groups",
+        "_of_link",
+        "_peers",
+        "_random",
+        "_serving",
+        "above",
+        "actors",
+        "blocks",
+        "bulk",
+        "cells",
+        "channels",
+        "deadlocks",
+        "dropped_replies",
+        "family",
+        "has_crashed",
+        "host_name",
+        "is_simulated",
+        "loopback",
+        "members",
+        "memberships",
+        "nursery",
+        "on_gone",
+        "on_link",
+        "owners",
+        "pid",
+        "proc_id",
+        "routes",
+        "services",
+        "sites",
+        "stopping_blocks",
+        "transport",
+        "values",
+    )
 
     def __init__(
         self,
@@ -128,41 +128,43 @@ class Proc:
     ) -> None:
         self.proc_id = proc_id
         self.transport = transport
-        self.host_name = socket.gethostname()
-        self.pid = os.getpid()
-        self.cells = {}
-        self.owners = {}
-        self.members = {}
-        self.memberships = weakref.WeakValueDictionary()
-        self.blocks = []
-        self.stopping_blocks = []
+        self.host_name: str = socket.gethostname()
+        self.pid: int = os.getpid()
+        self.cells: dict[MeshId, Cell] = {}
+        self.owners: dict[MeshId, FailureHandler] = {}
+        self.members: dict[ProcId, Member] = {}
+        self.memberships: weakref.WeakValueDictionary[MeshId, Membership] = weakref.WeakValueDictionary()
+        self.blocks: list[Block] = []
+        self.stopping_blocks: list[Block] = []
         self.has_crashed = False
-        self.family = None
+        self.family: Family | None = None
         self.dropped_replies = 0
-        self.routes = {messages.Define: self._define}
-        self.on_gone = []
-        self.on_link = []
+        self.routes: dict[type[messages.Message], Route] = {messages.Define: self._define}
+        self.on_gone: list[Callable[[Peer], None]] = []
+        self.on_link: list[Callable[[Peer], None]] = []
         self.channels = Channels(self)
-        self.values = make_values(proc_id, main, self.channels, pickled=pickled)
-        self.sites = None
-        self.above = {}
+        self.values: Values = make_values(proc_id, main, self.channels, pickled=pickled)
+        self.sites: Sites | None = None
+        self.above: dict[type, object] = {}
         self.services = Services(self)
         self.bulk = Bulk(self)
-        self._serving = None
+        self._serving: trio.Nursery | None = None
         serve_streams(self)
         serve_reports(self)
         self.deadlocks = Deadlocks(self)
-        self.is_simulated = seed is not None
+        self.is_simulated: bool = seed is not None
         # Ids need to be unique, not secret; a simulation needs them to be the same in each run.
-        self._random = random.Random(seed) if seed is not None else random.SystemRandom()  # noqa: S311
-        self._peers = {}
-        self._of_link = {}
-        self._calls = {}
-        self._call_ids = call_ids()
-        self._groups = {}
+        self._random: random.Random = random.Random(seed) if seed is not None else random.SystemRandom()  # noqa: S311
+        self._peers: dict[ProcId, Peer] = {}
+        self._of_link: dict[Link, Peer] = {}
+        self._calls: dict[int, OutgoingCall] = {}
+        self._call_ids: Iterator[CallId] = call_ids()
+        self._groups: dict[tuple[Link, ...], Group] = {}
         self._deaths = Deaths()
         self.loopback = LoopbackLink(self)
         self.adopt_link(proc_id, self.loopback)
+        self.nursery: trio.Nursery  # of `run`
+        self.actors: trio.Nursery  # the same
 
     # ---- life ------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import attrs
+import msgspec
 import trio
 
 from trimesh import limits
@@ -38,8 +38,7 @@ from trimesh.shape.point import Point
 from trimesh.shape.region import Region
 
 
-@attrs.frozen
-class ProcOptions:
+class ProcOptions(msgspec.Struct, frozen=True):
     """How the processes of one mesh are started; see `HostMesh.spawn_procs`."""
 
     env: Mapping[str, str] | Callable[[Point], Mapping[str, str]] | None = None
@@ -52,7 +51,6 @@ class ProcOptions:
     pickled: bool | None = None
 
 
-@attrs.define(eq=False)
 class ProcMembers:
     """The members of one process mesh.
 
@@ -68,24 +66,31 @@ class ProcMembers:
         is_stopping: Whether its block has begun to stop.
     """
 
-    proc: Proc
-    host: Host
-    block: Block
-    name: str
-    whole: Region
-    options: ProcOptions
-    policy: Policy = attrs.field(factory=FailFast)
-    members: list[Member] = attrs.field(factory=list[Member])
-    actors: list[ActorMembers] = attrs.field(factory=list[ActorMembers])
-    events: EventHub = attrs.field(init=False)
-    is_stopping: bool = False
-    _restarts: Restarts | None = None
-    _is_ready: bool = False
-    _down: set[int] = attrs.field(factory=set[int])
-    _replacing: set[int] = attrs.field(factory=set[int])
-    _settled: trio.Event = attrs.field(factory=trio.Event)
-
-    def __attrs_post_init__(self) -> None:
+    def __init__(
+        self,
+        proc: Proc,
+        host: Host,
+        block: Block,
+        name: str,
+        whole: Region,
+        options: ProcOptions,
+        policy: Policy | None = None,
+    ) -> None:
+        self.proc = proc
+        self.host = host
+        self.block = block
+        self.name = name
+        self.whole = whole
+        self.options = options
+        self.policy: Policy = FailFast() if policy is None else policy
+        self.members: list[Member] = []
+        self.actors: list[ActorMembers] = []
+        self.is_stopping = False
+        self._restarts: Restarts | None = None
+        self._is_ready = False
+        self._down: set[int] = set()
+        self._replacing: set[int] = set()
+        self._settled = trio.Event()
         self.events = EventHub(lambda: self.info)
         if isinstance(self.policy, Restart):
             units = units_of(self.whole, self.policy.along)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import attrs
+import msgspec
 
 from trimesh._runtime.values import Values
 from trimesh._wire.reducers import DefinitionId
@@ -14,8 +14,7 @@ Kept = tuple[bytes, Sequence[bytearray], Sequence[object]]
 """A recipe on its way."""
 
 
-@attrs.frozen
-class Recipe:
+class Recipe(msgspec.Struct, frozen=True):
     """A class and the arguments of its `__init__`, encoded: what the caller changes later does not reach them.
 
     Attributes:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import attrs
+import msgspec
 
 from trimesh.errors import Origin
 from trimesh.ids import MeshId, ProcId
 from trimesh.shape.region import Region
 
 
-@attrs.frozen
-class MemberInfo:
+class MemberInfo(msgspec.Struct, frozen=True):
     """One process incarnation.
 
     Attributes:
@@ -28,8 +27,7 @@ class MemberInfo:
     incarnation: int = 0
 
 
-@attrs.frozen
-class MeshInfo:
+class MeshInfo(msgspec.Struct, frozen=True):
     """One actor mesh, or the agents of one process mesh, as they are at one moment.
 
     Attributes:
@@ -47,7 +45,7 @@ class MeshInfo:
     actor: str | None
     whole: Region
     members: Sequence[MemberInfo]
-    owner: ProcId = attrs.field(default=ProcId(0))
+    owner: ProcId = ProcId(0)
     is_healing: bool = False
 
     def origin(self, rank: int, endpoint: str | None = None) -> Origin:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-import attrs
 import trio
 
 from trimesh._runtime.context import set_proc_of_task
@@ -34,15 +33,14 @@ class Restartable(Protocol):
         """Learn that there are no more restarts, on account of the start of a round, or else of a member."""
 
 
-@attrs.define(eq=False)
 class _Course:
     """A round under way."""
 
-    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    over: trio.Event = attrs.field(factory=trio.Event)
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.over = trio.Event()
 
 
-@attrs.define(eq=False)
 class Restarts:
     """All restarts of one mesh.
 
@@ -52,10 +50,11 @@ class Restarts:
         members: Obey.
     """
 
-    proc: Proc
-    supervisor: Supervisor
-    members: Restartable
-    _courses: dict[Round, _Course] = attrs.field(factory=dict[Round, _Course])
+    def __init__(self, proc: Proc, supervisor: Supervisor, members: Restartable) -> None:
+        self.proc = proc
+        self.supervisor = supervisor
+        self.members = members
+        self._courses: dict[Round, _Course] = {}
 
     @property
     def is_stopped(self) -> bool:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import attrs
 import trio
 
 from trimesh import limits
@@ -67,7 +66,6 @@ def rebuild(name: str, *fields: Any) -> Any:
     return current_proc().services.rebuild(name, fields)
 
 
-@attrs.define(eq=False)
 class Services:
     """The services of one process.
 
@@ -75,12 +73,11 @@ class Services:
         proc: The process.
     """
 
-    proc: Proc
-    _handlers: dict[str, Handler] = attrs.field(factory=dict[str, "Handler"])
-    _early: dict[str, list[_Early]] = attrs.field(factory=dict[str, "list[_Early]"])
-    _opening: dict[str, trio.Event] = attrs.field(factory=dict[str, trio.Event])
-
-    def __attrs_post_init__(self) -> None:
+    def __init__(self, proc: Proc) -> None:
+        self.proc = proc
+        self._handlers: dict[str, Handler] = {}
+        self._early: dict[str, list[_Early]] = {}
+        self._opening: dict[str, trio.Event] = {}
         self.proc.routes[messages.Service] = self._received
 
     def put(self, name: str, handler: Handler) -> None:

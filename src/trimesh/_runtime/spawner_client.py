@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
-import attrs
 import trio
 
 from trimesh._runtime import spawner_wire as wire
@@ -17,11 +16,13 @@ class SpawnerLostError(TrimeshError):
     """The spawner has ended, or broke its protocol; becomes the error of whoever asked for something."""
 
 
-@attrs.define(eq=False)
 class _Answer:
-    on_answer: Callable[[Received], None] | None
-    event: trio.Event = attrs.field(factory=trio.Event)
-    received: Received | None = None
+    __slots__ = ("event", "on_answer", "received")
+
+    def __init__(self, on_answer: Callable[[Received], None] | None) -> None:
+        self.on_answer = on_answer
+        self.event = trio.Event()
+        self.received: Received | None = None
 
 
 class SpawnerClient:

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-import attrs
+import msgspec
 
 from trimesh import limits
 from trimesh._runtime import spawner_wire as wire
@@ -97,7 +97,6 @@ class Connection:
         self.awaits_room = False
 
 
-@attrs.define(eq=False)
 class Member:
     """A worker that is being started or runs.
 
@@ -114,17 +113,26 @@ class Member:
         file_offset: Size that the output file had before it.
     """
 
-    launch: wire.Launch
-    owner: Connection
-    broker: BrokerSocket
-    link: int
-    pipes: list[OutputPipe]
-    pid: int = -1
-    pidfd: int = -1
-    has_entered: bool = False
-    refusal: str | None = None
-    has_hung_up: bool = False
-    file_offset: int = 0
+    def __init__(
+        self,
+        launch: wire.Launch,
+        owner: Connection,
+        broker: BrokerSocket,
+        link: int,
+        pipes: list[OutputPipe],
+        pid: int = -1,
+    ) -> None:
+        self.launch = launch
+        self.owner = owner
+        self.broker = broker
+        self.link = link
+        self.pipes = pipes
+        self.pid = pid
+        self.pidfd: int = -1
+        self.has_entered = False
+        self.refusal: str | None = None
+        self.has_hung_up = False
+        self.file_offset = 0
 
     @property
     def proc_id(self) -> int:
@@ -183,8 +191,7 @@ def _file_tail(path: bytes, offset: int) -> bytes:
         os.close(fd)
 
 
-@attrs.frozen
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True):
     """A worker before its fork: the parent's half and the child's half."""
 
     member: Member
@@ -222,7 +229,7 @@ def prepare(blank: WorkerStart, owner: Connection, output: OutputQueue) -> Prepa
             undo.callback(os.close, ends[stream])
             pipes.append(OutputPipe(read_end, name, stream, queue))
         undo.pop_all()
-    start = attrs.evolve(
+    start = msgspec.structs.replace(
         blank,
         link=child_link.detach(),
         broker=child_broker.detach(),

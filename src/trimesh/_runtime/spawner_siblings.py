@@ -21,7 +21,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-import attrs
 import msgspec
 import trio
 
@@ -40,7 +39,6 @@ _NOWHERE: Final = wire.ConnectFailed(1, "it has ended, or never was", is_gone=Tr
 _SILENT: Final = wire.ConnectFailed(1, f"its spawner did not answer for {limits.FOREIGN_CONNECT_SECONDS:g} s")
 
 
-@attrs.define(eq=False)
 class Siblings:
     """The spawners of one controller.
 
@@ -48,9 +46,10 @@ class Siblings:
         exits: How processes of all spawners, those that have ended included, have ended.
     """
 
-    exits: ExitHistory = attrs.field(factory=ExitHistory)
-    _clients: dict[SpawnerClient, int] = attrs.field(factory=dict[SpawnerClient, int])
-    _stopping: set[SpawnerClient] = attrs.field(factory=set[SpawnerClient])
+    def __init__(self) -> None:
+        self.exits = ExitHistory()
+        self._clients: dict[SpawnerClient, int] = {}
+        self._stopping: set[SpawnerClient] = set()
 
     def add(self, client: SpawnerClient, pid: int) -> None:
         """Take in a spawner."""

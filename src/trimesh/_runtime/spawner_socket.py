@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import attrs
+import msgspec
 
 from trimesh import limits
 from trimesh._runtime import spawner_wire as wire
@@ -30,8 +30,7 @@ def broker_pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-@attrs.frozen
-class Received:
+class Received(msgspec.Struct, frozen=True):
     """One record with its descriptors, which the receiver now owns.
 
     Attributes:

@@ -12,7 +12,7 @@ Each record is one tagged msgpack array; unknown tags and fields are refused. De
 Texts of the operating system (paths, environment) are bytes, because they need not be valid Unicode.
 """
 
-from __future__ import annotations
+# Annotations are not texts here: msgspec would compile each of them in every new process.
 
 from typing import Annotated, Final
 

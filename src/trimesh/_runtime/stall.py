@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import attrs
 import trio
 
 from trimesh import limits
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("trimesh")
 
 
-@attrs.define(eq=False)
 class StallReport:
     """Reports the stalls of one child process, at most once in `limits.STALL_AGAIN_SECONDS`.
 
@@ -34,11 +32,12 @@ class StallReport:
         listeners: Called with the seconds and the stack of the main thread ("" when there is none to be had).
     """
 
-    member: Member
-    seconds: float = 0.0
-    count: int = 0
-    listeners: list[Callable[[float, str], None]] = attrs.field(factory=list[Callable[[float, str], None]])
-    _said_at: float = -math.inf
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.seconds = 0.0
+        self.count = 0
+        self.listeners: list[Callable[[float, str], None]] = []
+        self._said_at: float = -math.inf
 
     def take(self, seconds: float) -> None:
         """Take what its transport says: seconds behind, or 0 when the loop runs again."""

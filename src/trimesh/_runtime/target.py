@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import attrs
+import msgspec
 
 from trimesh.ids import MeshId
 
@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from trimesh._runtime.peer import Peer
 
 
-@attrs.frozen
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """One actor: its process and its mesh."""
 
     peer: Peer

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-import attrs
+import msgspec
 
 
-@attrs.frozen
-class _Entry:
+class _Entry(msgspec.Struct, frozen=True):
     at: float
     unit: int
     cause: Exception
     is_counted: bool
 
 
-@attrs.define(eq=False)
 class Budget:
     """The failures of the last `period` seconds.
 
@@ -28,9 +26,10 @@ class Budget:
         period: Seconds.
     """
 
-    intensity: int
-    period: float
-    _entries: deque[_Entry] = attrs.field(factory=deque[_Entry])
+    def __init__(self, intensity: int, period: float) -> None:
+        self.intensity = intensity
+        self.period = period
+        self._entries: deque[_Entry] = deque()
 
     def count(self, unit: int, cause: Exception, now: float) -> None:
         """Note a failure that is to be healed."""

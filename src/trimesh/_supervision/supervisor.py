@@ -22,7 +22,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
-import attrs
+import msgspec
 
 from trimesh._supervision.budget import Budget
 from trimesh._supervision.policy import Restart
@@ -38,7 +38,6 @@ class Phase(enum.Enum):
     OVER = "over"
 
 
-@attrs.define(eq=False)
 class Round:
     """The restart of some units.
 
@@ -51,24 +50,30 @@ class Round:
         phase: How far it is.
     """
 
-    units: tuple[int, ...]
-    ranks: list[int]
-    failed: frozenset[int]
-    cause: Exception
-    delay: float
-    phase: Phase = Phase.DOWN
+    def __init__(
+        self,
+        units: tuple[int, ...],
+        ranks: list[int],
+        failed: frozenset[int],
+        cause: Exception,
+        delay: float,
+    ) -> None:
+        self.units = units
+        self.ranks = ranks
+        self.failed = failed
+        self.cause = cause
+        self.delay = delay
+        self.phase: Phase = Phase.DOWN
 
 
-@attrs.frozen
-class Begin:
+class Begin(msgspec.Struct, frozen=True):
     """Run this round, after those that it takes the place of have been stopped."""
 
     round: Round
     replaced: tuple[Round, ...]
 
 
-@attrs.frozen
-class GiveUp:
+class GiveUp(msgspec.Struct, frozen=True):
     """Restart nothing any more."""
 
     error: RestartLimit
@@ -78,7 +83,6 @@ Decision = Begin | GiveUp | None
 """None asks for nothing: the failure is part of what is being healed, or comes too late."""
 
 
-@attrs.define(eq=False)
 class Supervisor:
     """The restarts of one mesh.
 
@@ -90,17 +94,14 @@ class Supervisor:
         is_stopped: Whether it asks for nothing any more.
     """
 
-    name: str
-    policy: Restart
-    units: Sequence[Sequence[int]]
-    rounds: list[Round] = attrs.field(factory=list[Round])
-    is_stopped: bool = False
-    _budget: Budget = attrs.field(init=False)
-    _unit_of: dict[int, int] = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
+    def __init__(self, name: str, policy: Restart, units: Sequence[Sequence[int]]) -> None:
+        self.name = name
+        self.policy = policy
+        self.units = units
+        self.rounds: list[Round] = []
+        self.is_stopped = False
         self._budget = Budget(self.policy.intensity, self.policy.period)
-        self._unit_of = {rank: unit for unit, ranks in enumerate(self.units) for rank in ranks}
+        self._unit_of: dict[int, int] = {rank: unit for unit, ranks in enumerate(self.units) for rank in ranks}
 
     # ---- failures --------------------------------------------------------------------------------------------
 

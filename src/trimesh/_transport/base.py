@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
-import attrs
+import msgspec
 import trio
 
 from trimesh import limits
@@ -48,8 +48,7 @@ class DownReason(enum.StrEnum):
     """The peer sent bytes that break the protocol."""
 
 
-@attrs.frozen
-class LinkDown:
+class LinkDown(msgspec.Struct, frozen=True):
     """The end of a link.
 
     Attributes:
@@ -61,8 +60,7 @@ class LinkDown:
     detail: str = ""
 
 
-@attrs.frozen
-class LinkStatistics:
+class LinkStatistics(msgspec.Struct, frozen=True):
     """Counters of one link since it was opened.
 
     Attributes:

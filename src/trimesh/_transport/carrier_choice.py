@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-import attrs
+import msgspec
 
 from trimesh._transport.mover import Carrier
 
@@ -27,8 +27,7 @@ _STATUS: Final = Path("/proc/self/status")
 _CAP_SYS_PTRACE: Final = 19
 
 
-@attrs.frozen
-class CarrierChoice:
+class CarrierChoice(msgspec.Struct, frozen=True):
     """What a mover may use.
 
     Attributes:

@@ -13,7 +13,7 @@ import secrets
 import time
 from typing import Any, Final, Literal
 
-import attrs
+import msgspec
 
 from trimesh._native import status
 from trimesh._transport.native import NativeTransport
@@ -40,8 +40,7 @@ class NotArmedError(Exception):
     """A key does not open a table of faults."""
 
 
-@attrs.frozen
-class TableKey:
+class TableKey(msgspec.Struct, frozen=True):
     """The capability to suffer the faults of a table; it travels in the `setup` of a process.
 
     Attributes:
@@ -52,7 +51,10 @@ class TableKey:
 
     pid: int
     fd: int
-    secret: int = attrs.field(repr=False)
+    secret: int
+
+    def __repr__(self) -> str:
+        return f"TableKey(pid={self.pid}, fd={self.fd})"  # the secret is for whoever has the key, not for logs
 
     def arm(self, transport: NativeTransport) -> None:
         """Let the faults of the table happen to a transport, for as long as it lives.

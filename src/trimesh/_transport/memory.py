@@ -18,7 +18,6 @@ import enum
 import math
 from collections.abc import Sequence
 
-import attrs
 import trio
 
 from trimesh import limits
@@ -49,7 +48,6 @@ class _State(enum.Enum):
     DOWN = enum.auto()
 
 
-@attrs.define(eq=False)
 class MemoryLink(Link):
     """One end of a connection between two transports of one `MemoryNetwork`.
 
@@ -60,17 +58,17 @@ class MemoryLink(Link):
         other: The other end.
     """
 
-    transport: MemoryTransport
-    peer: ProcId
-    outgoing: Pipe
-    incoming: Pipe
-    other: MemoryLink = attrs.field(init=False)
-    _state: _State = attrs.field(default=_State.UP, init=False)
-    _messages_received: int = attrs.field(default=0, init=False)
-    _bytes_received: int = attrs.field(default=0, init=False)
-    _dropped_frames: int = attrs.field(default=0, init=False)
-    _stall_told: float = attrs.field(default=0.0, init=False)
-    """What the handler was told last of the other end's loop, in seconds behind."""
+    def __init__(self, transport: MemoryTransport, peer: ProcId, outgoing: Pipe, incoming: Pipe) -> None:
+        self.transport = transport
+        self.peer = peer
+        self.outgoing = outgoing
+        self.incoming = incoming
+        self.other: MemoryLink
+        self._state: _State = _State.UP
+        self._messages_received = 0
+        self._bytes_received = 0
+        self._dropped_frames = 0
+        self._stall_told = 0.0  # what the handler was told last of the other end's loop, in seconds behind
 
     @property
     def is_up(self) -> bool:
@@ -213,11 +211,11 @@ def _checked_size(head: bytes, bodies: Sequence[Buffer], lane: Lane) -> int:
     return size
 
 
-@attrs.define(eq=False)
 class MemoryGroup(Group):
     """A fixed set of links; each receiver gets a copy of its own."""
 
-    _links: tuple[MemoryLink, ...]
+    def __init__(self, links: tuple[MemoryLink, ...]) -> None:
+        self._links = links
 
     def cast(self, head: bytes, bodies: Sequence[Buffer] = (), *, flow: int = 0) -> trio.Event | None:
         """Send one message on the DATA lane of every link that is up; see `Group.cast`.
@@ -238,7 +236,6 @@ class MemoryGroup(Group):
         self._links = ()
 
 
-@attrs.define(eq=False)
 class MemoryTransport(Transport):
     """All links of one process of a `MemoryNetwork`.
 
@@ -247,19 +244,19 @@ class MemoryTransport(Transport):
         network: Where it belongs.
     """
 
-    proc_id: ProcId
-    network: MemoryNetwork
-    _links: dict[MemoryLink, None] = attrs.field(factory=dict["MemoryLink", None], init=False)
-    _woken: dict[MemoryLink, None] = attrs.field(factory=dict["MemoryLink", None], init=False)
-    """Links to look at, in the order in which they were woken (MT-3)."""
-    _bell: trio.Event = attrs.field(factory=trio.Event, init=False)
-    _is_running: bool = attrs.field(default=False, init=False)
-    _is_closed: bool = attrs.field(default=False, init=False)
-    _lags_from: float = attrs.field(default=math.inf, init=False)
-    _lags_until: float = attrs.field(default=-math.inf, init=False)
-    _lag_over: trio.Event = attrs.field(factory=trio.Event, init=False)
-    _mover: MemoryMover | None = attrs.field(default=None, init=False)
-    _has_ended: bool = attrs.field(default=False, init=False)
+    def __init__(self, proc_id: ProcId, network: MemoryNetwork) -> None:
+        self.proc_id = proc_id
+        self.network = network
+        self._links: dict[MemoryLink, None] = {}
+        self._woken: dict[MemoryLink, None] = {}  # to look at, in the order in which they were woken (MT-3)
+        self._bell = trio.Event()
+        self._is_running = False
+        self._is_closed = False
+        self._lags_from: float = math.inf
+        self._lags_until: float = -math.inf
+        self._lag_over = trio.Event()
+        self._mover: MemoryMover | None = None
+        self._has_ended = False
 
     def define_group(self, links: Sequence[Link]) -> MemoryGroup:
         """Make a group of `links`.
@@ -336,7 +333,7 @@ class MemoryTransport(Transport):
         if self._is_closed:
             raise trio.ClosedResourceError("this transport is closed")
         if self._mover is None:
-            self._mover = MemoryMover(self.proc_id, self.network.memory, self._has_ended)
+            self._mover = MemoryMover(self.proc_id, self.network.memory, has_ended=self._has_ended)
             if not self._has_ended:
                 self.network.memory.movers[self.proc_id] = self._mover
         return self._mover
@@ -386,7 +383,6 @@ class MemoryTransport(Transport):
         return again
 
 
-@attrs.define(eq=False)
 class MemoryNetwork:
     """The processes of one simulation and what joins them; for one Trio run.
 
@@ -400,9 +396,10 @@ class MemoryNetwork:
         here.send(b"hello")         # comes to the handler with which the other transport is run
     """
 
-    delivery: Delivery = attrs.field(factory=Delivery)
-    memory: MemoryTable = attrs.field(factory=MemoryTable)
-    _transports: dict[ProcId, MemoryTransport] = attrs.field(factory=dict["ProcId", "MemoryTransport"], init=False)
+    def __init__(self, delivery: Delivery | None = None) -> None:
+        self.delivery = Delivery() if delivery is None else delivery
+        self.memory = MemoryTable()
+        self._transports: dict[ProcId, MemoryTransport] = {}
 
     def transport(self, proc_id: ProcId) -> MemoryTransport:
         """Make the transport of one process.

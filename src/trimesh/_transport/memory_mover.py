@@ -16,7 +16,6 @@ from collections import deque
 from functools import partial
 from typing import Final
 
-import attrs
 import trio
 
 from trimesh import limits
@@ -48,7 +47,6 @@ _HOST: Final = 1
 _WORD: Final = 1 << 64
 
 
-@attrs.define(eq=False)
 class _Row:
     """One grant.
 
@@ -56,13 +54,16 @@ class _Row:
         claims: How often each process is at it.
     """
 
-    span: Span
-    rights: Right
-    block: int
-    generation: int
-    secret: bytes
-    is_revoked: bool = False
-    claims: dict[MemoryMover, int] = attrs.field(factory=dict["MemoryMover", int])
+    __slots__ = ("block", "claims", "generation", "is_revoked", "rights", "secret", "span")
+
+    def __init__(self, span: Span, rights: Right, block: int, generation: int, secret: bytes) -> None:
+        self.span = span
+        self.rights = rights
+        self.block = block
+        self.generation = generation
+        self.secret = secret
+        self.is_revoked = False
+        self.claims: dict[MemoryMover, int] = {}
 
     def claim(self, by: MemoryMover) -> None:
         self.claims[by] = self.claims.get(by, 0) + 1
@@ -77,7 +78,6 @@ class _Row:
         return any(not by.has_ended for by in self.claims)  # MM-2
 
 
-@attrs.define(eq=False)
 class MemoryTable:
     """The memory that the processes of one simulation have granted.
 
@@ -86,22 +86,24 @@ class MemoryTable:
         movers: Of every process that has granted or reached any, and lives.
     """
 
-    chunk_seconds: float = 0.0
-    movers: dict[int, MemoryMover] = attrs.field(factory=dict[int, "MemoryMover"])
+    def __init__(self) -> None:
+        self.chunk_seconds = 0.0
+        self.movers: dict[int, MemoryMover] = {}
 
 
-@attrs.define(eq=False)
 class _Copy:
     """A large transfer on its way."""
 
-    under_way: UnderWay
-    visit: MemoryVisit
-    row: _Row
-    at: int = 0
-    is_given_up: bool = False
+    __slots__ = ("at", "is_given_up", "row", "under_way", "visit")
+
+    def __init__(self, under_way: UnderWay, visit: MemoryVisit, row: _Row) -> None:
+        self.under_way = under_way
+        self.visit = visit
+        self.row = row
+        self.at = 0
+        self.is_given_up = False
 
 
-@attrs.define(eq=False)
 class MemoryMover(Mover):
     """Grants and visits of one simulated process.
 
@@ -111,20 +113,20 @@ class MemoryMover(Mover):
         has_ended: Whether its process has.
     """
 
-    proc_id: ProcId
-    table: MemoryTable
-    has_ended: bool = False
-    _rows: dict[int, _Row] = attrs.field(factory=dict[int, _Row])
-    _quarantine: list[object] = attrs.field(factory=list[object])
-    _free: list[tuple[int, int]] = attrs.field(factory=list[tuple[int, int]])
-    """Places to be used again, each with the generation that it had."""
-    _places: int = 0
-    _blocks: dict[int, range] = attrs.field(factory=dict[int, range])
-    _next_block: int = 0
-    _visits: int = 0
-    _copies: deque[_Copy] = attrs.field(factory=deque[_Copy])
-    _news: trio.Event = attrs.field(factory=trio.Event)
-    _room: trio.Event = attrs.field(factory=trio.Event)
+    def __init__(self, proc_id: ProcId, table: MemoryTable, *, has_ended: bool = False) -> None:
+        self.proc_id = proc_id
+        self.table = table
+        self.has_ended = has_ended
+        self._rows: dict[int, _Row] = {}
+        self._quarantine: list[object] = []
+        self._free: list[tuple[int, int]] = []  # places to be used again, each with the generation that it had
+        self._places = 0
+        self._blocks: dict[int, range] = {}
+        self._next_block = 0
+        self._visits = 0
+        self._copies: deque[_Copy] = deque()
+        self._news = trio.Event()
+        self._room = trio.Event()
 
     @property
     def home(self) -> Home:
@@ -311,13 +313,13 @@ class MemoryMover(Mover):
         self._quarantine.clear()
 
 
-@attrs.define(eq=False)
 class MemoryVisit(Visit):
     """An open view of the home of a simulated process."""
 
-    mover: MemoryMover
-    home: Home
-    _is_closed: bool = False
+    def __init__(self, mover: MemoryMover, home: Home) -> None:
+        self.mover = mover
+        self.home = home
+        self._is_closed = False
 
     @property
     def owner(self) -> MemoryMover:

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
-import attrs
+import msgspec
 import trio
 
 from trimesh._wire.regions import memory_at
@@ -79,8 +79,7 @@ class TransferError(Exception):
         self.end = end
 
 
-@attrs.frozen
-class Home:
+class Home(msgspec.Struct, frozen=True):
     """How others reach a process.
 
     Attributes:
@@ -101,8 +100,7 @@ class Home:
     address: bytes = b""
 
 
-@attrs.frozen
-class Grant:
+class Grant(msgspec.Struct, frozen=True):
     """The name of one piece of memory, and the secret that opens it.
 
     Attributes:
@@ -113,12 +111,14 @@ class Grant:
 
     place: int
     generation: int
-    secret: bytes = attrs.field(repr=False)
-    exported: bytes = attrs.field(default=b"", repr=False)
+    secret: bytes
+    exported: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"Grant(place={self.place}, generation={self.generation})"  # what opens memory is not for logs
 
 
-@attrs.frozen(eq=False)
-class Span:
+class Span(msgspec.Struct, frozen=True, eq=False):
     """Memory of this process.
 
     Attributes:
@@ -129,11 +129,13 @@ class Span:
 
     address: int
     nbytes: int
-    keep: object = attrs.field(default=None, repr=False)
+    keep: object = None
+
+    def __repr__(self) -> str:
+        return f"Span(address={self.address}, nbytes={self.nbytes})"  # what keeps it may be all the memory itself
 
 
-@attrs.frozen(eq=False)
-class Transfer:
+class Transfer(msgspec.Struct, frozen=True, eq=False):
     """One transfer to be made.
 
     Attributes:
@@ -152,8 +154,7 @@ class Transfer:
     expected: int = 0
 
 
-@attrs.frozen
-class Done:
+class Done(msgspec.Struct, frozen=True):
     """How a transfer has ended well.
 
     Attributes:
@@ -165,7 +166,6 @@ class Done:
     value: int = 0
 
 
-@attrs.define(eq=False)
 class UnderWay:
     """A transfer that has begun and not ended.
 
@@ -176,10 +176,13 @@ class UnderWay:
         error: Or why it has failed.
     """
 
-    transfer: Transfer
-    ended: trio.Event = attrs.field(factory=trio.Event)
-    done: Done = attrs.field(factory=Done)
-    error: Exception | None = None
+    __slots__ = ("done", "ended", "error", "transfer")
+
+    def __init__(self, transfer: Transfer) -> None:
+        self.transfer = transfer
+        self.ended = trio.Event()
+        self.done = Done()
+        self.error: Exception | None = None
 
     def end(self, result: Done | Exception) -> None:
         """Note how it has ended."""

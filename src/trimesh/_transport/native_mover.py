@@ -16,7 +16,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-import attrs
 import trio
 
 from trimesh import limits
@@ -308,14 +307,14 @@ class NativeMover(Mover):
         self._keep.clear()
 
 
-@attrs.define(eq=False)
 class NativeVisit(Visit):
     """An open view of another process's home."""
 
-    mover: NativeMover
-    number: int
-    _is_closed: bool = False
-    _busy: set[UnderWay] = attrs.field(factory=set[UnderWay])
+    def __init__(self, mover: NativeMover, number: int) -> None:
+        self.mover = mover
+        self.number = number
+        self._is_closed = False
+        self._busy: set[UnderWay] = set()
 
     def _info(self) -> Any:
         out = self.mover.library.ffi.new("tm_visit_info *")

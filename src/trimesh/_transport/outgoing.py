@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import attrs
 import trio
 
 from trimesh import limits
@@ -65,7 +64,6 @@ class Bodies:
                 status.check(code, "sending bodies")
 
 
-@attrs.define(eq=False)
 class Outgoing:
     """A message, or the rest of one, that waits for room.
 
@@ -76,11 +74,22 @@ class Outgoing:
         is_part: Whether it is a part of a larger one.
     """
 
-    head: bytes
-    bodies: Bodies
-    cursor: Any
-    completion: Told | None = None
-    is_part: bool = False
+    __slots__ = ("bodies", "completion", "cursor", "head", "is_part")
+
+    def __init__(
+        self,
+        head: bytes,
+        bodies: Bodies,
+        cursor: Any,
+        completion: Told | None = None,
+        *,
+        is_part: bool = False,
+    ) -> None:
+        self.head = head
+        self.bodies = bodies
+        self.cursor = cursor
+        self.completion = completion
+        self.is_part = is_part
 
     def finish(self) -> None:
         """Give back what was lent."""

@@ -20,7 +20,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-import attrs
 import trio
 
 from trimesh import limits
@@ -67,12 +66,14 @@ class Delivery:
         return 0.0
 
 
-@attrs.define(eq=False)
 class Countdown:
     """An event that is set when `remaining` messages have left their sender's buffers."""
 
-    remaining: int
-    event: trio.Event = attrs.field(factory=trio.Event)
+    __slots__ = ("event", "remaining")
+
+    def __init__(self, remaining: int) -> None:
+        self.remaining = remaining
+        self.event = trio.Event()
 
     def count(self) -> None:
         """Note that one has left."""
@@ -81,7 +82,6 @@ class Countdown:
             self.event.set()
 
 
-@attrs.define(eq=False)
 class Message:
     """What travels.
 
@@ -95,26 +95,39 @@ class Message:
         is_repeat: Whether it has come before.
     """
 
-    epoch: ProcId
-    head: bytes
-    bodies: Sequence[Buffer]
-    size: int
-    lender: Countdown
-    is_copied: bool = False
-    arrives_at: float = NOW
-    order: int = 0
-    is_repeat: bool = False
+    __slots__ = ("arrives_at", "bodies", "epoch", "head", "is_copied", "is_repeat", "lender", "order", "size")
+
+    def __init__(
+        self,
+        epoch: ProcId,
+        head: bytes,
+        bodies: Sequence[Buffer],
+        size: int,
+        lender: Countdown,
+        *,
+        is_copied: bool = False,
+        is_repeat: bool = False,
+    ) -> None:
+        self.epoch = epoch
+        self.head = head
+        self.bodies = bodies
+        self.size = size
+        self.lender = lender
+        self.is_copied = is_copied
+        self.arrives_at: float = NOW
+        self.order = 0
+        self.is_repeat = is_repeat
 
 
-@attrs.define(eq=False)
 class _Queue:
     """One lane. What is on the wire was sent before what waits; where something waits, something is on the wire."""
 
-    window: int
-    waiting: deque[Message] = attrs.field(factory=deque[Message])
-    wire: deque[Message] = attrs.field(factory=deque[Message])
-    wire_bytes: int = 0
-    last_arrival: float = NOW
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.waiting: deque[Message] = deque()
+        self.wire: deque[Message] = deque()
+        self.wire_bytes = 0
+        self.last_arrival: float = NOW
 
     def __iter__(self) -> Iterator[Message]:
         yield from self.wire
@@ -128,7 +141,6 @@ def _two_lanes() -> tuple[_Queue, _Queue]:
     return _Queue(limits.RING_CONTROL_RESERVE_BYTES), _Queue(limits.RING_BYTES)
 
 
-@attrs.define(eq=False)
 class Pipe:
     """One direction of a link.
 
@@ -142,19 +154,20 @@ class Pipe:
         on_lost: Called when a message was lost on the wire; ends both directions.
     """
 
-    source: ProcId
-    target: ProcId
-    delivery: Delivery
-    end: LinkDown | None = None
-    queued_bytes: int = 0
-    messages_sent: int = 0
-    bytes_sent: int = 0
-    is_held: bool = False
-    on_lost: Callable[[], None] | None = None
-    _lanes: tuple[_Queue, _Queue] = attrs.field(factory=_two_lanes, init=False)
-    _numbers: Iterator[int] = attrs.field(factory=itertools.count, init=False)
-    _end_arrives_at: float = NOW
-    _reader_gone: bool = False
+    def __init__(self, source: ProcId, target: ProcId, delivery: Delivery) -> None:
+        self.source = source
+        self.target = target
+        self.delivery = delivery
+        self.end: LinkDown | None = None
+        self.queued_bytes = 0
+        self.messages_sent = 0
+        self.bytes_sent = 0
+        self.is_held = False
+        self.on_lost: Callable[[], None] | None = None
+        self._lanes: tuple[_Queue, _Queue] = _two_lanes()
+        self._numbers: Iterator[int] = itertools.count()
+        self._end_arrives_at: float = NOW
+        self._reader_gone = False
 
     @property
     def depth(self) -> int:

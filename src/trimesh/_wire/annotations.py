@@ -15,7 +15,6 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import attrs
 import msgspec
 
 from trimesh._wire.kinds import kind_meant
@@ -41,8 +40,7 @@ _STREAMS: Final[frozenset[Any]] = frozenset(
 )
 
 
-@attrs.frozen
-class Field:
+class Field(msgspec.Struct, frozen=True):
     """One value.
 
     Attributes:

@@ -27,7 +27,6 @@ from collections.abc import Callable
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-import attrs
 import msgspec
 
 from trimesh import limits
@@ -99,8 +98,7 @@ class Definition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     body: bytes
 
 
-@attrs.frozen
-class DefinitionBytes:
+class DefinitionBytes(msgspec.Struct, frozen=True):
     """What is sent for a definition.
 
     Attributes:
@@ -119,12 +117,14 @@ _DECODER = msgspec.msgpack.Decoder(Definition)
 _MISSING = object()
 
 
-@attrs.define(eq=False)
 class _Global:
     """What a name of a module was when it was last sent or received."""
 
-    value: Any
-    definition: DefinitionId
+    __slots__ = ("definition", "value")
+
+    def __init__(self, value: Any, definition: DefinitionId) -> None:
+        self.value = value
+        self.definition = definition
 
 
 class DefinitionError(TypeError):

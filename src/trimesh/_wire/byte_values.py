@@ -14,7 +14,7 @@ from __future__ import annotations
 import pickle
 from typing import Any, Final, TypeGuard
 
-import attrs
+import msgspec
 
 from trimesh import limits
 from trimesh._wire.large_bytes import copied_bytes, whole_bytes
@@ -25,8 +25,7 @@ _CLOSED: Final = frozenset((bytes, bytearray, memoryview, str, int, float, compl
 """Types whose objects refer to no others."""
 
 
-@attrs.frozen(eq=False)
-class Beside:
+class Beside(msgspec.Struct, frozen=True, eq=False):
     """Stands for a `bytes` or `bytearray` in a value that is about to be pickled."""
 
     data: bytes | bytearray

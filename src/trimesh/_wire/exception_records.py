@@ -4,7 +4,7 @@ Records hold no objects, so that cycles, shared causes and deep chains cost noth
 on the other side is replaced by its text alone.
 """
 
-from __future__ import annotations
+# Annotations are not texts here: msgspec would compile each of them in every new process.
 
 import msgspec
 

@@ -12,8 +12,6 @@ import types
 import typing
 from typing import Any, Final, TypeGuard
 
-import attrs
-
 from trimesh import limits
 from trimesh._wire.annotations import ABSTRACT, CONTAINERS, Field, field_of
 from trimesh._wire.kinds import Source, kind_meant
@@ -26,7 +24,6 @@ _SIMPLE: Final[dict[Any, str]] = {Any: "any", object: "any", types.NoneType: "no
 _MADE: Final[dict[str, Any]] = {"any": Any, "none": types.NoneType, "rest": ...}
 
 
-@attrs.define(eq=False)
 class ItemType:
     """The T of one channel, in one process.
 
@@ -35,9 +32,12 @@ class ItemType:
         may_import: Whether whoever has sent it may let this process import modules.
     """
 
-    described: tuple[Any, ...]
-    may_import: bool = False
-    _field: Field | None = attrs.field(default=None, alias="field")
+    __slots__ = ("_field", "described", "may_import")
+
+    def __init__(self, described: tuple[Any, ...], *, may_import: bool = False, field: Field | None = None) -> None:
+        self.described = described
+        self.may_import = may_import
+        self._field = field
 
     @property
     def field(self) -> Field:
@@ -71,7 +71,7 @@ def item_type_described(described: Any, *, may_import: bool) -> ItemType:
         ProtocolError: This describes none.
     """
     _check(described, limits.ITEM_TYPE_DEPTH)
-    return ItemType(described, may_import)
+    return ItemType(described, may_import=may_import)
 
 
 def _take_apart(annotation: Any, depth: int) -> tuple[Any, ...]:

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import attrs
+import msgspec
 
 from trimesh import limits
 from trimesh._wire.reducers import Sink
 
 
-@attrs.frozen
-class Source:
+class Source(msgspec.Struct, frozen=True):
     """Where what is being put together has come from.
 
     Attributes:
@@ -27,15 +26,14 @@ class Source:
     """
 
     may_import: bool = False
-    bindings: Mapping[tuple[str, str], Any] = attrs.field(factory=dict[tuple[str, str], Any])
+    bindings: Mapping[tuple[str, str], Any] = msgspec.field(default_factory=dict[tuple[str, str], Any])
 
 
 def _nothing(_: type) -> bool:
     return False
 
 
-@attrs.frozen
-class Kind:
+class Kind(msgspec.Struct, frozen=True):
     """One kind of value.
 
     Attributes:

@@ -9,7 +9,7 @@ Cumulative counts make the frames idempotent: `dequeued` is how many messages of
 its mailbox so far, so a lost or repeated credit does no harm.
 """
 
-from __future__ import annotations
+# Annotations are not texts here: msgspec would compile each of them in every new process.
 
 from typing import Annotated, Final
 

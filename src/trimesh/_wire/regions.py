@@ -19,7 +19,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import attrs
+import msgspec
 
 from trimesh import limits
 
@@ -37,18 +37,26 @@ _ALIGN = 64  # a cache line, and the widest vector load
 _PACKED = 0  # source of a region that lies in the payload; body k is source k + 1
 
 
-@attrs.define(eq=False)
 class Extent:
     """Memory of the sender that one entry covers (see `Sink.memory`)."""
 
-    address: int
-    nbytes: int
-    read: Callable[[int, int], memoryview]
-    space: str
-    compact: Callable[[], memoryview] | None
+    __slots__ = ("address", "compact", "nbytes", "read", "space")
+
+    def __init__(
+        self,
+        address: int,
+        nbytes: int,
+        read: Callable[[int, int], memoryview],
+        space: str,
+        compact: Callable[[], memoryview] | None,
+    ) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self.read = read
+        self.space = space
+        self.compact = compact
 
 
-@attrs.define(eq=False)
 class Region:
     """A piece of arrived memory that several entries share.
 
@@ -57,12 +65,14 @@ class Region:
         cache: What rebuilders made of the whole region (a tensor storage), by a key of theirs.
     """
 
-    memory: memoryview
-    cache: dict[Any, Any] = attrs.field(factory=dict[Any, Any])
+    __slots__ = ("cache", "memory")
+
+    def __init__(self, memory: memoryview) -> None:
+        self.memory = memory
+        self.cache: dict[Any, Any] = {}
 
 
-@attrs.frozen(eq=False)
-class Memory:
+class Memory(msgspec.Struct, frozen=True, eq=False):
     """An entry that shares its region with others."""
 
     region: Region
@@ -95,14 +105,16 @@ def memory_at(address: int, nbytes: int, keep: object) -> memoryview:
     return memoryview(array).cast("B")
 
 
-@attrs.define(eq=False)
 class _Plan:
     """A region in the making: the bytes to send, and where each of its entries lies in them."""
 
-    start: int
-    end: int
-    entries: list[int]
-    view: memoryview = attrs.field(factory=lambda: memoryview(b""))
+    __slots__ = ("end", "entries", "start", "view")
+
+    def __init__(self, start: int, end: int, entries: list[int]) -> None:
+        self.start = start
+        self.end = end
+        self.entries = entries
+        self.view: memoryview = memoryview(b"")
 
 
 def lay_out(

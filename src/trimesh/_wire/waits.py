@@ -4,7 +4,7 @@ A *node* is something that may be unable to end. Each has a name that says in wh
 that is never given to anything else, so two equal looks at a node are one unchanged node.
 """
 
-from __future__ import annotations
+# Annotations are not texts here: msgspec would compile each of them in every new process.
 
 import enum
 from collections.abc import Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
+import msgspec
 
 from trimesh._runtime.endpoint_spec import endpoints_of
 from trimesh._runtime.reference import MemberInfo, MeshInfo
@@ -23,8 +23,12 @@ from trimesh.shape.region import Region
 def _take_actors_apart(mesh: ActorMesh, _: Sink) -> tuple[Any, ...]:
     info, region, cls = mesh.__reduce__()[1]
     name_of(cls, f"the actor class {cls.__qualname__}")
-    fields = attrs.astuple(info, recurse=False)
-    return region, cls, *([attrs.astuple(one) for one in info.members] if it is info.members else it for it in fields)
+    fields = msgspec.structs.astuple(info)
+    return (
+        region,
+        cls,
+        *([msgspec.structs.astuple(one) for one in info.members] if it is info.members else it for it in fields),
+    )
 
 
 def _put_actors_together(_: Source, region: Any, cls: Any, *fields: Any) -> ActorMesh:
@@ -39,7 +43,7 @@ def _put_actors_together(_: Source, region: Any, cls: Any, *fields: Any) -> Acto
     found = tuple(_member(*one) for one in members)
     if len(found) < info.whole.extent.nelements or not set(region.ranks()) <= set(info.whole.ranks()):
         raise ProtocolError("a handle must know all the members that it shows")
-    return ActorMesh(MeshView(attrs.evolve(info, members=found), region, endpoints_of(cls)), cls)
+    return ActorMesh(MeshView(msgspec.structs.replace(info, members=found), region, endpoints_of(cls)), cls)
 
 
 def _member(*fields: Any) -> MemberInfo:

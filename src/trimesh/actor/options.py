@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import attrs
+import msgspec
 
 from trimesh import limits
 from trimesh._runtime.endpoint_spec import EndpointSpec, Kind
@@ -70,8 +71,7 @@ def _check_seconds(seconds: Any) -> float:
     return seconds
 
 
-@attrs.frozen
-class Options:
+class Options(msgspec.Struct, frozen=True):
     """What `Endpoint.options` was given; None where it was not.
 
     Attributes:
@@ -116,10 +116,10 @@ class Options:
             TypeError: An option is set that the verb does not have.
         """
         known = _OPTIONS_OF.get(verb, ())
-        for field in attrs.fields(Options):
-            if field.name not in known and getattr(self, field.name) is not None:
-                verbs = ", ".join(one for one, options in _OPTIONS_OF.items() if field.name in options)
-                raise TypeError(f"the option {field.name} of {name} means nothing for {verb}; it is for: {verbs}")
+        for option in self.__struct_fields__:
+            if option not in known and getattr(self, option) is not None:
+                verbs = ", ".join(one for one, options in _OPTIONS_OF.items() if option in options)
+                raise TypeError(f"the option {option} of {name} means nothing for {verb}; it is for: {verbs}")
 
     @property
     def is_fail_fast(self) -> bool:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-import attrs
+import msgspec
 
 T = TypeVar("T")
 
 
-@attrs.frozen
-class Outcome(Generic[T]):
+class Outcome(msgspec.Struct, Generic[T], frozen=True):
     """A value or an error.
 
     Attributes:

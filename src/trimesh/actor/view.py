@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-import attrs
-
 from trimesh._runtime.context import current_proc, find_proc, find_proc_anywhere
 from trimesh._runtime.endpoint_spec import EndpointSpec
 from trimesh._runtime.foreign import in_trio_now
@@ -30,7 +28,6 @@ class Stoppable(Protocol):
         ...
 
 
-@attrs.define(eq=False)
 class MeshView:
     """A mesh, or a part of one.
 
@@ -43,12 +40,23 @@ class MeshView:
         known: Who lives where, once somebody has asked; shared by all views of a handle.
     """
 
-    info: MeshInfo
-    region: Region
-    endpoints: Mapping[str, EndpointSpec]
-    owner: Stoppable | None = None
-    turn: list[int] = attrs.field(factory=lambda: [0])
-    known: dict[ProcId, Membership] = attrs.field(factory=dict[ProcId, Membership])
+    __slots__ = ("endpoints", "info", "known", "owner", "region", "turn")
+
+    def __init__(
+        self,
+        info: MeshInfo,
+        region: Region,
+        endpoints: Mapping[str, EndpointSpec],
+        owner: Stoppable | None = None,
+        turn: list[int] | None = None,
+        known: dict[ProcId, Membership] | None = None,
+    ) -> None:
+        self.info = info
+        self.region = region
+        self.endpoints = endpoints
+        self.owner = owner
+        self.turn = [0] if turn is None else turn
+        self.known = dict[ProcId, Membership]() if known is None else known
 
     @property
     def name(self) -> str:
@@ -175,7 +183,7 @@ class MeshView:
 
     def seen(self, region: Region) -> MeshView:
         """Return another part of the same mesh."""
-        return attrs.evolve(self, region=region)
+        return MeshView(self.info, region, self.endpoints, self.owner, self.turn, self.known)
 
     def __repr__(self) -> str:
         return f"{self.info.name}{dict(self.region.extent)!r}"

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
-import attrs
-
 from trimesh.events.records import Event, Lagged
 
 
-@attrs.define(eq=False)
 class EventBuffer:
     """The newest records for one reader.
 
@@ -20,9 +17,10 @@ class EventBuffer:
         lost: How many were lost since the reader last took one.
     """
 
-    records_max: int
-    lost: int = 0
-    _records: deque[Event] = attrs.field(factory=deque[Event])
+    def __init__(self, records_max: int) -> None:
+        self.records_max = records_max
+        self.lost = 0
+        self._records: deque[Event] = deque()
 
     def put(self, event: Event) -> None:
         """Add the newest record."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import attrs
+import msgspec
 
 from trimesh.errors import RestartLimit
 
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from trimesh.shape.point import Point
 
 
-@attrs.frozen(kw_only=True)
-class MemberEvent:
+class MemberEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Something happened to one member.
 
     Attributes:
@@ -30,8 +29,7 @@ class MemberEvent:
     incarnation: int
 
 
-@attrs.frozen(kw_only=True)
-class Started(MemberEvent):
+class Started(MemberEvent, frozen=True, kw_only=True):
     """The member lives: the snapshot with which `events()` begins, or a member that `replace` has started.
 
     Attributes:
@@ -43,8 +41,7 @@ class Started(MemberEvent):
     pid: int = 0
 
 
-@attrs.frozen(kw_only=True)
-class Died(MemberEvent):
+class Died(MemberEvent, frozen=True, kw_only=True):
     """The member has ended without having been asked to.
 
     Attributes:
@@ -54,8 +51,7 @@ class Died(MemberEvent):
     error: Exception | None
 
 
-@attrs.frozen(kw_only=True)
-class Failed(MemberEvent):
+class Failed(MemberEvent, frozen=True, kw_only=True):
     """A failure without a caller that the member has survived: of a broadcast, say.
 
     Attributes:
@@ -65,8 +61,7 @@ class Failed(MemberEvent):
     error: Exception
 
 
-@attrs.frozen(kw_only=True)
-class FellSilent(MemberEvent):
+class FellSilent(MemberEvent, frozen=True, kw_only=True):
     """The member did not acknowledge the cancel of a call in time; it may still run (rule C2).
 
     Attributes:
@@ -76,8 +71,7 @@ class FellSilent(MemberEvent):
     error: Exception
 
 
-@attrs.frozen(kw_only=True)
-class Stalled(MemberEvent):
+class Stalled(MemberEvent, frozen=True, kw_only=True):
     """The event loop of the member's process has not run for long, though the process lives.
 
     Attributes:
@@ -89,8 +83,7 @@ class Stalled(MemberEvent):
     stack: str
 
 
-@attrs.frozen(kw_only=True)
-class Restarting(MemberEvent):
+class Restarting(MemberEvent, frozen=True, kw_only=True):
     """The member is down, or is being taken down, and will be started again.
 
     Attributes:
@@ -100,8 +93,7 @@ class Restarting(MemberEvent):
     cause: Exception
 
 
-@attrs.frozen(kw_only=True)
-class Restarted(MemberEvent):
+class Restarted(MemberEvent, frozen=True, kw_only=True):
     """The member serves again; `incarnation` is the new one.
 
     Attributes:
@@ -113,8 +105,7 @@ class Restarted(MemberEvent):
     pid: int = 0
 
 
-@attrs.frozen(kw_only=True)
-class GaveUp(MemberEvent):
+class GaveUp(MemberEvent, frozen=True, kw_only=True):
     """The member is not restarted any more.
 
     Attributes:
@@ -124,8 +115,7 @@ class GaveUp(MemberEvent):
     error: RestartLimit
 
 
-@attrs.frozen
-class Lagged:
+class Lagged(msgspec.Struct, frozen=True):
     """The reader was too slow: this many records, of which this one takes the place, are lost to it.
 
     Attributes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import attrs
+import msgspec
 
 from trimesh import limits
 from trimesh._runtime.bulk import Granted
@@ -66,8 +67,8 @@ class Handle:
 
 def with_exported(handle: Handle, exported: bytes) -> Handle:
     """Return a handle that says, too, what readers with an RDMA adapter need."""
-    grant = attrs.evolve(handle.granted.grant, exported=exported)
-    return attrs.evolve(handle, granted=attrs.evolve(handle.granted, grant=grant))
+    grant = msgspec.structs.replace(handle.granted.grant, exported=exported)
+    return attrs.evolve(handle, granted=msgspec.structs.replace(handle.granted, grant=grant))
 
 
 def handle_of(*fields: Any) -> Handle:

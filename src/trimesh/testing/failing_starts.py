@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 import attrs
+import msgspec
 
 from trimesh._runtime.host import LaunchRequest
 from trimesh._runtime.spawner_wire import WorkerConfig
@@ -57,5 +58,5 @@ class FailingStarts:
                 self.fire(index, "spawn", where)
                 if fault.stage == "launch":
                     raise SpawnError(f"{where} could not be started: a planned fault ({fault})")
-                return attrs.evolve(request, entry=STILLBORN)
+                return msgspec.structs.replace(request, entry=STILLBORN)
         return request
