@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
-import attrs
+import msgspec
 
 if TYPE_CHECKING:
     from typing import Self
@@ -268,8 +268,7 @@ def _rebuild_group(
     return group
 
 
-@attrs.frozen
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """Where an error came from.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
-import attrs
+import msgspec
 import pytest
 from tests.wire.sent_exceptions import HERE, own_chain, raised, remote_texts, round_trip
 
@@ -169,7 +169,7 @@ def test_note_and_origin_are_set_on_a_new_exception() -> None:
 
 def test_relayed_exception_keeps_both_tracebacks_and_its_first_origin() -> None:
     """X2, E04."""
-    there = attrs.evolve(HERE, mesh="inner", pid=1)
+    there = msgspec.structs.replace(HERE, mesh="inner", pid=1)
 
     def innermost() -> None:
         raise ValueError("text")
@@ -195,7 +195,7 @@ def test_relayed_exception_keeps_both_tracebacks_and_its_first_origin() -> None:
 
 
 def test_point_of_an_origin_may_be_anything_that_pickles() -> None:
-    where = attrs.evolve(HERE, point={"gpus": 2})  # type: ignore[arg-type]
+    where = msgspec.structs.replace(HERE, point={"gpus": 2})  # type: ignore[arg-type]
 
     found = origin(round_trip(ValueError("x"), where=where))
 
@@ -223,7 +223,7 @@ def test_frames_that_cannot_be_shown_do_no_harm(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_surrogates_in_coordinates_do_no_harm() -> None:
-    arrived = round_trip(ValueError("x"), where=attrs.evolve(HERE, mesh="\ud800", actor=None), note="\ud800")
+    arrived = round_trip(ValueError("x"), where=msgspec.structs.replace(HERE, mesh="\ud800", actor=None), note="\ud800")
 
     assert arrived.__notes__ == ["\\ud800"]
     found = origin(arrived)

@@ -7,7 +7,7 @@ import sys
 import threading
 import types
 
-import attrs
+import msgspec
 from tests.wire.odd_exceptions import KeywordOnly, OwnBaseGroup, OwnGroup
 from tests.wire.sent_exceptions import HERE, POINT, raised, remote_texts, round_trip
 
@@ -174,7 +174,7 @@ def test_coords_of_an_arrived_group_are_its_leaves_points() -> None:
     errors: list[Exception] = []
     for rank in range(3):
         error = ValueError(rank)
-        set_origin(error, attrs.evolve(HERE, point={"gpus": rank}))  # type: ignore[arg-type]
+        set_origin(error, msgspec.structs.replace(HERE, point={"gpus": rank}))  # type: ignore[arg-type]
         errors.append(error)
 
     arrived = round_trip(ExceptionGroup("g", errors))
