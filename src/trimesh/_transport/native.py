@@ -367,6 +367,23 @@ class NativeTransport(Transport):
         if code != status.ERR_FORKED:
             status.check(code, "stopping the native transport")
 
+    def leave_to_exit(self) -> None:
+        """Serve nothing any more, as the process is about to end: that closes links, frees memory, ends the thread.
+
+        Until then the thread goes on: it watches lifelines and says to peers that the process is there.
+
+        Raises:
+            RuntimeError: `run` has not ended.
+        """
+        if self._closed:
+            return
+        if self._running:
+            raise RuntimeError("a transport is left after run() has ended")
+        self.flush()
+        self._closed = True
+        if self._mover is not None:
+            self._mover.close()
+
     def _check_open(self) -> None:
         if self._closed:
             raise trio.ClosedResourceError("this transport is closed")
