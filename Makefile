@@ -146,6 +146,7 @@ bench: setup  ## figures beside torchmonarch, Ray and xoscar, in one run
 
 bench-smoke: setup  ## its trimesh sides, shortened to prove that they run
 	$(PY) bench/run.py --smoke --no-peer
+	$(PY) -m bench.profile call_one --smoke
 
 build-native: setup-dev  ## compile the native library after a change
 	$(PY) hatch_build.py

@@ -66,7 +66,7 @@ typedef struct {
     uint32_t beat_ms;         /* interval of heartbeats */
     uint32_t lease_ms;        /* silence after which a peer counts as stopped; at least 2 beats */
     uint32_t stall_ms;        /* tell peers when the caller has not polled for this long; 0 = never */
-    uint32_t look_us;         /* `tm_look` looks for at most this long; 0 = never; up to limit LOOK_US_MAX */
+    uint32_t look_us;         /* `tm_before_wait` looks for at most this long; 0 = never; up to limit LOOK_US_MAX */
 } tm_bus_options;
 
 /* Make a bus and start T1. The bus is the caller's until `tm_bus_destroy`. */
@@ -211,9 +211,9 @@ typedef struct {
  * the batch before must have been released; a batch of none is. */
 int32_t tm_poll(tm_bus *bus, tm_record *records_out, uint32_t max, uint32_t *n_out);
 
-/* The same when the caller is armed and has not woken for the bell yet. The bell stays readable if it was rung: the
- * caller wakes for it, polls and arms as if this had not been called. */
-int32_t tm_poll_early(tm_bus *bus, tm_record *records_out, uint32_t max, uint32_t *n_out);
+/* The same for a caller that waits by `tm_before_wait`, as soon as its wait is over for whatever reason: the number of
+ * records. Nothing is done when nobody has rung meanwhile; the bell is never read. */
+int32_t tm_after_wait(tm_bus *bus, tm_record *records_out, uint32_t max);
 
 typedef struct {
     uint8_t *bytes;           /* writable; what is written there nobody else sees */
@@ -281,12 +281,15 @@ int32_t tm_fault_get_count(tm_bus *bus, uint32_t index, tm_fault_count *count_ou
 /* Prepare to sleep: 0 = wait until the bell is readable, then poll; 1 = something has come already, poll. */
 int32_t tm_arm(tm_bus *bus);
 
-/* Look at the bell for a while before sleeping on `poller`, a descriptor that is readable when there is anything to
- * wake for (the bell is among it). To be called when armed, and when nothing else is to be done in `look_us`. It looks
- * only after traffic, when the last waits were short, and when no core is wanted by others. 1 = something has come,
- * and the bell is readable; 2 = nothing has come in the time; 3 = `poller` is readable for another reason; 0 = it did
- * not look. */
-int32_t tm_look(tm_bus *bus, int32_t poller);
+/* Prepare to wait for many things, the bell among them: `tm_flush`, then `tm_arm`; the bell is rung if something has
+ * come already, for the wait to end at once. The bell counts each time that it is rung, not while it is readable
+ * (EPOLLET).
+ *
+ * `poller` is a descriptor that is readable when there is anything to wake for, or -1. With one, it is looked at the
+ * bell for a while first. To be given when nothing else is to be done in `look_us`. It looks only after traffic, when
+ * the last waits were short, and when no core is wanted by others. 1 = something has come; 2 = nothing has come in the
+ * time; 3 = `poller` is readable for another reason; 0 = it did not look. */
+int32_t tm_before_wait(tm_bus *bus, int32_t poller);
 
 /* ---- bulk data: memory that others read and write themselves ---- */
 

@@ -299,30 +299,24 @@ export fn tm_flush(bus: ?*Bus) i32 {
 // ---- receiving ----
 
 export fn tm_poll(bus: ?*Bus, records_out: ?[*]records.Record, max: u32, n_out: ?*u32) i32 {
-    return pollBy(Bus.poll, bus, records_out, max, n_out);
-}
-
-export fn tm_poll_early(bus: ?*Bus, records_out: ?[*]records.Record, max: u32, n_out: ?*u32) i32 {
-    return pollBy(Bus.pollEarly, bus, records_out, max, n_out);
-}
-
-fn pollBy(
-    comptime poll: fn (*Bus, []records.Record) i32,
-    bus: ?*Bus,
-    records_out: ?[*]records.Record,
-    max: u32,
-    n_out: ?*u32,
-) i32 {
     var why: i32 = 0;
     const self = live(bus, &why) orelse return why;
     const into = records_out orelse return status.ERR_ARGUMENT;
     const out = n_out orelse return status.ERR_ARGUMENT;
     out.* = 0;
     if (max == 0) return status.ERR_ARGUMENT;
-    const rc = poll(self, into[0..max]);
+    const rc = self.poll(into[0..max]);
     if (rc < 0) return rc;
     out.* = @intCast(rc);
     return status.OK;
+}
+
+export fn tm_after_wait(bus: ?*Bus, records_out: ?[*]records.Record, max: u32) i32 {
+    var why: i32 = 0;
+    const self = live(bus, &why) orelse return why;
+    const into = records_out orelse return status.ERR_ARGUMENT;
+    if (max == 0) return status.ERR_ARGUMENT;
+    return self.afterWait(into[0..max]);
 }
 
 export fn tm_poll_done(bus: ?*Bus) i32 {
@@ -366,11 +360,11 @@ export fn tm_arm(bus: ?*Bus) i32 {
     return @intFromBool(self.arm());
 }
 
-export fn tm_look(bus: ?*Bus, poller: i32) i32 {
+export fn tm_before_wait(bus: ?*Bus, poller: i32) i32 {
     var why: i32 = 0;
     const self = live(bus, &why) orelse return why;
-    if (poller < 0) return status.ERR_ARGUMENT;
-    return @intFromEnum(self.look(poller));
+    if (poller < -1) return status.ERR_ARGUMENT;
+    return @intFromEnum(self.beforeWait(poller));
 }
 
 // ---- faults that a test has planned ----

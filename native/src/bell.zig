@@ -50,6 +50,11 @@ pub const Bell = struct {
         // The load first: most rings find the owner awake, and a plain load keeps its line shared.
         if (@atomicLoad(u32, &self.page.sleeping, .seq_cst) != ASLEEP) return;
         if (!self.change(ASLEEP, AWAKE)) return; // another ringer was first, or the owner woke by itself
+        self.call();
+    }
+
+    /// Make the bell readable, whatever its owner does.
+    pub fn call(self: Bell) void {
         sys.eventfdSignal(self.fd);
     }
 
@@ -80,7 +85,7 @@ pub const Bell = struct {
 
     /// The owner has looked for long enough, and sleeps. The eventfd is readable if anything has come meanwhile.
     pub fn endLooking(self: Bell) void {
-        if (self.arm()) sys.eventfdSignal(self.fd);
+        if (self.arm()) self.call();
     }
 
     /// Whether the owner, which is armed, has not been rung since.

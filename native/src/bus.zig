@@ -20,6 +20,7 @@ const session = @import("session.zig");
 const shelf = @import("shelf.zig");
 const status = @import("status.zig");
 const sys = @import("sys.zig");
+const waits = @import("wait.zig");
 
 const Link = link.Link;
 
@@ -50,8 +51,7 @@ pub const Bus = struct {
     touched_count: u32,
     /// T0 holds a batch.
     borrowing: bool,
-    armed: bool,
-    lookout: lookout.Lookout,
+    wait: waits.Wait,
     /// Where the next poll begins, so that no link is always last.
     turn: u32,
     /// One word, 1 here and 0 in every forked child.
@@ -68,7 +68,7 @@ pub const Bus = struct {
         const table: [*]Link = @ptrCast(@alignCast(memory + std.mem.alignForward(usize, @sizeOf(Bus), 4096)));
         // The memory is zeroed: generations, bits, counts and flags begin at 0, and slots as `.free`.
         self.links = table[0..options.links_max];
-        self.lookout = .{ .bound_ns = @as(u64, options.look_us) * 1_000 };
+        self.wait = .{ .lookout = .{ .bound_ns = @as(u64, options.look_us) * 1_000 } };
         const rc = self.start(options);
         if (rc < 0) {
             self.releaseMemory();
@@ -306,7 +306,7 @@ pub const Bus = struct {
 
     /// A peer that looks is shown the first message at once; the others, and those who sleep, wait for the flush.
     fn published(self: *Bus, one: *Link) void {
-        self.lookout.traffic = true;
+        self.wait.lookout.traffic = true;
         if (!one.dirty and one.has_tx and one.peer_bell.isLookedAt()) {
             one.peer_bell.ring(one.peer_slot);
         } else {
@@ -385,18 +385,14 @@ pub const Bus = struct {
     /// Fill `into` from the links that have something. Returns the number of records, or a status.
     pub fn poll(self: *Bus, into: []records.Record) i32 {
         if (self.borrowing) return status.ERR_STATE;
-        if (self.armed) {
-            self.armed = false;
-            self.common.bell.disarm();
-        }
+        self.wait.end(self.common.bell);
         return self.collect(into);
     }
 
-    /// The same before T0 knows that it has been rung: the bell stays readable, so that the poll that it will wake for
-    /// comes all the same. Nothing while T0 is armed and nobody has rung.
-    pub fn pollEarly(self: *Bus, into: []records.Record) i32 {
+    /// The same after a wait that `beforeWait` has prepared. Nothing while T0 is armed and nobody has rung.
+    pub fn afterWait(self: *Bus, into: []records.Record) i32 {
         if (self.borrowing) return status.ERR_STATE;
-        return if (self.armed and self.common.bell.isUnrung()) 0 else self.collect(into);
+        return if (self.wait.endWith(self.common.bell)) self.collect(into) else 0;
     }
 
     fn collect(self: *Bus, into: []records.Record) i32 {
@@ -416,7 +412,7 @@ pub const Bus = struct {
             }
         }
         self.turn = (self.turn + 1) % words;
-        if (count > 0) self.lookout.came() else self.pollDone();
+        if (count > 0) self.wait.lookout.came() else self.pollDone();
         return @intCast(count);
     }
 
@@ -481,14 +477,12 @@ pub const Bus = struct {
 
     /// True: something has come, do not sleep.
     pub fn arm(self: *Bus) bool {
-        for (self.ready) |word| if (word != 0) return true;
-        self.armed = true;
-        return self.common.bell.arm();
+        return self.wait.arm(self.common.bell, &self.ready);
     }
 
-    /// T0, which is armed, is about to sleep on `poller`: look at the bell for a while first, if that may pay off.
-    pub fn look(self: *Bus, poller: i32) lookout.Seen {
-        if (!self.armed or self.borrowing) return .none;
-        return self.lookout.look(self.common.bell, poller);
+    /// T0 is about to wait for many things, its bell among them; see `Wait.begin`.
+    pub fn beforeWait(self: *Bus, poller: i32) lookout.Seen {
+        self.flush();
+        return self.wait.begin(self.common.bell, &self.ready, poller);
     }
 };

@@ -144,11 +144,11 @@ const Player = struct {
     fn play(self: *Player) void {
         const epoll = sys.epollCreate();
         defer sys.close(epoll);
-        _ = sys.epollAdd(epoll, self.bus.common.bell.fd, sys.IN, 0);
+        _ = sys.epollAdd(epoll, self.bus.common.bell.fd, sys.IN | sys.ET, 0);
         var is_up = false;
         while (self.arrived < self.rounds and !self.lost) {
             var batch: [8]records.Record = undefined;
-            const n: usize = @intCast(self.bus.poll(&batch));
+            const n: usize = @intCast(self.bus.afterWait(&batch));
             for (batch[0..n]) |record| {
                 const is_message = record.kind == @intFromEnum(records.RecordKind.message);
                 self.arrived += @intFromBool(is_message);
@@ -156,8 +156,7 @@ const Player = struct {
                 is_up = true;
             }
             self.bus.pollDone();
-            self.bus.flush();
-            if (self.arrived < self.rounds and !self.bus.arm()) self.sleep(epoll);
+            if (self.arrived < self.rounds) self.wait(epoll) else self.bus.flush();
         }
     }
 
@@ -167,11 +166,11 @@ const Player = struct {
         std.debug.assert(rc == status.OK);
     }
 
-    fn sleep(self: *Player, epoll: i32) void {
-        self.bus.lookout.trust = 3; // look every time, whatever else this machine does
-        self.bus.lookout.counted_ns = sys.monotonicNs();
-        self.bus.lookout.spare = true;
-        self.seen[@intCast(@intFromEnum(self.bus.look(epoll)))] += 1;
+    fn wait(self: *Player, epoll: i32) void {
+        self.bus.wait.lookout.trust = 3; // look every time, whatever else this machine does
+        self.bus.wait.lookout.counted_ns = sys.monotonicNs();
+        self.bus.wait.lookout.spare = true;
+        self.seen[@intCast(@intFromEnum(self.bus.beforeWait(epoll)))] += 1;
         var events: [1]sys.Event = undefined;
         self.lost = sys.epollWait(epoll, &events, 30_000) == 0;
     }
@@ -223,9 +222,8 @@ test "who must not look, or has no traffic, does not" {
             .look_us = look_us,
         });
         defer bus.destroy();
-        bus.lookout.traffic = traffic;
-        try testing.expect(!bus.arm());
-        try testing.expectEqual(.none, bus.look(epoll));
+        bus.wait.lookout.traffic = traffic;
+        try testing.expectEqual(.none, bus.beforeWait(epoll));
     }
 }
 
@@ -284,34 +282,81 @@ test "views of a link that is freed inside a batch stay until the batch is relea
     buses[1].pollDone();
 }
 
-test "an early poll takes what has come and leaves the bell readable" {
+/// Two buses with one link that is up, and nothing left to say.
+fn quietPair(ids: *[2]u32) ![2]*Bus {
     const pair = socket.socketPair();
     const buses = [2]*Bus{ try newBus(1, 60_000), try newBus(2, 60_000) };
-    defer for (buses) |bus| bus.destroy();
-    var ids: [2]u32 = undefined;
     var batch: [8]records.Record = undefined;
-    for (buses, pair, &ids) |bus, fd, *id| {
+    for (buses, pair, ids) |bus, fd, *id| {
         try testing.expectEqual(status.OK, bus.openLink(fd, .local, false, 0, 0, id));
     }
-    for (0..2) |_| { // both come up, and have nothing left to say
+    for (0..2) |_| {
         for (buses) |bus| {
             bus.flush();
             _ = bus.poll(&batch);
             bus.pollDone();
         }
     }
-    try testing.expect(!buses[1].arm());
-    try testing.expectEqual(0, buses[1].pollEarly(&batch));
+    return buses;
+}
+
+fn say(bus: *Bus, id: u32, head: []const u8) !void {
     var cursor = session.Cursor{};
-    const sender = buses[0].find(ids[0]).?;
-    try testing.expectEqual(status.OK, buses[0].send(sender, .data, .{ .head = "early" }, &cursor));
-    buses[0].flush();
+    try testing.expectEqual(status.OK, bus.send(bus.find(id).?, .data, .{ .head = head }, &cursor));
+    bus.flush();
+}
 
-    try testing.expectEqual(1, buses[1].pollEarly(&batch));
+test "after a wait there is what was rung for meanwhile, and nothing otherwise" {
+    var ids: [2]u32 = undefined;
+    const buses = try quietPair(&ids);
+    defer for (buses) |bus| bus.destroy();
+    var batch: [8]records.Record = undefined;
 
-    buses[1].pollDone();
+    _ = buses[1].beforeWait(-1);
+    try testing.expectEqual(0, buses[1].afterWait(&batch));
+    try say(buses[0], ids[0], "meanwhile");
     try testing.expect(sys.isReadable(buses[1].common.bell.fd));
+    try testing.expectEqual(1, buses[1].afterWait(&batch));
+    buses[1].pollDone();
+
+    // Not armed until it is about to wait again: nobody needs to wake it.
+    buses[1].common.bell.disarm();
+    try say(buses[0], ids[0], "awake");
+    try testing.expect(!sys.isReadable(buses[1].common.bell.fd));
+    try testing.expectEqual(1, buses[1].afterWait(&batch));
+    buses[1].pollDone();
+}
+
+test "a wait ends at once for what came before it" {
+    var ids: [2]u32 = undefined;
+    const buses = try quietPair(&ids);
+    defer for (buses) |bus| bus.destroy();
+    var batch: [1]records.Record = undefined;
+    _ = buses[1].beforeWait(-1);
+    for (0..2) |_| try say(buses[0], ids[0], "one of two");
+    try testing.expectEqual(1, buses[1].afterWait(&batch)); // there is no room for the other one
+    buses[1].pollDone();
+    buses[1].common.bell.disarm();
+
+    _ = buses[1].beforeWait(-1);
+
+    try testing.expect(sys.isReadable(buses[1].common.bell.fd));
+    try testing.expectEqual(1, buses[1].afterWait(&batch));
+    buses[1].pollDone();
+}
+
+test "a poll after waits leaves no bell that is readable for nothing" {
+    var ids: [2]u32 = undefined;
+    const buses = try quietPair(&ids);
+    defer for (buses) |bus| bus.destroy();
+    var batch: [8]records.Record = undefined;
+    _ = buses[1].beforeWait(-1);
+    try say(buses[0], ids[0], "taken");
+    try testing.expectEqual(1, buses[1].afterWait(&batch));
+    buses[1].pollDone();
+
     try testing.expectEqual(0, buses[1].poll(&batch));
+
     try testing.expect(!buses[1].arm());
     try testing.expect(!sys.isReadable(buses[1].common.bell.fd));
 }

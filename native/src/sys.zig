@@ -314,6 +314,8 @@ pub const OUT: u32 = 4;
 pub const ERR: u32 = 8;
 pub const HUP: u32 = 0x10;
 pub const RDHUP: u32 = 0x2000;
+/// Each time that it becomes ready, not while it is.
+pub const ET: u32 = 0x8000_0000;
 
 /// A new epoll set.
 pub fn epollCreate() i32 {

@@ -242,7 +242,7 @@ def check_tables(proc: Proc) -> None:
         "publications": publications_of(proc).left(),
     }
     if proc.family is not None:
-        left["leases"] = list(proc.family._leases)
+        left["leases"] = [*proc.family._leases, *proc.family._ending]
         left["connections"] = list(proc.family._connecting)
     left = {what: things for what, things in left.items() if things}
     assert not left, f"the process still has {left}"

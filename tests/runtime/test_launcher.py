@@ -95,6 +95,39 @@ async def test_stop_all_ends_own_children(launcher: Launcher, start: Start) -> N
     await start()
 
 
+async def test_retired_spawner_ends_with_its_last_worker(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody tells it to stop; it takes no launch meanwhile, and everybody is told how the last worker has ended."""
+    async with open_spawner(new_id(), entry=SERVE) as launcher:
+        children = [await launcher.launch(spec_of()) for _ in range(2)]
+        for child in children:
+            await hear(child)
+        spawner = spawner_of(launcher)
+        launcher.retire()
+        with pytest.raises(SpawnError, match="is stopping"):
+            await launcher.launch(spec_of())
+
+        await tell(children[0], "exit", 3)
+        assert (await children[0].wait_exited()).exit_code == 3
+        await ask(children[1], "print", "stdout", "last\n")
+        assert state(spawner)
+        await tell(children[1], "exit", 4)
+
+        await wait_gone([spawner])
+        assert [(await child.wait_exited()).exit_code for child in children] == [3, 4]
+        assert (await launcher.exit_of(children[1].proc_id)).exit_code == 4
+        assert capsys.readouterr().out == "w | last\n"
+
+
+async def test_retired_spawner_without_workers_ends() -> None:
+    """There is nothing to wait for."""
+    async with open_spawner(new_id(), entry=SERVE) as launcher:
+        spawner = spawner_of(launcher)
+
+        launcher.retire()
+
+        await wait_gone([spawner])
+
+
 async def test_every_public_coroutine_is_a_checkpoint(launcher: Launcher, start: Start) -> None:
     """K01: also where the answer is known."""
     child = await start()

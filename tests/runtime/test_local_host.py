@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import socket
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
+import trio
 from tests.patience import HANG_SECONDS
-from tests.runtime.processes import count_fds, spawners_here, wait_until_all
+from tests.runtime.processes import count_fds, spawners_here, state, wait_until_all
 
-from trimesh import Actor, endpoint, limits, this_host
-from trimesh._runtime.local_host import accept_links
+from trimesh import Actor, ProcDied, endpoint, limits, this_host
+from trimesh._runtime import spawner_wire as wire
+from trimesh._runtime.local_host import LocalHost, accept_links
 from trimesh._runtime.proc import Proc
+from trimesh._runtime.spawner_socket import BrokerSocket
 from trimesh._transport.native import NativeTransport
 from trimesh.ids import ProcId
 
@@ -28,6 +34,10 @@ class Node(Actor):
     @endpoint
     async def pid(self) -> int:
         return os.getpid()
+
+    @endpoint
+    async def count_threads_at_exit(self, path: str) -> None:
+        atexit.register(lambda: Path(path).write_text(str(len(os.listdir("/proc/self/task")))))
 
 
 async def test_ended_processes_leave_no_descriptor_on_a_warm_host() -> None:
@@ -84,6 +94,93 @@ async def test_output_is_shown_before_a_block_on_a_warm_host_ends(
         for rank in range(2):
             mine = [line for line in lines if line.startswith(f"wordy[n={rank}] | line ")]
             assert [int(line.split()[3]) for line in mine] == list(range(3_000))
+
+
+@attrs.define
+class Sent:
+    """The records that this process sends to its spawners."""
+
+    records: list[wire.AnyRecord] = attrs.field(factory=list[wire.AnyRecord])
+
+    @property
+    def kinds(self) -> list[str]:
+        """Their names."""
+        return [type(record).__name__ for record in self.records]
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
+    """What is sent while the test runs."""
+    sent, put = Sent(), BrokerSocket.put
+
+    def note(self: BrokerSocket, record: wire.AnyRecord, fds: Sequence[int] = ()) -> None:
+        sent.records.append(record)
+        put(self, record, fds)
+
+    monkeypatch.setattr(BrokerSocket, "put", note)
+    return sent
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
+async def test_block_is_left_with_one_word_to_its_spawner(sent: Sent, *, is_killed: bool) -> None:
+    """It ends with its last process, and is not asked for output that has been shown; `Stop` finds it on its way."""
+    raises = pytest.RaisesGroup(ProcDied) if is_killed else nullcontext()
+    with raises:
+        async with this_host().spawn_procs({"n": 2}) as procs:
+            node = await procs.spawn("node", Node)
+            pid = await node.slice(n=0).pid.call_one()
+            (spawner,) = spawners_here()
+            sent.records.clear()
+            if is_killed:
+                os.kill(pid, signal.SIGKILL)
+                await trio.sleep_forever()
+
+    assert sent.kinds in (["Retire"], ["Retire", "Stop"])
+    assert not state(spawner)
+
+
+async def test_spawner_that_others_use_is_not_retired(sent: Sent) -> None:
+    """The block that leaves first says nothing; the last one does."""
+    async with this_host().spawn_procs({"n": 1}):
+        async with this_host().spawn_procs({"n": 1}):
+            sent.records.clear()
+        assert not sent.records
+        async with this_host().spawn_procs({"n": 1}) as procs:
+            assert len(spawners_here()) == 1
+            await (await procs.spawn("node", Node)).pid.call()
+        sent.records.clear()
+    assert sent.kinds in (["Retire"], ["Retire", "Stop"])
+
+
+async def test_block_that_comes_after_the_retirement_gets_another_spawner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that is ending takes no launch any more."""
+    retire, answers = LocalHost.retire, list[int]()
+
+    async def spawn_another() -> None:
+        async with this_host().spawn_procs({"n": 1}) as procs:
+            answers.append(await (await procs.spawn("node", Node)).pid.call_one())
+
+    async with trio.open_nursery() as nursery:
+
+        def note(self: LocalHost) -> None:
+            retire(self)
+            if not nursery.child_tasks and not answers:
+                nursery.start_soon(spawn_another)
+
+        monkeypatch.setattr(LocalHost, "retire", note)
+        async with this_host().spawn_procs({"n": 1}):
+            pass
+
+    assert len(answers) == 1
+
+
+async def test_lifelines_are_watched_until_a_process_has_ended(tmp_path: Path) -> None:
+    """O3, O4: functions of atexit may take long; the thread that watches is not stopped, and not waited for, first."""
+    path = tmp_path / "threads"
+    async with this_host().spawn_procs({"n": 1}) as procs:
+        await (await procs.spawn("node", Node)).count_threads_at_exit.call(str(path))
+
+    assert path.read_text() == "2"
 
 
 async def test_stopped_spawner_does_not_keep_a_block_for_its_output() -> None:

@@ -192,9 +192,9 @@ async def test_output_is_forwarded_with_coordinates(
     assert shown.err == "trainers[hosts=1,gpus=2] | warning\n"
 
     await tell(child, "exit", 0)
-    await child.wait_exited()
-    await launcher.flush_output()
+    report = await child.wait_exited()
 
+    assert report.is_shown
     assert capsys.readouterr().out == "trainers[hosts=1,gpus=2] | part\n"
 
 
@@ -291,6 +291,7 @@ async def test_flood_does_not_delay_an_exit_report(
     wait_reaped(other.pid)
 
     report = await other.wait_exited()
+    assert not report.is_shown  # of the other's: what is behind is the family's
     await launcher.flush_output()
 
     assert report.signal == signal.SIGKILL

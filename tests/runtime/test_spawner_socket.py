@@ -65,6 +65,7 @@ RECORDS = [
     wire.ExitOf(1, 2),
     wire.Flush(1),
     wire.OutputTaken(),
+    wire.Retire(),
     wire.Stop(),
     wire.Ready(),
     wire.Fatal("text"),

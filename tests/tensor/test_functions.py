@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
+from tests.patience import HANG_SECONDS
 
 import trimesh
 from trimesh import this_host
@@ -158,3 +162,28 @@ async def test_functions_are_refused_where_nothing_is_pickled() -> None:
             scaled(t, 2.0)
         moved = t.slice_mesh(gpus=0).to_mesh(procs.slice(gpus=1))  # tensors move all the same
         assert moved.sum().item() == 2
+
+
+async def test_ranks_begin_while_nothing_but_something_else_is_waited_for(tmp_path: Path) -> None:
+    """What a turn of the loop has issued leaves with that turn, although the caller asks the ranks for nothing."""
+    path = tmp_path / "begun"
+    os.mkfifo(path)
+
+    @trimesh.remote(propagate=lambda t: t)
+    def begin(t: Any) -> Any:
+        with path.open("wb") as begun:
+            begun.write(b"!")
+        return t
+
+    async with this_host().spawn_procs({"gpus": 1}, preload=("torch",)) as procs:
+        with procs.activate():
+            t = torch.ones(2)
+            assert t.sum().item() == 2
+            reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                await trio.testing.wait_all_tasks_blocked()
+                begin(t)
+                with trio.fail_after(HANG_SECONDS):
+                    await trio.lowlevel.wait_readable(reader)
+            finally:
+                os.close(reader)

@@ -1,10 +1,12 @@
-"""When a process may look at its links before it sleeps, and when its loop asks for it."""
+"""When a process may look at its links before it sleeps, when its loop asks for it, and how it wakes."""
 
 from __future__ import annotations
 
 import math
 import select
 import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +16,12 @@ import trio
 import trio.testing
 
 from trimesh import limits
+from trimesh._native import status
 from trimesh._transport import native
-from trimesh._transport.base import Link, LinkDown
-from trimesh._transport.looking import chosen_look_seconds, poller_of_run
+from trimesh._transport.around_wait import AroundWait
+from trimesh._transport.base import Link, LinkDown, LinkHandler
+from trimesh._transport.looking import chosen_look_seconds
+from trimesh._transport.poller import Poller, poller_of_run
 from trimesh.ids import ProcId
 
 
@@ -43,10 +48,13 @@ def test_quota_below_two_cores_ends_looking(quota: Path, said: str, may: bool):
     assert (chosen_look_seconds({}, quota) > 0) is may
 
 
-def test_run_sleeps_on_a_descriptor_that_tells_of_other_work():
+def test_run_waits_on_a_set_that_tells_of_other_work():
     async def main() -> bool:
+        poller = poller_of_run()
+        assert poller is not None
+        assert not poller.is_guest
         looking = select.poll()
-        looking.register(poller_of_run(), select.POLLIN)
+        looking.register(poller.epoll.fileno(), select.POLLIN)
         await trio.testing.wait_all_tasks_blocked()  # the task that takes calls sleeps, too
         trio.lowlevel.current_trio_token().run_sync_soon(lambda: None)
         return bool(looking.poll(0))
@@ -54,9 +62,9 @@ def test_run_sleeps_on_a_descriptor_that_tells_of_other_work():
     assert trio.run(main)
 
 
-def test_guest_run_has_none():
+def test_guest_run_is_one():
     queue: list[Any] = []
-    found: list[int] = []
+    found: list[Poller | None] = []
     ended: list[object] = []
 
     async def main() -> None:
@@ -68,71 +76,103 @@ def test_guest_run_has_none():
     while not ended:
         if queue:
             queue.pop(0)()
-    assert found[0] == -1
+    assert found[0] is not None
+    assert found[0].is_guest
 
 
 def test_outside_of_a_run_there_is_none():
-    assert poller_of_run() == -1
+    assert poller_of_run() is None
+
+
+@pytest.mark.parametrize(("name", "value"), [("_epoll", None), ("_registered", {})])
+def test_trio_that_keeps_its_set_otherwise_has_none(monkeypatch: pytest.MonkeyPatch, name: str, value: object):
+    async def main() -> Poller | None:
+        manager = trio._core._run.GLOBAL_RUN_CONTEXT.runner.io_manager  # type: ignore[attr-defined]
+        with monkeypatch.context() as patched:
+            patched.setattr(manager, name, value)
+            return poller_of_run()
+
+    assert trio.run(main) is None
 
 
 class Fake:
     """A transport that notes what it is asked for."""
 
-    def __init__(self, look_seconds: float) -> None:
+    def __init__(self, look_seconds: float, seen: int = 2) -> None:
         self.asked: list[str] = []
         self.look_seconds = look_seconds
         self.dirty = False
         self.lending = SimpleNamespace(returned=[])
         self.looks = [0, 0, 0, 0]
         self.bus = None
-        self.library = SimpleNamespace(lib=SimpleNamespace(tm_look=self._look))
+        self.library = SimpleNamespace(lib=SimpleNamespace(tm_before_wait=self._before_wait, tm_after_wait=None))
+        self._seen = seen
 
-    def _look(self, bus: object, poller: int) -> int:
-        self.asked.append(f"look on {poller}")
-        return 2
+    def _before_wait(self, bus: object, poller: int) -> int:
+        self.asked.append(f"wait on {poller}")
+        return self._seen if self._seen < 0 or poller >= 0 else 0
 
     def flush(self) -> None:
         self.asked.append("flush")
 
+    def wake(self) -> None:
+        self.asked.append("wake")
 
-def before_sleep(monkeypatch: pytest.MonkeyPatch, fake: Fake, poller: int) -> Any:
-    monkeypatch.setattr(native, "poller_of_run", lambda: poller)
 
-    async def make() -> Any:
-        return native._AroundSleep(fake, None)  # type: ignore[arg-type]
+def around_wait(fake: Fake, poller: Poller | None) -> AroundWait:
+    async def make() -> AroundWait:
+        return AroundWait(fake, None, poller)  # type: ignore[arg-type]
 
     return trio.run(make)
 
 
-def test_loop_that_can_go_on_does_not_look(monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def poller() -> Iterator[Poller]:
+    with select.epoll() as epoll:
+        yield Poller(epoll, is_guest=False)
+
+
+def test_loop_that_can_go_on_only_flushes(poller: Poller):
     fake = Fake(1e-4)
-    instrument = before_sleep(monkeypatch, fake, 7)
+    instrument = around_wait(fake, poller)
     instrument.before_io_wait(0)
     assert fake.asked == []
+    fake.dirty = True
+    instrument.before_io_wait(0)
+    assert fake.asked == ["flush"]
 
 
-def test_loop_with_a_deadline_in_that_time_does_not_look(monkeypatch: pytest.MonkeyPatch):
+def test_loop_with_a_deadline_in_that_time_does_not_look(poller: Poller):
     fake = Fake(1e-4)
-    instrument = before_sleep(monkeypatch, fake, 7)
-    instrument.before_io_wait(1e-4)
-    assert fake.asked == []
+    around_wait(fake, poller).before_io_wait(1e-4)
+    assert fake.asked == ["wait on -1"]
+    assert fake.looks == [0, 0, 0, 0]
 
 
-def test_loop_that_is_about_to_sleep_flushes_and_then_looks(monkeypatch: pytest.MonkeyPatch):
+def test_loop_that_is_about_to_sleep_looks(poller: Poller):
     fake = Fake(1e-4)
     fake.dirty = True
-    instrument = before_sleep(monkeypatch, fake, 7)
-    instrument.before_io_wait(86400)
-    assert fake.asked == ["flush", "look on 7"]
+    around_wait(fake, poller).before_io_wait(86400)
+    assert fake.asked == [f"wait on {poller.epoll.fileno()}"]
+    assert not fake.dirty
     assert fake.looks == [0, 0, 1, 0]
 
 
-@pytest.mark.parametrize(("seconds", "poller"), [(0.0, 7), (1e-4, -1)])
-def test_loop_that_may_not_look_never_does(monkeypatch: pytest.MonkeyPatch, seconds: float, poller: int):
+@pytest.mark.parametrize(
+    ("seconds", "has_poller", "is_guest"), [(0.0, True, False), (1e-4, True, True), (1e-4, False, False)]
+)
+def test_loop_that_may_not_look_never_does(poller: Poller, seconds: float, has_poller: bool, is_guest: bool):
     fake = Fake(seconds)
-    instrument = before_sleep(monkeypatch, fake, poller)
+    around_wait(fake, poller._replace(is_guest=is_guest) if has_poller else None).before_io_wait(math.inf)
+    assert fake.asked == ["wait on -1"]
+
+
+def test_refusal_of_the_library_is_raised_by_the_task_that_serves(poller: Poller):
+    fake = Fake(1e-4, seen=status.ERR_FORKED)
+    instrument = around_wait(fake, poller)
     instrument.before_io_wait(math.inf)
-    assert fake.asked == []
+    assert fake.asked[-1] == "wake"
+    assert instrument.failure is not None
 
 
 class Careless:
@@ -148,23 +188,85 @@ class Careless:
         raise AssertionError(seconds)
 
 
+class Noting(Careless):
+    """A handler that keeps what comes."""
+
+    def __init__(self) -> None:
+        self.heads: list[bytes] = []
+        self.news = trio.Event()
+
+    def received(self, link: Link, head: memoryview, bodies: list[memoryview]) -> None:
+        self.heads.append(bytes(head))
+        self.news.set()
+
+    async def wait_for(self, n: int) -> None:
+        while len(self.heads) < n:
+            self.news = trio.Event()
+            await self.news.wait()
+
+
+@asynccontextmanager
+async def pair_of_transports(*handlers: LinkHandler) -> AsyncIterator[list[Link]]:
+    ends = [native.NativeTransport(ProcId(i + 1)) for i in range(2)]
+    links = [end.open_link(sock, local=True, lease=False) for end, sock in zip(ends, socket.socketpair(), strict=True)]
+    try:
+        async with trio.open_nursery() as nursery:
+            for end, handler in zip(ends, handlers, strict=True):
+                nursery.start_soon(end.run, handler)
+            for link in links:
+                await link.up.wait()
+            yield [*links]
+            nursery.cancel_scope.cancel()
+    finally:
+        for end in ends:
+            end.close()
+
+
 def test_error_of_a_handler_ends_the_task_that_serves():
     async def main() -> None:
-        ends = [native.NativeTransport(ProcId(i + 1)) for i in range(2)]
-        links = [
-            end.open_link(sock, local=True, lease=False) for end, sock in zip(ends, socket.socketpair(), strict=True)
-        ]
-        try:
-            async with trio.open_nursery() as nursery:
-                for end in ends:
-                    nursery.start_soon(end.run, Careless())
-                for link in links:
-                    await link.up.wait()
-                await trio.testing.wait_all_tasks_blocked()
-                links[0].send(b"of a handler")
-        finally:
-            for end in ends:
-                end.close()
+        async with pair_of_transports(Careless(), Careless()) as links:
+            await trio.testing.wait_all_tasks_blocked()
+            links[0].send(b"of a handler")
+            await trio.sleep_forever()
 
     with pytest.RaisesGroup(pytest.RaisesExc(LookupError, match="of a handler")):
         trio.run(main)
+
+
+@pytest.mark.parametrize("has_poller", [True, False])
+def test_loop_wakes_for_messages_and_large_ones_with_any_trio(monkeypatch: pytest.MonkeyPatch, has_poller: bool):
+    if not has_poller:
+        monkeypatch.setattr(native, "poller_of_run", lambda: None)
+
+    async def main() -> None:
+        here, there = Noting(), Noting()
+        async with pair_of_transports(here, there) as [to_there, to_here]:
+            for i in range(3):
+                await trio.testing.wait_all_tasks_blocked()
+                to_there.send(b"small", [])
+                to_there.send(b"large", [bytearray(3 * limits.PART_BYTES)])
+                to_here.send(b"back")
+                await there.wait_for(2 * i + 2)
+                await here.wait_for(i + 1)
+        assert there.heads == [b"small", b"large"] * 3
+        assert here.heads == [b"back"] * 3
+
+    trio.run(main)
+
+
+def test_run_leaves_nothing_in_the_set_of_trio():
+    async def main() -> None:
+        poller = poller_of_run()
+        assert poller is not None
+        end = native.NativeTransport(ProcId(1))
+        for _ in range(2):  # a descriptor that is in it cannot be added again
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(end.run, Noting())
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+        bell = end._bell
+        with pytest.raises(FileNotFoundError):
+            poller.epoll.unregister(bell)
+        end.close()
+
+    trio.run(main)

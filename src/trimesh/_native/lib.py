@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 
 from trimesh.errors import TrimeshError
 
-ABI_VERSION: Final = 8
+ABI_VERSION: Final = 9
 """The contract that the Python side was written for."""
 
 _HERE: Final = Path(__file__).parent

@@ -41,6 +41,7 @@ class ExitReport:
         oom_killed: True when the kernel counted an out-of-memory kill in its memory group at that time.
         stderr_tail: Last `limits.STDERR_TAIL_BYTES` of its standard error; "" when there was none or it was inherited.
         ended_at: `time.monotonic_ns()` of the moment the exit was noticed; the same clock in all processes of a host.
+        is_shown: Whether all that it has written is known to have been shown.
     """
 
     proc_id: ProcId
@@ -50,9 +51,10 @@ class ExitReport:
     oom_killed: bool
     stderr_tail: str
     ended_at: int
+    is_shown: bool = False
 
     @classmethod
-    def of(cls, record: ExitRecord) -> ExitReport:
+    def of(cls, record: ExitRecord, *, is_shown: bool = False) -> ExitReport:
         """Return the report that came as `record`."""
         return cls(
             proc_id=ProcId(record.proc_id),
@@ -62,6 +64,7 @@ class ExitReport:
             oom_killed=record.oom_killed,
             stderr_tail=record.stderr_tail,
             ended_at=record.ended_at,
+            is_shown=is_shown,
         )
 
     @classmethod

@@ -61,6 +61,7 @@ class Family:
     root: ProcId | None = None
     parent_lost: trio.Event = attrs.field(factory=trio.Event)
     _leases: dict[Preload, _Lease] = attrs.field(factory=dict[Preload, _Lease])
+    _ending: list[_Lease] = attrs.field(factory=list[_Lease])
     _connecting: dict[ProcId, trio.Event] = attrs.field(factory=dict[ProcId, trio.Event])
 
     # ---- hosts -----------------------------------------------------------------------------------------------
@@ -91,6 +92,8 @@ class Family:
             if lease.users == 0:
                 if self._leases.get(preload) is lease:
                     del self._leases[preload]
+                if lease in self._ending:
+                    self._ending.remove(lease)
                 lease.release.set()
                 _, interrupt = await run_to_end(lease.closed.wait)
                 if interrupt is not None:
@@ -120,11 +123,22 @@ class Family:
         if lease.host is None:
             scope.cancel(reason="nobody waits for this host any more")
 
+    def retire(self, host: Host) -> None:
+        """Learn that one user of a host, who still holds it, starts no process there any more.
+
+        If it is the only one the host ends with its last process, and whoever comes now gets another one.
+        """
+        for preload, lease in list(self._leases.items()):
+            if lease.host is host and lease.users == 1:
+                del self._leases[preload]
+                self._ending.append(lease)
+                host.retire()
+
     def _open_hosts(self) -> list[Host]:
         """Return the hosts that can make connections, oldest first."""
         if self.attached is not None:
             return [self.attached]
-        return [lease.host for lease in self._leases.values() if lease.host is not None]
+        return [lease.host for lease in (*self._ending, *self._leases.values()) if lease.host is not None]
 
     # ---- connections -----------------------------------------------------------------------------------------
 

@@ -104,6 +104,9 @@ class Host(Protocol):
         """Wait for the exit report of any process of the family."""
         ...
 
+    def retire(self) -> None:
+        """Learn that nothing is launched any more: the host may end with the last process that it has started."""
+
     async def flush_output(self) -> None:
         """Wait, not for long, until what its processes have written so far is shown."""
         ...
@@ -133,6 +136,10 @@ class PreloadingHost:
     async def exit_of(self, target: ProcId) -> ExitReport:
         """Wait for a report; see `Host.exit_of`."""
         return await self.host.exit_of(target)
+
+    def retire(self) -> None:
+        """End early; see `Host.retire`."""
+        self.host.retire()
 
     async def flush_output(self) -> None:
         """Show what was written; see `Host.flush_output`."""

@@ -86,6 +86,7 @@ class Launcher:
         self._seen_ended = set[int]()
         self._printer = OutputPrinter()
         self._ready = trio.Event()
+        self._is_retired = False
         self._is_stopping = False
         self._watch_scope = trio.CancelScope(shield=True)
 
@@ -107,7 +108,7 @@ class Launcher:
         Blocking: checkpoint. When cancelled, the half-born process is killed and reaped first.
         """
         name = name_of(spec)
-        if self._is_stopping:
+        if self._is_stopping or self._is_retired:
             await trio.lowlevel.checkpoint()
             raise SpawnError(f"cannot start {name}: the block that its spawner belongs to is stopping")
         started = list[Child]()
@@ -168,9 +169,14 @@ class Launcher:
         try:
             received = await self._client.ask(lambda request: wire.ExitOf(request, proc_id))
         except (SpawnerLostError, OSError):
-            return _report_of(proc_id, None)
+            return _report_of(proc_id, self._siblings.exits.get(proc_id))
         known = received.record.exit if isinstance(received.record, wire.ExitKnown) else None
         return _report_of(proc_id, known or self._siblings.exits.get(proc_id))
+
+    def retire(self) -> None:
+        """Launch nothing more: the spawner, which is this process's own, ends with its last worker by itself."""
+        self._is_retired = True
+        self._client.post(wire.Retire())
 
     async def flush_output(self) -> None:
         """Wait until everything that workers have written so far is shown; in a worker nothing, it shows none.
@@ -251,11 +257,11 @@ class Launcher:
         match received.record:
             case wire.Ready():
                 self._ready.set()
-            case wire.Exited(exit=record):
+            case wire.Exited(exit=record, is_shown=is_shown):
                 self._siblings.exits.add(record)
                 child = self._children.get(ProcId(record.proc_id))
                 if child is not None:
-                    self._finish(child, _report_of(child.proc_id, record))
+                    self._finish(child, ExitReport.of(record, is_shown=is_shown))
             case wire.Output(chunks=chunks):
                 self._printer.write(chunks)
                 if not self._is_stopping:  # after Stop nothing is sent: the spawner exits without reading it
@@ -287,7 +293,8 @@ class Launcher:
                 self._finish(child, ExitReport.unknown(child.proc_id, child.pid))  # no diagnosis will come
             else:
                 prctl.signal_group(child.pidfd, signal.SIGKILL)
-        if self.proc_id == self.root_id and not self._is_stopping and self._tasks is not None:
+        is_due = self._is_stopping or (self._is_retired and not self._children)
+        if self.proc_id == self.root_id and not is_due and self._tasks is not None:
             self._tasks.start_soon(self._siblings.kill_rest, self._client, self.root_id)
 
     @trio.lowlevel.enable_ki_protection
@@ -440,6 +447,7 @@ async def attach_launcher(
     proc_id: ProcId,
     root_id: ProcId,
     incoming: IncomingHook | None = None,
+    is_left_to_exit: bool = False,
 ) -> AsyncGenerator[Launcher, None]:
     """Use the spawner of the family from a worker.
 
@@ -448,6 +456,7 @@ async def attach_launcher(
         proc_id: As in its `WorkerConfig`.
         root_id: As in its `WorkerConfig`.
         incoming: See `open_spawner`.
+        is_left_to_exit: The process ends after this, and closes the socket by that: one wake-up of the spawner less.
 
     Blocking: leaving kills own children and waits until they are gone, shielded, at most `limits.KILL_SECONDS`.
     """
@@ -457,7 +466,8 @@ async def attach_launcher(
         async with _serving(launcher, trio.lowlevel.checkpoint, launcher._stop_own):  # noqa: SLF001
             yield launcher
     finally:
-        connection.close()
+        if not is_left_to_exit:
+            connection.close()
 
 
 @asynccontextmanager
@@ -487,6 +497,4 @@ async def _serving(
 
 
 def _report_of(proc_id: ProcId, record: wire.ExitRecord | None) -> ExitReport:
-    if record is None:
-        return ExitReport.unknown(proc_id)
-    return ExitReport.of(record)
+    return ExitReport.unknown(proc_id) if record is None else ExitReport.of(record)

@@ -81,6 +81,10 @@ class LocalHost:
             launched = child
         return LocalChild(child, link)
 
+    def retire(self) -> None:
+        """End with the last process; see `Host.retire`."""
+        self.launcher.retire()
+
     async def flush_output(self) -> None:
         """Wait until what the processes have written is shown; see `Host.flush_output`."""
         with trio.move_on_after(limits.OUTPUT_FLUSH_SECONDS):

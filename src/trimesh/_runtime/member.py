@@ -86,6 +86,11 @@ class Member:
         """Whether nothing is known of its end."""
         return not self.gone.is_set() and self._report is None and self._down is None
 
+    @property
+    def is_shown(self) -> bool:
+        """Whether it has ended and all that it wrote is known to have been shown."""
+        return self._report is not None and self._report.is_shown
+
     def started(self, child: HostChild) -> None:
         """Take the process; its link goes into service."""
         self.child = child

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import attrs
@@ -121,6 +122,8 @@ async def open_procs(
     ):
         block = Block(proc, name, options.grace)
         members = _proc_members(proc, host, block, name, extent, options, policy)
+        if warm is None and proc.family is not None:
+            members.on_last_exit = partial(proc.family.retire, host)
         await members.start()
         block.adopt(members)
         async with run_block(block):

@@ -66,6 +66,7 @@ class ProcMembers:
         actors: The actor meshes that live there, in spawn order.
         events: For whoever reads them.
         is_stopping: Whether its block has begun to stop.
+        on_last_exit: Called when the members are about to be asked to exit, and none follows.
     """
 
     proc: Proc
@@ -79,6 +80,7 @@ class ProcMembers:
     actors: list[ActorMembers] = attrs.field(factory=list[ActorMembers])
     events: EventHub = attrs.field(init=False)
     is_stopping: bool = False
+    on_last_exit: Callable[[], None] | None = None
     _restarts: Restarts | None = None
     _is_ready: bool = False
     _down: set[int] = attrs.field(factory=set[int])
@@ -410,6 +412,8 @@ class ProcMembers:
         alive = [member for member in self.members if member.child is not None and member.is_alive]
         for member in alive:
             member.expect_exit()
+        if self.on_last_exit is not None:
+            self.on_last_exit()
         self._ask_to_exit(alive)
         # Those that are still here have cleaned up in time. That others have not must not cost them their exit.
         await self._wait_gone(max(deadline, trio.current_time() + limits.TERM_SECONDS))
@@ -420,7 +424,8 @@ class ProcMembers:
         ]
         errors = await self.force(late)
         is_killed = bool(late) or self.block.is_killed
-        if not is_killed and self.options.output not in ("inherit", "discard"):
+        is_shown = self.options.output in ("inherit", "discard") or all(member.is_shown for member in self.members)
+        if not is_killed and not is_shown:
             await self.host.flush_output()
         self._forget()
         self.events.close()

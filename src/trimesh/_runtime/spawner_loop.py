@@ -85,6 +85,7 @@ class Spawner:
         self._oom = exits.OomWatch(time.monotonic())
         self._output = OutputQueue()
         self._batches = 0
+        self._is_retired = False
         self._is_ending = False
         self._handled_signals: tuple[int, ...] = ()
         self._wake_receiver, self._wake_sender = socket.socketpair()
@@ -92,7 +93,7 @@ class Spawner:
     # ---- the loop ----------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until the controller says stop, or is gone. Every descendant has been killed when this returns."""
+        """Serve until the controller says stop, is gone, or needs no more workers. Then every descendant is dead."""
         for end in (self._wake_receiver, self._wake_sender):
             end.settimeout(0)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -104,7 +105,7 @@ class Spawner:
         self._watch(self._controller_pidfd, self._controller_died)
         self._watch_connection(self._root)
         self._send(self._root, wire.Ready())
-        while not self._is_ending:
+        while not self._is_ending and (self._members or not self._is_retired):
             for fd, events in self._poll.poll(self._sweep_again):
                 handler = self._handlers.get(fd)
                 if handler is not None and not self._is_ending:
@@ -251,6 +252,8 @@ class Spawner:
             case wire.OutputTaken() if sender is self._root:
                 self._batches = max(self._batches - 1, 0)
                 self._pump_output()
+            case wire.Retire() if sender is self._root:
+                self._is_retired = True
             case wire.Stop() if sender is self._root:
                 self._is_ending = True
             case _:
@@ -449,9 +452,9 @@ class Spawner:
 
     def _report(self, member: Member, report: wire.ExitRecord) -> None:
         if member.has_entered:
-            self._send(member.owner, wire.Exited(report))
+            self._send(member.owner, wire.Exited(report, not self._output))
             if member.owner is not self._root:
-                self._send(self._root, wire.Exited(report))
+                self._send(self._root, wire.Exited(report, not self._output))
         else:
             text = member.refusal
             if text is None and member.has_hung_up and report.signal == signal.SIGKILL:

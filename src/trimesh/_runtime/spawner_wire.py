@@ -3,7 +3,7 @@
 Each record is one tagged msgpack array; unknown tags and fields are refused. Descriptors travel beside a record
 (`spawner_socket`); the comment at each record says which.
 
-    any process  -> spawner   Request: Hello Launch Signal Connect ExitOf Flush OutputTaken Stop
+    any process  -> spawner   Request: Hello Launch Signal Connect ExitOf Flush OutputTaken Retire Stop
     new worker   -> spawner   Request: Entered, or Refused
     spawner      -> process   Notice:  Ready Fatal Launched LaunchFailed Connected ConnectFailed Incoming
                                        Exited ExitKnown Output Flushed
@@ -216,6 +216,10 @@ class OutputTaken(_Record, frozen=True, tag=True):
     """Controller only: one `Output` has been written; another may come."""
 
 
+class Retire(_Record, frozen=True, tag=True):
+    """Controller only: it launches nothing more. Exit as by `Stop` once the last worker has been reaped."""
+
+
 class Stop(_Record, frozen=True, tag=True):
     """Controller only: kill what is left, send the rest of the output, exit with 0."""
 
@@ -269,9 +273,14 @@ class Incoming(_Record, frozen=True, tag=True):
 
 
 class Exited(_Record, frozen=True, tag=True):
-    """To the owner, with a copy to the controller: a worker that had entered has ended and was reaped."""
+    """To the owner, with a copy to the controller: a worker that had entered has ended and was reaped.
+
+    Attributes:
+        is_shown: All output that it has written was sent to the controller before this.
+    """
 
     exit: ExitRecord
+    is_shown: bool = False
 
 
 class ExitKnown(_Record, frozen=True, tag=True):
@@ -311,7 +320,9 @@ class ForeignExitOf(_Record, frozen=True, tag=True):
 Answer = Connected | ConnectFailed | ExitKnown
 """What a spawner answers to `Connect` and `ExitOf`, and the controller to the same about a foreign process."""
 
-AnyRequest = Hello | Launch | Entered | Refused | Signal | Connect | ExitOf | Flush | OutputTaken | Stop | Answer
+AnyRequest = (
+    Hello | Launch | Entered | Refused | Signal | Connect | ExitOf | Flush | OutputTaken | Retire | Stop | Answer
+)
 
 AnyNotice = (
     Ready

@@ -70,7 +70,6 @@ def main(config: WorkerConfig, link: socket.socket, broker: socket.socket, lifel
 
 async def _main(config: WorkerConfig, link: socket.socket, broker: socket.socket, lifelines: list[int]) -> int:
     transport = NativeTransport(ProcId(config.proc_id), stall_seconds=limits.STALL_SECONDS)
-    spawner_pid = os.getppid()
     for pidfd in lifelines:
         transport.add_lifeline(pidfd)
         os.close(pidfd)
@@ -81,7 +80,9 @@ async def _main(config: WorkerConfig, link: socket.socket, broker: socket.socket
     set_proc_of_run(proc)
     root = ProcId(config.root_id)
     incoming = accept_links(proc, transport)
-    async with attach_launcher(broker, proc_id=proc.proc_id, root_id=root, incoming=incoming) as launcher:
+    async with attach_launcher(
+        broker, proc_id=proc.proc_id, root_id=root, incoming=incoming, is_left_to_exit=True
+    ) as launcher:
         host = LocalHost(transport, launcher)
         proc.family = Family(proc, lambda _: nullcontext(host), ProcId(config.parent_id), host, root)
         parent = ProcId(config.parent_id)
@@ -90,16 +91,8 @@ async def _main(config: WorkerConfig, link: socket.socket, broker: socket.socket
         try:
             await serve_owner(proc, proc.family, owner, extent.point(config.rank), _kill_group, arm_stack())
         finally:
-            _give_back_lifelines(spawner_pid)
-            transport.close()
+            transport.leave_to_exit()  # the thread keeps the lifelines while atexit functions run
     return 0
-
-
-def _give_back_lifelines(spawner_pid: int) -> None:
-    """Let the kernel watch the spawner again, before the thread that does so ends."""
-    prctl.set_parent_death_signal(signal.SIGKILL)
-    if os.getppid() != spawner_pid:  # it had ended before
-        _kill_group()
 
 
 def _kill_group() -> None:

@@ -1,4 +1,4 @@
-"""Whether a process looks at its links for a while before it sleeps, and on what its Trio loop sleeps.
+"""Whether a process may look at its links for a while before it sleeps.
 
 Looking saves the time that the kernel takes to wake a sleeper on another core, and costs that core meanwhile. The
 native library decides it anew before each sleep (`native/src/lookout.zig`); here is decided whether it may at all.
@@ -9,9 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
-
-import trio
+from typing import Final
 
 from trimesh import limits
 
@@ -42,16 +40,3 @@ def _quota_cores(quota: Path) -> float:
         return int(allowed) / int(period)
     except (OSError, ValueError):  # there is no such file, or it says "max"
         return float("inf")
-
-
-def poller_of_run() -> int:
-    """Return the descriptor on which the Trio run of this thread sleeps, or -1 where nobody may look in its place.
-
-    It is Trio's epoll set, which has no public name: what else may wake the loop must end the looking. The loop of a
-    guest run has other work than Trio's, so nothing looks there; nor with a Trio release that keeps its set elsewhere.
-    """
-    runner: Any = getattr(trio._core._run.GLOBAL_RUN_CONTEXT, "runner", None)  # noqa: SLF001 - as said above
-    if getattr(runner, "is_guest", True):
-        return -1
-    poll_set: Any = getattr(getattr(runner, "io_manager", None), "_epoll", None)
-    return int(poll_set.fileno()) if hasattr(poll_set, "fileno") else -1

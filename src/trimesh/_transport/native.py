@@ -1,8 +1,8 @@
 """The transport over libtrimesh: shared-memory rings on one host, stream sockets between hosts.
 
 The Trio thread sends and receives inline through the library; a thread of the library watches lifelines, processes
-and leases, and moves the bytes of stream links. One task (`run`) sleeps on one descriptor, the bell, and takes
-everything that has come on all links in one call. Bells of peers are rung once per scheduler tick, after all that was
+and leases, and moves the bytes of stream links. The Trio loop wakes for one descriptor, the bell, and what has come on
+all links is taken in one call before any task runs. Bells of peers are rung once per scheduler tick, after all that was
 sent in it.
 """
 
@@ -14,7 +14,8 @@ import select
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from typing import Any, Final
 
 import trio
@@ -22,18 +23,17 @@ import trio
 from trimesh import limits
 from trimesh._native import status
 from trimesh._native.lib import Library, load
+from trimesh._transport.around_wait import RECORDS_MAX, AroundWait
 from trimesh._transport.assembly import AssemblyError
 from trimesh._transport.base import DownReason, Link, LinkHandler, Transport
 from trimesh._transport.lending import Lending
-from trimesh._transport.looking import chosen_look_seconds, poller_of_run
+from trimesh._transport.looking import chosen_look_seconds
 from trimesh._transport.native_link import NativeGroup, NativeLink
 from trimesh._transport.native_mover import NativeMover
+from trimesh._transport.poller import poller_of_run
 from trimesh.ids import ProcId
 
 __all__ = ["NativeGroup", "NativeLink", "NativeTransport"]
-
-_RECORDS_MAX: Final = 512
-"""Records of one drain: 16 KiB, and a checkpoint between two drains."""
 
 _RECORD: Final = struct.Struct("<IHHIIIIII")
 _MESSAGE, _FRAGMENT, _UP, _SPACE, _DOWN, _STALLED = 1, 2, 3, 4, 5, 6
@@ -47,47 +47,6 @@ _REASONS: Final = {
     4: DownReason.LEASE,
     5: DownReason.PROTOCOL,
 }
-
-
-class _AroundSleep(trio.abc.Instrument):
-    """What is done before the scheduler waits, and as soon as it has.
-
-    Before: rings the bells of peers, and looks at the own one for a while. After: hands over what has come, so that
-    the tasks that wait for it run in this very tick; the transport's task, which wakes for the same bell, would make
-    them wait for the next one.
-
-    Attributes:
-        failure: What handing over has raised, for the transport's task to raise: Trio would go on without us.
-    """
-
-    def __init__(self, transport: NativeTransport, handler: LinkHandler) -> None:
-        self.failure: BaseException | None = None
-        self._transport = transport
-        self._handler = handler
-        self._context = trio.lowlevel.current_task().context  # tasks that are started there inherit this
-        self._look = transport.library.lib.tm_look
-        self._poller = poller_of_run()
-        # Where no look is allowed none is short enough.
-        self._look_seconds = transport.look_seconds if self._poller >= 0 and transport.look_seconds > 0 else math.inf
-
-    def before_io_wait(self, timeout: float) -> None:
-        """Flush what this tick has sent; look if no task can run, and no deadline is due meanwhile."""
-        transport = self._transport
-        if transport.dirty or transport.lending.returned:
-            transport.flush()
-        if timeout > self._look_seconds:
-            seen = self._look(transport.bus, self._poller)
-            if seen > 0:
-                transport.looks[seen] += 1
-
-    def after_io_wait(self, timeout: float) -> None:
-        """Hand over what has come while the loop slept."""
-        if timeout <= 0 or self.failure is not None:
-            return  # it has not slept: others have their turn first
-        try:
-            self._context.run(self._transport.drain_early, self._handler)
-        except BaseException as error:  # noqa: BLE001 - raised again where it belongs
-            self.failure = error
 
 
 class NativeTransport(Transport):
@@ -105,7 +64,8 @@ class NativeTransport(Transport):
             environment choose.
 
     Attributes:
-        looks: How often the loop has looked before it slept, by what `tm_look` returned.
+        looks: How often the loop has looked before it slept, by what `tm_before_wait` returned.
+        records: Where the library puts the records of a batch.
 
     Raises:
         NativeLibraryError: The native library cannot be loaded.
@@ -143,15 +103,16 @@ class NativeTransport(Transport):
         self.bus: Any = out[0]
         self._bell = int(lib.tm_bus_bell(self.bus))
         self._links: dict[int, NativeLink] = {}
-        self._records = ffi.new("tm_record[]", _RECORDS_MAX)
+        self.records = ffi.new("tm_record[]", RECORDS_MAX)
         assert ffi.sizeof("tm_record") == _RECORD.size, "the header and this file differ about records"
-        self._records_view = memoryview(ffi.buffer(self._records))
+        self._records_view = memoryview(ffi.buffer(self.records))
         self._count = ffi.new("uint32_t *")
         self.lending = Lending(self.library, self.bus)
         self._epoch = epoch
         self._mover: NativeMover | None = None
         self._running = False
-        self._sleeping = False
+        self._work = trio.lowlevel.ParkingLot()  # where the task of `run` waits
+        self._waits_for_bell = False  # it does elsewhere
         self._closed = False
         self._moving: deque[NativeLink] = deque()
 
@@ -267,24 +228,38 @@ class NativeTransport(Transport):
         if self._running:
             raise RuntimeError("a transport is served by one task: run() is running already")
         self._running = True
-        arm = self.library.lib.tm_arm
-        around_sleep = _AroundSleep(self, handler)
-        trio.lowlevel.add_instrument(around_sleep)
+        poller = poller_of_run()
+        around_wait = AroundWait(self, handler, poller)
+        trio.lowlevel.add_instrument(around_wait)
         try:
-            while True:
-                if around_sleep.failure is not None:
-                    raise around_sleep.failure
-                self._drain(handler, self.library.lib.tm_poll)
-                if (self._moving and self._move()) or arm(self.bus):
-                    await trio.lowlevel.checkpoint()
-                else:
-                    self._sleeping = True
-                    await trio.lowlevel.wait_readable(self._bell)
-                    self._sleeping = False
+            with nullcontext() if poller is None else poller.waking_for(self._bell):
+                while around_wait.failure is None:
+                    if self._moving and self._move():
+                        await trio.lowlevel.checkpoint()
+                    elif poller is None:
+                        await self._wait_for_bell()
+                    else:
+                        await self._work.park()
+            raise around_wait.failure
         finally:
-            self._sleeping = False
-            trio.lowlevel.remove_instrument(around_sleep)
+            trio.lowlevel.remove_instrument(around_wait)
             self._running = False
+
+    def wake(self) -> None:
+        """Let the task of `run` look at what there is to do."""
+        self._work.unpark_all()
+        if self._waits_for_bell:
+            os.eventfd_write(self._bell, 1)
+
+    async def _wait_for_bell(self) -> None:
+        """Wait for the bell in a task, for a loop that cannot wake for it otherwise."""
+        self._waits_for_bell = True
+        try:
+            await trio.lowlevel.wait_readable(self._bell)
+        finally:
+            self._waits_for_bell = False
+        with suppress(BlockingIOError):  # read meanwhile
+            os.eventfd_read(self._bell)
 
     def pump(self, handler: LinkHandler, seconds: float) -> None:
         """See `Transport.pump`."""
@@ -302,7 +277,7 @@ class NativeTransport(Transport):
         """Hand over what is there; `run`, which may sleep, is armed afterwards. Return whether there was anything."""
         found = False
         while True:
-            self._drain(handler, self.library.lib.tm_poll)
+            self._drain(handler)
             found = found or self._count[0] > 0
             if self._moving and self._move():
                 self.flush()
@@ -310,17 +285,11 @@ class NativeTransport(Transport):
             if not self.library.lib.tm_arm(self.bus):
                 return found
 
-    def drain_early(self, handler: LinkHandler) -> None:
-        """Hand over one batch before the task of `run` has woken for it."""
-        self._drain(handler, self.library.lib.tm_poll_early)
-
     def start_moving(self, link: NativeLink) -> None:
         """Send the parts of large messages of a link, one at a turn of the loop, until it has no room or no more."""
         if link not in self._moving:
             self._moving.append(link)
-            if self._sleeping:
-                self._sleeping = False
-                os.eventfd_write(self._bell, 1)
+            self.wake()
 
     def _move(self) -> bool:
         """Send one part, of each link in turn. Return whether there may be another one to send at once."""
@@ -331,18 +300,20 @@ class NativeTransport(Transport):
                 return True
         return False
 
-    def _drain(self, handler: LinkHandler, poll: Callable[..., int]) -> None:
-        """Hand over one batch."""
-        lib = self.library.lib
-        code = poll(self.bus, self._records, _RECORDS_MAX, self._count)
-        if code < 0:
-            raise status.error_of(code, "polling")
-        n = self._count[0]
+    def _drain(self, handler: LinkHandler) -> None:
+        """Hand over one batch, if there is one."""
+        code = self.library.lib.tm_poll(self.bus, self.records, RECORDS_MAX, self._count)
+        self.hand_over(handler, self._count[0] if code == status.OK else code)
+
+    def hand_over(self, handler: LinkHandler, n: int) -> None:
+        """Hand over a batch of `n` records, or raise the error that has come instead of a number."""
+        if n < 0:
+            raise status.error_of(n, "polling")
         if n:
             try:
                 self._dispatch(handler, n)
             finally:
-                lib.tm_poll_done(self.bus)
+                self.library.lib.tm_poll_done(self.bus)
 
     def _dispatch(self, handler: LinkHandler, n: int) -> None:
         links = self._links
@@ -395,6 +366,23 @@ class NativeTransport(Transport):
         self.lending.close()
         if code != status.ERR_FORKED:
             status.check(code, "stopping the native transport")
+
+    def leave_to_exit(self) -> None:
+        """Serve nothing any more, as the process is about to end: that closes links, frees memory, ends the thread.
+
+        Until then the thread goes on: it watches lifelines and says to peers that the process is there.
+
+        Raises:
+            RuntimeError: `run` has not ended.
+        """
+        if self._closed:
+            return
+        if self._running:
+            raise RuntimeError("a transport is left after run() has ended")
+        self.flush()
+        self._closed = True
+        if self._mover is not None:
+            self._mover.close()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -80,6 +80,7 @@ class ItemMap(Results[tuple[int, R]]):
         self._unbroken = 0  # items that were taken in since the feeder has last let other tasks run
         self._break_at = -math.inf
         self._deadline = math.inf  # of the feeder
+        self._crew: verbs.Crew | None = None
         self._outstanding = 0  # items that were sent, or wait to be sent again, and whose results were not taken
         self._retrying = 0
         self._lost: list[tuple[Err, Origin | None]] = []
@@ -94,7 +95,9 @@ class ItemMap(Results[tuple[int, R]]):
 
     def _place(self, unit: Unit) -> tuple[tuple[Any, ...], dict[str, Any], int]:
         """Return the arguments for a unit, and the rank that gets it next."""
-        return (unit.item,), {}, verbs.pick(self._mesh, "map", unit.tried)
+        if self._crew is None:
+            self._crew = verbs.crew_of(self._mesh, "map")
+        return (unit.item,), {}, self._crew.pick(unit.tried)
 
     def _describe(self, unit: Unit, error: Exception) -> None:
         error.add_note(f"it is item {unit.index} of {self.what}.map()")
@@ -135,6 +138,7 @@ class ItemMap(Results[tuple[int, R]]):
         try:
             if isinstance(self._items, AsyncIterable):
                 async for item in self._items:
+                    self._crew = None
                     unit = await self._take_in(unit.index + 1, item)
             else:
                 for item in self._items:
@@ -158,6 +162,7 @@ class ItemMap(Results[tuple[int, R]]):
 
     async def _pause(self, wait: Callable[[], Awaitable[None]]) -> None:
         """Let other tasks run; what may have changed meanwhile is looked at anew."""
+        self._crew = None
         await wait()
         await trio.lowlevel.checkpoint_if_cancelled()  # what has woken it may have come just before a cancel
         self._unbroken = 0
@@ -174,9 +179,16 @@ class ItemMap(Results[tuple[int, R]]):
     async def _send(self, unit: Unit) -> None:
         try:
             args, kwargs, unit.rank = self._place(unit)
-            proc, targets, request = await verbs.prepare(self._mesh, self._spec, (args, kwargs), [unit.rank])
+            crew, ranks = self._crew, [unit.rank]
+            target = None if crew is None else crew.ready(unit.rank)
+            if crew is None or target is None:
+                self._crew = None
+                proc, [target], request = await verbs.prepare(self._mesh, self._spec, (args, kwargs), ranks)
+            else:
+                proc = crew.proc
+                request = verbs.request_to(self._mesh, proc, self._spec, (args, kwargs), ranks)
             if not self._calls.is_cancelled:
-                self._calls.begin(proc, targets[0], request, unit, self._deadline)
+                self._calls.begin(proc, target, request, unit, self._deadline)
         except Exception as error:
             self._describe(unit, error)
             raise

@@ -72,6 +72,44 @@ def pick(mesh: MeshView, verb: str, avoid: Collection[int] = ()) -> int:
         ValueError: The view is empty.
         MeshStopped: All members have ended.
     """
+    return crew_of(mesh, verb).pick(avoid)
+
+
+@attrs.define(eq=False)
+class Crew:
+    """Who of a view can be sent to now. It holds until the running task waits for anything.
+
+    Attributes:
+        mesh: The view.
+        proc: The calling process.
+        alive: The ranks that live; if none does, those that will.
+    """
+
+    mesh: MeshView
+    proc: Proc
+    alive: Sequence[int]
+    _ready: dict[int, Target | None] = attrs.field(factory=dict[int, Any])
+
+    def pick(self, avoid: Collection[int] = ()) -> int:
+        """Return the least loaded member, one that is not in `avoid` if there is any."""
+        some = [rank for rank in self.alive if rank not in avoid] if avoid else None
+        return self.mesh.least_loaded(self.proc, some or self.alive)
+
+    def ready(self, rank: int) -> Target | None:
+        """Return a member that lives and has a link, or None; see `MeshView.settle`."""
+        if rank not in self._ready:
+            targets = self.mesh.ready_targets(self.proc, [rank])
+            self._ready[rank] = targets[0] if targets else None
+        return self._ready[rank]
+
+
+def crew_of(mesh: MeshView, verb: str) -> Crew:
+    """Return who of a view can be sent to now.
+
+    Raises:
+        ValueError: The view is empty.
+        MeshStopped: All members have ended.
+    """
     ranks = mesh.ranks()
     if not ranks:
         raise ValueError(f"{verb} needs a mesh of at least one member, got the empty view {mesh!r}")
@@ -79,7 +117,7 @@ def pick(mesh: MeshView, verb: str, avoid: Collection[int] = ()) -> int:
     alive = mesh.candidates(proc, ranks)
     if not alive:
         raise MeshStopped(f"{verb} needs a live member, and all {len(ranks)} of {mesh!r} have ended")
-    return mesh.least_loaded(proc, [rank for rank in alive if rank not in avoid] or alive if avoid else alive)
+    return Crew(mesh, proc, alive)
 
 
 async def broadcast(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -> None:
@@ -110,7 +148,7 @@ def broadcast_nowait(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwa
                 raise trio.WouldBlock
             if any(target.peer.link is None and target.peer.death is None for target in targets):
                 raise trio.WouldBlock
-        results = post_nowait(proc, targets, _request(mesh, proc, spec, bound, ranks))
+        results = post_nowait(proc, targets, request_to(mesh, proc, spec, bound, ranks))
     for result in results:
         if isinstance(result, Err):
             raise_group(mesh, spec, results)
@@ -168,12 +206,13 @@ async def prepare(
     if targets is None:
         await mesh.settle(proc, ranks)
         targets = [mesh.target(proc, rank) for rank in ranks]
-    return proc, targets, _request(mesh, proc, spec, bound, ranks)
+    return proc, targets, request_to(mesh, proc, spec, bound, ranks)
 
 
-def _request(
+def request_to(
     mesh: MeshView, proc: Proc, spec: EndpointSpec, bound: tuple[Args, Kwargs], ranks: Sequence[int]
 ) -> Request:
+    """Return what is sent to some ranks, as they are now."""
     info = mesh.membership(proc).info  # the incarnations that are called now
     return Request(mesh.name, spec.name, *bound, Origins(info, ranks, spec.name), spec)
 

@@ -276,6 +276,9 @@ class SimHost:
         assert child.report is not None
         return child.report
 
+    def retire(self) -> None:
+        """Nothing: a simulated host is no process."""
+
     async def flush_output(self) -> None:
         """Do nothing: a simulated process writes to the streams of the test itself."""
 
