@@ -5,9 +5,16 @@ from __future__ import annotations
 import gc
 import importlib.util
 import itertools
+import os
+import platform
 import signal
+from collections.abc import Iterator
 
 import pytest
+from tests.spawner_template import CLONE_CALLS, WARM, WARM_WITH_TORCH, SpawnerTemplate
+
+from trimesh._runtime import spawner_process
+from trimesh.testing import zombie_guard
 
 # ---- what the shell has taken away -----------------------------------------------------------------------------------
 
@@ -31,6 +38,48 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+# ---- quick starts ----------------------------------------------------------------------------------------------------
+
+QUICK = frozenset(("actor", "aio", "conformance", "rdma", "tensor", "testing"))
+"""Folders whose tests are about what meshes do, so that their spawners may be copies of a template. The others are
+about how processes start and end, or run whole programs."""
+
+
+def warmth_of(item: pytest.Item) -> tuple[str, ...] | None:
+    """Return what the spawners of a test have imported if they are copies, else None."""
+    is_quick = item.path.parent.name in QUICK and item.get_closest_marker("real") is not None
+    if not is_quick or item.get_closest_marker("executed") is not None:
+        return None
+    return WARM if item.get_closest_marker("torch") is None else WARM_WITH_TORCH
+
+
+@pytest.fixture(scope="session")
+def spawner_templates(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, ...], SpawnerTemplate]]:
+    """Templates of spawners, by what they have imported; made before any test is asked what it has left."""
+    wanted = {warmth_of(item) for item in request.session.items if item.get_closest_marker("skip") is None}
+    if os.environ.get("CI_FULL") or platform.machine() not in CLONE_CALLS:
+        wanted.clear()
+    env = {**os.environ, zombie_guard.MARKER: zombie_guard.RUN_ID}
+    templates = {modules: SpawnerTemplate(env, modules) for modules in wanted if modules is not None}
+    yield templates
+    for template in templates.values():
+        template.close()
+
+
+@pytest.fixture(autouse=True)
+def quick_starts(
+    request: pytest.FixtureRequest, spawner_templates: dict[tuple[str, ...], SpawnerTemplate]
+) -> Iterator[None]:
+    """Let a template make the spawners of a test, if it is one of those."""
+    warmth = warmth_of(request.node)
+    if warmth not in spawner_templates:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spawner_process, "_execute", spawner_templates[warmth].execute)
+        yield
 
 
 # ---- scripts ---------------------------------------------------------------------------------------------------------

@@ -29,7 +29,9 @@ async def watched(test: Test) -> None:
     assert trio_run._runs == {}
     assert not trio.lowlevel.in_trio_run()
     await asyncio.sleep(0)
-    assert list(getattr(loop, "_ready", ())) == []
+    # A thread tells the loop something, then wakes it: the loop may have been awake, and be woken for nothing.
+    woken = getattr(loop, "_read_from_self", None)
+    assert [handle for handle in getattr(loop, "_ready", ()) if handle._callback != woken] == []
     # asyncio drops cancelled timers when they come up or outnumber the others
     assert [timer for timer in getattr(loop, "_scheduled", ()) if not timer.cancelled()] == []
 

@@ -23,6 +23,7 @@ def forget_torch() -> None:
     sys.modules["torch"] = None  # type: ignore[assignment]
 
 
+@pytest.mark.executed("a copy has imported torch")
 async def test_a_process_without_torch_cannot_hold_tensors() -> None:
     async with this_host().spawn_procs({"gpus": 2}, setup=forget_torch) as procs:
         with procs.activate():

@@ -125,6 +125,13 @@ def test_fresh_seeds_begin_elsewhere_each_time(tmp_path: Path):
     assert [len(found) for found in first] == [1, 1], reports
 
 
+def test_fresh_seeds_may_follow_those_of_a_test(tmp_path: Path):
+    """Whoever of several workers runs it: they begin where the report says."""
+    report = run(tmp_path, "-k", "test_passes", "--mesh-seeds", "2", "--mesh-fresh-seconds", "1e-9", "-n", "2")
+
+    assert re.search(r"1 tests under seeds, 3 runs: 3 to 3 seeds each, from 0x0 on, then from 0x[0-9a-f]+ on", report)
+
+
 def test_marker_chooses_what_runs_under_seeds(tmp_path: Path):
     assert "1 skipped, 5 deselected" in run(tmp_path, "-m", "mesh_seeded", "-k", "skips or of_pytest_trio or nothing")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import attrs
 import pytest
 
 from trimesh.testing import seed_plan
@@ -30,6 +31,15 @@ def test_test_that_takes_longer_than_its_time_has_one_seed(monkeypatch: pytest.M
     assert list(SeedPlan(seconds=1.5).seeds(99)) == [0]
 
 
+def test_fresh_seeds_come_after_those_of_the_test(monkeypatch: pytest.MonkeyPatch):
+    clock = itertools.count(100.0, 0.5)
+    monkeypatch.setattr(seed_plan.time, "monotonic", lambda: next(clock))
+    plan = SeedPlan(fresh_first=70, fresh_seconds=1.0)
+
+    assert list(plan.seeds(3)) == [0, 1, 2, 70, 71]
+    assert list(attrs.evolve(plan, only=9).seeds(3)) == [9]
+
+
 def test_seed_is_read_in_both_notations():
     assert [read_seed("42"), read_seed("0x2a")] == [42, 42]
     with pytest.raises(ValueError, match="invalid literal"):
@@ -44,4 +54,5 @@ def test_runs_are_summed_over_the_reports():
     reports = [[(SEEDED.name, 20)], [("other", 3)], [], [(SEEDED.name, 4)]]
 
     assert runs_told(reports, 7) == "2 tests under seeds, 24 runs: 4 to 20 seeds each, from 0x7 on"
+    assert runs_told(reports, 0, 9).endswith(", from 0x0 on, then from 0x9 on")
     assert runs_told([[]], 7) == ""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Sequence
 
-import attrs
+import msgspec
 
 from trimesh._wire import messages
 from trimesh._wire.regions import Buffer
@@ -34,8 +34,7 @@ class Rank(enum.IntEnum):
 _UNSENT, _SENT, _SETTLED = Rank.UNSENT, Rank.SENT, Rank.SETTLED  # looked up often, and slowly in the class
 
 
-@attrs.define
-class Returned:
+class Returned(msgspec.Struct, frozen=True):
     """A value came back; it is decoded by the caller's own task. Nobody changes it.
 
     Attributes:
@@ -48,8 +47,7 @@ class Returned:
     cargo: object = None
 
 
-@attrs.frozen
-class Raised:
+class Raised(msgspec.Struct, frozen=True):
     """The endpoint raised; the exception is rebuilt by the caller's own task."""
 
     payload: Buffer
@@ -57,15 +55,13 @@ class Raised:
     cargo: object = None
 
 
-@attrs.frozen
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """The call failed on this side of the wire: the process died, the link was lost, the mesh has stopped."""
 
     error: Exception
 
 
-@attrs.frozen
-class Withdrawn:
+class Withdrawn(msgspec.Struct, frozen=True):
     """The message was cancelled here before it was sent."""
 
 
@@ -83,7 +79,6 @@ def is_failure(outcome: Outcome) -> bool:
             return True
 
 
-@attrs.define(eq=False, slots=True, init=False)
 class Collector:
     """The outcomes of one call, by the index of the rank in the view that was called.
 
@@ -93,20 +88,15 @@ class Collector:
         failures: Indices of the failed ranks in the order in which they were seen.
     """
 
-    size: int
-    fail_fast: bool
-    remaining: int
-    failures: tuple[int, ...]
-    _state: list[Rank]
-    _outcomes: list[Outcome | None]
+    __slots__ = ("_outcomes", "_state", "fail_fast", "failures", "remaining", "size")
 
     def __init__(self, size: int, fail_fast: bool) -> None:  # noqa: FBT001 - one is made for each call
         self.size = size
         self.fail_fast = fail_fast
         self.remaining = size
-        self.failures = ()
-        self._state = [_UNSENT] * size
-        self._outcomes = [None] * size
+        self.failures: tuple[int, ...] = ()
+        self._state: list[Rank] = [_UNSENT] * size
+        self._outcomes: list[Outcome | None] = [None] * size
 
     @property
     def is_complete(self) -> bool:

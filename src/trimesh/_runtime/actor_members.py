@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn, Protocol
 
-import attrs
 import msgspec
 import trio
 
@@ -186,7 +185,7 @@ class ActorMembers:
             ranks, "spawn_kept", info.owner, info.mesh, info.name, recipe.value, info.whole, procs, incarnations,
             self.is_held,
         )  # fmt: skip
-        return attrs.evolve(request, definitions=recipe.definitions)
+        return msgspec.structs.replace(request, definitions=recipe.definitions)
 
     async def _discard(self, errors: Sequence[Exception], cut: BaseException | None) -> NoReturn:
         """End a mesh that could not be started, and raise why."""

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import attrs
 import trio
 
 from trimesh import limits
@@ -91,7 +90,6 @@ class SetCall(OutgoingCall):
         self.check_end()
 
 
-@attrs.define(eq=False)
 class CallSet:
     """Calls that run, and calls that have ended and were not looked at.
 
@@ -106,15 +104,22 @@ class CallSet:
         number: Once somebody has asked for it in a search for deadlocks; 0 before.
     """
 
-    consumer: trio.lowlevel.Task = attrs.field(factory=trio.lowlevel.current_task)
-    running: dict[SetCall, None] = attrs.field(factory=dict[Any, None])
-    ended: deque[SetCall] = attrs.field(factory=deque[SetCall])
-    on_end: Callable[[SetCall], None] = lambda call: None
-    silent_at: float = math.inf
-    is_all: Callable[[], bool] = lambda: False
-    is_bounded: bool = False
-    number: int = 0
-    _news: trio.Event | None = None
+    __slots__ = ("_news", "consumer", "ended", "is_all", "is_bounded", "number", "on_end", "running", "silent_at")
+
+    def __init__(
+        self,
+        on_end: Callable[[SetCall], None] = lambda call: None,
+        is_all: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.consumer: trio.lowlevel.Task = trio.lowlevel.current_task()
+        self.running: dict[SetCall, None] = {}
+        self.ended: deque[SetCall] = deque()
+        self.on_end = on_end
+        self.silent_at: float = math.inf
+        self.is_all = is_all
+        self.is_bounded = False
+        self.number = 0
+        self._news: trio.Event | None = None
 
     @property
     def is_cancelled(self) -> bool:

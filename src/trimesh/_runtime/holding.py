@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-import attrs
+import msgspec
 import trio
 
 from trimesh import limits
@@ -155,7 +155,7 @@ class Holding:
     def transmit(self, parcel: Parcel) -> None:
         """Send an item; what it was made from may be changed again at once."""
         self._window.sent(parcel.nbytes)
-        copied = attrs.evolve(parcel, bodies=[bytes(body) for body in parcel.bodies])
+        copied = msgspec.structs.replace(parcel, bodies=[bytes(body) for body in parcel.bodies])
         left = self.home.send(copied)
         if left is not None:
             self.channels.sent(left)

@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import attrs
 import trio
 
 from trimesh import limits
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from trimesh._runtime.peer import Peer
 
 
-@attrs.define(eq=False)
 class IncomingCall:
     """A message for an actor of this process.
 
@@ -48,25 +46,62 @@ class IncomingCall:
         items: Sends what a generator endpoint yields; None for any other endpoint.
     """
 
-    peer: Peer
-    link: Link
-    call_id: int
-    mesh: int
-    spec: EndpointSpec
-    payload: Buffer
-    bodies: Sequence[memoryview]
-    nbytes: int
-    count: ReceiveCount
-    deadline: float
-    received_at: float
-    scope: trio.CancelScope | None = None
-    cancelled_by: str | None = None
-    cancel_reason: str = ""
-    running: bool = False
-    ended: bool = False
-    number: int = 0
-    cargo: Cargo | None = None
-    items: ItemSender | None = None
+    __slots__ = (
+        "bodies",
+        "call_id",
+        "cancel_reason",
+        "cancelled_by",
+        "cargo",
+        "count",
+        "deadline",
+        "ended",
+        "items",
+        "link",
+        "mesh",
+        "nbytes",
+        "number",
+        "payload",
+        "peer",
+        "received_at",
+        "running",
+        "scope",
+        "spec",
+    )
+
+    def __init__(
+        self,
+        peer: Peer,
+        link: Link,
+        call_id: int,
+        mesh: int,
+        spec: EndpointSpec,
+        payload: Buffer,
+        bodies: Sequence[memoryview],
+        nbytes: int,
+        count: ReceiveCount,
+        deadline: float,
+        received_at: float,
+        cargo: Cargo | None = None,
+    ) -> None:
+        self.peer = peer
+        self.link = link
+        self.call_id = call_id
+        self.mesh = mesh
+        self.spec = spec
+        self.payload = payload
+        self.bodies = bodies
+        self.nbytes = nbytes
+        self.count = count
+        self.deadline = deadline
+        self.received_at = received_at
+        self.scope: trio.CancelScope | None = None
+        self.cancelled_by: str | None = None
+        self.cancel_reason = ""
+        self.running = False
+        self.ended = False
+        self.number = 0
+        self.cargo = cargo
+        self.items: ItemSender | None = None
 
     @property
     def is_broadcast(self) -> bool:

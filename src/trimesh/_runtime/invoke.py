@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import attrs
+import msgspec
 import trio
 
 from trimesh import limits
@@ -38,15 +39,13 @@ from trimesh.errors import (
 from trimesh.ids import CallId
 
 
-@attrs.define
-class Ok:
+class Ok(msgspec.Struct, frozen=True):
     """A rank returned this value. Nobody changes it."""
 
     value: Any
 
 
-@attrs.frozen
-class Err:
+class Err(msgspec.Struct, frozen=True):
     """A rank failed.
 
     Attributes:
@@ -58,8 +57,7 @@ class Err:
     is_raised: bool = False
 
 
-@attrs.frozen
-class Cut:
+class Cut(msgspec.Struct, frozen=True):
     """A rank was cancelled on our own request: neither a value nor a failure."""
 
 
@@ -68,9 +66,8 @@ Result = Ok | Err | Cut
 _POSTED: Final = Ok(None)
 
 
-@attrs.define(eq=False)
-class Request:
-    """What to call. One is made for each call: its class is not frozen, which would take three times as long.
+class Request(msgspec.Struct, frozen=True, eq=False):
+    """What to call.
 
     Attributes:
         mesh: Name of the mesh.

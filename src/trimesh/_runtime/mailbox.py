@@ -13,7 +13,6 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
-import attrs
 import trio
 
 from trimesh._runtime.incoming import IncomingCall
@@ -22,7 +21,6 @@ _BATCH = 16
 """Calls that one slot serves before it lets other tasks run, when the endpoints themselves never wait."""
 
 
-@attrs.define(eq=False)
 class SlotGroup:
     """The queue of one group and the tasks that serve it.
 
@@ -36,17 +34,40 @@ class SlotGroup:
         running: The calls that hold slots, and the tasks that run them.
     """
 
-    concurrency: int
-    serve: Callable[[IncomingCall], Awaitable[None] | None]
-    start_task: Callable[[Callable[[], Awaitable[None]]], None]
-    on_served: Callable[[], None]
-    on_interrupted: Callable[[IncomingCall], None]
-    on_crowded: Callable[[SlotGroup], None] | None = None
-    is_watched: bool = False
-    queue: deque[IncomingCall] = attrs.field(factory=deque[IncomingCall])
-    running: dict[IncomingCall, trio.lowlevel.Task] = attrs.field(factory=dict[IncomingCall, trio.lowlevel.Task])
-    _tasks: int = 0
-    _idle: list[trio.lowlevel.Task] = attrs.field(factory=list[trio.lowlevel.Task])
+    __slots__ = (
+        "_idle",
+        "_tasks",
+        "concurrency",
+        "is_watched",
+        "on_crowded",
+        "on_interrupted",
+        "on_served",
+        "queue",
+        "running",
+        "serve",
+        "start_task",
+    )
+
+    def __init__(
+        self,
+        concurrency: int,
+        serve: Callable[[IncomingCall], Awaitable[None] | None],
+        start_task: Callable[[Callable[[], Awaitable[None]]], None],
+        on_served: Callable[[], None],
+        on_interrupted: Callable[[IncomingCall], None],
+        on_crowded: Callable[[SlotGroup], None] | None = None,
+    ) -> None:
+        self.concurrency = concurrency
+        self.serve = serve
+        self.start_task = start_task
+        self.on_served = on_served
+        self.on_interrupted = on_interrupted
+        self.on_crowded = on_crowded
+        self.is_watched = False
+        self.queue: deque[IncomingCall] = deque()
+        self.running: dict[IncomingCall, trio.lowlevel.Task] = {}
+        self._tasks = 0
+        self._idle: list[trio.lowlevel.Task] = []
 
     @property
     def is_full(self) -> bool:
@@ -128,7 +149,6 @@ class SlotGroup:
         await trio.lowlevel.wait_task_rescheduled(abort)
 
 
-@attrs.define(eq=False)
 class Mailbox:
     """All calls that one actor has accepted and not ended.
 
@@ -137,14 +157,23 @@ class Mailbox:
         is_open: Whether slots take calls; before that they queue (the actor is starting).
     """
 
-    serve: Callable[[IncomingCall], Awaitable[None] | None]
-    start_task: Callable[[Callable[[], Awaitable[None]]], None]
-    on_interrupted: Callable[[IncomingCall], None]
-    on_crowded: Callable[[SlotGroup], None] | None = None
-    is_open: bool = False
-    _groups: dict[str, SlotGroup] = attrs.field(factory=dict[str, SlotGroup])
-    _early: deque[IncomingCall] = attrs.field(factory=deque[IncomingCall])
-    _idle: trio.Event | None = None
+    __slots__ = ("_early", "_groups", "_idle", "is_open", "on_crowded", "on_interrupted", "serve", "start_task")
+
+    def __init__(
+        self,
+        serve: Callable[[IncomingCall], Awaitable[None] | None],
+        start_task: Callable[[Callable[[], Awaitable[None]]], None],
+        on_interrupted: Callable[[IncomingCall], None],
+        on_crowded: Callable[[SlotGroup], None] | None = None,
+    ) -> None:
+        self.serve = serve
+        self.start_task = start_task
+        self.on_interrupted = on_interrupted
+        self.on_crowded = on_crowded
+        self.is_open = False
+        self._groups: dict[str, SlotGroup] = {}
+        self._early: deque[IncomingCall] = deque()
+        self._idle: trio.Event | None = None
 
     def put(self, call: IncomingCall) -> None:
         """Accept a call."""

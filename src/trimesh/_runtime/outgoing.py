@@ -11,7 +11,6 @@ from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-import attrs
 import trio
 
 from trimesh import limits
@@ -38,7 +37,6 @@ class AnyWait(Protocol):
         ...
 
 
-@attrs.define(eq=False, init=False)
 class OutgoingCall:
     """A call that has been sent and has not ended, or a broadcast that waits for room.
 
@@ -52,23 +50,25 @@ class OutgoingCall:
         number: Of a call that somebody has asked for in a search for deadlocks; 0 before.
     """
 
-    proc: Proc
-    call_id: CallId
-    what: str
-    targets: Sequence[Target]
-    collector: Collector
-    aborted: bool
-    started_at: float
-    budget: float | None
-    is_bounded: bool
-    number: int
-    _positions: list[int]
-    _pending: dict[int, Pending] | None
-    _lent: tuple[trio.Event, ...]
-    _index: dict[Peer, int]
-    _task: trio.lowlevel.Task | None
-    _cancelling: bool
-    _attachments: Sequence[object]
+    __slots__ = (
+        "_attachments",
+        "_cancelling",
+        "_index",
+        "_lent",
+        "_pending",
+        "_positions",
+        "_task",
+        "aborted",
+        "budget",
+        "call_id",
+        "collector",
+        "is_bounded",
+        "number",
+        "proc",
+        "started_at",
+        "targets",
+        "what",
+    )
 
     def __init__(
         self,
@@ -87,21 +87,21 @@ class OutgoingCall:
         self.targets = targets
         self.collector = Collector(len(targets), fail_fast)
         self.aborted = False
-        self.started_at = trio.current_time()
+        self.started_at: float = trio.current_time()
         self.budget = budget
         self.is_bounded = is_bounded
         self.number = 0
-        self._positions = [0] * len(targets)
+        self._positions: list[int] = [0] * len(targets)
         # Thousands may be in flight: what few calls need is made when it is needed, and weighs nothing before.
-        self._pending = None
-        self._lent = ()
+        self._pending: dict[int, Pending] | None = None
+        self._lent: tuple[trio.Event, ...] = ()
         if len(targets) == 1:
             self._index = {targets[0].peer: 0}
         else:
             self._index = {target.peer: index for index, target in enumerate(targets)}
-        self._task = None
+        self._task: trio.lowlevel.Task | None = None
         self._cancelling = False
-        self._attachments = ()
+        self._attachments: Sequence[object] = ()
 
     @property
     def is_broadcast(self) -> bool:

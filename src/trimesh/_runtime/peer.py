@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-import attrs
+import msgspec
 import trio
 
 from trimesh import limits
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from trimesh._runtime.proc import Proc
 
 
-@attrs.define(eq=False)
-class Parcel:
+class Parcel(msgspec.Struct, frozen=True, eq=False):
     """One encoded message, shared by all the peers that it goes to; nobody changes it.
 
     Attributes:
@@ -55,8 +54,7 @@ class Parcel:
         return 0 if self.attachments else self.flow
 
 
-@attrs.define(eq=False)
-class Pending:
+class Pending(msgspec.Struct, frozen=True, eq=False):
     """A message that waits for room in a mailbox.
 
     Attributes:
@@ -68,14 +66,16 @@ class Pending:
     on_sent: Callable[[int, trio.Event | None], None]
 
 
-@attrs.define(eq=False)
 class Outbox:
     """Messages of this process for one actor elsewhere, in order, within its credits."""
 
-    peer: Peer
-    window: SendWindow
-    load: int = 0
-    _queue: deque[Pending] = attrs.field(factory=deque[Pending])
+    __slots__ = ("_queue", "load", "peer", "window")
+
+    def __init__(self, peer: Peer, window: SendWindow) -> None:
+        self.peer = peer
+        self.window = window
+        self.load = 0
+        self._queue: deque[Pending] = deque()
 
     @property
     def is_waiting(self) -> bool:
@@ -128,7 +128,6 @@ class Outbox:
         pending.on_sent(*self.send(pending.parcel))
 
 
-@attrs.define(eq=False)
 class Peer:
     """One other process incarnation, or this one by its loopback link.
 
@@ -143,20 +142,38 @@ class Peer:
         cargo: Ports that its next message carries; see `take_cargo`.
     """
 
-    proc: Proc
-    proc_id: ProcId
-    link: Link | None = None
-    death: DeathOf | None = None
-    no_link: DeathOf | None = None
-    calls: dict[OutgoingCall, None] = attrs.field(factory=dict[Any, None])
-    inbound: dict[int, IncomingCall] = attrs.field(factory=dict[int, Any])
-    early_cancels: dict[int, str] = attrs.field(factory=dict[int, str])
-    calls_received: int = 0
-    cargo: Cargo | None = None
-    _calls_sent: int = 0
-    _outboxes: dict[MeshId, Outbox] = attrs.field(factory=dict[MeshId, Outbox])
-    _counts: dict[MeshId, ReceiveCount] = attrs.field(factory=dict[MeshId, ReceiveCount])
-    _defined: set[DefinitionId] = attrs.field(factory=set[DefinitionId])
+    __slots__ = (
+        "_calls_sent",
+        "_counts",
+        "_defined",
+        "_outboxes",
+        "calls",
+        "calls_received",
+        "cargo",
+        "death",
+        "early_cancels",
+        "inbound",
+        "link",
+        "no_link",
+        "proc",
+        "proc_id",
+    )
+
+    def __init__(self, proc: Proc, proc_id: ProcId, death: DeathOf | None = None) -> None:
+        self.proc = proc
+        self.proc_id = proc_id
+        self.link: Link | None = None
+        self.death = death
+        self.no_link: DeathOf | None = None
+        self.calls: dict[OutgoingCall, None] = {}
+        self.inbound: dict[int, IncomingCall] = {}
+        self.early_cancels: dict[int, str] = {}
+        self.calls_received = 0
+        self.cargo: Cargo | None = None
+        self._calls_sent = 0
+        self._outboxes: dict[MeshId, Outbox] = {}
+        self._counts: dict[MeshId, ReceiveCount] = {}
+        self._defined: set[DefinitionId] = set()
 
     @property
     def is_owner(self) -> bool:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-import attrs
+import msgspec
 import trio
 
 from trimesh._routing.holders import Holders
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 T_co = TypeVar("T_co", covariant=True)
 
 
-@attrs.frozen
-class Source:
+class Source(msgspec.Struct, frozen=True):
     """One process that sends, for as long as it holds the channel.
 
     Attributes:
@@ -41,8 +40,7 @@ class Source:
     intake: Intake
 
 
-@attrs.frozen
-class Waiting:
+class Waiting(msgspec.Struct, frozen=True):
     """An item that has come and was not taken; still encoded."""
 
     source: Source
@@ -52,14 +50,12 @@ class Waiting:
     cargo: Cargo | None
 
 
-@attrs.frozen
-class Returned:
+class Returned(msgspec.Struct, frozen=True):
     """An item that was taken, for code outside of Trio that was cancelled just then."""
 
     value: Any
 
 
-@attrs.define(eq=False)
 class Home:
     """A channel, in the process that has opened it.
 
@@ -72,15 +68,34 @@ class Home:
         is_closed: Whether the receiver is.
     """
 
-    channels: Channels = attrs.field(repr=False)
-    number: int
-    capacity: int
-    item_type: ItemType | None = None
-    holders: Holders = attrs.field(factory=Holders)
-    is_closed: bool = False
-    _sources: dict[ProcId, Source] = attrs.field(factory=dict[ProcId, Source])
-    _items: deque[Waiting | Returned] = attrs.field(factory=deque[Waiting | Returned])
-    _receivers: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+    __slots__ = (
+        "_items",
+        "_receivers",
+        "_sources",
+        "capacity",
+        "channels",
+        "holders",
+        "is_closed",
+        "item_type",
+        "number",
+    )
+
+    def __init__(
+        self,
+        channels: Channels,
+        number: int,
+        capacity: int,
+        item_type: ItemType | None = None,
+    ) -> None:
+        self.channels = channels
+        self.number = number
+        self.capacity = capacity
+        self.item_type = item_type
+        self.holders = Holders()
+        self.is_closed = False
+        self._sources: dict[ProcId, Source] = {}
+        self._items: deque[Waiting | Returned] = deque()
+        self._receivers = trio.lowlevel.ParkingLot()
 
     # ---- holders ---------------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ import contextvars
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
-import attrs
 import trio
 
 from trimesh._runtime import item_sender
@@ -37,7 +36,6 @@ class LocatedError(Exception):
         self.where = where
 
 
-@attrs.define(eq=False)
 class Server:
     """Runs what is called on one actor.
 
@@ -50,13 +48,24 @@ class Server:
         on_lost_error: Told of an exception that has no caller.
     """
 
-    actor: Any
-    context: contextvars.Context
-    where: Callable[[str], Context]
-    origin: Callable[[str], Origin]
-    values: Values
-    on_lost_error: Callable[[IncomingCall, Exception], None]
-    _contexts: dict[str, contextvars.Context] = attrs.field(factory=dict[str, contextvars.Context])
+    __slots__ = ("_contexts", "actor", "context", "on_lost_error", "origin", "values", "where")
+
+    def __init__(
+        self,
+        actor: Any,
+        context: contextvars.Context,
+        where: Callable[[str], Context],
+        origin: Callable[[str], Origin],
+        values: Values,
+        on_lost_error: Callable[[IncomingCall, Exception], None],
+    ) -> None:
+        self.actor = actor
+        self.context = context
+        self.where = where
+        self.origin = origin
+        self.values = values
+        self.on_lost_error = on_lost_error
+        self._contexts: dict[str, contextvars.Context] = {}
 
     def serve(self, call: IncomingCall) -> Awaitable[None] | None:
         """Run the endpoint of `call`, which a slot has taken from the mailbox, as far as it goes without waiting.

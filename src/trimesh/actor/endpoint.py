@@ -6,7 +6,7 @@ import inspect
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-import attrs
+import msgspec
 
 from trimesh._runtime.endpoint_spec import EndpointSpec, Kind
 from trimesh._runtime.foreign import in_trio, in_trio_now
@@ -205,8 +205,7 @@ class Endpoint(Generic[P, R]):
         return f"<endpoint {self._mesh!r}.{self._spec.name}>"
 
 
-@attrs.frozen
-class EndpointMethod(Generic[P, R, W]):
+class EndpointMethod(msgspec.Struct, Generic[P, R, W], frozen=True):
     """An endpoint in the class body: an ordinary method on the actor, a handle on a mesh.
 
     Attributes:
@@ -291,8 +290,7 @@ def endpoint(
     return _Decorator(concurrency, group, thread, idempotent)(function)
 
 
-@attrs.frozen
-class _Decorator:
+class _Decorator(msgspec.Struct, frozen=True):
     concurrency: int
     group: str | None
     thread: bool

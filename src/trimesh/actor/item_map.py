@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, TypeVar
 
-import attrs
+import msgspec
 import trio
 
 from trimesh import limits
@@ -31,7 +31,6 @@ R = TypeVar("R")
 Items = Iterable[Any] | AsyncIterable[Any]
 
 
-@attrs.define(eq=False)
 class Unit:
     """One item on its way.
 
@@ -43,11 +42,14 @@ class Unit:
         tried: Ranks of those.
     """
 
-    index: int
-    item: Any
-    rank: int = -1
-    errors: list[Exception] = attrs.field(factory=list[Exception])
-    tried: set[int] = attrs.field(factory=set[int])
+    __slots__ = ("errors", "index", "item", "rank", "tried")
+
+    def __init__(self, index: int, item: Any) -> None:
+        self.index = index
+        self.item = item
+        self.rank: int = -1
+        self.errors: list[Exception] = []
+        self.tried: set[int] = set()
 
 
 class ItemMap(Results[tuple[int, R]]):
@@ -274,7 +276,9 @@ class ItemMap(Results[tuple[int, R]]):
             return None if self._lost and self._is_fail_fast else (unit.index, result.value)
         if isinstance(result, Err):
             self._describe(unit, result.error)
-            self._lose(attrs.evolve(result, error=with_earlier(result.error, unit.errors)), call.request.origin(0))
+            self._lose(
+                msgspec.structs.replace(result, error=with_earlier(result.error, unit.errors)), call.request.origin(0)
+            )
         return None
 
     def _would_retry(self, unit: Unit, error: Exception) -> bool:

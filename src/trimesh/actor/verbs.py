@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import attrs
+import msgspec
 import trio
 
 from trimesh._runtime.endpoint_spec import EndpointSpec, Kind
@@ -75,7 +75,6 @@ def pick(mesh: MeshView, verb: str, avoid: Collection[int] = ()) -> int:
     return crew_of(mesh, verb).pick(avoid)
 
 
-@attrs.define(eq=False)
 class Crew:
     """Who of a view can be sent to now. It holds until the running task waits for anything.
 
@@ -85,10 +84,13 @@ class Crew:
         alive: The ranks that live; if none does, those that will.
     """
 
-    mesh: MeshView
-    proc: Proc
-    alive: Sequence[int]
-    _ready: dict[int, Target | None] = attrs.field(factory=dict[int, Any])
+    __slots__ = ("_ready", "alive", "mesh", "proc")
+
+    def __init__(self, mesh: MeshView, proc: Proc, alive: Sequence[int]) -> None:
+        self.mesh = mesh
+        self.proc = proc
+        self.alive = alive
+        self._ready: dict[int, Target | None] = {}
 
     def pick(self, avoid: Collection[int] = ()) -> int:
         """Return the least loaded member, one that is not in `avoid` if there is any."""
@@ -217,8 +219,7 @@ def request_to(
     return Request(mesh.name, spec.name, *bound, Origins(info, ranks, spec.name), spec)
 
 
-@attrs.define(eq=False)
-class Origins:
+class Origins(msgspec.Struct, frozen=True, eq=False):
     """The coordinates of the ranks of a view. A closure would be five objects for the garbage collector to look at."""
 
     info: MeshInfo

@@ -16,7 +16,7 @@ import pytest
 from trimesh.testing.decorator import OPTIONS, Simulated
 from trimesh.testing.item_run import BACKENDS, ItemRun, Settings
 from trimesh.testing.keys import expand
-from trimesh.testing.seed_plan import SEEDED, SeedPlan, read_seed, runs_told
+from trimesh.testing.seed_plan import FRESH, SEEDED, SeedPlan, read_seed, runs_told
 from trimesh.testing.zombie_guard import guard
 
 _BODY: pytest.StashKey[Any] = pytest.StashKey()
@@ -40,6 +40,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--mesh-first-seed", type=read_seed, default=0, metavar="SEED", help='begin here, or at a "fresh" one'
     )
     group.addoption("--mesh-seconds", type=float, metavar="S", help="run as many seeds as fit, each test the same time")
+    group.addoption(
+        "--mesh-fresh-seconds", type=float, metavar="S", help="after the others as many fresh seeds as fit, likewise"
+    )
+    group.addoption("--mesh-fresh-seed", type=read_seed, metavar="SEED", help="where those begin; drawn unless given")
     group.addoption("--mesh-trace", metavar="FILE", help="write the trace of the last run, or of the one that failed")
     group.addoption("--mesh-leave-out", default="", metavar="KEYS", help="run without these faults and steps")
     parser.addini("mesh_zombie_guard", "which tests are guarded: all, mesh (default), off", default="mesh")
@@ -50,6 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", 'mesh_backend(*names): run on "sim", "proc", or both')
     config.addinivalue_line("markers", "real: starts real processes")
     config.addinivalue_line("markers", f"{SEEDED.name}: runs in simulation, under seeds; what does is marked by itself")
+    if config.option.mesh_fresh_seconds and config.option.mesh_fresh_seed is None:
+        config.option.mesh_fresh_seed = read_seed(FRESH)  # a worker of xdist is given the one that is drawn here
     if config.getini("mesh_zombie_guard") not in _GUARDED:
         raise pytest.UsageError(f"mesh_zombie_guard must be one of {', '.join(_GUARDED)}")
 
@@ -102,11 +108,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Settle the seeds of every test, now that it is known how many of them share the time."""
     config = session.config
     option = cast("Callable[[str], Any]", config.getoption)
+    seeded = sum(item.get_closest_marker(SEEDED.name) is not None for item in session.items)
+    share = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) / max(seeded, 1)
     seconds: float | None = option("--mesh-seconds")
-    if seconds is not None:
-        seeded = sum(item.get_closest_marker(SEEDED.name) is not None for item in session.items)
-        seconds *= int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) / max(seeded, 1)
-    config.stash[_PLAN] = SeedPlan(option("--mesh-seed"), option("--mesh-first-seed"), option("--mesh-seeds"), seconds)
+    config.stash[_PLAN] = SeedPlan(
+        only=option("--mesh-seed"),
+        first=option("--mesh-first-seed"),
+        count=option("--mesh-seeds"),
+        seconds=None if seconds is None else seconds * share,
+        fresh_first=option("--mesh-fresh-seed") or 0,
+        fresh_seconds=(option("--mesh-fresh-seconds") or 0.0) * share,
+    )
 
 
 def plan_of(item: pytest.Item) -> SeedPlan:
@@ -114,17 +126,19 @@ def plan_of(item: pytest.Item) -> SeedPlan:
     return item.config.stash[_PLAN]
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
+def pytest_report_header(config: pytest.Config) -> list[str]:
     """Say where the seeds begin when nobody has chosen it."""
-    first = config.getoption("--mesh-first-seed")
-    return f"mesh: first seed {first:#x}" if first else None
+    first, fresh = config.getoption("--mesh-first-seed"), config.getoption("--mesh-fresh-seed")
+    lines = [f"mesh: first seed {first:#x}"] if first else []
+    return [*lines, f"mesh: fresh seeds from {fresh:#x} on"] if fresh else lines
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Say how much was run under seeds."""
     reports = [report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)]
     first = int(config.getoption("--mesh-first-seed") or 0)
-    told = runs_told((getattr(report, "user_properties", ()) for report in reports), first)
+    properties = (getattr(report, "user_properties", ()) for report in reports)
+    told = runs_told(properties, first, config.getoption("--mesh-fresh-seed"))
     if told:
         terminalreporter.write_line(f"mesh: {told}")
 

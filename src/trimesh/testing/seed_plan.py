@@ -30,25 +30,36 @@ class SeedPlan:
         first: Where to begin.
         count: How many instead of what a test says, or None.
         seconds: How long to go on with the next ones, in each test, instead of counting them; None to count.
+        fresh_first: Where seeds that nobody has run begin.
+        fresh_seconds: How long to go on with those, in each test, after the others.
     """
 
     only: int | None = None
     first: int = 0
     count: int | None = None
     seconds: float | None = None
+    fresh_first: int = 0
+    fresh_seconds: float = 0.0
 
     def seeds(self, asked: int) -> Iterator[int]:
         """Yield the seeds of a test that asks for so many; the first of them in any case."""
         if self.only is not None:
             yield self.only
-        elif self.seconds is None:
+            return
+        if self.seconds is None:
             yield from range(self.first, self.first + (self.count or asked))
         else:
-            end = time.monotonic() + self.seconds
-            for seed in itertools.count(self.first):
-                yield seed
-                if time.monotonic() >= end:
-                    return
+            yield from _seeds_for(self.seconds, self.first)
+        if self.fresh_seconds > 0:
+            yield from _seeds_for(self.fresh_seconds, self.fresh_first)
+
+
+def _seeds_for(seconds: float, first: int) -> Iterator[int]:
+    end = time.monotonic() + seconds
+    for seed in itertools.count(first):
+        yield seed
+        if time.monotonic() >= end:
+            return
 
 
 def read_seed(text: str) -> int:
@@ -60,10 +71,12 @@ def read_seed(text: str) -> int:
     return secrets.randbits(FRESH_BITS) if text == FRESH else int(text, 0)
 
 
-def runs_told(properties: Iterable[Iterable[tuple[str, object]]], first: int) -> str:
+def runs_told(properties: Iterable[Iterable[tuple[str, object]]], first: int, fresh: int | None = None) -> str:
     """Say how many tests were run under how many seeds, by the properties of their reports; "" for none."""
     counts = [value for one in properties for name, value in one if name == SEEDED.name and isinstance(value, int)]
     if not counts:
         return ""
     each = f"{min(counts)} to {max(counts)} seeds each, from {first:#x} on"
+    if fresh is not None:
+        each += f", then from {fresh:#x} on"
     return f"{len(counts)} tests under seeds, {sum(counts)} runs: {each}"

@@ -1,0 +1,178 @@
+"""A process that has imported what a spawner imports, and forks one whenever a test needs it.
+
+To start a mesh takes a quarter of a second of a processor, four fifths of it because the spawner is a new interpreter.
+The tests of what meshes do start a thousand; they are given a copy of an interpreter that has imported everything and
+done nothing. That starts nothing as users do, so the tests of starting, of ends and of whole programs execute their
+spawners (`tests/conftest.py` says which do not), and all do when CI_FULL is set.
+
+    pytest --exec--> template --clone(CLONE_PARENT)--> spawner --fork--> worker
+
+A copy is a child of pytest's process, not of the template: whoever reaps it, its pidfd and its parent-death signal are
+those of a spawner that was executed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import pickle
+import platform
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from trimesh._runtime import spawner_prctl as prctl
+from trimesh._runtime import spawner_process
+
+CLONE_PARENT = 0x8000
+CLONE_CALLS = {"x86_64": 56, "aarch64": 220}
+"""The number of `clone` on the machines where the template works; its arguments differ elsewhere."""
+
+REQUEST_BYTES_MAX = 1 << 18
+"""An environment and `sys.path`: some ten thousand bytes, and whatever a test adds."""
+
+FDS_MAX = 16
+"""Three streams, a folder, and what a spawner is passed."""
+
+WARM = ("pytest", "tests.conformance.meshes", "tests.conformance.probe")
+"""What the modules of the tests import, and with them each worker that is to find an actor in one."""
+
+WARM_WITH_TORCH = (*WARM, "torch.distributed.tensor", "trimesh.tensor.service")
+"""The same for tests that need torch, which takes each process a second to import."""
+
+BOOT = (
+    "import gc, sys; gc.disable(); sys.path[:] = sys.argv[3:]; "
+    "from tests.spawner_template import serve; serve(int(sys.argv[1]), sys.argv[2].split(','))"
+)
+
+
+class Copy:
+    """A spawner that was forked, as far as `SpawnerProcess` looks at a `subprocess.Popen`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+
+class SpawnerTemplate:
+    """The template as pytest's process sees it; it ends when this process does, or by `close`.
+
+    It is made on the main thread: that is the parent whose death its copies notice.
+    """
+
+    def __init__(self, env: Mapping[str, str], modules: Sequence[str]) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, REQUEST_BYTES_MAX)
+        self._owner = os.getpid()
+        self._execute = spawner_process._execute
+        flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, *flags, "-c", BOOT, str(theirs.fileno()), ",".join(modules), *sys.path],
+                stdin=subprocess.DEVNULL,
+                env={**env, **spawner_process._ONE_THREAD, prctl.MARKER: prctl.marker_of(0, 0)},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def execute(self, passed: list[int], streams: list[int | None], root_id: int) -> Any:
+        """Do what `spawner_process._execute` does, which a test replaces by this."""
+        if os.getpid() != self._owner:  # a fork of the test: a copy would not be its child
+            return self._execute(passed, streams, root_id)
+        request = {
+            "env": {**os.environ, **spawner_process._ONE_THREAD},
+            "marker": prctl.marker_of(root_id, root_id),
+            "path": sys.path,
+            "controller": os.getpid(),
+        }
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        here = os.open(".", os.O_PATH | os.O_CLOEXEC)
+        try:
+            standard = [nothing, *(number if wanted is None else nothing for number, wanted in enumerate(streams, 1))]
+            socket.send_fds(self._socket, [pickle.dumps(request)], [*standard, here, *passed])
+        finally:
+            os.close(nothing)
+            os.close(here)
+        answer = self._socket.recv(REQUEST_BYTES_MAX)
+        assert answer, "the template of spawners has ended"
+        return Copy(int(answer))
+
+    def close(self) -> None:
+        """End the template and reap it."""
+        self._socket.close()
+        self._process.wait()
+
+
+# ---- in the template -------------------------------------------------------------------------------------------------
+
+
+def serve(number: int, modules: Sequence[str]) -> NoReturn:
+    """Fork a spawner for each request, until nobody is there to ask."""
+    from trimesh._native import lib
+    from trimesh._runtime import local_host, spawner
+
+    lib.load()
+    for name in modules:
+        importlib.import_module(name)
+    requests = socket.socket(fileno=number)
+    while True:
+        data, fds, _, _ = socket.recv_fds(requests, REQUEST_BYTES_MAX, FDS_MAX)
+        if not data:
+            os._exit(0)
+        pid = clone()
+        if pid == 0:
+            break
+        for fd in fds:
+            os.close(fd)
+        requests.send(str(pid).encode())
+    requests.close()
+    del requests, local_host
+    request = pickle.loads(data)
+    become(request, fds[:4])
+    spawner.main([*map(str, fds[4:]), str(request["controller"])])
+
+
+def clone() -> int:
+    """Fork this process, but make the copy a child of this one's parent; return 0 in the copy."""
+    python, libc = ctypes.pythonapi, ctypes.PyDLL(None)  # neither lets go of the interpreter's lock
+    python.PyOS_BeforeFork()
+    pid: int = libc.syscall(CLONE_CALLS[platform.machine()], CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
+    if pid == 0:
+        python.PyOS_AfterFork_Child()
+        return 0
+    python.PyOS_AfterFork_Parent()
+    assert pid > 0, "this kernel makes no copies for the template of spawners; set CI_FULL to do without"
+    return pid
+
+
+def become(request: dict[str, Any], fds: list[int]) -> None:
+    """Make of a copy what the boot of an executed spawner makes of an interpreter."""
+    os.setsid()
+    os.fchdir(fds[3])
+    for number, fd in enumerate(fds[:3]):
+        os.dup2(fd, number)
+    for fd in fds:
+        os.close(fd)
+    prctl.ProcessMarker().write(request["marker"])  # in place, for what /proc shows is where it was at the exec
+    env: dict[str, str] = request["env"]
+    for name in os.environ.keys() - env.keys() - {prctl.MARKER}:
+        del os.environ[name]
+    for name, value in env.items():
+        if name != prctl.MARKER and os.environ.get(name) != value:
+            os.environ[name] = value
+    sys.path[:] = request["path"]
+    importlib.invalidate_caches()
+    del sys.modules["tests.spawner_template"]
