@@ -171,6 +171,15 @@ class Producer(Probe):
                 self.notes.add("consumed")
                 await trio.sleep(0.001)  # virtual time stands still while somebody runs
 
+    @endpoint
+    async def consume_and_stay(self, producers: Any, count: int) -> None:
+        """Consume some items of a stream of another mesh, then hold it until cancelled."""
+        async with producers.endless.stream() as results:
+            for _ in range(count):
+                await anext(results)
+                self.notes.add("consumed")
+            await trio.sleep_forever()
+
 
 class Unpicklable:
     """Cannot be rebuilt where it arrives."""

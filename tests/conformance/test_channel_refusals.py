@@ -147,6 +147,7 @@ async def test_port_that_arrives_after_the_end_leads_nowhere(backend: Backend):
             await sender.wait_blocked.call()
             async with open_channel(int, capacity=1) as (port, _receiver):
                 late = attempt(nursery, sender.send_item.call_settled, port, 1)
+                await tick(2)  # it has sent: tasks that can run do so in any order
                 await sender.count_sent.call()
             blocking.cancel()
             [outcome] = (await late.result()).values()

@@ -241,8 +241,10 @@ async def test_cancel_runs_through_the_consumer(backend: Backend):
         producers = await procs.spawn("producers", Producer)
         consumer = (await procs.spawn("consumers", Producer)).slice(gpus=0)
         async with trio.open_nursery() as nursery:
-            consuming = attempt(nursery, consumer.consume_forever.call_one, producers)
+            # It must have no deadline that could be over at that moment: Trio would give that as the reason.
+            consuming = attempt(nursery, consumer.consume_and_stay.call_one, producers, 10)
             await consumer.wait.call_one("consumed", 10)
+            await producers.wait.call("produced")
             consuming.cancel("enough")
         assert consuming.cancelled
         for log in (await producers.seen.call()).values():
