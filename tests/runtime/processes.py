@@ -16,6 +16,9 @@ from tests.patience import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
 
+TEMPLATE_MARKER = f"{0:016x}.{0:016x}"
+"""Of no family: the process that copies of spawners are forked from (`tests/spawner_template.py`)."""
+
 
 @attrs.frozen
 class Seen:
@@ -65,8 +68,9 @@ def children(pid: int) -> list[int]:
 
 
 def spawners_here() -> list[int]:
-    """Return the pids of the living spawners of this process, in the order of their start."""
-    return sorted(pid for pid in children(os.getpid()) if (seen := see(pid)) is not None and seen.marker)
+    """Return the pids of the living spawners of this process, in the order of their start; no template of theirs."""
+    seen = [seen for seen in map(see, children(os.getpid())) if seen is not None]
+    return sorted(one.pid for one in seen if one.marker and one.marker != TEMPLATE_MARKER)
 
 
 def count_fds(pid: int | str = "self") -> int:

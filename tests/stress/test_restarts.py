@@ -10,7 +10,8 @@ import attrs
 import pytest
 import trio
 from tests.conformance.supervised import AT_ONCE
-from tests.stress.soak.gauges import children, held, resident_bytes
+from tests.runtime.processes import spawners_here
+from tests.stress.soak.gauges import held, resident_bytes
 
 from trimesh import Actor, ProcDied, Restart, endpoint, this_host
 
@@ -34,7 +35,7 @@ class Server(Actor):
 def memory() -> tuple[int, int]:
     """Return the memory of this process and of the spawner."""
     gc.collect()
-    [spawner] = children(os.getpid())
+    [spawner] = spawners_here()
     return resident_bytes(os.getpid()), resident_bytes(spawner)
 
 
