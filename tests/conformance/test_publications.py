@@ -6,6 +6,7 @@ import pytest
 import trio
 from tests.conformance.meshes import Backend, SimBackend, attempt, kinds, member, only_sim, tick
 from tests.conformance.publishing import Publisher, Reader, is_torn, version_of
+from tests.conformance.supervised import kill_and_wait, reading
 
 import trimesh
 from trimesh import ProcDied, Restart
@@ -190,10 +191,10 @@ async def test_restarted_publisher_is_another_publication(backend: Backend):
         reader = await others.spawn("reader", Reader)
         old = await publisher.handle.call_one()
         await publisher.publish.call_one(1)
-        async with trio.open_nursery() as nursery:
+        async with reading(procs) as log, trio.open_nursery() as nursery:
             waiting = attempt(nursery, reader.wait_newer.call_one, old, 1)
             await tick(20)
-            backend.kill(publisher, 0)
+            await kill_and_wait(backend, procs, log, 0)  # the reader may know of the death before we do
             with pytest.raises(ProcDied):
                 await waiting.result()
         new = await publisher.handle.call_one()

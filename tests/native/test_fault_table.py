@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import attrs
+import msgspec
 import pytest
 
 from trimesh import limits
@@ -64,11 +64,11 @@ def test_other_transport_is_armed_by_the_key_alone(table: FaultTable) -> None:
     other = NativeTransport(ProcId(2))
     try:
         with pytest.raises(NotArmedError, match="no table"):
-            attrs.evolve(table.key, secret=table.key.secret ^ 1).arm(other)
+            msgspec.structs.replace(table.key, secret=table.key.secret ^ 1).arm(other)
         with pytest.raises(NotArmedError, match="no table"):
-            attrs.evolve(table.key, fd=0).arm(other)
+            msgspec.structs.replace(table.key, fd=0).arm(other)
         with pytest.raises(NotArmedError, match="cannot be opened"):
-            attrs.evolve(table.key, fd=1_000_000).arm(other)
+            msgspec.structs.replace(table.key, fd=1_000_000).arm(other)
         table.key.arm(other)
         number = table.refuse("EMFILE", ProcId(2), nth=1, times=1)
         assert table.ago_of(number) is None

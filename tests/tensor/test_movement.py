@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import trio
+from tests.conformance.supervised import reading
 from tests.patience import HANG_SECONDS
 
 import trimesh
-from trimesh import Isolate, ProcDied, ShapeError, limits, this_host
+from trimesh import Died, Isolate, ProcDied, ShapeError, limits, this_host
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
@@ -113,7 +114,10 @@ async def test_death_of_the_source_reaches_who_waits_at_the_target() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
         return t
 
-    async with this_host().spawn_procs({"gpus": 3}, preload=("torch",), supervision=Isolate()) as procs:
+    async with (
+        this_host().spawn_procs({"gpus": 3}, preload=("torch",), supervision=Isolate()) as procs,
+        reading(procs) as log,
+    ):
         first, second = procs.slice(gpus=0), procs.slice(gpus=1)
         with procs.activate():
             lives = torch.ones(2)
@@ -121,6 +125,7 @@ async def test_death_of_the_source_reaches_who_waits_at_the_target() -> None:
             moved = last(torch.ones(LARGE)).to_mesh(second) + 1
         with trio.fail_after(HANG_SECONDS), pytest.RaisesGroup(ProcDied):
             await trimesh.fetch(moved)
+        await log.wait(Died)  # the rank that told of it may have known before its owner
         rest = lives.slice_mesh(gpus=slice(1, 3))
         assert (rest + 1).sum().item() == 4
         with pytest.raises(ProcDied):
