@@ -215,6 +215,9 @@ int32_t tm_poll(tm_bus *bus, tm_record *records_out, uint32_t max, uint32_t *n_o
  * records. Nothing is done when nobody has rung meanwhile; the bell is never read. */
 int32_t tm_after_wait(tm_bus *bus, tm_record *records_out, uint32_t max);
 
+/* 1 = `tm_after_wait` would look for what has come; 0 = nobody has rung. */
+int32_t tm_has_news(tm_bus *bus);
+
 typedef struct {
     uint8_t *bytes;           /* writable; what is written there nobody else sees */
     uint64_t mapped;

@@ -319,6 +319,12 @@ export fn tm_after_wait(bus: ?*Bus, records_out: ?[*]records.Record, max: u32) i
     return self.afterWait(into[0..max]);
 }
 
+export fn tm_has_news(bus: ?*Bus) i32 {
+    var why: i32 = 0;
+    const self = live(bus, &why) orelse return why;
+    return @intFromBool(self.hasNews());
+}
+
 export fn tm_poll_done(bus: ?*Bus) i32 {
     var why: i32 = 0;
     const self = live(bus, &why) orelse return why;

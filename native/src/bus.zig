@@ -395,6 +395,11 @@ pub const Bus = struct {
         return if (self.wait.endWith(self.common.bell)) self.collect(into) else 0;
     }
 
+    /// Whether `afterWait` would look for anything.
+    pub fn hasNews(self: *const Bus) bool {
+        return self.wait.hasNews(self.common.bell, &self.ready);
+    }
+
     fn collect(self: *Bus, into: []records.Record) i32 {
         _ = self.reactor.polls.fetchAdd(1, .release);
         _ = self.common.bell.take(&self.ready);

@@ -27,6 +27,13 @@ pub const Wait = struct {
         return true;
     }
 
+    /// Whether there is anything that T0 has not been told of.
+    pub fn hasNews(self: *const Wait, bell: bells.Bell, ready: *const bells.Bits) bool {
+        if (self.isUnrung(bell)) return false;
+        for (ready) |word| if (word != 0) return true;
+        return bell.hasBits();
+    }
+
     /// T0 is about to wait. True: it must not, something has come.
     pub fn arm(self: *Wait, bell: bells.Bell, ready: *const bells.Bits) bool {
         for (ready) |word| if (word != 0) return true;

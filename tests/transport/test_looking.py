@@ -105,8 +105,14 @@ class Fake:
         self.lending = SimpleNamespace(returned=[])
         self.looks = [0, 0, 0, 0]
         self.bus = None
-        self.library = SimpleNamespace(lib=SimpleNamespace(tm_before_wait=self._before_wait, tm_after_wait=None))
+        self.library = SimpleNamespace(
+            lib=SimpleNamespace(tm_before_wait=self._before_wait, tm_has_news=self._has_news)
+        )
+        self.has_news = False
         self._seen = seen
+
+    def _has_news(self, bus: object) -> bool:
+        return self.has_news
 
     def _before_wait(self, bus: object, poller: int) -> int:
         self.asked.append(f"wait on {poller}")
@@ -117,6 +123,9 @@ class Fake:
 
     def wake(self) -> None:
         self.asked.append("wake")
+
+    def take(self, handler: object) -> None:
+        self.asked.append("take")
 
 
 def around_wait(fake: Fake, poller: Poller | None) -> AroundWait:
@@ -173,6 +182,23 @@ def test_refusal_of_the_library_is_raised_by_the_task_that_serves(poller: Poller
     instrument.before_io_wait(math.inf)
     assert fake.asked[-1] == "wake"
     assert instrument.failure is not None
+
+
+def test_what_comes_while_tasks_can_run_is_left_to_a_task_if_it_may_be_an_answer(poller: Poller):
+    """AW-1."""
+    fake = Fake(1e-4)
+    instrument = around_wait(fake, poller)
+    fake.dirty = True
+    instrument.before_io_wait(0)
+    instrument.after_io_wait(0)
+    assert fake.asked == ["flush"]
+    fake.has_news = True
+    instrument.after_io_wait(0)
+    assert fake.asked == ["flush", "wake"]
+    fake.dirty = False
+    instrument.before_io_wait(0)
+    instrument.after_io_wait(0)
+    assert fake.asked == ["flush", "wake", "take"]
 
 
 class Careless:

@@ -2,12 +2,15 @@
 
 Before: rings the bells of peers, arms the own one, and looks at it for a while. After: hands over what has come, so
 that the tasks that wait for it run in this very tick, and no task of the transport has to.
+
+    AW-1 Where tasks can run, and messages have just been sent, the transport's task hands over in its turn. So a task
+         that was started before a message was sent has begun when the answer is looked at.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -17,9 +20,6 @@ from trimesh._transport.poller import Poller
 
 if TYPE_CHECKING:
     from trimesh._transport.native import NativeTransport
-
-RECORDS_MAX: Final = 512
-"""Records of one batch: 16 KiB, and other tasks have their turn between two."""
 
 
 class AroundWait(trio.abc.Instrument):
@@ -40,15 +40,17 @@ class AroundWait(trio.abc.Instrument):
         self._handler = handler
         self._context = trio.lowlevel.current_task().context  # tasks that are started there inherit this
         self._before_wait = transport.library.lib.tm_before_wait
-        self._after_wait = transport.library.lib.tm_after_wait
+        self._has_news = transport.library.lib.tm_has_news
         # A guest run has other work than Trio's, which nothing may hold up. Without a look no wait is long enough.
         may_look = poller is not None and not poller.is_guest and transport.look_seconds > 0
         self._poller = poller.epoll.fileno() if poller is not None and may_look else -1
         self._look_seconds = transport.look_seconds if may_look else math.inf
+        self._has_sent = False  # since the wait before, and tasks can run
 
     def before_io_wait(self, timeout: float) -> None:
         """Flush what this tick has sent; look if no task can run, and no deadline is due meanwhile."""
         transport = self._transport
+        self._has_sent = timeout <= 0 and transport.dirty
         if timeout <= 0:
             if transport.dirty or transport.lending.returned:
                 transport.flush()
@@ -63,13 +65,16 @@ class AroundWait(trio.abc.Instrument):
             self._fail(status.error_of(seen, "waiting for messages"))
 
     def after_io_wait(self, timeout: float) -> None:
-        """Hand over what has come."""
+        """Hand over what has come, or let the transport's task do it (AW-1)."""
         transport = self._transport
-        n = self._after_wait(transport.bus, transport.records, RECORDS_MAX)
-        if not n or self.failure is not None:
+        if self._has_sent:
+            if self._has_news(transport.bus):
+                transport.wake()
+            return
+        if self.failure is not None:
             return
         try:
-            self._context.run(transport.hand_over, self._handler, n)
+            self._context.run(transport.take, self._handler)
         except BaseException as error:  # noqa: BLE001 - raised again where it belongs
             self._fail(error)
 

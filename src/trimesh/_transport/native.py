@@ -23,7 +23,7 @@ import trio
 from trimesh import limits
 from trimesh._native import status
 from trimesh._native.lib import Library, load
-from trimesh._transport.around_wait import RECORDS_MAX, AroundWait
+from trimesh._transport.around_wait import AroundWait
 from trimesh._transport.assembly import AssemblyError
 from trimesh._transport.base import DownReason, Link, LinkHandler, Transport
 from trimesh._transport.lending import Lending
@@ -34,6 +34,9 @@ from trimesh._transport.poller import poller_of_run
 from trimesh.ids import ProcId
 
 __all__ = ["NativeGroup", "NativeLink", "NativeTransport"]
+
+_RECORDS_MAX: Final = 512
+"""Records of one batch: 16 KiB, and other tasks have their turn between two."""
 
 _RECORD: Final = struct.Struct("<IHHIIIIII")
 _MESSAGE, _FRAGMENT, _UP, _SPACE, _DOWN, _STALLED = 1, 2, 3, 4, 5, 6
@@ -65,7 +68,6 @@ class NativeTransport(Transport):
 
     Attributes:
         looks: How often the loop has looked before it slept, by what `tm_before_wait` returned.
-        records: Where the library puts the records of a batch.
 
     Raises:
         NativeLibraryError: The native library cannot be loaded.
@@ -103,9 +105,9 @@ class NativeTransport(Transport):
         self.bus: Any = out[0]
         self._bell = int(lib.tm_bus_bell(self.bus))
         self._links: dict[int, NativeLink] = {}
-        self.records = ffi.new("tm_record[]", RECORDS_MAX)
+        self._records = ffi.new("tm_record[]", _RECORDS_MAX)
         assert ffi.sizeof("tm_record") == _RECORD.size, "the header and this file differ about records"
-        self._records_view = memoryview(ffi.buffer(self.records))
+        self._records_view = memoryview(ffi.buffer(self._records))
         self._count = ffi.new("uint32_t *")
         self.lending = Lending(self.library, self.bus)
         self._epoch = epoch
@@ -234,6 +236,7 @@ class NativeTransport(Transport):
         try:
             with nullcontext() if poller is None else poller.waking_for(self._bell):
                 while around_wait.failure is None:
+                    self.take(handler)
                     if self._moving and self._move():
                         await trio.lowlevel.checkpoint()
                     elif poller is None:
@@ -302,10 +305,14 @@ class NativeTransport(Transport):
 
     def _drain(self, handler: LinkHandler) -> None:
         """Hand over one batch, if there is one."""
-        code = self.library.lib.tm_poll(self.bus, self.records, RECORDS_MAX, self._count)
-        self.hand_over(handler, self._count[0] if code == status.OK else code)
+        code = self.library.lib.tm_poll(self.bus, self._records, _RECORDS_MAX, self._count)
+        self._hand_over(handler, self._count[0] if code == status.OK else code)
 
-    def hand_over(self, handler: LinkHandler, n: int) -> None:
+    def take(self, handler: LinkHandler) -> None:
+        """Hand over one batch of what has come since the loop began to wait, if there is any."""
+        self._hand_over(handler, self.library.lib.tm_after_wait(self.bus, self._records, _RECORDS_MAX))
+
+    def _hand_over(self, handler: LinkHandler, n: int) -> None:
         """Hand over a batch of `n` records, or raise the error that has come instead of a number."""
         if n < 0:
             raise status.error_of(n, "polling")
