@@ -66,6 +66,14 @@ class Worker(Actor):
             raise ConnectionError(item)
         return trimesh.current_rank(), item
 
+    @endpoint(concurrency=100, idempotent=True)
+    async def long(self, seconds: float) -> tuple[int, float]:
+        """Take some seconds; fail at the attempt to take ten on rank 0."""
+        if seconds == 10 and trimesh.current_rank() == 0:
+            raise ConnectionError
+        await trio.sleep(seconds)
+        return trimesh.current_rank(), seconds
+
     @endpoint
     async def fail_at_the_end(self, item: int) -> None:
         self.notes.add("holding")

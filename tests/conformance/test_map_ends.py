@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import trio
@@ -11,7 +12,7 @@ from tests.conformance.meshes import Backend, SimBackend, kinds, only_sim
 from tests.conformance.probe import Notes
 
 import trimesh
-from trimesh import Actor, MeshErrorGroup, Retry, endpoint, limits
+from trimesh import Actor, Isolate, MeshErrorGroup, Retry, endpoint, limits
 from trimesh._runtime.context import current_proc
 
 # ---- leaving early ---------------------------------------------------------------------------------------------------
@@ -161,3 +162,22 @@ async def test_cancel_ends_a_wait_for_the_next_attempt(backend: Backend):
                 async for _ in results:
                     raise AssertionError
         assert scope.cancelled_caught
+
+
+@only_sim
+async def test_who_lives_is_looked_up_after_each_wait(backend: Backend):
+    """An item that is sent again leaves nothing behind that the next one, much later, would rely on."""
+    async with backend.procs({"gpus": 2}, supervision=Isolate()) as procs:
+        workers = await procs.spawn("workers", Worker)
+        found: list[Any] = []
+        handle = workers.long.options(retry=Retry(2, on=ConnectionError, backoff=1.0))
+        async with trio.open_nursery() as nursery, handle.map([10, 5, 1], window=2) as results:
+
+            async def collect() -> None:
+                found.extend([item async for item in results])
+
+            nursery.start_soon(collect)
+            await trio.sleep(3.0)  # the first has been sent again, to rank 1, where the second is, too
+            backend.kill(procs, 0)
+            await trio.sleep(12.0)
+        assert found == [(1, (1, 5)), (2, (1, 1)), (0, (1, 10))]

@@ -164,9 +164,9 @@ class ItemMap(Results[tuple[int, R]]):
 
     async def _pause(self, wait: Callable[[], Awaitable[None]]) -> None:
         """Let other tasks run; what may have changed meanwhile is looked at anew."""
-        self._crew = None
         await wait()
         await trio.lowlevel.checkpoint_if_cancelled()  # what has woken it may have come just before a cancel
+        self._crew = None  # a task that sends again may have left one meanwhile
         self._unbroken = 0
         self._break_at = trio.current_time() + limits.MAP_UNBROKEN_SECONDS
         self._deadline = trio.current_effective_deadline()
@@ -184,8 +184,8 @@ class ItemMap(Results[tuple[int, R]]):
             crew, ranks = self._crew, [unit.rank]
             target = None if crew is None else crew.ready(unit.rank)
             if crew is None or target is None:
-                self._crew = None
                 proc, [target], request = await verbs.prepare(self._mesh, self._spec, (args, kwargs), ranks)
+                self._crew = None
             else:
                 proc = crew.proc
                 request = verbs.request_to(self._mesh, proc, self._spec, (args, kwargs), ranks)
