@@ -125,7 +125,7 @@ class Caller:
     ) -> IncomingCall:
         """Deliver a message."""
         self.number += 1
-        spec = cell.endpoint(name)
+        spec = cell.endpoints.get(name)
         assert spec is not None
         payload = self.proc.values.encode((args, {}), what="test").payload
         now = trio.current_time()

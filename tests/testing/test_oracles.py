@@ -74,9 +74,11 @@ def lose_a_reply(patch: pytest.MonkeyPatch) -> None:
 
 
 def last_in_first_out(patch: pytest.MonkeyPatch) -> None:
+    real = SlotGroup.put
+
     def put(self: SlotGroup, call: IncomingCall) -> None:
-        self.queue.appendleft(call)
-        self.wake()
+        real(self, call)
+        self.queue.rotate()
 
     patch.setattr(SlotGroup, "put", put)
 
@@ -125,7 +127,7 @@ def overtake_in_the_outbox(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_a_waiter(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Mailbox, "_check_idle", lambda self: None)
+    patch.setattr(Mailbox, "check_idle", lambda self: None)
 
 
 PLANTED: list[tuple[Plant, str]] = [

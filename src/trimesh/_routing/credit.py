@@ -86,21 +86,18 @@ class ReceiveCount:
         report_every: Unreported messages from which a frame of its own is due.
         report_bytes: Unreported bytes above which it is.
         dequeued: Messages taken out so far.
+        is_due: Whether the sender should be told by a frame of its own.
     """
 
-    __slots__ = ("_reported", "_unreported_bytes", "dequeued", "report_bytes", "report_every")
+    __slots__ = ("_reported", "_unreported_bytes", "dequeued", "is_due", "report_bytes", "report_every")
 
     def __init__(self, report_every: int, report_bytes: int) -> None:
         self.report_every = report_every
         self.report_bytes = report_bytes
         self.dequeued = 0
+        self.is_due = False
         self._reported = 0
         self._unreported_bytes = 0
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the sender should be told by a frame of its own."""
-        return self.dequeued - self._reported >= self.report_every or self._unreported_bytes > self.report_bytes
 
     @property
     def reported(self) -> int:
@@ -116,9 +113,12 @@ class ReceiveCount:
         """Count one message of `nbytes` that left the mailbox."""
         self.dequeued += 1
         self._unreported_bytes += nbytes
+        if self.dequeued - self._reported >= self.report_every or self._unreported_bytes > self.report_bytes:
+            self.is_due = True
 
     def report(self) -> int:
         """Return the total to put into a frame, and remember that it was told."""
         self._reported = self.dequeued
         self._unreported_bytes = 0
+        self.is_due = False
         return self.dequeued

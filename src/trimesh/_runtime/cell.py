@@ -23,7 +23,7 @@ import trio
 
 from trimesh._runtime.cancelled import split_cancelled
 from trimesh._runtime.context import Context, set_cell, set_context, set_proc_of_task
-from trimesh._runtime.endpoint_spec import EndpointSpec, endpoints_of
+from trimesh._runtime.endpoint_spec import endpoints_of
 from trimesh._runtime.incoming import IncomingCall
 from trimesh._runtime.mailbox import Mailbox
 from trimesh._runtime.reports import report_ended, report_failure
@@ -67,6 +67,7 @@ class Cell:
         spec: What it was made from.
         owner: The process that has spawned it.
         mailbox: Its messages.
+        endpoints: What can be called, by name.
         ended: Set when it has ended, however.
         cause: The failure by which it has ended by itself, or None.
         on_end: Called when it has ended: what it has made for others ends with it.
@@ -76,7 +77,6 @@ class Cell:
         "_actor",
         "_context",
         "_draining",
-        "_endpoints",
         "_failure",
         "_held",
         "_interrupted",
@@ -89,6 +89,7 @@ class Cell:
         "_stopping",
         "cause",
         "ended",
+        "endpoints",
         "mailbox",
         "on_end",
         "owner",
@@ -103,7 +104,7 @@ class Cell:
         self._interrupted: list[IncomingCall] = []
         self.mailbox = Mailbox(self._serve, self._start_slot, self._interrupted.append, proc.deadlocks.crowded)
         self.ended = trio.Event()
-        self._endpoints = dict(endpoints_of(spec.cls))
+        self.endpoints = dict(endpoints_of(spec.cls))
         self._actor: Any = None
         self._nursery: trio.Nursery | None = None
         self._context: contextvars.Context | None = None
@@ -121,18 +122,15 @@ class Cell:
 
     # ---- messages --------------------------------------------------------------------------------------------
 
-    def endpoint(self, name: str) -> EndpointSpec | None:
-        """Return the endpoint called `name`, or None."""
-        return self._endpoints.get(name)
-
     def deliver(self, call: IncomingCall) -> None:
         """Take a message; it is refused when the actor is stopping."""
         if self._is_holding:
             self._held.append(call)
-        elif self.ended.is_set():
-            self._answer(call)
-        elif self._draining:
-            call.refused("stopped", f"{self.spec.name} is stopping and takes no new messages")
+        elif self._draining:  # to its end, and after it
+            if self.ended.is_set():
+                self._answer(call)
+            else:
+                call.refused("stopped", f"{self.spec.name} is stopping and takes no new messages")
         elif self._is_ending:
             self._interrupted.append(call)
         else:

@@ -27,6 +27,12 @@ class Kind(enum.Enum):
     """An async generator function, on the Trio thread; `stream` calls it."""
 
 
+# For what is asked once a message: to name a member of an enum costs as much as two calls of functions.
+ASYNC: Final = Kind.ASYNC
+INLINE: Final = Kind.INLINE
+GENERATOR: Final = Kind.GENERATOR
+
+
 def _slots_of(spec: EndpointSpec) -> str:
     if spec.group is not None:
         return f"group {spec.group}"
@@ -66,6 +72,7 @@ class EndpointSpec:
         slots: Key of the slots that it takes: of its group, of its own, or of the actor (rule C4).
         parameters: Names of its parameters.
         arity: With so many arguments, all positional, it can be called: the least and the most.
+        arguments_text, result_text: How errors name what it is given and what it returns.
     """
 
     name: str
@@ -79,6 +86,12 @@ class EndpointSpec:
     # Found out once: what is evolved from an endpoint takes them over.
     parameters: tuple[str, ...] = attrs.field(kw_only=True, default=attrs.Factory(_parameters_of, takes_self=True))
     arity: tuple[int, int] = attrs.field(kw_only=True, default=attrs.Factory(_arity_of, takes_self=True))
+    arguments_text: str = attrs.field(
+        init=False, default=attrs.Factory(lambda spec: f"the arguments of {spec.name}()", takes_self=True)
+    )
+    result_text: str = attrs.field(
+        init=False, default=attrs.Factory(lambda spec: f"the result of {spec.name}()", takes_self=True)
+    )
 
 
 def endpoints_of(cls: type) -> Mapping[str, EndpointSpec]:

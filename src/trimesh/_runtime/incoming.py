@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import trio
 
 from trimesh import limits
@@ -25,83 +26,49 @@ if TYPE_CHECKING:
     from trimesh._runtime.peer import Peer
 
 
-class IncomingCall:
+class IncomingCall(msgspec.Struct, eq=False):
     """A message for an actor of this process.
 
     Attributes:
         peer: Who sent it.
         link: Where it came from and where the reply goes.
         call_id: 0 for a broadcast.
+        mesh: The actor.
         spec: The endpoint.
         payload, bodies: The arguments, still encoded.
         nbytes: Of the whole message, as its sender counts them.
+        count: What the actor has taken out of what its sender has sent it.
         deadline: When its budget ends (Trio time).
         received_at: Trio time.
+        cargo: Keeps the ports among the arguments alive until those are decoded.
         scope: What it runs in: cancelled by the caller, by the budget, or by the stop of the actor.
         cancelled_by: "caller" or "other" once somebody asked.
+        cancel_reason: Theirs.
         running: Whether the endpoint has been started.
         ended: Whether its terminal frame has been sent.
         number: Of a broadcast that somebody has asked for in a search for deadlocks; 0 before.
-        cargo: Keeps the ports among the arguments alive until those are decoded.
         items: Sends what a generator endpoint yields; None for any other endpoint.
     """
 
-    __slots__ = (
-        "bodies",
-        "call_id",
-        "cancel_reason",
-        "cancelled_by",
-        "cargo",
-        "count",
-        "deadline",
-        "ended",
-        "items",
-        "link",
-        "mesh",
-        "nbytes",
-        "number",
-        "payload",
-        "peer",
-        "received_at",
-        "running",
-        "scope",
-        "spec",
-    )
-
-    def __init__(
-        self,
-        peer: Peer,
-        link: Link,
-        call_id: int,
-        mesh: int,
-        spec: EndpointSpec,
-        payload: Buffer,
-        bodies: Sequence[memoryview],
-        nbytes: int,
-        count: ReceiveCount,
-        deadline: float,
-        received_at: float,
-        cargo: Cargo | None = None,
-    ) -> None:
-        self.peer = peer
-        self.link = link
-        self.call_id = call_id
-        self.mesh = mesh
-        self.spec = spec
-        self.payload = payload
-        self.bodies = bodies
-        self.nbytes = nbytes
-        self.count = count
-        self.deadline = deadline
-        self.received_at = received_at
-        self.scope: trio.CancelScope | None = None
-        self.cancelled_by: str | None = None
-        self.cancel_reason = ""
-        self.running = False
-        self.ended = False
-        self.number = 0
-        self.cargo = cargo
-        self.items: ItemSender | None = None
+    peer: Peer
+    link: Link
+    call_id: int
+    mesh: int
+    spec: EndpointSpec
+    payload: Buffer
+    bodies: Sequence[memoryview]
+    nbytes: int
+    count: ReceiveCount
+    deadline: float
+    received_at: float
+    cargo: Cargo | None = None
+    scope: trio.CancelScope | None = None
+    cancelled_by: str | None = None
+    cancel_reason: str = ""
+    running: bool = False
+    ended: bool = False
+    number: int = 0
+    items: ItemSender | None = None
 
     @property
     def is_broadcast(self) -> bool:
@@ -135,7 +102,7 @@ class IncomingCall:
     def start(self) -> None:
         """Note that it has left the mailbox and runs."""
         self.running = True
-        self._take()
+        take_one(self.link, self.mesh, self.count, self.nbytes)
 
     def _take(self) -> None:
         take_one(self.link, self.mesh, self.count, self.nbytes)
@@ -187,17 +154,21 @@ class IncomingCall:
         assert not self.ended, self.spec.name
         self.ended = True
         self.forget_arguments()
-        if self.is_broadcast:
+        number, peer = self.call_id, self.peer
+        if not number:
             return None
-        self.peer.inbound.pop(self.call_id, None)
+        peer.inbound.pop(number, None)
         # By the link that all other messages take to the caller: what a payload needs has gone ahead on that one.
-        if self.peer.link is None:
+        link = peer.link
+        if link is None:
             return None
-        return self.peer.link.send(head, bodies, flow=self.call_id if flow is None else flow)
+        return link.send(head, bodies, flow=number if flow is None else flow)
 
     def forget_arguments(self) -> None:
         """Let go of the arguments: they have been decoded, or never will be."""
-        self.payload, self.bodies, self.cargo = b"", (), None
+        self.payload = b""
+        if self.bodies or self.cargo is not None:
+            self.bodies, self.cargo = (), None
 
 
 def take_one(link: Link, mesh: int, count: ReceiveCount, nbytes: int) -> None:

@@ -25,44 +25,18 @@ class SlotGroup:
     """The queue of one group and the tasks that serve it.
 
     Attributes:
+        mailbox: Whose group it is.
         concurrency: Slots.
-        serve: Runs one call, to its terminal frame (None) or as far as it goes without waiting; returns the rest.
-        start_task: Starts a task in the context of the actor.
-        on_served: Called when a slot is free again.
-        on_interrupted: Told of a call that is not answered, because the actor itself is ending.
-        on_crowded: Told of the first call that has to wait for a slot, and again once `is_watched` is False.
+        is_watched: Whether `mailbox.on_crowded` has been told of a call that has to wait for a slot.
+        queue: The calls that wait.
         running: The calls that hold slots, and the tasks that run them.
     """
 
-    __slots__ = (
-        "_idle",
-        "_tasks",
-        "concurrency",
-        "is_watched",
-        "on_crowded",
-        "on_interrupted",
-        "on_served",
-        "queue",
-        "running",
-        "serve",
-        "start_task",
-    )
+    __slots__ = ("_idle", "_tasks", "concurrency", "is_watched", "mailbox", "queue", "running")
 
-    def __init__(
-        self,
-        concurrency: int,
-        serve: Callable[[IncomingCall], Awaitable[None] | None],
-        start_task: Callable[[Callable[[], Awaitable[None]]], None],
-        on_served: Callable[[], None],
-        on_interrupted: Callable[[IncomingCall], None],
-        on_crowded: Callable[[SlotGroup], None] | None = None,
-    ) -> None:
+    def __init__(self, mailbox: Mailbox, concurrency: int) -> None:
+        self.mailbox = mailbox
         self.concurrency = concurrency
-        self.serve = serve
-        self.start_task = start_task
-        self.on_served = on_served
-        self.on_interrupted = on_interrupted
-        self.on_crowded = on_crowded
         self.is_watched = False
         self.queue: deque[IncomingCall] = deque()
         self.running: dict[IncomingCall, trio.lowlevel.Task] = {}
@@ -77,18 +51,14 @@ class SlotGroup:
     def put(self, call: IncomingCall) -> None:
         """Queue a call and see to it that a slot takes it when one is free."""
         self.queue.append(call)
-        self.wake()
-
-    def wake(self) -> None:
-        """Give the queue to a free slot, if there is one."""
         if self._idle:
             trio.lowlevel.reschedule(self._idle.pop())
         elif self._tasks < self.concurrency:
             self._tasks += 1
-            self.start_task(self._slot)
-        elif not self.is_watched and self.on_crowded is not None:
+            self.mailbox.start_task(self._slot)
+        elif not self.is_watched and self.mailbox.on_crowded is not None:
             self.is_watched = True
-            self.on_crowded(self)
+            self.mailbox.on_crowded(self)
 
     @trio.lowlevel.enable_ki_protection
     async def _slot(self) -> None:
@@ -101,7 +71,12 @@ class SlotGroup:
     async def _serve_until_cancelled(self) -> None:
         """Serve calls until one of them has been cancelled, and with it the scope (MB-1)."""
         call: IncomingCall | None = None
-        task = trio.lowlevel.current_task()
+        mailbox, task = self.mailbox, trio.lowlevel.current_task()
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._idle.remove(task)
+            return trio.lowlevel.Abort.SUCCEEDED
+
         try:
             with trio.CancelScope() as scope:
                 served = 0
@@ -114,50 +89,51 @@ class SlotGroup:
                         if call.deadline != math.inf:
                             scope.deadline = call.deadline
                         try:
-                            rest = self.serve(call)
+                            rest = mailbox.serve(call)
                             if rest is not None:
                                 await rest
                         finally:
                             call.scope = None
                             self.running.pop(call, None)
-                            self.on_served()
-                        if call.cancelled_by is not None or scope.deadline != math.inf:
-                            scope.deadline = math.inf
-                            if scope.cancel_called:
-                                return
+                            if mailbox.idle is not None:
+                                mailbox.check_idle()
+                        if (call.cancelled_by is not None or call.deadline != math.inf) and _is_spent(scope):
+                            return
                         served += 1
                         if served % _BATCH == 0:
                             await trio.lowlevel.checkpoint()
-                    await self._wait_for_work()
+                    self._idle.append(task)
+                    await trio.lowlevel.wait_task_rescheduled(abort)
         except BaseException:
             # Cancelled from outside of the call: the actor ends, and then tells its callers why.
             if call is not None and not call.ended:
-                self.on_interrupted(call)
+                mailbox.on_interrupted(call)
             raise
         if scope.cancelled_caught:
             assert call is not None
             call.cancelled()
 
-    async def _wait_for_work(self) -> None:
-        task = trio.lowlevel.current_task()
-        self._idle.append(task)
 
-        def abort(_: object) -> trio.lowlevel.Abort:
-            self._idle.remove(task)
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
+def _is_spent(scope: trio.CancelScope) -> bool:
+    """Forget the deadline of a call; return whether its scope has been cancelled, so that no other may run in it."""
+    scope.deadline = math.inf
+    return scope.cancel_called
 
 
 class Mailbox:
     """All calls that one actor has accepted and not ended.
 
     Attributes:
-        serve, start_task, on_interrupted, on_crowded: See `SlotGroup`.
+        serve: Runs one call, to its terminal frame (None) or as far as it goes without waiting; returns the rest.
+        start_task: Starts a task in the context of the actor.
+        on_interrupted: Told of a call that is not answered, because the actor itself is ending.
+        on_crowded: Told of the first call of a group that has to wait for a slot, and again once its `is_watched` is
+            False.
         is_open: Whether slots take calls; before that they queue (the actor is starting).
+        idle: Set by `check_idle`; None while nobody waits for that.
     """
 
-    __slots__ = ("_early", "_groups", "_idle", "is_open", "on_crowded", "on_interrupted", "serve", "start_task")
+    __slots__ = ("_early", "_groups", "idle", "is_open", "on_crowded", "on_interrupted", "serve", "start_task")
 
     def __init__(
         self,
@@ -173,7 +149,7 @@ class Mailbox:
         self.is_open = False
         self._groups: dict[str, SlotGroup] = {}
         self._early: deque[IncomingCall] = deque()
-        self._idle: trio.Event | None = None
+        self.idle: trio.Event | None = None
 
     def put(self, call: IncomingCall) -> None:
         """Accept a call."""
@@ -183,14 +159,7 @@ class Mailbox:
         key = call.spec.slots
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = SlotGroup(
-                call.spec.concurrency,
-                self.serve,
-                self.start_task,
-                self._check_idle,
-                self.on_interrupted,
-                self.on_crowded,
-            )
+            group = self._groups[key] = SlotGroup(self, call.spec.concurrency)
         group.put(call)
 
     def open(self) -> None:
@@ -223,7 +192,7 @@ class Mailbox:
         for queue in (self._early, *(group.queue for group in self._groups.values())):
             if call in queue:
                 queue.remove(call)
-                self._check_idle()
+                self.check_idle()
                 return True
         return False
 
@@ -232,20 +201,21 @@ class Mailbox:
         taken = list(self.queued())
         for queue in (self._early, *(group.queue for group in self._groups.values())):
             queue.clear()
-        self._check_idle()
+        self.check_idle()
         return taken
 
     async def wait_idle(self) -> None:
         """Wait until nothing is queued and nothing runs."""
         while not self._is_idle():
-            if self._idle is None:
-                self._idle = trio.Event()
-            await self._idle.wait()
+            if self.idle is None:
+                self.idle = trio.Event()
+            await self.idle.wait()
 
     def _is_idle(self) -> bool:
         return not self._early and not any(group.queue or group.running for group in self._groups.values())
 
-    def _check_idle(self) -> None:
-        if self._idle is not None and self._is_idle():
-            self._idle.set()
-            self._idle = None
+    def check_idle(self) -> None:
+        """Tell who waits for it if nothing is queued and nothing runs."""
+        if self.idle is not None and self._is_idle():
+            self.idle.set()
+            self.idle = None

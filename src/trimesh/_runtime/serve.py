@@ -7,6 +7,7 @@ scope: the slot that has taken the call from the mailbox calls it.
 from __future__ import annotations
 
 import contextvars
+import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from trimesh._runtime import item_sender
 from trimesh._runtime import run_in_context as context_runner
 from trimesh._runtime.cancelled import split_cancelled
 from trimesh._runtime.context import Context, set_context
-from trimesh._runtime.endpoint_spec import EndpointSpec, Kind
+from trimesh._runtime.endpoint_spec import ASYNC, GENERATOR, INLINE, EndpointSpec
 from trimesh._runtime.incoming import IncomingCall
 from trimesh._runtime.item_sender import produce
 from trimesh._runtime.run_in_context import go_on_in_context, run_in_context
@@ -74,24 +75,25 @@ class Server:
             None when the call has ended, else what runs the rest. That raises `Cancelled` when the call, or the actor
             itself, is cancelled; then the call has not ended.
         """
-        if call.cancelled_by is not None or call.is_expired:
+        if call.cancelled_by is not None or (call.deadline != math.inf and call.is_expired):
             call.cancelled()  # an expired or cancelled call never starts (D04, C11)
             return None
         call.start()
         spec = call.spec
-        if spec.kind is not Kind.INLINE and spec.kind is not Kind.ASYNC:
+        kind = spec.kind
+        if kind is not INLINE and kind is not ASYNC:
             return self._finish(call, self._run_slowly(call))
         try:
             try:
-                arguments = self.values.decode_call(call.payload, call.bodies, spec, is_owner=call.peer.is_owner)
+                args, kwargs = self.values.decode_call(call.payload, call.bodies, spec, call.peer)
             except NotYet:
                 return self._finish(call, self._run_slowly(call))
             call.forget_arguments()
             context = self._context_of(spec.name)
-            if spec.kind is Kind.INLINE:
-                result = _call_now(context, spec, self.actor, arguments)
+            if kind is INLINE:
+                result = _call_now(context, spec, self.actor, args, kwargs)
             else:
-                coroutine: Coroutine[Any, Any, Any] = spec.fn(self.actor, *arguments[0], **arguments[1])
+                coroutine: Coroutine[Any, Any, Any] = spec.fn(self.actor, *args, **kwargs)
                 try:
                     trap = _first_step(context, coroutine)
                 except StopIteration as stop:
@@ -135,13 +137,13 @@ class Server:
         """Decode the arguments, when all that they stand for is there."""
         while True:
             try:
-                return self.values.decode_call(call.payload, call.bodies, call.spec, is_owner=call.peer.is_owner)
+                return self.values.decode_call(call.payload, call.bodies, call.spec, call.peer)
             except NotYet as early:
                 wait = early.wait
             await wait()
 
     def _answer(self, call: IncomingCall, result: Any) -> trio.Event | None:
-        if call.is_broadcast:
+        if not call.call_id:  # a broadcast
             call.ended = True
             return None
         return call.returned(self.values.encode_result(result, call.spec))
@@ -173,10 +175,10 @@ class Server:
 
 @trio.lowlevel.disable_ki_protection
 def _call_now(
-    context: contextvars.Context, spec: EndpointSpec, actor: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    context: contextvars.Context, spec: EndpointSpec, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     try:
-        return context.run(spec.fn, actor, *arguments[0], **arguments[1])
+        return context.run(spec.fn, actor, *args, **kwargs)
     except StopIteration as error:  # nobody could await what raises it
         raise RuntimeError(f"{spec.name} raised StopIteration") from error
 
@@ -201,11 +203,11 @@ async def _invoke(
     kwargs: dict[str, Any],
 ) -> Any:
     spec = call.spec
-    if spec.kind is Kind.GENERATOR:
+    if spec.kind is GENERATOR:
         return await produce(call, context.run(spec.fn, actor, *args, **kwargs), context, values)
-    if spec.kind is Kind.ASYNC:
+    if spec.kind is ASYNC:
         return await run_in_context(context, spec.fn(actor, *args, **kwargs))
-    if spec.kind is Kind.INLINE:
+    if spec.kind is INLINE:
         return context.run(spec.fn, actor, *args, **kwargs)
     # The slots of the group bound the threads, not Trio's limiter, which other code of the process uses, too.
     running = trio.to_thread.run_sync(lambda: spec.fn(actor, *args, **kwargs), limiter=trio.CapacityLimiter(1))

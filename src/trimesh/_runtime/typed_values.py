@@ -37,6 +37,7 @@ from trimesh.ids import ProcId
 
 if TYPE_CHECKING:
     from trimesh._runtime.channels import Channels
+    from trimesh._runtime.peer import Peer
 
 
 class TypedValues(Values):
@@ -88,10 +89,10 @@ class TypedValues(Values):
         return writer.finish(arguments.write(writer, args, kwargs, endpoint))
 
     def decode_call(
-        self, payload: Buffer, bodies: Sequence[memoryview], spec: EndpointSpec, *, is_owner: bool
+        self, payload: Buffer, bodies: Sequence[memoryview], spec: EndpointSpec, peer: Peer
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Decode the arguments of a call; `ProtocolError` for bytes that do not fit the endpoint."""
-        reader = Reader.of_message(payload, bodies, Source(is_owner, self._bindings))
+        reader = Reader.of_message(payload, bodies, Source(peer.is_owner, self._bindings))
         try:
             args, kwargs = self._arguments_of(spec).read(reader)
             if spec.fn is Agent.spawn:

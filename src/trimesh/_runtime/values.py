@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trimesh._runtime import torch_values
 from trimesh._runtime.endpoint_spec import EndpointSpec
@@ -18,6 +18,9 @@ from trimesh._wire.reducers import DefinitionId, Reducer
 from trimesh._wire.regions import Buffer
 from trimesh.errors import Origin, RemoteError, set_origin
 from trimesh.ids import ProcId
+
+if TYPE_CHECKING:
+    from trimesh._runtime.peer import Peer
 
 
 class Values:
@@ -49,7 +52,10 @@ class Values:
 
     def encode(self, value: object, *, what: str) -> Encoded:
         """Encode a value; `TypeError` names `what` and the part that cannot be serialised."""
-        return _unguarded(self._encoder.encode(value, what=what), what)
+        encoded = self._encoder.encode(value, what=what)
+        if encoded.attachments:
+            _refuse_guarded(encoded, what)
+        return encoded
 
     def item_type(self, annotation: Any) -> ItemType | None:
         """Return what the items of a channel are that is opened here; None where each says itself what it is."""
@@ -84,12 +90,12 @@ class Values:
         return self._decoder.decode(payload, bodies, what=what)
 
     def decode_call(
-        self, payload: Buffer, bodies: Sequence[memoryview], spec: EndpointSpec, *, is_owner: bool
+        self, payload: Buffer, bodies: Sequence[memoryview], spec: EndpointSpec, peer: Peer
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Decode the arguments of a call, of the owner of this process or of another one; see `decode`."""
-        del is_owner
+        """Decode the arguments of a call of `peer`; see `decode`."""
+        del peer
         arguments: tuple[tuple[Any, ...], dict[str, Any]]
-        arguments = self._decoder.decode(payload, bodies, what=f"the arguments of {spec.name}()")
+        arguments = self._decoder.decode(payload, bodies, what=spec.arguments_text)
         return arguments
 
     def encode_construction(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str) -> Encoded:
@@ -99,7 +105,8 @@ class Values:
         except TypeError:
             self._encoder.encode_call((cls, *args), kwargs, endpoint=f"{name}.__init__")  # names the argument
             raise
-        return _unguarded(encoded, f"the arguments of {name}")
+        _refuse_guarded(encoded, f"the arguments of {name}")
+        return encoded
 
     def decode_construction(
         self, payload: Buffer, bodies: Sequence[memoryview], *, name: str
@@ -110,7 +117,7 @@ class Values:
 
     def encode_result(self, value: object, spec: EndpointSpec) -> Encoded:
         """Encode what an endpoint has returned; see `encode`."""
-        return self.encode(value, what=f"the result of {spec.name}()")
+        return self.encode(value, what=spec.result_text)
 
     def encode_item(self, value: object, spec: EndpointSpec) -> Encoded:
         """Encode what a generator endpoint has yielded; see `encode`."""
@@ -150,11 +157,10 @@ class Values:
         self._definitions.define(definition, payload, cargo, attachments)
 
 
-def _unguarded(encoded: Encoded, what: str) -> Encoded:
+def _refuse_guarded(encoded: Encoded, what: str) -> None:
     """Refuse what travels in calls alone, where somebody keeps it until they have ended."""
     if any(isinstance(thing, Guarded) for thing in encoded.attachments):
         raise TypeError(f"a mesh tensor travels as an argument of a call, got one in {what}: send its value, or call")
-    return encoded
 
 
 def describe(origin: Origin) -> str:

@@ -14,7 +14,9 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from trimesh import limits
 from trimesh._wire import arrays, byte_values, exception_values
@@ -37,7 +39,7 @@ Bindings = Mapping[tuple[str, str], Any]
 """What `(module, name)` in a pickle means to one decoder, in place of that global."""
 
 
-class Encoded(NamedTuple):
+class Encoded(msgspec.Struct, frozen=True):
     """A value as bytes.
 
     Attributes:
@@ -49,9 +51,9 @@ class Encoded(NamedTuple):
     """
 
     payload: bytes
-    buffers: tuple[memoryview, ...]
-    definitions: tuple[DefinitionId, ...]
-    attachments: tuple[object, ...]
+    buffers: tuple[memoryview, ...] = ()
+    definitions: tuple[DefinitionId, ...] = ()
+    attachments: tuple[object, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -133,7 +135,7 @@ class _Pickler(pickle.Pickler):
         self.file.truncate()
         self.clear_memo()
         if not (self.buffers or self.definitions or self.attachments or self.bound):
-            return Encoded(stream, (), (), ())
+            return Encoded(stream)
         payload, bodies = lay_out(stream, self.buffers, self.extents, bound=self.bound, bodies_max=bodies_max)
         encoded = Encoded(payload, bodies, tuple(self.definitions), tuple(self.attachments))
         self.buffers.clear()
@@ -191,7 +193,7 @@ class Encoder:
             TypeError: It cannot be serialised; the text names `what` and the offending part.
         """
         if type(value) in _PLAIN:
-            return Encoded(pickle.dumps(value, _PROTOCOL), (), (), ())
+            return Encoded(pickle.dumps(value, _PROTOCOL))
         self._table.refresh()
         # Encoding may be entered again from a user's __reduce__, or on another thread: each run has its own pickler.
         try:
@@ -232,7 +234,7 @@ class Encoder:
             TypeError: An argument cannot be serialised; the text names it.
         """
         if not kwargs and _PLAIN.issuperset(map(type, args)):
-            return Encoded(pickle.dumps((args, kwargs), _PROTOCOL), (), (), ())
+            return Encoded(pickle.dumps((args, kwargs), _PROTOCOL))
         try:
             return self.encode(arguments_beside(args, kwargs), what=f"the arguments of {endpoint}()")
         except TypeError:

@@ -65,7 +65,7 @@ def _call_member(rank: Any, mesh: int, name: str, args: tuple[Any, ...], kwargs:
 
     async def call() -> Any:
         cell = proc.cells.get(MeshId(mesh))
-        spec = None if cell is None else cell.endpoint(name)
+        spec = None if cell is None else cell.endpoints.get(name)
         if cell is None or spec is None:
             raise LookupError(f"no actor with the endpoint {name!r} that was called lives in the process of this rank")
         request = Request(cell.spec.name, name, args, kwargs, lambda _: cell.origin(name), spec=spec)
