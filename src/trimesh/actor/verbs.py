@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import trio
 
+from trimesh._runtime.context import current_proc
 from trimesh._runtime.endpoint_spec import EndpointSpec, Kind
 from trimesh._runtime.invoke import Err, Ok, Request, Result, invoke, post, post_nowait
 from trimesh._runtime.proc import Proc
@@ -26,7 +27,7 @@ Kwargs = dict[str, Any]
 
 async def call(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -> ValueMesh[Any]:
     """See `Endpoint.call`."""
-    results = await invoke_on(mesh, spec, args, kwargs, mesh.ranks(), fail_fast=True)
+    results = await invoke_on(mesh, spec, bind(mesh, spec, args, kwargs), mesh.ranks(), fail_fast=True)
     values = tuple(result.value for result in results if isinstance(result, Ok))
     if len(values) < len(results):
         raise_group(mesh, spec, results)
@@ -35,34 +36,36 @@ async def call(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -
 
 async def call_settled(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -> ValueMesh[Outcome[Any]]:
     """See `Endpoint.call_settled`."""
-    results = await invoke_on(mesh, spec, args, kwargs, mesh.ranks(), fail_fast=False, errors_win=False)
+    bound = bind(mesh, spec, args, kwargs)
+    results = await invoke_on(mesh, spec, bound, mesh.ranks(), fail_fast=False, errors_win=False)
     return ValueMesh(mesh.region, tuple(_outcome(result) for result in results))
 
 
 async def call_one(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -> Any:
     """See `Endpoint.call_one`."""
-    ranks = mesh.ranks()
-    check_one(mesh)
-    return bare(await invoke_on(mesh, spec, args, kwargs, ranks, fail_fast=False))
+    ranks = one_rank(mesh)
+    return bare(await invoke_on(mesh, spec, bind(mesh, spec, args, kwargs), ranks, fail_fast=False))
 
 
-def check_one(mesh: MeshView) -> None:
-    """Refuse a view of none or several members.
+def one_rank(mesh: MeshView) -> Sequence[int]:
+    """Return the ranks of a view of one member.
 
     Raises:
-        ValueError: It is one.
+        ValueError: It has none or several.
     """
-    if len(mesh.ranks()) != 1:
+    ranks = mesh.ranks()
+    if len(ranks) != 1:
         raise ValueError(
-            f"call_one needs a mesh of exactly one member, got {len(mesh.ranks())} in {mesh!r}: "
+            f"call_one needs a mesh of exactly one member, got {len(ranks)} in {mesh!r}: "
             "slice it to one, or use call or choose"
         )
+    return ranks
 
 
 async def choose(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -> Any:
     """See `Endpoint.choose`."""
     bound = bind(mesh, spec, args, kwargs)
-    return bare(await invoke_bound(mesh, spec, bound, [pick(mesh, "choose")], fail_fast=False))
+    return bare(await invoke_on(mesh, spec, bound, [pick(mesh, "choose")], fail_fast=False))
 
 
 def pick(mesh: MeshView, verb: str, avoid: Collection[int] = ()) -> int:
@@ -206,9 +209,13 @@ async def prepare(
     proc = mesh.proc()
     targets = mesh.ready_targets(proc, ranks)
     if targets is None:
-        await mesh.settle(proc, ranks)
-        targets = [mesh.target(proc, rank) for rank in ranks]
+        targets = await _settled_targets(mesh, proc, ranks)
     return proc, targets, request_to(mesh, proc, spec, bound, ranks)
+
+
+async def _settled_targets(mesh: MeshView, proc: Proc, ranks: Sequence[int]) -> list[Target]:
+    await mesh.settle(proc, ranks)
+    return [mesh.target(proc, rank) for rank in ranks]
 
 
 def request_to(
@@ -216,7 +223,7 @@ def request_to(
 ) -> Request:
     """Return what is sent to some ranks, as they are now."""
     info = mesh.membership(proc).info  # the incarnations that are called now
-    return Request(mesh.name, spec.name, *bound, Origins(info, ranks, spec.name), spec)
+    return Request(info.name, spec.name, *bound, Origins(info, ranks, spec.name), spec)
 
 
 class Origins(msgspec.Struct, frozen=True, eq=False):
@@ -231,22 +238,7 @@ class Origins(msgspec.Struct, frozen=True, eq=False):
         return self.info.origin(self.ranks[index], self.endpoint)
 
 
-def invoke_on(
-    mesh: MeshView,
-    spec: EndpointSpec,
-    args: Args,
-    kwargs: Kwargs,
-    ranks: Sequence[int],
-    *,
-    fail_fast: bool,
-    errors_win: bool = True,
-) -> Awaitable[list[Result]]:
-    """Bind the arguments; what is returned calls some ranks and returns a result for each."""
-    bound = bind(mesh, spec, args, kwargs)
-    return invoke_bound(mesh, spec, bound, ranks, fail_fast=fail_fast, errors_win=errors_win)
-
-
-async def invoke_bound(
+async def invoke_on(
     mesh: MeshView,
     spec: EndpointSpec,
     bound: tuple[Args, Kwargs],
@@ -255,25 +247,27 @@ async def invoke_bound(
     fail_fast: bool,
     errors_win: bool = True,
 ) -> list[Result]:
-    """The same with arguments that `bind` has checked."""
+    """Call some ranks, with arguments that `bind` has checked; return a result for each."""
     refused = refusals(mesh, spec, ranks)
     if refused is not None:
         await trio.lowlevel.checkpoint()
         return refused
-    proc, targets, request = await prepare(mesh, spec, bound, ranks)
+    proc = current_proc()
+    targets = mesh.ready_targets(proc, ranks)
+    if targets is None:
+        targets = await _settled_targets(mesh, proc, ranks)
+    request = request_to(mesh, proc, spec, bound, ranks)
     return await invoke(proc, targets, request, fail_fast=fail_fast, errors_win=errors_win)
 
 
 def bare(results: list[Result]) -> Any:
     """Return the one result, or raise its error."""
     [result] = results
-    match result:
-        case Ok(value=value):
-            return value
-        case Err(error=error):
-            raise error
-        case _:
-            raise RemoteCancelled(reason="the call was cancelled")
+    if type(result) is Ok:
+        return result.value
+    if type(result) is Err:
+        raise result.error
+    raise RemoteCancelled(reason="the call was cancelled")
 
 
 def _outcome(result: Result) -> Outcome[Any]:
