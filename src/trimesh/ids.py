@@ -7,7 +7,6 @@ process that makes them; a number is never used twice within an incarnation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NewType
 
 ProcId = NewType("ProcId", int)
@@ -23,11 +22,3 @@ AGENT = MeshId(0)
 """The built-in actor of every process: it spawns and stops the others."""
 
 ID_MAX = 2**63 - 1
-
-
-def call_ids() -> Iterator[CallId]:
-    """Yield call ids of one incarnation: 1, 2, 3, ..."""
-    value = 0
-    while True:
-        value += 1
-        yield CallId(value)

@@ -47,7 +47,7 @@ def test_rank_settles_once():
     collector = Collector(2, fail_fast=False)
     assert collector.settle(0, Returned(b"first"))
     assert not collector.settle(0, Raised(b"second"))
-    assert collector.outcome(0) == Returned(b"first")
+    assert collector.outcomes[0] == Returned(b"first")
     assert collector.failures == ()
     assert collector.remaining == 1
 
@@ -83,7 +83,7 @@ def test_withdraw_settles_what_was_not_sent():
     collector.settle(3, Returned(b""))
     collector.withdraw_unsent()
     assert list(collector.running()) == [1]
-    assert [collector.outcome(index) for index in (0, 2)] == [Withdrawn(), Withdrawn()]
+    assert [collector.outcomes[index] for index in (0, 2)] == [Withdrawn(), Withdrawn()]
     assert collector.remaining == 1
     collector.withdraw_unsent()
     assert collector.remaining == 1
@@ -129,4 +129,4 @@ def test_collector_agrees_with_a_table(events: list[tuple[int, object]], fail_fa
         assert collector.failures == tuple(failures)
         assert list(collector.running()) == [i for i in state if state[i] is Rank.SENT]
         assert collector.wants_cancel is (fail_fast and bool(failures) and len(settled) < 5)
-        assert [collector.outcome(i) for i in range(5)] == [settled.get(i) for i in range(5)]
+        assert [collector.outcomes[i] for i in range(5)] == [settled.get(i) for i in range(5)]

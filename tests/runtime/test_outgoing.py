@@ -94,7 +94,7 @@ async def test_call_to_one_waits_for_its_reply():
         nursery.start_soon(call.wait)
         await trio.testing.wait_all_tasks_blocked()
         stage.returned(0, call)
-    assert call.collector.outcome(0) == Returned(b"value", [])
+    assert call.collector.outcomes[0] == Returned(b"value", [])
     stage.check_clean()
 
 
@@ -148,7 +148,7 @@ async def test_message_that_is_taken_back_lets_a_smaller_one_pass():
     assert stage.calls(0) == [0]
     large.cancel_rest("enough")
     assert stage.calls(0) == [0, small.call_id]
-    assert large.collector.outcome(0) == Withdrawn()
+    assert large.collector.outcomes[0] == Withdrawn()
     await large.wait()
     stage.say(0, messages.Return(small.call_id, MESH, 2, b""))
     await small.wait()
@@ -169,14 +169,14 @@ async def test_first_failure_cancels_the_others():
         nursery.start_soon(call.wait)
         await trio.testing.wait_all_tasks_blocked()
         stage.say(0, messages.Error(call.call_id, MESH, 1, b"error"))
-        assert call.collector.outcome(2) == Withdrawn()
+        assert call.collector.outcomes[2] == Withdrawn()
         assert stage.cancels(0) == stage.cancels(2) == []
         (cancel,) = stage.cancels(1)
         assert (cancel.call, cancel.position) == (call.call_id, 2)
         assert stage.links[1].lanes[-1] is Lane.CONTROL
         stage.acknowledged(1, call)
     assert call.collector.failures == (0,)
-    assert isinstance(call.collector.outcome(0), Raised)
+    assert isinstance(call.collector.outcomes[0], Raised)
     stage.check_clean()
 
 
@@ -210,7 +210,7 @@ async def test_death_says_whether_the_message_had_left():
     stage.proc.declare_gone(stage.peers[0], died("gone"))
     for call, maybe in ((sent, True), (queued, False)):
         await call.wait()
-        outcome = call.collector.outcome(0)
+        outcome = call.collector.outcomes[0]
         assert isinstance(outcome, Failed)
         assert isinstance(outcome.error, ProcDied)
         assert outcome.error.maybe_executed is maybe

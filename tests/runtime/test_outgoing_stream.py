@@ -123,7 +123,7 @@ async def test_death_comes_after_the_items():
     stage.proc.declare_gone(stage.peers[0], died("gone"))
     assert await stream.next() is not None
     assert await stream.next() is None
-    assert isinstance(stream.collector.outcome(0), Failed)
+    assert isinstance(stream.collector.outcomes[0], Failed)
 
 
 async def test_silent_rank_ends_the_stream_after_the_bound(autojump_clock: trio.testing.MockClock):

@@ -59,7 +59,7 @@ class CallScene(Scene):
 
     def outcomes(self, _: Command) -> Iterator[str]:
         for rank in range(self.collector.size):
-            outcome = self.collector.outcome(rank)
+            outcome = self.collector.outcomes[rank]
             yield f"{rank}: {'runs' if outcome is None else type(outcome).__name__}"
 
     def _state(self) -> str:

@@ -72,6 +72,26 @@ def test_arguments_of_a_call_arrive_as_what_they_were():
     assert found[0][3].readonly
 
 
+def test_bytes_among_arguments_that_hold_nothing_arrive_as_they_were():
+    data = contents(LARGE)
+    args = (1, data, "text", b"small", data, None, contents(LARGE + 1))
+
+    encoded = Encoder().encode_call(args, {}, endpoint="f")
+
+    assert len(encoded.buffers) == 2
+    found, kwargs = arrived(encoded)
+    assert (found, kwargs) == (args, {})
+    assert found[1] is found[4]
+
+
+@pytest.mark.parametrize("size", [0, LARGE - 1, LARGE, LARGE + 1])
+def test_only_argument_arrives_as_what_it_was(size: int):
+    encoded = Encoder().encode_call((contents(size)[:size],), {}, endpoint="f")
+
+    assert len(encoded.buffers) == (size >= LARGE)
+    assert arrived(encoded) == ((contents(size)[:size],), {})
+
+
 def test_bytearray_that_another_argument_refers_to_stays_one_object():
     data = bytearray(contents(LARGE))
 

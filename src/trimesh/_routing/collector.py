@@ -85,10 +85,12 @@ class Collector:
     Attributes:
         size: Ranks addressed.
         fail_fast: Whether the first failure cancels the others.
+        remaining: Ranks that have not settled.
+        outcomes: What each rank came to, None while it runs; to be read only.
         failures: Indices of the failed ranks in the order in which they were seen.
     """
 
-    __slots__ = ("_outcomes", "_state", "fail_fast", "failures", "remaining", "size")
+    __slots__ = ("_state", "fail_fast", "failures", "outcomes", "remaining", "size")
 
     def __init__(self, size: int, fail_fast: bool) -> None:  # noqa: FBT001 - one is made for each call
         self.size = size
@@ -96,7 +98,7 @@ class Collector:
         self.remaining = size
         self.failures: tuple[int, ...] = ()
         self._state: list[Rank] = [_UNSENT] * size
-        self._outcomes: list[Outcome | None] = [None] * size
+        self.outcomes: list[Outcome | None] = [None] * size
 
     @property
     def is_complete(self) -> bool:
@@ -118,7 +120,7 @@ class Collector:
         if self._state[index] is _SETTLED:
             return False
         self._state[index] = _SETTLED
-        self._outcomes[index] = outcome
+        self.outcomes[index] = outcome
         self.remaining -= 1
         if type(outcome) is not Returned and is_failure(outcome):
             self.failures = (*self.failures, index)
@@ -130,10 +132,6 @@ class Collector:
             if state is _UNSENT:
                 self.settle(index, Withdrawn())
 
-    def outcome(self, index: int) -> Outcome | None:
-        """Return what rank `index` came to, or None while it runs."""
-        return self._outcomes[index]
-
     def states(self) -> Sequence[Rank]:
         """Return how far each rank is."""
         return tuple(self._state)
@@ -141,7 +139,7 @@ class Collector:
     def failed(self) -> Iterator[Outcome]:
         """Yield the outcomes of the failed ranks in the order in which they were seen."""
         for index in self.failures:
-            outcome = self._outcomes[index]
+            outcome = self.outcomes[index]
             assert outcome is not None
             yield outcome
 

@@ -13,7 +13,6 @@ from typing import Any
 import trio
 
 from trimesh import limits
-from trimesh._routing.collector import Outcome
 from trimesh._runtime.invoke import Request, budget_until, encode_request
 from trimesh._runtime.outgoing import AnyWait, OutgoingCall
 from trimesh._runtime.proc import Proc
@@ -68,14 +67,9 @@ class SetCall(OutgoingCall):
         """See `OutgoingCall.part_of`."""
         return self._set.consumer
 
-    @property
-    def outcome(self) -> Outcome | None:
-        """What it has come to, or None when it was given up."""
-        return self.collector.outcome(0)
-
     def check_end(self) -> None:
         """Tell the set when the call is complete, once."""
-        if self.collector.is_complete and not self._has_ended:
+        if not (self.collector.remaining or self._has_ended):
             self._has_ended = True
             self.proc.forget(self)
             self._set.end(self)
@@ -86,8 +80,7 @@ class SetCall(OutgoingCall):
         self.report_silent()
         self._give_up()
 
-    def _wake(self) -> None:
-        self.check_end()
+    _wake = check_end
 
 
 class CallSet:
@@ -97,24 +90,24 @@ class CallSet:
         consumer: The task that has made the set or, later, has last waited.
         running: Calls that have not ended, in the order in which they began.
         ended: Those that have, in that order.
-        on_end: Called with each that ends, by the task that drains the links.
+        on_failure: Called with each that fails, by the task that drains the links.
         silent_at: When calls that were cancelled count as silent (Trio time).
         is_all: Says whether the consumer waits, and nothing but what runs can end its wait.
         is_bounded: Whether the consumer had a deadline when it began to wait.
         number: Once somebody has asked for it in a search for deadlocks; 0 before.
     """
 
-    __slots__ = ("_news", "consumer", "ended", "is_all", "is_bounded", "number", "on_end", "running", "silent_at")
+    __slots__ = ("_news", "consumer", "ended", "is_all", "is_bounded", "number", "on_failure", "running", "silent_at")
 
     def __init__(
         self,
-        on_end: Callable[[SetCall], None] = lambda call: None,
-        is_all: Callable[[], bool] = lambda: False,
+        on_failure: Callable[[SetCall], None],
+        is_all: Callable[[], bool],
     ) -> None:
         self.consumer: trio.lowlevel.Task = trio.lowlevel.current_task()
         self.running: dict[SetCall, None] = {}
         self.ended: deque[SetCall] = deque()
-        self.on_end = on_end
+        self.on_failure = on_failure
         self.silent_at: float = math.inf
         self.is_all = is_all
         self.is_bounded = False
@@ -137,7 +130,7 @@ class CallSet:
         Raises:
             TypeError: An argument cannot be serialised; nothing was sent.
         """
-        budget = budget_until(proc, deadline)
+        budget = None if deadline == math.inf else budget_until(proc, deadline)
         call_id = proc.new_call_id()
         parcel = encode_request(proc, request, call_id, target.mesh, budget)
         call = SetCall(proc, call_id, request, target, key, self, budget=budget)
@@ -154,7 +147,8 @@ class CallSet:
         """Learn that a call has ended."""
         self.running.pop(call, None)
         self.ended.append(call)
-        self.on_end(call)
+        if call.collector.failures:
+            self.on_failure(call)
         self.wake()
 
     def wake(self) -> None:

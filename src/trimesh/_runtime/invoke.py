@@ -64,6 +64,7 @@ class Cut(msgspec.Struct, frozen=True):
 Result = Ok | Err | Cut
 
 _POSTED: Final = Ok(None)
+"""A broadcast has left."""
 
 
 class Request(msgspec.Struct, frozen=True, eq=False):
@@ -152,11 +153,11 @@ async def invoke(
     """
     await trio.lowlevel.checkpoint_if_cancelled()
     deadline = trio.current_effective_deadline()
-    budget = budget_until(proc, deadline)
+    is_bounded = deadline != math.inf
+    budget = budget_until(proc, deadline) if is_bounded else None
     call_id = proc.new_call_id()
     mesh = targets[0].mesh if targets else 0
     parcel = encode_request(proc, request, call_id, mesh, budget)
-    is_bounded = deadline != math.inf
     call = OutgoingCall(proc, call_id, request.what, targets, fail_fast=fail_fast, budget=budget, is_bounded=is_bounded)
     proc.begin(call, parcel)
     del parcel  # it may be large, and the wait long
@@ -307,9 +308,8 @@ def results_of(proc: Proc, call: OutgoingCall, request: Request, *, cancelled: b
         cancelled: Whether the caller is cancelled, so that only what endpoints have raised is news to it.
     """
     found: list[Result] = []
-    for index in range(len(call.targets)):
-        outcome = call.collector.outcome(index)
-        if isinstance(outcome, Returned):
+    for index, outcome in enumerate(call.collector.outcomes):
+        if type(outcome) is Returned:
             found.append(value_of(proc, outcome, request, index))
             continue
         where = request.origin(index)
@@ -341,9 +341,9 @@ def _is_victim(error: Exception, where: Origin) -> bool:
 def value_of(proc: Proc, outcome: Returned | Item, request: Request, index: int) -> Ok | Err:
     """Decode what a rank has sent: its result, or an item of its stream."""
     if not outcome.payload:
-        return Ok(None)  # a broadcast has left
+        return _POSTED
     try:
-        return Ok(proc.values.decode_result(outcome.payload, outcome.bodies, _spec(request)))
+        return Ok(proc.values.decode_result(outcome.payload, outcome.bodies, request.spec or _spec(request)))
     except Exception as error:  # noqa: BLE001 - unpickling runs user code; the error is the rank's
         set_origin(error, request.origin(index))
         error.add_note(f"it is the result of {request.what}()")

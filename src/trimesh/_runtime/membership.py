@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import trio
@@ -43,6 +43,9 @@ class Standing(enum.Enum):
 
 Place = tuple[int, str, int, int]
 """A `MemberInfo` in an answer of the owner: (process, host, pid, incarnation)."""
+
+
+_LIVE: Final = Standing.LIVE  # looked up for each message, and slowly in the class
 
 
 class Membership:
@@ -83,6 +86,16 @@ class Membership:
         if found is None or found.peer.death is not None:  # of those that have ended nothing is kept
             found = self._targets[rank] = Target(self.peer(rank), self.info.mesh)
         return found
+
+    def ready(self, ranks: Sequence[int]) -> list[Target] | None:
+        """Return the targets of ranks that all live and have a link; else None: see `settle`."""
+        targets: list[Target] = []
+        for rank in ranks:
+            target = self._targets.get(rank) or self.target(rank)
+            if target.peer.link is None or self.standings[rank] is not _LIVE:
+                return None
+            targets.append(target)
+        return targets
 
     def is_live(self, rank: int) -> bool:
         """Return whether nothing is known of the end of a member."""

@@ -6,12 +6,13 @@ belong; it never runs user code and never waits.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import random
 import socket
 import weakref
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ from trimesh._runtime.values import Values
 from trimesh._transport.base import DownReason, Group, Link, LinkDown, Transport
 from trimesh._wire import messages
 from trimesh.errors import ProtocolError, TrimeshInternalError
-from trimesh.ids import ID_MAX, CallId, MeshId, ProcId, call_ids
+from trimesh.ids import ID_MAX, CallId, MeshId, ProcId
 
 if TYPE_CHECKING:
     from trimesh._runtime.block import Block
@@ -66,6 +67,8 @@ class Proc:
         nursery: Tasks of the runtime.
         actors: Tasks of the actors, which end before those.
         has_crashed: Whether a bug of ours has ended it.
+        new_call_id: Gives the number of another call.
+        now: Gives the Trio time; while it runs, at a third of the cost of `trio.current_time()`.
         is_simulated: Whether the processes that it talks to are in this one, and have its clock.
         dropped_replies: Replies that came after their call had been given up.
         routes: Who takes the messages that are no calls and no answers, by their class.
@@ -80,11 +83,9 @@ class Proc:
     """
 
     __slots__ = (
-        "_call_ids",
         "_calls",
         "_deaths",
         "_groups",
-        "_now",
         "_of_link",
         "_peers",
         "_random",
@@ -104,6 +105,8 @@ class Proc:
         "loopback",
         "members",
         "memberships",
+        "new_call_id",
+        "now",
         "nursery",
         "on_gone",
         "on_link",
@@ -153,14 +156,14 @@ class Proc:
         serve_streams(self)
         serve_reports(self)
         self.deadlocks = Deadlocks(self)
-        self._now: Callable[[], float] = trio.current_time
+        self.now: Callable[[], float] = trio.current_time
         self.is_simulated: bool = seed is not None
         # Ids need to be unique, not secret; a simulation needs them to be the same in each run.
         self._random: random.Random = random.Random(seed) if seed is not None else random.SystemRandom()  # noqa: S311
         self._peers: dict[ProcId, Peer] = {}
         self._of_link: dict[Link, Peer] = {}
         self._calls: dict[int, OutgoingCall] = {}
-        self._call_ids: Iterator[CallId] = call_ids()
+        self.new_call_id: Callable[[], CallId] = map(CallId, itertools.count(1)).__next__
         self._groups: dict[tuple[Link, ...], Group] = {}
         self._deaths = Deaths()
         self.loopback = LoopbackLink(self)
@@ -178,8 +181,8 @@ class Proc:
             agent: The first actor.
             on_ready: Called when it serves.
         """
+        self.now = trio.lowlevel.current_clock().current_time
         links = trio.CancelScope(shield=True)
-        self._now = trio.lowlevel.current_clock().current_time  # asked once a message: the same at a third of the cost
         async with trio.open_nursery() as self.nursery:
             self.nursery.start_soon(self._serve_links, links)
             try:
@@ -328,13 +331,10 @@ class Proc:
 
     # ---- calls -----------------------------------------------------------------------------------------------
 
-    def new_call_id(self) -> CallId:
-        """Return the next call id."""
-        return next(self._call_ids)
-
     def begin(self, call: OutgoingCall, parcel: Parcel) -> None:
         """Register a call and send it. `TypeError` for what its actors cannot be sent."""
-        call.hold(parcel.attachments)
+        if parcel.attachments:
+            call.hold(parcel.attachments)
         if not call.is_broadcast:
             self._calls[call.call_id] = call
         call.start(parcel)
@@ -342,8 +342,6 @@ class Proc:
     def forget(self, call: OutgoingCall) -> None:
         """Drop a call that has ended or was given up; its late replies are dropped and counted."""
         self._calls.pop(call.call_id, None)
-        for target in call.targets:
-            target.peer.calls.pop(call, None)
 
     def unended_call(self, call_id: int) -> OutgoingCall | None:
         """Return a call of this process that waits for an outcome, by its number."""
@@ -451,7 +449,7 @@ class Proc:
             refuse(link, number, mesh, count, nbytes, "unknown", text)
             return
         payload, buffers = take_payload(message.payload, bodies)
-        now = self._now()
+        now = self.now()
         deadline = math.inf if message.budget is None else now + message.budget
         call = IncomingCall(peer, link, number, mesh, spec, payload, buffers, nbytes, count, deadline, now, cargo)
         if message.window:

@@ -1,7 +1,8 @@
 """`bytes` and `bytearray` that are the value itself, or an argument of a call: beside the pickle, not through it.
 
 The pickler would copy them on both sides, and asks no reducer about them. So whoever encodes puts a `Beside` in their
-place first; what it wraps travels as a body of the message, and arrives as what it was.
+place first; what it wraps travels as a body of the message, and arrives as what it was. The pickle itself does not
+depend on it, so that of a `bytes` alone, by far the most common, is made once.
 
     BV-1 A large `bytes` is copied out of where it has come to once, or not at all where a transport has put it into a
          `bytes` already.
@@ -18,7 +19,6 @@ import msgspec
 
 from trimesh import limits
 from trimesh._wire.large_bytes import copied_bytes, whole_bytes
-from trimesh._wire.reducers import Sink, register_reducer
 from trimesh._wire.regions import Memory, view_of
 
 _CLOSED: Final = frozenset((bytes, bytearray, memoryview, str, int, float, complex, bool, type(None)))
@@ -30,25 +30,25 @@ class Beside(msgspec.Struct, frozen=True, eq=False):
 
     data: bytes | bytearray
 
+    def __reduce__(self) -> Any:
+        rebuild = rebuild_bytes if type(self.data) is bytes else rebuild_bytearray
+        return rebuild, (pickle.PickleBuffer(self.data),)
 
-def register() -> None:
-    """Register the reducers of this module."""
-    register_reducer(Beside, _reduce)
 
-
-def _is_large(value: object) -> TypeGuard[bytes | bytearray]:
+def is_large(value: object) -> TypeGuard[bytes | bytearray]:
+    """Whether a value goes beside the pickle where it may."""
     return (type(value) is bytes or type(value) is bytearray) and len(value) >= limits.BYTES_BESIDE_MIN
 
 
 def beside(value: object) -> object:
     """Return what to pickle in place of a value that is sent by itself."""
-    return Beside(value) if _is_large(value) else value
+    return Beside(value) if is_large(value) else value
 
 
 def arguments_beside(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return what to pickle in place of the arguments of a call."""
     for value in (*args, *kwargs.values()) if kwargs else args:
-        if _is_large(value):
+        if is_large(value):
             break
     else:
         return args, kwargs
@@ -63,12 +63,6 @@ def arguments_beside(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tup
     return tuple(map(placed, args)), {key: placed(value) for key, value in kwargs.items()}
 
 
-def _reduce(value: Beside, sink: Sink) -> Any:
-    del sink
-    rebuild = rebuild_bytes if type(value.data) is bytes else rebuild_bytearray
-    return rebuild, (pickle.PickleBuffer(value.data),)
-
-
 def rebuild_bytes(data: Memory | memoryview) -> bytes:
     """Make the `bytes` that has arrived."""
     view = view_of(data)
@@ -78,3 +72,15 @@ def rebuild_bytes(data: Memory | memoryview) -> bytes:
 def rebuild_bytearray(data: Memory | memoryview) -> bytearray:
     """Make the `bytearray` that has arrived."""
     return bytearray(view_of(data))
+
+
+def _stream(value: object) -> bytes:
+    """Return the pickle of something with a `Beside` in it."""
+    return pickle.dumps(value, 5, buffer_callback=lambda _: None)
+
+
+VALUE_ALONE: Final = _stream(Beside(b""))
+"""The pickle of any large `bytes`."""
+
+ARGUMENT_ALONE: Final = _stream(((Beside(b""),), dict[str, Any]()))
+"""The pickle of any call whose one argument is a large `bytes`."""

@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 
 from trimesh import limits
-from trimesh._wire import arrays, byte_values, exception_values
+from trimesh._wire import arrays, exception_values
 from trimesh._wire.by_value import DefinitionError, Definitions
-from trimesh._wire.byte_values import arguments_beside, beside
+from trimesh._wire.byte_values import ARGUMENT_ALONE, VALUE_ALONE, arguments_beside, beside, is_large
 from trimesh._wire.definition_rebuild import Rebuilder
 from trimesh._wire.definition_reduce import DefinitionReducers
 from trimesh._wire.diagnosis import offending_attribute, offending_part
@@ -34,6 +34,10 @@ _NOTHING = object()
 
 _PLAIN = frozenset((int, float, bool, str, type(None)))
 """Types that the pickler asks no reducer about and that hold nothing: a pickler of their own costs a third of ours."""
+
+_PLAIN_OR_BYTES = _PLAIN | {bytes}
+"""The same with what may go beside the pickle. Ours would cost ten times as much here: it is not kept after a large
+value (`limits.ENCODER_KEEP_BYTES`)."""
 
 Bindings = Mapping[tuple[str, str], Any]
 """What `(module, name)` in a pickle means to one decoder, in place of that global."""
@@ -159,6 +163,20 @@ def _bound(reducer: Reducer) -> Entry:
     return Entry(reduce, subclasses=True)
 
 
+def _encode_bytes_call(args: tuple[Any, ...]) -> Encoded:
+    """Encode the arguments of a call, of which no reducer is asked about any."""
+    for value in args:
+        if type(value) is bytes and len(value) >= limits.BYTES_BESIDE_MIN:
+            break
+    else:
+        return Encoded(pickle.dumps((args, {}), _PROTOCOL))
+    if len(args) == 1:
+        return Encoded(ARGUMENT_ALONE, (memoryview(args[0]),))
+    buffers: list[pickle.PickleBuffer] = []
+    stream = pickle.dumps(arguments_beside(args, {}), _PROTOCOL, buffer_callback=buffers.append)
+    return Encoded(*lay_out(stream, buffers, {}))
+
+
 class Encoder:
     """Turns values into bytes for the links of one process."""
 
@@ -193,6 +211,10 @@ class Encoder:
             TypeError: It cannot be serialised; the text names `what` and the offending part.
         """
         if type(value) in _PLAIN:
+            return Encoded(pickle.dumps(value, _PROTOCOL))
+        if type(value) is bytes:
+            if is_large(value):
+                return Encoded(VALUE_ALONE, (memoryview(value),))
             return Encoded(pickle.dumps(value, _PROTOCOL))
         self._table.refresh()
         # Encoding may be entered again from a user's __reduce__, or on another thread: each run has its own pickler.
@@ -235,6 +257,8 @@ class Encoder:
         """
         if not kwargs and _PLAIN.issuperset(map(type, args)):
             return Encoded(pickle.dumps((args, kwargs), _PROTOCOL))
+        if not kwargs and _PLAIN_OR_BYTES.issuperset(map(type, args)):
+            return _encode_bytes_call(args)
         try:
             return self.encode(arguments_beside(args, kwargs), what=f"the arguments of {endpoint}()")
         except TypeError:
@@ -322,5 +346,4 @@ class Decoder:
 
 
 arrays.register()
-byte_values.register()
 exception_values.register()

@@ -111,10 +111,9 @@ class ItemMap(Results[tuple[int, R]]):
 
     async def _open(self) -> None:
         await trio.lowlevel.checkpoint()
-        refused = verbs.refusals(self._mesh, self._spec, self._mesh.ranks())
-        if refused:
-            verbs.raise_group(self._mesh, self._spec, refused)
-        self._calls = CallSet(on_end=self._on_end, is_all=self._waits_for_calls)
+        if not self._mesh.is_open:
+            verbs.raise_group(self._mesh, self._spec, verbs.refusals(self._mesh, self._spec, self._mesh.ranks()))
+        self._calls = CallSet(self._on_failure, self._waits_for_calls)
         self._nursery = trio.open_nursery()
         self._tasks = await self._nursery.__aenter__()
         self._tasks.start_soon(self._feed)
@@ -184,11 +183,12 @@ class ItemMap(Results[tuple[int, R]]):
             crew, ranks = self._crew, [unit.rank]
             target = None if crew is None else crew.ready(unit.rank)
             if crew is None or target is None:
+                self._mesh.check_open()
                 proc, [target], request = await verbs.prepare(self._mesh, self._spec, (args, kwargs), ranks)
                 self._crew = None
             else:
                 proc = crew.proc
-                request = verbs.request_to(self._mesh, proc, self._spec, (args, kwargs), ranks)
+                request = verbs.request_to(crew.membership.info, self._spec, (args, kwargs), ranks)
             if not self._calls.is_cancelled:
                 self._calls.begin(proc, target, request, unit, self._deadline)
         except Exception as error:
@@ -210,8 +210,8 @@ class ItemMap(Results[tuple[int, R]]):
 
     # ---- what comes ------------------------------------------------------------------------------------------
 
-    def _on_end(self, call: SetCall) -> None:
-        if call.collector.failures and self._is_fail_fast and self._retry is None:
+    def _on_failure(self, _: SetCall) -> None:
+        if self._is_fail_fast and self._retry is None:
             self._stop(f"another item of {self.what} failed")
 
     def _stop(self, reason: str) -> None:
@@ -229,7 +229,7 @@ class ItemMap(Results[tuple[int, R]]):
         while self._state == "open":
             if self._calls.ended:
                 call = self._calls.ended[0]
-                outcome = call.outcome
+                [outcome] = call.collector.outcomes
                 if type(outcome) is Returned:
                     found = self._take_result(call, value_of(call.proc, outcome, call.request, 0))
                 else:
@@ -254,8 +254,9 @@ class ItemMap(Results[tuple[int, R]]):
 
     async def _look_at(self, call: SetCall) -> tuple[int, R] | None:
         """Take a call that has ended without a value; return its result, if it has one that is wanted."""
-        if call.outcome is not None and is_failure(call.outcome):
-            await yield_to_cancel([call.outcome])  # it is still among those that have ended if this raises
+        [outcome] = call.collector.outcomes
+        if outcome is not None and is_failure(outcome):
+            await yield_to_cancel([outcome])  # it is still among those that have ended if this raises
             if self._retry is not None:
                 await trio.lowlevel.checkpoint_if_cancelled()
         [result] = results_of(call.proc, call, call.request, cancelled=False)
@@ -307,8 +308,8 @@ class ItemMap(Results[tuple[int, R]]):
             await self._calls.join()
 
     def _failed(self) -> Sequence[Outcome]:
-        outcomes = [call.outcome for call in self._calls.ended if call.outcome is not None]
-        return [outcome for outcome in outcomes if is_failure(outcome)]
+        outcomes = [outcome for call in self._calls.ended for outcome in call.collector.outcomes]
+        return [outcome for outcome in outcomes if outcome is not None and is_failure(outcome)]
 
     def _failures(self, *, cancelled: bool) -> list[Exception]:
         found = [

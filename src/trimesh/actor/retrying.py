@@ -19,8 +19,7 @@ from trimesh.shape.value_mesh import ValueMesh
 
 async def call_one(mesh: MeshView, spec: EndpointSpec, retry: Retry, args: verbs.Args, kwargs: verbs.Kwargs) -> Any:
     """See `Endpoint.call_one`."""
-    verbs.check_one(mesh)
-    [rank] = mesh.ranks()
+    [rank] = verbs.one_rank(mesh)
     return await _try(mesh, spec, retry, verbs.bind(mesh, spec, args, kwargs), lambda tried: rank)
 
 
@@ -42,7 +41,7 @@ async def _try(
     while True:
         try:
             tried.append(pick(tried))
-            return verbs.bare(await verbs.invoke_bound(mesh, spec, bound, tried[-1:], fail_fast=False))
+            return verbs.bare(await verbs.invoke_on(mesh, spec, bound, tried[-1:], fail_fast=False))
         except Exception as error:
             if not retry.wants(error, len(tried)):
                 with_earlier(error, errors)

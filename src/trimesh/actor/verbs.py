@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import trio
 
+from trimesh._runtime.context import current_proc
 from trimesh._runtime.endpoint_spec import EndpointSpec, Kind
 from trimesh._runtime.invoke import Err, Ok, Request, Result, invoke, post, post_nowait
 from trimesh._runtime.proc import Proc
@@ -26,7 +27,7 @@ Kwargs = dict[str, Any]
 
 async def call(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -> ValueMesh[Any]:
     """See `Endpoint.call`."""
-    results = await invoke_on(mesh, spec, args, kwargs, mesh.ranks(), fail_fast=True)
+    results = await invoke_on(mesh, spec, bind(mesh, spec, args, kwargs), mesh.ranks(), fail_fast=True)
     values = tuple(result.value for result in results if isinstance(result, Ok))
     if len(values) < len(results):
         raise_group(mesh, spec, results)
@@ -35,34 +36,36 @@ async def call(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -
 
 async def call_settled(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -> ValueMesh[Outcome[Any]]:
     """See `Endpoint.call_settled`."""
-    results = await invoke_on(mesh, spec, args, kwargs, mesh.ranks(), fail_fast=False, errors_win=False)
+    bound = bind(mesh, spec, args, kwargs)
+    results = await invoke_on(mesh, spec, bound, mesh.ranks(), fail_fast=False, errors_win=False)
     return ValueMesh(mesh.region, tuple(_outcome(result) for result in results))
 
 
 async def call_one(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -> Any:
     """See `Endpoint.call_one`."""
-    ranks = mesh.ranks()
-    check_one(mesh)
-    return bare(await invoke_on(mesh, spec, args, kwargs, ranks, fail_fast=False))
+    ranks = one_rank(mesh)
+    return bare(await invoke_on(mesh, spec, bind(mesh, spec, args, kwargs), ranks, fail_fast=False))
 
 
-def check_one(mesh: MeshView) -> None:
-    """Refuse a view of none or several members.
+def one_rank(mesh: MeshView) -> Sequence[int]:
+    """Return the ranks of a view of one member.
 
     Raises:
-        ValueError: It is one.
+        ValueError: It has none or several.
     """
-    if len(mesh.ranks()) != 1:
+    ranks = mesh.ranks()
+    if len(ranks) != 1:
         raise ValueError(
-            f"call_one needs a mesh of exactly one member, got {len(mesh.ranks())} in {mesh!r}: "
+            f"call_one needs a mesh of exactly one member, got {len(ranks)} in {mesh!r}: "
             "slice it to one, or use call or choose"
         )
+    return ranks
 
 
 async def choose(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -> Any:
     """See `Endpoint.choose`."""
     bound = bind(mesh, spec, args, kwargs)
-    return bare(await invoke_bound(mesh, spec, bound, [pick(mesh, "choose")], fail_fast=False))
+    return bare(await invoke_on(mesh, spec, bound, [pick(mesh, "choose")], fail_fast=False))
 
 
 def pick(mesh: MeshView, verb: str, avoid: Collection[int] = ()) -> int:
@@ -81,14 +84,16 @@ class Crew:
     Attributes:
         mesh: The view.
         proc: The calling process.
+        membership: What it knows of the mesh.
         alive: The ranks that live; if none does, those that will.
     """
 
-    __slots__ = ("_ready", "alive", "mesh", "proc")
+    __slots__ = ("_ready", "alive", "membership", "mesh", "proc")
 
     def __init__(self, mesh: MeshView, proc: Proc, alive: Sequence[int]) -> None:
         self.mesh = mesh
         self.proc = proc
+        self.membership = mesh.membership(proc)
         self.alive = alive
         self._ready: dict[int, Target | None] = {}
 
@@ -100,7 +105,7 @@ class Crew:
     def ready(self, rank: int) -> Target | None:
         """Return a member that lives and has a link, or None; see `MeshView.settle`."""
         if rank not in self._ready:
-            targets = self.mesh.ready_targets(self.proc, [rank])
+            targets = self.membership.ready([rank])
             self._ready[rank] = targets[0] if targets else None
         return self._ready[rank]
 
@@ -126,11 +131,11 @@ async def broadcast(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwar
     """See `Endpoint.broadcast`."""
     ranks = mesh.ranks()
     bound = bind(mesh, spec, args, kwargs)
-    results = refusals(mesh, spec, ranks)
-    if results is None:
+    if mesh.is_open:
         results = await post(*await prepare(mesh, spec, bound, ranks))
     else:
         await trio.lowlevel.checkpoint()
+        results = refusals(mesh, spec, ranks)
     for result in results:
         if isinstance(result, Err):
             raise_group(mesh, spec, results)
@@ -140,17 +145,19 @@ def broadcast_nowait(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwa
     """See `Endpoint.broadcast_nowait`."""
     bound = bind(mesh, spec, args, kwargs)
     ranks = mesh.ranks()
-    results = refusals(mesh, spec, ranks)
-    if results is None:
-        proc = mesh.proc()
-        targets = mesh.ready_targets(proc, ranks)
+    if mesh.is_open:
+        proc = current_proc()
+        membership = mesh.membership(proc)
+        targets = membership.ready(ranks)
         if targets is None:
-            targets = [mesh.target(proc, rank) for rank in ranks]
-            if mesh.membership(proc).is_restarting(ranks):
+            targets = [membership.target(rank) for rank in ranks]
+            if membership.is_restarting(ranks):
                 raise trio.WouldBlock
             if any(target.peer.link is None and target.peer.death is None for target in targets):
                 raise trio.WouldBlock
-        results = post_nowait(proc, targets, request_to(mesh, proc, spec, bound, ranks))
+        results = post_nowait(proc, targets, request_to(membership.info, spec, bound, ranks))
+    else:
+        results = refusals(mesh, spec, ranks)
     for result in results:
         if isinstance(result, Err):
             raise_group(mesh, spec, results)
@@ -186,10 +193,8 @@ def bind(
     return args, kwargs
 
 
-def refusals(mesh: MeshView, spec: EndpointSpec, ranks: Sequence[int]) -> list[Result] | None:
-    """Return a result for each rank when the block that owns the mesh has begun to stop, else None."""
-    if mesh.is_open:
-        return None
+def refusals(mesh: MeshView, spec: EndpointSpec, ranks: Sequence[int]) -> list[Result]:
+    """Return a result for each rank of a mesh that is not open any more."""
     text = mesh.closed_text
     refused: list[Result] = []
     for rank in ranks:
@@ -202,21 +207,19 @@ def refusals(mesh: MeshView, spec: EndpointSpec, ranks: Sequence[int]) -> list[R
 async def prepare(
     mesh: MeshView, spec: EndpointSpec, bound: tuple[Args, Kwargs], ranks: Sequence[int]
 ) -> tuple[Proc, list[Target], Request]:
-    """Return what a message to some ranks needs, links to them included."""
-    proc = mesh.proc()
-    targets = mesh.ready_targets(proc, ranks)
+    """Return what a message to some ranks of an open mesh needs, links to them included."""
+    proc = current_proc()
+    membership = mesh.membership(proc)
+    targets = membership.ready(ranks)
     if targets is None:
         await mesh.settle(proc, ranks)
-        targets = [mesh.target(proc, rank) for rank in ranks]
-    return proc, targets, request_to(mesh, proc, spec, bound, ranks)
+        targets = [membership.target(rank) for rank in ranks]
+    return proc, targets, request_to(membership.info, spec, bound, ranks)
 
 
-def request_to(
-    mesh: MeshView, proc: Proc, spec: EndpointSpec, bound: tuple[Args, Kwargs], ranks: Sequence[int]
-) -> Request:
-    """Return what is sent to some ranks, as they are now."""
-    info = mesh.membership(proc).info  # the incarnations that are called now
-    return Request(mesh.name, spec.name, *bound, Origins(info, ranks, spec.name), spec)
+def request_to(info: MeshInfo, spec: EndpointSpec, bound: tuple[Args, Kwargs], ranks: Sequence[int]) -> Request:
+    """Return what is sent to some ranks of a mesh, whose incarnations now are those of `info`."""
+    return Request(info.name, spec.name, *bound, Origins(info, ranks, spec.name), spec)
 
 
 class Origins(msgspec.Struct, frozen=True, eq=False):
@@ -231,22 +234,7 @@ class Origins(msgspec.Struct, frozen=True, eq=False):
         return self.info.origin(self.ranks[index], self.endpoint)
 
 
-def invoke_on(
-    mesh: MeshView,
-    spec: EndpointSpec,
-    args: Args,
-    kwargs: Kwargs,
-    ranks: Sequence[int],
-    *,
-    fail_fast: bool,
-    errors_win: bool = True,
-) -> Awaitable[list[Result]]:
-    """Bind the arguments; what is returned calls some ranks and returns a result for each."""
-    bound = bind(mesh, spec, args, kwargs)
-    return invoke_bound(mesh, spec, bound, ranks, fail_fast=fail_fast, errors_win=errors_win)
-
-
-async def invoke_bound(
+async def invoke_on(
     mesh: MeshView,
     spec: EndpointSpec,
     bound: tuple[Args, Kwargs],
@@ -255,11 +243,10 @@ async def invoke_bound(
     fail_fast: bool,
     errors_win: bool = True,
 ) -> list[Result]:
-    """The same with arguments that `bind` has checked."""
-    refused = refusals(mesh, spec, ranks)
-    if refused is not None:
+    """Call some ranks, with arguments that `bind` has checked; return a result for each."""
+    if not mesh.is_open:
         await trio.lowlevel.checkpoint()
-        return refused
+        return refusals(mesh, spec, ranks)
     proc, targets, request = await prepare(mesh, spec, bound, ranks)
     return await invoke(proc, targets, request, fail_fast=fail_fast, errors_win=errors_win)
 
@@ -267,13 +254,11 @@ async def invoke_bound(
 def bare(results: list[Result]) -> Any:
     """Return the one result, or raise its error."""
     [result] = results
-    match result:
-        case Ok(value=value):
-            return value
-        case Err(error=error):
-            raise error
-        case _:
-            raise RemoteCancelled(reason="the call was cancelled")
+    if type(result) is Ok:
+        return result.value
+    if type(result) is Err:
+        raise result.error
+    raise RemoteCancelled(reason="the call was cancelled")
 
 
 def _outcome(result: Result) -> Outcome[Any]:

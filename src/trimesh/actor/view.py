@@ -8,7 +8,7 @@ from typing import Protocol
 from trimesh._runtime.context import current_proc, find_proc, find_proc_anywhere
 from trimesh._runtime.endpoint_spec import EndpointSpec
 from trimesh._runtime.foreign import in_trio_now
-from trimesh._runtime.membership import Membership, Standing, membership_of
+from trimesh._runtime.membership import Membership, membership_of
 from trimesh._runtime.peer import Peer
 from trimesh._runtime.proc import Proc
 from trimesh._runtime.reference import MeshInfo
@@ -99,17 +99,6 @@ class MeshView:
     def target(self, proc: Proc, rank: int) -> Target:
         """Return the actor of a base rank as the target of a call."""
         return self.membership(proc).target(rank)
-
-    def ready_targets(self, proc: Proc, ranks: Sequence[int]) -> list[Target] | None:
-        """Return the targets of base ranks that all live and have a link; else None: see `settle`."""
-        membership = self.membership(proc)
-        targets: list[Target] = []
-        for rank in ranks:
-            target = membership.target(rank)
-            if target.peer.link is None or membership.standings[rank] is not Standing.LIVE:
-                return None
-            targets.append(target)
-        return targets
 
     def membership(self, proc: Proc) -> Membership:
         """Return who lives where, as `proc` knows it."""
