@@ -88,7 +88,7 @@ class Membership:
         return found
 
     def ready(self, ranks: Sequence[int]) -> list[Target] | None:
-        """Return the targets of ranks that all live and have a link, else None."""
+        """Return the targets of ranks that all live and have a link; else None: see `settle`."""
         targets: list[Target] = []
         for rank in ranks:
             target = self._targets.get(rank) or self.target(rank)

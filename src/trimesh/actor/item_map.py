@@ -111,9 +111,8 @@ class ItemMap(Results[tuple[int, R]]):
 
     async def _open(self) -> None:
         await trio.lowlevel.checkpoint()
-        refused = verbs.refusals(self._mesh, self._spec, self._mesh.ranks())
-        if refused:
-            verbs.raise_group(self._mesh, self._spec, refused)
+        if not self._mesh.is_open:
+            verbs.raise_group(self._mesh, self._spec, verbs.refusals(self._mesh, self._spec, self._mesh.ranks()))
         self._calls = CallSet(self._on_failure, self._waits_for_calls)
         self._nursery = trio.open_nursery()
         self._tasks = await self._nursery.__aenter__()
@@ -184,11 +183,12 @@ class ItemMap(Results[tuple[int, R]]):
             crew, ranks = self._crew, [unit.rank]
             target = None if crew is None else crew.ready(unit.rank)
             if crew is None or target is None:
+                self._mesh.check_open()
                 proc, [target], request = await verbs.prepare(self._mesh, self._spec, (args, kwargs), ranks)
                 self._crew = None
             else:
                 proc = crew.proc
-                request = verbs.request_to(self._mesh, proc, self._spec, (args, kwargs), ranks)
+                request = verbs.request_to(crew.membership.info, self._spec, (args, kwargs), ranks)
             if not self._calls.is_cancelled:
                 self._calls.begin(proc, target, request, unit, self._deadline)
         except Exception as error:

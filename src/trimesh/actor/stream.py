@@ -47,11 +47,10 @@ class Stream(Results[tuple[Point, R]]):
     async def _open(self) -> None:
         await trio.lowlevel.checkpoint()
         ranks = self._mesh.ranks()
-        refused = verbs.refusals(self._mesh, self._spec, ranks)
-        if refused:
-            verbs.raise_group(self._mesh, self._spec, refused)
         if not ranks:
             return
+        if not self._mesh.is_open:
+            verbs.raise_group(self._mesh, self._spec, verbs.refusals(self._mesh, self._spec, ranks))
         proc, targets, request = await verbs.prepare(self._mesh, self._spec, self._bound, ranks)
         budget = remaining_budget(proc)
         call_id = proc.new_call_id()

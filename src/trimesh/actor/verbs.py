@@ -84,14 +84,16 @@ class Crew:
     Attributes:
         mesh: The view.
         proc: The calling process.
+        membership: What it knows of the mesh.
         alive: The ranks that live; if none does, those that will.
     """
 
-    __slots__ = ("_ready", "alive", "mesh", "proc")
+    __slots__ = ("_ready", "alive", "membership", "mesh", "proc")
 
     def __init__(self, mesh: MeshView, proc: Proc, alive: Sequence[int]) -> None:
         self.mesh = mesh
         self.proc = proc
+        self.membership = mesh.membership(proc)
         self.alive = alive
         self._ready: dict[int, Target | None] = {}
 
@@ -103,7 +105,7 @@ class Crew:
     def ready(self, rank: int) -> Target | None:
         """Return a member that lives and has a link, or None; see `MeshView.settle`."""
         if rank not in self._ready:
-            targets = self.mesh.ready_targets(self.proc, [rank])
+            targets = self.membership.ready([rank])
             self._ready[rank] = targets[0] if targets else None
         return self._ready[rank]
 
@@ -129,11 +131,11 @@ async def broadcast(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwar
     """See `Endpoint.broadcast`."""
     ranks = mesh.ranks()
     bound = bind(mesh, spec, args, kwargs)
-    results = refusals(mesh, spec, ranks)
-    if results is None:
+    if mesh.is_open:
         results = await post(*await prepare(mesh, spec, bound, ranks))
     else:
         await trio.lowlevel.checkpoint()
+        results = refusals(mesh, spec, ranks)
     for result in results:
         if isinstance(result, Err):
             raise_group(mesh, spec, results)
@@ -143,17 +145,19 @@ def broadcast_nowait(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwa
     """See `Endpoint.broadcast_nowait`."""
     bound = bind(mesh, spec, args, kwargs)
     ranks = mesh.ranks()
-    results = refusals(mesh, spec, ranks)
-    if results is None:
-        proc = mesh.proc()
-        targets = mesh.ready_targets(proc, ranks)
+    if mesh.is_open:
+        proc = current_proc()
+        membership = mesh.membership(proc)
+        targets = membership.ready(ranks)
         if targets is None:
-            targets = [mesh.target(proc, rank) for rank in ranks]
-            if mesh.membership(proc).is_restarting(ranks):
+            targets = [membership.target(rank) for rank in ranks]
+            if membership.is_restarting(ranks):
                 raise trio.WouldBlock
             if any(target.peer.link is None and target.peer.death is None for target in targets):
                 raise trio.WouldBlock
-        results = post_nowait(proc, targets, request_to(mesh, proc, spec, bound, ranks))
+        results = post_nowait(proc, targets, request_to(membership.info, spec, bound, ranks))
+    else:
+        results = refusals(mesh, spec, ranks)
     for result in results:
         if isinstance(result, Err):
             raise_group(mesh, spec, results)
@@ -189,10 +193,8 @@ def bind(
     return args, kwargs
 
 
-def refusals(mesh: MeshView, spec: EndpointSpec, ranks: Sequence[int]) -> list[Result] | None:
-    """Return a result for each rank when the block that owns the mesh has begun to stop, else None."""
-    if mesh.is_open:
-        return None
+def refusals(mesh: MeshView, spec: EndpointSpec, ranks: Sequence[int]) -> list[Result]:
+    """Return a result for each rank of a mesh that is not open any more."""
     text = mesh.closed_text
     refused: list[Result] = []
     for rank in ranks:
@@ -205,24 +207,18 @@ def refusals(mesh: MeshView, spec: EndpointSpec, ranks: Sequence[int]) -> list[R
 async def prepare(
     mesh: MeshView, spec: EndpointSpec, bound: tuple[Args, Kwargs], ranks: Sequence[int]
 ) -> tuple[Proc, list[Target], Request]:
-    """Return what a message to some ranks needs, links to them included."""
-    proc = mesh.proc()
-    targets = mesh.ready_targets(proc, ranks)
+    """Return what a message to some ranks of an open mesh needs, links to them included."""
+    proc = current_proc()
+    membership = mesh.membership(proc)
+    targets = membership.ready(ranks)
     if targets is None:
-        targets = await _settled_targets(mesh, proc, ranks)
-    return proc, targets, request_to(mesh, proc, spec, bound, ranks)
+        await mesh.settle(proc, ranks)
+        targets = [membership.target(rank) for rank in ranks]
+    return proc, targets, request_to(membership.info, spec, bound, ranks)
 
 
-async def _settled_targets(mesh: MeshView, proc: Proc, ranks: Sequence[int]) -> list[Target]:
-    await mesh.settle(proc, ranks)
-    return [mesh.target(proc, rank) for rank in ranks]
-
-
-def request_to(
-    mesh: MeshView, proc: Proc, spec: EndpointSpec, bound: tuple[Args, Kwargs], ranks: Sequence[int]
-) -> Request:
-    """Return what is sent to some ranks, as they are now."""
-    info = mesh.membership(proc).info  # the incarnations that are called now
+def request_to(info: MeshInfo, spec: EndpointSpec, bound: tuple[Args, Kwargs], ranks: Sequence[int]) -> Request:
+    """Return what is sent to some ranks of a mesh, whose incarnations now are those of `info`."""
     return Request(info.name, spec.name, *bound, Origins(info, ranks, spec.name), spec)
 
 
@@ -248,15 +244,10 @@ async def invoke_on(
     errors_win: bool = True,
 ) -> list[Result]:
     """Call some ranks, with arguments that `bind` has checked; return a result for each."""
-    refused = refusals(mesh, spec, ranks)
-    if refused is not None:
+    if not mesh.is_open:
         await trio.lowlevel.checkpoint()
-        return refused
-    proc = current_proc()
-    targets = mesh.ready_targets(proc, ranks)
-    if targets is None:
-        targets = await _settled_targets(mesh, proc, ranks)
-    request = request_to(mesh, proc, spec, bound, ranks)
+        return refusals(mesh, spec, ranks)
+    proc, targets, request = await prepare(mesh, spec, bound, ranks)
     return await invoke(proc, targets, request, fail_fast=fail_fast, errors_win=errors_win)
 
 

@@ -100,10 +100,6 @@ class MeshView:
         """Return the actor of a base rank as the target of a call."""
         return self.membership(proc).target(rank)
 
-    def ready_targets(self, proc: Proc, ranks: Sequence[int]) -> list[Target] | None:
-        """Return the targets of base ranks that all live and have a link; else None: see `settle`."""
-        return self.membership(proc).ready(ranks)
-
     def membership(self, proc: Proc) -> Membership:
         """Return who lives where, as `proc` knows it."""
         found = self.known.get(proc.proc_id)
