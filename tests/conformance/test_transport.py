@@ -69,6 +69,18 @@ async def test_message_of_the_largest_head_and_bodies_arrives_whole(world: World
     assert message.contents == bodies
 
 
+@pytest.mark.parametrize("head_size", [*range(9), limits.HEAD_BYTES_MAX])
+async def test_one_body_that_just_fits_a_frame_or_just_does_not_arrives_whole(world: World, head_size: int):
+    here, _, _, there_sees = world.pair()
+    head = pattern(head_size)
+    bodies = [pattern(FRAGMENT - head_size + more) for more in (-24, -17, -16, -15, -9, -8, -7, -1, 0, 1)]
+
+    await wait_sent([here.send(head, [body]) for body in bodies])
+
+    messages = await there_sees.wait_messages(len(bodies))
+    assert [(message.head, message.contents) for message in messages] == [(head, [body]) for body in bodies]
+
+
 async def test_message_of_many_bodies_keeps_their_order_and_sizes(world: World):
     here, _, _, there_sees = world.pair()
     bodies = [pattern(i % 101, seed=i) for i in range(limits.BODIES_MAX)]
@@ -85,11 +97,12 @@ async def test_bodies_may_be_any_contiguous_buffer(world: World):
     grid = memoryview(bytes(range(12))).cast("B", (3, 4))
     bodies = [b"bytes", bytearray(b"bytearray"), memoryview(b"a view")[2:], memoryview(numbers), grid, b""]
 
-    await wait_sent([here.send(b"kinds", bodies)])
+    await wait_sent([here.send(b"kinds", bodies), *[here.send(b"alone", [body]) for body in bodies]])
 
-    (message,) = await there_sees.wait_messages(1)
+    message, *others = await there_sees.wait_messages(1 + len(bodies))
     assert message.contents == [b"bytes", b"bytearray", b"view", numbers.tobytes(), bytes(range(12)), b""]
-    assert {(body.format, body.ndim) for body in message.bodies} == {("B", 1)}
+    assert [other.contents for other in others] == [[content] for content in message.contents]
+    assert {(body.format, body.ndim) for one in (message, *others) for body in one.bodies} == {("B", 1)}
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,18 @@ from tests.runtime.frames import RecordingLink, RecordingTransport
 from trimesh import limits
 from trimesh._routing.collector import Failed, Raised, Returned, Withdrawn
 from trimesh._runtime.deaths import died
+from trimesh._runtime.invoke import Request
 from trimesh._runtime.outgoing import OutgoingCall
 from trimesh._runtime.peer import Parcel, Peer
 from trimesh._runtime.proc import Proc
 from trimesh._runtime.target import Target
 from trimesh._transport.base import Lane
 from trimesh._wire import messages
-from trimesh.errors import ProcDied, ProtocolError
+from trimesh.errors import Origin, ProcDied, ProtocolError
 from trimesh.ids import CallId, MeshId, ProcId
 
 MESH = MeshId(5)
+REQUEST = Request("mesh", "endpoint", (), {}, lambda _: Origin(None, "mesh"))
 
 
 @attrs.define(eq=False)
@@ -52,7 +54,7 @@ class Stage:
 
     def begin(self, call_id: CallId, nbytes: int, *, fail_fast: bool, ranks: Sequence[int] | None) -> OutgoingCall:
         targets = [Target(self.peers[rank], MESH) for rank in (range(len(self.peers)) if ranks is None else ranks)]
-        call = OutgoingCall(self.proc, call_id, "mesh.endpoint", targets, fail_fast=fail_fast)
+        call = OutgoingCall(self.proc, call_id, REQUEST, targets, fail_fast=fail_fast)
         head = messages.encode(messages.Call(call_id, MESH, "endpoint", None, b"x"))
         self.proc.begin(call, Parcel(head, (), (), nbytes))
         return call

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 from tests.runtime.frames import RecordingLink, RecordingTransport
-from tests.runtime.test_outgoing import MESH, Stage
+from tests.runtime.test_outgoing import MESH, REQUEST, Stage
 
 from trimesh import Actor, endpoint, limits
 from trimesh._routing.collector import Failed
@@ -29,7 +29,7 @@ from trimesh.shape.extent import Extent
 def open_stream(stage: Stage, *, window: int = 4, fail_fast: bool = True) -> OutgoingStream:
     targets = [Target(peer, MESH) for peer in stage.peers]
     call_id = stage.proc.new_call_id()
-    stream = OutgoingStream(stage.proc, call_id, "mesh.endpoint", targets, fail_fast=fail_fast, window=window)
+    stream = OutgoingStream(stage.proc, call_id, REQUEST, targets, fail_fast=fail_fast, window=window)
     head = messages.encode(messages.Call(call_id, MESH, "endpoint", None, b"x", window))
     stage.proc.begin(stream, Parcel(head, (), (), 10))
     return stream

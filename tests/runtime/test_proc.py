@@ -6,6 +6,7 @@ import pytest
 import trio
 from tests.patience import HANG_SECONDS
 from tests.runtime.frames import RecordingLink, RecordingTransport
+from tests.runtime.test_outgoing import REQUEST
 
 from trimesh import limits
 from trimesh._runtime.deaths import died
@@ -141,7 +142,7 @@ async def test_cancel_of_a_call_that_is_refused_is_forgotten(proc: Proc):
 
 async def test_end_of_a_link_takes_it_out_of_service(proc: Proc):
     peer, link = meet(proc, 2)
-    call = OutgoingCall(proc, CallId(1), "mesh.endpoint", [Target(peer, MESH)], fail_fast=False)
+    call = OutgoingCall(proc, CallId(1), REQUEST, [Target(peer, MESH)], fail_fast=False)
     proc.begin(call, parcel())
     proc.link_down(link, LinkDown(DownReason.EOF))
     assert peer.link is None

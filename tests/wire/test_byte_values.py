@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from tests.wire.sides import side
 
@@ -9,6 +11,7 @@ from trimesh import limits
 from trimesh._wire.large_bytes import copied_bytes, new_bytes, new_pages
 from trimesh._wire.payload import Decoder, Encoder
 
+ALONE = limits.BYTES_ALONE_MIN
 LARGE = limits.BYTES_BESIDE_MIN
 
 
@@ -22,7 +25,9 @@ def arrived(encoded, *, as_bytes: bool = False):
 
 
 @pytest.mark.parametrize("cls", [bytes, bytearray])
-@pytest.mark.parametrize("size", [0, 1, LARGE - 1, LARGE, LARGE + 1, limits.HUGE_PAGES_BYTES_MIN + 17])
+@pytest.mark.parametrize(
+    "size", [0, 1, ALONE - 1, ALONE, LARGE - 1, LARGE, LARGE + 1, limits.HUGE_PAGES_BYTES_MIN + 17]
+)
 def test_value_arrives_as_what_it_was(cls: type, size: int):
     value = cls(contents(size)[:size])
     here, there = side("here", 1), side("there", 2)
@@ -33,12 +38,14 @@ def test_value_arrives_as_what_it_was(cls: type, size: int):
     assert found == value
 
 
-def test_large_value_is_lent_and_not_copied():
-    value = contents(LARGE)
+@pytest.mark.parametrize("size", [ALONE, LARGE])
+def test_large_value_is_lent_and_not_copied(size: int):
+    value = contents(size)
 
     encoded = Encoder().encode(value, what="it")
 
     assert len(encoded.payload) < 200
+    assert pickle.loads(encoded.payload, buffers=encoded.buffers) is value
     assert [body.obj for body in encoded.buffers] == [value]
     assert encoded.buffers[0].obj is value
 
@@ -84,12 +91,18 @@ def test_bytes_among_arguments_that_hold_nothing_arrive_as_they_were():
     assert found[1] is found[4]
 
 
-@pytest.mark.parametrize("size", [0, LARGE - 1, LARGE, LARGE + 1])
+@pytest.mark.parametrize("size", [0, ALONE - 1, ALONE, ALONE + 1, LARGE])
 def test_only_argument_arrives_as_what_it_was(size: int):
     encoded = Encoder().encode_call((contents(size)[:size],), {}, endpoint="f")
 
-    assert len(encoded.buffers) == (size >= LARGE)
+    assert len(encoded.buffers) == (size >= ALONE)
     assert arrived(encoded) == ((contents(size)[:size],), {})
+
+
+def test_only_argument_is_read_whether_its_pickle_is_known_or_not():
+    encoded = Encoder().encode_call((contents(ALONE),), {}, endpoint="f")
+
+    assert pickle.loads(encoded.payload, buffers=encoded.buffers) == ((contents(ALONE),), {})
 
 
 def test_bytearray_that_another_argument_refers_to_stays_one_object():

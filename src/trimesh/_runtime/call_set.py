@@ -25,13 +25,11 @@ class SetCall(OutgoingCall):
 
     Attributes:
         key: What the set's user knows it by.
-        request: What was called.
     """
 
-    __slots__ = ("_has_ended", "_set", "key", "request")
+    __slots__ = ("_has_ended", "_set", "key")
 
     key: Any
-    request: Request
     _set: CallSet
     _has_ended: bool
 
@@ -46,9 +44,8 @@ class SetCall(OutgoingCall):
         *,
         budget: float | None,
     ) -> None:
-        super().__init__(proc, call_id, request.what, [target], fail_fast=False, budget=budget)
+        super().__init__(proc, call_id, request, [target], fail_fast=False, budget=budget)
         self.key = key
-        self.request = request
         self._set = calls
         self._has_ended = False
 

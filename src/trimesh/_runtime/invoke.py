@@ -158,7 +158,7 @@ async def invoke(
     call_id = proc.new_call_id()
     mesh = targets[0].mesh if targets else 0
     parcel = encode_request(proc, request, call_id, mesh, budget)
-    call = OutgoingCall(proc, call_id, request.what, targets, fail_fast=fail_fast, budget=budget, is_bounded=is_bounded)
+    call = OutgoingCall(proc, call_id, request, targets, fail_fast=fail_fast, budget=budget, is_bounded=is_bounded)
     proc.begin(call, parcel)
     del parcel  # it may be large, and the wait long
     try:
@@ -199,7 +199,7 @@ async def invoke_until(proc: Proc, targets: Sequence[Target], request: Request, 
     """
     call_id = proc.new_call_id()
     parcel = encode_request(proc, request, call_id, targets[0].mesh if targets else 0, None)
-    call = OutgoingCall(proc, call_id, request.what, targets, fail_fast=False, is_bounded=True)
+    call = OutgoingCall(proc, call_id, request, targets, fail_fast=False, is_bounded=True)
     proc.begin(call, parcel)
     await call.wait_until(deadline)
     return results_of(proc, call, request, cancelled=False)
@@ -216,7 +216,7 @@ async def post(proc: Proc, targets: Sequence[Target], request: Request) -> list[
     if _post_at_once(proc, targets, parcel):
         await trio.lowlevel.checkpoint()
         return [_POSTED] * len(targets)
-    call = OutgoingCall(proc, CallId(0), request.what, targets, fail_fast=False, is_bounded=has_deadline())
+    call = OutgoingCall(proc, CallId(0), request, targets, fail_fast=False, is_bounded=has_deadline())
     proc.begin(call, parcel)
     await call.wait()
     return results_of(proc, call, request, cancelled=False)
@@ -235,7 +235,7 @@ def post_nowait(proc: Proc, targets: Sequence[Target], request: Request) -> list
     for target in targets:
         if target.peer.death is None and not target.peer.outbox(target.mesh).has_room(parcel.nbytes):
             raise trio.WouldBlock
-    call = OutgoingCall(proc, CallId(0), request.what, targets, fail_fast=False)
+    call = OutgoingCall(proc, CallId(0), request, targets, fail_fast=False)
     proc.begin(call, parcel)
     proc.forget(call)
     return results_of(proc, call, request, cancelled=False)

@@ -23,6 +23,7 @@ from trimesh.errors import ProtocolError
 from trimesh.ids import CallId, MeshId
 
 if TYPE_CHECKING:
+    from trimesh._runtime.invoke import Request
     from trimesh._runtime.proc import Proc
 
 
@@ -43,7 +44,7 @@ class OutgoingCall:
     Attributes:
         call_id: 0 for a broadcast.
         is_broadcast: Whether nobody replies.
-        what: `mesh.endpoint`, for people.
+        request: What is called.
         collector: The outcomes so far.
         aborted: True once the waiting task has been cancelled; a death is then no news to it (rule X3).
         started_at: Trio time.
@@ -68,16 +69,16 @@ class OutgoingCall:
         "is_broadcast",
         "number",
         "proc",
+        "request",
         "started_at",
         "targets",
-        "what",
     )
 
     def __init__(
         self,
         proc: Proc,
         call_id: CallId,
-        what: str,
+        request: Request,
         targets: Sequence[Target],
         *,
         fail_fast: bool,
@@ -87,7 +88,7 @@ class OutgoingCall:
         self.proc = proc
         self.call_id = call_id
         self.is_broadcast = call_id == 0
-        self.what = what
+        self.request = request
         self.targets = targets
         self.collector = Collector(len(targets), fail_fast)
         self.aborted = False
@@ -109,6 +110,11 @@ class OutgoingCall:
         self._task: trio.lowlevel.Task | None = None
         self._cancelling = False
         self._attachments: Sequence[object] = ()
+
+    @property
+    def what(self) -> str:
+        """`mesh.endpoint`, for people."""
+        return self.request.what
 
     @property
     def mesh(self) -> MeshId:

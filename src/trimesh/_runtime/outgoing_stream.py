@@ -28,6 +28,7 @@ from trimesh.errors import ProtocolError
 from trimesh.ids import CallId
 
 if TYPE_CHECKING:
+    from trimesh._runtime.invoke import Request
     from trimesh._runtime.peer import Peer
     from trimesh._runtime.proc import Proc
 
@@ -55,14 +56,14 @@ class OutgoingStream(OutgoingCall):
         self,
         proc: Proc,
         call_id: CallId,
-        what: str,
+        request: Request,
         targets: Sequence[Target],
         *,
         fail_fast: bool,
         budget: float | None = None,
         window: int = 0,
     ) -> None:
-        super().__init__(proc, call_id, what, targets, fail_fast=fail_fast, budget=budget)
+        super().__init__(proc, call_id, request, targets, fail_fast=fail_fast, budget=budget)
         self.window = window
         self.consumer = self._opener = trio.lowlevel.current_task()
         self._depth = len(self._opener.child_nurseries)

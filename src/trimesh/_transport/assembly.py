@@ -17,6 +17,7 @@ _MAPPED_BYTES_MIN: Final = 1 << 20
 much and sends little takes no memory; and nothing is zeroed twice."""
 
 
+_WORD: Final = struct.Struct("<Q")
 _IN_SEGMENT: Final = 1 << 63
 """A word of the table from here on names a body in shared memory."""
 
@@ -33,6 +34,11 @@ def allocate(size: int) -> memoryview:
         return memoryview(new_pages(size))
     except (OSError, ValueError, OverflowError, MemoryError) as error:
         raise AssemblyError(f"a body of {size} bytes, for which this process has no memory ({error})") from error
+
+
+def is_whole(sizes: memoryview, piece: memoryview) -> bool:
+    """Whether `piece` is all of the one body that a table announces, and this is not in shared memory."""
+    return bool(_WORD.unpack(sizes)[0] == len(piece))
 
 
 class Assembly:

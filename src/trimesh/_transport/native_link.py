@@ -12,7 +12,7 @@ import trio
 from trimesh import limits
 from trimesh._native import status
 from trimesh._transport.arrivals import Arrivals
-from trimesh._transport.assembly import Assembly, AssemblyError
+from trimesh._transport.assembly import Assembly, AssemblyError, is_whole
 from trimesh._transport.base import (
     Buffer,
     DownReason,
@@ -24,7 +24,7 @@ from trimesh._transport.base import (
     LinkStatistics,
 )
 from trimesh._transport.convoy import Convoy, goes_in_parts
-from trimesh._transport.outgoing import Bodies, Completion, Outgoing
+from trimesh._transport.outgoing import Bodies, Completion, Departure, Outgoing
 from trimesh._transport.precedence import ORDERED, Precedence
 from trimesh.errors import LimitExceeded
 from trimesh.ids import ProcId
@@ -79,6 +79,7 @@ class NativeLink(Link):
         library = transport.library
         self._bus = transport.bus
         self._send_head = library.lib.tm_link_send_head
+        self._departure: Final = Departure(library, self._bus, handle)
 
     # ---- sending ----
 
@@ -99,6 +100,9 @@ class NativeLink(Link):
                 return None
         if not lane and bodies:
             raise ValueError("a CONTROL message carries no bodies; send them on the DATA lane")
+        if len(bodies) == 1 and not is_held and not self._data and self._departure.leave(head, bodies[0]):
+            self.transport.dirty = True
+            return None
         completion = Completion(1)
         if bodies and goes_in_parts(bodies, local=self.local):
             self.launch(Convoy(head, bodies, flow, completion))
@@ -302,6 +306,11 @@ class NativeLink(Link):
         _, _, n_bodies, flags, head_at, head_size, sizes_at, body_at, body_size = record
         view = self.view
         sizes, piece = view[sizes_at : sizes_at + 8 * n_bodies], view[body_at : body_at + body_size]
+        if n_bodies == 1 and not flags and is_whole(sizes, piece):  # the common case, which needs no `Assembly`
+            head = view[head_at : head_at + head_size]
+            handler.received(self, head, [memoryview(bytearray(piece))])
+            head.release()
+            return
         assembly = Assembly(sizes, piece, self._take)
         assembly.is_part = bool(flags & _FLAG_PART)
         if flags & _FLAG_MORE:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import trio
 
 from trimesh import limits
 from trimesh._native import status
 from trimesh._native.lib import Library
-from trimesh._transport.base import Buffer
+from trimesh._transport.base import Buffer, Lane
 from trimesh._transport.convoy import Told
 from trimesh.errors import LimitExceeded
+
+_TABLE_BYTES: Final = 16
+"""What goes with one body in a frame: its size, and up to 8 bytes before it."""
 
 
 class Completion:
@@ -62,6 +65,35 @@ class Bodies:
             code = self._library.lib.tm_bodies_done(self._bus, self.spans, self.count)
             if code != status.ERR_FORKED:
                 status.check(code, "sending bodies")
+
+
+class Departure:
+    """How a message with one body leaves a link if all of it fits one frame and goes at once: the common case.
+
+    Nothing of such a message is kept, so what the library is called with serves them all.
+    """
+
+    def __init__(self, library: Library, bus: Any, handle: int) -> None:
+        self._ffi = library.ffi
+        self._send = library.lib.tm_link_send
+        self._bus = bus
+        self._handle = handle
+        self._bytes = library.ffi.typeof("uint8_t[]")
+        self._spans = library.ffi.new("tm_span[]", 1)
+        self._span = self._spans[0]
+        self._cursor = library.ffi.new("tm_cursor *")
+
+    def leave(self, head: bytes, body: Buffer) -> bool:
+        """Send a DATA message, or do nothing: there is no room, it is too large, or the library refuses it."""
+        lent = self._ffi.from_buffer(self._bytes, body)
+        size = len(lent)
+        if len(head) + size > limits.FRAME_PAYLOAD_BYTES_MAX - _TABLE_BYTES:
+            return False
+        self._span.bytes = lent
+        self._span.size = size
+        self._cursor.started = 0
+        code = self._send(self._bus, self._handle, Lane.DATA, head, len(head), self._spans, 1, self._cursor)
+        return bool(code == status.OK)
 
 
 class Outgoing:

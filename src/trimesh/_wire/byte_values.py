@@ -1,8 +1,8 @@
 """`bytes` and `bytearray` that are the value itself, or an argument of a call: beside the pickle, not through it.
 
 The pickler would copy them on both sides, and asks no reducer about them. So whoever encodes puts a `Beside` in their
-place first; what it wraps travels as a body of the message, and arrives as what it was. The pickle itself does not
-depend on it, so that of a `bytes` alone, by far the most common, is made once.
+place first; what it wraps travels as a body of the message, and arrives as what it was. What is left of a value that
+holds one `bytes` and nothing else is the same each time, so that is pickled once.
 
     BV-1 A large `bytes` is copied out of where it has come to once, or not at all where a transport has put it into a
          `bytes` already.
@@ -36,7 +36,7 @@ class Beside(msgspec.Struct, frozen=True, eq=False):
 
 
 def is_large(value: object) -> TypeGuard[bytes | bytearray]:
-    """Whether a value goes beside the pickle where it may."""
+    """Whether a value goes beside the pickle wherever it may."""
     return (type(value) is bytes or type(value) is bytearray) and len(value) >= limits.BYTES_BESIDE_MIN
 
 
@@ -80,7 +80,7 @@ def _stream(value: object) -> bytes:
 
 
 VALUE_ALONE: Final = _stream(Beside(b""))
-"""The pickle of any large `bytes`."""
+"""The pickle of a `bytes` that goes beside it."""
 
 ARGUMENT_ALONE: Final = _stream(((Beside(b""),), dict[str, Any]()))
-"""The pickle of any call whose one argument is a large `bytes`."""
+"""The pickle of a call with one argument, a `bytes` that goes beside it."""

@@ -21,7 +21,7 @@ import msgspec
 from trimesh import limits
 from trimesh._wire import arrays, exception_values
 from trimesh._wire.by_value import DefinitionError, Definitions
-from trimesh._wire.byte_values import ARGUMENT_ALONE, VALUE_ALONE, arguments_beside, beside, is_large
+from trimesh._wire.byte_values import ARGUMENT_ALONE, VALUE_ALONE, arguments_beside, beside, is_large, rebuild_bytes
 from trimesh._wire.definition_rebuild import Rebuilder
 from trimesh._wire.definition_reduce import DefinitionReducers
 from trimesh._wire.diagnosis import offending_attribute, offending_part
@@ -36,8 +36,8 @@ _PLAIN = frozenset((int, float, bool, str, type(None)))
 """Types that the pickler asks no reducer about and that hold nothing: a pickler of their own costs a third of ours."""
 
 _PLAIN_OR_BYTES = _PLAIN | {bytes}
-"""The same with what may go beside the pickle. Ours would cost ten times as much here: it is not kept after a large
-value (`limits.ENCODER_KEEP_BYTES`)."""
+"""The same with what may go beside the pickle. A pickler of ours costs ten times as much after a large value, for it
+is not kept then (`limits.ENCODER_KEEP_BYTES`)."""
 
 Bindings = Mapping[tuple[str, str], Any]
 """What `(module, name)` in a pickle means to one decoder, in place of that global."""
@@ -163,18 +163,11 @@ def _bound(reducer: Reducer) -> Entry:
     return Entry(reduce, subclasses=True)
 
 
-def _encode_bytes_call(args: tuple[Any, ...]) -> Encoded:
-    """Encode the arguments of a call, of which no reducer is asked about any."""
-    for value in args:
-        if type(value) is bytes and len(value) >= limits.BYTES_BESIDE_MIN:
-            break
-    else:
-        return Encoded(pickle.dumps((args, {}), _PROTOCOL))
-    if len(args) == 1:
-        return Encoded(ARGUMENT_ALONE, (memoryview(args[0]),))
-    buffers: list[pickle.PickleBuffer] = []
-    stream = pickle.dumps(arguments_beside(args, {}), _PROTOCOL, buffer_callback=buffers.append)
-    return Encoded(*lay_out(stream, buffers, {}))
+def _encode_bytes(data: bytes, stream_alone: bytes, value: object) -> Encoded:
+    """Encode `value`, which holds `data` and nothing else; `stream_alone` is its pickle with that beside it."""
+    if len(data) >= limits.BYTES_ALONE_MIN:
+        return Encoded(stream_alone, (memoryview(data),))
+    return Encoded(pickle.dumps(value, _PROTOCOL))
 
 
 class Encoder:
@@ -213,9 +206,7 @@ class Encoder:
         if type(value) in _PLAIN:
             return Encoded(pickle.dumps(value, _PROTOCOL))
         if type(value) is bytes:
-            if is_large(value):
-                return Encoded(VALUE_ALONE, (memoryview(value),))
-            return Encoded(pickle.dumps(value, _PROTOCOL))
+            return _encode_bytes(value, VALUE_ALONE, value)
         self._table.refresh()
         # Encoding may be entered again from a user's __reduce__, or on another thread: each run has its own pickler.
         try:
@@ -258,7 +249,10 @@ class Encoder:
         if not kwargs and _PLAIN.issuperset(map(type, args)):
             return Encoded(pickle.dumps((args, kwargs), _PROTOCOL))
         if not kwargs and _PLAIN_OR_BYTES.issuperset(map(type, args)):
-            return _encode_bytes_call(args)
+            if len(args) == 1:
+                return _encode_bytes(args[0], ARGUMENT_ALONE, (args, kwargs))
+            if not any(map(is_large, args)):
+                return Encoded(pickle.dumps((args, kwargs), _PROTOCOL))
         try:
             return self.encode(arguments_beside(args, kwargs), what=f"the arguments of {endpoint}()")
         except TypeError:
@@ -337,6 +331,11 @@ class Decoder:
             ) from error
 
     def _load(self, payload: Buffer, buffers: Sequence[memoryview] = ()) -> Any:
+        if buffers:  # the two that are always the same need not be read
+            if payload == VALUE_ALONE:
+                return rebuild_bytes(buffers[0])
+            if payload == ARGUMENT_ALONE:
+                return (rebuild_bytes(buffers[0]),), {}
         if len(payload) and payload[-1] == STOP:
             return pickle.loads(payload, buffers=buffers)
         arrived = Arrived(memoryview(payload), buffers)

@@ -60,6 +60,7 @@ class ItemMap(Results[tuple[int, R]]):
         ValueError: The window is outside its bounds.
     """
 
+    _now: Callable[[], float]
     _calls: CallSet
     _nursery: AbstractAsyncContextManager[trio.Nursery]
     _tasks: trio.Nursery
@@ -113,6 +114,7 @@ class ItemMap(Results[tuple[int, R]]):
         await trio.lowlevel.checkpoint()
         if not self._mesh.is_open:
             verbs.raise_group(self._mesh, self._spec, verbs.refusals(self._mesh, self._spec, self._mesh.ranks()))
+        self._now = trio.lowlevel.current_clock().current_time
         self._calls = CallSet(self._on_failure, self._waits_for_calls)
         self._nursery = trio.open_nursery()
         self._tasks = await self._nursery.__aenter__()
@@ -148,7 +150,7 @@ class ItemMap(Results[tuple[int, R]]):
             self._lose(Err(error, is_raised=True), None)
 
     async def _take_in(self, index: int, item: Any) -> Unit:
-        now = trio.current_time()
+        now = self._now()
         self._unbroken += 1
         if self._unbroken >= limits.MAP_UNBROKEN_ITEMS or now >= self._break_at:
             await self._pause(trio.lowlevel.checkpoint)
@@ -167,7 +169,7 @@ class ItemMap(Results[tuple[int, R]]):
         await trio.lowlevel.checkpoint_if_cancelled()  # what has woken it may have come just before a cancel
         self._crew = None  # a task that sends again may have left one meanwhile
         self._unbroken = 0
-        self._break_at = trio.current_time() + limits.MAP_UNBROKEN_SECONDS
+        self._break_at = self._now() + limits.MAP_UNBROKEN_SECONDS
         self._deadline = trio.current_effective_deadline()
 
     def _make_room(self) -> None:
@@ -225,7 +227,6 @@ class ItemMap(Results[tuple[int, R]]):
 
     async def _next(self) -> tuple[int, R] | None:
         await trio.lowlevel.checkpoint_if_cancelled()
-        self._calls.consumer = trio.lowlevel.current_task()
         while self._state == "open":
             if self._calls.ended:
                 call = self._calls.ended[0]
@@ -243,6 +244,7 @@ class ItemMap(Results[tuple[int, R]]):
             else:
                 if self._outstanding < self._window:
                     self._make_room()
+                self._calls.consumer = trio.lowlevel.current_task()
                 self._calls.is_bounded = has_deadline()
                 await self._calls.wait()
         raise trio.ClosedResourceError(f"the block around the results of {self.what} has been left")

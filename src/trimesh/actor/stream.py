@@ -59,7 +59,7 @@ class Stream(Results[tuple[Point, R]]):
         self._stream = OutgoingStream(
             proc,
             call_id,
-            request.what,
+            request,
             targets,
             fail_fast=self._is_fail_fast,
             budget=budget,
