@@ -195,8 +195,9 @@ class OutgoingCall:
     def _send_to(self, alive: Sequence[int], parcel: Parcel) -> None:
         boxes = [self._boxes[index] for index in alive]
         if len(alive) > 1 and all(box.has_room(parcel.nbytes) for box in boxes):
-            for box in boxes:
-                box.peer.prepare(parcel.definitions, parcel.attachments)
+            if parcel.definitions or parcel.attachments:
+                for box in boxes:
+                    box.peer.prepare(parcel.definitions, parcel.attachments)
             lent = self.proc.cast([box.peer for box in boxes], parcel)
             for index, box in zip(alive, boxes, strict=True):
                 self._sent(index, box.count(parcel.nbytes), lent)
@@ -273,7 +274,7 @@ class OutgoingCall:
     def _progress(self) -> None:
         if not self.collector.remaining:
             self._wake()
-        elif self.collector.wants_cancel and not self._cancelling:
+        elif self.collector.failures and self.collector.wants_cancel and not self._cancelling:
             self.cancel_rest(f"another rank of {self.what} failed")
             self._wake()
 

@@ -388,13 +388,35 @@ class NativeGroup(Group):
         """See `Group.cast`."""
         if len(head) > limits.HEAD_BYTES_MAX:
             raise LimitExceeded("HEAD_BYTES_MAX", len(head))
-        ffi, lib = self._transport.library.ffi, self._transport.library.lib
+        ffi = self._transport.library.ffi
         spans = Bodies(self._transport.library, self._transport.bus, bodies)
-        open_links = [link for link in self._links if link.is_open()]
-        parted = [link for link in open_links if goes_in_parts(bodies, local=link.local, shared=True)]
-        others = [link for link in open_links if link not in parted]
-        clear = [link for link in others if link.is_clear(flow)]
-        behind = [link for link in others if not link.is_clear(flow)]
+        parted: list[NativeLink] = []
+        clear: list[NativeLink] = []
+        behind: list[NativeLink] = []
+        for link in self._links:
+            if bodies and link.is_open() and goes_in_parts(bodies, local=link.local, shared=True):
+                parted.append(link)
+            elif link.is_clear(flow):
+                clear.append(link)
+            elif link.is_open():
+                behind.append(link)
+        rest = self._send(head, spans, clear)
+        rest.extend((link, ffi.new("tm_cursor *")) for link in behind)
+        spans.links = len(rest)
+        if not rest:
+            spans.left()
+        if not rest and not parted:
+            return None
+        completion = Completion(len(rest) + len(parted))
+        for link, cursor in rest:
+            link.resend(Outgoing(head, spans, cursor, completion), Lane.DATA, flow)
+        for link in parted:
+            link.launch(Convoy(head, bodies, flow, completion))
+        return completion.event
+
+    def _send(self, head: bytes, spans: Bodies, clear: Sequence[NativeLink]) -> list[tuple[NativeLink, Any]]:
+        """Send to links by one call; return those that have no room for all of it, with how far they are."""
+        ffi, lib = self._transport.library.ffi, self._transport.library.lib
         for i, link in enumerate(clear):
             self._handles[i] = link.handle
         cursors = ffi.new("tm_cursor[]", max(1, len(clear)))
@@ -413,23 +435,15 @@ class NativeGroup(Group):
         self._transport.dirty = True
         rest: list[tuple[NativeLink, Any]] = []
         for i, link in enumerate(clear):
-            if self._statuses[i] == status.FULL or link.is_unborn(self._statuses[i]):
+            code = self._statuses[i]
+            if code == status.OK:
+                continue
+            if code == status.FULL or link.is_unborn(code):
                 cursor = ffi.new("tm_cursor *", cursors[i])
                 rest.append((link, cursor))
-            elif self._statuses[i] not in (status.OK, status.ERR_DOWN):
-                raise status.error_of(self._statuses[i], "sending a message to a group")
-        rest.extend((link, ffi.new("tm_cursor *")) for link in behind)
-        spans.links = len(rest)
-        if not rest:
-            spans.left()
-        if not rest and not parted:
-            return None
-        completion = Completion(len(rest) + len(parted))
-        for link, cursor in rest:
-            link.resend(Outgoing(head, spans, cursor, completion), Lane.DATA, flow)
-        for link in parted:
-            link.launch(Convoy(head, bodies, flow, completion))
-        return completion.event
+            elif code != status.ERR_DOWN:
+                raise status.error_of(code, "sending a message to a group")
+        return rest
 
     def close(self) -> None:
         """See `Group.close`."""
