@@ -92,6 +92,9 @@ class Request(msgspec.Struct, frozen=True, eq=False):
         """The endpoint's name for people."""
         return f"{self.mesh}.{self.endpoint}"
 
+    def __str__(self) -> str:
+        return self.what
+
 
 def _spec(request: Request) -> EndpointSpec | None:
     return request.spec if request.spec is not None else endpoints_of(Agent).get(request.endpoint)
@@ -113,13 +116,11 @@ def encode_request(
     Raises:
         TypeError: An argument cannot be serialised; the text names the endpoint.
     """
-    value = proc.values.encode_call(
-        request.args,
-        request.kwargs,
-        endpoint=request.what,
-        names=() if request.spec is None else request.spec.parameters,
-        spec=_spec(request),
-    )
+    spec = request.spec
+    if spec is None:
+        value = proc.values.encode_call(request.args, request.kwargs, request, (), _spec(request))
+    else:
+        value = proc.values.encode_call(request.args, request.kwargs, request, spec.parameters, spec)
     payload, bodies = place_payload(value)
     head = messages.encode(messages.Call(call_id, mesh, request.endpoint, budget, payload, window))
     definitions = value.definitions
@@ -129,7 +130,8 @@ def encode_request(
     if bodies:
         nbytes += sum(memoryview(body).nbytes for body in bodies)
     # Calls of one actor keep their order, those of the agent (0) with all others: it is told to stop after the rest.
-    return Parcel(head, bodies, definitions, nbytes, value.attachments, flow=mesh)
+    flow = 0 if value.attachments else mesh
+    return Parcel(head, bodies, definitions, nbytes, value.attachments, flow)
 
 
 @trio.lowlevel.enable_ki_protection

@@ -363,7 +363,7 @@ class Proc:
             if len(self._groups) >= limits.GROUPS_MAX:
                 self._groups.pop(next(iter(self._groups))).close()
             group = self._groups[links] = self.transport.define_group(links)
-        return group.cast(parcel.head, parcel.bodies, flow=parcel.link_flow)
+        return group.cast(parcel.head, parcel.bodies, flow=parcel.flow)
 
     def _forget_groups(self, link: Link) -> None:
         for links in [links for links in self._groups if link in links]:
