@@ -337,7 +337,7 @@ class Decoder:
             if payload == ARGUMENT_ALONE:
                 return (rebuild_bytes(buffers[0]),), {}
         if len(payload) and payload[-1] == STOP:
-            return pickle.loads(payload, buffers=buffers)
+            return pickle.loads(payload, buffers=buffers) if buffers else pickle.loads(payload)
         arrived = Arrived(memoryview(payload), buffers)
         if arrived.bound:
             return _Unpickler(arrived.stream, arrived.entries, self._bindings).load()
