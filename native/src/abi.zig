@@ -4,6 +4,7 @@ const std = @import("std");
 const arms = @import("arms.zig");
 const body = @import("body.zig");
 const bus_file = @import("bus.zig");
+const crossing = @import("crossing.zig");
 const faults = @import("faults.zig");
 const frame = @import("frame.zig");
 const limits = @import("limits.zig");
@@ -65,6 +66,7 @@ export fn tm_bus_create(options: ?*const BusOptions, bus_out: ?*?*Bus) i32 {
     if (o.lease_ms < 2 * o.beat_ms or o.lease_ms > limits.BEAT_MS_MAX) return status.ERR_ARGUMENT;
     if (o.stall_ms > limits.BEAT_MS_MAX) return status.ERR_ARGUMENT;
     if (o.look_us > limits.LOOK_US_MAX) return status.ERR_ARGUMENT;
+    crossing.learn();
     const rc = Bus.create(.{
         .epoch = o.epoch,
         .host = o.host,

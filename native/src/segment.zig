@@ -13,6 +13,7 @@ const std = @import("std");
 const arms = @import("arms.zig");
 const bell = @import("bell.zig");
 const body = @import("body.zig");
+const crossing = @import("crossing.zig");
 const limits = @import("limits.zig");
 const session = @import("session.zig");
 const socket = @import("socket.zig");
@@ -94,7 +95,7 @@ pub const Pool = struct {
         if (bytes.len > limits.SEGMENT_BYTES_MAX) return null;
         const size = @max(limits.SEGMENT_BYTES_MIN, std.math.ceilPowerOfTwoAssert(u64, bytes.len));
         const one = self.findFree(size) orelse self.make(size) orelse return null;
-        @memcpy(one.pages.?[0..bytes.len], bytes); // SG-1
+        crossing.copy(one.pages.?[0..bytes.len], bytes); // SG-1
         one.in_message = true;
         self.clock += 1;
         one.stamp = self.clock;

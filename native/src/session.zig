@@ -12,6 +12,7 @@
 
 const std = @import("std");
 const body = @import("body.zig");
+const crossing = @import("crossing.zig");
 const frame = @import("frame.zig");
 const limits = @import("limits.zig");
 
@@ -313,7 +314,7 @@ fn copySpans(to: []u8, message: Message, skip: u64) void {
             continue;
         }
         const n: usize = @intCast(@min(span.size - before, left.len));
-        @memcpy(left[0..n], span.bytes.?[@intCast(before)..][0..n]);
+        crossing.copy(left[0..n], span.bytes.?[@intCast(before)..][0..n]);
         left = left[n..];
         before = 0;
     }

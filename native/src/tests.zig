@@ -17,6 +17,7 @@ test {
     _ = @import("carrier_tcp.zig");
     _ = @import("copier.zig");
     _ = @import("cores.zig");
+    _ = @import("crossing.zig");
     _ = @import("faults.zig");
     _ = @import("fork_registry.zig");
     _ = @import("former.zig");
