@@ -221,7 +221,9 @@ class NativeTransport(Transport):
         self.dirty = False
         if self.lending.returned:
             self.lending.give_back()
-        status.check(self.library.lib.tm_flush(self.bus), "waking peers")
+        code = self.library.lib.tm_flush(self.bus)
+        if code != status.OK:
+            status.check(code, "waking peers")
 
     @trio.lowlevel.enable_ki_protection
     async def run(self, handler: LinkHandler) -> None:
@@ -316,28 +318,26 @@ class NativeTransport(Transport):
         """Hand over a batch of `n` records, or raise the error that has come instead of a number."""
         if n < 0:
             raise status.error_of(n, "polling")
-        if n:
-            try:
-                self._dispatch(handler, n)
-            finally:
-                self.library.lib.tm_poll_done(self.bus)
-
-    def _dispatch(self, handler: LinkHandler, n: int) -> None:
+        if not n:
+            return
         links = self._links
         received = handler.received
-        for record in _RECORD.iter_unpack(self._records_view[: n * _RECORD.size]):
-            link = links.get(record[0])
-            if link is None:
-                continue  # ended by a handler in this very batch
-            if record[1] == _MESSAGE and not record[2]:
-                at = record[4]
-                head = link.view[at : at + record[5]]
-                received(link, head, [])
-                head.release()  # whoever kept the borrowed memory hears of it at once
-            else:
-                self._dispatch_rare(handler, link, record)
+        try:
+            for record in _RECORD.iter_unpack(self._records_view[: n * _RECORD.size]):
+                link = links.get(record[0])
+                if link is None:
+                    continue  # ended by a handler in this very batch
+                if record[1] == _MESSAGE and not record[2]:
+                    at = record[4]
+                    head = link.view[at : at + record[5]]
+                    received(link, head, [])
+                    head.release()  # whoever kept the borrowed memory hears of it at once
+                else:
+                    self._hand_over_rare(handler, link, record)
+        finally:
+            self.library.lib.tm_poll_done(self.bus)
 
-    def _dispatch_rare(self, handler: LinkHandler, link: NativeLink, record: tuple[int, ...]) -> None:
+    def _hand_over_rare(self, handler: LinkHandler, link: NativeLink, record: tuple[int, ...]) -> None:
         kind = record[1]
         try:
             if kind == _MESSAGE:
