@@ -57,6 +57,11 @@ def _arity_of(spec: EndpointSpec) -> tuple[int, int]:
     return least, most
 
 
+def _text(form: str) -> Any:
+    """Return the default of an attribute that names the endpoint."""
+    return attrs.Factory(lambda spec: form.format(spec.name), takes_self=True)
+
+
 @attrs.frozen
 class EndpointSpec:
     """One endpoint of an actor class.
@@ -72,7 +77,7 @@ class EndpointSpec:
         slots: Key of the slots that it takes: of its group, of its own, or of the actor (rule C4).
         parameters: Names of its parameters.
         arity: With so many arguments, all positional, it can be called: the least and the most.
-        arguments_text, result_text: How errors name what it is given and what it returns.
+        arguments_text, item_text, result_text: How errors name what it is given, what it yields and what it returns.
     """
 
     name: str
@@ -86,12 +91,9 @@ class EndpointSpec:
     # Found out once: what is evolved from an endpoint takes them over.
     parameters: tuple[str, ...] = attrs.field(kw_only=True, default=attrs.Factory(_parameters_of, takes_self=True))
     arity: tuple[int, int] = attrs.field(kw_only=True, default=attrs.Factory(_arity_of, takes_self=True))
-    arguments_text: str = attrs.field(
-        init=False, default=attrs.Factory(lambda spec: f"the arguments of {spec.name}()", takes_self=True)
-    )
-    result_text: str = attrs.field(
-        init=False, default=attrs.Factory(lambda spec: f"the result of {spec.name}()", takes_self=True)
-    )
+    arguments_text: str = attrs.field(init=False, default=_text("the arguments of {}()"))
+    item_text: str = attrs.field(init=False, default=_text("an item of {}()"))
+    result_text: str = attrs.field(init=False, default=_text("the result of {}()"))
 
 
 def endpoints_of(cls: type) -> Mapping[str, EndpointSpec]:

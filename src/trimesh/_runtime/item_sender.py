@@ -55,11 +55,11 @@ class ItemSender:
 
         The buffers of the item are the generator's again when this returns or raises.
         """
-        while not self.window.has_room(value.nbytes):
+        nbytes = value.nbytes
+        while not self.window.has_room(nbytes):
             await self._wait(call)
         payload, bodies = place_payload(value)
         head = messages.encode(messages.Item(call.call_id, payload))
-        nbytes = value.nbytes
         lent = call.peer.send(Parcel(head, bodies, value.definitions, nbytes, value.attachments))
         self.window.sent(nbytes)
         if lent is not None:

@@ -101,7 +101,7 @@ class TypedValues(Values):
                 bound.arguments |= dict(zip(("args", "kwargs"), found, strict=True))
                 args, kwargs = bound.args, {}
         except ProtocolError as error:
-            raise ProtocolError(f"the arguments of {spec.name}() do not fit it: {error}") from error
+            raise ProtocolError(f"{spec.arguments_text} do not fit it: {error}") from error
         return args, kwargs
 
     def encode_construction(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str) -> Encoded:
@@ -132,12 +132,12 @@ class TypedValues(Values):
         if spec.kind is Kind.GENERATOR:
             return self.encode(value, what=f"the end of {spec.name}()")  # the annotation is that of its items
         writer = Writer()
-        return writer.finish(self._result_of(spec).write(writer, value, f"the result of {spec.name}()"))
+        return writer.finish(self._result_of(spec).write(writer, value, spec.result_text))
 
     def encode_item(self, value: object, spec: EndpointSpec) -> Encoded:
         """Encode what a generator endpoint has yielded; `TypeError` when it does not fit its annotation."""
         writer = Writer()
-        return writer.finish(self._result_of(spec).write(writer, value, f"an item of {spec.name}()"))
+        return writer.finish(self._result_of(spec).write(writer, value, spec.item_text))
 
     def decode_result(self, payload: Buffer, bodies: Sequence[memoryview], spec: EndpointSpec | None) -> Any:
         """Decode a result or an item; `ProtocolError` for bytes that do not fit."""

@@ -120,7 +120,7 @@ class Values:
 
     def encode_item(self, value: object, spec: EndpointSpec) -> Encoded:
         """Encode what a generator endpoint has yielded; see `encode`."""
-        return self.encode(value, what=f"an item of {spec.name}()")
+        return self.encode(value, what=spec.item_text)
 
     def decode_result(self, payload: Buffer, bodies: Sequence[memoryview], spec: EndpointSpec | None) -> Any:
         """Decode a result or an item; see `decode`."""
