@@ -89,7 +89,7 @@ class ReceiveCount:
         is_due: Whether the sender should be told by a frame of its own.
     """
 
-    __slots__ = ("_reported", "_unreported_bytes", "dequeued", "is_due", "report_bytes", "report_every")
+    __slots__ = ("_due_at", "_reported", "_unreported_bytes", "dequeued", "is_due", "report_bytes", "report_every")
 
     def __init__(self, report_every: int, report_bytes: int) -> None:
         self.report_every = report_every
@@ -97,6 +97,7 @@ class ReceiveCount:
         self.dequeued = 0
         self.is_due = False
         self._reported = 0
+        self._due_at = report_every
         self._unreported_bytes = 0
 
     @property
@@ -113,12 +114,13 @@ class ReceiveCount:
         """Count one message of `nbytes` that left the mailbox."""
         self.dequeued += 1
         self._unreported_bytes += nbytes
-        if self.dequeued - self._reported >= self.report_every or self._unreported_bytes > self.report_bytes:
+        if self.dequeued >= self._due_at or self._unreported_bytes > self.report_bytes:
             self.is_due = True
 
     def report(self) -> int:
         """Return the total to put into a frame, and remember that it was told."""
         self._reported = self.dequeued
+        self._due_at = self.dequeued + self.report_every
         self._unreported_bytes = 0
         self.is_due = False
         return self.dequeued

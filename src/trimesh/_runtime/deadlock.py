@@ -37,7 +37,7 @@ from trimesh._runtime.waiting import LocalWaits
 from trimesh._wire import messages, waits
 from trimesh._wire.waits import Kind, NodeRef, NodeReport, Place
 from trimesh.errors import DeadlockError, ProtocolError
-from trimesh.ids import MeshId, ProcId
+from trimesh.ids import ProcId
 
 if TYPE_CHECKING:
     from trimesh._runtime.incoming import IncomingCall
@@ -76,7 +76,7 @@ class Deadlocks:
 
     def producer_waits(self, call: IncomingCall) -> None:
         """Learn that a generator endpoint waits for its consumer; that matters to those who wait for its slot."""
-        cell = self._proc.cells.get(MeshId(call.mesh))
+        cell = self._proc.cells.get(call.mesh)
         group = None if cell is None else cell.mailbox.group_of(call)
         if group is not None and group.queue and not group.is_watched:
             group.is_watched = True
@@ -213,7 +213,7 @@ class Deadlocks:
             return
         call = look.find_call(victim)
         assert call is not None
-        cell = self._proc.cells[MeshId(call.mesh)]
+        cell = self._proc.cells[call.mesh]
         cell.mailbox.remove(call)
         call.failed(self._proc.values.encode_error(error, cell.origin(call.spec.name)))
 

@@ -85,7 +85,7 @@ def in_trio_block(block: AbstractAsyncContextManager[T]) -> AbstractAsyncContext
 
 def in_trio_now(function: Callable[P, T]) -> Callable[P, T]:
     """Return `function` where the caller is in Trio; elsewhere what runs it there, if there is a ferry."""
-    return function if in_trio_task() or _ferry is None else partial(_ferry.run_now, function)
+    return function if _ferry is None or in_trio_task() else partial(_ferry.run_now, function)
 
 
 class Block(ABC, Generic[T]):

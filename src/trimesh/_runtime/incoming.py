@@ -19,6 +19,7 @@ from trimesh._runtime.endpoint_spec import EndpointSpec
 from trimesh._transport.base import Buffer, Lane, Link
 from trimesh._wire import messages
 from trimesh._wire.payload import Encoded
+from trimesh.ids import MeshId
 
 if TYPE_CHECKING:
     from trimesh._runtime.channels import Cargo
@@ -53,7 +54,7 @@ class IncomingCall(msgspec.Struct, eq=False):
     peer: Peer
     link: Link
     call_id: int
-    mesh: int
+    mesh: MeshId
     spec: EndpointSpec
     payload: Buffer
     bodies: Sequence[memoryview]
@@ -153,7 +154,8 @@ class IncomingCall(msgspec.Struct, eq=False):
     def _end(self, head: bytes, bodies: Sequence[Buffer] = (), *, flow: int | None = None) -> trio.Event | None:
         assert not self.ended, self.spec.name
         self.ended = True
-        self.forget_arguments()
+        if self.payload:
+            self.forget_arguments()
         number, peer = self.call_id, self.peer
         if not number:
             return None
@@ -171,14 +173,14 @@ class IncomingCall(msgspec.Struct, eq=False):
             self.bodies, self.cargo = (), None
 
 
-def take_one(link: Link, mesh: int, count: ReceiveCount, nbytes: int) -> None:
+def take_one(link: Link, mesh: MeshId, count: ReceiveCount, nbytes: int) -> None:
     """Count a message that left the mailbox; tell the sender when no terminal frame has told it for long."""
     count.take(nbytes)
     if count.is_due:
         link.send(messages.encode(messages.Credit(mesh, count.report())), lane=Lane.CONTROL)
 
 
-def refuse(link: Link, call_id: int, mesh: int, count: ReceiveCount, nbytes: int, kind: str, text: str) -> None:
+def refuse(link: Link, call_id: int, mesh: MeshId, count: ReceiveCount, nbytes: int, kind: str, text: str) -> None:
     """Answer a message that nobody here can take."""
     take_one(link, mesh, count, nbytes)
     if call_id:

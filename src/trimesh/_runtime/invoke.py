@@ -36,7 +36,7 @@ from trimesh.errors import (
     origin,
     set_origin,
 )
-from trimesh.ids import CallId
+from trimesh.ids import AGENT, CallId, MeshId
 
 
 class Ok(msgspec.Struct, frozen=True):
@@ -92,13 +92,16 @@ class Request(msgspec.Struct, frozen=True, eq=False):
         """The endpoint's name for people."""
         return f"{self.mesh}.{self.endpoint}"
 
+    def __str__(self) -> str:
+        return self.what
+
 
 def _spec(request: Request) -> EndpointSpec | None:
     return request.spec if request.spec is not None else endpoints_of(Agent).get(request.endpoint)
 
 
 def encode_request(
-    proc: Proc, request: Request, call_id: int, mesh: int, budget: float | None, *, window: int = 0
+    proc: Proc, request: Request, call_id: int, mesh: MeshId, budget: float | None, *, window: int = 0
 ) -> Parcel:
     """Encode a call once for all ranks.
 
@@ -113,13 +116,11 @@ def encode_request(
     Raises:
         TypeError: An argument cannot be serialised; the text names the endpoint.
     """
-    value = proc.values.encode_call(
-        request.args,
-        request.kwargs,
-        endpoint=request.what,
-        names=() if request.spec is None else request.spec.parameters,
-        spec=_spec(request),
-    )
+    spec = request.spec
+    if spec is None:
+        value = proc.values.encode_call(request.args, request.kwargs, request, (), _spec(request))
+    else:
+        value = proc.values.encode_call(request.args, request.kwargs, request, spec.parameters, spec)
     payload, bodies = place_payload(value)
     head = messages.encode(messages.Call(call_id, mesh, request.endpoint, budget, payload, window))
     definitions = value.definitions
@@ -129,7 +130,8 @@ def encode_request(
     if bodies:
         nbytes += sum(memoryview(body).nbytes for body in bodies)
     # Calls of one actor keep their order, those of the agent (0) with all others: it is told to stop after the rest.
-    return Parcel(head, bodies, definitions, nbytes, value.attachments, flow=mesh)
+    flow = 0 if value.attachments else mesh
+    return Parcel(head, bodies, definitions, nbytes, value.attachments, flow)
 
 
 @trio.lowlevel.enable_ki_protection
@@ -156,7 +158,7 @@ async def invoke(
     is_bounded = deadline != math.inf
     budget = budget_until(proc, deadline) if is_bounded else None
     call_id = proc.new_call_id()
-    mesh = targets[0].mesh if targets else 0
+    mesh = targets[0].mesh if targets else AGENT
     parcel = encode_request(proc, request, call_id, mesh, budget)
     call = OutgoingCall(proc, call_id, request, targets, fail_fast=fail_fast, budget=budget, is_bounded=is_bounded)
     proc.begin(call, parcel)
@@ -198,7 +200,7 @@ async def invoke_until(proc: Proc, targets: Sequence[Target], request: Request, 
     Ranks that have not answered by then give an `Unresponsive` error; their owner will end them.
     """
     call_id = proc.new_call_id()
-    parcel = encode_request(proc, request, call_id, targets[0].mesh if targets else 0, None)
+    parcel = encode_request(proc, request, call_id, targets[0].mesh if targets else AGENT, None)
     call = OutgoingCall(proc, call_id, request, targets, fail_fast=False, is_bounded=True)
     proc.begin(call, parcel)
     await call.wait_until(deadline)
@@ -212,7 +214,7 @@ async def post(proc: Proc, targets: Sequence[Target], request: Request) -> list[
     It has no budget: it belongs to the block that owns the mesh, and may run on when the caller's scope is over.
     """
     await trio.lowlevel.checkpoint_if_cancelled()
-    parcel = encode_request(proc, request, 0, targets[0].mesh if targets else 0, None)
+    parcel = encode_request(proc, request, 0, targets[0].mesh if targets else AGENT, None)
     if _post_at_once(proc, targets, parcel):
         await trio.lowlevel.checkpoint()
         return [_POSTED] * len(targets)
@@ -229,7 +231,7 @@ def post_nowait(proc: Proc, targets: Sequence[Target], request: Request) -> list
     Raises:
         trio.WouldBlock: A mailbox is full; nothing was sent to anyone.
     """
-    parcel = encode_request(proc, request, 0, targets[0].mesh if targets else 0, None)
+    parcel = encode_request(proc, request, 0, targets[0].mesh if targets else AGENT, None)
     if _post_at_once(proc, targets, parcel):
         return [_POSTED] * len(targets)
     for target in targets:

@@ -15,6 +15,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 import trio
 
+# By name: to find anything in the module `trio`, which knows of deprecated names, costs as much as a call.
+from trio.lowlevel import checkpoint_if_cancelled, current_task, reschedule, wait_task_rescheduled
+
 from trimesh._runtime.incoming import IncomingCall
 
 _BATCH = 16
@@ -52,7 +55,7 @@ class SlotGroup:
         """Queue a call and see to it that a slot takes it when one is free."""
         self.queue.append(call)
         if self._idle:
-            trio.lowlevel.reschedule(self._idle.pop())
+            reschedule(self._idle.pop())
         elif self._tasks < self.concurrency:
             self._tasks += 1
             self.mailbox.start_task(self._slot)
@@ -71,7 +74,7 @@ class SlotGroup:
     async def _serve_until_cancelled(self) -> None:
         """Serve calls until one of them has been cancelled, and with it the scope (MB-1)."""
         call: IncomingCall | None = None
-        mailbox, task = self.mailbox, trio.lowlevel.current_task()
+        mailbox, task = self.mailbox, current_task()
 
         def abort(_: object) -> trio.lowlevel.Abort:
             self._idle.remove(task)
@@ -82,7 +85,7 @@ class SlotGroup:
                 served = 0
                 while True:
                     while self.queue:
-                        await trio.lowlevel.checkpoint_if_cancelled()  # then nothing is started any more
+                        await checkpoint_if_cancelled()  # then nothing is started any more
                         call = self.queue.popleft()
                         self.running[call] = task
                         call.scope = scope
@@ -103,7 +106,7 @@ class SlotGroup:
                         if served % _BATCH == 0:
                             await trio.lowlevel.checkpoint()
                     self._idle.append(task)
-                    await trio.lowlevel.wait_task_rescheduled(abort)
+                    await wait_task_rescheduled(abort)
         except BaseException:
             # Cancelled from outside of the call: the actor ends, and then tells its callers why.
             if call is not None and not call.ended:

@@ -37,8 +37,8 @@ class Parcel(msgspec.Struct, frozen=True, eq=False):
         definitions: What goes by value and must be known to the peer first.
         nbytes: For the credit window.
         attachments: What the payload refers to (`Encoded.attachments`): the ports among them are lent to the peer.
-        flow: Order that it needs beside other messages, as `Link.send` takes it; used if it has no attachments, which
-            are told of by messages that must come right before it.
+        flow: Order that it needs beside other messages, as `Link.send` takes it; 0 with attachments, which are told
+            of by messages that must come right before it.
     """
 
     head: bytes
@@ -47,11 +47,6 @@ class Parcel(msgspec.Struct, frozen=True, eq=False):
     nbytes: int = 0
     attachments: Sequence[object] = ()
     flow: int = 0
-
-    @property
-    def link_flow(self) -> int:
-        """The flow that links are told."""
-        return 0 if self.attachments else self.flow
 
 
 class Pending(msgspec.Struct, frozen=True, eq=False):
@@ -94,7 +89,8 @@ class Outbox:
     def count(self, nbytes: int) -> int:
         """Count a message that the caller sends itself (a cast); return its position on the link."""
         self.window.sent(nbytes)
-        return self.peer.count_call()
+        self.peer.calls_sent += 1
+        return self.peer.calls_sent
 
     def send(self, parcel: Parcel) -> tuple[int, trio.Event | None]:
         """Send a message for which there is room; return its position on the link, and what `Link.send` does."""
@@ -139,16 +135,17 @@ class Peer:
         calls: Unended calls of this process in which it takes part, oldest first.
         inbound: Its unended calls here.
         early_cancels: Cancels that overtook their calls, by call id.
+        calls_received, calls_sent: `Call` frames so far.
         cargo: Ports that its next message carries; see `take_cargo`.
     """
 
     __slots__ = (
-        "_calls_sent",
         "_counts",
         "_defined",
         "_outboxes",
         "calls",
         "calls_received",
+        "calls_sent",
         "cargo",
         "death",
         "early_cancels",
@@ -169,8 +166,8 @@ class Peer:
         self.inbound: dict[int, IncomingCall] = {}
         self.early_cancels: dict[int, str] = {}
         self.calls_received = 0
+        self.calls_sent = 0
         self.cargo: Cargo | None = None
-        self._calls_sent = 0
         self._outboxes: dict[MeshId, Outbox] = {}
         self._counts: dict[MeshId, ReceiveCount] = {}
         self._defined: set[DefinitionId] = set()
@@ -214,18 +211,14 @@ class Peer:
             found = self._counts[mesh] = ReceiveCount(limits.MAILBOX_MESSAGES // 4, limits.MAILBOX_REPORT_BYTES)
         return found
 
-    def count_call(self) -> int:
-        """Count one `Call` frame sent on the link and return its position."""
-        self._calls_sent += 1
-        return self._calls_sent
-
     def send(self, parcel: Parcel) -> trio.Event | None:
         """Send a message, and before it what it needs there; dropped when the link is gone."""
-        if self.link is None:
+        link = self.link
+        if link is None:
             return None
         if parcel.definitions or parcel.attachments:
             self.prepare(parcel.definitions, parcel.attachments)
-        return self.link.send(parcel.head, parcel.bodies, flow=parcel.link_flow)
+        return link.send(parcel.head, parcel.bodies, flow=parcel.flow)
 
     def prepare(self, definitions: Sequence[DefinitionId], attachments: Sequence[object]) -> None:
         """Send what the peer must know before a payload: definitions, then the ports that it carries.
@@ -273,7 +266,7 @@ class Peer:
             is_leaving: Some of the message is still here: others pass it, so its position says less than the last one.
         """
         if self.link is not None:
-            position = self._calls_sent if is_leaving else position
+            position = self.calls_sent if is_leaving else position
             self.link.send(messages.encode(messages.Cancel(call, position, reason)), lane=Lane.CONTROL)
 
 

@@ -39,7 +39,7 @@ from trimesh._runtime.services import Services
 from trimesh._runtime.sites import Sites
 from trimesh._runtime.typed_values import make_values
 from trimesh._runtime.values import Values
-from trimesh._transport.base import DownReason, Group, Link, LinkDown, Transport
+from trimesh._transport.base import Buffer, DownReason, Group, Link, LinkDown, Transport
 from trimesh._wire import messages
 from trimesh.errors import ProtocolError, TrimeshInternalError
 from trimesh.ids import ID_MAX, CallId, MeshId, ProcId
@@ -363,7 +363,7 @@ class Proc:
             if len(self._groups) >= limits.GROUPS_MAX:
                 self._groups.pop(next(iter(self._groups))).close()
             group = self._groups[links] = self.transport.define_group(links)
-        return group.cast(parcel.head, parcel.bodies, flow=parcel.link_flow)
+        return group.cast(parcel.head, parcel.bodies, flow=parcel.flow)
 
     def _forget_groups(self, link: Link) -> None:
         for links in [links for links in self._groups if link in links]:
@@ -380,18 +380,18 @@ class Proc:
             message = messages.decode(head)
             if self.sites is not None and not self.sites.received(self, peer, link, message):
                 return
-            if isinstance(message, messages.Call):
+            if type(message) is messages.Call:
                 self._call(peer, link, message, len(head), bodies)
-            elif isinstance(message, messages.Return):
+            elif type(message) is messages.Return:
                 self._terminal(peer, message, Returned(*take_payload(message.payload, bodies), peer.take_cargo()))
-            elif isinstance(message, messages.Error):
+            elif type(message) is messages.Error:
                 self._terminal(peer, message, Raised(*take_payload(message.payload, bodies), peer.take_cargo()))
-            elif isinstance(message, messages.CancelAck | messages.Refused):
+            elif type(message) is messages.CancelAck or type(message) is messages.Refused:
                 self._terminal(peer, message, message)
-            elif isinstance(message, messages.Cancel):
+            elif type(message) is messages.Cancel:
                 self._cancel(peer, message)
-            elif isinstance(message, messages.Credit):
-                peer.outbox(MeshId(message.mesh)).acknowledged(message.dequeued)
+            elif type(message) is messages.Credit:
+                peer.outbox(message.mesh).acknowledged(message.dequeued)
             else:
                 route = self.routes.get(type(message))
                 if route is None:
@@ -431,11 +431,13 @@ class Proc:
         number = message.call
         cargo = None if peer.cargo is None else peer.take_cargo()
         early_cancel = peer.early_cancels.pop(number, None) if peer.early_cancels else None
-        mesh = MeshId(message.mesh)
+        mesh = message.mesh
         count = peer.count_of(mesh)
         nbytes = size  # as the sender's window counts it
+        payload: Buffer = message.payload
         if bodies:
             nbytes += sum(body.nbytes for body in bodies)
+            payload, bodies = take_payload(message.payload, bodies)
         cell = self.cells.get(mesh)
         if cell is None:
             refuse(link, number, mesh, count, nbytes, "stopped", "the mesh has stopped, or was never here")
@@ -448,10 +450,9 @@ class Proc:
             text = f"{message.endpoint} is {'no' if message.window else 'a'} generator endpoint, which `stream` calls"
             refuse(link, number, mesh, count, nbytes, "unknown", text)
             return
-        payload, buffers = take_payload(message.payload, bodies)
         now = self.now()
         deadline = math.inf if message.budget is None else now + message.budget
-        call = IncomingCall(peer, link, number, mesh, spec, payload, buffers, nbytes, count, deadline, now, cargo)
+        call = IncomingCall(peer, link, number, mesh, spec, payload, bodies, nbytes, count, deadline, now, cargo)
         if message.window:
             call.items = ItemSender(message.window)
         if number:
@@ -475,7 +476,7 @@ class Proc:
             self.dropped_replies += 1
         else:
             call.terminal(peer, outcome)
-        peer.outbox(MeshId(message.mesh)).acknowledged(message.dequeued)
+        peer.outbox(message.mesh).acknowledged(message.dequeued)
 
     def _cancel(self, peer: Peer, message: messages.Cancel) -> None:
         call = peer.inbound.get(message.call)
@@ -486,7 +487,7 @@ class Proc:
             peer.early_cancels[message.call] = message.reason
 
     def _cancel_incoming(self, call: IncomingCall, by: str, reason: str) -> None:
-        cell = self.cells.get(MeshId(call.mesh))
+        cell = self.cells.get(call.mesh)
         if cell is not None:
             cell.cancel(call, by, reason)
 

@@ -70,8 +70,7 @@ class TypedValues(Values):
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        *,
-        endpoint: str,
+        endpoint: object,
         names: Sequence[str] = (),
         spec: EndpointSpec | None = None,
     ) -> Encoded:
@@ -86,7 +85,7 @@ class TypedValues(Values):
             inner = self._construction(writer, cls, bound.arguments["args"], bound.arguments["kwargs"])
             bound.arguments |= {"args": (inner,), "kwargs": {}}
             args, kwargs = bound.args, {}
-        return writer.finish(arguments.write(writer, args, kwargs, endpoint))
+        return writer.finish(arguments.write(writer, args, kwargs, str(endpoint)))
 
     def decode_call(
         self, payload: Buffer, bodies: Sequence[memoryview], spec: EndpointSpec, peer: Peer

@@ -76,14 +76,13 @@ class Values:
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        *,
-        endpoint: str,
+        endpoint: object,
         names: Sequence[str] = (),
         spec: EndpointSpec | None = None,
     ) -> Encoded:
         """Encode the arguments of a call; `TypeError` names the argument that cannot be serialised."""
         del spec  # a pickle says itself what it is
-        return self._encoder.encode_call(args, kwargs, endpoint=endpoint, names=names)
+        return self._encoder.encode_call(args, kwargs, endpoint, names)
 
     def decode(self, payload: Buffer, bodies: Sequence[memoryview], *, what: str = "a value") -> Any:
         """Decode a value; runs user code. Raises `PayloadError` when it cannot be rebuilt here."""

@@ -174,7 +174,7 @@ class LocalWaits:
         call = self.find_call(ref)
         if call is None or call.ended or call.is_cancelled:
             return None
-        cell = self._proc.cells.get(MeshId(call.mesh))
+        cell = self._proc.cells.get(call.mesh)
         group = None if cell is None else cell.mailbox.group_of(call)
         if cell is None or group is None:
             return None

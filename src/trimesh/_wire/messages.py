@@ -19,6 +19,7 @@ from trimesh import limits
 from trimesh._wire.reducers import DefinitionId
 from trimesh._wire.waits import NodeRef
 from trimesh.errors import ProtocolError
+from trimesh.ids import MeshId
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -38,7 +39,7 @@ class Call(Message, frozen=True, tag=1):
     """
 
     call: int
-    mesh: int
+    mesh: MeshId
     endpoint: str
     budget: float | None
     payload: bytes
@@ -49,7 +50,7 @@ class Return(Message, frozen=True, tag=2):
     """The endpoint returned."""
 
     call: int
-    mesh: int
+    mesh: MeshId
     dequeued: int
     payload: bytes
 
@@ -58,7 +59,7 @@ class Error(Message, frozen=True, tag=3):
     """The endpoint raised; the payload is an encoded exception."""
 
     call: int
-    mesh: int
+    mesh: MeshId
     dequeued: int
     payload: bytes
 
@@ -73,7 +74,7 @@ class CancelAck(Message, frozen=True, tag=4):
     """
 
     call: int
-    mesh: int
+    mesh: MeshId
     dequeued: int
     started: bool
     by: str
@@ -89,7 +90,7 @@ class Refused(Message, frozen=True, tag=5):
     """
 
     call: int
-    mesh: int
+    mesh: MeshId
     dequeued: int
     kind: str
     text: str
@@ -112,7 +113,7 @@ class Cancel(Message, frozen=True, tag=6):
 class Credit(Message, frozen=True, tag=7):
     """Messages of this receiver's that an actor has taken out of its mailbox."""
 
-    mesh: int
+    mesh: MeshId
     dequeued: int
 
 

@@ -233,14 +233,14 @@ class Encoder:
             return None
 
     def encode_call(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, endpoint: str, names: Sequence[str] = ()
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], endpoint: object, names: Sequence[str] = ()
     ) -> Encoded:
         """Encode the arguments of a call, as the pair `(args, kwargs)`.
 
         Args:
             args: The positional arguments.
             kwargs: The others.
-            endpoint: Name of the endpoint, for errors.
+            endpoint: What the endpoint is called, for errors: its `str`, which is asked for only then.
             names: Names of the positional parameters, for errors.
 
         Raises:
@@ -337,7 +337,7 @@ class Decoder:
             if payload == ARGUMENT_ALONE:
                 return (rebuild_bytes(buffers[0]),), {}
         if len(payload) and payload[-1] == STOP:
-            return pickle.loads(payload, buffers=buffers)
+            return pickle.loads(payload, buffers=buffers) if buffers else pickle.loads(payload)
         arrived = Arrived(memoryview(payload), buffers)
         if arrived.bound:
             return _Unpickler(arrived.stream, arrived.entries, self._bindings).load()

@@ -9,7 +9,7 @@ import msgspec
 import trio
 
 from trimesh._runtime.context import current_proc
-from trimesh._runtime.endpoint_spec import EndpointSpec, Kind
+from trimesh._runtime.endpoint_spec import GENERATOR, EndpointSpec
 from trimesh._runtime.invoke import Err, Ok, Request, Result, invoke, post, post_nowait
 from trimesh._runtime.proc import Proc
 from trimesh._runtime.target import Target
@@ -178,7 +178,7 @@ def bind(
     Raises:
         TypeError: They do not fit, or only `stream` can call the endpoint; the text names it.
     """
-    if spec.kind is Kind.GENERATOR and not streams:
+    if spec.kind is GENERATOR and not streams:
         raise TypeError(
             f"{mesh.name}.{spec.name} is an async generator, which only stream can call: "
             f"write `async with mesh.{spec.name}.stream(...) as results`"

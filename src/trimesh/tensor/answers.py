@@ -12,7 +12,6 @@ from trimesh._runtime.incoming import IncomingCall
 from trimesh._runtime.peer import Peer
 from trimesh._transport.base import Buffer
 from trimesh.errors import DeadlockError, MeshErrorGroup, PayloadError, ProtocolError, set_origin
-from trimesh.ids import MeshId
 from trimesh.tensor.consequences import causes_first, death_at
 from trimesh.tensor.engine import Engine, Request
 
@@ -96,7 +95,7 @@ class _Watch:
                 self._search = None
 
     def _error(self, call: IncomingCall) -> DeadlockError:
-        cell = self.engine.proc.cells.get(MeshId(call.mesh))
+        cell = self.engine.proc.cells.get(call.mesh)
         cycle = [] if cell is None else [(cell.spec.cls.__qualname__, call.spec.name, cell.spec.point)]
         name = call.spec.name if cell is None else f"{cell.spec.name}.{call.spec.name}()"
         return DeadlockError(

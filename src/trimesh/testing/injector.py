@@ -69,7 +69,7 @@ class Injector:
         """Tell whether a request that has just come is to be lost."""
         if not self.rules or not isinstance(message, Call):
             return False
-        cell = cells.get(MeshId(message.mesh))
+        cell = cells.get(message.mesh)
         if cell is None:
             return False
         for rule in self.rules:

@@ -29,7 +29,7 @@ from trimesh._runtime.incoming import IncomingCall
 from trimesh._runtime.peer import Peer
 from trimesh._runtime.proc import Proc
 from trimesh._wire import messages
-from trimesh.ids import AGENT, MeshId, ProcId
+from trimesh.ids import AGENT, ProcId
 from trimesh.testing.vocabulary import Place
 
 Terminal = messages.Return | messages.Error | messages.CancelAck | messages.Refused
@@ -94,7 +94,7 @@ class Oracles:
         if message.mesh == AGENT:
             return
         self._received[where] = self._received.get(where, 0) + 1
-        waiting = self._received[where] - peer.count_of(MeshId(message.mesh)).dequeued
+        waiting = self._received[where] - peer.count_of(message.mesh).dequeued
         if waiting > limits.MAILBOX_MESSAGES:
             self.breach("OR-6", f"{waiting} messages of one sender wait for {message.endpoint}")
 
