@@ -9,6 +9,7 @@ const faults = @import("faults.zig");
 const frame = @import("frame.zig");
 const limits = @import("limits.zig");
 const link = @import("link.zig");
+const loading = @import("loading.zig");
 const records = @import("record.zig");
 const session = @import("session.zig");
 const status = @import("status.zig");
@@ -66,7 +67,7 @@ export fn tm_bus_create(options: ?*const BusOptions, bus_out: ?*?*Bus) i32 {
     if (o.lease_ms < 2 * o.beat_ms or o.lease_ms > limits.BEAT_MS_MAX) return status.ERR_ARGUMENT;
     if (o.stall_ms > limits.BEAT_MS_MAX) return status.ERR_ARGUMENT;
     if (o.look_us > limits.LOOK_US_MAX) return status.ERR_ARGUMENT;
-    crossing.learn();
+    crossing.use(loading.symbol(null, "memcpy"));
     const rc = Bus.create(.{
         .epoch = o.epoch,
         .host = o.host,

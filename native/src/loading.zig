@@ -7,7 +7,7 @@ const linux = std.os.linux;
 const sys = @import("sys.zig");
 
 extern "c" fn dlopen(path: [*:0]const u8, flags: c_int) ?*anyopaque;
-extern "c" fn dlsym(library: *anyopaque, name: [*:0]const u8) ?*anyopaque;
+extern "c" fn dlsym(library: ?*anyopaque, name: [*:0]const u8) ?*anyopaque;
 extern "c" fn dlerror() ?[*:0]const u8;
 extern "c" fn dlclose(library: *anyopaque) c_int;
 extern "c" fn dladdr(address: *const anyopaque, info: *Info) c_int;
@@ -37,8 +37,8 @@ pub fn close(library: *anyopaque) void {
     _ = dlclose(library); // what is still used by others stays
 }
 
-/// A function of a library.
-pub fn symbol(library: *anyopaque, name: [*:0]const u8) ?*anyopaque {
+/// A function of a library; of null, the one that the process calls by this name.
+pub fn symbol(library: ?*anyopaque, name: [*:0]const u8) ?*anyopaque {
     return dlsym(library, name);
 }
 

@@ -17,8 +17,10 @@ _MAPPED_BYTES_MIN: Final = 1 << 20
 much and sends little takes no memory; and nothing is zeroed twice."""
 
 
-_WORD: Final = struct.Struct("<Q")
-_IN_SEGMENT: Final = 1 << 63
+WORD: Final = struct.Struct("<Q")
+"""One of the table of bodies."""
+
+IN_SEGMENT: Final = 1 << 63
 """A word of the table from here on names a body in shared memory."""
 
 
@@ -34,11 +36,6 @@ def allocate(size: int) -> memoryview:
         return memoryview(new_pages(size))
     except (OSError, ValueError, OverflowError, MemoryError) as error:
         raise AssemblyError(f"a body of {size} bytes, for which this process has no memory ({error})") from error
-
-
-def is_whole(sizes: memoryview, piece: memoryview) -> bool:
-    """Whether `piece` is all of the one body that a table announces, and this is not in shared memory."""
-    return bool(_WORD.unpack(sizes)[0] == len(piece))
 
 
 class Assembly:
@@ -58,12 +55,12 @@ class Assembly:
 
     def __init__(self, sizes: memoryview, piece: memoryview, take: Callable[[int], memoryview]) -> None:
         words = struct.unpack(f"<{len(sizes) // 8}Q", sizes)
-        total = sum(word for word in words if word < _IN_SEGMENT)
+        total = sum(word for word in words if word < IN_SEGMENT)
         if total > limits.MESSAGE_BYTES_MAX:
             raise AssemblyError(f"a message of {total} bytes, above MESSAGE_BYTES_MAX")
         self.head = b""
         self.is_part = False
-        self._announced = [word if word < _IN_SEGMENT else take(word) for word in words]
+        self._announced = [word if word < IN_SEGMENT else take(word) for word in words]
         self._at = 0
         self._bodies: list[memoryview] = []
         if total == len(piece):  # whole: copy without zeroing first

@@ -12,7 +12,7 @@ import trio
 from trimesh import limits
 from trimesh._native import status
 from trimesh._transport.arrivals import Arrivals
-from trimesh._transport.assembly import Assembly, AssemblyError, is_whole
+from trimesh._transport.assembly import IN_SEGMENT, WORD, Assembly, AssemblyError
 from trimesh._transport.base import (
     Buffer,
     DownReason,
@@ -103,8 +103,8 @@ class NativeLink(Link):
         if len(bodies) == 1 and not is_held and not self._data and self._departure.leave(head, bodies[0]):
             self.transport.dirty = True
             return None
-        completion = Completion(1)
         if bodies and goes_in_parts(bodies, local=self.local):
+            completion = Completion(1)
             self.launch(Convoy(head, bodies, flow, completion))
             return completion.event
         if len(head) > limits.HEAD_BYTES_MAX:
@@ -115,7 +115,7 @@ class NativeLink(Link):
             self._large.hold(one, flow)
         elif self.enqueue(one, lane):
             return None
-        one.completion = completion
+        completion = one.completion = Completion(1)
         return completion.event
 
     def _refused(self, code: int, head: bytes) -> None:
@@ -305,12 +305,13 @@ class NativeLink(Link):
         """Hand over a message with bodies, or begin to put one together."""
         _, _, n_bodies, flags, head_at, head_size, sizes_at, body_at, body_size = record
         view = self.view
-        sizes, piece = view[sizes_at : sizes_at + 8 * n_bodies], view[body_at : body_at + body_size]
-        if n_bodies == 1 and not flags and is_whole(sizes, piece):  # the common case, which needs no `Assembly`
+        if n_bodies == 1 and not flags:  # the common case, which needs no `Assembly`
+            body = self._one_body(WORD.unpack_from(view, sizes_at)[0], view[body_at : body_at + body_size])
             head = view[head_at : head_at + head_size]
-            handler.received(self, head, [memoryview(bytearray(piece))])
+            handler.received(self, head, [body])
             head.release()
             return
+        sizes, piece = view[sizes_at : sizes_at + 8 * n_bodies], view[body_at : body_at + body_size]
         assembly = Assembly(sizes, piece, self._take)
         assembly.is_part = bool(flags & _FLAG_PART)
         if flags & _FLAG_MORE:
@@ -329,6 +330,14 @@ class NativeLink(Link):
         if arrival is not None:
             self._convoys_received += 1
             handler.received(self, memoryview(arrival.head), arrival.bodies())
+
+    def _one_body(self, word: int, piece: memoryview) -> memoryview:
+        """Return the body of a message that has one and has come whole."""
+        if word == len(piece):
+            return memoryview(bytearray(piece))
+        if word >= IN_SEGMENT and not piece:
+            return self._take(word)
+        raise AssemblyError("a body of another size than announced")
 
     def _take(self, word: int) -> memoryview:
         """Return a body in shared memory."""
