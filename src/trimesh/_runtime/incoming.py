@@ -154,7 +154,7 @@ class IncomingCall(msgspec.Struct, eq=False):
     def _end(self, head: bytes, bodies: Sequence[Buffer] = (), *, flow: int | None = None) -> trio.Event | None:
         assert not self.ended, self.spec.name
         self.ended = True
-        if self.payload:
+        if self.payload:  # they have not been decoded
             self.forget_arguments()
         number, peer = self.call_id, self.peer
         if not number:
