@@ -9,7 +9,7 @@ const Copy = *const fn (into: [*]u8, from: [*]const u8, size: usize) callconv(.c
 /// Null until it is known, and where libc has none.
 var of_libc: std.atomic.Value(?*anyopaque) = .init(null);
 
-/// Use libc's `memcpy` from now on. It has to be looked up: a call by that name is one of the copy that Zig brings along.
+/// Use libc's `memcpy` from now on. It has to be looked up: a call by that name is one of the copy of Zig.
 pub fn use(libc_copy: ?*anyopaque) void {
     of_libc.store(libc_copy, .monotonic);
 }
