@@ -17,10 +17,8 @@ _MAPPED_BYTES_MIN: Final = 1 << 20
 much and sends little takes no memory; and nothing is zeroed twice."""
 
 
-WORD: Final = struct.Struct("<Q")
-"""One of the table of bodies."""
-
-IN_SEGMENT: Final = 1 << 63
+_WORD: Final = struct.Struct("<Q")
+_IN_SEGMENT: Final = 1 << 63
 """A word of the table from here on names a body in shared memory."""
 
 
@@ -36,6 +34,23 @@ def allocate(size: int) -> memoryview:
         return memoryview(new_pages(size))
     except (OSError, ValueError, OverflowError, MemoryError) as error:
         raise AssemblyError(f"a body of {size} bytes, for which this process has no memory ({error})") from error
+
+
+def one_body(view: memoryview, at: int, piece: memoryview, take: Callable[[int], memoryview]) -> memoryview:
+    """Return the body of a message that has one and has come whole: what an `Assembly` would make of it.
+
+    Args:
+        view: Memory that holds the table.
+        at: Where in it.
+        piece: All body bytes that came with it.
+        take: As for an `Assembly`.
+    """
+    word = _WORD.unpack_from(view, at)[0]
+    if word == len(piece):
+        return memoryview(bytearray(piece))
+    if word >= _IN_SEGMENT and not piece:
+        return take(word)
+    raise AssemblyError("a body of another size than announced")
 
 
 class Assembly:
@@ -55,12 +70,12 @@ class Assembly:
 
     def __init__(self, sizes: memoryview, piece: memoryview, take: Callable[[int], memoryview]) -> None:
         words = struct.unpack(f"<{len(sizes) // 8}Q", sizes)
-        total = sum(word for word in words if word < IN_SEGMENT)
+        total = sum(word for word in words if word < _IN_SEGMENT)
         if total > limits.MESSAGE_BYTES_MAX:
             raise AssemblyError(f"a message of {total} bytes, above MESSAGE_BYTES_MAX")
         self.head = b""
         self.is_part = False
-        self._announced = [word if word < IN_SEGMENT else take(word) for word in words]
+        self._announced = [word if word < _IN_SEGMENT else take(word) for word in words]
         self._at = 0
         self._bodies: list[memoryview] = []
         if total == len(piece):  # whole: copy without zeroing first

@@ -12,7 +12,7 @@ import trio
 from trimesh import limits
 from trimesh._native import status
 from trimesh._transport.arrivals import Arrivals
-from trimesh._transport.assembly import IN_SEGMENT, WORD, Assembly, AssemblyError
+from trimesh._transport.assembly import Assembly, AssemblyError, one_body
 from trimesh._transport.base import (
     Buffer,
     DownReason,
@@ -306,7 +306,7 @@ class NativeLink(Link):
         _, _, n_bodies, flags, head_at, head_size, sizes_at, body_at, body_size = record
         view = self.view
         if n_bodies == 1 and not flags:  # the common case, which needs no `Assembly`
-            body = self._one_body(WORD.unpack_from(view, sizes_at)[0], view[body_at : body_at + body_size])
+            body = one_body(view, sizes_at, view[body_at : body_at + body_size], self._take)
             head = view[head_at : head_at + head_size]
             handler.received(self, head, [body])
             head.release()
@@ -330,14 +330,6 @@ class NativeLink(Link):
         if arrival is not None:
             self._convoys_received += 1
             handler.received(self, memoryview(arrival.head), arrival.bodies())
-
-    def _one_body(self, word: int, piece: memoryview) -> memoryview:
-        """Return the body of a message that has one and has come whole."""
-        if word == len(piece):
-            return memoryview(bytearray(piece))
-        if word >= IN_SEGMENT and not piece:
-            return self._take(word)
-        raise AssemblyError("a body of another size than announced")
 
     def _take(self, word: int) -> memoryview:
         """Return a body in shared memory."""

@@ -14,6 +14,7 @@ from trimesh._transport.base import Buffer, Lane
 from trimesh._transport.convoy import Told
 from trimesh.errors import LimitExceeded
 
+_LANE_DATA: Final = int(Lane.DATA)  # to look at a member of an enumeration is a call
 _TABLE_BYTES: Final = 16
 """What goes with one body in a frame: its size, and up to 8 bytes before it."""
 
@@ -92,7 +93,7 @@ class Departure:
         self._span.bytes = lent
         self._span.size = size
         self._cursor.started = 0
-        code = self._send(self._bus, self._handle, Lane.DATA, head, len(head), self._spans, 1, self._cursor)
+        code = self._send(self._bus, self._handle, _LANE_DATA, head, len(head), self._spans, 1, self._cursor)
         return bool(code == status.OK)
 
 
