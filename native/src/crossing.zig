@@ -1,6 +1,6 @@
-//! Copying into memory that another core has read last: that of rings and segments. Libc's copy knows how the processor
-//! at hand overwrites whole cache lines without having them fetched first: 64 KiB take 0.6 us where the copy that Zig
-//! brings along takes 2.2. PURE but for memory.
+//! Copying into memory that another core has read last: that of rings and segments. Libc's copy knows the processor at
+//! hand, where Zig's own is 16 bytes a step, as the oldest can: 64 KiB take 0.6 us with the one, 2.2 with the other
+//! (measured; in memory that no other core has read, 0.5 and 1.1). PURE but for memory.
 
 const std = @import("std");
 

@@ -237,7 +237,7 @@ BUFFER_INLINE_BYTES: Final = 4_096
 
 BYTES_ALONE_MIN: Final = HEAD_PAYLOAD_BYTES_MAX
 """A `bytes` that is the one argument, or the result, goes beside the pickle from this size on: with it the pickle would
-be a body, too, and be copied twice more (64 KiB there and back: 5 % longer). Below it rides in the head, which costs
+be a body, too, and be copied once more (64 KiB there and back: 5 % longer). Below it rides in the head, which costs
 20,000 instructions less on either side than a body."""
 
 BYTES_BESIDE_MIN: Final = 131_072
