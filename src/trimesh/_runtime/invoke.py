@@ -12,6 +12,8 @@ from typing import Any, Final
 import attrs
 import msgspec
 import trio
+from trio import current_effective_deadline
+from trio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from trimesh import limits
 from trimesh._routing.collector import Failed, Outcome, Raised, Returned
@@ -153,8 +155,8 @@ async def invoke(
         trio.Cancelled: The caller's scope was cancelled; the ranks have unwound, or were given up after
             `limits.CANCEL_ACK_SECONDS`.
     """
-    await trio.lowlevel.checkpoint_if_cancelled()
-    deadline = trio.current_effective_deadline()
+    await checkpoint_if_cancelled()
+    deadline = current_effective_deadline()
     is_bounded = deadline != math.inf
     budget = budget_until(proc, deadline) if is_bounded else None
     call_id = proc.new_call_id()
@@ -190,7 +192,7 @@ async def yield_to_cancel(outcomes: Sequence[Outcome]) -> None:
     if any(isinstance(outcome, messages.CancelAck) and outcome.by == "budget" for outcome in outcomes):
         await _absorb_budget()
     if any(isinstance(outcome, Failed) for outcome in outcomes):
-        await trio.lowlevel.checkpoint_if_cancelled()
+        await checkpoint_if_cancelled()
 
 
 @trio.lowlevel.enable_ki_protection
@@ -213,10 +215,10 @@ async def post(proc: Proc, targets: Sequence[Target], request: Request) -> list[
 
     It has no budget: it belongs to the block that owns the mesh, and may run on when the caller's scope is over.
     """
-    await trio.lowlevel.checkpoint_if_cancelled()
+    await checkpoint_if_cancelled()
     parcel = encode_request(proc, request, 0, targets[0].mesh if targets else AGENT, None)
     if _post_at_once(proc, targets, parcel):
-        await trio.lowlevel.checkpoint()
+        await checkpoint()
         return [_POSTED] * len(targets)
     call = OutgoingCall(proc, CallId(0), request, targets, fail_fast=False, is_bounded=has_deadline())
     proc.begin(call, parcel)
@@ -272,12 +274,12 @@ def _post_at_once(proc: Proc, targets: Sequence[Target], parcel: Parcel) -> bool
 
 def has_deadline() -> bool:
     """Return whether the running task's waits end by themselves."""
-    return trio.current_effective_deadline() != math.inf
+    return current_effective_deadline() != math.inf
 
 
 def remaining_budget(proc: Proc) -> float | None:
     """Return the seconds left of the running task's deadline, or None when it has none."""
-    return budget_until(proc, trio.current_effective_deadline())
+    return budget_until(proc, current_effective_deadline())
 
 
 def budget_until(proc: Proc, deadline: float) -> float | None:
@@ -294,10 +296,10 @@ def budget_until(proc: Proc, deadline: float) -> float | None:
 
 async def _absorb_budget() -> None:
     """The budget ended the call over there: our own scope is about to expire too, so let it (rule C3)."""
-    deadline = trio.current_effective_deadline()
+    deadline = current_effective_deadline()
     if deadline - trio.current_time() <= limits.DEADLINE_SKEW_SECONDS:
         await trio.sleep_until(deadline)
-        await trio.lowlevel.checkpoint()
+        await checkpoint()
 
 
 def results_of(proc: Proc, call: OutgoingCall, request: Request, *, cancelled: bool) -> list[Result]:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import trio
+from trio.lowlevel import current_task, reschedule, wait_task_rescheduled
 
 from trimesh import limits
 from trimesh._routing.collector import Collector, Failed, Outcome, Returned
@@ -294,12 +295,12 @@ class OutgoingCall:
     def _wake(self) -> None:
         if self._task is not None:
             task, self._task = self._task, None
-            trio.lowlevel.reschedule(task)
+            reschedule(task)
 
     def _park(self) -> Awaitable[None]:
         assert self._task is None
-        self._task = trio.lowlevel.current_task()
-        return trio.lowlevel.wait_task_rescheduled(self._abort)  # noqa: ASYNC105 - one coroutine less for each call
+        self._task = current_task()
+        return wait_task_rescheduled(self._abort)  # noqa: ASYNC105 - one coroutine less for each call
 
     def _abort(self, _: object) -> trio.lowlevel.Abort:
         self.aborted = True

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import trio
+from trio.lowlevel import cancel_shielded_checkpoint, checkpoint, checkpoint_if_cancelled
 
 from trimesh import limits
 from trimesh._routing.collector import Outcome, Returned, is_failure
@@ -111,7 +112,7 @@ class ItemMap(Results[tuple[int, R]]):
     # ---- sending ---------------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
-        await trio.lowlevel.checkpoint()
+        await checkpoint()
         if not self._mesh.is_open:
             verbs.raise_group(self._mesh, self._spec, verbs.refusals(self._mesh, self._spec, self._mesh.ranks()))
         self._now = trio.lowlevel.current_clock().current_time
@@ -153,7 +154,7 @@ class ItemMap(Results[tuple[int, R]]):
         now = self._now()
         self._unbroken += 1
         if self._unbroken >= limits.MAP_UNBROKEN_ITEMS or now >= self._break_at:
-            await self._pause(trio.lowlevel.checkpoint)
+            await self._pause(checkpoint)
         while self._outstanding >= self._window:
             self._room = trio.Event()
             self._calls.tell_wait()
@@ -166,7 +167,7 @@ class ItemMap(Results[tuple[int, R]]):
     async def _pause(self, wait: Callable[[], Awaitable[None]]) -> None:
         """Let other tasks run; what may have changed meanwhile is looked at anew."""
         await wait()
-        await trio.lowlevel.checkpoint_if_cancelled()  # what has woken it may have come just before a cancel
+        await checkpoint_if_cancelled()  # what has woken it may have come just before a cancel
         self._crew = None  # a task that sends again may have left one meanwhile
         self._unbroken = 0
         self._break_at = self._now() + limits.MAP_UNBROKEN_SECONDS
@@ -226,7 +227,7 @@ class ItemMap(Results[tuple[int, R]]):
             self._stop(f"another item of {self.what} failed")
 
     async def _next(self) -> tuple[int, R] | None:
-        await trio.lowlevel.checkpoint_if_cancelled()
+        await checkpoint_if_cancelled()
         while self._state == "open":
             if self._calls.ended:
                 call = self._calls.ended[0]
@@ -236,10 +237,10 @@ class ItemMap(Results[tuple[int, R]]):
                 else:
                     found = await self._look_at(call)
                 if found is not None:
-                    await trio.lowlevel.cancel_shielded_checkpoint()
+                    await cancel_shielded_checkpoint()
                     return found
             elif self._has_ended():
-                await trio.lowlevel.checkpoint()
+                await checkpoint()
                 return None
             else:
                 if self._outstanding < self._window:
@@ -260,7 +261,7 @@ class ItemMap(Results[tuple[int, R]]):
         if outcome is not None and is_failure(outcome):
             await yield_to_cancel([outcome])  # it is still among those that have ended if this raises
             if self._retry is not None:
-                await trio.lowlevel.checkpoint_if_cancelled()
+                await checkpoint_if_cancelled()
         [result] = results_of(call.proc, call, call.request, cancelled=False)
         return self._take_result(call, result)
 
@@ -268,7 +269,7 @@ class ItemMap(Results[tuple[int, R]]):
         """Take the next call that has ended, with `result`; return that, if it is a value that is wanted."""
         self._calls.ended.popleft()
         unit: Unit = call.key
-        if isinstance(result, Err) and not self._calls.is_cancelled and self._would_retry(unit, result.error):
+        if type(result) is Err and not self._calls.is_cancelled and self._would_retry(unit, result.error):
             self._try_again(call, result.error)
             return None
         self._outstanding -= 1

@@ -28,7 +28,7 @@ Kwargs = dict[str, Any]
 async def call(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -> ValueMesh[Any]:
     """See `Endpoint.call`."""
     results = await invoke_on(mesh, spec, bind(mesh, spec, args, kwargs), mesh.ranks(), fail_fast=True)
-    values = tuple(result.value for result in results if isinstance(result, Ok))
+    values = tuple([result.value for result in results if type(result) is Ok])
     if len(values) < len(results):
         raise_group(mesh, spec, results)
     return ValueMesh(mesh.region, values)
@@ -137,7 +137,7 @@ async def broadcast(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwar
         await trio.lowlevel.checkpoint()
         results = refusals(mesh, spec, ranks)
     for result in results:
-        if isinstance(result, Err):
+        if type(result) is Err:
             raise_group(mesh, spec, results)
 
 
@@ -159,7 +159,7 @@ def broadcast_nowait(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwa
     else:
         results = refusals(mesh, spec, ranks)
     for result in results:
-        if isinstance(result, Err):
+        if type(result) is Err:
             raise_group(mesh, spec, results)
 
 
