@@ -167,11 +167,11 @@ def main(arguments: list[str]) -> int:
     sides = find_sides(options)
     peers = [side for side in sides if side != "trimesh"]
     times: Times = {}
+    host = machine()
     failed = run_rounds(sides, results, options, times)
 
     every = [result for found in results.values() for result in found]
-    host = machine()
-    print("\n{cpu}, {cores} cores, Linux {kernel}, Python {python}, load {load:.1f}\n".format(**host))
+    print("\n{cpu}, {cores} cores, Linux {kernel}, Python {python}, load before {load:.1f}\n".format(**host))
     print(table(every, peers))
     print(f"\n{durations(times, list(sides))}")
     raw = [{"metric": result.metric.name, "rounds": result.rounds} for result in every]

@@ -20,7 +20,7 @@ from bench.scaling.tree import Shape, shared_seconds
 
 FEW = (1, 8, 16, 32)
 """Ranks that the costs are taken from."""
-FILL_RANKS = 64
+FILL_RANKS = 128
 """Ranks that overfill the caches: from these comes how many stay warm."""
 FLAT = (8, 16, 32, 64, 96, 128, 192, 256)
 TREES = ((1, 4), (2, 4), (4, 4), (8, 4), (14, 4), (16, 16), (20, 4))
