@@ -127,7 +127,7 @@ class CallSet:
         Raises:
             TypeError: An argument cannot be serialised; nothing was sent.
         """
-        budget = None if deadline == math.inf else budget_until(proc, deadline)
+        budget = budget_until(proc, deadline)
         call_id = proc.new_call_id()
         parcel = encode_request(proc, request, call_id, target.mesh, budget)
         call = SetCall(proc, call_id, request, target, key, self, budget=budget)

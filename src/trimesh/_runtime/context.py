@@ -102,7 +102,7 @@ def current_proc() -> Proc:
     Raises:
         RuntimeError: No mesh is open in this Trio run.
     """
-    found = _proc_of_task.get() or _proc_of_run.get()
+    found = find_proc()
     if found is None:
         raise RuntimeError(
             "a mesh handle works only while the block that owns its processes is open; none is open here"

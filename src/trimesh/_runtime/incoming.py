@@ -103,7 +103,7 @@ class IncomingCall(msgspec.Struct, eq=False):
     def start(self) -> None:
         """Note that it has left the mailbox and runs."""
         self.running = True
-        take_one(self.link, self.mesh, self.count, self.nbytes)
+        self._take()
 
     def _take(self) -> None:
         take_one(self.link, self.mesh, self.count, self.nbytes)

@@ -158,7 +158,7 @@ async def invoke(
     await checkpoint_if_cancelled()
     deadline = current_effective_deadline()
     is_bounded = deadline != math.inf
-    budget = budget_until(proc, deadline) if is_bounded else None
+    budget = budget_until(proc, deadline)
     call_id = proc.new_call_id()
     mesh = targets[0].mesh if targets else AGENT
     parcel = encode_request(proc, request, call_id, mesh, budget)
