@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import weakref
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
-from tests.conformance.meshes import Backend, attempt
+from tests.conformance.meshes import Backend, attempt, tick
 from tests.conformance.vault import LARGE, SMALL, Reader, Vault, pattern
 
 import trimesh
@@ -29,6 +30,30 @@ async def test_buffer_is_read_and_written(backend: Backend, size: int):
         assert found == pattern(size)
         await handle.write_from(pattern(size, salt=1))
         assert await vaults.look.call_one(0, size) == pattern(size, salt=1)
+
+
+class Local(bytearray):
+    """Memory that can be watched: a bytearray itself takes no weak references."""
+
+
+@BOTH_SIZES
+async def test_memory_of_a_transfer_is_let_go_when_it_has_ended(backend: Backend, size: int):
+    """MV-1: whether it has ended well or was given up; a reader that takes new memory each time does not grow."""
+    async with backend.procs({"gpus": 1}) as procs:
+        handle = await (await procs.spawn("vaults", Vault, size)).handle.call_one()
+        kept = list[weakref.ref[Local]]()
+        for is_cancelled in False, True, False:
+            local = Local(size)
+            kept.append(weakref.ref(local))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(handle.read_into, local)
+                del local
+                if is_cancelled:
+                    await tick(2)
+                    nursery.cancel_scope.cancel()
+        for _ in range(20):  # what was given up has ended soon
+            await handle.write_from(pattern(size))
+        assert [memory() is None for memory in kept] == [True, True, True]
 
 
 async def test_handle_is_passed_on(backend: Backend):

@@ -113,7 +113,7 @@ class NativeMover(Mover):
         self._count = ffi.new("uint32_t *")
         self._keep: dict[tuple[int, int], object] = {}
         self._blocks: dict[int, range] = {}
-        self._under_way: dict[int, UnderWay] = {}
+        self._under_way: dict[int, tuple[NativeVisit, UnderWay]] = {}
         self._news = trio.Event()
         self._room = trio.Event()
         self._token = trio.lowlevel.current_trio_token()
@@ -257,14 +257,18 @@ class NativeMover(Mover):
         status.check(self.library.lib.tm_visit_open(self.handle, there, out), "visiting", limit="VISITS_MAX")
         return NativeVisit(self, int(out[0]))
 
-    def started(self, number: int, under_way: UnderWay) -> None:
+    def started(self, number: int, visit: NativeVisit, under_way: UnderWay) -> None:
         """Wait, in `run`, for a transfer."""
-        self._under_way[number] = under_way
+        self._under_way[number] = visit, under_way
         self._news.set()
 
     def number_of(self, under_way: UnderWay) -> int | None:
         """Return the number of a transfer that has not ended."""
-        return next((number for number, one in self._under_way.items() if one is under_way), None)
+        return next((number for number, (_, one) in self._under_way.items() if one is under_way), None)
+
+    def is_under_way(self, visit: NativeVisit) -> bool:
+        """Return whether a transfer of a visit has not ended."""
+        return any(its is visit for its, _ in self._under_way.values())
 
     async def wait_for_room(self) -> None:
         """Wait until a transfer of this process has ended."""
@@ -286,7 +290,7 @@ class NativeMover(Mover):
         status.check(code, "asking for transfers that have ended")
         for index in range(int(self._count[0])):
             record = records[index]
-            found = self._under_way.pop(int(record.id))
+            _, found = self._under_way.pop(int(record.id))
             found.end(result_of(record))
         self._room.set()
         self._room = trio.Event()
@@ -302,7 +306,7 @@ class NativeMover(Mover):
         if code != status.ERR_FORKED:
             status.check(code, "stopping the mover")
         ended, self._under_way = self._under_way, {}
-        for one in ended.values():
+        for _, one in ended.values():
             one.end(TransferError(End.CANCELLED))
         self._keep.clear()
 
@@ -314,7 +318,6 @@ class NativeVisit(Visit):
         self.mover = mover
         self.number = number
         self._is_closed = False
-        self._busy: set[UnderWay] = set()
 
     def _info(self) -> Any:
         out = self.mover.library.ffi.new("tm_visit_info *")
@@ -344,8 +347,7 @@ class NativeVisit(Visit):
     @property
     def is_busy(self) -> bool:
         """Whether transfers are under way."""
-        self._busy = {one for one in self._busy if not one.ended.is_set()}
-        return bool(self._busy)
+        return self.mover.is_under_way(self)
 
     def begin(self, transfer: Transfer) -> Done | UnderWay | None:
         """Begin a transfer; see `Visit.begin`.
@@ -373,8 +375,7 @@ class NativeVisit(Visit):
             return None
         if code == status.UNDER_WAY:
             under_way = UnderWay(transfer)
-            mover.started(int(mover.done.id), under_way)
-            self._busy.add(under_way)
+            mover.started(int(mover.done.id), self, under_way)
             return under_way
         if code < 0:
             raise _error_of(code, "beginning a transfer")
