@@ -20,6 +20,7 @@ SCHEDULES   ?= 10000
 FIRST_SEED  ?= 0
 SECONDS     ?= 120
 MINUTES     ?= 30
+KINDS       ?=
 EVERY       ?= 2
 FAST        ?= 1000
 
@@ -39,7 +40,7 @@ native_sources := $(shell find build.zig build.zig.zon native -type f 2>/dev/nul
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test check lint format types layers zig-check races fuzz bench bench-smoke stress soak \
-	soak-proc mutations test-verbs seeds fresh-seeds scenarios build-native wheel coverage setup setup-dev clean
+	soak-proc soak-alone mutations test-verbs seeds fresh-seeds scenarios build-native wheel coverage setup setup-dev clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1##/p' $(MAKEFILE_LIST) | awk -F '## ' '{ printf "  make %-14s%s\n", $$1, $$2 }'
@@ -140,6 +141,10 @@ mutations: setup  ## plant bugs in the runtime, and find the first seed that sho
 # First FAST restarts in a row, then the load and a kill every EVERY seconds; counts and memory are compared.
 soak-proc: setup  ## real processes under load, killed for MINUTES
 	$(PY) -m tests.stress.soak --minutes $(MINUTES) --every $(EVERY) --fast $(FAST)
+
+# Each kind has its share of the MINUTES; KINDS="pin fetch" are these alone.
+soak-alone: setup  ## one kind of operation at a time for MINUTES: memory, descriptors and threads stay flat
+	$(PY) -m tests.stress.soak.alone --minutes $(MINUTES) $(KINDS)
 
 bench: setup  ## figures beside torchmonarch, Ray and xoscar, in one run
 	$(PY) bench/run.py
