@@ -158,8 +158,8 @@ class Oracles:
                 if box.load:
                     self.breach("OR-8", f"a load of {box.load} is left, and no call")
 
-    def judge_credits(self, sender: Proc, receiver: Proc) -> None:
-        """Look at what a process has sent to the actors of another, when nothing is on the wire between them.
+    def judge_sent(self, sender: Proc, receiver: Proc) -> None:
+        """Look at what a process has sent to the actors of another, when nothing of it is on the wire.
 
         What was sent waits in a mailbox there, or has been taken out and is counted so: a message that is forgotten in
         between makes the window smaller for ever.
@@ -168,15 +168,23 @@ class Oracles:
         for mesh, box in sender.peer(receiver.proc_id).outboxes():
             cell = receiver.cells.get(mesh)
             waiting = 0 if cell is None else sum(call.peer is there for call in cell.waiting())
-            count = there.count_of(mesh)
-            taken = count.dequeued
-            if box.window.acknowledged_total != count.reported:
-                text = f"{count.reported} messages count as reported, and the sender knows of"
-                self.breach("OR-6", f"{text} {box.window.acknowledged_total}")
+            taken = there.count_of(mesh).dequeued
             if box.window.sent_total != taken + waiting:
                 name = "an actor that has ended" if cell is None else cell.spec.name
                 text = f"of {box.window.sent_total} messages to {name} {taken} were taken and {waiting} wait"
                 self.breach("OR-6", text)
+
+    def judge_credits(self, sender: Proc, receiver: Proc) -> None:
+        """Look at what a process has been told of its messages to another, when no reply is on the wire either.
+
+        A report travels with a reply, so one that is still under way is no report that was lost.
+        """
+        there = receiver.peer(sender.proc_id)
+        for mesh, box in sender.peer(receiver.proc_id).outboxes():
+            count = there.count_of(mesh)
+            if box.window.acknowledged_total != count.reported:
+                text = f"{count.reported} messages count as reported, and the sender knows of"
+                self.breach("OR-6", f"{text} {box.window.acknowledged_total}")
 
     def judge_tables(self, proc: Proc, *, is_over: bool) -> None:
         """Look at what a process remembers when nothing is under way any more."""

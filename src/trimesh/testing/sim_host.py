@@ -181,7 +181,7 @@ class World:
         self.transport(proc_id).end()
 
     def quiet_pairs(self) -> list[tuple[ProcId, ProcId]]:
-        """Return the pairs (sender, receiver) that have a link, and between whom nothing is on the wire."""
+        """Return the pairs (sender, receiver) that have a link, and nothing of the sender's is on its wire."""
         found: dict[tuple[ProcId, ProcId], bool] = {}
         for sender, ends in self._ends.items():
             for receiver, link in ends:
@@ -237,8 +237,8 @@ class SimHost:
                 owner = child_proc.adopt_link(self.proc.proc_id, far)
                 assert child_proc.family is not None
                 await serve_owner(child_proc, child_proc.family, owner, point, child.kill)
-            child_proc.transport.close()
             child.die(code=0)
+            child_proc.transport.close()
 
         contextvars.Context().run(self.world.nursery.start_soon, live)
         return child

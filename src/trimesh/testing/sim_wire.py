@@ -163,11 +163,11 @@ class SimWire(Delivery):
 
         return release
 
-    def held_with(self, proc_id: ProcId) -> list[ProcId]:
-        """Return the processes between which and this one something is held: what was sent may not have come."""
-        held = [wired for wired in self._wired if wired.link.incoming.is_held]
-        ends = [(wired.owner, wired.peer) for wired in held if proc_id in (wired.owner, wired.peer)]
-        return [peer if owner == proc_id else owner for owner, peer in ends]
+    def unheard_with(self, proc_id: ProcId) -> list[ProcId]:
+        """Return the processes between which and this one something is held, or on its way: it will not be heard."""
+        mine = [wired for wired in self._wired if proc_id in (wired.owner, wired.peer)]
+        unheard = [wired for wired in mine if wired.link.incoming.is_held or wired.link.incoming.depth]
+        return [wired.peer if wired.owner == proc_id else wired.owner for wired in unheard]
 
     def release_all(self) -> None:
         """Heal everything."""

@@ -300,7 +300,7 @@ class Simulation:
         """Learn of the end of a process."""
         assert child.report is not None
         self.oracles.exited.add(child.proc_id)
-        self._severed.update(frozenset((child.proc_id, other)) for other in self.wire.held_with(child.proc_id))
+        self._severed.update(frozenset((child.proc_id, other)) for other in self.wire.unheard_with(child.proc_id))
         self._killed = self._killed or child.report.exit_code != 0 or child.proc_id in self._felled
         self.note("exit", child.label, child.report.describe())
 
@@ -319,9 +319,13 @@ class Simulation:
         living = [child.proc_id for child in self.world.children.values() if child.report is None]
         for proc_id in (self._controller, *living):
             self.oracles.judge_loads(self.world.proc(proc_id))
-        for one, other in self.world.quiet_pairs():
+        quiet = self.world.quiet_pairs()
+        for one, other in quiet:
             if not {one, other} & self.oracles.exited and frozenset((one, other)) not in self._severed:
-                self.oracles.judge_credits(self.world.proc(one), self.world.proc(other))
+                sender, receiver = self.world.proc(one), self.world.proc(other)
+                self.oracles.judge_sent(sender, receiver)
+                if (other, one) in quiet:
+                    self.oracles.judge_credits(sender, receiver)
 
     def _has_lived(self, child: SimChild) -> bool:
         return child.report is None or (child.report.exit_code == 0 and child.proc_id not in self._felled)
