@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import sys
 import warnings
 from pathlib import Path
@@ -97,10 +96,9 @@ async def test_ending_closes_standard_streams_that_the_program_has_closed(start:
 @pytest.fixture
 def preserved() -> object:
     """Leave the interpreter as it was."""
-    state, path = random.getstate(), list(sys.path)
+    path = list(sys.path)
     with warnings.catch_warnings():
         yield
-    random.setstate(state)
     sys.path[:] = path
 
 
@@ -118,16 +116,6 @@ def test_warning_filters_come_through_as_they_were(preserved: object) -> None:
     assert spawner_caller.warning_filters() == captured
     assert len(captured) == 2
     assert captured[0] == wire.WarningFilter("error", "some .*message", "builtins", "UserWarning", "some.module", 17)
-
-
-def test_seeds_do_not_collide_where_sums_would(preserved: object) -> None:
-    """(1, 2, 3) and (1, 23, 0) are different processes."""
-    drawn = set()
-    for numbers in ((1, 2, 3), (1, 23, 0), (12, 3, 0), (0, 0, 0)):
-        boot.seed_generators(*numbers)
-        drawn.add(random.random())
-
-    assert len(drawn) == 4
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ import ctypes
 import faulthandler
 import importlib
 import os
-import random
 import resource
 import signal
 import socket
@@ -36,6 +35,7 @@ import msgspec
 from trimesh import limits
 from trimesh._runtime import spawner_prctl as prctl
 from trimesh._runtime import spawner_wire as wire
+from trimesh._runtime.seeds import ProcSeeds
 from trimesh._runtime.spawner_socket import BrokerSocket, memfd_of, read_exactly
 from trimesh.errors import ProtocolError, leaves
 
@@ -270,7 +270,7 @@ def enter(launch: wire.Launch) -> Callable[..., int]:
     for name in launch.preload:
         import_preload(name)
     config = launch.config
-    seed_generators(config.seed, config.rank, config.incarnation)
+    ProcSeeds.of(config.seed, config.mesh, config.rank, config.incarnation).plant()
     module, _, function = launch.entry.partition(":")
     return cast("Callable[..., int]", getattr(importlib.import_module(module), function))
 
@@ -297,19 +297,6 @@ def set_warning_filters(filters: Sequence[wire.WarningFilter]) -> None:
         if isinstance(category, type) and issubclass(category, Warning):
             action = cast("Any", entry.action)
             warnings.filterwarnings(action, entry.message, category, entry.module, entry.line, append=True)
-
-
-def seed_generators(seed: int, rank: int, incarnation: int) -> None:
-    """Seed the random generators of the modules that are loaded from (seed, rank, incarnation)."""
-    source = random.Random(f"trimesh {seed} {rank} {incarnation}")  # noqa: S311 - reproducible, not secret
-    random.seed(source.getrandbits(64))
-    for_numpy, for_torch = source.getrandbits(32), source.getrandbits(63)
-    numpy_random: Any = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed(for_numpy)
-    torch: Any = sys.modules.get("torch")
-    if torch is not None:
-        torch.manual_seed(for_torch)
 
 
 _THREAD_CALLS: Final = (

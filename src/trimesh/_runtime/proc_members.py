@@ -47,7 +47,7 @@ class ProcOptions(msgspec.Struct, frozen=True):
     preload: tuple[str, ...] = ()
     grace: float = limits.GRACE_SECONDS
     output: Any = "forward"
-    seed: int = 0
+    seed: int | None = None
     pickled: bool | None = None
 
 
@@ -89,6 +89,7 @@ class ProcMembers:
         self.is_stopping = False
         self.on_last_exit: Callable[[], None] | None = None
         self._restarts: Restarts | None = None
+        self._seed = proc.new_id() if options.seed is None else options.seed
         self._is_ready = False
         self._down: set[int] = set()
         self._replacing: set[int] = set()
@@ -195,7 +196,7 @@ class ProcMembers:
             python=options.python,
             preload=options.preload,
             grace=options.grace,
-            seed=options.seed,
+            seed=self._seed,
             pickled=self.proc.values.is_pickled,
         )
 

@@ -45,7 +45,7 @@ class WorkerConfig(_Record, frozen=True, kw_only=True):
         mesh: Name of the process mesh.
         labels, sizes, rank: Extent of the mesh as spawned, and the place in it.
         incarnation: 0 for the first process at this point, one more for each restart.
-        seed: Seed of the mesh; generators are seeded from (seed, rank, incarnation).
+        seed: Seed of the mesh; generators are seeded from (seed, mesh, rank, incarnation).
         grace: Seconds for clean-up; may be infinite.
         pickled: Whether values are pickled in its family.
         extra: Bytes of the floors above.

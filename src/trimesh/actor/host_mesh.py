@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 from trimesh import limits
 from trimesh._runtime.ownership import OwnedHost, adopt_procs, check_per_host, open_procs, open_warm_host
 from trimesh._runtime.proc_members import ProcOptions
+from trimesh._runtime.seeds import SEED_MAX
 from trimesh._supervision.policy import FailFast, Policy, checked_policy
 from trimesh._supervision.units import check_units
 from trimesh.actor import mesh_kinds
@@ -53,6 +54,7 @@ class HostMesh:
         output: Output = "forward",
         supervision: Policy | None = None,
         pickle: Pickle | None = None,
+        seed: int | None = None,
     ) -> Spawning[ProcMesh]:
         """Start processes: `async with this_host().spawn_procs({"gpus": 4}) as procs:`.
 
@@ -70,6 +72,9 @@ class HostMesh:
                 `Isolate()` goes on without it; `Restart(...)` starts it again.
             pickle: "off" lets no byte be unpickled in the family: values travel by the annotations of endpoints, and
                 classes by name. Everything that is spawned below, or beside it, has it too. "on" is the default.
+            seed: Of the random numbers in the processes: with the same one they draw the same again. None draws one.
+                Each process gets seeds of its own for `random`, numpy and torch from it, the mesh's name, its rank and
+                how often it was restarted; not meshes that are spawned inside.
 
         Returns:
             What is entered (the block owns the mesh) or, on a warm host, awaited (the host's block does).
@@ -88,6 +93,7 @@ class HostMesh:
             _checked_grace(grace),
             _checked_output(output),
             pickled=_checked_pickle(pickle),
+            seed=_checked_seed(seed),
         )
         policy = FailFast() if supervision is None else checked_policy(supervision)
         check_units(policy, extent)
@@ -164,6 +170,12 @@ def _checked_output(output: Any) -> Any:
     if not callable(output) and output not in ("forward", "inherit", "discard"):
         raise ValueError(f'output must be "forward", "inherit", "discard" or a function of the point, got {output!r}')
     return output
+
+
+def _checked_seed(seed: Any) -> int | None:
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= SEED_MAX):
+        raise ValueError(f"seed must be a whole number from 0 to {SEED_MAX}, or None, which draws one, got {seed!r}")
+    return seed
 
 
 def _checked_pickle(pickle: Any) -> bool | None:
