@@ -411,19 +411,25 @@ pub fn killOwnGroup() noreturn {
 const Main = *const fn (?*anyopaque) callconv(.c) ?*anyopaque;
 const Hook = *const fn () callconv(.c) void;
 
+/// `sigset_t`, 128 bytes in every libc of Linux.
+const SignalSet = extern struct { words: [16]u64 };
+
 extern "c" fn pthread_create(thread: *usize, attributes: ?*anyopaque, main: Main, argument: ?*anyopaque) c_int;
+extern "c" fn pthread_sigmask(how: c_int, set: ?*const SignalSet, before: ?*SignalSet) c_int;
+extern "c" fn sigfillset(set: *SignalSet) c_int;
 extern "c" fn pthread_join(thread: usize, result: ?*?*anyopaque) c_int;
 extern "c" fn pthread_atfork(prepare: Hook, parent: Hook, child: Hook) c_int;
 
 pub const Thread = usize;
 
-/// Start a thread that gets no signals: they belong to the main thread, where Python handles them.
+/// Start a thread that gets no signals: they belong to the main thread, where Python handles them. libc's own functions
+/// say which signals these are: it keeps some to itself, by which `setuid` and its like reach every thread, and wait.
 pub fn threadStart(main: Main, argument: ?*anyopaque) ?Thread {
-    const all: u64 = ~@as(u64, 0);
-    var before: u64 = 0;
     const SIG_SETMASK = 2;
-    _ = linux.syscall4(.rt_sigprocmask, SIG_SETMASK, @intFromPtr(&all), @intFromPtr(&before), 8);
-    defer _ = linux.syscall4(.rt_sigprocmask, SIG_SETMASK, @intFromPtr(&before), 0, 8);
+    var all: SignalSet = undefined;
+    var before: SignalSet = undefined;
+    if (sigfillset(&all) != 0 or pthread_sigmask(SIG_SETMASK, &all, &before) != 0) return null;
+    defer _ = pthread_sigmask(SIG_SETMASK, &before, null);
     var thread: usize = 0;
     return if (pthread_create(&thread, null, main, argument) == 0) thread else null;
 }

@@ -57,6 +57,7 @@ class Program:
         self._files.mkdir()
         stage = self._files / "stage"
         os.mkfifo(stage)
+        stage.chmod(0o666)  # for programs that become another user
         self._stage = os.open(stage, os.O_RDWR | os.O_NONBLOCK)
         inherited = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
         path = os.pathsep.join([str(ROOT / "src"), str(PROGRAMS)])

@@ -9,9 +9,18 @@ import platform
 import struct
 from typing import Final
 
+_EVERYWHERE: Final = {"pidfd_send_signal": 424, "pidfd_open": 434}
 _MACHINES: Final = {
-    "x86_64": (0xC000003E, {"process_vm_readv": 310, "process_vm_writev": 311}, 317),
-    "aarch64": (0xC00000B7, {"process_vm_readv": 270, "process_vm_writev": 271}, 277),
+    "x86_64": (
+        0xC000003E,
+        {"process_vm_readv": 310, "process_vm_writev": 311, "memfd_create": 319, **_EVERYWHERE},
+        317,
+    ),
+    "aarch64": (
+        0xC00000B7,
+        {"process_vm_readv": 270, "process_vm_writev": 271, "memfd_create": 279, **_EVERYWHERE},
+        277,
+    ),
 }
 """For each: what the kernel calls it, its numbers of the calls, and that of seccomp."""
 

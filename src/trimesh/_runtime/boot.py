@@ -36,6 +36,7 @@ from trimesh import limits
 from trimesh._runtime import spawner_prctl as prctl
 from trimesh._runtime import spawner_wire as wire
 from trimesh._runtime.seeds import ProcSeeds
+from trimesh._runtime.spawner_privileges import Privileges, assume
 from trimesh._runtime.spawner_socket import BrokerSocket, memfd_of, read_exactly
 from trimesh.errors import ProtocolError, leaves
 
@@ -64,6 +65,7 @@ class WorkerStart(msgspec.Struct, frozen=True):
         preload_env: Variables that imported modules have set; the caller's own win.
         handled_signals: Set back to their defaults.
         spawner_pid: To notice a spawner that ended in the meantime.
+        privileges: Of the process that asked for this one, which gets no others.
         marker: Of this process.
     """
 
@@ -77,6 +79,7 @@ class WorkerStart(msgspec.Struct, frozen=True):
     preload_env: Mapping[bytes, bytes]
     handled_signals: tuple[int, ...]
     spawner_pid: int
+    privileges: Privileges
     marker: prctl.ProcessMarker
 
 
@@ -85,6 +88,7 @@ def run_forked(start: WorkerStart) -> NoReturn:
     broker = BrokerSocket(socket.socket(fileno=start.broker))
     try:
         leave_spawner(start)
+        take_privileges(start)
         take_over(start.launch, start.preload_env)
         _place_streams(start.launch)
         if start.launch.python:
@@ -138,6 +142,23 @@ def leave_spawner(start: WorkerStart) -> None:
         if fd is not None:
             os.dup2(fd, target)
     close_others({0, 1, 2, start.link, start.broker, *start.lifelines, *start.kept})
+
+
+def take_privileges(start: WorkerStart) -> None:
+    """Take over what the process that asked for this one may do, before anything that it has said is looked at.
+
+    Raises:
+        RefusalError: This process would have more.
+    """
+    found = assume(start.privileges)
+    if found:
+        raise RefusalError(
+            "a new process gets the privileges of the process that asks for it, and no more, but the spawner cannot "
+            f"hand on {found}: spawn before they are given up, or let the controller spawn"
+        )
+    prctl.set_parent_death_signal(signal.SIGKILL)  # the kernel forgets it where users or capabilities change
+    if os.getppid() != start.spawner_pid:
+        os._exit(EXIT_REFUSED)
 
 
 def close_others(kept: set[int]) -> None:

@@ -17,6 +17,7 @@ from trimesh._runtime.context import find_proc, set_proc_of_run, set_proc_of_tas
 from trimesh._runtime.family import Family
 from trimesh._runtime.interrupt import run_to_end
 from trimesh._runtime.proc import Proc
+from trimesh._runtime.system_calls import refusals
 from trimesh.errors import SpawnError, TrimeshInternalError
 from trimesh.ids import ID_MAX, ProcId
 from trimesh.shape.extent import Extent
@@ -121,7 +122,7 @@ def _start(*, pickled: bool) -> _Controller:
     try:
         transport = NativeTransport(proc_id)
     except OSError as error:  # descriptors, memory or threads are wanting
-        raise SpawnError(f"this process cannot be made ready for meshes: {error}") from error
+        raise SpawnError(f"this process cannot be made ready for meshes: {error}{refusals()}") from error
     proc, siblings = Proc(proc_id, transport, pickled=pickled), Siblings()
     proc.family = Family(proc, lambda preload: open_local_host(proc, transport, preload, siblings))
     controller = _Controller(proc, proc.family)

@@ -292,5 +292,8 @@ async def end_child(
 
 def log_abandoned(name: str, pid: int) -> None:
     """Log that a process could not be ended (rule Z08)."""
-    text = "%s (pid %d, state %s) is still there after SIGKILL and is abandoned; the kernel ends it when it can"
-    _log.error(text, name, pid, process_state(pid) or "gone")
+    text = (
+        "%s (pid %d, state %s) is still there after SIGKILL and is abandoned; the kernel ends it when it can, "
+        "unless this process, which acts for user %d, may not signal it"
+    )
+    _log.error(text, name, pid, process_state(pid) or "gone", os.geteuid())

@@ -332,7 +332,6 @@ class Launcher:
 
     async def _stop_family(self, process: SpawnerProcess) -> None:
         """End the spawner and everything below it (LA-3). Bounded."""
-        self._is_stopping = True
         self._siblings.stopping(self._client)
         exit_code = None
         with trio.CancelScope(shield=True):
@@ -343,18 +342,13 @@ class Launcher:
                 exit_code = await process.wait()
             if scope.cancelled_caught:
                 process.signal(signal.SIGKILL)
-                with trio.move_on_after(limits.KILL_SECONDS):
+                with trio.move_on_after(limits.KILL_SECONDS) as scope:
                     exit_code = await process.wait()
+            if scope.cancelled_caught:
+                exits.log_abandoned("the spawner", process.pid)
             if exit_code != 0:  # it ended before its work was done
                 await self._siblings.kill_rest(self._client, self.root_id)
                 await self.stop_all()
-            self._end_tasks()
-
-    async def _stop_own(self) -> None:
-        """End own children and own tasks; for a worker this is all."""
-        self._is_stopping = True
-        await self.stop_all()
-        self._end_tasks()
 
     def _end_tasks(self) -> None:
         """What is still there is stuck in the kernel and was waited for: tell those who wait (LA-2), log it, let go."""
@@ -463,7 +457,7 @@ async def attach_launcher(
     connection = BrokerSocket(broker)
     try:
         launcher = Launcher(connection, proc_id=proc_id, root_id=root_id, incoming=incoming)
-        async with _serving(launcher, trio.lowlevel.checkpoint, launcher._stop_own):  # noqa: SLF001
+        async with _serving(launcher, trio.lowlevel.checkpoint, launcher.stop_all):
             yield launcher
     finally:
         if not is_left_to_exit:
@@ -487,7 +481,11 @@ async def _serving(
             except BaseException as error:  # noqa: BLE001 - raised again below, outside of the nursery
                 raised = error
             with trio.CancelScope(shield=True):
-                await end()
+                launcher._is_stopping = True  # noqa: SLF001
+                try:
+                    await end()
+                finally:
+                    launcher._end_tasks()  # noqa: SLF001
     finally:
         _launchers.discard(launcher)
         launcher._siblings.remove(launcher._client)  # noqa: SLF001

@@ -111,6 +111,7 @@ class Member:
         refusal: Why its set-up failed.
         has_hung_up: It has closed its broker socket, or broke the protocol, before it entered.
         file_offset: Size that the output file had before it.
+        user: Whom the process acts for that asked for it.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class Member:
         self.refusal: str | None = None
         self.has_hung_up = False
         self.file_offset = 0
+        self.user = os.geteuid()
 
     @property
     def proc_id(self) -> int:
@@ -152,7 +154,7 @@ class Member:
     def stderr_tail(self) -> str:
         """Return its last words."""
         if self.launch.output == "file":
-            return decode_tail(_file_tail(self.launch.output_path, self.file_offset))
+            return decode_tail(_file_tail(self.launch.output_path, self.file_offset, self.user))
         return decode_tail(b"".join(pipe.tail.read() for pipe in self.pipes if pipe.tail is not None))
 
     def close(self) -> None:
@@ -167,21 +169,22 @@ class Member:
 
     def signal_group(self, signum: int) -> None:
         """Signal the worker and its group. It is not reaped yet, so its number cannot belong to anyone else."""
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # of another user: it ends by its lifelines
             try:
                 os.killpg(self.pid, signum)
             except ProcessLookupError:  # forked a moment ago and not yet leader of its group
                 os.kill(self.pid, signum)
 
 
-def _file_tail(path: bytes, offset: int) -> bytes:
+def _file_tail(path: bytes, offset: int, user: int) -> bytes:
+    """Return the end of a file; nothing of one that is not `user`'s, for whom the spawner must read no other."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
         return b""
     try:
         found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(found.st_mode) or user not in (os.geteuid(), found.st_uid):
             return b""
         start = max(offset, found.st_size - limits.STDERR_TAIL_BYTES)
         return os.pread(fd, limits.STDERR_TAIL_BYTES, start)
@@ -237,6 +240,7 @@ def prepare(blank: WorkerStart, owner: Connection, output: OutputQueue) -> Prepa
         stderr=ends.get(STDERR),
     )
     member = Member(launch, owner, BrokerSocket(broker), link.detach(), pipes)
+    member.user = blank.privileges.users[1]
     if launch.output == "file":
         with contextlib.suppress(OSError):
             member.file_offset = Path(os.fsdecode(launch.output_path)).stat().st_size

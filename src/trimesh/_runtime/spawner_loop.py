@@ -28,6 +28,7 @@ from trimesh._runtime.output import OutputQueue
 from trimesh._runtime.spawner_family import Connection, ExitHistory, Member, OutputPipe, prepare
 from trimesh._runtime.spawner_foreign import ForeignQuestions
 from trimesh._runtime.spawner_orphans import Children, Orphans, kill_child
+from trimesh._runtime.spawner_privileges import privileges_of
 from trimesh._runtime.spawner_socket import BrokerSocket, close_all
 from trimesh.errors import ProtocolError
 
@@ -175,8 +176,7 @@ class Spawner:
             False when the record will never arrive.
         """
         if not connection.is_open:
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
             return False
         try:
             connection.broker.send(record, fds)
@@ -355,6 +355,7 @@ class Spawner:
             preload_env=self._preload_env,
             handled_signals=self._handled_signals,
             spawner_pid=self._pid,
+            privileges=privileges_of(os.getppid() if parent is None else parent.pid),
             marker=self._marker,
         )
 

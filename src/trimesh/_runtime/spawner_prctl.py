@@ -79,16 +79,15 @@ def signal_group(pidfd: int, signum: int) -> bool:
     """Send `signum` to the process group led by the process of `pidfd`, which may have ended; its number plays no part.
 
     Returns:
-        False when this kernel cannot (before Linux 6.9).
+        False when the kernel cannot (before Linux 6.9), or does not let this process: a sandbox refuses the call, or
+        the group acts for another user. Its parent, the spawner, may be able to.
     """
     try:
         signal.pidfd_send_signal(pidfd, signum, None, _PIDFD_SIGNAL_PROCESS_GROUP)
     except ProcessLookupError:  # no member of the group is left
         return True
-    except PermissionError:  # all that are left have changed their user: nobody but root may
-        return True
     except OSError as error:
-        if error.errno != errno.EINVAL:
+        if error.errno not in (errno.EINVAL, errno.EPERM, errno.EACCES, errno.ENOSYS):
             raise
         return False
     return True

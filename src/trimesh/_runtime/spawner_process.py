@@ -15,6 +15,7 @@ import trio
 
 from trimesh._runtime import spawner_prctl as prctl
 from trimesh._runtime.spawner_socket import BrokerSocket, broker_pair
+from trimesh._runtime.system_calls import has_proc, refusals
 from trimesh.errors import SpawnError
 
 _BOOT: Final = (
@@ -50,6 +51,8 @@ class SpawnerProcess:
         Raises:
             SpawnError: The interpreter cannot be started.
         """
+        if not has_proc():
+            raise SpawnError(f"cannot start the spawner{refusals()}")
         if not sys.executable:
             raise SpawnError("processes are started with sys.executable, which is empty in this embedded interpreter")
         try:
@@ -63,16 +66,27 @@ class SpawnerProcess:
                 pidfd = _open_pidfd(process)
                 kept = socket.socket(fileno=ours.detach())
         except OSError as error:
-            raise SpawnError(f"cannot start the spawner with {sys.executable!r}: {error}") from error
+            raise SpawnError(f"cannot start the spawner with {sys.executable!r}: {error}{refusals()}") from error
         return cls(BrokerSocket(kept), process, pidfd)
 
-    def signal(self, signum: int) -> None:
-        """Signal the spawner, if it still runs."""
-        if self._process.returncode is None:
+    def signal(self, signum: int) -> bool:
+        """Signal the spawner, if it still runs.
+
+        Returns:
+            False when this process may not: it has given up privileges that the spawner has.
+        """
+        if self._process.returncode is not None:
+            return True
+        try:
+            signal.pidfd_send_signal(self._pidfd, signum)
+        except ProcessLookupError:
+            return True
+        except OSError:  # a sandbox refuses the call, or the user is another one by now
             try:
-                signal.pidfd_send_signal(self._pidfd, signum)
-            except ProcessLookupError:
-                return
+                os.kill(self.pid, signum)  # it is not reaped yet, so its number is its own
+            except OSError:
+                return False
+        return True
 
     async def wait(self) -> int:
         """Wait for its end, reap it and return its exit code (negative for a signal). Called once."""
