@@ -77,7 +77,7 @@ class LinkLost(MeshError):
 
 
 class Unresponsive(MeshError):
-    """A live process did not acknowledge a cancel within `limits.CANCEL_ACK_SECONDS`."""
+    """A live process did not acknowledge a cancel in time: `limits.CANCEL_ACK_SECONDS`, or `abandon_after`."""
 
 
 class RemoteCancelled(MeshError):

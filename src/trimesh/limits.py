@@ -131,7 +131,11 @@ MAILBOX_REPORT_BYTES: Final = 1 << 20
 """Bytes of one sender that an actor may have taken without a word to the sender: an eighth of its mailbox."""
 
 CANCEL_ACK_SECONDS: Final = 5.0
-"""Wait for the acknowledgement of a cancel before the callee is reported as unresponsive (rule C2)."""
+"""Wait for the acknowledgement of a cancel before the callee is reported as unresponsive, and, unless
+`options(abandon_after=...)` says otherwise, before the caller goes on without it (rule C2)."""
+
+STALLED_ACK_SECONDS: Final = 0.25
+"""The same while all that have to acknowledge are known to be stalled: for one that was about to run again."""
 
 REASON_CHARS_MAX: Final = 1_000
 """Text that says why a call was cancelled; it grows by a line with each hop, and must fit a control frame."""

@@ -113,16 +113,6 @@ async def test_cancel_leaves_after_the_bound_without_acknowledgement(backend: Si
 
 
 @only_sim
-async def test_abandoned_call_weighs_nothing_for_choose(backend: SimBackend):
-    """C2: a call that was given up is over for this caller, so `choose` does not avoid its rank for ever."""
-    async with backend.procs() as procs:
-        probes = await procs.spawn("probes", Probe)
-        with trio.move_on_after(1):
-            await probes.slice(gpus=0).unwind.call(None, 60.0)
-        assert sorted([await probes.rank.choose() for _ in range(4)]) == [0, 0, 1, 1]
-
-
-@only_sim
 async def test_silent_ranks_of_a_failed_call_are_unresponsive(backend: SimBackend):
     """C2: a mesh call that failed names the ranks that did not acknowledge, beside the cause."""
     async with backend.procs({"gpus": 3}) as procs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import attrs
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -44,17 +45,33 @@ class Stage:
         peers = [proc.adopt_link(ProcId(10 + index), link) for index, link in enumerate(links)]
         return cls(proc, transport, peers, links)
 
-    def call(self, nbytes: int = 10, *, fail_fast: bool = True, ranks: Sequence[int] | None = None) -> OutgoingCall:
+    def call(
+        self,
+        nbytes: int = 10,
+        *,
+        fail_fast: bool = True,
+        ranks: Sequence[int] | None = None,
+        abandon_after: float | None = None,
+    ) -> OutgoingCall:
         """Begin a call to some of the peers."""
-        return self.begin(self.proc.new_call_id(), nbytes, fail_fast=fail_fast, ranks=ranks)
+        request = msgspec.structs.replace(REQUEST, abandon_after=abandon_after)
+        return self.begin(self.proc.new_call_id(), nbytes, fail_fast=fail_fast, ranks=ranks, request=request)
 
     def broadcast(self, nbytes: int = 10, ranks: Sequence[int] | None = None) -> OutgoingCall:
         """Begin a broadcast."""
         return self.begin(CallId(0), nbytes, fail_fast=False, ranks=ranks)
 
-    def begin(self, call_id: CallId, nbytes: int, *, fail_fast: bool, ranks: Sequence[int] | None) -> OutgoingCall:
+    def begin(
+        self,
+        call_id: CallId,
+        nbytes: int,
+        *,
+        fail_fast: bool,
+        ranks: Sequence[int] | None,
+        request: Request = REQUEST,
+    ) -> OutgoingCall:
         targets = [Target(self.peers[rank], MESH) for rank in (range(len(self.peers)) if ranks is None else ranks)]
-        call = OutgoingCall(self.proc, call_id, REQUEST, targets, fail_fast=fail_fast)
+        call = OutgoingCall(self.proc, call_id, request, targets, fail_fast=fail_fast)
         head = messages.encode(messages.Call(call_id, MESH, "endpoint", None, b"x"))
         self.proc.begin(call, Parcel(head, (), (), nbytes))
         return call
@@ -281,7 +298,7 @@ async def test_cancelled_caller_waits_for_the_acknowledgements():
 
 
 async def test_cancelled_caller_leaves_after_the_bound(autojump_clock: trio.abc.Clock):
-    """C2: what is silent weighs nothing any more."""
+    """C2: what is silent weighs until its end is known: a terminal frame, or a death."""
     stage = Stage.of(2)
     call = stage.call()
     with trio.move_on_after(1) as scope:
@@ -289,7 +306,51 @@ async def test_cancelled_caller_leaves_after_the_bound(autojump_clock: trio.abc.
     assert scope.cancelled_caught
     assert trio.current_time() == 1 + limits.CANCEL_ACK_SECONDS
     assert call.silent() == [0, 1]
+    assert stage.proc.unended_calls() == []
+    assert stage.loads() == [1, 1]
+    stage.acknowledged(0, call)
+    assert stage.loads() == [0, 1]
+    assert not list(stage.peers[0].abandoned)
+    stage.proc.declare_gone(stage.peers[1], died("gone"))
+    assert not list(stage.peers[1].abandoned)
     stage.check_clean()
+
+
+@pytest.mark.parametrize("seconds", [0, 0.5])
+async def test_cancelled_caller_leaves_after_its_own_bound(autojump_clock: trio.abc.Clock, seconds: float):
+    """C2: `abandon_after` is the bound instead; what answers in time is not said to be silent."""
+    stage = Stage.of(1)
+    call = stage.call(abandon_after=seconds)
+    with trio.move_on_after(1) as scope:
+        await call.wait()
+    assert scope.cancelled_caught
+    assert trio.current_time() == 1 + seconds
+    assert [abandoned.call_id for abandoned in stage.peers[0].abandoned] == [call.call_id]
+    stage.acknowledged(0, call)
+    stage.check_clean()
+
+
+async def test_stalled_members_are_not_waited_for_long(autojump_clock: trio.abc.Clock):
+    """C2: while all that have not acknowledged are known to be stalled, none of them can."""
+    stage = Stage.of(2)
+    stage.peers[0].stalled(5.0)
+    call = stage.call()
+    with trio.move_on_after(1):
+        await call.wait()
+    assert trio.current_time() == 1 + limits.CANCEL_ACK_SECONDS
+    late = stage.call()
+    scope = trio.CancelScope(deadline=10)
+
+    async def wait() -> None:
+        with scope:
+            await late.wait()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await trio.sleep_until(11)
+        stage.peers[1].stalled(5.0)
+    assert trio.current_time() == 11
+    assert late.silent() == [0, 1]
 
 
 async def test_call_is_given_up_without_a_cancel(autojump_clock: trio.abc.Clock):

@@ -74,8 +74,11 @@ class SetCall(OutgoingCall):
     def give_up(self) -> None:
         """Forget the call; a late reply is dropped and counted."""
         self._has_ended = True
-        self.report_silent()
         self._give_up()
+
+    def peer_stalled(self) -> None:
+        """See `OutgoingCall.peer_stalled`."""
+        self._set.look_at_silence()
 
     _wake = check_end
 
@@ -88,13 +91,25 @@ class CallSet:
         running: Calls that have not ended, in the order in which they began.
         ended: Those that have, in that order.
         on_failure: Called with each that fails, by the task that drains the links.
+        cancelled_at: When what runs was cancelled (Trio time).
         silent_at: When calls that were cancelled count as silent (Trio time).
         is_all: Says whether the consumer waits, and nothing but what runs can end its wait.
         is_bounded: Whether the consumer had a deadline when it began to wait.
         number: Once somebody has asked for it in a search for deadlocks; 0 before.
     """
 
-    __slots__ = ("_news", "consumer", "ended", "is_all", "is_bounded", "number", "on_failure", "running", "silent_at")
+    __slots__ = (
+        "_news",
+        "cancelled_at",
+        "consumer",
+        "ended",
+        "is_all",
+        "is_bounded",
+        "number",
+        "on_failure",
+        "running",
+        "silent_at",
+    )
 
     def __init__(
         self,
@@ -105,6 +120,7 @@ class CallSet:
         self.running: dict[SetCall, None] = {}
         self.ended: deque[SetCall] = deque()
         self.on_failure = on_failure
+        self.cancelled_at: float = math.inf
         self.silent_at: float = math.inf
         self.is_all = is_all
         self.is_bounded = False
@@ -172,20 +188,29 @@ class CallSet:
         await self._news.wait()
 
     def cancel(self, reason: str) -> None:
-        """Cancel what runs; it has to answer within `limits.CANCEL_ACK_SECONDS` from now. Idempotent."""
+        """Cancel what runs; it has to answer within a bound from now (rule C2). Idempotent."""
         if self.is_cancelled:
             return
-        self.silent_at = trio.current_time() + limits.CANCEL_ACK_SECONDS
+        self.cancelled_at = trio.current_time()
+        self.silent_at = self.cancelled_at + limits.CANCEL_ACK_SECONDS
         for call in list(self.running):
             call.cancel_rest(reason)
             call.check_end()
+        self.look_at_silence()
         self.wake()
+
+    def look_at_silence(self) -> None:
+        """Find out how long what was cancelled is waited for."""
+        if self.is_cancelled and self.running:
+            self.silent_at = self.cancelled_at + max(call.patience for call in self.running)
+            self.wake()
 
     async def join(self) -> None:
         """Wait, shielded, until what was cancelled has ended, or give it up. No checkpoint when nothing runs."""
         try:
-            with trio.CancelScope(shield=True, deadline=self.silent_at):
+            with trio.CancelScope(shield=True) as scope:
                 while self.running:
+                    scope.deadline = self.silent_at
                     await self._wait_for_news()
         finally:
             for call in self.running:

@@ -79,6 +79,7 @@ class Request(msgspec.Struct, frozen=True, eq=False):
         origin: Coordinates of the rank at an index of the targets.
         spec: The endpoint; None for those of agents, which are known by name.
         definitions: What the callee must know besides, for values that are encoded within `args`.
+        abandon_after: Seconds for which a caller that gives up waits for acknowledgements; None for the usual bound.
     """
 
     mesh: str
@@ -88,6 +89,7 @@ class Request(msgspec.Struct, frozen=True, eq=False):
     origin: Callable[[int], Origin]
     spec: EndpointSpec | None = None
     definitions: Sequence[DefinitionId] = ()
+    abandon_after: float | None = None
 
     @property
     def what(self) -> str:
@@ -152,8 +154,7 @@ async def invoke(
 
     Raises:
         TypeError: An argument cannot be serialised; nothing was sent.
-        trio.Cancelled: The caller's scope was cancelled; the ranks have unwound, or were given up after
-            `limits.CANCEL_ACK_SECONDS`.
+        trio.Cancelled: The caller's scope was cancelled; the ranks have unwound, or were abandoned (rule C2).
     """
     await checkpoint_if_cancelled()
     deadline = current_effective_deadline()
@@ -371,10 +372,7 @@ def _failure(proc: Proc, outcome: Outcome | None, request: Request, where: Origi
         case Failed(error=error):
             return _located(error, where, request)
         case None:
-            text = (
-                f"{request.what} did not acknowledge its cancel within limits.CANCEL_ACK_SECONDS "
-                f"({limits.CANCEL_ACK_SECONDS} s); it may still run"
-            )
+            text = f"{request.what} did not acknowledge its cancel in time, and was abandoned; it may still run"
             return _located(Unresponsive(text), where, request)
         case _:
             return Cut()

@@ -6,7 +6,7 @@ by that task, never by the task that drains the links.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -16,6 +16,7 @@ from trio.lowlevel import current_task, reschedule, wait_task_rescheduled
 
 from trimesh import limits
 from trimesh._routing.collector import Collector, Failed, Outcome, Returned
+from trimesh._runtime.abandoned import AbandonedCall
 from trimesh._runtime.guarded import Guarded
 from trimesh._runtime.peer import Outbox, Parcel, Peer, Pending
 from trimesh._runtime.reports import report_silent
@@ -49,6 +50,7 @@ class OutgoingCall:
         collector: The outcomes so far.
         aborted: True once the waiting task has been cancelled; a death is then no news to it (rule X3).
         started_at: Trio time.
+        cancelled_at: When its ranks were asked to cancel (Trio time), or None.
         is_bounded: Whether the waiting task had a deadline when it began to wait.
         number: Of a call that somebody has asked for in a search for deadlocks; 0 before.
     """
@@ -56,7 +58,6 @@ class OutgoingCall:
     __slots__ = (
         "_attachments",
         "_boxes",
-        "_cancelling",
         "_index",
         "_lent",
         "_pending",
@@ -65,6 +66,7 @@ class OutgoingCall:
         "aborted",
         "budget",
         "call_id",
+        "cancelled_at",
         "collector",
         "is_bounded",
         "is_broadcast",
@@ -109,7 +111,7 @@ class OutgoingCall:
             self._index = {target.peer: index for index, target in enumerate(targets)}
             self._boxes = [target.peer.outbox(target.mesh) for target in targets]
         self._task: trio.lowlevel.Task | None = None
-        self._cancelling = False
+        self.cancelled_at: float | None = None
         self._attachments: Sequence[object] = ()
 
     @property
@@ -125,7 +127,7 @@ class OutgoingCall:
     @property
     def is_given_up(self) -> bool:
         """Whether its cancel is under way."""
-        return self._cancelling or self.aborted
+        return self.cancelled_at is not None or self.aborted
 
     @property
     def waiter(self) -> trio.lowlevel.Task | None:
@@ -264,10 +266,19 @@ class OutgoingCall:
             box.load -= 1
 
     def _give_up(self) -> None:
-        """Forget the call, and the ranks that are silent with it."""
+        """Forget the call. Ranks that were asked to cancel and have not answered are remembered until they do."""
         if self.collector.remaining:
             for index in self.collector.running():
-                self._leave(index)
+                if self.cancelled_at is None or self.is_broadcast:
+                    self._leave(index)
+                    continue
+                peer = self._boxes[index].peer
+                peer.calls.pop(self, None)
+                where = partial(self.request.origin, index)
+                tell = partial(report_silent, self.proc, peer, self.mesh, self.what)
+                peer.abandoned.add(
+                    AbandonedCall(self.call_id, self.mesh, self.what, where, self.started_at, self.cancelled_at, tell)
+                )
             for box in self._boxes:  # whatever still waits for room
                 box.peer.calls.pop(self, None)
         self.proc.forget(self)
@@ -275,15 +286,15 @@ class OutgoingCall:
     def _progress(self) -> None:
         if not self.collector.remaining:
             self._wake()
-        elif self.collector.failures and self.collector.wants_cancel and not self._cancelling:
+        elif self.collector.failures and self.collector.wants_cancel and self.cancelled_at is None:
             self.cancel_rest(f"another rank of {self.what} failed")
             self._wake()
 
     def cancel_rest(self, reason: str) -> None:
         """Take back what was not sent and ask the ranks that run to cancel. Idempotent."""
-        if self._cancelling:
+        if self.cancelled_at is not None:
             return
-        self._cancelling = True
+        self.cancelled_at = self.proc.now()
         for index in list(self._pending or ()):
             self._withdraw(index)
         self.collector.withdraw_unsent()
@@ -316,9 +327,9 @@ class OutgoingCall:
         try:
             if not self.collector.remaining:
                 await trio.lowlevel.checkpoint()
-            elif not self._cancelling:
+            elif self.cancelled_at is None:
                 await self._park()
-            if self._cancelling:
+            if self.cancelled_at is not None:
                 await self._wait_for_acknowledgements()
             if self._lent:
                 await self._wait_until_buffers_return()
@@ -328,8 +339,6 @@ class OutgoingCall:
             await self._wait_for_acknowledgements()
             raise
         finally:
-            if self.collector.remaining:
-                self.report_silent()
             self._give_up()
 
     async def wait_until(self, deadline: float) -> None:
@@ -342,9 +351,12 @@ class OutgoingCall:
             self._give_up()
 
     async def _wait_for_acknowledgements(self) -> None:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + limits.CANCEL_ACK_SECONDS):
+        assert self.cancelled_at is not None
+        with trio.CancelScope(shield=True) as scope:
             while not self.collector.is_complete:
+                scope.deadline = self.cancelled_at + self.patience
                 await self._park()
+            scope.deadline = self.cancelled_at + self.patience
             await self._wait_until_buffers_return()
 
     async def _wait_until_buffers_return(self) -> None:
@@ -353,15 +365,28 @@ class OutgoingCall:
             for event in self._lent:
                 await event.wait()
 
-    def report_silent(self) -> None:
-        """Tell the owner of each rank that did not acknowledge in time (rule C2)."""
-        for index in self.silent():
-            target = self.targets[index]
-            report_silent(self.proc, target.peer, target.mesh, self.what)
+    @property
+    def patience(self) -> float:
+        """Seconds for which the caller waits for acknowledgements of its cancel (rule C2)."""
+        return patience_of(self.request, [self._boxes[index].peer for index in self.collector.running()])
+
+    def peer_stalled(self) -> None:
+        """Learn that the loop of a process that is addressed does not run: perhaps no acknowledgement can come."""
+        if self.cancelled_at is not None:
+            self._wake()
 
     def silent(self) -> list[int]:
         """Return the ranks that did not acknowledge in time."""
         return list(self.collector.running())
+
+
+def patience_of(request: Request, peers: Collection[Peer]) -> float:
+    """Return the seconds for which a caller waits for the acknowledgements of `peers` to its cancel."""
+    if request.abandon_after is not None:
+        return request.abandon_after
+    if peers and all(peer.is_stalled for peer in peers):
+        return limits.STALLED_ACK_SECONDS
+    return limits.CANCEL_ACK_SECONDS
 
 
 def reason_of(cut: BaseException, what: str) -> str:

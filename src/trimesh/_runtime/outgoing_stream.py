@@ -5,7 +5,7 @@ r"""One stream of this process: a call whose ranks send many values before their
 
 OS-1 what a rank sent before its terminal frame is returned by `next` before the stream is at its end.
 OS-2 with `fail_fast` the first failure cancels the other ranks, at once and whether or not anybody waits in `next`.
-OS-3 `close` returns when every rank has unwound, or was silent for `limits.CANCEL_ACK_SECONDS` after its cancel.
+OS-3 `close` returns when every rank has unwound, or was silent for `patience` seconds after its cancel.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from trimesh import limits
 from trimesh._routing.collector import Outcome, Returned
 from trimesh._routing.merge import Item, Merge
 from trimesh._runtime.incoming import take_payload
@@ -131,9 +130,18 @@ class OutgoingStream(OutgoingCall):
 
     def cancel_rest(self, reason: str) -> None:
         """See `OutgoingCall.cancel_rest`; the ranks have to answer within a bound from now on."""
-        if self._silent_at == math.inf:
-            self._silent_at = trio.current_time() + limits.CANCEL_ACK_SECONDS
         super().cancel_rest(reason)
+        self._set_silent_at()
+
+    def peer_stalled(self) -> None:
+        """See `OutgoingCall.peer_stalled`."""
+        if self.cancelled_at is not None:
+            self._set_silent_at()
+            self._wake()
+
+    def _set_silent_at(self) -> None:
+        assert self.cancelled_at is not None
+        self._silent_at = min(self._silent_at, self.cancelled_at + self.patience)
 
     # ---- the consumer ----------------------------------------------------------------------------------------
 
@@ -176,11 +184,11 @@ class OutgoingStream(OutgoingCall):
         try:
             if not self.collector.is_complete:
                 self.cancel_rest(reason)
-                with trio.CancelScope(shield=True, deadline=self._silent_at):
+                with trio.CancelScope(shield=True) as scope:
                     while not self.collector.is_complete:
+                        scope.deadline = self._silent_at
                         await self._park()
         finally:
-            self.report_silent()
             self._give_up()
 
 

@@ -15,6 +15,7 @@ import trio
 
 from trimesh import limits
 from trimesh._routing.credit import ReceiveCount, SendWindow
+from trimesh._runtime.abandoned import AbandonedCalls
 from trimesh._transport.base import Buffer, Lane, Link
 from trimesh._wire import messages
 from trimesh._wire.reducers import DefinitionId
@@ -134,6 +135,8 @@ class Peer:
         no_link: Makes it while there is no link for want of memory or descriptors here; the next message tries again.
         calls: Unended calls of this process in which it takes part, oldest first.
         inbound: Its unended calls here.
+        abandoned: Calls of this process to it that were given up and may still run.
+        is_stalled: Whether its Trio loop did not run when it was last heard of.
         early_cancels: Cancels that overtook their calls, by call id.
         calls_received, calls_sent: `Call` frames so far.
         cargo: Ports that its next message carries; see `take_cargo`.
@@ -143,6 +146,7 @@ class Peer:
         "_counts",
         "_defined",
         "_outboxes",
+        "abandoned",
         "calls",
         "calls_received",
         "calls_sent",
@@ -150,6 +154,7 @@ class Peer:
         "death",
         "early_cancels",
         "inbound",
+        "is_stalled",
         "link",
         "no_link",
         "proc",
@@ -163,6 +168,8 @@ class Peer:
         self.death = death
         self.no_link: DeathOf | None = None
         self.calls: dict[OutgoingCall, None] = {}
+        self.abandoned = AbandonedCalls(self)
+        self.is_stalled = False
         self.inbound: dict[int, IncomingCall] = {}
         self.early_cancels: dict[int, str] = {}
         self.calls_received = 0
@@ -198,6 +205,7 @@ class Peer:
         self._outboxes = {}
         self._counts = {}
         self._defined = set()
+        self.abandoned.clear()
         self.early_cancels = {}
 
     def outboxes(self) -> Sequence[tuple[MeshId, Outbox]]:
@@ -210,6 +218,13 @@ class Peer:
         if found is None:
             found = self._counts[mesh] = ReceiveCount(limits.MAILBOX_MESSAGES // 4, limits.MAILBOX_REPORT_BYTES)
         return found
+
+    def stalled(self, seconds: float) -> None:
+        """Learn for how long its Trio loop has not run; 0 when it runs again."""
+        self.is_stalled = seconds > 0
+        if self.is_stalled:
+            for call in list(self.calls):
+                call.peer_stalled()
 
     def send(self, parcel: Parcel) -> trio.Event | None:
         """Send a message, and before it what it needs there; dropped when the link is gone."""

@@ -422,9 +422,10 @@ class Proc:
     def link_stalled(self, link: Link, seconds: float) -> None:
         """Learn that the loop of a peer does not run, or runs again; its owner says so."""
         peer = self._of_link.get(link)
-        member = None if peer is None else self.members.get(peer.proc_id)
-        if member is not None:
-            member.stall.take(seconds)
+        if peer is not None:
+            peer.stalled(seconds)
+            if (member := self.members.get(peer.proc_id)) is not None:
+                member.stall.take(seconds)
 
     def _call(self, peer: Peer, link: Link, message: messages.Call, size: int, bodies: list[memoryview]) -> None:
         peer.calls_received += 1
@@ -474,6 +475,7 @@ class Proc:
         call = self._calls.get(message.call)
         if call is None:
             self.dropped_replies += 1
+            peer.abandoned.ended(message.call)
         else:
             call.terminal(peer, outcome)
         peer.outbox(message.mesh).acknowledged(message.dequeued)

@@ -40,7 +40,7 @@ class MemberStatistics:
         pid: Process id on its host; 0 when not known.
         incarnation: 0 for the first at its point, one more for each restart.
         is_alive: Whether nothing is known here of its end.
-        calls_unended: Calls of this process that it has been sent and has not ended.
+        calls_unended: Calls of this process that it has been sent and has not ended, abandoned ones included.
         calls_waiting: Calls and broadcasts of this process that wait here for room in its mailbox.
         mailbox: Its mailbox when the actor lives in this very process, else None.
         link: Counters of the link of this process to its process, in messages and bytes, since the link was made; None

@@ -44,7 +44,12 @@ class Endpoint(Generic[P, R]):
         self._options = options
 
     def options(
-        self, *, merge: Merge | None = None, window: int | None = None, retry: Retry | None = None
+        self,
+        *,
+        merge: Merge | None = None,
+        window: int | None = None,
+        retry: Retry | None = None,
+        abandon_after: float | None = None,
     ) -> Endpoint[P, R]:
         """Return a handle on the same endpoint with options for its verbs; those that are None stay as they are.
 
@@ -54,6 +59,10 @@ class Endpoint(Generic[P, R]):
             window: For `stream` of a generator endpoint: how many items each member may be ahead of the consumer
                 (`limits.STREAM_WINDOW`). For `map`: how many items may be under way (`limits.MAP_WINDOW`).
             retry: For `call`, `call_one`, `choose` and `map` of an idempotent endpoint: when to try again.
+            abandon_after: For all verbs with results: a caller that is cancelled, or whose deadline passes, waits at
+                most so many seconds until the members have acknowledged (`limits.CANCEL_ACK_SECONDS`); 0 for not at
+                all. Then the call is *abandoned*: the endpoint may still run, holds its slot, and may change things;
+                its result is dropped.
 
         Raises:
             TypeError: An option means nothing for this endpoint, or has the wrong type.
@@ -64,6 +73,7 @@ class Endpoint(Generic[P, R]):
             before.merge if merge is None else merge,
             before.window if window is None else window,
             before.retry if retry is None else retry,
+            before.abandon_after if abandon_after is None else abandon_after,
         )
         options.check(self._spec)
         return Endpoint(self._mesh, self._spec, options)
@@ -79,18 +89,19 @@ class Endpoint(Generic[P, R]):
                 coordinates; `.partial` holds what came back.
 
         Blocking: a checkpoint, cancellable. On cancellation the endpoints are cancelled and have unwound when this
-        raises `Cancelled`, or have not acknowledged for `limits.CANCEL_ACK_SECONDS`.
+        raises `Cancelled`, or have been abandoned: see `options(abandon_after=...)`.
         """
         if self._options is not NO_OPTIONS:
             self._check("call")
             if self._options.retry is not None:
-                return await in_trio(retrying.call)(self._mesh, self._spec, self._options.retry, args, kwargs)
+                return await in_trio(retrying.call)(self._mesh, self._spec, self._options, args, kwargs)
+            return await in_trio(verbs.call)(self._mesh, self._spec, args, kwargs, self._options)
         return await in_trio(verbs.call)(self._mesh, self._spec, args, kwargs)
 
     async def call_settled(self, *args: P.args, **kwargs: P.kwargs) -> ValueMesh[Outcome[R]]:
         """Run the endpoint on every member and return what each came to; no remote failure raises or cancels."""
         self._check("call_settled")
-        return await in_trio(verbs.call_settled)(self._mesh, self._spec, args, kwargs)
+        return await in_trio(verbs.call_settled)(self._mesh, self._spec, args, kwargs, self._options)
 
     async def call_one(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the endpoint of a mesh of one member.
@@ -102,8 +113,10 @@ class Endpoint(Generic[P, R]):
         if self._options is not NO_OPTIONS:
             self._check("call_one")
             if self._options.retry is not None:
-                again: R = await in_trio(retrying.call_one)(self._mesh, self._spec, self._options.retry, args, kwargs)
+                again: R = await in_trio(retrying.call_one)(self._mesh, self._spec, self._options, args, kwargs)
                 return again
+            late: R = await in_trio(verbs.call_one)(self._mesh, self._spec, args, kwargs, self._options)
+            return late
         result: R = await in_trio(verbs.call_one)(self._mesh, self._spec, args, kwargs)
         return result
 
@@ -118,8 +131,10 @@ class Endpoint(Generic[P, R]):
         if self._options is not NO_OPTIONS:
             self._check("choose")
             if self._options.retry is not None:
-                again: R = await in_trio(retrying.choose)(self._mesh, self._spec, self._options.retry, args, kwargs)
+                again: R = await in_trio(retrying.choose)(self._mesh, self._spec, self._options, args, kwargs)
                 return again
+            late: R = await in_trio(verbs.choose)(self._mesh, self._spec, args, kwargs, self._options)
+            return late
         result: R = await in_trio(verbs.choose)(self._mesh, self._spec, args, kwargs)
         return result
 

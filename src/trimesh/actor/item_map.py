@@ -76,6 +76,7 @@ class ItemMap(Results[tuple[int, R]]):
         self._window = (options.window or limits.MAP_WINDOW) if window is None else check_window(window)
         self._is_fail_fast = options.is_fail_fast
         self._retry = options.retry
+        self._abandon_after = options.abandon_after
         self._scope = trio.CancelScope()
         self._is_fed = False
         # The feeder is woken for several items at once, as long as each member can have one meanwhile.
@@ -192,6 +193,8 @@ class ItemMap(Results[tuple[int, R]]):
             else:
                 proc = crew.proc
                 request = verbs.request_to(crew.membership.info, self._spec, (args, kwargs), ranks)
+            if self._abandon_after is not None:
+                request = msgspec.structs.replace(request, abandon_after=self._abandon_after)
             if not self._calls.is_cancelled:
                 self._calls.begin(proc, target, request, unit, self._deadline)
         except Exception as error:

@@ -78,11 +78,13 @@ class Options(msgspec.Struct, frozen=True):
         merge: For `stream` and `map`.
         window: For `stream` and `map`.
         retry: For the verbs that have one result for each message.
+        abandon_after: For all verbs that wait for results.
     """
 
     merge: Merge | None = None
     window: int | None = None
     retry: Retry | None = None
+    abandon_after: float | None = None
 
     def check(self, spec: EndpointSpec) -> None:
         """Refuse what means nothing for an endpoint.
@@ -95,6 +97,8 @@ class Options(msgspec.Struct, frozen=True):
             raise ValueError(f'merge must be "fail_fast" or "collect", got {self.merge!r}')
         if self.window is not None:
             check_window(self.window)
+        if self.abandon_after is not None:
+            _check_abandon_after(self.abandon_after)
         if self.retry is None:
             return
         if not isinstance(self.retry, Retry):
@@ -128,15 +132,26 @@ class Options(msgspec.Struct, frozen=True):
 
 
 _OPTIONS_OF = {
-    "call": ("retry",),
-    "call_one": ("retry",),
-    "choose": ("retry",),
-    "stream": ("merge", "window"),
-    "map": ("merge", "window", "retry"),
+    "call": ("retry", "abandon_after"),
+    "call_settled": ("abandon_after",),
+    "call_one": ("retry", "abandon_after"),
+    "choose": ("retry", "abandon_after"),
+    "stream": ("merge", "window", "abandon_after"),
+    "map": ("merge", "window", "retry", "abandon_after"),
 }
-"""Options by verb; `call_settled` and the broadcasts have none."""
+"""Options by verb; the broadcasts have none."""
 
 NO_OPTIONS = Options()
+
+
+def _check_abandon_after(seconds: Any) -> None:
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool):
+        raise TypeError(f"abandon_after must be a number of seconds, got {seconds!r}")
+    if not 0 <= seconds < math.inf:
+        raise ValueError(
+            f"abandon_after must be at least 0 seconds and finite, got {seconds!r}: leave it out for "
+            f"limits.CANCEL_ACK_SECONDS ({limits.CANCEL_ACK_SECONDS:g})"
+        )
 
 
 def check_window(window: Any) -> int:

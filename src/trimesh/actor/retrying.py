@@ -11,37 +11,39 @@ from trimesh._runtime.context import current_proc
 from trimesh._runtime.endpoint_spec import EndpointSpec
 from trimesh.actor import verbs
 from trimesh.actor.item_map import ItemMap, Items, Unit, with_earlier
-from trimesh.actor.options import Options, Retry
+from trimesh.actor.options import Options
 from trimesh.actor.view import MeshView
 from trimesh.errors import MeshErrorGroup
 from trimesh.shape.value_mesh import ValueMesh
 
 
-async def call_one(mesh: MeshView, spec: EndpointSpec, retry: Retry, args: verbs.Args, kwargs: verbs.Kwargs) -> Any:
+async def call_one(mesh: MeshView, spec: EndpointSpec, options: Options, args: verbs.Args, kwargs: verbs.Kwargs) -> Any:
     """See `Endpoint.call_one`."""
     [rank] = verbs.one_rank(mesh)
-    return await _try(mesh, spec, retry, verbs.bind(mesh, spec, args, kwargs), lambda tried: rank)
+    return await _try(mesh, spec, options, verbs.bind(mesh, spec, args, kwargs), lambda tried: rank)
 
 
-async def choose(mesh: MeshView, spec: EndpointSpec, retry: Retry, args: verbs.Args, kwargs: verbs.Kwargs) -> Any:
+async def choose(mesh: MeshView, spec: EndpointSpec, options: Options, args: verbs.Args, kwargs: verbs.Kwargs) -> Any:
     """See `Endpoint.choose`; another attempt goes to another member, if one lives."""
     bound = verbs.bind(mesh, spec, args, kwargs)
-    return await _try(mesh, spec, retry, bound, lambda tried: verbs.pick(mesh, "choose", tried))
+    return await _try(mesh, spec, options, bound, lambda tried: verbs.pick(mesh, "choose", tried))
 
 
 async def _try(
     mesh: MeshView,
     spec: EndpointSpec,
-    retry: Retry,
+    options: Options,
     bound: tuple[verbs.Args, verbs.Kwargs],
     pick: Callable[[Sequence[int]], int],
 ) -> Any:
+    retry = options.retry
+    assert retry is not None
     errors: list[Exception] = []
     tried: list[int] = []
     while True:
         try:
             tried.append(pick(tried))
-            return verbs.bare(await verbs.invoke_on(mesh, spec, bound, tried[-1:], fail_fast=False))
+            return verbs.bare(await verbs.invoke_on(mesh, spec, bound, tried[-1:], fail_fast=False, options=options))
         except Exception as error:
             if not retry.wants(error, len(tried)):
                 with_earlier(error, errors)
@@ -51,10 +53,10 @@ async def _try(
 
 
 async def call(
-    mesh: MeshView, spec: EndpointSpec, retry: Retry, args: verbs.Args, kwargs: verbs.Kwargs
+    mesh: MeshView, spec: EndpointSpec, options: Options, args: verbs.Args, kwargs: verbs.Kwargs
 ) -> ValueMesh[Any]:
     """See `Endpoint.call`; only the ranks that failed are called again."""
-    calls = RankCalls(mesh, spec, retry, verbs.bind(mesh, spec, args, kwargs))
+    calls = RankCalls(mesh, spec, options, verbs.bind(mesh, spec, args, kwargs))
     async with calls as results:
         async for _ in results:
             pass
@@ -69,10 +71,10 @@ class RankCalls(ItemMap[Any]):
     """
 
     def __init__(
-        self, mesh: MeshView, spec: EndpointSpec, retry: Retry, bound: tuple[verbs.Args, verbs.Kwargs]
+        self, mesh: MeshView, spec: EndpointSpec, options: Options, bound: tuple[verbs.Args, verbs.Kwargs]
     ) -> None:
         ranks = mesh.ranks()
-        super().__init__(mesh, spec, Options(retry=retry), ranks, max(1, len(ranks)))
+        super().__init__(mesh, spec, options, ranks, max(1, len(ranks)))
         self._bound = bound
         self.values: dict[int, Any] = {}
 

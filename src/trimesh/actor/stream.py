@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import msgspec
 import trio
 
 from trimesh import limits
@@ -40,6 +41,7 @@ class Stream(Results[tuple[Point, R]]):
         self._bound = verbs.bind(mesh, spec, args, kwargs, streams=True)
         self._is_fail_fast = options.is_fail_fast
         self._window = (options.window or limits.STREAM_WINDOW) if spec.kind is Kind.GENERATOR else 0
+        self._abandon_after = options.abandon_after
         self._points = tuple(mesh.region.points())
         self._broken: list[Exception] = []
         self._stream = None
@@ -52,6 +54,8 @@ class Stream(Results[tuple[Point, R]]):
         if not self._mesh.is_open:
             verbs.raise_group(self._mesh, self._spec, verbs.refusals(self._mesh, self._spec, ranks))
         proc, targets, request = await verbs.prepare(self._mesh, self._spec, self._bound, ranks)
+        if self._abandon_after is not None:
+            request = msgspec.structs.replace(request, abandon_after=self._abandon_after)
         budget = remaining_budget(proc)
         call_id = proc.new_call_id()
         parcel = encode_request(proc, request, call_id, targets[0].mesh, budget, window=self._window)

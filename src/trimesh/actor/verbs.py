@@ -13,6 +13,7 @@ from trimesh._runtime.endpoint_spec import GENERATOR, EndpointSpec
 from trimesh._runtime.invoke import Err, Ok, Request, Result, invoke, post, post_nowait
 from trimesh._runtime.proc import Proc
 from trimesh._runtime.target import Target
+from trimesh.actor.options import NO_OPTIONS, Options
 from trimesh.actor.outcome import Outcome
 from trimesh.errors import MeshErrorGroup, MeshStopped, Origin, RemoteCancelled, set_origin
 from trimesh.shape.value_mesh import ValueMesh
@@ -25,26 +26,33 @@ Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
 
-async def call(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -> ValueMesh[Any]:
+async def call(
+    mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs, options: Options = NO_OPTIONS
+) -> ValueMesh[Any]:
     """See `Endpoint.call`."""
-    results = await invoke_on(mesh, spec, bind(mesh, spec, args, kwargs), mesh.ranks(), fail_fast=True)
+    bound = bind(mesh, spec, args, kwargs)
+    results = await invoke_on(mesh, spec, bound, mesh.ranks(), fail_fast=True, options=options)
     values = tuple([result.value for result in results if type(result) is Ok])
     if len(values) < len(results):
         raise_group(mesh, spec, results)
     return ValueMesh(mesh.region, values)
 
 
-async def call_settled(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -> ValueMesh[Outcome[Any]]:
+async def call_settled(
+    mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs, options: Options = NO_OPTIONS
+) -> ValueMesh[Outcome[Any]]:
     """See `Endpoint.call_settled`."""
     bound = bind(mesh, spec, args, kwargs)
-    results = await invoke_on(mesh, spec, bound, mesh.ranks(), fail_fast=False, errors_win=False)
+    results = await invoke_on(mesh, spec, bound, mesh.ranks(), fail_fast=False, errors_win=False, options=options)
     return ValueMesh(mesh.region, tuple(_outcome(result) for result in results))
 
 
-async def call_one(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -> Any:
+async def call_one(
+    mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs, options: Options = NO_OPTIONS
+) -> Any:
     """See `Endpoint.call_one`."""
     ranks = one_rank(mesh)
-    return bare(await invoke_on(mesh, spec, bind(mesh, spec, args, kwargs), ranks, fail_fast=False))
+    return bare(await invoke_on(mesh, spec, bind(mesh, spec, args, kwargs), ranks, fail_fast=False, options=options))
 
 
 def one_rank(mesh: MeshView) -> Sequence[int]:
@@ -62,10 +70,10 @@ def one_rank(mesh: MeshView) -> Sequence[int]:
     return ranks
 
 
-async def choose(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -> Any:
+async def choose(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs, options: Options = NO_OPTIONS) -> Any:
     """See `Endpoint.choose`."""
     bound = bind(mesh, spec, args, kwargs)
-    return bare(await invoke_on(mesh, spec, bound, [pick(mesh, "choose")], fail_fast=False))
+    return bare(await invoke_on(mesh, spec, bound, [pick(mesh, "choose")], fail_fast=False, options=options))
 
 
 def pick(mesh: MeshView, verb: str, avoid: Collection[int] = ()) -> int:
@@ -242,12 +250,15 @@ async def invoke_on(
     *,
     fail_fast: bool,
     errors_win: bool = True,
+    options: Options = NO_OPTIONS,
 ) -> list[Result]:
     """Call some ranks, with arguments that `bind` has checked; return a result for each."""
     if not mesh.is_open:
         await trio.lowlevel.checkpoint()
         return refusals(mesh, spec, ranks)
     proc, targets, request = await prepare(mesh, spec, bound, ranks)
+    if options.abandon_after is not None:
+        request = msgspec.structs.replace(request, abandon_after=options.abandon_after)
     return await invoke(proc, targets, request, fail_fast=fail_fast, errors_win=errors_win)
 
 

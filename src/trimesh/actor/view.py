@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from trimesh._runtime.context import current_proc, find_proc, find_proc_anywhere
 from trimesh._runtime.endpoint_spec import EndpointSpec
@@ -17,6 +17,9 @@ from trimesh._runtime.target import Target
 from trimesh.errors import MeshStopped
 from trimesh.ids import ProcId
 from trimesh.shape.region import Region
+
+_STALLED_LOAD: Final = 1 << 32
+"""Calls that a stalled member seems to have besides: more than any other has."""
 
 
 class Stoppable(Protocol):
@@ -159,11 +162,18 @@ class MeshView:
         return statistics_of(proc, self.name, self.info.mesh, seen)
 
     def least_loaded(self, proc: Proc, ranks: Sequence[int]) -> int:
-        """Return the rank with the fewest unended calls of this process; among equals, the next in turn."""
+        """Return the rank with the fewest unended calls of this process; among equals, the next in turn.
+
+        Calls that were given up count until their end is known. Members that are stalled come last.
+        """
         if len(ranks) == 1:
             self.turn[0] = ranks[0] + 1
             return ranks[0]
-        loads = [(target.peer.outbox(target.mesh).load, rank) for rank in ranks for target in [self.target(proc, rank)]]
+        loads = [
+            (target.peer.outbox(target.mesh).load + (_STALLED_LOAD if target.peer.is_stalled else 0), rank)
+            for rank in ranks
+            for target in [self.target(proc, rank)]
+        ]
         least = min(loads)[0]
         candidates = [rank for load, rank in loads if load == least]
         chosen = next((rank for rank in candidates if rank >= self.turn[0]), candidates[0])

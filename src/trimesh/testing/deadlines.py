@@ -1,7 +1,9 @@
 """Checks that are due at a time of the virtual clock: budgets that have run out, cancels that have come.
 
     callee   budget or cancel has come --TICK--> the call is cancelled, or has ended
-    caller   deadline has passed, or cancelled --TICK--> it gives the call up --CANCEL_ACK_SECONDS--> it has left
+    caller   deadline has passed, or cancelled --TICK--> it gives the call up --its patience--> it has left
+
+The patience is `limits.CANCEL_ACK_SECONDS`, or what `options(abandon_after=...)` says.
 
 One task makes all checks of a run, and begins with the first: who has no deadline pays nothing.
 """
@@ -95,7 +97,8 @@ class Deadlines:
     def _look_at_caller(self, proc: Proc, call: OutgoingCall) -> None:
         # Of several calls that one task waits for, those that were given up are let go when it looks at them.
         if type(call) is OutgoingCall and call.is_given_up and proc.unended_call(call.call_id) is call:
-            due = trio.current_time() + limits.CANCEL_ACK_SECONDS + TICK
+            chosen = call.request.abandon_after
+            due = trio.current_time() + (limits.CANCEL_ACK_SECONDS if chosen is None else chosen) + TICK
             self._at(due, lambda: self._look_whether_left(proc, call))
 
     def _look_whether_left(self, proc: Proc, call: OutgoingCall) -> None:

@@ -5,7 +5,7 @@
     OR-3  No call starts twice.
     OR-4  An error that was injected comes out: in the terminal frame of its call, or as a failure for the owner.
     OR-5  No call starts, or goes on without being cancelled, after its budget has run out or its cancel has come; a
-          caller that gives a call up leaves within `limits.CANCEL_ACK_SECONDS` (`deadlines.py`).
+          caller that gives a call up leaves within `limits.CANCEL_ACK_SECONDS` or `abandon_after` (`deadlines.py`).
     OR-6  A mailbox never holds more messages of one sender than `limits.MAILBOX_MESSAGES`, and what leaves it is
           credited to its sender.
     OR-7  The incarnation at one place only grows, and nothing is taken from one that is known to be gone.
@@ -18,6 +18,7 @@ when the run is over (OR-6, OR-8).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -154,9 +155,10 @@ class Oracles:
         if proc.unended_calls():
             return
         for peer in proc.peers():
-            for _, box in peer.outboxes():
-                if box.load:
-                    self.breach("OR-8", f"a load of {box.load} is left, and no call")
+            abandoned = Counter(call.mesh for call in peer.abandoned)
+            for mesh, box in peer.outboxes():
+                if box.load != abandoned[mesh]:
+                    self.breach("OR-8", f"a load of {box.load} is left, and {abandoned[mesh]} calls that were given up")
 
     def judge_sent(self, sender: Proc, receiver: Proc) -> None:
         """Look at what a process has sent to the actors of another, when nothing of it is on the wire.
@@ -193,7 +195,8 @@ class Oracles:
             left["messages of peers"] = [call.spec.name for call in peer.inbound.values()]
             left["early cancels"] = list(peer.early_cancels.values())
             left["queued messages"] = [mesh for mesh, box in peer.outboxes() if box.is_waiting]
-            left["loads"] = [box.load for _, box in peer.outboxes() if box.load]
+            abandoned = Counter(call.mesh for call in peer.abandoned)
+            left["loads"] = [box.load for mesh, box in peer.outboxes() if box.load != abandoned[mesh]]
             for what in [what for what, things in left.items() if things]:
                 self.breach("OR-8", f"{what} are left: {left[what]}")
         if is_over:
