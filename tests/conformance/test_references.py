@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from typing import Any
 
 import pytest
 import trio
-from tests.conformance.meshes import Backend, attempt, member
+from tests.conformance.meshes import Backend, attempt, member, only_real
 from tests.conformance.probe import Probe
 
 import trimesh
@@ -211,7 +212,7 @@ async def test_handle_that_comes_back_is_a_reference(backend: Backend):
     with pytest.raises((MeshStopped, RuntimeError)):
         await back.add.call_one(1)
     async with backend.procs({"gpus": 1}):
-        with pytest.raises((MeshStopped, ProcDied)) as caught:
+        with pytest.raises((MeshStopped, ProcDied, RuntimeError)) as caught:
             await back.add.call_one(1)
         assert not getattr(caught.value, "maybe_executed", False)
 
@@ -303,3 +304,41 @@ async def test_death_of_an_owner_takes_its_processes_along(backend: Backend):
                 await trio.sleep_forever()
     assert [type(leaf) for leaf in trimesh.leaves(caught.value)] == [trimesh.ProcDied]
     assert member(procs, 0).pid == trimesh.origin(next(trimesh.leaves(caught.value))).pid
+
+
+# ---- handles of other programs ---------------------------------------------------------------------------------------
+
+
+USE = """
+import pickle, sys, trio
+from trimesh import this_host
+
+async def main():
+    handle = pickle.loads(bytes.fromhex(sys.argv[1]))
+    print(handle.extent, len(handle.slice(gpus=0)))
+    async with this_host().spawn_procs({}):
+        for use in (handle.rank.call, handle.rank.choose, handle.rank.broadcast):
+            try:
+                await use()
+            except RuntimeError as error:
+                print(type(error).__name__, error)
+        pickle.dumps(handle)
+
+trio.run(main)
+"""
+
+
+@only_real
+async def test_handle_of_another_program_is_refused_in_words(backend: Backend):
+    """C5: it would never reach the processes, which live on; what needs none of them works."""
+    async with backend.procs() as procs:
+        probes = await procs.spawn("probes", Probe)
+        arguments = [sys.executable, "-c", USE, pickle.dumps(probes).hex()]
+        done = await trio.run_process(arguments, capture_stdout=True)
+        lines = done.stdout.decode().splitlines()
+        assert lines[0] == "Extent(gpus=2) 1"
+        assert len(lines) == 4
+        for line in lines[1:]:
+            assert line.startswith("RuntimeError a handle works in the program whose block has spawned the mesh")
+            assert "'probes' came from another program" in line
+        assert [*(await probes.rank.call()).values()] == [0, 1]

@@ -188,8 +188,24 @@ class Membership:
             self.set(rank, Standing.LIVE, MemberInfo(ProcId(place[0]), *place[1:]))
 
 
+def family_of(proc: Proc) -> ProcId:
+    """Return the controller of the program that a process belongs to."""
+    root = None if proc.family is None else proc.family.root
+    return proc.proc_id if root is None else root
+
+
 def membership_of(proc: Proc, info: MeshInfo) -> Membership:
-    """Return what a process knows of a mesh, with what has travelled in a handle added."""
+    """Return what a process knows of a mesh, with what has travelled in a handle added.
+
+    Raises:
+        RuntimeError: The mesh belongs to another program, whose processes this one cannot reach.
+    """
+    if info.family != family_of(proc):
+        raise RuntimeError(
+            f"a handle works in the program whose block has spawned the mesh, and only while its outermost block is "
+            f"open; that on {info.name!r} came from another program, or from a block that was left: spawn the mesh "
+            "here, or let the two programs talk by other means than handles"
+        )
     found = proc.memberships.get(info.mesh)
     if found is None:
         found = proc.memberships[info.mesh] = Membership(proc, info)

@@ -20,7 +20,7 @@ from trimesh._runtime.block import Block, Owned, run_block
 from trimesh._runtime.controller import lease_proc
 from trimesh._runtime.host import Host
 from trimesh._runtime.interrupt import run_to_end
-from trimesh._runtime.membership import Membership
+from trimesh._runtime.membership import Membership, family_of
 from trimesh._runtime.proc import Proc
 from trimesh._runtime.proc_members import ProcMembers, ProcOptions
 from trimesh._runtime.reference import MemberInfo, MeshInfo
@@ -55,7 +55,8 @@ class OwnedProcs:
         if self.members is not None:
             return self.members.info
         member = MemberInfo(self.proc.proc_id, self.proc.host_name, self.proc.pid)
-        return MeshInfo(AGENT, "this_proc", None, self.whole, (member,), self.proc.proc_id)
+        family = family_of(self.proc)
+        return MeshInfo(AGENT, "this_proc", None, self.whole, (member,), self.proc.proc_id, family=family)
 
     @property
     def is_stopping(self) -> bool:
@@ -197,7 +198,7 @@ def _actor_members(procs: OwnedProcs, region: Region, block: Block, plan: ActorP
     members = tuple(msgspec.structs.replace(living.members[base], incarnation=0) for base in proc_ranks)
     info = MeshInfo(
         mesh, plan.name, plan.cls.__qualname__, whole, members, procs.proc.proc_id,
-        is_healing(policy) or living.is_healing,
+        is_healing(policy) or living.is_healing, family_of(procs.proc),
     )  # fmt: skip
     membership = procs.proc.memberships[mesh] = Membership(procs.proc, info)
     ranks = list(whole.ranks())

@@ -24,6 +24,7 @@ from trimesh._runtime.host import Host, LaunchRequest
 from trimesh._runtime.interrupt import run_to_end
 from trimesh._runtime.invoke import Ok, Request, invoke, post_nowait
 from trimesh._runtime.member import Member
+from trimesh._runtime.membership import family_of
 from trimesh._runtime.proc import Proc
 from trimesh._runtime.reference import MemberInfo, MeshInfo
 from trimesh._runtime.restarts import Restarts
@@ -103,7 +104,9 @@ class ProcMembers:
     def info(self) -> MeshInfo:
         """What travels of it in references."""
         members = tuple(member.info for member in self.members)
-        return MeshInfo(AGENT, self.name, None, self.whole, members, self.proc.proc_id, self.is_healing)
+        return MeshInfo(
+            AGENT, self.name, None, self.whole, members, self.proc.proc_id, self.is_healing, family_of(self.proc)
+        )
 
     @property
     def is_healing(self) -> bool:

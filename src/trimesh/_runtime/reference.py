@@ -38,6 +38,7 @@ class MeshInfo(msgspec.Struct, frozen=True):
         members: By rank.
         owner: The process whose block owns it, which knows who follows a member that has ended.
         is_healing: Whether somebody may: its policy is not `FailFast`.
+        family: The controller of the program that it belongs to; 0 in none, which is refused.
     """
 
     mesh: MeshId
@@ -47,6 +48,7 @@ class MeshInfo(msgspec.Struct, frozen=True):
     members: Sequence[MemberInfo]
     owner: ProcId = ProcId(0)
     is_healing: bool = False
+    family: ProcId = ProcId(0)
 
     def origin(self, rank: int, endpoint: str | None = None) -> Origin:
         """Return the coordinates of an error of the member of base rank `rank`."""

@@ -35,7 +35,10 @@ def _put_actors_together(_: Source, region: Any, cls: Any, *fields: Any) -> Acto
     info = MeshInfo(*fields)
     if not (isinstance(region, Region) and isinstance(info.whole, Region) and issubclass(cls, Actor)):
         raise ProtocolError("a handle must be a view of actors")
-    if not (all(type(number) is int for number in (info.mesh, info.owner)) and isinstance(info.actor, str | None)):
+    if not (
+        all(type(number) is int for number in (info.mesh, info.owner, info.family))
+        and isinstance(info.actor, str | None)
+    ):
         raise ProtocolError("a handle must name its mesh")
     if not (isinstance(info.name, str) and type(info.is_healing) is bool):
         raise ProtocolError("a handle must name its mesh")

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from trimesh._runtime.context import current_proc, find_proc, find_proc_anywhere
 from trimesh._runtime.endpoint_spec import EndpointSpec
 from trimesh._runtime.foreign import in_trio_now
-from trimesh._runtime.membership import Membership, membership_of
+from trimesh._runtime.membership import Membership, family_of, membership_of
 from trimesh._runtime.peer import Peer
 from trimesh._runtime.proc import Proc
 from trimesh._runtime.reference import MeshInfo
@@ -104,7 +104,11 @@ class MeshView:
         return self.membership(proc).target(rank)
 
     def membership(self, proc: Proc) -> Membership:
-        """Return who lives where, as `proc` knows it."""
+        """Return who lives where, as `proc` knows it.
+
+        Raises:
+            RuntimeError: The handle came from another program.
+        """
         found = self.known.get(proc.proc_id)
         if found is None:
             found = self.known[proc.proc_id] = membership_of(proc, self.info)
@@ -114,7 +118,8 @@ class MeshView:
     def current(self) -> MeshInfo:
         """The mesh as it is now, as far as is known here."""
         proc = find_proc_anywhere()
-        return self.info if proc is None else self.membership(proc).info
+        is_known = proc is not None and self.info.family == family_of(proc)
+        return self.membership(proc).info if proc is not None and is_known else self.info
 
     async def settle(self, proc: Proc, ranks: Sequence[int]) -> None:
         """Wait for members that are being restarted, and see to it that all have a link, or are gone for good."""
