@@ -8,6 +8,7 @@ import sys
 import textwrap
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -50,6 +51,36 @@ def test_by_value_sends_the_module_that_is_not_there(
     monkeypatch.setitem(sys.modules, "mine", mine)
     assert away.send(point, home).__class__ is mine.Point
     assert away.send(arrived, home) is mine
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "here.below.deep.answer",
+        "[here.below.deep.answer for _ in (1,)][0]",
+        "(lambda: here.below.deep.answer)()",
+        "next(iter([(lambda: [here.below.deep.answer for _ in (1,)])()[0]]))",
+    ],
+)
+def test_submodules_are_imported_wherever_a_function_names_them(
+    home: Side, away: Side, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expression: str
+) -> None:
+    """V2: `import here.below.deep` in the script binds `here` only; the other process has imported nothing of it."""
+    (tmp_path / "here" / "below").mkdir(parents=True)
+    for name in ("__init__.py", "unsaid.py", "below/__init__.py"):
+        (tmp_path / "here" / name).touch()
+    (tmp_path / "here" / "below" / "deep.py").write_text("answer = 42\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    main = script(f"import here.below.deep, here.unsaid\nclass A:\n    def m(self): return {expression}")
+    encoded = home.encoder.encode(main.A, what="v")
+    home.deliver(encoded.definitions, away)
+    for name in [name for name in sys.modules if name.split(".")[0] == "here"]:
+        monkeypatch.delitem(sys.modules, name)
+
+    arrived = away.decoder.decode(encoded.payload)
+
+    assert arrived().m() == 42
+    assert "here.unsaid" not in sys.modules
 
 
 def test_importable_module_goes_by_name(home: Side, away: Side) -> None:

@@ -191,7 +191,7 @@ class DefinitionReducers:
             "dict": function.__dict__,
             "bindings": bindings,
             # Imported for their effect: a function that says `a.b.c` uses the global `a` only.
-            "submodules": _cloud._find_imported_submodules(code, values),
+            "submodules": _submodules_used(code, values),
         }
         packed = code if sink.is_body else _Reference(self._id_of_code(code))
         args = ("function", definition, packed, where, function.__name__, cells)
@@ -351,6 +351,30 @@ def reduce_cached_property(found: functools.cached_property[Any], _: Sink) -> An
 def reduce_sentinel(sentinel: object, _: Sink) -> Any:
     """Reduce an object of `dataclasses` that is compared by identity to its name there."""
     return _SENTINELS[type(sentinel)]
+
+
+def _submodules_used(code: CodeType, values: list[Any]) -> list[ModuleType]:
+    """Return the loaded submodules of the modules among `values` that some code, or code inside it, may name.
+
+    `a.b.c` is spelled with the names `b` and `c`, wherever in the function it stands.
+    """
+    prefixes = [
+        f"{value.__name__}." for value in values if isinstance(value, ModuleType) and hasattr(value, "__path__")
+    ]
+    if not prefixes:
+        return []
+    said = _names_said(code)
+
+    def is_said(name: str) -> bool:
+        return any(name.startswith(prefix) and said.issuperset(name[len(prefix) :].split(".")) for prefix in prefixes)
+
+    return [module for name, module in list(sys.modules.items()) if isinstance(module, ModuleType) and is_said(name)]
+
+
+def _names_said(code: CodeType) -> set[str]:
+    """Return the names of globals and attributes in some code, and in the lambdas and comprehensions inside it."""
+    inside = [const for const in code.co_consts if isinstance(const, CodeType)]
+    return set(code.co_names).union(*map(_names_said, inside))
 
 
 def _is_filled(cell: CellType) -> bool:
