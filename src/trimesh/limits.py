@@ -308,6 +308,9 @@ waits behind more than 64 KiB of text."""
 KILL_SECONDS: Final = 5.0
 """From SIGKILL until a process that is still there is given up as stuck in the kernel (rule Z08)."""
 
+TRACKER_SECONDS: Final = 1.0
+"""For a resource tracker of `multiprocessing` to unlink what the family has left; it takes some milliseconds."""
+
 THREAD_SHUTDOWN_SECONDS: Final = 2.0
 """Wait of an ending worker for threads that are no daemons; an idle pool ends in a millisecond."""
 

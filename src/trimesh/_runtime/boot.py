@@ -38,6 +38,7 @@ from trimesh._runtime import spawner_wire as wire
 from trimesh._runtime.seeds import ProcSeeds
 from trimesh._runtime.spawner_privileges import Privileges, assume
 from trimesh._runtime.spawner_socket import BrokerSocket, memfd_of, read_exactly
+from trimesh._runtime.tracker import keep_trackers
 from trimesh.errors import ProtocolError, leaves
 
 EXIT_REFUSED: Final = 71
@@ -119,6 +120,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
             raise ProtocolError(f"an executed worker starts from a Launch record, got {type(launch).__name__}")
         _name_process(launch.config)
         merge_sys_path(launch.context)
+        keep_trackers()
         entry = enter(launch)
     except BaseException as error:  # noqa: BLE001 - see run_forked
         _refuse(broker, error)

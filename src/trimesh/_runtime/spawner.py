@@ -28,6 +28,7 @@ from trimesh._runtime import spawner_prctl as prctl
 from trimesh._runtime import spawner_wire as wire
 from trimesh._runtime.spawner_loop import ForkedChild, Spawner
 from trimesh._runtime.spawner_socket import BrokerSocket
+from trimesh._runtime.tracker import keep_trackers
 from trimesh.errors import ProtocolError
 
 EXIT_FATAL: Final = 70
@@ -80,6 +81,7 @@ def _start(root: BrokerSocket, controller_pidfd: int, marker: prctl.ProcessMarke
     _raise_descriptor_limit()
     hello = _wait_hello(root, controller_pidfd)
     marker.write(prctl.marker_of(hello.root_id, hello.root_id))
+    keep_trackers()
     own_fds, env = _open_fds(), dict(os.environb)
     for name in hello.modules:
         boot.import_preload(name)

@@ -27,7 +27,7 @@ from trimesh._runtime import spawner_wire as wire
 from trimesh._runtime.output import OutputQueue
 from trimesh._runtime.spawner_family import Connection, ExitHistory, Member, OutputPipe, prepare
 from trimesh._runtime.spawner_foreign import ForeignQuestions
-from trimesh._runtime.spawner_orphans import Children, Orphans, kill_child
+from trimesh._runtime.spawner_orphans import Children, Orphans
 from trimesh._runtime.spawner_privileges import privileges_of
 from trimesh._runtime.spawner_socket import BrokerSocket, close_all
 from trimesh.errors import ProtocolError
@@ -481,8 +481,7 @@ class Spawner:
             children = self._children.pids()
             if not children:
                 break
-            for pid in children:
-                kill_child(pid)
+            self._orphans.end(children)
             waiter.poll(_END_POLL_MS)
         self._send_rest(time.monotonic() + limits.KILL_SECONDS)
 

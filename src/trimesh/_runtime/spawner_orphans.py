@@ -11,11 +11,14 @@ import contextlib
 import os
 import re
 import signal
+import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
+from trimesh import limits
 from trimesh._runtime import spawner_prctl as prctl
+from trimesh._runtime.tracker import TRACKER_MARK, release_tracker
 
 _READ_BYTES: Final = 65_536
 
@@ -27,6 +30,7 @@ _READS_MAX: Final = 10
 
 _PPID, _VSIZE, _CODE_END, _ENV_START, _ENV_END = (number - 3 for number in (4, 23, 27, 50, 51))
 
+_TRACKER: Final = re.compile(rb"(?:^|\0)" + TRACKER_MARK.encode() + rb"=")
 _MARK: Final = re.compile(rb"(?:^|\0)" + prctl.MARKER.encode() + rb"=([0-9a-f]{16})\.([0-9a-f]{16})\0")
 
 
@@ -162,6 +166,7 @@ class Orphans:
         self._root_id = root_id
         self._children = children
         self._owners: dict[int, int] = {}
+        self._others_seen: float | None = None
 
     def reaped(self, pid: int) -> None:
         """Learn that an orphan is gone; its number may come again."""
@@ -193,6 +198,19 @@ class Orphans:
                 kill_child(pid)
         return is_done
 
+    def end(self, children: Collection[int]) -> None:
+        """Kill all that are left of the family; resource trackers, too, if they do not end by themselves soon after.
+
+        Call it again until none is left.
+        """
+        release_tracker()
+        now = time.monotonic()
+        others = [pid for pid in children if not is_tracker(pid)]
+        if others or self._others_seen is None:
+            self._others_seen = now
+        for pid in others if now < self._others_seen + limits.TRACKER_SECONDS else children:
+            kill_child(pid)
+
     def _owner_of(self, pid: int, workers: Mapping[int, int]) -> int | None:
         marked = marked_proc(pid)
         if marked is not None:
@@ -200,6 +218,13 @@ class Orphans:
         with contextlib.suppress(ProcessLookupError):
             return workers.get(os.getsid(pid))
         return None
+
+
+def is_tracker(pid: int) -> bool:
+    """Return whether a process is a resource tracker; one that has ended is none."""
+    with contextlib.suppress(OSError):
+        return _TRACKER.search(Path(f"/proc/{pid}/environ").read_bytes()) is not None
+    return False
 
 
 def kill_child(pid: int) -> None:
