@@ -19,7 +19,7 @@ def version_of(number: int, size: int = 3000) -> dict[str, bytes]:
 
 def is_torn(tensors: dict[str, Any], number: int) -> bool:
     """Return whether some byte is of another version."""
-    return any(set(data) != {number % 251} for data in tensors.values())
+    return any(data != bytes([number % 251]) * len(data) for data in tensors.values())
 
 
 def tables() -> tuple[int, int, int]:
@@ -62,6 +62,51 @@ class Publisher(Actor):
     async def tables(self) -> tuple[int, int, int]:
         """Return how many publications are left, buffers, and things that end with the actor."""
         return tables()
+
+
+class Follower(Actor):
+    """Has a live copy of what is published, and computes with it meanwhile."""
+
+    def __init__(self, size: int = 3000) -> None:
+        self.live = {name: bytearray(len(data)) for name, data in version_of(0, size).items()}
+        self.mixed = 0
+        self.version = 0
+        self.taken = trio.Event()
+
+    @endpoint
+    async def follow(self, published: Any, last: int | None = None, trainer: Any = None) -> list[int]:
+        """Take versions over until `last`, or until the publication ends; return their numbers."""
+        seen = list[int]()
+        async with trio.open_nursery() as nursery:
+            if last is not None and trainer is None:  # a virtual clock would stand still: there is nothing to wait for
+                nursery.start_soon(self._compute)
+            renew = None if trainer is None else trainer.handle.call_one
+            async for version in published.follow(self.live, renew=renew):
+                assert not is_torn(self.live, version), "what was taken over is there when its number is"
+                seen.append(version)
+                self.version = version
+                self.taken.set()
+                self.taken = trio.Event()
+                if version == last:
+                    break
+            nursery.cancel_scope.cancel()
+        return seen
+
+    async def _compute(self) -> None:
+        """Look at all of it again and again, as a forward pass does, without a wait in between."""
+        while True:
+            self.mixed += len({data[at] for data in self.live.values() for at in (0, -1)}) > 1
+            await trio.lowlevel.checkpoint()
+
+    @endpoint(group="others")
+    async def wait_for(self, version: int) -> int:
+        while self.version != version:
+            await self.taken.wait()
+        return version
+
+    @endpoint(group="others")
+    async def count_mixed(self) -> int:
+        return self.mixed
 
 
 class Reader(Actor):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 from tests.conformance.meshes import Backend, SimBackend, attempt, kinds, member, only_sim, tick
-from tests.conformance.publishing import Publisher, Reader, is_torn, version_of
+from tests.conformance.publishing import Follower, Publisher, Reader, is_torn, version_of
 from tests.conformance.supervised import kill_and_wait, reading
 
 import trimesh
@@ -226,3 +226,105 @@ async def test_larger_versions_get_other_memory(backend: Backend):
         for number, size in enumerate([30, 3000, 300_000, 30], start=1):
             await weights.publish(version_of(number, size))
             assert (await reader.follow.call_one(weights, number))[-1] == number
+
+
+@pytest.mark.parametrize("size", [3000, 300_000])
+@pytest.mark.seeds(5)
+async def test_follower_computes_with_one_version_at_a_time(backend: Backend, size: int):
+    """FO-1: a task that looks at its tensors beside it never sees some of one version and some of the next."""
+    async with backend.procs({"gpus": 3}) as procs, trio.open_nursery() as nursery:
+        publisher = await procs.slice(gpus=0).spawn("publisher", Publisher, 2, size)
+        followers = await procs.slice(gpus=slice(1, 3)).spawn("followers", Follower, size)
+        handle = await publisher.handle.call_one()
+        following = attempt(nursery, followers.follow.call, handle, 10)
+        await publisher.publish.call_one(1, 10)
+        for seen in (await following.result()).values():
+            assert seen == sorted(set(seen))
+        assert list((await followers.count_mixed.call()).values()) == [0, 0]
+
+
+async def test_follower_ends_with_its_publication(backend: Backend):
+    """API 7: a loop over its versions is left when there will be no other; its death is an error."""
+    async with backend.procs({"gpus": 1}) as procs, trio.open_nursery() as nursery:
+        follower = await procs.spawn("follower", Follower)
+        async with backend.procs({"gpus": 1}) as others:
+            publisher = await others.spawn("publisher", Publisher)
+            closed = await publisher.handle.call_one()
+            await publisher.publish.call_one(1)
+            following = attempt(nursery, follower.follow.call_one, closed)
+            assert await follower.wait_for.call_one(1) == 1
+            await publisher.close.call_one()
+            assert await following.result() == [1]
+            stopped = await publisher.open.call_one()
+            await publisher.publish.call_one(1, 2)
+            following = attempt(nursery, follower.follow.call_one, stopped)
+            assert await follower.wait_for.call_one(2) == 2
+        assert await following.result() == [2]
+        assert [await follower.follow.call_one(handle) for handle in (closed, stopped)] == [[], []]
+
+
+async def test_follower_says_how_its_publisher_has_died(backend: Backend):
+    async with backend.procs({"gpus": 1}) as procs, trio.open_nursery() as nursery:
+        follower = await procs.spawn("follower", Follower)
+        with pytest.raises(trimesh.MeshErrorGroup):
+            async with backend.procs({"gpus": 1}) as doomed:
+                publisher = await doomed.spawn("publisher", Publisher)
+                handle = await publisher.handle.call_one()
+                await publisher.publish.call_one(1)
+                following = attempt(nursery, follower.follow.call_one, handle)
+                await follower.count_mixed.call_one()
+                backend.kill(publisher, 0)
+                await trio.sleep_forever()
+        with pytest.raises(ExceptionGroup) as died:
+            await following.result()
+        assert kinds(died.value) == [ProcDied]
+
+
+async def test_follower_goes_on_with_a_restarted_publisher(backend: Backend):
+    """API 7: `renew` brings the publication that has come in place of one whose process has died."""
+    policy = Restart(intensity=3)
+    async with backend.procs({"gpus": 1}) as others, backend.procs({"gpus": 1}, supervision=policy) as procs:
+        publisher = await procs.spawn("publisher", Publisher)
+        follower = await others.spawn("follower", Follower)
+        handle = await publisher.handle.call_one()
+        await publisher.publish.call_one(1, 5)
+        async with reading(procs) as log, trio.open_nursery() as nursery:
+            following = attempt(nursery, follower.follow.call_one, handle, 3, publisher)
+            assert await follower.wait_for.call_one(5) == 5
+            await kill_and_wait(backend, procs, log, 0)
+            await publisher.publish.call_one(1, 3)
+            seen = await following.result()
+        assert (seen[0], seen[-1]) == (5, 3)
+
+
+async def test_what_does_not_fit_is_found_before_a_tensor_is_changed(backend: Backend):
+    """FO-2, and a mapping of some names takes over these."""
+    async with backend.procs({"gpus": 1}), Published() as weights:
+        await weights.publish(version_of(1))
+        live = {"a": bytearray(3000), "b": bytearray(999)}
+        with pytest.raises(ValueError, match="'b' must have the size it was published with"):
+            await anext(weights.follow(live))
+        assert live["a"] == bytes(3000)
+        for wrong, error in ({"c": live["a"]}, KeyError), ({"a": bytes(3000)}, ValueError), ({"a": 1}, TypeError):
+            with pytest.raises(error):
+                await anext(weights.follow(wrong))
+        with pytest.raises(TypeError, match="a module or a mapping"):
+            weights.follow(live["a"])
+        assert await anext(weights.follow({"a": live["a"]})) == 1
+        assert live["a"] == version_of(1)["a"]
+
+
+async def test_followers_wait_for_a_lock_and_do_not_share_a_loop(backend: Backend):
+    """API 7: who computes with a lock held finds nothing changed under it."""
+    async with backend.procs({"gpus": 1}), Published() as weights, trio.open_nursery() as nursery:
+        await weights.publish(version_of(1))
+        live, lock = {"a": bytearray(3000)}, trio.Lock()
+        following = weights.follow(live, lock=lock)
+        async with lock:
+            taken = attempt(nursery, following.__anext__)
+            await tick(50)
+            with pytest.raises(trio.BusyResourceError):
+                await anext(following)
+            assert live["a"] == bytes(3000)
+        assert await taken.result() == 1
+        assert live["a"] == version_of(1)["a"]

@@ -42,11 +42,14 @@ class Snapshot:
         return made
 
     def _buffer(self, name: str) -> RDMABuffer:
-        entry = self._entry(name)
+        entry = self.entry(name)
         return buffer_by(self._handle.part(entry.offset, entry.offset + entry.nbytes))
 
     async def read_into(self, tensors: Mapping[str, Any]) -> None:
         """Copy published tensors into those of this process that have the same names: a state dict.
+
+        They are copied one after the other, and other tasks run meanwhile: whoever computes with `tensors` then gets
+        some of the new version and some of the old one. For a model that is in use there is `Published.follow`.
 
         Args:
             tensors: Some names or all; each as it was published: of its kind of elements and its shape.
@@ -58,7 +61,7 @@ class Snapshot:
         Blocking: a checkpoint, cancellable.
         """
         for name, data in tensors.items():
-            entry = self._entry(name)
+            entry = self.entry(name)
             came = describe(data)
             if (came[1], came[2]) != (entry.dtype, entry.shape) and entry.kind != "bytes":
                 is_now = f"{came[1] or 'bytes'} of shape {came[2]}"
@@ -81,7 +84,12 @@ class Snapshot:
         await self.read_into(made)
         return made
 
-    def _entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> Entry:
+        """Return what a tensor was published as: kind, dtype, shape.
+
+        Raises:
+            KeyError: There is none of that name.
+        """
         found = self.entries.get(name)
         if found is None:
             some = ", ".join(sorted(self.entries)[:3])
