@@ -127,6 +127,15 @@ DEATHS: Final = 256
 """Of those, the ones of which it remembers how they have ended, beside its own members: half a KiB each, and up to
 `STDERR_TAIL_BYTES` of last words. Whoever calls by a reference that is older learns no more than that it is gone."""
 
+EARLY_CANCELS_MAX: Final = 65_536
+"""Cancels of one peer that have overtaken their calls: more than its credits for 500 actors."""
+
+SERVICE_EARLY_MESSAGES: Final = 1_024
+"""Messages of a service that wait until the owner of this process, who comes first, has said a word of it."""
+
+SERVICE_EARLY_BYTES: Final = 64 << 20
+"""Bytes of the same."""
+
 MAILBOX_REPORT_BYTES: Final = 1 << 20
 """Bytes of one sender that an actor may have taken without a word to the sender: an eighth of its mailbox."""
 

@@ -108,8 +108,9 @@ async def test_cast_includes_the_process_itself(proc: Proc):
     ],
 )
 async def test_frame_that_breaks_the_protocol_ends_the_link(proc: Proc, head: bytes):
-    """E12: and nothing else; a credit for what was never sent is one."""
+    """E12: and nothing else; a credit for more than was sent is one."""
     peer, link = meet(proc, 2)
+    peer.outbox(MESH)
     other, fine = meet(proc, 3)
     proc.received(link, memoryview(head), [])
     assert link.aborted

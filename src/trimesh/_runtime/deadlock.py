@@ -180,21 +180,13 @@ class Deadlocks:
 
     # ---- answers ---------------------------------------------------------------------------------------------
 
-    def _check_judge(self, peer: Peer) -> None:
-        family = self._proc.family
-        root = None if family is None else family.root
-        if peer.proc_id != (self._proc.proc_id if root is None else root):
-            raise ProtocolError(f"only the controller looks for deadlocks, got a question of process {peer.proc_id}")
-
     def _take_look(self, peer: Peer, message: messages.Look, _: list[memoryview]) -> None:
-        self._check_judge(peer)
         look = LocalWaits(self._proc, self._numbers)
         own = [ref for ref in message.refs if ref.proc == self._proc.proc_id]
         reports = waits.encode(answer(own, look.look_up))
         peer.send(Parcel(messages.encode(messages.Seen(message.look)), [reports]))
 
     def _take_break(self, peer: Peer, message: messages.Break, bodies: list[memoryview]) -> None:
-        self._check_judge(peer)
         if len(bodies) != 1:
             raise ProtocolError(f"the end of a deadlock must come with its cycle, got {len(bodies)} bodies")
         error = _error_of(waits.decode_reports(bodies[0]))

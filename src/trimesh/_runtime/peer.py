@@ -16,6 +16,7 @@ import trio
 from trimesh import limits
 from trimesh._routing.credit import ReceiveCount, SendWindow
 from trimesh._runtime.abandoned import AbandonedCalls
+from trimesh._runtime.incoming import take_payload
 from trimesh._transport.base import Buffer, Lane, Link
 from trimesh._wire import messages
 from trimesh._wire.reducers import DefinitionId
@@ -270,6 +271,13 @@ class Peer:
     def knows(self, definitions: Sequence[DefinitionId]) -> None:
         """Note definitions that came from the peer, which therefore need not be sent back."""
         self._defined.update(definitions)
+
+    def take_definition(self, message: messages.Define, bodies: list[memoryview]) -> None:
+        """Take a definition of the peer: a `Route`."""
+        payload, _ = take_payload(message.payload, bodies)
+        self.knows([message.definition])
+        cargo = self.take_cargo()
+        self.proc.values.define(message.definition, payload, cargo, () if cargo is None else tuple(cargo.holdings))
 
     def cancel(self, call: CallId, position: int, reason: str, *, is_leaving: bool = False) -> None:
         """Ask the peer to cancel one of our calls.

@@ -35,6 +35,7 @@ from trimesh._runtime.outgoing import OutgoingCall
 from trimesh._runtime.outgoing_stream import serve_streams
 from trimesh._runtime.peer import Parcel, Peer, Route
 from trimesh._runtime.reports import FailureHandler, serve_reports
+from trimesh._runtime.senders import check_agent_caller, check_sender
 from trimesh._runtime.services import Services
 from trimesh._runtime.sites import Sites
 from trimesh._runtime.typed_values import make_values
@@ -143,7 +144,7 @@ class Proc:
         self.has_crashed = False
         self.family: Family | None = None
         self.dropped_replies = 0
-        self.routes: dict[type[messages.Message], Route] = {messages.Define: self._define}
+        self.routes: dict[type[messages.Message], Route] = {messages.Define: Peer.take_definition}
         self.on_gone: list[Callable[[Peer], None]] = []
         self.on_link: list[Callable[[Peer], None]] = []
         self.channels = Channels(self)
@@ -391,11 +392,12 @@ class Proc:
             elif type(message) is messages.Cancel:
                 self._cancel(peer, message)
             elif type(message) is messages.Credit:
-                peer.outbox(message.mesh).acknowledged(message.dequeued)
+                self._acknowledged(peer, message)
             else:
                 route = self.routes.get(type(message))
                 if route is None:
                     raise ProtocolError(f"nobody here takes a {type(message).__name__} message")
+                check_sender(peer, type(message))
                 route(peer, message, bodies)
         except ProtocolError as error:
             self.misbehaved(link, error)
@@ -443,6 +445,8 @@ class Proc:
         if cell is None:
             refuse(link, number, mesh, count, nbytes, "stopped", "the mesh has stopped, or was never here")
             return
+        if not mesh:  # AGENT
+            check_agent_caller(peer, message.endpoint)
         spec = cell.endpoints.get(message.endpoint)
         if spec is None:
             refuse(link, number, mesh, count, nbytes, "unknown", f"no endpoint is called {message.endpoint!r}")
@@ -466,19 +470,19 @@ class Proc:
             return
         cell.deliver(call)
 
-    def _terminal(
-        self,
-        peer: Peer,
-        message: messages.Return | messages.Error | messages.CancelAck | messages.Refused,
-        outcome: Outcome,
-    ) -> None:
+    def _terminal(self, peer: Peer, message: messages.Terminal, outcome: Outcome) -> None:
         call = self._calls.get(message.call)
         if call is None:
             self.dropped_replies += 1
             peer.abandoned.ended(message.call)
         else:
             call.terminal(peer, outcome)
-        peer.outbox(message.mesh).acknowledged(message.dequeued)
+        self._acknowledged(peer, message)
+
+    def _acknowledged(self, peer: Peer, message: messages.Terminal | messages.Credit) -> None:
+        box = peer.find_outbox(message.mesh)
+        if box is not None:  # else of a mesh that has ended, or that nothing was sent to
+            box.acknowledged(message.dequeued)
 
     def _cancel(self, peer: Peer, message: messages.Cancel) -> None:
         call = peer.inbound.get(message.call)
@@ -486,15 +490,11 @@ class Proc:
             self._cancel_incoming(call, "caller", message.reason)
         elif message.position > peer.calls_received:
             # It has overtaken its call, which will come: positions count the calls of the link.
+            if len(peer.early_cancels) >= limits.EARLY_CANCELS_MAX:
+                raise ProtocolError(f"a peer cancels at most {limits.EARLY_CANCELS_MAX} calls ahead of them")
             peer.early_cancels[message.call] = message.reason
 
     def _cancel_incoming(self, call: IncomingCall, by: str, reason: str) -> None:
         cell = self.cells.get(call.mesh)
         if cell is not None:
             cell.cancel(call, by, reason)
-
-    def _define(self, peer: Peer, message: messages.Define, bodies: list[memoryview]) -> None:
-        payload, _ = take_payload(message.payload, bodies)
-        peer.knows([message.definition])
-        cargo = peer.take_cargo()
-        self.values.define(message.definition, payload, cargo, () if cargo is None else tuple(cargo.holdings))

@@ -17,6 +17,7 @@ from trimesh import limits
 from trimesh._runtime.context import current_proc
 from trimesh._runtime.incoming import take_payload
 from trimesh._runtime.peer import Parcel, Peer
+from trimesh._runtime.senders import may_open_service
 from trimesh._transport.base import Buffer
 from trimesh._wire import messages
 from trimesh._wire.not_yet import NotYet
@@ -77,12 +78,21 @@ class Services:
         self.proc = proc
         self._handlers: dict[str, Handler] = {}
         self._early: dict[str, list[_Early]] = {}
+        self._early_bytes = 0
         self._opening: dict[str, trio.Event] = {}
         self.proc.routes[messages.Service] = self._received
 
     def put(self, name: str, handler: Handler) -> None:
         """Let `handler` take the messages of a service."""
         self._handlers[name] = handler
+        for peer, payload, bodies, cargo in self._take_early(name):
+            link = peer.link
+            if link is None:
+                continue
+            try:
+                handler.received(peer, payload, bodies, cargo)
+            except ProtocolError as error:
+                self.proc.misbehaved(link, error)
 
     def cast(
         self, peers: Sequence[Peer], name: str, payload: bytes, bodies: Sequence[Buffer] = ()
@@ -132,12 +142,16 @@ class Services:
             handler.received(peer, payload, rest, cargo)
         elif name not in MODULES:
             raise ProtocolError(f"a service must be one of {', '.join(MODULES)}, got {name!r}")
-        elif name in self._early:
-            self._early[name].append((peer, bytes(payload), rest, cargo))
         else:
-            self._early[name] = [(peer, bytes(payload), rest, cargo)]
-            self._opening[name] = trio.Event()
-            self.proc.serve(partial(self._open, name))
+            kept = self._early.setdefault(name, [])
+            if not may_open_service(peer):  # its message may overtake that of the owner
+                self._early_bytes += len(payload) + sum(body.nbytes for body in rest)
+                if len(kept) >= limits.SERVICE_EARLY_MESSAGES or self._early_bytes > limits.SERVICE_EARLY_BYTES:
+                    raise ProtocolError(f"{name} must be opened by the owner of a process before others send as much")
+            elif name not in self._opening:
+                self._opening[name] = trio.Event()
+                self.proc.serve(partial(self._open, name))
+            kept.append((peer, bytes(payload), rest, cargo))
 
     @trio.lowlevel.enable_ki_protection
     async def _open(self, name: str) -> None:
@@ -157,15 +171,11 @@ class Services:
         except ImportError as error:
             failure = f"{type(error).__name__}: {error}"[: limits.REASON_CHARS_MAX]
             head = messages.encode(messages.Service(name, b"", failure))
-            for peer in {peer: None for peer, *_ in self._early.pop(name)}:
+            for peer in {peer: None for peer, *_ in self._take_early(name)}:
                 peer.send(Parcel(head))
             return
-        self._handlers[name] = handler
-        for peer, payload, bodies, cargo in self._early.pop(name):
-            link = peer.link
-            if link is None:
-                continue
-            try:
-                handler.received(peer, payload, bodies, cargo)
-            except ProtocolError as error:
-                self.proc.misbehaved(link, error)
+        self.put(name, handler)
+
+    def _take_early(self, name: str) -> list[_Early]:
+        self._early_bytes = 0
+        return self._early.pop(name, [])

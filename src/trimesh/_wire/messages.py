@@ -410,6 +410,9 @@ class Misbehave(Message, frozen=True, tag=47):
     number: float
 
 
+Terminal = Return | Error | CancelAck | Refused
+"""What ends a call."""
+
 _Calls = Call | Return | Error | CancelAck | Refused | Cancel | Credit | Define | Failure | Item | Taken
 _Channels = Carried | Lent | Accepted | Dropped | Settle | Settled | PortItem | Room | Ended | Recall
 _Supervision = Finished | Silent
