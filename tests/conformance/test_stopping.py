@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import ClassVar
 
 import pytest
 import trio
+import trio.lowlevel
 from tests.conformance.meshes import Backend, SimBackend, attempt, only_sim, tick
 from tests.conformance.probe import Probe, Tidy
 
@@ -377,3 +383,72 @@ async def test_clean_exit_says_nothing(
             await probes.hold.call()
     assert caplog.records == []
     assert capfd.readouterr() == ("", "")
+
+
+class Weight:
+    """What an actor holds; those of this process that are still there can be counted."""
+
+    alive: ClassVar[weakref.WeakSet[Weight]] = weakref.WeakSet()
+
+    def __init__(self) -> None:
+        self.alive.add(self)
+
+
+class Weighty(Actor):
+    """Holds memory, and what leads back to it: its own nursery."""
+
+    def __init__(self) -> None:
+        self.weight = Weight()
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncGenerator[None, None]:
+        async with trio.open_nursery() as self.nursery:
+            self.nursery.start_soon(trio.sleep_forever)
+            yield
+            self.nursery.cancel_scope.cancel()
+
+    @endpoint
+    def now(self) -> None: ...
+
+    @endpoint
+    async def later(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    @endpoint
+    async def items(self) -> AsyncGenerator[int, None]:
+        yield 1
+
+    @endpoint
+    def fail(self) -> None:
+        raise ValueError
+
+
+class Scales(Actor):
+    """Counts what is left, without a collector that would remove it."""
+
+    @endpoint
+    def count(self) -> int:
+        gc.disable()
+        return len(Weight.alive)
+
+
+async def test_memory_of_an_actor_goes_with_it(backend: Backend):
+    """M3: at once, not when cycles are collected some day."""
+    was_enabled = gc.isenabled()
+    try:
+        async with backend.procs({}) as procs:
+            scales = await procs.spawn("scales", Scales)
+            before = await scales.count.call_one()
+            async with procs.spawn("weighty", Weighty) as weighty:
+                await weighty.now.call_one()
+                await weighty.later.call_one()
+                async with weighty.items.stream() as items:
+                    assert [item async for _, item in items] == [1]
+                with pytest.raises(ValueError):  # noqa: PT011 - it says nothing
+                    await weighty.fail.call_one()
+                assert await scales.count.call_one() == before + 1
+
+            assert await scales.count.call_one() == before
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -236,6 +236,7 @@ class Cell:
             for call in [*self._interrupted, *self.mailbox.take_queued()]:
                 self._answer(call)
             self._interrupted.clear()
+            self._let_go()
 
     async def _live(self, task_status: trio.TaskStatus[None]) -> None:
         self._actor = self.spec.make()
@@ -253,6 +254,15 @@ class Cell:
             finally:
                 self._is_ending = True
             nursery.cancel_scope.cancel(reason=f"{self.spec.name} stops")
+
+    def _let_go(self) -> None:
+        """Let go of the actor and of whatever leads to it; called in the task of `run`.
+
+        This cell and its mailbox refer to each other, and an actor that keeps its nursery refers to this task: they
+        last until cycles are collected. Memory of the actor must not.
+        """
+        self._actor = self._nursery = self._context = self._server = None
+        set_context(self._where(None))
 
     def _end_with(self, error: BaseException) -> None:
         cancelled, rest = split_cancelled(error)
