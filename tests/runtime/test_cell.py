@@ -274,7 +274,7 @@ async def test_drain_serves_the_owner_and_refuses_others(stage: Stage):
     stage.owner.call(cell, "queue", "owner too")
     await trio.testing.wait_all_tasks_blocked()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(cell.drain)
+        nursery.start_soon(cell.drain, 5.0)
         await trio.testing.wait_all_tasks_blocked()
         assert [(type(end), end.call) for end in stage.other.link.sent] == [
             (messages.CancelAck, 2),

@@ -127,7 +127,7 @@ def overtake_in_the_outbox(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_a_waiter(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Mailbox, "check_idle", lambda self: None)
+    patch.setattr(Mailbox, "tell_change", lambda self: None)
 
 
 PLANTED: list[tuple[Plant, str]] = [

@@ -427,9 +427,9 @@ class ActorMembers:
         """Nothing: the processes are killed by their own block."""
 
     async def drain(self) -> list[Exception]:
-        """Let every actor run what it has accepted from this process."""
+        """Let every actor run what it has accepted from this process, and wait `grace` for what was given up."""
         ranks = self._reachable(self.ranks)
-        request = self._request(ranks, "drain", self.info.mesh)
+        request = self._request(ranks, "drain", self.info.mesh, self.block.grace)
         return _news(await invoke(self.proc, self._agents(ranks), request, fail_fast=False))
 
     async def stop(self, deadline: float) -> list[Exception]:

@@ -118,11 +118,11 @@ class Agent:
         return None if membership is None else await membership.answer(rank, incarnation)
 
     @trio.lowlevel.enable_ki_protection
-    async def drain(self, mesh: MeshId) -> None:
-        """Let an actor run what it has accepted from its owner."""
+    async def drain(self, mesh: MeshId, grace: float) -> None:
+        """Let an actor run what it has accepted from its owner; `grace` is for what was given up."""
         cell = self.proc.cells.get(mesh)
         if cell is not None:
-            await cell.drain()
+            await cell.drain(grace)
 
     @trio.lowlevel.enable_ki_protection
     async def stop(self, mesh: MeshId, grace: float, by: str = "other", hold: bool = False) -> None:  # noqa: FBT001, FBT002

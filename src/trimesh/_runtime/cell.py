@@ -13,6 +13,7 @@ CE-5 an actor that is to be restarted in this process holds the messages that co
 from __future__ import annotations
 
 import contextvars
+import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -23,6 +24,7 @@ import trio
 
 from trimesh._runtime.cancelled import split_cancelled
 from trimesh._runtime.context import Context, set_cell, set_context, set_proc_of_task
+from trimesh._runtime.draining import drain
 from trimesh._runtime.endpoint_spec import endpoints_of
 from trimesh._runtime.incoming import IncomingCall
 from trimesh._runtime.mailbox import Mailbox
@@ -31,6 +33,8 @@ from trimesh._runtime.serve import Server
 from trimesh.errors import ActorFailed, Origin, leaves
 from trimesh.ids import MeshId
 from trimesh.shape.point import Point
+
+_log = logging.getLogger("trimesh")
 
 if TYPE_CHECKING:
     from trimesh._runtime.peer import Peer
@@ -162,7 +166,9 @@ class Cell:
         if waiting is not None:
             waiting.remove(call)
             call.cancelled()
-        elif not call.running and not call.ended and self.mailbox.remove(call):
+        elif call.running:
+            self.mailbox.tell_change()
+        elif not call.ended and self.mailbox.remove(call):
             call.cancelled()
 
     def take_held(self) -> list[IncomingCall]:
@@ -277,13 +283,20 @@ class Cell:
         if cancelled is not None:
             raise cancelled from None
 
-    async def drain(self) -> None:
-        """Refuse new messages, let those of the owner run to their end (rule M3)."""
+    async def drain(self, grace: float) -> None:
+        """Refuse new messages, let those of the owner run to their end (rule M3); what was given up has `grace`."""
         self._draining = True
         for call in [*self.mailbox.queued(), *self.mailbox.running()]:
             if call.peer is not self.owner:
                 self.cancel(call, "other", f"{self.spec.name} is stopping")
-        await self.mailbox.wait_idle()
+        await drain(self.mailbox, grace, self._pass_over)
+
+    def _pass_over(self, call: IncomingCall) -> None:
+        """Cancel a message of the owner that cannot start while the actor is draining."""
+        text = f"{self.spec.name} is stopping, and {call.spec.name} waits behind a call that was given up"
+        if call.is_broadcast:
+            _log.warning("a message is lost: %s", text)
+        self.cancel(call, "stopped", text)
 
     async def stop(self, grace: float, by: str = "other", *, hold: bool = False) -> None:
         """End the actor: cancel what runs, then clean up, for at most `grace` seconds.

@@ -45,6 +45,7 @@ class IncomingCall(msgspec.Struct, eq=False):
         scope: What it runs in: cancelled by the caller, by the budget, or by the stop of the actor.
         cancelled_by: "caller" or "other" once somebody asked.
         cancel_reason: Theirs.
+        asked_at: When they did (Trio time).
         running: Whether the endpoint has been started.
         ended: Whether its terminal frame has been sent.
         number: Of a broadcast that somebody has asked for in a search for deadlocks; 0 before.
@@ -66,6 +67,7 @@ class IncomingCall(msgspec.Struct, eq=False):
     scope: trio.CancelScope | None = None
     cancelled_by: str | None = None
     cancel_reason: str = ""
+    asked_at: float = math.inf
     running: bool = False
     ended: bool = False
     number: int = 0
@@ -86,6 +88,11 @@ class IncomingCall(msgspec.Struct, eq=False):
         """Whether somebody has asked it to end, or its budget has run out."""
         return self.cancelled_by is not None or self.is_expired
 
+    @property
+    def cancelled_at(self) -> float:
+        """When it was asked to end, or its budget runs out (Trio time); `math.inf` if neither."""
+        return min(self.asked_at, self.deadline)
+
     def set_deadline(self, deadline: float) -> None:
         """Let it end by itself at `deadline` (Trio time)."""
         self.deadline = deadline
@@ -97,6 +104,7 @@ class IncomingCall(msgspec.Struct, eq=False):
         if self.cancelled_by is None:
             self.cancelled_by = by
             self.cancel_reason = reason
+            self.asked_at = trio.current_time()
         if self.scope is not None:
             self.scope.cancel(reason=reason)
 

@@ -98,8 +98,8 @@ class SlotGroup:
                         finally:
                             call.scope = None
                             self.running.pop(call, None)
-                            if mailbox.idle is not None:
-                                mailbox.check_idle()
+                            if mailbox.changed is not None:
+                                mailbox.tell_change()
                         if (call.cancelled_by is not None or call.deadline != math.inf) and _is_spent(scope):
                             return
                         served += 1
@@ -133,10 +133,10 @@ class Mailbox:
         on_crowded: Told of the first call of a group that has to wait for a slot, and again once its `is_watched` is
             False.
         is_open: Whether slots take calls; before that they queue (the actor is starting).
-        idle: Set by `check_idle`; None while nobody waits for that.
+        changed: Set by `tell_change`; None while nobody waits for that.
     """
 
-    __slots__ = ("_early", "_groups", "idle", "is_open", "on_crowded", "on_interrupted", "serve", "start_task")
+    __slots__ = ("_early", "_groups", "changed", "is_open", "on_crowded", "on_interrupted", "serve", "start_task")
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Mailbox:
         self.is_open = False
         self._groups: dict[str, SlotGroup] = {}
         self._early: deque[IncomingCall] = deque()
-        self.idle: trio.Event | None = None
+        self.changed: trio.Event | None = None
 
     def put(self, call: IncomingCall) -> None:
         """Accept a call."""
@@ -195,7 +195,7 @@ class Mailbox:
         for queue in (self._early, *(group.queue for group in self._groups.values())):
             if call in queue:
                 queue.remove(call)
-                self.check_idle()
+                self.tell_change()
                 return True
         return False
 
@@ -204,21 +204,26 @@ class Mailbox:
         taken = list(self.queued())
         for queue in (self._early, *(group.queue for group in self._groups.values())):
             queue.clear()
-        self.check_idle()
+        self.tell_change()
         return taken
 
     async def wait_idle(self) -> None:
         """Wait until nothing is queued and nothing runs."""
-        while not self._is_idle():
-            if self.idle is None:
-                self.idle = trio.Event()
-            await self.idle.wait()
+        while not self.is_idle():
+            await self.wait_changed()
 
-    def _is_idle(self) -> bool:
+    async def wait_changed(self) -> None:
+        """Wait until a call has ended, left its queue, or been cancelled while it runs."""
+        if self.changed is None:
+            self.changed = trio.Event()
+        await self.changed.wait()
+
+    def is_idle(self) -> bool:
+        """Return whether nothing is queued and nothing runs."""
         return not self._early and not any(group.queue or group.running for group in self._groups.values())
 
-    def check_idle(self) -> None:
-        """Tell who waits for it if nothing is queued and nothing runs."""
-        if self.idle is not None and self._is_idle():
-            self.idle.set()
-            self.idle = None
+    def tell_change(self) -> None:
+        """Let those look again who wait for a change."""
+        if self.changed is not None:
+            self.changed.set()
+            self.changed = None
