@@ -22,7 +22,7 @@ def paragraph(text: str, pid: int) -> str:
 
 
 def test_stopping_is_logged_once(tmp_path: Path) -> None:
-    """M4: after 2 s, at WARNING: members with pid, state, stack, and what is left of the grace."""
+    """M4: after 2 s, at WARNING: members with pid, state, tasks, and what is left of the grace."""
     enough = tmp_path / "enough"
     with Program(tmp_path, "hold", {"actor": "Stubborn", "arguments": [None, str(enough)], "grace": 600.0}) as program:
         program.say("open")
@@ -43,7 +43,8 @@ def test_stopping_is_logged_once(tmp_path: Path) -> None:
     for rank, pid in enumerate(pids):
         lines = paragraph(logged["text"], pid)
         assert lines.startswith(f"  procs{{'n': {rank}/2}} pid {pid}: running, in the clean-up of held for ")
-        assert "Stack (most recent call first)" in lines
+        assert f"held{{'n': {rank}/2}} in a task of its own, run:" in lines
+        assert "in lifespan" in lines
 
 
 def test_log_names_only_what_the_block_waits_for(tmp_path: Path) -> None:
@@ -86,7 +87,10 @@ def test_dump_shows_every_call_and_stack(tmp_path: Path) -> None:
         text = program.event("dumped")["text"]
 
     assert text.startswith(f"trimesh: process {program.pid} on ")
-    assert re.search(rf"procs{{'n': 0/3}} pid {pids[0]}: running, .*in held\.sleep for \d+\.\d s", text)
+    assert re.search(rf"procs{{'n': 0/3}} pid {pids[0]}: running, .*called held\.sleep for \d+\.\d s", text)
+    told = paragraph(text, pids[0])
+    assert re.search(r"held{'n': 0/3}\.sleep runs, \d+\.\d s old", told)
+    assert re.search(r"in sleep$", told, re.MULTILINE)
     assert "in hold_gil" in paragraph(text, pids[1])
     assert f"procs{{'n': 2/3}} pid {pids[2]}: stopped" in text
     for rank in range(3):

@@ -23,8 +23,7 @@ from trimesh import limits
 from trimesh._runtime.cancelled import split_cancelled
 from trimesh._runtime.interrupt import interruptible, run_to_end
 from trimesh._runtime.reference import MeshInfo
-from trimesh._runtime.report import describe_member, grace_left
-from trimesh._runtime.stack import STACK_SECONDS, request_stack
+from trimesh._runtime.report import describe_waiting, grace_left
 from trimesh.errors import MeshErrorGroup, ProcDied, has_origin, leaves, origin
 
 if TYPE_CHECKING:
@@ -207,11 +206,7 @@ class Block:
             await trio.sleep(limits.STOPPING_LOG_SECONDS)
             owned = {info.proc_id for one in self._owned for info in one.info.members}
             members = [member for proc_id, member in self.proc.members.items() if proc_id in owned]
-            waiting = [member for member in members if not member.gone.is_set()]
-            for member in waiting:
-                request_stack(member.pid)
-            await trio.sleep(STACK_SECONDS)
-            lines = [line for member in waiting for line in describe_member(self.proc, member)]
+            lines = await describe_waiting(self.proc, members)
             text = "\n".join(lines) or "  endpoints of this process"
             _log.warning(
                 "the block of %s has been stopping for %g s, %s; it waits for:\n%s",

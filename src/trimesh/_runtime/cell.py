@@ -75,6 +75,7 @@ class Cell:
         ended: Set when it has ended, however.
         cause: The failure by which it has ended by itself, or None.
         on_end: Called when it has ended: what it has made for others ends with it.
+        task: What it lives in, once it has begun.
     """
 
     __slots__ = (
@@ -99,6 +100,7 @@ class Cell:
         "owner",
         "proc",
         "spec",
+        "task",
     )
 
     def __init__(self, proc: Proc, spec: ActorSpec, owner: Peer) -> None:
@@ -122,6 +124,7 @@ class Cell:
         self._held: list[IncomingCall] = []
         self._is_holding = False
         self.cause: Exception | None = None
+        self.task: trio.lowlevel.Task | None = None
         self.on_end: dict[Callable[[], None], None] = {}
 
     # ---- messages --------------------------------------------------------------------------------------------
@@ -215,6 +218,7 @@ class Cell:
         Raises:
             BaseException: Set-up failed. After `started` only `Cancelled` is raised; a failure goes to the owner.
         """
+        self.task = trio.lowlevel.current_task()
         set_proc_of_task(self.proc)
         set_cell(self)
         set_context(self._where(None))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import types
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
@@ -58,3 +58,7 @@ def _rest(context: contextvars.Context, coroutine: Coroutine[Any, Any, T], trap:
         # This frame is in the traceback of what comes out. If it held that, too, all frames would live until the
         # collector comes by, and with them what endpoints have at hand: arrays, ports.
         del coroutine, step, value
+
+
+REST_CODE: Final = _rest.__code__
+"""Where a task is while it awaits a coroutine in this way; the frame's local `coroutine` is what it awaits."""

@@ -1,7 +1,8 @@
-"""The Python stack of another process's main thread, also while C code there holds the GIL.
+"""What another process does: the Python stack of its main thread, also while C code there holds the GIL, and its tasks.
 
 A worker gives `faulthandler` a memory file and a signal; whoever owns the worker sends the signal and reads the file by
-its name in /proc. Neither side's interpreter has to run for that.
+its name in /proc. Neither side's interpreter has to run for that. A second signal asks the worker's interpreter to add
+what its actors do; that comes if the main thread comes by a bytecode.
 """
 
 from __future__ import annotations
@@ -9,34 +10,103 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Final
+
+import msgspec
 
 STACK_SIGNAL: Final = signal.SIGRTMAX - 3
 """Real-time signals have no meaning of their own; the topmost ones are the least used by libraries."""
 
+TASKS_SIGNAL: Final = signal.SIGRTMAX - 4
+
 STACK_BYTES_MAX: Final = 16_384
 """A stack of the 100 frames that faulthandler writes."""
+
+TASKS_BYTES_MAX: Final = 32_768
+"""What is written of the tasks of one process: some hundred frames."""
+
+FILE_BYTES_MAX: Final = 1 << 20
+"""The file begins anew beyond this; a process is asked seldom."""
 
 STACK_SECONDS: Final = 0.05
 """From the signal to the reading of the file; a process that has not run by then is not running."""
 
+TASKS_SECONDS: Final = 0.5
+"""The same for the tasks, which Python writes: for a process that waits for a processor."""
 
-def arm_stack() -> int:
-    """Let this process write its main thread's stack when it gets `STACK_SIGNAL`; return the descriptor it goes to."""
+_TASKS_HEAD: Final = "\n==== tasks "
+_LOOP_HEAD: Final = "in the loop"
+_STACK_HEAD: Final = "Stack (most recent call first)"
+
+Describe = Callable[[FrameType | None], tuple[bool, str]]
+"""Returns whether the main thread, interrupted in a frame, waits in Trio's loop, and what the actors do."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a process has said of itself.
+
+    Attributes:
+        stack: Of its main thread, innermost call first, or "" when there is none.
+        tasks: What its actors do; None when its interpreter has not said so since it was asked.
+        is_in_loop: Whether the main thread waits in Trio's loop, so that its stack says nothing.
+    """
+
+    stack: str = ""
+    tasks: str | None = None
+    is_in_loop: bool = False
+
+
+def arm_stack(describe: Describe | None = None) -> int:
+    """Let this process write its main thread's stack when it gets `STACK_SIGNAL`; return the descriptor it goes to.
+
+    Args:
+        describe: Asked for the tasks at `TASKS_SIGNAL`, in a signal handler.
+    """
     fd = os.memfd_create("trimesh-stack", os.MFD_CLOEXEC)
     faulthandler.register(STACK_SIGNAL, file=fd, all_threads=False, chain=False)
+    if describe is not None:
+        known = describe
+
+        def write_tasks(_: int, frame: FrameType | None) -> None:
+            try:
+                is_in_loop, text = known(frame)
+            except Exception as error:  # noqa: BLE001 - it runs in the middle of anything, which must go on
+                is_in_loop, text = False, f"its tasks cannot be described: {error!r}"
+            if os.lseek(fd, 0, os.SEEK_CUR) > FILE_BYTES_MAX:
+                os.ftruncate(fd, 0)
+                os.lseek(fd, 0, os.SEEK_SET)
+            head = f"{_TASKS_HEAD}{time.monotonic()} {_LOOP_HEAD if is_in_loop else ''}\n"
+            os.write(fd, (head + text).encode(errors="replace")[:TASKS_BYTES_MAX] + b"\n")
+
+        signal.signal(TASKS_SIGNAL, write_tasks)
+        signal.siginterrupt(TASKS_SIGNAL, False)  # noqa: FBT003 - calls of the system in C libraries go on
     return fd
 
 
 def request_stack(pid: int) -> None:
     """Ask a process of ours for its stack. Nothing happens if it has ended."""
+    _send(pid, STACK_SIGNAL)
+
+
+def request_report(pid: int) -> float:
+    """Ask a process of ours for its stack and its tasks; return when that was, for `read_report`."""
+    asked_at = time.monotonic()
+    _send(pid, STACK_SIGNAL, TASKS_SIGNAL)
+    return asked_at
+
+
+def _send(pid: int, *signals: int) -> None:
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
         return
     try:
-        signal.pidfd_send_signal(pidfd, STACK_SIGNAL)
+        for number in signals:
+            signal.pidfd_send_signal(pidfd, number)
     except OSError:
         return
     finally:
@@ -45,13 +115,37 @@ def request_stack(pid: int) -> None:
 
 def read_stack(pid: int, fd: int) -> str:
     """Return the stack that a process wrote last, innermost call first, or "" when there is none."""
+    return _stack_in(_read(pid, fd))
+
+
+def read_report(pid: int, fd: int, asked_at: float) -> Report:
+    """Return what a process has said of itself since it was asked."""
+    text = _read(pid, fd)
+    at = text.rfind(_TASKS_HEAD)
+    if at < 0:
+        return Report(_stack_in(text))
+    head, _, tasks = text[at + len(_TASKS_HEAD) :].partition("\n")
+    said_at, _, where = head.partition(" ")
+    try:
+        is_fresh = float(said_at) >= asked_at
+    except ValueError:
+        is_fresh = False
+    if not is_fresh:
+        return Report(_stack_in(text))
+    return Report(_stack_in(text), tasks.partition(_STACK_HEAD)[0].strip("\n"), where == _LOOP_HEAD)
+
+
+def _read(pid: int, fd: int) -> str:
     try:
         with Path(f"/proc/{pid}/fd/{fd}").open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - STACK_BYTES_MAX))
-            text = file.read(STACK_BYTES_MAX).decode(errors="replace")
+            file.seek(max(0, size - STACK_BYTES_MAX - TASKS_BYTES_MAX))
+            return file.read(STACK_BYTES_MAX + TASKS_BYTES_MAX).decode(errors="replace")
     except OSError:
         return ""
+
+
+def _stack_in(text: str) -> str:
     # The file is appended to at each request: the last stack is the one that was asked for.
     head = text.rfind("(most recent call first)")
-    return text[text.rfind("\n", 0, max(0, head)) + 1 :].strip()
+    return text[text.rfind("\n", 0, max(0, head)) + 1 :].partition(_TASKS_HEAD)[0].strip()[:STACK_BYTES_MAX]

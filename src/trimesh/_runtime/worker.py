@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 
 import trio
 
@@ -20,6 +21,7 @@ from trimesh._runtime.launcher import attach_launcher
 from trimesh._runtime.local_host import LocalHost, accept_links
 from trimesh._runtime.peer import Peer
 from trimesh._runtime.proc import Proc
+from trimesh._runtime.report import describe_self
 from trimesh._runtime.spawner_wire import WorkerConfig
 from trimesh._runtime.stack import arm_stack
 from trimesh._transport.native import NativeTransport
@@ -87,9 +89,10 @@ async def _main(config: WorkerConfig, link: socket.socket, broker: socket.socket
         proc.family = Family(proc, lambda _: nullcontext(host), ProcId(config.parent_id), host, root)
         parent = ProcId(config.parent_id)
         owner = proc.adopt_link(parent, transport.open_link(link, local=True, lease=False, peer=parent))
+        stack_fd = arm_stack(partial(describe_self, proc))
         extent = Extent(dict(zip(config.labels, config.sizes, strict=True)))
         try:
-            await serve_owner(proc, proc.family, owner, extent.point(config.rank), _kill_group, arm_stack())
+            await serve_owner(proc, proc.family, owner, extent.point(config.rank), _kill_group, stack_fd)
         finally:
             transport.leave_to_exit()  # the thread keeps the lifelines while atexit functions run
     return 0
