@@ -351,7 +351,7 @@ PUBLISHED_SLOTS_MAX: Final = 8
 """Versions of one publication that have memory at one time: each is as large as the model."""
 
 PUBLISHED_READERS_MAX: Final = 1_024
-"""Processes that read one publication, as many as one process can have links: 64 KiB of cells."""
+"""Processes that read one publication, as many as one process can have links: 80 KiB of rows."""
 
 PUBLISHED_TENSORS_MAX: Final = 65_536
 """Tensors of one version; state dicts have hundreds, of mixtures of experts tens of thousands."""

@@ -49,6 +49,10 @@ class Publisher(Actor):
         return last or first
 
     @endpoint
+    async def pid(self) -> int:
+        return current_proc().pid
+
+    @endpoint
     async def close(self) -> None:
         await self.published.aclose()
 

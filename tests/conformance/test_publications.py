@@ -11,7 +11,7 @@ from tests.conformance.supervised import kill_and_wait, reading
 import trimesh
 from trimesh import ProcDied, Restart
 from trimesh._runtime.context import current_proc
-from trimesh.rdma import Published, VersionGone
+from trimesh.rdma import Published, VersionGone, board
 
 
 async def test_readers_follow_a_publisher_that_never_pauses(backend: Backend):
@@ -74,6 +74,56 @@ async def test_publisher_waits_for_the_last_pin(backend: Backend):
         assert await third.result() == 3
         assert await holding.result() == 1
         assert await reader.try_pin.call_one(handle, 1) == VersionGone.__name__
+
+
+async def test_publisher_hears_of_a_pin_that_was_left_by_a_reader_without_a_link(backend: Backend):
+    """RE-4: it took its row and its pin without a word; the publisher waits for it all the same."""
+    async with backend.procs({"gpus": 2}) as procs, trio.open_nursery() as nursery:
+        publisher = await procs.slice(gpus=0).spawn("publisher", Publisher)
+        reader = await procs.slice(gpus=1).spawn("reader", Reader)
+        handle = await publisher.handle.call_one()
+        await publisher.publish.call_one(1)
+        holding = attempt(nursery, reader.hold.call_one, handle, 1)
+        await reader.pinned.call_one()
+        await publisher.publish.call_one(2)
+        third = attempt(nursery, publisher.publish.call_one, 3)
+        await tick(20)
+        assert not third.over.is_set()
+        await reader.let_go.call_one()
+        assert (await holding.result(), await third.result()) == (1, 3)
+
+
+@only_sim
+async def test_new_reader_needs_no_word_of_the_publisher(backend: SimBackend):
+    """RE-4: what is there can be pinned and read while nothing that is sent to the publisher arrives."""
+    async with backend.procs({"gpus": 2}) as procs:
+        publisher = await procs.slice(gpus=0).spawn("publisher", Publisher)
+        reader = await procs.slice(gpus=1).spawn("reader", Reader)
+        handle = await publisher.handle.call_one()
+        await publisher.publish.call_one(1)
+        ends = member(reader, 0).proc_id, member(publisher, 0).proc_id
+        backend.lag.links[ends] = backend.lag.links[ends[::-1]] = (100.0, 100.0)
+        before = trio.current_time()
+        assert await reader.wait_newer.call_one(handle, 0) == 1
+        assert await reader.follow.call_one(handle, 1) == [1]
+        assert trio.current_time() - before < 10
+        backend.lag.links.clear()
+
+
+@only_sim
+async def test_rows_of_readers_that_have_ended_are_given_to_others(backend: Backend, monkeypatch: pytest.MonkeyPatch):
+    """BO-4: a publication is read by any number of processes, one after the other, and by so many at one time."""
+    monkeypatch.setattr("trimesh.limits.PUBLISHED_READERS_MAX", 2)
+    monkeypatch.setattr(board, "ROWS_BYTES", 2 * board.ROW_BYTES)
+    monkeypatch.setattr(board, "BOARD_BYTES", board.HEAD_BYTES + 2 * board.ROW_BYTES)
+    async with backend.procs({"gpus": 1}), Published() as weights:
+        for number in range(1, 4):
+            async with backend.procs({"gpus": 2}) as others:
+                readers = await others.spawn("readers", Reader)
+                await weights.publish(version_of(number))
+                assert list((await readers.follow.call(weights, number)).values()) == [[number]] * 2
+                with pytest.raises(trimesh.LimitExceeded):
+                    await weights.wait_newer(0)
 
 
 async def test_pins_of_a_dead_reader_are_given_up(backend: Backend):
@@ -158,7 +208,7 @@ async def test_reader_that_asks_while_a_publication_is_closed_is_told(backend: S
         reader = await procs.spawn("reader", Reader)
         await weights.publish(version_of(1))
         backend.lag.links[member(reader, 0).proc_id, current_proc().proc_id] = (5.0, 5.0)
-        waiting = attempt(nursery, reader.wait_newer.call_one, weights, 0)
+        waiting = attempt(nursery, reader.wait_newer.call_one, weights, 1)
         await trio.sleep(1)  # it has asked
         await weights.aclose()
         backend.lag.links.clear()

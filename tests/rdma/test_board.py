@@ -11,7 +11,14 @@ from trimesh.rdma import board
 
 
 def new_board() -> memoryview:
-    return memoryview(bytearray(board.BOARD_BYTES))
+    words = memoryview(bytearray(board.BOARD_BYTES))
+    board.new_board(words)
+    return words
+
+
+def leases_of(*first: int) -> list[int]:
+    """Return the leases of all rows, of which a test needs the first."""
+    return [*first, *(1 for _ in range(limits.PUBLISHED_READERS_MAX - len(first)))]
 
 
 def set_version(words: memoryview, slot: int, version: int) -> None:
@@ -38,7 +45,8 @@ def test_cells_and_leases_lie_apart_and_within_the_board() -> None:
     readers, slots = limits.PUBLISHED_READERS_MAX, limits.PUBLISHED_SLOTS_MAX
     offsets = {board.offset_of_cell(reader, slot) for reader in range(readers) for slot in range(slots)}
     offsets |= {board.offset_of_row(reader) for reader in range(readers)}
-    assert len(offsets) == readers * (slots + 1)
+    offsets |= {board.offset_of_lease(reader) for reader in range(readers)}
+    assert len(offsets) == readers * (slots + 2)
     assert min(offsets) == board.HEAD_BYTES
     assert max(offsets) + board.WORD == board.BOARD_BYTES
     assert all(offset % board.WORD == 0 for offset in offsets)
@@ -56,16 +64,12 @@ def row_of(words: memoryview, reader: int) -> memoryview:
 
 def test_pins_are_found_in_the_cells_of_all_readers() -> None:
     words = new_board()
-    leases = [11, 12, 13, 14]
+    leases = leases_of(11, 12, 13, 14)
     for reader, slot, version in (0, 1, 5), (2, 1, 6), (2, 0, 9), (3, 1, 7):
         write_pin(words, reader, slot, board.pin_word(leases[reader], version))
-    assert board.pinned(words, 1, []) == set()
-    assert board.pinned(words, 1, leases[:3]) == {5, 6}
     assert board.pinned(words, 1, leases) == {5, 6, 7}
     assert board.pinned(words, 0, leases) == {9}
-    board.clear_cells(words, 2)
-    assert board.pinned(words, 1, leases) == {5, 7}
-    assert board.pinned(words, 0, leases) == set()
+    assert board.pinned(words, 2, leases) == set()
 
 
 def test_pins_of_another_lease_do_not_count() -> None:
@@ -73,25 +77,45 @@ def test_pins_of_another_lease_do_not_count() -> None:
     words = new_board()
     write_pin(words, 0, 1, board.pin_word(3, 5))
     write_pin(words, 1, 1, board.pin_word(4, 6))
-    assert board.pinned(words, 1, [5, 4]) == {6}
-    assert board.pinned(words, 1, [0, 0]) == set()
+    assert board.pinned(words, 1, leases_of(5, 4)) == {6}
+    assert board.pinned(words, 1, leases_of(4, 5)) == set()
     assert board.lease_of(board.pin_word(board.LEASE_MAX, 6)) == board.LEASE_MAX
+
+
+def write_word(words: memoryview, at: int, word: int) -> None:
+    words[at : at + 8] = word.to_bytes(8, "little")
 
 
 def test_pin_holds_while_its_row_has_lease_and_pin() -> None:
     """BO-3."""
     words = new_board()
-    board.write_lease(words, 3, 7)
+    write_word(words, board.offset_of_lease(3), 7)
     assert not board.holds(row_of(words, 3), 7, 1, 20)
     write_pin(words, 3, 1, board.pin_word(7, 20))
     assert board.holds(row_of(words, 3), 7, 1, 20)
     assert not board.holds(row_of(words, 3), 7, 2, 20)
     assert not board.holds(row_of(words, 3), 7, 1, 21)
-    board.write_lease(words, 3, 0)
-    assert not board.holds(row_of(words, 3), 7, 1, 20)
-    board.write_lease(words, 3, 8)
+    write_word(words, board.offset_of_lease(3), 8)
     assert not board.holds(row_of(words, 3), 7, 1, 20)
     assert not board.holds(row_of(words, 3), 8, 1, 20)
+
+
+def test_row_that_is_taken_back_is_empty_and_has_another_lease() -> None:
+    """BO-4: and nobody gets it any more when its leases are used up."""
+    words = new_board()
+    for reader in 2, 3:
+        write_word(words, board.offset_of_row(reader), 70 + reader)
+        write_pin(words, reader, 1, board.pin_word(1, 20))
+    assert board.readers_of(words[board.HEAD_BYTES :])[:5] == [0, 0, 72, 73, 0]
+
+    board.take_back(words, 2, 2)
+
+    assert board.readers_of(words[board.HEAD_BYTES :])[:5] == [0, 0, 0, 73, 0]
+    assert not board.holds(row_of(words, 2), 1, 1, 20)
+    assert board.pinned(words, 1, leases_of(1, 1, 2)) == {20}  # of the other reader
+    board.take_back(words, 3, board.LEASE_MAX + 1)
+    assert board.readers_of(words[board.HEAD_BYTES :])[:5] == [0, 0, 0, board.NO_READER, 0]
+    assert board.pinned(words, 1, leases_of(1, 1, 2, board.LEASE_MAX + 1)) == set()
 
 
 @pytest.mark.parametrize(

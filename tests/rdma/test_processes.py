@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.conformance.publishing import Follower, Publisher
 from tests.conformance.vault import LARGE, SMALL, Reader, Vault, pattern
 from tests.lifetime.processes import stop
 
@@ -37,6 +38,22 @@ async def test_owner_that_does_not_run_is_read():
         finally:
             os.kill(handle.owner.pid, signal.SIGCONT)
         assert await vault.look.call_one(1, 8) == b"2345678"
+
+
+async def test_new_reader_of_a_publisher_that_does_not_run():
+    """RE-4: its first contact needs nothing of the publisher's Python either, whose process is even stopped."""
+    async with this_host().spawn_procs({"gpus": 2}) as procs:
+        publisher = await procs.slice(gpus=0).spawn("publisher", Publisher)
+        reader = await procs.slice(gpus=1).spawn("reader", Follower)
+        handle = await publisher.handle.call_one()
+        await publisher.publish.call_one(1, 3)
+        pid = await publisher.pid.call_one()
+        stop(pid)
+        try:
+            assert await reader.follow.call_one(handle, 3) == [3]
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert await publisher.publish.call_one(4, 8) == 8
 
 
 async def test_environment_restricts_the_carriers(monkeypatch: pytest.MonkeyPatch):

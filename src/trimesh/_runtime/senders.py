@@ -68,7 +68,6 @@ SENDERS: Final[dict[type[messages.Message], Sender]] = {
     messages.Broken: _ANYONE,
     # publications: by their numbers
     messages.Subscribe: _ANYONE,
-    messages.Subscribed: _ANYONE,
     messages.Published: _ANYONE,
     messages.Unpinned: _ANYONE,
     # packages above: each looks itself who may command it; that it is imported at all: `may_open_service`

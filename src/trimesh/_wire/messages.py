@@ -332,22 +332,8 @@ class Subscribe(Message, frozen=True, tag=50):
     publication: int
 
 
-class Subscribed(Message, frozen=True, tag=51):
-    """The answer.
-
-    Attributes:
-        publication: Its number at the sender.
-        reader: The cells that the receiver has on its board; -1 when there are none left, or it is closed.
-        lease: What it marks its pins with; 0 with -1.
-    """
-
-    publication: int
-    reader: int
-    lease: int
-
-
 class Published(Message, frozen=True, tag=52):
-    """There is a new version, or there will be none; for those who have subscribed."""
+    """This is the latest version, 0 for none yet, or there will be no other; for those who read, and who ask."""
 
     publication: int
     version: int
@@ -417,7 +403,7 @@ _Calls = Call | Return | Error | CancelAck | Refused | Cancel | Credit | Define 
 _Channels = Carried | Lent | Accepted | Dropped | Settle | Settled | PortItem | Room | Ended | Recall
 _Supervision = Finished | Silent
 _Deadlocks = Suspect | Look | Seen | Break | Broken
-_Publications = Subscribe | Subscribed | Published | Unpinned
+_Publications = Subscribe | Published | Unpinned
 _Above = Service
 _Testing = Arm | Fired | Misbehave
 """What only processes take that a test has armed."""

@@ -3,7 +3,7 @@
     header   latest version, its slot, 1 when closed
     slots    version (0: none), place, generation and secret of its grant, bytes of it, bytes of its layout, and of what
              readers with an RDMA adapter need besides, which follows the layout
-    rows     for each reader: its lease, and a cell for each slot: what it has pinned there, or 0
+    rows     for each reader: its process, its lease, and a cell for each slot: what it has pinned there, or 0
 
 Pinning is safe without a word from the owner, because both sides write first and look then: a reader puts the version
 into its cell, and looks whether the slot still has it; the publisher takes the version out of the slot, and looks
@@ -12,10 +12,14 @@ whether a cell still has it. Both write by `Kind.SWAP`, which everybody sees in 
     BO-1 A slot that is pinned is not written to: `publish` puts its version back and takes another slot, or waits.
     BO-2 A reader that has seen its version in the slot after writing its cell has it pinned, for as long as its row has
          its lease.
-    BO-3 A process that counts as ended may live: its link was cut. The publisher takes its lease out of its row before
-         it forgets what is pinned there, and never gives that lease again. So a reader that finds lease and pin in its
-         row after it has copied something has copied what it had pinned; and what it writes later, to cells that
-         belong to somebody else by then, does not count, for a pin has the lease in it.
+    BO-3 A process that counts as ended may live: its link was cut. The publisher changes the lease of its row before it
+         forgets what is pinned there, and the lease only grows. So a reader that finds lease and pin in its row after
+         it has copied something has copied what it had pinned; and what it writes later, to cells that belong to
+         somebody else by then, does not count, for a pin has the lease in it.
+    BO-4 A reader takes a row by putting itself where 0 was, by `Kind.SWAP`, and needs nobody for that; then it reads
+         the lease, and after that once more whose row it is. The publisher takes a row back in this order: no reader
+         may have it, another lease, empty cells, anybody may have it. So a lease that was read while the row was one's
+         own is one's own.
 """
 
 from __future__ import annotations
@@ -36,7 +40,10 @@ _VERSION_BITS: Final = 40
 """Of a pin, the rest is its lease. At a thousand versions a second they last for 34 years."""
 
 LEASE_MAX: Final = (1 << 64 - _VERSION_BITS) - 1
-"""So many processes may read one publication, one after the other: 16 million."""
+"""So many processes may have one row, one after the other: 16 million."""
+
+NO_READER: Final = (1 << 64) - 1
+"""In place of a process: the row is being taken back, or its leases are used up. No process has this number."""
 
 _HEADER: Final = struct.Struct("<QQQQ")
 _SLOT: Final = struct.Struct("<QIIII16sQQ8x")
@@ -44,12 +51,15 @@ _SLOT: Final = struct.Struct("<QIIII16sQQ8x")
 HEAD_BYTES: Final = _HEADER.size + limits.PUBLISHED_SLOTS_MAX * _SLOT.size
 """Header and slots: what a reader reads at once."""
 
-_ROW_WORDS: Final = 1 + limits.PUBLISHED_SLOTS_MAX
+_ROW_WORDS: Final = 2 + limits.PUBLISHED_SLOTS_MAX
 
 ROW_BYTES: Final = _ROW_WORDS * WORD
-"""Lease and cells: what a reader reads to see that its pins still hold."""
+"""Process, lease and cells: what a reader reads to see that its pins still hold."""
 
-BOARD_BYTES: Final = HEAD_BYTES + limits.PUBLISHED_READERS_MAX * ROW_BYTES
+ROWS_BYTES: Final = limits.PUBLISHED_READERS_MAX * ROW_BYTES
+"""What a reader reads to find a row."""
+
+BOARD_BYTES: Final = HEAD_BYTES + ROWS_BYTES
 
 
 @attrs.frozen
@@ -137,7 +147,7 @@ def offset_of_row(reader: int) -> int:
 
 def offset_of_cell(reader: int, slot: int) -> int:
     """Return where a reader writes what it has pinned."""
-    return offset_of_row(reader) + (1 + slot) * WORD
+    return offset_of_row(reader) + (2 + slot) * WORD
 
 
 def pin_word(lease: int, version: int) -> int:
@@ -153,25 +163,53 @@ def lease_of(word: int) -> int:
 def holds(row: bytes | bytearray | memoryview, lease: int, slot: int, version: int) -> bool:
     """Return whether the row of a reader says that its pin holds (BO-3)."""
     words = memoryview(row).cast("Q")
-    return words[0] == lease and words[1 + slot] == pin_word(lease, version)
+    return words[1] == lease and words[2 + slot] == pin_word(lease, version)
 
 
 def pinned(board: memoryview, slot: int, leases: Sequence[int]) -> set[int]:
-    """Return the versions that readers have pinned in a slot, by the leases that their rows have; 0 for none."""
-    if not leases:
-        return set()
-    cells = board[offset_of_cell(0, slot) : offset_of_cell(len(leases) - 1, slot) + WORD].cast("Q")
-    words = cells.tolist()[::_ROW_WORDS]
-    of_leases = zip(words, leases, strict=True)
-    return {word - pin_word(lease, 0) for word, lease in of_leases if lease and lease_of(word) == lease} - {0}
+    """Return the versions that readers have pinned in a slot, by the leases that their rows have."""
+    cells = board[HEAD_BYTES:].cast("Q")[2 + slot :: _ROW_WORDS].tolist()
+    return {
+        word - pin_word(leases[row], 0)
+        for row, word in enumerate(cells)
+        if word and lease_of(word) == leases[row] and word != pin_word(leases[row], 0)
+    }
 
 
-def write_lease(board: memoryview, reader: int, lease: int) -> None:
-    """Give a row to a reader, or take it away by lease 0, before anything else of it is changed (BO-3)."""
-    at = offset_of_row(reader)
-    board[at : at + WORD] = lease.to_bytes(WORD, "little")
+def new_board(board: memoryview) -> list[int]:
+    """Make an empty board; return the leases of its rows."""
+    board[:] = bytes(BOARD_BYTES)
+    leases = [1] * limits.PUBLISHED_READERS_MAX
+    for row, lease in enumerate(leases):
+        _write(board, offset_of_lease(row), lease)
+    return leases
 
 
-def clear_cells(board: memoryview, reader: int) -> None:
-    """Forget what a reader had pinned."""
-    board[offset_of_cell(reader, 0) : offset_of_row(reader + 1)] = bytes(ROW_BYTES - WORD)
+def offset_of_lease(reader: int) -> int:
+    """Return where the lease of a row stands."""
+    return offset_of_row(reader) + WORD
+
+
+def readers_of(rows: bytes | bytearray | memoryview) -> list[int]:
+    """Return the processes that have the rows, 0 and `NO_READER` for none, of what follows the head of a board."""
+    found: list[int] = memoryview(rows).cast("Q")[::_ROW_WORDS].tolist()
+    return found
+
+
+def take_back(board: memoryview, reader: int, lease: int) -> None:
+    """Take a row from a reader (BO-4).
+
+    Args:
+        board: The board.
+        reader: The row.
+        lease: The next lease of that row; above `LEASE_MAX` nobody gets it any more.
+    """
+    _write(board, offset_of_row(reader), NO_READER)
+    _write(board, offset_of_lease(reader), lease)
+    board[offset_of_cell(reader, 0) : offset_of_row(reader + 1)] = bytes(ROW_BYTES - 2 * WORD)
+    if lease <= LEASE_MAX:
+        _write(board, offset_of_row(reader), 0)
+
+
+def _write(board: memoryview, at: int, word: int) -> None:
+    board[at : at + WORD] = word.to_bytes(WORD, "little")

@@ -1,7 +1,7 @@
 """The publications that one process has, and those that it reads.
 
-PS-1 A publication that is closed is forgotten on both sides at once: who asks for it is answered as if there were no
-     cells left, looks at the board, and finds out. Nothing is kept of one whose process has ended.
+PS-1 A publication that is closed is forgotten on both sides at once: who asks for it is told that it is closed. Nothing
+     is kept of one whose process has ended.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ class Publications:
     def __attrs_post_init__(self) -> None:
         routes = self.proc.routes
         routes[messages.Subscribe] = self._subscribe
-        routes[messages.Subscribed] = self._subscribed
         routes[messages.Published] = self._published
         routes[messages.Unpinned] = self._unpinned
         self.proc.on_gone.append(self._gone)
@@ -70,13 +69,10 @@ class Publications:
 
     def _subscribe(self, peer: Peer, message: messages.Subscribe, _: list[memoryview]) -> None:
         publisher = self._publishers.get(message.publication)
-        reader, lease = (-1, 0) if publisher is None else publisher.subscribe(peer)
-        peer.send(Parcel(messages.encode(messages.Subscribed(message.publication, reader, lease))))
-
-    def _subscribed(self, peer: Peer, message: messages.Subscribed, _: list[memoryview]) -> None:
-        reading = self._readings.get((peer.proc_id, message.publication))
-        if reading is not None:
-            reading.subscribed(message.reader, message.lease)
+        if publisher is not None:
+            publisher.subscribe(peer)
+        else:
+            peer.send(Parcel(messages.encode(messages.Published(message.publication, 0, is_closed=True))))
 
     def _published(self, peer: Peer, message: messages.Published, _: list[memoryview]) -> None:
         reading = self._readings.get((peer.proc_id, message.publication))

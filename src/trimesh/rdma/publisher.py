@@ -3,6 +3,8 @@
 PU-1 Versions are published one after the other. A slot is written to only while no version is in it, and one is
      taken out only if nobody has it pinned (BO-1).
 PU-2 The cells of a reader whose process counts as ended count for nothing; if it lives, it finds that out (BO-3).
+     Readers take their rows themselves (BO-4); the publisher finds them there when it publishes, and connects to those
+     that it does not know, for only of a process with a link does it learn that it has ended.
 PU-3 A version that has been taken out counts until its memory is really taken: if the next step fails or is cancelled,
      a reader may still have it pinned, and the next `publish` looks again.
 """
@@ -58,9 +60,9 @@ class Publisher:
     """What lies in each slot, also while the board does not say so (PU-3)."""
     _latest_slot: int = -1
     _readers: dict[ProcId, int] = attrs.field(factory=dict[ProcId, int])
-    _leases: list[int] = attrs.field(factory=list[int])
-    """Of each row that was ever given to a reader; 0 while it belongs to nobody."""
-    _next_lease: int = 1
+    """The rows of those that were found on the board."""
+    _leases: list[int] = attrs.field(init=False)
+    """Of each row."""
     _unpinned: trio.Event = attrs.field(factory=trio.Event)
     _lock: trio.Lock = attrs.field(factory=trio.Lock)
     _context: contextvars.Context = attrs.field(factory=contextvars.copy_context)
@@ -71,7 +73,7 @@ class Publisher:
         self._rooms = [None] * self.count
         self._versions = [0] * self.count
         self._words = allocate(board.BOARD_BYTES)
-        self._words[:] = bytes(board.BOARD_BYTES)
+        self._leases = board.new_board(self._words)
         self.board = RDMABuffer(self._words)
         if self._cell is not None:
             self._cell.on_end[self.close] = None
@@ -105,6 +107,7 @@ class Publisher:
             await self._swap(index, 0, number)
             self.latest, self._latest_slot, self._versions[index] = number, index, number
             board.write_header(self._words, number, is_closed=self.is_closed)
+        self._meet()
         self._tell()
         return number
 
@@ -123,6 +126,7 @@ class Publisher:
                     self._versions[index] = 0
                     return index
                 await self._swap(index, 0, version)  # BO-1
+            self._meet()  # one of those that have pinned all versions may have ended
             await unpinned.wait()
             self._check_open()
 
@@ -145,22 +149,27 @@ class Publisher:
 
     # ---- readers ---------------------------------------------------------------------------------------------
 
-    def subscribe(self, peer: Peer) -> tuple[int, int]:
-        """Give a process a row, and tell it of versions from now on; return row and lease, (-1, 0) if none are left."""
-        reader = self._readers.get(peer.proc_id)
-        if reader is None:
-            if 0 in self._leases:
-                reader = self._leases.index(0)
-            elif len(self._leases) < limits.PUBLISHED_READERS_MAX:
-                reader = len(self._leases)
-                self._leases.append(0)
-            if reader is None or self._next_lease > board.LEASE_MAX:
-                return -1, 0
-            self._readers[peer.proc_id] = reader
-            self._leases[reader] = self._next_lease
-            self._next_lease += 1
-            board.write_lease(self._words, reader, self._leases[reader])
-        return reader, self._leases[reader]
+    def subscribe(self, peer: Peer) -> None:
+        """Tell a process that reads of the latest version, and of others from now on."""
+        self._meet()
+        peer.send(self._news())
+        self.unpinned()  # it may have left a cell before it had a link
+
+    def _meet(self) -> None:
+        """Look who reads; connect to those of whom nothing is known (PU-2)."""
+        for row, reader in enumerate(board.readers_of(self._words[board.HEAD_BYTES :])):
+            if reader in (0, board.NO_READER) or reader in self._readers:
+                continue
+            peer = self.proc.peer(ProcId(reader))
+            self._readers[peer.proc_id] = row
+            if peer.death is not None:
+                self.gone(peer)
+            elif self.proc.is_stranger(peer):
+                self.proc.serve(self._connect, peer)
+
+    async def _connect(self, peer: Peer) -> None:
+        assert self.proc.family is not None, "a process that is reached by others has a family"
+        await self.proc.family.connect([peer])
 
     def unpinned(self) -> None:
         """Learn that a reader has left a cell."""
@@ -170,16 +179,17 @@ class Publisher:
     def gone(self, peer: Peer) -> None:
         """Learn that a process has ended (PU-2)."""
         reader = self._readers.pop(peer.proc_id, None)
-        if reader is None:
+        if reader is None or self.is_closed:
             return
-        board.write_lease(self._words, reader, 0)
-        board.clear_cells(self._words, reader)
-        self._leases[reader] = 0
+        self._leases[reader] += 1
+        board.take_back(self._words, reader, self._leases[reader])
         self.unpinned()
 
     def _tell(self) -> None:
-        news = Parcel(messages.encode(messages.Published(self.number, self.latest, self.is_closed)))
-        self.proc.cast([self.proc.peer(reader) for reader in self._readers], news)
+        self.proc.cast([self.proc.peer(reader) for reader in self._readers], self._news())
+
+    def _news(self) -> Parcel:
+        return Parcel(messages.encode(messages.Published(self.number, self.latest, self.is_closed)))
 
     # ---- the end ---------------------------------------------------------------------------------------------
 

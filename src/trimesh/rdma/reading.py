@@ -5,6 +5,8 @@ RE-2 A cell is cleared whatever becomes of the task that wrote it, also when it 
      not be cleared in time stays, and the next pin of that slot replaces it.
 RE-3 The publisher may count this process as ended, which is not told to it. So after a copy its row is looked at, and
      what was copied is whole only if the pin is still there (BO-3).
+RE-4 Nothing that can be had now waits for the publisher's Python: the row is taken on the board (BO-4), versions are
+     looked up there. To be told of later ones it asks, which only who waits for one waits for.
 """
 
 from __future__ import annotations
@@ -71,8 +73,8 @@ class Reading:
     forget: Callable[[], object]
     _reader: int | None = None
     _lease: int = 0
-    _is_asking: bool = False
-    _answered: trio.Event = attrs.field(factory=trio.Event)
+    _taking: trio.Lock = attrs.field(factory=trio.Lock)
+    _has_asked: bool = False
     _news: trio.Event = attrs.field(factory=trio.Event)
     _pins: dict[int, Pin] = attrs.field(factory=dict[int, Pin])
     _locks: list[trio.Lock] = attrs.field(factory=lambda: [trio.Lock() for _ in range(limits.PUBLISHED_SLOTS_MAX)])
@@ -85,47 +87,55 @@ class Reading:
 
     # ---- news ------------------------------------------------------------------------------------------------
 
-    def subscribed(self, reader: int, lease: int) -> None:
-        """Take the answer of the publisher."""
-        self._reader, self._lease = reader, lease
-        if reader < 0:
-            self.forget()
-        self._answered.set()
-
     def wake(self) -> None:
         """Learn that there is news, or that the publisher has ended: who waits looks again."""
         self._news.set()
         self._news = trio.Event()
-        if self._reader is None:
-            self._answered.set()
-            self._answered = trio.Event()
 
-    async def subscribe(self) -> int:
-        """Ask for cells and news, once; return the number of the cells.
+    async def _ask(self) -> bool:
+        """Ask to be told of versions, once; return whether that was done only now."""
+        if self._has_asked:
+            return False
+        assert self.proc.family is not None, "a process that reaches others has a family"
+        peer = self.proc.peer(self.owner)
+        await self.proc.family.connect([peer])
+        peer.send(Parcel(messages.encode(messages.Subscribe(self.number))))
+        self._has_asked = True
+        return True
+
+    async def row(self) -> int:
+        """Return the number of the row of this process on the board; take one first (BO-4).
 
         Raises:
             trio.ClosedResourceError: The publication is closed.
             LimitExceeded: It has `limits.PUBLISHED_READERS_MAX` readers.
         """
-        while self._reader is None:
-            answered = self._answered
-            if not self._is_asking:
-                self._is_asking = True
-                peer = self.proc.peer(self.owner)
-                assert self.proc.family is not None, "a process that reaches others has a family"
-                try:
-                    await self.proc.family.connect([peer])
-                    peer.send(Parcel(messages.encode(messages.Subscribe(self.number))))
-                except BaseException:
-                    self._is_asking = False
-                    raise
-            await self.head()  # raises if the publisher has ended, or its publication
-            await answered.wait()
-        if self._reader < 0:
-            if (await self.head()).is_closed:
-                raise trio.ClosedResourceError("this publication is closed")
-            raise LimitExceeded("PUBLISHED_READERS_MAX", limits.PUBLISHED_READERS_MAX + 1)
+        async with self._taking:
+            while self._reader is None:
+                await self._take_row()
         return self._reader
+
+    async def _take_row(self) -> None:
+        me, rows = self.proc.proc_id, bytearray(board_words.ROWS_BYTES)
+        if (await self.head()).is_closed:
+            raise trio.ClosedResourceError("this publication is closed")
+        await self.board[HEAD_BYTES:].read_into(rows)
+        readers = board_words.readers_of(rows)
+        wanted = me if me in readers else 0  # it is there if this process has read this publication before
+        for row in [row for row, reader in enumerate(readers) if reader == wanted]:
+            at = board_words.offset_of_row(row)
+            if await self.board.compare_and_swap(0, me, at) not in (0, me):
+                continue  # another one was faster
+            data = bytearray(board_words.WORD)
+            await self.board[at + board_words.WORD : at + 2 * board_words.WORD].read_into(data)
+            lease = int.from_bytes(data, "little")
+            await self.board[at : at + board_words.WORD].read_into(data)
+            if int.from_bytes(data, "little") == me:
+                self._reader, self._lease = row, lease
+                self.proc.serve(self._ask)  # nobody waits for that; the publisher says when it closes
+            return
+        self.forget()
+        raise LimitExceeded("PUBLISHED_READERS_MAX", limits.PUBLISHED_READERS_MAX + 1)
 
     async def head(self) -> Head:
         """Read header and slots of the board."""
@@ -139,7 +149,7 @@ class Reading:
 
     async def wait_newer(self, version: int) -> int:
         """Wait until there is a version above `version`, and return the latest."""
-        await self.subscribe()
+        await self.row()  # before the board is looked at: whoever publishes looks for readers after
         while True:
             news = self._news  # looked at before the board: whoever publishes tells after
             head = await self.head()
@@ -147,7 +157,8 @@ class Reading:
                 return head.latest
             if head.is_closed:
                 raise trio.ClosedResourceError(f"this publication is closed: version {head.latest} was its last")
-            await news.wait()
+            if not await self._ask():
+                await news.wait()
 
     # ---- pins ------------------------------------------------------------------------------------------------
 
@@ -157,7 +168,7 @@ class Reading:
         Raises:
             VersionGone: It is not there any more.
         """
-        reader = await self.subscribe()
+        reader = await self.row()
         pin = self._pins.get(version)
         if pin is None:
             index = (await self.head()).find(version)
@@ -247,6 +258,7 @@ class Reading:
                     return  # nobody looks at the cell any more
                 except Exception:  # noqa: BLE001 - it may be over in a moment
                     await trio.sleep(limits.UNPIN_RETRY_SECONDS)
+            # Without a link, this is dropped: the publisher looks at the cells when it is asked, which comes later.
             self.proc.peer(self.owner).send(Parcel(messages.encode(messages.Unpinned(self.number))))
 
     def handle_of(self, slot: Slot) -> Handle:
