@@ -179,8 +179,7 @@ MAP_WINDOW: Final = 32
 """Items of one `map` that have been sent and whose results have not been taken: a few for each of several members."""
 
 MAP_UNBROKEN_ITEMS: Final = 16
-"""Items that a `map` takes in and sends before it lets other tasks run: a switch of tasks costs about as much as half
-of what is done for one item."""
+"""Items that a `map` takes in and sends before it lets other tasks run: a switch costs half of what an item does."""
 
 MAP_UNBROKEN_SECONDS: Final = 1e-3
 """The same where each item takes long to come by: beyond it every item is followed by a switch, as the items may be
@@ -196,8 +195,7 @@ EARLY_LOANS: Final = 65_536
 milliseconds between two links; more is a peer that makes them up."""
 
 ITEM_TYPE_DEPTH: Final = 16
-"""Types inside of each other in the type of a channel's items; nobody writes more, and a peer's are taken apart one
-call deep for each."""
+"""Types inside of each other in the type of a channel's items; a peer's are taken apart one call deep for each."""
 
 FLUSH_SECONDS: Final = 1.0
 """An ending process waits this long for items that it has sent to leave; they wait for a receiver's process that is
@@ -307,12 +305,14 @@ STDERR_TAIL_BYTES: Final = 4_096
 OUTPUT_LINE_BYTES_MAX: Final = 8_192
 """One line of worker output; a longer one is cut into several."""
 
+OUTPUT_PROGRESS_SECONDS: Final = 2.0
+"""Between two lines that show how far a progress bar of a worker is, which overwrites itself many times a second."""
+
 OUTPUT_QUEUE_BYTES_MAX: Final = 1 << 20
 """Worker output waiting for a slow terminal; beyond it lines are dropped and counted, the worker never waits."""
 
 OUTPUT_BATCH_BYTES_MAX: Final = 32_768
-"""Worker output in one record to the controller; two such batches may be on their way, so that an exit report never
-waits behind more than 64 KiB of text."""
+"""Worker output in one record; two may be on their way: an exit report never waits behind more than 64 KiB of text."""
 
 KILL_SECONDS: Final = 5.0
 """From SIGKILL until a process that is still there is given up as stuck in the kernel (rule Z08)."""
@@ -344,8 +344,7 @@ FOREIGN_CONNECT_SECONDS: Final = 10.0
 answered by then has been stopped by somebody."""
 
 OUTPUT_FLUSH_SECONDS: Final = 1.0
-"""A block that is left waits this long for the last output of its processes; it takes a fraction of a millisecond
-unless the spawner is stopped."""
+"""A block that is left waits this long for the last output; it takes a millisecond unless the spawner is stopped."""
 
 PUBLISHED_SLOTS_MAX: Final = 8
 """Versions of one publication that have memory at one time: each is as large as the model."""

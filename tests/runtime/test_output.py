@@ -7,7 +7,9 @@ import os
 import re
 import signal
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +18,7 @@ from tests.runtime import worker_entries
 from tests.runtime.conftest import SERVE, Start, ask, hear, new_id, spec_of, tell
 from tests.runtime.processes import wait_reaped
 
-from trimesh import limits
+from trimesh import limits, this_host
 from trimesh._runtime.launcher import Launcher, open_spawner
 from trimesh._runtime.output import STDERR, STDOUT, LineCutter, OutputPrinter, OutputQueue, Tail
 from trimesh._runtime.spawner_wire import OutputChunk
@@ -26,7 +28,10 @@ real = pytest.mark.real
 # ---- lines -----------------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.binary(max_size=40)), st.integers(min_value=1, max_value=12))
+plain = st.binary(max_size=40).map(lambda data: data.replace(b"\r", b""))
+
+
+@given(st.lists(plain), st.integers(min_value=1, max_value=12))
 def test_cutter_gives_the_same_lines_however_the_bytes_come(pieces: list[bytes], size: int) -> None:
     """No byte is lost or added; every line is within its bound; torn anywhere, the same result."""
     whole, torn = LineCutter(size), LineCutter(size)
@@ -48,6 +53,44 @@ def test_cutter_keeps_empty_lines_and_cuts_long_ones() -> None:
     assert cutter.feed(b"klmnopq") == [b"ijkl", b"mnop"]
     assert cutter.close() == [b"q"]
     assert cutter.close() == []
+
+
+@given(st.lists(st.text(alphabet="\r\nab", max_size=20)))
+def test_cutter_shows_the_end_of_overwritten_lines_however_they_come(pieces: list[str]) -> None:
+    """What a terminal shows at each newline; what stood there before is lost on it, too."""
+
+    def shown(lines: list[bytes]) -> list[str]:
+        return [line.rstrip(b"\r").rpartition(b"\r")[2].decode() for line in lines]
+
+    torn = LineCutter()
+    lines = [line for piece in pieces for line in torn.feed(piece.encode())] + torn.close()
+
+    whole = LineCutter()
+    assert shown(lines) == shown(whole.feed("".join(pieces).encode()) + whole.close())
+
+
+def test_cutter_shows_a_progress_bar_now_and_then() -> None:
+    """At once, then at most every OUTPUT_PROGRESS_SECONDS, and its last state when its newline comes."""
+    bars = [LineCutter(), LineCutter()]
+    later = limits.OUTPUT_PROGRESS_SECONDS
+
+    def fed(percent: int, now: float) -> list[list[bytes]]:
+        return [bars[0].feed(f"\r {percent}%".encode(), now), bars[1].feed(f" {percent}%\r".encode(), now)]
+
+    assert fed(1, 10) == [[b"\r 1%"], []]
+    assert fed(2, 10.1) == [[], [b"\r 2%\r"]]
+    assert fed(3, 10 + later) == [[b"\r 3%"], []]
+    assert fed(4, 10.1 + later) == [[], [b"\r 4%\r"]]
+    assert [bar.feed(b"\rdone\n", 11 + later) for bar in bars] == [[b"\r 4%\rdone"], [b"\r 4%\r\rdone"]]
+    assert [bar.feed(b"a line of Windows\r", 100) for bar in bars] == [[], []]
+
+
+def test_a_progress_bar_does_not_grow() -> None:
+    """What was overwritten is forgotten; the lines of the cutter are bounded, so it would come out in pieces."""
+    bar = LineCutter(16)
+
+    assert [bar.feed(b"\r12345678") for _ in range(9)] == [[]] * 9
+    assert bar.feed(b"\n") == [b"\r12345678"]
 
 
 @given(st.lists(st.binary(max_size=20)), st.integers(min_value=1, max_value=30))
@@ -115,6 +158,27 @@ def test_queue_has_room_again_when_it_was_emptied() -> None:
     for _ in range(5):
         queue.put("a", STDOUT, [b"123456789"])
         assert drain(queue, 1) == [OutputChunk("a", STDOUT, 0, (b"123456789",))]
+
+
+# ---- where to --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("output", ["log.txt", "Forward", None, 3])
+def test_what_is_no_output_is_refused_in_words(output: Any) -> None:
+    """A str that is no mode may be a file, or a slip: it must be said which."""
+    with pytest.raises(ValueError, match='output must be "forward", "inherit", "discard" or a path') as caught:
+        this_host().spawn_procs({}, output=output)
+
+    assert ("for a file of this name write pathlib.Path(" in str(caught.value)) == isinstance(output, str)
+
+
+@real
+async def test_a_path_is_for_all_processes(tmp_path: Path) -> None:
+    """They append to it."""
+    async with this_host().spawn_procs({"n": 2}, output=tmp_path / "log", setup=partial(print, "here")):
+        pass
+
+    assert (tmp_path / "log").read_text() == "here\nhere\n"
 
 
 # ---- the printer -----------------------------------------------------------------------------------------------------

@@ -3,8 +3,40 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
+
+import pytest
+from tests.patience import HANG_SECONDS
 
 from trimesh._runtime import stack
+
+READING = """
+import ctypes
+from trimesh._runtime.stack import arm_stack
+print(arm_stack(), flush=True)
+libc = ctypes.CDLL(None, use_errno=True)
+print(libc.read(0, ctypes.create_string_buffer(8), 8), ctypes.get_errno())
+"""
+
+
+@pytest.mark.real
+def test_asking_for_a_stack_does_not_end_a_system_call_of_c():
+    """Those that the kernel can restart; C code that reads a pipe need not know of our signal."""
+    command = [sys.executable, "-c", READING]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        fd = int(process.stdout.readline())
+        end = time.monotonic() + HANG_SECONDS
+        while "line 6 in <module>" not in stack.read_stack(process.pid, fd):
+            assert time.monotonic() < end
+            stack.request_stack(process.pid)
+            time.sleep(stack.STACK_SECONDS)
+
+        out, _ = process.communicate("12345678")
+
+    assert out == "8 0\n"
 
 
 def test_read_stack_returns_the_last_of_several():

@@ -217,14 +217,14 @@ def test_module_and_its_state_arrive() -> None:
     arrived.train()(data).sum().backward()
 
 
-def test_no_leaf_arrives_as_a_leaf_that_wants_grad() -> None:
+def test_no_leaf_arrives_detached() -> None:
+    """As a leaf that wants grad it would collect gradients that never reach what it was computed from."""
     leaf = torch.arange(3.0, requires_grad=True)
 
-    arrived = round_trip(leaf * 2)
+    arrived = round_trip([leaf * 2, leaf])
 
-    assert arrived.requires_grad
-    assert arrived.is_leaf
-    assert arrived.tolist() == [0, 2, 4]
+    assert [(one.requires_grad, one.is_leaf) for one in arrived] == [(False, True), (True, True)]
+    assert arrived[0].tolist() == [0, 2, 4]
 
 
 def test_attributes_of_a_tensor_arrive() -> None:

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
 import msgspec
 import trio
@@ -154,14 +154,26 @@ def name_of(spec: LaunchSpec) -> str:
     return wire.member_name(config_of(spec, spec.proc_id, spec.proc_id))
 
 
+def checked_output(output: Any) -> OutputMode:
+    """Return an `output` value of one process.
+
+    Raises:
+        ValueError: It is none; a name that is no mode may be the name of a file, or a mode that is spelled wrong.
+    """
+    if isinstance(output, os.PathLike) or output in MODES:
+        return cast("OutputMode", output)
+    modes = ", ".join(f'"{mode}"' for mode in MODES)
+    meant = f"; for a file of this name write pathlib.Path({output!r})" if isinstance(output, str) else ""
+    raise ValueError(
+        f"output must be {modes} or a path, or a function of the point that returns one, got {output!r}{meant}"
+    )
+
+
 def output_of(output: OutputMode) -> tuple[str, bytes]:
     """Return mode and path of an `output` value.
 
     Raises:
         ValueError: It is none.
     """
-    if isinstance(output, str):
-        if output not in MODES:
-            raise ValueError(f"output is one of {', '.join(MODES)}, or a path object, got {output!r}")
-        return output, b""
-    return "file", os.fsencode(Path(output).absolute())
+    output = checked_output(output)
+    return (output, b"") if isinstance(output, str) else ("file", os.fsencode(Path(output).absolute()))

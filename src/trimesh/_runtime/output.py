@@ -8,6 +8,7 @@ The worker never waits: the spawner always reads, and drops lines, counting them
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import deque
 from collections.abc import Iterable
@@ -24,18 +25,33 @@ MODES: Final = ("forward", "inherit", "discard")
 
 
 class LineCutter:
-    """Cuts a stream of bytes into lines of at most `limits.OUTPUT_LINE_BYTES_MAX` bytes."""
+    """Cuts a stream of bytes into lines of at most `limits.OUTPUT_LINE_BYTES_MAX` bytes.
+
+    A progress bar is one line that is overwritten again and again, by carriage returns, before its newline comes: what
+    it shows at the moment is a line, too, when it is shown first and then every `limits.OUTPUT_PROGRESS_SECONDS`.
+    """
 
     def __init__(self, line_bytes_max: int = limits.OUTPUT_LINE_BYTES_MAX) -> None:
         self._line_bytes_max = line_bytes_max
         self._rest = b""
+        self._progress_at = -math.inf
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that `data` completes, without their newlines."""
+    def feed(self, data: bytes, now: float | None = None) -> list[bytes]:
+        """Return the lines that `data` completes, without their newlines.
+
+        Args:
+            data: What has come.
+            now: When, in seconds; without it no progress is told.
+        """
         *complete, rest = (self._rest + data).split(b"\n")
         lines = list[bytes]()
         for line in complete:
             lines += self._cut(line)
+        if b"\r" in rest[:-1] and rest.strip(b"\r"):  # one at the end may belong to a newline that has not come
+            rest = _visible(rest)
+            if now is not None and now >= self._progress_at + limits.OUTPUT_PROGRESS_SECONDS:
+                self._progress_at = now
+                lines.append(rest)
         if len(rest) > self._line_bytes_max:
             *pieces, rest = self._cut(rest)
             lines += pieces
@@ -50,6 +66,12 @@ class LineCutter:
     def _cut(self, line: bytes) -> list[bytes]:
         size = self._line_bytes_max
         return [line[start : start + size] for start in range(0, max(len(line), 1), size)]
+
+
+def _visible(line: bytes) -> bytes:
+    """Return what a terminal shows of a line with carriage returns: the text after the last one that text follows."""
+    text = line.rstrip(b"\r")
+    return line[text.rfind(b"\r") :] if b"\r" in text else line
 
 
 class Tail:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import stat
+import time
 from collections import OrderedDict
 from contextlib import ExitStack
 from pathlib import Path
@@ -59,7 +60,7 @@ class OutputPipe:
         if self.tail is not None:
             self.tail.feed(data)
         if self._queue is not None and data:
-            self._queue.put(self._member, self._stream, self._cutter.feed(data))
+            self._queue.put(self._member, self._stream, self._cutter.feed(data, time.monotonic()))
         return bool(data)
 
     def drain(self) -> None:

@@ -12,7 +12,8 @@ overlap arrive apart. A view that skips most of the bytes it spans (a column) is
     CUDA                                                       here, by way of this host's memory, to the same device
     sparse, quantized, nested, subclasses, tensors with hooks                         torch's own reduce, with a copy
 
-As with plain pickle, `grad` stays behind, and a tensor that is no leaf of the graph arrives as one.
+As with plain pickle, `grad` stays behind. So does the graph: a tensor that is no leaf of it arrives detached, without
+`requires_grad`; as a leaf it would collect gradients that never reach what it was computed from.
 """
 
 # ruff: noqa: SLF001 - what pickling torch needs to know has no public names
@@ -91,7 +92,12 @@ def reduce_tensor(tensor: Tensor, sink: Sink) -> Any:
     ):
         return NotImplemented
     size, strides = tuple(tensor.size()), tensor.stride()
-    marks = (tensor.requires_grad, tensor.is_conj(), tensor.is_neg(), type(tensor) is not torch.Tensor)
+    marks = (
+        tensor.requires_grad and tensor.is_leaf,
+        tensor.is_conj(),
+        tensor.is_neg(),
+        type(tensor) is not torch.Tensor,
+    )
     plain = device.type == "cpu" and marks == _NO_MARKS
     token = None
     if device.type != "meta" and tensor.numel():

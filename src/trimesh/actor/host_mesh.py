@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal, cast
 
 from trimesh import limits
+from trimesh._runtime.child import checked_output
 from trimesh._runtime.ownership import OwnedHost, adopt_procs, check_per_host, open_procs, open_warm_host
 from trimesh._runtime.proc_members import ProcOptions
 from trimesh._runtime.seeds import SEED_MAX
@@ -21,7 +22,7 @@ from trimesh.shape.point import Point
 Env = Mapping[str, str] | Callable[[Point], Mapping[str, str]]
 Pickle = Literal["on", "off"]
 Output = Any
-"""`"forward"`, `"inherit"`, `"discard"`, or a function of the point that returns one of them or a path."""
+"""`"forward"`, `"inherit"`, `"discard"` or a path object; or a function of the point that returns one of them."""
 
 
 mesh_kinds.register()
@@ -67,7 +68,8 @@ class HostMesh:
             python: Another interpreter, which is executed instead of a fork.
             grace: Seconds for clean-up when the block is left; then the process is killed. `math.inf` waits.
             output: What becomes of standard output and error: "forward" (line by line, with coordinates),
-                "inherit", "discard"; or a function of the point that returns one of these or the path of a file.
+                "inherit", "discard", or a path object: the file that all of them append to; or a function of the point
+                that returns one of these.
             supervision: What the end of a process does: `FailFast()`, the default, cancels the block, which raises it;
                 `Isolate()` goes on without it; `Restart(...)` starts it again.
             pickle: "off" lets no byte be unpickled in the family: values travel by the annotations of endpoints, and
@@ -167,9 +169,7 @@ def _checked_env(env: Any) -> Env | None:
 
 
 def _checked_output(output: Any) -> Any:
-    if not callable(output) and output not in ("forward", "inherit", "discard"):
-        raise ValueError(f'output must be "forward", "inherit", "discard" or a function of the point, got {output!r}')
-    return output
+    return output if callable(output) else checked_output(output)
 
 
 def _checked_seed(seed: Any) -> int | None:
