@@ -19,6 +19,7 @@ SEEDS       ?= 200
 SCHEDULES   ?= 10000
 FIRST_SEED  ?= 0
 SECONDS     ?= 120
+PROGRAMS    ?= 2000
 MINUTES     ?= 30
 KINDS       ?=
 EVERY       ?= 2
@@ -40,7 +41,8 @@ native_sources := $(shell find build.zig build.zig.zon native -type f 2>/dev/nul
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test check lint format types layers zig-check races fuzz bench bench-smoke stress soak \
-	soak-proc soak-alone mutations test-verbs seeds fresh-seeds scenarios build-native wheel coverage setup setup-dev clean
+	soak-proc soak-alone tensor-fuzz mutations test-verbs seeds fresh-seeds scenarios build-native wheel coverage \
+	setup setup-dev clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1##/p' $(MAKEFILE_LIST) | awk -F '## ' '{ printf "  make %-14s%s\n", $$1, $$2 }'
@@ -134,6 +136,9 @@ stress: setup  ## minutes of repetition under bad conditions
 
 soak: setup  ## SCHEDULES of a mixed workload in simulation, every rule watched
 	$(PY) -m tests.soak.run --schedules $(SCHEDULES) --processes $(WORKERS) --first-seed $(FIRST_SEED)
+
+tensor-fuzz: setup  ## PROGRAMS of random operations on global tensors, compared with plain torch
+	$(PY) -m tests.tensor.judge --programs $(PROGRAMS) --first-seed $(FIRST_SEED) --seconds $(SECONDS)
 
 mutations: setup  ## plant bugs in the runtime, and find the first seed that shows each
 	$(PY) -m tests.soak.run --mutation all

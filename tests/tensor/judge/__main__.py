@@ -1,0 +1,137 @@
+"""`make tensor-fuzz`: random programs over tensors of meshes, compared with plain torch.
+
+    python -m tests.tensor.judge --programs 2000 --first-seed 0    # until one of the two is reached
+    python -m tests.tensor.judge --seconds 120
+    python -m tests.tensor.judge --seed 17                         # one program, as a script, and what came of it
+
+What fails is grouped by kind and operation; of each group the first is made shorter and printed, with the line that
+repeats it. Programs that were refused in words, and those that are known to fail (`expected`), are counted apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+
+import trio
+from tests.tensor.judge.case import Case, look_into
+from tests.tensor.judge.expected import EXPECTED, cause_of
+from tests.tensor.judge.generator import generate
+from tests.tensor.judge.program import Program, short, source
+from tests.tensor.judge.session import Session, Verdict, session
+
+
+def seeds(options: argparse.Namespace) -> Iterator[Program]:
+    """Yield programs until there are enough, or time is up."""
+    end = time.monotonic() + options.seconds
+    for seed in range(options.first_seed, options.first_seed + options.programs):
+        if time.monotonic() > end:
+            return
+        yield generate(seed, lines=options.lines)
+
+
+class Tally:
+    """What came of the programs so far."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
+        self.expected: Counter[str] = Counter()
+        self.groups: dict[tuple[str, str], list[tuple[Verdict, list[Program]]]] = {}
+
+    def add(self, verdict: Verdict, history: list[Program]) -> None:
+        """Count a verdict."""
+        kind = "ill posed" if verdict.is_ill_posed else verdict.kind
+        if kind == "wrong":
+            cause = cause_of(verdict)
+            if cause is not None:
+                self.counts["known"] += 1
+                self.expected[cause] += 1
+                return
+            first = next(one for one in verdict.findings if one.kind != "refusal")
+            group = self.groups.setdefault((first.kind, first.operation), [])
+            group.append((verdict, history[: verdict.before]))
+            if len(group) == 1:
+                print(
+                    f"seed {verdict.program.seed}: {first.kind} {first.name} {first.text} | {first.operation}",
+                    flush=True,
+                )
+        elif kind == "refused":
+            self.refusals[f"{verdict.findings[0].operation}: {verdict.findings[0].text}"] += 1
+        self.counts[kind] += 1
+
+    def print(self) -> None:
+        """Print all but the failures."""
+        for text, count in self.refusals.most_common(12):
+            print(f"  refused {count}: {text[:160]}")
+        for text, count in self.expected.most_common():
+            print(f"  known {count}: {text}")
+        for (kind, operation), found in sorted(self.groups.items(), key=lambda one: -len(one[1])):
+            print(f"  wrong {len(found)}: {kind} by {operation}, seeds {[one.program.seed for one, _ in found[:6]]}")
+
+
+async def search(options: argparse.Namespace) -> int:
+    """Run programs; return how many failures are new."""
+    tally = Tally()
+    started = time.monotonic()
+    async with session() as found:
+        programs = seeds(options)
+        async for verdict in found.judge(programs):
+            tally.add(verdict, (await found.bench(verdict.program.extent)).history)
+        took = time.monotonic() - started
+        total = sum(tally.counts.values())
+        rate = f"{total / took:.1f} a second ({total / max(found.spent, 1e-9):.1f} on the mesh)"
+        print(f"{total} programs from seed {options.first_seed} on in {took:.0f} s, {rate}: {dict(tally.counts)}")
+        tally.print()
+        cases = sorted(tally.groups.values(), key=lambda one: -len(one))[: options.shrink]
+        for group in cases:
+            verdict, history = min(group, key=lambda one: len(one[0].program.steps))
+            print("\n" + (await _case(found, verdict, history)).text(), flush=True)
+    passing = sorted({one.cause for one in EXPECTED} - set(tally.expected)) if total >= 2000 else []
+    for cause in passing:
+        print(f"no program showed any more: {cause}")
+    return tally.counts["wrong"]
+
+
+async def _case(found: Session, verdict: Verdict, history: list[Program]) -> Case:
+    return await look_into(found, verdict, history)
+
+
+async def one(options: argparse.Namespace) -> int:
+    """Run the program of one seed and print everything about it."""
+    program = generate(options.seed, lines=options.lines)
+    print(short(program) + "\n")
+    async with session() as found, found.fresh(program.extent) as bench:
+        verdict = await bench.judge_one(program)
+        for finding in verdict.findings:
+            print(f"{finding.kind} {finding.name} {finding.text}\n  by {finding.operation}")
+        if verdict.kind == "wrong":
+            case = await look_into(found, verdict, [])
+            print("\n" + case.text() + "\n\n" + case.script())
+        else:
+            print(verdict.kind + "\n\n" + source(program))
+    return int(verdict.kind == "wrong")
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.tensor.judge", description=__doc__.splitlines()[0])
+    parser.add_argument("--programs", type=int, default=2000)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--shrink", type=int, default=20, help="groups of failures of which one is made shorter")
+    parser.add_argument("--seed", type=int, help="one program")
+    parser.add_argument("--lines", default="", help="a pattern: lines of the table that it fits are drawn most")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)  # each failure that nobody has asked for is one
+    failures = trio.run(one if options.seed is not None else search, options)
+    sys.exit(1 if failures else 0)
+
+
+main()

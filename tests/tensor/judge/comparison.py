@@ -1,0 +1,218 @@
+"""What plain torch and the mesh computed, side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import torch
+from tests.tensor.judge.interpreter import FINE, PlainRun, Run, TwinRun, is_fine, seed
+from tests.tensor.judge.program import Program, Step
+
+import trimesh
+
+LOOSE_MOST = 1e-2
+"""A result that disturbed roundings change by more than this, in units of its largest number, is not compared."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A difference.
+
+    Attributes:
+        kind: "value", "gradient", "shape", "dtype", "stride", "requires_grad", "none", "error", "refusal", "hang" or
+            "death".
+        name: Of the tensor, or "" for an error.
+        text: The difference in words.
+        operation: The line of the table that it appeared in.
+    """
+
+    kind: str
+    name: str
+    text: str
+    operation: str
+
+
+class Expected:
+    """What plain torch computes for a program, and how near the mesh must come.
+
+    Attributes:
+        program: The program.
+        runs: One, or one for each rank where each has tensors of its own.
+        is_well_posed: Whether no result is decided by rounding.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        ranks = range(program.ranks if program.per_rank else 1)
+        self.runs: list[Run] = [PlainRun(program, rank) for rank in ranks]
+        twins: list[Run] = [TwinRun(program, rank) for rank in ranks]
+        others: list[Run] = [TwinRun(program, rank, -1) for rank in ranks]
+        for runs in (self.runs, twins, others):
+            for rank, run in enumerate(runs):
+                seed(program.seed + (rank if program.per_rank else 0))  # each in turn draws from the same generator
+                run.run()
+        self._leaves = [(run.leaves(), twin.leaves()) for run, twin in zip(self.runs, twins, strict=True)]
+        ends = {-1 if run.failure is None else run.failure.step for run in self.runs}
+        self.is_well_posed = len(ends) == 1 and all(
+            posed(run, twin) and posed(run, other) for run, twin, other in zip(self.runs, twins, others, strict=True)
+        )
+
+    def failure(self) -> BaseException | None:
+        """Return what the last step raises, or None."""
+        found = self.runs[0].failure
+        return None if found is None else found.error
+
+    def compare(self, there: Run, fetched: dict[str, Any]) -> Iterator[Finding]:
+        """Yield the differences of what the mesh computed.
+
+        Args:
+            there: The run on the mesh.
+            fetched: The values of its tensors; missing are those that could not be computed.
+        """
+        handles = there.leaves()
+        for name, plain in self._leaves[0][0].items():
+            if name not in handles or (isinstance(plain, torch.Tensor) and name not in fetched):
+                continue
+            operation = operation_of(self.program, name)
+            for kind, text in self._differences(name, plain, handles[name], fetched.get(name)):
+                yield Finding(kind, name, text, operation)
+
+    def _differences(self, name: str, plain: Any, handle: Any, value: Any) -> Iterator[tuple[str, str]]:
+        if not isinstance(plain, torch.Tensor):
+            if not _same_number(plain, handle):
+                yield "none" if plain is None else "value", f"{handle!r}, should be {plain!r}"
+            return
+        if not isinstance(handle, torch.Tensor):
+            yield "none", f"{handle!r}, should be a tensor"
+            return
+        for kind, here, found in (
+            ("shape", tuple(plain.shape), tuple(handle.shape)),
+            ("dtype", plain.dtype, handle.dtype),
+            ("requires_grad", plain.requires_grad, handle.requires_grad),
+            ("stride", _strides(plain), _strides(handle)),
+        ):
+            if here != found:
+                yield kind, f"{found}, should be {here}"
+                if kind == "shape":
+                    return
+        kind = "gradient" if ".grad" in name or "grad(" in operation_code(self.program, name) else "value"
+        each = list(value.values()) if isinstance(value, trimesh.ValueMesh) else [value]
+        if len(each) != len(self.runs):
+            yield "value", f"{len(each)} values, should be {len(self.runs)}"
+            return
+        for (plain_leaves, twin_leaves), one in zip(self._leaves, each, strict=True):
+            if plain_leaves.get(name) is None:
+                continue
+            here, near = plain_leaves[name].detach(), twin_leaves.get(name)
+            difference = values_differ(here, None if near is None else near.detach(), one)
+            if difference:
+                yield kind, difference
+                return
+
+
+def posed(plain: Run, twin: Run, *, after: Step | None = None) -> bool:
+    """Whether disturbed roundings leave a run as it is.
+
+    Args:
+        plain: The run.
+        twin: The other one.
+        after: The step that they have just done, if all was well before it; None to compare everything.
+    """
+    if (plain.failure is None) != (twin.failure is None):
+        return False
+    results = {after.result} if after is not None and after.result and "_(" not in after.code else None
+    here, others = (plain.leaves(), twin.leaves()) if results is None else (plain.made(results), twin.made(results))
+    for name, one in here.items():
+        other = others.get(name)
+        if isinstance(one, torch.Tensor):
+            if not isinstance(other, torch.Tensor) or one.shape != other.shape:
+                return False
+            if one.dtype not in FINE:
+                if not torch.equal(one, other):
+                    return False
+            elif one.numel() and not _is_near(one.detach(), other.detach()):
+                return False
+        elif isinstance(one, bool | int) and one != other:
+            return False
+    return True
+
+
+def _is_near(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if not torch.equal(one.isfinite(), other.isfinite()) or not torch.equal(one.isnan(), other.isnan()):
+        return False
+    finite = one.isfinite()
+    if not finite.any():
+        return True
+    a, b = one[finite].double(), other[finite].double()
+    most = LOOSE_MOST if one.dtype != torch.bfloat16 else 0.2
+    return bool((a - b).abs().max() <= most * max(1.0, float(a.abs().max())))
+
+
+def values_differ(plain: torch.Tensor, twin: torch.Tensor | None, value: Any) -> str:
+    """Return how a value differs from plain torch's, "" for not at all.
+
+    Exact are integers and truth values. Numbers which no order of additions changes, of a run that disturbed roundings
+    do not change, are so but for some units in the last place; the rest is close by what the disturbance did, too.
+    """
+    if not isinstance(value, torch.Tensor):
+        return f"{value!r} is no tensor"
+    if value.dtype != plain.dtype or value.shape != plain.shape:
+        return f"fetched {value.dtype}{list(value.shape)}, should be {plain.dtype}{list(plain.shape)}"
+    if plain.dtype not in FINE:
+        return "" if torch.equal(plain, value) else _shown(plain, value)
+    if plain.numel() == 0:
+        return ""
+    if not torch.equal(plain.isnan(), value.isnan()) or not torch.equal(plain.isinf(), value.isinf()):
+        return _shown(plain, value)
+    finite = plain.isfinite()
+    if bool((plain.isinf() & (plain != value)).any()):
+        return _shown(plain, value)
+    if not finite.any():
+        return ""
+    a, b = plain[finite].double(), value[finite].double()
+    limit = 8 * torch.finfo(plain.dtype).eps * max(1.0, float(a.abs().max()))  # terms of a sum are rounded each
+    moved = 0.0 if twin is None else float((a - twin[finite].double()).abs().nan_to_num(torch.inf).max())
+    if moved or not is_fine(plain).all():
+        limit = 64 * torch.finfo(plain.dtype).eps * max(1.0, float(a.abs().max())) + 32 * moved
+    return "" if bool((a - b).abs().max() <= limit) else _shown(plain, value)
+
+
+def _shown(plain: torch.Tensor, value: torch.Tensor) -> str:
+    place = ((plain != value) & ~(plain.isnan() & value.isnan())) if plain.dtype.is_floating_point else (plain != value)
+    wrong = place.nonzero()
+    if len(wrong) == 0:
+        return "differ"
+    first = tuple(wrong[0].tolist())
+    share = f"({len(wrong)} of {plain.numel()} differ)"
+    return f"{value[first].item()!r} at {list(first)}, should be {plain[first].item()!r} {share}"
+
+
+def _same_number(plain: Any, handle: Any) -> bool:
+    if isinstance(plain, float) and isinstance(handle, float):
+        return math.isclose(plain, handle, rel_tol=1e-6, abs_tol=1e-6) or (math.isnan(plain) and math.isnan(handle))
+    return type(plain) is type(handle) and bool(plain == handle)
+
+
+def _strides(value: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides of dimensions that have more than one place."""
+    if value.numel() == 0:
+        return ()
+    return tuple(stride for size, stride in zip(value.shape, value.stride(), strict=True) if size > 1)
+
+
+def operation_of(program: Program, name: str) -> str:
+    """Return the line of the table of operations that has made a tensor."""
+    head = name.partition("[")[0].partition(".")[0]
+    for step in program.steps:
+        if step.result == head:
+            return step.operation
+    writing = [step.operation for step in program.steps if not step.result and head in step.code]
+    return writing[-1] if writing else "input"
+
+
+def operation_code(program: Program, name: str) -> str:
+    """Return the code that has made a tensor, "" for an input."""
+    head = name.partition("[")[0]
+    return next((step.code for step in program.steps if step.result == head), "")

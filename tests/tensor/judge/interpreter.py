@@ -1,0 +1,205 @@
+"""Programs at work: on plain tensors, on those of a mesh, and on a twin whose roundings are disturbed."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from types import CodeType
+from typing import Any, Final
+
+import msgspec
+import torch
+import torch.nn.functional as F  # noqa: N812 - as torch's own documents call it
+from tests.tensor.judge.placements import put
+from tests.tensor.judge.program import Input, Program, Step, numbers
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+import trimesh
+
+FINE: Final = {torch.float64: (4096.0, 65536.0), torch.float32: (64.0, 256.0), torch.bfloat16: (8.0, 16.0)}
+"""For each dtype: numbers that are multiples of 1 over the first and at most the second are sums of quarters and
+products of few of them, and so the same in whatever order they were added up."""
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """The step that raised, and what it raised."""
+
+    step: int
+    error: BaseException
+
+
+@lru_cache(maxsize=4096)
+def _compiled(statement: str, number: int) -> CodeType:
+    return compile(statement, f"<step {number}>", "exec")
+
+
+def seed(number: int) -> None:
+    """Seed the generator of this process; `torch.manual_seed` does the same in a hundred times the time."""
+    torch.default_generator.manual_seed(number)
+
+
+def ramp(like: torch.Tensor) -> torch.Tensor:
+    """Return weights for a loss, other ones for each place, as a plain tensor."""
+    made = torch.arange(like.numel(), dtype=torch.float64).remainder(7).sub(3).div(4)
+    return made.reshape(like.shape).to(like.dtype)
+
+
+def repeat(function: Callable[..., Any], times: int, *args: Any) -> Any:
+    """Run a function often; return what the last run did."""
+    made = None
+    for _ in range(times):
+        made = function(*args)
+    return made
+
+
+class Run:
+    """A program that is run: the tensors it has, and where it ended.
+
+    Attributes:
+        names: What each name of the program is.
+        failure: Why it ended before its last step was done, or None.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.names: dict[str, Any] = {
+            "torch": torch, "F": F, "checkpoint": checkpoint, "ramp": ramp, "repeat": repeat, "inf": torch.inf,
+            "nan": torch.nan,
+        }  # fmt: skip
+        self.failure: Failure | None = None
+
+    def step(self, number: int, step: Step) -> bool:
+        """Run one step; return whether it went well."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                exec(_compiled(step.statement, number), self.names)
+        except Exception as error:  # noqa: BLE001 - of any kind: that is what is compared
+            self.failure = Failure(number, error.with_traceback(None))
+            return False
+        return True
+
+    def run(self) -> None:
+        """Run all steps until one raises."""
+        for number, step in enumerate(self.program.steps):
+            if not self.step(number, step):
+                break
+
+    def leaves(self) -> dict[str, Any]:
+        """Return what is compared: each tensor and each number, by the expression for it; gradients of leaves, too."""
+        names = [*(one for one in self.names if one[0] == "x"), *(one for one in self.names if one[0] == "v")]
+        found = self.made(names)
+        for name in names:
+            value = self.names[name]
+            if name[0] == "x" and value.is_leaf and value.requires_grad:
+                found[f"{name}.grad"] = value.grad
+        return found
+
+    def made(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return the tensors and numbers of some names, each by the expression for it."""
+        found: dict[str, Any] = {}
+        for name in names:
+            value = self.names[name]
+            if isinstance(value, torch.Tensor):
+                found[name] = value
+                continue
+            for path, leaf in pytree.tree_leaves_with_path(value, is_leaf=lambda one: one is None):
+                found[name + pytree.keystr(path)] = leaf
+        return found
+
+
+class PlainRun(Run):
+    """On plain tensors, in this process."""
+
+    def __init__(self, program: Program, rank: int = 0) -> None:
+        super().__init__(program)
+        self._rank = rank
+        seed(program.seed + (rank if program.per_rank else 0))
+        for one in program.inputs:
+            self.add(one)
+
+    def add(self, one: Input) -> None:
+        """Make an input."""
+        self.names[one.name] = numbers(one, self._rank).requires_grad_(one.needs_grad)
+
+
+class TwinRun(PlainRun):
+    """The same, but what each step rounds is disturbed by some units in the last place.
+
+    A result that differs from that of the plain run by more than it may was decided by rounding. There are two sides,
+    which disturb each number in opposite ways.
+    """
+
+    def __init__(self, program: Program, rank: int = 0, side: int = 1) -> None:
+        self._side = side
+        self._noise = torch.Generator().manual_seed(program.seed)
+        super().__init__(program, rank)
+
+    def add(self, one: Input) -> None:
+        super().add(one)
+        self._disturb(self.names[one.name])
+
+    def step(self, number: int, step: Step) -> bool:
+        done = super().step(number, step)
+        if done:
+            values = [self.names[step.result]] if step.result else [self.names[name] for name in _first(step.code)]
+            for value in pytree.tree_leaves(values):
+                if isinstance(value, torch.Tensor):
+                    self._disturb(value)
+        return done
+
+    def _disturb(self, value: torch.Tensor) -> None:
+        fine = FINE.get(value.dtype)
+        if fine is None or value.numel() == 0 or any(value.stride(dim) == 0 for dim in range(value.ndim)):
+            return
+        data = value.data
+        rounded = ~is_fine(data)
+        if rounded.any():
+            sign = torch.randint(0, 2, data.shape, generator=self._noise).mul(2).sub(1).to(data.dtype) * self._side
+            data.copy_(torch.where(rounded, data * (1 + 2 * torch.finfo(data.dtype).eps * sign), data))
+
+
+def _first(code: str) -> list[str]:
+    """Return the name that a step without a result writes to."""
+    found = re.search(r"\b[vx]\d+\b", code)
+    return [found[0]] if found else []
+
+
+def is_fine(value: torch.Tensor) -> torch.Tensor:
+    """Return where a tensor has numbers that no order of additions changes; see `FINE`."""
+    grain, most = FINE[value.dtype]
+    scaled = value * grain
+    return (~value.isfinite()) | ((scaled == scaled.round()) & (value.abs() <= most))
+
+
+class MeshRun(Run):
+    """On tensors of a mesh."""
+
+    def __init__(self, program: Program, procs: Any) -> None:
+        super().__init__(program)
+        self._procs = procs
+        self.names["ramp"] = self._ramp
+        self.names["repeat"] = self._repeat
+        trimesh.manual_seed(program.seed, procs)
+        for one in program.inputs:
+            self.names[one.name] = put(one, program, procs)
+
+    def run(self) -> None:
+        """Run all steps until one raises; with the mesh active where each rank has tensors of its own."""
+        if not self.program.per_rank:
+            super().run()
+            return
+        with self._procs.activate():
+            super().run()
+
+    def _ramp(self, like: torch.Tensor) -> torch.Tensor:
+        if self.program.per_rank:
+            made = torch.arange(like.numel(), dtype=torch.float64).remainder(7).sub(3).div(4)
+            return made.reshape(like.shape).to(like.dtype)
+        return trimesh.replicate(ramp(like), self._procs)
+
+    def _repeat(self, function: Callable[..., Any], times: int, *args: Any) -> Any:
+        return repeat(trimesh.compile(function), times, *args)

@@ -1,0 +1,113 @@
+"""Short programs that show one behaviour each: where global tensors were seen to go wrong."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.tensor.judge.program import Extent, Input, Place, Program, Step
+
+TWO: Final[Extent] = (("a", 2),)
+FOUR: Final[Extent] = (("a", 2), ("b", 2))
+
+
+def begin(
+    shape: tuple[int, ...],
+    *layout: Place,
+    dtype: str = "float32",
+    kind: str = "quarters",
+    grad: bool = False,
+    bound: int = 1,
+) -> Input:
+    """Return an input; `written` names it."""
+    return Input("x", shape, dtype, kind, 3, layout, grad, bound)
+
+
+def written(inputs: list[Input], *code: str, extent: Extent = TWO) -> Program:
+    """Return a program of inputs x0, x1, ... and of lines that make v0, v1, ..., or nothing where they assign."""
+    named = tuple(
+        Input(f"x{number}", one.shape, one.dtype, one.kind, one.seed + number, one.layout, one.needs_grad, one.bound)
+        for number, one in enumerate(inputs)
+    )
+    steps = tuple(
+        Step(line, line, "" if line.startswith("x") and " = " in line else f"v{number}")
+        for number, line in enumerate(code)
+    )
+    return Program(1, extent, False, named, steps)
+
+
+LISTED: Final[dict[str, Program]] = {
+    "checkpoint with dropout draws its mask anew": written(
+        [begin((8,), "whole", kind="positive", grad=True)],
+        "torch.autograd.grad(checkpoint(lambda t: F.dropout(t, 0.5).square(), x0, use_reentrant=False).sum(), x0)",
+    ),
+    "cumsum along a cut dimension counted from the end": written([begin((2, 4), 1)], "x0.cumsum(-1)"),
+    "cumprod along a cut dimension counted from the end": written([begin((2, 4), 1)], "x0.cumprod(-1)"),
+    "logcumsumexp along a cut dimension counted from the end": written([begin((2, 4), 1)], "x0.logcumsumexp(-1)"),
+    "any over a cut dimension as a number": written([begin((8,), 0, kind="positive")], "(x0 > 0).any()", "v0.float()"),
+    "any of rows over a cut dimension, times a number": written(
+        [begin((2, 4), 1, kind="positive")], "(x0 > 0).any(1)", "v0 * 2"
+    ),
+    "new_ones of an output in parts": written(
+        [begin((4, 6), 0, 1), begin((6, 3), "whole", 0)], "x0 @ x1", "v0.new_ones(v0.shape)", extent=FOUR
+    ),
+    "a number added after a tensor without dimensions": written(
+        [begin((8,), 0, kind="distinct")], "x0.sum()", "v0 + x0.argmax()", "x0.sum()", "v2 + 3"
+    ),
+    "a number of Python that changes after a recording": written(
+        [begin((4,), 0)], "repeat((lambda c: lambda a: a * c.pop())([3.0, 2.0, 1.0, 1.0, 1.0]), 5, x0)"
+    ),
+    "a view of a tensor in parts after a read of its base": written(
+        [begin((2, 4), 1, kind="positive"), begin((4, 3), 0, kind="positive")],
+        "x0 @ x1", "v0.view(-1)", "v0.norm()", "v1.mul_(0.5)",
+    ),
+    "fill_ of a tensor in parts": written([begin((2, 4), 1), begin((4, 3), 0)], "x0 @ x1", "v0.fill_(1.0)"),
+    "fill_ of a row of a tensor in parts": written([begin((2, 4), 1), begin((4, 3), 0)], "x0 @ x1", "v0[0].fill_(1.0)"),
+    "empty of a tensor in parts, filled": written(
+        [begin((2, 4), 1), begin((4, 3), 0)], "x0 @ x1", "v0.new_empty((2, 3)).fill_(1.0)"
+    ),
+    "constant_ of a tensor in parts": written(
+        [begin((2, 4), 1), begin((4, 3), 0)], "x0 @ x1", "torch.nn.init.constant_(v0, 0.5)"
+    ),
+    "a number divided by a tensor in parts": written(
+        [begin((4, 2), 0, kind="positive")], "x0.sum(0)", "torch.div(1.0, v0)"
+    ),
+    "gather with a smaller index in another cut dimension": written(
+        [begin((6, 8), 1, kind="distinct"), begin((4, 5), 1, dtype="int64", kind="index", bound=6)], "x0.gather(0, x1)"
+    ),
+    "gradient of scatter_add": written(
+        [
+            begin((6, 8), 0, grad=True), begin((4, 5), 0, dtype="int64", kind="index", bound=5),
+            begin((4, 5), 0, grad=True),
+        ],
+        "x0.scatter_add(1, x1, x2)", "torch.autograd.grad((v0 * ramp(v0)).sum(), (x0, x2))",
+    ),
+    "a view of a view cut along the last dimension": written(
+        [begin((2, 4, 6), 2, kind="distinct")], "x0.flatten()", "v0.view(4, 12)"
+    ),
+    "gradient through a view of a tensor cut along two dimensions": written(
+        [begin((2, 4, 6), 2, 1, kind="distinct", grad=True), begin((2, 4, 6), 2, 1, kind="quarters")],
+        "F.mse_loss(x0.flatten(), x1.flatten())", "torch.autograd.grad(v0, x0)", extent=FOUR,
+    ),
+    "NaN of another rank and max": written([begin((8,), 0, kind="special")], "x0.max()", "x0.amax(0)", "x0.min()"),
+    "NaN of another rank and the infinite norm": written(
+        [begin((8,), 0, kind="special")], "x0[4:].sub(1)", "x0.norm(inf)"
+    ),
+    "ids out of range of a table cut by rows": written(
+        [begin((4,), "whole", dtype="int64", kind="index", bound=40), begin((8, 4), 0)], "F.embedding(x0, x1)"
+    ),
+    "the output of a table cut by rows, used twice": written(
+        [begin((4,), "whole", dtype="int64", kind="index", bound=8), begin((8, 4), 0)],
+        "F.embedding(x0, x1)", "v0 * 2", "v0.pow(2)", "v0 + v0",
+    ),
+    "counts that are added up": written(
+        [begin((8,), 0)], "(x0 > 0).sum()", "(x0 > 1).sum()", "sum([v0, v1])", "1 - v0"
+    ),
+    "a masked assignment to a tensor cut by columns": written([begin((2, 4), 1)], "x0[x0 > 0] = 2.0"),
+    "an assignment to a part of a tensor in parts": written(
+        [begin((2, 4), 1), begin((4, 3), 0)], "x0 @ x1", "v0.masked_fill_(v0 > 0, 2.0)", "v0[:, 0].add_(1)"
+    ),
+    "an uneven reshape over two dimensions": written(
+        [begin((6, 4), 0, 0, kind="distinct")], "x0.view(2, 3, 4)", "x0.view(-1)", "x0.reshape(8, 3)", extent=FOUR
+    ),
+}  # fmt: skip
+"""By what they show."""
