@@ -25,6 +25,7 @@ from trimesh.actor.endpoint import Endpoint, endpoint
 from trimesh.actor.host_mesh import HostMesh, this_host, this_proc
 from trimesh.actor.options import Retry
 from trimesh.actor.outcome import Outcome
+from trimesh.actor.per_rank import per_rank
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import (
     ActorFailed,
@@ -184,6 +185,7 @@ __all__ = [
     "open_channel",
     "optimizer_to_mesh",
     "origin",
+    "per_rank",
     "placements",
     "publication",
     "rdma",

@@ -73,6 +73,22 @@ async def test_endpoint_is_a_plain_method_of_the_object():
     assert Kinds.coroutine.__doc__ == "Adds."
 
 
+def test_concurrency_of_a_plain_def_is_refused():
+    """C4: it would have no effect; with `thread=True` it has, and a group gives slots of its own."""
+    with pytest.raises(TypeError, match=r"plain def, of which one runs at a time.*thread=True.*group='compute'"):
+
+        @endpoint(concurrency=2)
+        def compute(self: Any) -> None: ...
+
+    @endpoint(concurrency=2, thread=True)
+    def in_threads(self: Any) -> None: ...
+
+    @endpoint(concurrency=2, group="mixed")
+    def inline(self: Any) -> None: ...
+
+    assert (in_threads.spec.concurrency, inline.spec.concurrency) == (2, 2)
+
+
 @pytest.mark.parametrize("concurrency", [0, -1, 1.5, "2", None])
 def test_concurrency_must_be_a_positive_int(concurrency: Any):
     with pytest.raises(TypeError, match="concurrency"):

@@ -159,7 +159,7 @@ async def test_stalled_members_come_last(backend: SimBackend):
 
 
 class Stuck(Probe):
-    @endpoint(concurrency=100, group="stuck")
+    @endpoint(group="stuck")
     def compute(self, started: str, released: str) -> None:
         """Keep the main thread, which hears nothing meanwhile."""
         come(started)

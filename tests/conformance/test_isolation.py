@@ -270,7 +270,7 @@ async def test_unresponsive_member_fails_the_block_if_the_policy_names_it(backen
 
 
 class Stuck(Probe):
-    @endpoint(concurrency=10)
+    @endpoint(group="compute")
     def compute(self, started: str) -> None:
         """Keep the main thread of the process, which hears nothing meanwhile."""
         come(started)

@@ -169,3 +169,15 @@ async def from_asyncio() -> None:
             counters = await procs.spawn("counters", Counter, 10)
             assert_type(await counters.add.call(1), ValueMesh[int])
         trimesh.aio.spawn_procs({"gpus": 4}, size=1)  # type: ignore[call-arg]
+
+
+async def per_rank(procs: ProcMesh) -> None:
+    counters = await procs.spawn("counters", Counter, 1)
+    by = await counters.add.call(trimesh.per_rank([1, 2]))
+    assert_type(by, ValueMesh[int])
+    await counters.add.call(trimesh.per_rank(by))
+    await counters.add.broadcast(trimesh.per_rank(dict.fromkeys(counters.points(), 1)))
+    await counters.add.call_settled(by=trimesh.per_rank(lambda point: point.rank))
+    await counters.add.call(trimesh.per_rank(["one", "two"]))  # type: ignore[list-item]
+    hasty = counters.add.options(abandon_after=0.5, choose=True)
+    assert_type(await hasty.call(1), ValueMesh[int])

@@ -22,7 +22,7 @@ from trimesh._runtime.agent import Agent
 from trimesh._runtime.endpoint_spec import EndpointSpec, endpoints_of
 from trimesh._runtime.incoming import place_payload
 from trimesh._runtime.outgoing import OutgoingCall
-from trimesh._runtime.peer import Outbox, Parcel
+from trimesh._runtime.peer import Outbox, Parcel, SpreadParcel
 from trimesh._runtime.proc import Proc
 from trimesh._runtime.target import Target
 from trimesh._runtime.values import describe
@@ -79,6 +79,7 @@ class Request(msgspec.Struct, frozen=True, eq=False):
         origin: Coordinates of the rank at an index of the targets.
         spec: The endpoint; None for those of agents, which are known by name.
         definitions: What the callee must know besides, for values that are encoded within `args`.
+        each: The arguments of each target, in place of `args` and `kwargs`, when they differ.
         abandon_after: Seconds for which a caller that gives up waits for acknowledgements; None for the usual bound.
     """
 
@@ -90,6 +91,7 @@ class Request(msgspec.Struct, frozen=True, eq=False):
     spec: EndpointSpec | None = None
     definitions: Sequence[DefinitionId] = ()
     abandon_after: float | None = None
+    each: Sequence[tuple[tuple[Any, ...], dict[str, Any]]] | None = None
 
     @property
     def what(self) -> str:
@@ -107,7 +109,7 @@ def _spec(request: Request) -> EndpointSpec | None:
 def encode_request(
     proc: Proc, request: Request, call_id: int, mesh: MeshId, budget: float | None, *, window: int = 0
 ) -> Parcel:
-    """Encode a call once for all ranks.
+    """Encode a call once for all ranks, or for each if their arguments differ.
 
     Args:
         proc: The calling process.
@@ -120,6 +122,8 @@ def encode_request(
     Raises:
         TypeError: An argument cannot be serialised; the text names the endpoint.
     """
+    if request.each is not None:
+        return _encode_each(proc, request, call_id, mesh, budget, window)
     spec = request.spec
     if spec is None:
         value = proc.values.encode_call(request.args, request.kwargs, request, (), _spec(request))
@@ -136,6 +140,24 @@ def encode_request(
     # Calls of one actor keep their order, those of the agent (0) with all others: it is told to stop after the rest.
     flow = 0 if value.attachments else mesh
     return Parcel(head, bodies, definitions, nbytes, value.attachments, flow)
+
+
+def _encode_each(proc: Proc, request: Request, call_id: int, mesh: MeshId, budget: float | None, window: int) -> Parcel:
+    """Encode a call for each rank."""
+    assert request.each is not None
+    parcels: list[Parcel] = []
+    for index, (args, kwargs) in enumerate(request.each):
+        one = msgspec.structs.replace(request, args=args, kwargs=kwargs, each=None)
+        try:
+            parcels.append(encode_request(proc, one, call_id, mesh, budget, window=window))
+        except TypeError as error:
+            error.add_note(f"it was meant for the member {request.origin(index).point!r} alone")
+            raise
+    if len(parcels) == 1:
+        return parcels[0]
+    attachments = [thing for parcel in parcels for thing in parcel.attachments]
+    nbytes = max((parcel.nbytes for parcel in parcels), default=0)
+    return SpreadParcel(b"", nbytes=nbytes, attachments=attachments, each=parcels)
 
 
 @trio.lowlevel.enable_ki_protection
@@ -251,7 +273,7 @@ def _post_at_once(proc: Proc, targets: Sequence[Target], parcel: Parcel) -> bool
 
     Nothing is kept of a message that has left: this is a broadcast without the record of one.
     """
-    if parcel.bodies or parcel.attachments:
+    if parcel.bodies or parcel.attachments or type(parcel) is SpreadParcel:
         return False  # buffers may have to wait, and some attachments may not be sent
     boxes: list[Outbox] = []
     for target in targets:

@@ -18,7 +18,7 @@ from trimesh import limits
 from trimesh._routing.collector import Collector, Failed, Outcome, Returned
 from trimesh._runtime.abandoned import AbandonedCall
 from trimesh._runtime.guarded import Guarded
-from trimesh._runtime.peer import Outbox, Parcel, Peer, Pending
+from trimesh._runtime.peer import Outbox, Parcel, Peer, Pending, SpreadParcel
 from trimesh._runtime.reports import report_silent
 from trimesh._runtime.target import Target
 from trimesh.errors import ProtocolError
@@ -197,7 +197,7 @@ class OutgoingCall:
 
     def _send_to(self, alive: Sequence[int], parcel: Parcel) -> None:
         boxes = [self._boxes[index] for index in alive]
-        if len(alive) > 1 and all(box.has_room(parcel.nbytes) for box in boxes):
+        if type(parcel) is not SpreadParcel and len(alive) > 1 and all(box.has_room(parcel.nbytes) for box in boxes):
             if parcel.definitions or parcel.attachments:
                 for box in boxes:
                     box.peer.prepare(parcel.definitions, parcel.attachments)
@@ -206,7 +206,8 @@ class OutgoingCall:
                 self._sent(index, box.count(parcel.nbytes), lent)
         else:
             for index, box in zip(alive, boxes, strict=True):
-                pending = box.put(parcel, partial(self._sent, index))
+                own = parcel.each[index] if type(parcel) is SpreadParcel else parcel
+                pending = box.put(own, partial(self._sent, index))
                 if pending is not None:
                     if self._pending is None:
                         self._pending = {}

@@ -51,6 +51,18 @@ class Parcel(msgspec.Struct, frozen=True, eq=False):
     flow: int = 0
 
 
+class SpreadParcel(Parcel, frozen=True, eq=False):
+    """A message that is another one for each target.
+
+    Attributes:
+        nbytes: Of the largest.
+        attachments: Of all.
+        each: By the index of the target.
+    """
+
+    each: Sequence[Parcel] = ()
+
+
 class Pending(msgspec.Struct, frozen=True, eq=False):
     """A message that waits for room in a mailbox.
 

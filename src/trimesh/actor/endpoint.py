@@ -50,6 +50,7 @@ class Endpoint(Generic[P, R]):
         window: int | None = None,
         retry: Retry | None = None,
         abandon_after: float | None = None,
+        choose: bool | None = None,
     ) -> Endpoint[P, R]:
         """Return a handle on the same endpoint with options for its verbs; those that are None stay as they are.
 
@@ -63,6 +64,7 @@ class Endpoint(Generic[P, R]):
                 most so many seconds until the members have acknowledged (`limits.CANCEL_ACK_SECONDS`); 0 for not at
                 all. Then the call is *abandoned*: the endpoint may still run, holds its slot, and may change things;
                 its result is dropped.
+            choose: For `stream`: on one member only, the one that the verb `choose` would take.
 
         Raises:
             TypeError: An option means nothing for this endpoint, or has the wrong type.
@@ -74,6 +76,7 @@ class Endpoint(Generic[P, R]):
             before.window if window is None else window,
             before.retry if retry is None else retry,
             before.abandon_after if abandon_after is None else abandon_after,
+            before.choose if choose is None else choose,
         )
         options.check(self._spec)
         return Endpoint(self._mesh, self._spec, options)
@@ -168,7 +171,7 @@ class Endpoint(Generic[P, R]):
 
         Leaving the block early cancels the endpoints and waits until they have unwound. A failure is raised by the
         iteration as one `MeshErrorGroup`, after what was sent before it; with `options(merge="collect")` the others go
-        on first.
+        on first. With `options(choose=True)` one member runs it, the live one with the fewest unended calls.
 
         Raises:
             TypeError: The arguments do not fit; nothing was sent.
@@ -293,6 +296,7 @@ def endpoint(
         function: The method: a coroutine function; an async generator function, for `stream`; or a plain function,
             which runs inline on the main thread of its process (nothing else of that process runs meanwhile).
         concurrency: How many messages may run at once: 1 shares the one slot of the actor, more is a group of its own.
+            Of a plain function that runs inline, one runs at a time.
         group: Name of a group of endpoints that share `concurrency` slots.
         thread: Run a plain function in a worker thread instead.
         idempotent: Running it twice does no harm; only such an endpoint may be retried.
@@ -345,6 +349,12 @@ class _Decorator(msgspec.Struct, frozen=True):
                 f"endpoint {name} must not be a plain generator: write an async generator, `async def` with `yield`"
             )
         kind = self._kind(function)
+        if kind is Kind.INLINE and self.concurrency > 1 and self.group is None:
+            raise TypeError(
+                f"endpoint {name} is a plain def, of which one runs at a time whatever concurrency= says, got "
+                f"concurrency={self.concurrency}: write thread=True or `async def` for more, or group={name!r} for a "
+                "slot of its own"
+            )
         signature = inspect.signature(function)
         parameters = list(signature.parameters.values())
         if not parameters:

@@ -91,7 +91,13 @@ class ItemMap(Results[tuple[int, R]]):
         self._lost: list[tuple[Err, Origin | None]] = []
 
     def _check(self, items: Items) -> None:
-        verbs.bind(self._mesh, self._spec, (None,), {})
+        try:
+            verbs.bind(self._mesh, self._spec, (None,), {})
+        except TypeError as error:
+            raise TypeError(
+                f"map calls an endpoint with one argument, the item: {error}; an endpoint that needs more takes a "
+                "tuple, or a record, as its one argument"
+            ) from None
         # What has only `__getitem__` (a dataset, say) is no `Iterable` to isinstance, but a `for` takes it.
         if not isinstance(items, Iterable | AsyncIterable) and not hasattr(type(items), "__getitem__"):
             raise TypeError(f"map needs items to iterate over, got {items!r}")

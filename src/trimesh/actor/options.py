@@ -79,12 +79,14 @@ class Options(msgspec.Struct, frozen=True):
         window: For `stream` and `map`.
         retry: For the verbs that have one result for each message.
         abandon_after: For all verbs that wait for results.
+        choose: For `stream`.
     """
 
     merge: Merge | None = None
     window: int | None = None
     retry: Retry | None = None
     abandon_after: float | None = None
+    choose: bool | None = None
 
     def check(self, spec: EndpointSpec) -> None:
         """Refuse what means nothing for an endpoint.
@@ -99,6 +101,8 @@ class Options(msgspec.Struct, frozen=True):
             check_window(self.window)
         if self.abandon_after is not None:
             _check_abandon_after(self.abandon_after)
+        if not isinstance(self.choose, bool | None):
+            raise TypeError(f"choose must be True or False, got {self.choose!r}")
         if self.retry is None:
             return
         if not isinstance(self.retry, Retry):
@@ -136,7 +140,7 @@ _OPTIONS_OF = {
     "call_settled": ("abandon_after",),
     "call_one": ("retry", "abandon_after"),
     "choose": ("retry", "abandon_after"),
-    "stream": ("merge", "window", "abandon_after"),
+    "stream": ("merge", "window", "abandon_after", "choose"),
     "map": ("merge", "window", "retry", "abandon_after"),
 }
 """Options by verb; the broadcasts have none."""

@@ -12,6 +12,7 @@ from trimesh._runtime.endpoint_spec import EndpointSpec
 from trimesh.actor import verbs
 from trimesh.actor.item_map import ItemMap, Items, Unit, with_earlier
 from trimesh.actor.options import Options
+from trimesh.actor.per_rank import Spread
 from trimesh.actor.view import MeshView
 from trimesh.errors import MeshErrorGroup
 from trimesh.shape.value_mesh import ValueMesh
@@ -33,7 +34,7 @@ async def _try(
     mesh: MeshView,
     spec: EndpointSpec,
     options: Options,
-    bound: tuple[verbs.Args, verbs.Kwargs],
+    bound: verbs.Bound,
     pick: Callable[[Sequence[int]], int],
 ) -> Any:
     retry = options.retry
@@ -70,9 +71,7 @@ class RankCalls(ItemMap[Any]):
         values: What has come back, by the place of the rank in the view.
     """
 
-    def __init__(
-        self, mesh: MeshView, spec: EndpointSpec, options: Options, bound: tuple[verbs.Args, verbs.Kwargs]
-    ) -> None:
+    def __init__(self, mesh: MeshView, spec: EndpointSpec, options: Options, bound: verbs.Bound) -> None:
         ranks = mesh.ranks()
         super().__init__(mesh, spec, options, ranks, max(1, len(ranks)))
         self._bound = bound
@@ -82,7 +81,8 @@ class RankCalls(ItemMap[Any]):
         """Every set of ranks will do."""
 
     def _place(self, unit: Unit) -> tuple[verbs.Args, verbs.Kwargs, int]:
-        return *self._bound, unit.item
+        args, kwargs = self._bound.of_rank[unit.item] if isinstance(self._bound, Spread) else self._bound
+        return args, kwargs, unit.item
 
     def _describe(self, unit: Unit, error: Exception) -> None:
         """The coordinates say which rank it is."""

@@ -42,6 +42,7 @@ class Stream(Results[tuple[Point, R]]):
         self._is_fail_fast = options.is_fail_fast
         self._window = (options.window or limits.STREAM_WINDOW) if spec.kind is Kind.GENERATOR else 0
         self._abandon_after = options.abandon_after
+        self._is_chosen = bool(options.choose)
         self._points = tuple(mesh.region.points())
         self._broken: list[Exception] = []
         self._stream = None
@@ -49,10 +50,14 @@ class Stream(Results[tuple[Point, R]]):
     async def _open(self) -> None:
         await trio.lowlevel.checkpoint()
         ranks = self._mesh.ranks()
-        if not ranks:
+        if not ranks and not self._is_chosen:
             return
         if not self._mesh.is_open:
             verbs.raise_group(self._mesh, self._spec, verbs.refusals(self._mesh, self._spec, ranks))
+        if self._is_chosen:
+            chosen = verbs.pick(self._mesh, "stream")
+            self._points = (self._points[ranks.index(chosen)],)
+            ranks = [chosen]
         proc, targets, request = await verbs.prepare(self._mesh, self._spec, self._bound, ranks)
         if self._abandon_after is not None:
             request = msgspec.structs.replace(request, abandon_after=self._abandon_after)

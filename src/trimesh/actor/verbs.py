@@ -15,6 +15,7 @@ from trimesh._runtime.proc import Proc
 from trimesh._runtime.target import Target
 from trimesh.actor.options import NO_OPTIONS, Options
 from trimesh.actor.outcome import Outcome
+from trimesh.actor.per_rank import PerRank, Spread, spread
 from trimesh.errors import MeshErrorGroup, MeshStopped, Origin, RemoteCancelled, set_origin
 from trimesh.shape.value_mesh import ValueMesh
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
+Bound = tuple[Args, Kwargs] | Spread
+"""Arguments that `bind` has checked: the same for all members, or some for each."""
 
 
 async def call(
@@ -171,9 +174,7 @@ def broadcast_nowait(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwa
             raise_group(mesh, spec, results)
 
 
-def bind(
-    mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs, *, streams: bool = False
-) -> tuple[Args, Kwargs]:
+def bind(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs, *, streams: bool = False) -> Bound:
     """Check the arguments against the signature of the endpoint, and that the verb can call it at all.
 
     Args:
@@ -185,6 +186,7 @@ def bind(
 
     Raises:
         TypeError: They do not fit, or only `stream` can call the endpoint; the text names it.
+        ShapeError: What is given for each member does not fit the view.
     """
     if spec.kind is GENERATOR and not streams:
         raise TypeError(
@@ -192,12 +194,17 @@ def bind(
             f"write `async with mesh.{spec.name}.stream(...) as results`"
         )
     least, most = spec.arity
-    if not kwargs and least <= len(args) <= most:
-        return args, kwargs  # the common case, at a tenth of the cost
-    try:
-        spec.signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise TypeError(f"{mesh.name}.{spec.name}{spec.signature}: {error}") from None
+    if kwargs or not least <= len(args) <= most:  # else the common case, at a tenth of the cost
+        try:
+            spec.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{mesh.name}.{spec.name}{spec.signature}: {error}") from None
+        for value in kwargs.values():
+            if type(value) is PerRank:
+                return spread(mesh.region, repr(mesh), args, kwargs)
+    for value in args:
+        if type(value) is PerRank:
+            return spread(mesh.region, repr(mesh), args, kwargs)
     return args, kwargs
 
 
@@ -213,7 +220,7 @@ def refusals(mesh: MeshView, spec: EndpointSpec, ranks: Sequence[int]) -> list[R
 
 
 async def prepare(
-    mesh: MeshView, spec: EndpointSpec, bound: tuple[Args, Kwargs], ranks: Sequence[int]
+    mesh: MeshView, spec: EndpointSpec, bound: Bound, ranks: Sequence[int]
 ) -> tuple[Proc, list[Target], Request]:
     """Return what a message to some ranks of an open mesh needs, links to them included."""
     proc = current_proc()
@@ -225,8 +232,11 @@ async def prepare(
     return proc, targets, request_to(membership.info, spec, bound, ranks)
 
 
-def request_to(info: MeshInfo, spec: EndpointSpec, bound: tuple[Args, Kwargs], ranks: Sequence[int]) -> Request:
+def request_to(info: MeshInfo, spec: EndpointSpec, bound: Bound, ranks: Sequence[int]) -> Request:
     """Return what is sent to some ranks of a mesh, whose incarnations now are those of `info`."""
+    if isinstance(bound, Spread):
+        each = tuple([bound.of_rank[rank] for rank in ranks])
+        return Request(info.name, spec.name, (), {}, Origins(info, ranks, spec.name), spec, each=each)
     return Request(info.name, spec.name, *bound, Origins(info, ranks, spec.name), spec)
 
 
@@ -245,7 +255,7 @@ class Origins(msgspec.Struct, frozen=True, eq=False):
 async def invoke_on(
     mesh: MeshView,
     spec: EndpointSpec,
-    bound: tuple[Args, Kwargs],
+    bound: Bound,
     ranks: Sequence[int],
     *,
     fail_fast: bool,
