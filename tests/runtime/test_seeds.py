@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
@@ -41,7 +42,7 @@ def test_seeds_do_not_collide_where_sums_would() -> None:
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A module that nobody has imported yet; its code fails while FAIL is set in the environment."""
     (tmp_path / "watched_once.py").write_text("import os\nassert 'FAIL' not in os.environ\nvalue = 1\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     finders = list(sys.meta_path)
     yield "watched_once"
     sys.modules.pop("watched_once", None)
@@ -94,10 +95,11 @@ def test_looking_for_a_module_does_not_count_as_its_import(module: str) -> None:
     spec = importlib.util.find_spec(module)
 
     assert spec is not None
-    assert type(spec.loader) is importlib.machinery.SourceFileLoader
+    assert type(spec.loader) is SourceFileLoader
     assert seen == []
     found = importlib.import_module(module)
     assert seen == [found]
+    assert found.__spec__ is not None
     assert vars(found.__spec__.loader).keys() == {"name", "path"}
 
 

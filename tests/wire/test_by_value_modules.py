@@ -70,7 +70,7 @@ def test_submodules_are_imported_wherever_a_function_names_them(
     for name in ("__init__.py", "unsaid.py", "below/__init__.py"):
         (tmp_path / "here" / name).touch()
     (tmp_path / "here" / "below" / "deep.py").write_text("answer = 42\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     main = script(f"import here.below.deep, here.unsaid\nclass A:\n    def m(self): return {expression}")
     encoded = home.encoder.encode(main.A, what="v")
     home.deliver(encoded.definitions, away)

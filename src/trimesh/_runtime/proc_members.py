@@ -27,6 +27,7 @@ from trimesh._runtime.member import Member
 from trimesh._runtime.membership import family_of
 from trimesh._runtime.proc import Proc
 from trimesh._runtime.reference import MemberInfo, MeshInfo
+from trimesh._runtime.rendezvous import Rendezvous
 from trimesh._runtime.restarts import Restarts
 from trimesh._runtime.target import Target
 from trimesh._supervision.policy import Ending, FailFast, Policy, Restart, Verdict, ending_of, is_healing, judge
@@ -50,6 +51,7 @@ class ProcOptions(msgspec.Struct, frozen=True):
     output: Any = "forward"
     seed: int | None = None
     pickled: bool | None = None
+    rendezvous: bool = False
 
 
 class ProcMembers:
@@ -91,6 +93,7 @@ class ProcMembers:
         self.on_last_exit: Callable[[], None] | None = None
         self._restarts: Restarts | None = None
         self._seed = proc.new_id() if options.seed is None else options.seed
+        self._rendezvous: Rendezvous | None = None
         self._is_ready = False
         self._down: set[int] = set()
         self._replacing: set[int] = set()
@@ -186,7 +189,10 @@ class ProcMembers:
     def _request(self, member: Member) -> LaunchRequest:
         point = self.whole.point(member.rank)
         options = self.options
-        env = options.env(point) if callable(options.env) else options.env
+        env = dict((options.env(point) if callable(options.env) else options.env) or {})
+        if options.rendezvous and not self.proc.is_simulated:
+            self._rendezvous = self._rendezvous or Rendezvous()
+            env = {**self._rendezvous.environment(member.rank, len(self.whole)), **env}
         output = options.output(point) if callable(options.output) else options.output
         return LaunchRequest(
             proc_id=member.peer.proc_id,
@@ -194,7 +200,7 @@ class ProcMembers:
             whole=self.whole,
             rank=member.rank,
             incarnation=member.incarnation,
-            env=dict(env or {}),
+            env=env,
             output=output,
             python=options.python,
             preload=options.preload,
@@ -485,3 +491,5 @@ class ProcMembers:
     def _forget(self) -> None:
         for member in self.members:
             self.proc.members.pop(member.peer.proc_id, None)
+        if self._rendezvous is not None:
+            self._rendezvous.close()

@@ -56,6 +56,7 @@ class HostMesh:
         supervision: Policy | None = None,
         pickle: Pickle | None = None,
         seed: int | None = None,
+        rendezvous: bool = False,
     ) -> Spawning[ProcMesh]:
         """Start processes: `async with this_host().spawn_procs({"gpus": 4}) as procs:`.
 
@@ -77,6 +78,8 @@ class HostMesh:
             seed: Of the random numbers in the processes: with the same one they draw the same again. None draws one.
                 Each process gets seeds of its own for `random`, numpy and torch from it, the mesh's name, its rank and
                 how often it was restarted; not meshes that are spawned inside.
+            rendezvous: Set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun
+                does, and hold the port while the mesh lives: `torch.distributed.init_process_group()` finds the others.
 
         Returns:
             What is entered (the block owns the mesh) or, on a warm host, awaited (the host's block does).
@@ -96,6 +99,7 @@ class HostMesh:
             _checked_output(output),
             pickled=_checked_pickle(pickle),
             seed=_checked_seed(seed),
+            rendezvous=rendezvous,
         )
         policy = FailFast() if supervision is None else checked_policy(supervision)
         check_units(policy, extent)

@@ -1,0 +1,91 @@
+"""`torch.distributed` in actors finds its peers by itself."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from typing import Any, cast
+
+import pytest
+
+from trimesh import Actor, ProcDied, Restart, current_rank, endpoint, this_host
+from trimesh._runtime.rendezvous import Rendezvous
+
+
+def test_the_port_is_given_to_nobody_else_and_may_be_listened_on() -> None:
+    """The store of torch binds it with SO_REUSEADDR, on all addresses; a socket without cannot."""
+    meeting = Rendezvous()
+    try:
+        with socket.socket() as stranger, pytest.raises(OSError, match="in use") as caught:
+            stranger.bind(("127.0.0.1", meeting.port))
+        assert caught.value.errno == errno.EADDRINUSE
+        for _ in range(2):  # again, as after a restart
+            with (
+                socket.create_server(("", meeting.port)) as store,
+                socket.create_connection(("127.0.0.1", meeting.port)) as client,
+            ):
+                store.accept()[0].close()
+                assert client.recv(1) == b""
+    finally:
+        meeting.close()
+
+
+class Told(Actor):
+    """Says what its process was told."""
+
+    @endpoint
+    def told(self) -> dict[str, str]:
+        names = ("MASTER_ADDR", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+        return {name: os.environ[name] for name in names if name in os.environ}
+
+
+@pytest.mark.real
+async def test_processes_are_told_who_they_are() -> None:
+    """As torchrun does; what the user sets comes first, and without rendezvous= nothing is set."""
+    async with this_host().spawn_procs({"a": 2, "b": 2}, rendezvous=True, env={"LOCAL_RANK": "9"}) as procs:
+        told = (await (await procs.spawn("told", Told)).told.call()).values()
+    async with this_host().spawn_procs({}) as procs:
+        assert await (await procs.spawn("told", Told)).told.call_one() == {}
+
+    ports = {one.pop("MASTER_PORT") for one in told}
+    assert len(ports) == 1
+    same = {"MASTER_ADDR": "127.0.0.1", "LOCAL_RANK": "9", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}
+    assert list(told) == [{"RANK": str(rank), **same} for rank in range(4)]
+
+
+def join() -> None:
+    """Meet the others."""
+    import torch.distributed
+
+    torch.distributed.init_process_group("gloo")
+
+
+class Summing(Actor):
+    """Adds the ranks up."""
+
+    @endpoint(thread=True)
+    def total(self) -> float:
+        import torch.distributed
+
+        one, distributed = torch.tensor(float(current_rank())), cast("Any", torch.distributed)
+        distributed.all_reduce(one)
+        return float(one)
+
+    @endpoint
+    def die(self) -> None:
+        os._exit(1)
+
+
+@pytest.mark.real
+@pytest.mark.torch
+async def test_a_process_group_needs_no_address() -> None:
+    """Formed in setup=, and anew at the same port when the mesh was restarted as a whole."""
+    options: dict[str, Any] = {"rendezvous": True, "setup": join, "preload": ("torch",)}
+    async with this_host().spawn_procs({"n": 3}, supervision=Restart("one_for_all"), **options) as procs:
+        summing = await procs.spawn("summing", Summing)
+        assert list((await summing.total.call()).values()) == [3.0] * 3
+        with pytest.raises(ProcDied):
+            await summing.slice(n=0).die.call_one()
+
+        assert list((await summing.total.call()).values()) == [3.0] * 3
