@@ -35,6 +35,7 @@ import msgspec
 from trimesh import limits
 from trimesh._runtime import spawner_prctl as prctl
 from trimesh._runtime import spawner_wire as wire
+from trimesh._runtime.script_pickle import carry_script
 from trimesh._runtime.seeds import ProcSeeds
 from trimesh._runtime.spawner_privileges import Privileges, assume
 from trimesh._runtime.spawner_socket import BrokerSocket, memfd_of, read_exactly
@@ -121,6 +122,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
         _name_process(launch.config)
         merge_sys_path(launch.context)
         keep_trackers()
+        carry_script()
         entry = enter(launch)
     except BaseException as error:  # noqa: BLE001 - see run_forked
         _refuse(broker, error)

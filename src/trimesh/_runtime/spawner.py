@@ -26,6 +26,7 @@ import trio
 from trimesh._runtime import boot
 from trimesh._runtime import spawner_prctl as prctl
 from trimesh._runtime import spawner_wire as wire
+from trimesh._runtime.script_pickle import carry_script
 from trimesh._runtime.spawner_loop import ForkedChild, Spawner
 from trimesh._runtime.spawner_socket import BrokerSocket
 from trimesh._runtime.tracker import keep_trackers
@@ -82,6 +83,7 @@ def _start(root: BrokerSocket, controller_pidfd: int, marker: prctl.ProcessMarke
     hello = _wait_hello(root, controller_pidfd)
     marker.write(prctl.marker_of(hello.root_id, hello.root_id))
     keep_trackers()
+    carry_script()
     own_fds, env = _open_fds(), dict(os.environb)
     for name in hello.modules:
         boot.import_preload(name)
