@@ -299,6 +299,10 @@ EXIT_REPORT_SECONDS: Final = 1.0
 STOPPING_LOG_SECONDS: Final = 2.0
 """A block that has been stopping for this long says once what it waits for (rule M4)."""
 
+LEAVING_SECONDS: Final = 1.0
+"""A failure of background work that says only that another mesh was stopped waits this long, after the block of that
+mesh has been left, for its own block to be left, too: between blocks that end together lie milliseconds."""
+
 STDERR_TAIL_BYTES: Final = 4_096
 """Last words of a process that are kept for the error that reports its death."""
 

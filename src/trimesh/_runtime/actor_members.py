@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
 import msgspec
 import trio
 
+from trimesh import limits
 from trimesh._runtime.block import Block
 from trimesh._runtime.event_hub import EventHub
 from trimesh._runtime.interrupt import run_to_end
@@ -425,6 +427,13 @@ class ActorMembers:
 
     def kill_now(self) -> None:
         """Nothing: the processes are killed by their own block."""
+
+    def cancel_background(self, reason: str) -> None:
+        """Ask every actor to cancel what it does without a caller."""
+        ranks = self._reachable(self.ranks)
+        request = self._request(ranks, "cancel_background", self.info.mesh, reason[: limits.REASON_CHARS_MAX])
+        with suppress(trio.WouldBlock):  # the agents are busy: what runs is cancelled when its mesh is stopped
+            post_nowait(self.proc, self._agents(ranks), request)
 
     async def drain(self) -> list[Exception]:
         """Let every actor run what it has accepted from this process, and wait `grace` for what was given up."""

@@ -118,6 +118,13 @@ class Agent:
         return None if membership is None else await membership.answer(rank, incarnation)
 
     @trio.lowlevel.enable_ki_protection
+    async def cancel_background(self, mesh: MeshId, reason: str) -> None:
+        """Cancel what an actor does without a caller: the block that owns it has been cancelled."""
+        cell = self.proc.cells.get(mesh)
+        if cell is not None:
+            cell.cancel_background(reason)
+
+    @trio.lowlevel.enable_ki_protection
     async def drain(self, mesh: MeshId, grace: float) -> None:
         """Let an actor run what it has accepted from its owner; `grace` is for what was given up."""
         cell = self.proc.cells.get(mesh)
@@ -165,7 +172,10 @@ def _spec(name: str) -> EndpointSpec:
 setattr(
     Agent,
     ENDPOINTS,
-    {name: _spec(name) for name in ("setup", "spawn", "spawn_kept", "follower", "drain", "stop", "exit")},
+    {
+        name: _spec(name)
+        for name in ("setup", "spawn", "spawn_kept", "follower", "cancel_background", "drain", "stop", "exit")
+    },
 )
 
 

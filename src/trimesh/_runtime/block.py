@@ -6,6 +6,10 @@ r"""A block: what one `async with` owns, how a failure ends it, and how it is le
 BL-1 leaving joins everything that the block owns, in reverse order, whatever happens meanwhile.
 BL-2 every failure of what it owns is in the group that it raises, root cause first, each once (E09, X3).
 BL-3 clean-up of all its meshes shares one deadline: `grace` seconds from the moment of stopping.
+BL-4 a cancel of its scope, or of one around it, cancels the background work of all that it owns at once, wherever the
+     body is: blocks that are cancelled together need not wait for each other's turn.
+BL-5 once it is cancelled, or being left, an error that says only that something was stopped is no failure of it. Before
+     that it is one unless the block is left as well, right after that of what was stopped (`limits.LEAVING_SECONDS`).
 """
 
 from __future__ import annotations
@@ -21,9 +25,11 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.cancelled import split_cancelled
+from trimesh._runtime.consequences import without_consequences
 from trimesh._runtime.interrupt import interruptible, run_to_end
 from trimesh._runtime.reference import MeshInfo
 from trimesh._runtime.report import describe_waiting, grace_left
+from trimesh._runtime.values import describe
 from trimesh.errors import MeshErrorGroup, ProcDied, has_origin, leaves, origin
 
 if TYPE_CHECKING:
@@ -39,6 +45,9 @@ class Owned(Protocol):
     def info(self) -> MeshInfo:
         """What travels of it in references."""
         ...
+
+    def cancel_background(self, reason: str) -> None:
+        """Ask the work that has no caller to end; never blocks."""
 
     async def drain(self) -> list[Exception]:
         """Let accepted messages run to their end; return what failed. Cancellable."""
@@ -77,6 +86,7 @@ class Block:
         grace: Seconds for clean-up.
         scope: Cancelled by the first failure.
         is_stopping: Whether it takes no new meshes.
+        is_cancelled: Whether its scope, or one around it, has been cancelled since it was opened.
         is_interrupted: Whether a Ctrl-C has come since it was opened.
         is_killed: Whether a second one has, so that no clean-up is wanted.
         deadline: End of the grace (Trio time), once clean-up has begun.
@@ -88,6 +98,7 @@ class Block:
         self.grace = grace
         self.scope = trio.CancelScope()
         self.is_stopping = False
+        self.is_cancelled = False
         self.is_interrupted = False
         self.is_killed = False
         self.deadline: float | None = None
@@ -95,6 +106,9 @@ class Block:
         self._failures: list[Exception] = []
         self._entering: list[trio.CancelScope] = []
         self._all_entered = trio.Event()
+        self._watcher: trio.lowlevel.Task | None = None
+        self._held: list[Exception] = []
+        self._holding = trio.CancelScope()
 
     def check_open(self) -> None:
         """Refuse new meshes once the block has begun to stop.
@@ -136,13 +150,75 @@ class Block:
 
     def fail(self, error: Exception) -> None:
         """Take a failure: the body and all calls under the block's scope are cancelled, the block will raise it."""
-        self._failures.append(error)
+        failure = without_consequences(error)
+        if failure is None and not self.proc.stopping_blocks.is_quiet and not self._is_ending:
+            self._held.append(error)
+            if len(self._held) == 1:
+                self._holding = trio.CancelScope()
+                self.proc.nursery.start_soon(self._fail_later, self._holding)
+        elif not self._is_ending:
+            self._failures.append(error)
+            self._cancel_for(error)
+        elif failure is None:
+            self._log_consequence(error)
+        else:
+            self._failures.append(failure)
+
+    @property
+    def _is_ending(self) -> bool:
+        return self.is_stopping or self.is_cancelled or self.scope.cancel_called
+
+    @trio.lowlevel.enable_ki_protection
+    async def _fail_later(self, scope: trio.CancelScope) -> None:
+        """Take failures that come of the stop of another block, unless this one is left right after it (BL-5)."""
+        with scope:
+            await self.proc.stopping_blocks.wait_quiet()
+        held, self._held = self._held, []
+        if self._is_ending:
+            for error in held:
+                self._log_consequence(error)
+        else:
+            self._failures += held
+            self._cancel_for(held[0])
+
+    def _log_consequence(self, error: Exception) -> None:
+        for leaf in leaves(error):
+            where = origin(leaf)
+            place = "" if where is None else f" ({describe(where)})"
+            _log.debug("%s is being left, so this is no failure: %s: %s%s", self.name, type(leaf).__name__, leaf, place)
+
+    def _cancel_for(self, error: Exception) -> None:
         self.scope.cancel(reason=f"{type(error).__name__} in {self.name}")
 
     def kill_now(self) -> None:
         """End everything at once, without clean-up (the second Ctrl-C, rule O6)."""
         for owned in self._owned:
             owned.kill_now()
+
+    @trio.lowlevel.enable_ki_protection
+    async def watch(self) -> None:
+        """Wait, in a task under the block's scope, for a cancel or for the end of the body (BL-4)."""
+
+        def cancelled(_: object) -> trio.lowlevel.Abort:
+            # The task takes no part in the cancel that it has seen: it ends as one that has nothing more to do.
+            self.is_cancelled = True
+            self._wake_watcher()
+            return trio.lowlevel.Abort.FAILED
+
+        if not self.is_stopping:
+            self._watcher = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(cancelled)
+        if self.is_cancelled and not self.is_stopping:
+            self._cancel_background()
+
+    def _wake_watcher(self) -> None:
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            trio.lowlevel.reschedule(watcher)
+
+    def _cancel_background(self) -> None:
+        for owned in self._owned:
+            owned.cancel_background(f"the block of {self.name} has been cancelled")
 
     async def leave(self, error: BaseException | None) -> Left:
         """Stop everything: first all messages that were accepted, then all meshes in reverse order (rule M3).
@@ -151,6 +227,8 @@ class Block:
             error: What the body has raised.
         """
         self.is_stopping = True
+        self._holding.cancel()
+        self._wake_watcher()
         if not _is_cut_short(error):  # what came before has been dealt with in the body
             self.is_interrupted = self.is_killed = False
         for owned in self._owned:
@@ -158,6 +236,8 @@ class Block:
         if self.is_killed:
             self.kill_now()
         first, late = list(self._failures), list[Exception]()
+        if error is not None or first:
+            self._cancel_background()
         for scope in self._entering:
             scope.cancel(reason=f"the block of {self.name} has begun to stop")
         with self._watched():
@@ -172,7 +252,7 @@ class Block:
             while self._owned:
                 owned = self._owned[-1]
                 failed, interrupt = await run_to_end(partial(owned.stop, self.deadline))
-                late += failed
+                late += filter(None, map(without_consequences, failed))
                 error = error or interrupt
                 self._owned.remove(owned)
         return Left(first, error, [*self._failures[len(first) :], *late])
@@ -180,7 +260,7 @@ class Block:
     async def _drain(self, late: list[Exception]) -> None:
         @trio.lowlevel.enable_ki_protection
         async def drain(owned: Owned) -> None:
-            late.extend(await owned.drain())
+            late.extend(filter(None, map(without_consequences, await owned.drain())))
 
         await trio.lowlevel.checkpoint()  # also of a block that owns nothing (K01)
         async with trio.open_nursery() as nursery:
@@ -191,14 +271,13 @@ class Block:
     def _watched(self) -> Generator[None, None, None]:
         """Say once, while the block is being left, what it waits for (rule M4)."""
         scope = trio.CancelScope()
-        self.proc.stopping_blocks.append(self)
-        if not self.proc.has_crashed:
-            self.proc.nursery.start_soon(self._log_what_it_waits_for, scope)
-        try:
-            yield
-        finally:
-            scope.cancel()
-            self.proc.stopping_blocks.remove(self)
+        with self.proc.stopping_blocks.holding(self):
+            if not self.proc.has_crashed:
+                self.proc.nursery.start_soon(self._log_what_it_waits_for, scope)
+            try:
+                yield
+            finally:
+                scope.cancel()
 
     @trio.lowlevel.enable_ki_protection
     async def _log_what_it_waits_for(self, scope: trio.CancelScope) -> None:
@@ -232,14 +311,17 @@ async def run_block(block: Block) -> AsyncGenerator[None, None]:
     """
     error: BaseException | None = None
     with interruptible(block), block.scope:
-        block.proc.blocks.append(block)
-        try:
-            yield
-        except BaseException as raised:  # noqa: BLE001 - raised again by raise_all, beside the block's failures
-            error = raised
-        finally:
-            block.proc.blocks.remove(block)
-        raise_all(block.name, await block.leave(error))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(block.watch)
+            block.proc.blocks.append(block)
+            try:
+                yield
+            except BaseException as raised:  # noqa: BLE001 - raised again by raise_all, beside the block's failures
+                error = raised
+            finally:
+                block.proc.blocks.remove(block)
+            left = await block.leave(error)
+        raise_all(block.name, left)
 
 
 def raise_all(name: str, left: Left) -> None:

@@ -174,6 +174,12 @@ class Cell:
         elif not call.ended and self.mailbox.remove(call):
             call.cancelled()
 
+    def cancel_background(self, reason: str) -> None:
+        """Cancel the accepted messages that have no caller."""
+        for call in [*self.mailbox.queued(), *self.mailbox.running()]:
+            if call.is_broadcast:
+                self.cancel(call, "other", reason)
+
     def take_held(self) -> list[IncomingCall]:
         """Take out, for the actor that follows, the messages that came after the end of this one."""
         held, self._held = self._held, []

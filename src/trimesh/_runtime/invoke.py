@@ -19,6 +19,7 @@ from trimesh import limits
 from trimesh._routing.collector import Failed, Outcome, Raised, Returned
 from trimesh._routing.merge import Item
 from trimesh._runtime.agent import Agent
+from trimesh._runtime.consequences import without_consequences
 from trimesh._runtime.endpoint_spec import EndpointSpec, endpoints_of
 from trimesh._runtime.incoming import place_payload
 from trimesh._runtime.outgoing import OutgoingCall
@@ -350,9 +351,10 @@ def results_of(proc: Proc, call: OutgoingCall, request: Request, *, cancelled: b
 def is_news(result: Err, where: Origin) -> bool:
     """Return whether a caller that was cancelled anyway must be told of an error: an endpoint has raised it.
 
-    The end of a process, or of an actor, is told by its owner.
+    The end of a process, or of an actor, is told by its owner; that something was stopped, which was cancelled together
+    with the caller, is no news.
     """
-    return result.is_raised and not _is_victim(result.error, where)
+    return result.is_raised and not _is_victim(result.error, where) and without_consequences(result.error) is not None
 
 
 def _is_victim(error: Exception, where: Origin) -> bool:

@@ -38,6 +38,7 @@ from trimesh._runtime.reports import FailureHandler, serve_reports
 from trimesh._runtime.senders import check_agent_caller, check_sender
 from trimesh._runtime.services import Services
 from trimesh._runtime.sites import Sites
+from trimesh._runtime.stopping_blocks import StoppingBlocks
 from trimesh._runtime.typed_values import make_values
 from trimesh._runtime.values import Values
 from trimesh._transport.base import Buffer, DownReason, Group, Link, LinkDown, Transport
@@ -140,7 +141,7 @@ class Proc:
         self.members: dict[ProcId, Member] = {}
         self.memberships: weakref.WeakValueDictionary[MeshId, Membership] = weakref.WeakValueDictionary()
         self.blocks: list[Block] = []
-        self.stopping_blocks: list[Block] = []
+        self.stopping_blocks = StoppingBlocks()
         self.has_crashed = False
         self.family: Family | None = None
         self.dropped_replies = 0

@@ -416,6 +416,9 @@ class ProcMembers:
         for member in self.members:
             member.kill()
 
+    def cancel_background(self, reason: str) -> None:
+        """Nothing: messages are for actors."""
+
     async def drain(self) -> list[Exception]:
         """Nothing waits here: messages are for actors."""
         return []

@@ -84,6 +84,7 @@ AGENT_CALLERS: Final[dict[str, Sender]] = {
     "spawn": _OWNER,
     "spawn_kept": _OWNER,
     "follower": _ANYONE,  # whoever has a handle on a mesh asks its owner
+    "cancel_background": _OWNER,
     "drain": _OWNER,
     "stop": _OWNER,
     "exit": _OWNER,
