@@ -246,7 +246,9 @@ class ActorMembers:
             if not self._restarts.is_stopped:
                 self._restarts.failed(rank, error)
                 return
-            verdict = Verdict.FAIL
+            # It would have been healed, and is not any more, because the block is being left. Where the restarts have
+            # been used up instead, that has failed the block.
+            verdict = Verdict.GIVE_UP if self.is_stopping else Verdict.FAIL
         if ended:
             self.membership.set(rank, Standing.GONE)
             self._release(rank)

@@ -249,7 +249,8 @@ class ProcMembers:
             if not self._restarts.is_stopped:
                 self._restarts.failed(rank, error)
                 return
-            verdict = Verdict.FAIL  # it cannot be healed any more
+            # Who has given up has failed its block; one that is being left only has no use for a follower.
+            verdict = Verdict.GIVE_UP if self.is_stopping else Verdict.FAIL
         if verdict is Verdict.FAIL:
             self.block.fail(error)
         else:
@@ -272,7 +273,7 @@ class ProcMembers:
         """Take the failure of a member that lives: the policy of its actors could not heal it (P1), or it is silent."""
         if self._restarts is not None and not self._restarts.is_stopped:
             self._restarts.failed(rank, error)
-        elif isinstance(self.policy, FailFast) or self._restarts is not None:
+        elif isinstance(self.policy, FailFast) or (self._restarts is not None and not self.is_stopping):
             self.block.fail(error)
 
     # ---- heal ------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ class MemberStatistics:
 
     Attributes:
         point: Its coordinates in the view that was asked.
-        pid: Process id on its host; 0 when not known.
+        pid: Process id on its host; None while there is no process, as it is being started again.
         incarnation: 0 for the first at its point, one more for each restart.
         is_alive: Whether nothing is known here of its end.
         calls_unended: Calls of this process that it has been sent and has not ended, abandoned ones included.
@@ -51,7 +51,7 @@ class MemberStatistics:
     """
 
     point: Point
-    pid: int
+    pid: int | None
     incarnation: int
     is_alive: bool
     calls_unended: int
@@ -93,7 +93,8 @@ class Seen(msgspec.Struct, frozen=True):
     Attributes:
         point: In the view.
         peer: Its process.
-        pid, incarnation, is_alive: As `MemberStatistics` has them.
+        pid: As `MemberInfo` has it: 0 for none.
+        incarnation, is_alive: As `MemberStatistics` has them.
     """
 
     point: Point
@@ -116,7 +117,7 @@ def _member(proc: Proc, mesh: MeshId, seen: Seen) -> MemberStatistics:
     stall = proc.members[peer.proc_id].stall if peer.proc_id in proc.members else None
     return MemberStatistics(
         point=seen.point,
-        pid=seen.pid,
+        pid=seen.pid or None,  # 0 is what os.kill takes for the whole process group
         incarnation=seen.incarnation,
         is_alive=seen.is_alive,
         calls_unended=0 if box is None else box.load,
