@@ -371,6 +371,9 @@ class Engine:
             self.flush()
             self.is_closed = True
 
+    def cancel_background(self, reason: str) -> None:
+        """Nothing: what was issued is executed, or ends with its rank."""
+
     async def drain(self) -> list[Exception]:
         """Wait until everything that was issued has been executed (rule M3)."""
         await trio.lowlevel.checkpoint()
