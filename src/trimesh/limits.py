@@ -300,8 +300,7 @@ STOPPING_LOG_SECONDS: Final = 2.0
 """A block that has been stopping for this long says once what it waits for (rule M4)."""
 
 LEAVING_SECONDS: Final = 1.0
-"""A failure of background work that says only that another mesh was stopped waits this long, after the block of that
-mesh has been left, for its own block to be left, too: between blocks that end together lie milliseconds."""
+"""Blocks that are left this soon after each other end together: milliseconds lie between those of one program."""
 
 STDERR_TAIL_BYTES: Final = 4_096
 """Last words of a process that are kept for the error that reports its death."""
@@ -394,12 +393,10 @@ VIEWS_MAX: Final = 4_096
 """Views of others' memory that one process has open: a mapping each, and the kernel allows 65,530 of those."""
 
 INLINE_BYTES_MAX: Final = 1 << 17
-"""A transfer up to this size is done at once: 16 us in the slowest case, about what waking a thread and being woken by
-it costs."""
+"""A transfer up to this size is done at once: 16 us in the slowest case, about what waking a thread and back costs."""
 
 EXPORT_BYTES_MAX: Final = 4_096
-"""What a handle says to readers with an RDMA adapter: 20 to 250 bytes for each adapter of a machine, which has up to
-9."""
+"""What a handle says to readers with an RDMA adapter: 20 to 250 bytes for each adapter of a machine (at most 9)."""
 
 MOVER_SILENCE_MS: Final = 5_000
 """A process that lives and does not answer a transfer for this long is called silent: longer than a lease, so that a

@@ -63,8 +63,7 @@ class Proc:
         owners: Actor meshes that this process owns, by id.
         members: Child processes that this process owns.
         memberships: Who lives where in the meshes that this process has handles on.
-        blocks: Open blocks of this process.
-        stopping_blocks: Blocks of this process that are being left.
+        blocks, stopping_blocks: Open blocks of this process, and those that are being left.
         family: Told of every lost link; makes new ones.
         nursery: Tasks of the runtime.
         actors: Tasks of the actors, which end before those.
