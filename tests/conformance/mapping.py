@@ -26,6 +26,10 @@ class Worker(Actor):
         return item * item
 
     @endpoint
+    async def time_left(self, _: int) -> float:
+        return trio.current_effective_deadline() - trio.current_time()
+
+    @endpoint
     async def where(self, item: Any) -> tuple[int, Any]:
         return trimesh.current_rank(), item
 

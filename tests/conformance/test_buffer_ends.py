@@ -40,6 +40,23 @@ async def test_revoked_buffer_gives_no_bytes(backend: Backend, size: int):
         assert await vault.revoke.call_one() < limits.REVOKE_SECONDS  # once more: nothing is left to do
 
 
+async def test_all_handles_are_revoked_while_one_is_in_use(backend: Backend):
+    """N4: who looks at the memory by one handle keeps no other one open."""
+    async with backend.procs({"gpus": 1}) as procs, trio.open_nursery() as nursery:
+        vault = await procs.spawn("vault", Vault, allocated=True)
+        handle = await vault.handle.call_one()
+        readonly = await vault.readonly.call_one()
+        async with handle.map():
+            revoking = attempt(nursery, vault.revoke.call_one)
+            with pytest.raises(trio.ClosedResourceError):
+                while True:
+                    await handle.read_into(bytearray(SMALL))
+            assert not revoking.over.is_set()
+            with pytest.raises(trio.ClosedResourceError):
+                await readonly.read_into(bytearray(SMALL))
+        assert await revoking.result() < limits.REVOKE_SECONDS
+
+
 @only_sim
 async def test_buffer_is_revoked_in_the_middle_of_a_read(backend: SimBackend):
     """N4: the copy stops at the next look, and the revocation has waited for that."""

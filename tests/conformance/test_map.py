@@ -285,3 +285,13 @@ async def test_cancelled_step_loses_no_result(backend: Backend):
                 with trio.move_on_after(0.001):
                     found.append(await anext(results))
         assert sorted(found) == [(index, index * index) for index in range(100)]
+
+
+async def test_items_get_the_time_that_is_left(backend: Backend):
+    """C3: a budget, which counts from when it arrives; clocks of two processes have nothing in common."""
+    async with backend.procs({"gpus": 2}) as procs:
+        workers = await procs.spawn("workers", Worker)
+        with trio.fail_after(60):
+            async with workers.time_left.map(range(4)) as results:
+                left = [seconds async for _, seconds in results]
+        assert all(0 < seconds <= 60 for seconds in left), left

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
+import trio.testing
 from tests.conformance.meshes import Backend, SimBackend, attempt, only_sim
 from tests.conformance.probe import Probe
 from tests.conformance.supervised import Ledger, kill_and_see, kill_and_wait, reading, restart
@@ -193,3 +194,20 @@ async def test_frames_of_an_old_incarnation_are_not_delivered(backend: SimBacken
             await trio.sleep(200.0)
             assert await probe.seen.call_one() == ["new"]
             assert current_proc().dropped_replies == dropped
+
+
+@only_sim
+async def test_owner_waits_for_a_death_that_the_asker_knows_of_first(backend: SimBackend):
+    """MS-2: it is asked who follows a member that lives, as far as it knows, and says so when it has heard."""
+    async with backend.procs({"gpus": 1}, supervision=restart()) as procs, trio.open_nursery() as nursery:
+        await procs.spawn("ledgers", Ledger)
+        [membership] = [one for one in current_proc().memberships.values() if one.info.name == "ledgers"]
+        [member] = membership.members
+        async with reading(procs) as log:
+            asked = attempt(nursery, membership.answer, 0, member.incarnation)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not asked.over.is_set()
+            await kill_and_wait(backend, procs, log, 0)
+            place = await asked.result()
+        assert place is not None
+        assert (place[0] != member.proc_id, place[3]) == (True, member.incarnation + 1)

@@ -15,6 +15,7 @@ FAILURES: list[Outcome] = [
     Failed(ProcDied("died")),
     CancelAck(1, 2, 3, started=True, by="other", reason=""),
     CancelAck(1, 2, 3, started=True, by="budget", reason=""),
+    CancelAck(1, 2, 3, started=True, by="stopped", reason=""),
     Refused(1, 2, 3, "stopped", ""),
 ]
 OTHERS: list[Outcome] = [

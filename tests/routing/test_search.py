@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.routing.call_graphs import World
 
+from trimesh._routing.search import Search
+from trimesh._wire.waits import Kind, NodeRef, NodeReport
+
 BATCHES = 20
 GRAPHS = 500
 """10,000 seeded call graphs in all."""
@@ -27,3 +30,29 @@ def test_search_agrees_with_the_oracle(batch: int):
         victims += len(world.victims)
         exact += world.exact
     assert exact > GRAPHS // 10, f"too few deadlocks to show anything: {victims}, and {exact} undisturbed ones"
+
+
+def answer(search: Search, waits: dict[NodeRef, NodeRef]) -> None:
+    """Answer all that is asked, from one picture of who waits for whom; every caller waits, and nobody called it."""
+    look = search.look
+    while search.questions and search.look == look:
+        question = search.questions.pop(0)
+        reports = [
+            NodeReport(ref, True, (waits[ref],) if ref in waits else (), can_break=ref.b == 3)
+            for ref in question.refs
+            if ref in waits or ref.kind is Kind.CALLER
+        ]
+        search.answered(question.proc, question.look, reports)
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_what_has_changed_between_the_looks_is_no_deadlock(is_changed: bool):
+    """SE-1: two pictures, each of which looks like a deadlock, show none if they are not the same one."""
+    one, two, three = (NodeRef(Kind.CALL, 1, 1, number) for number in (1, 2, 3))
+    cycle = {one: three, two: one, three: two}
+    search = Search(10, [one, two, three])
+    answer(search, {one: two, two: one, three: two} if is_changed else cycle)
+    assert search.look == 11
+    answer(search, cycle)
+    assert search.is_done
+    assert (search.verdict is None) == is_changed

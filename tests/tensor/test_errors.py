@@ -34,6 +34,7 @@ async def test_failures_on_the_ranks(caplog: pytest.LogCaptureFixture) -> None:
         await check_error_has_line_coordinates_and_traceback(procs)
         await check_one_rank_fails(procs)
         await check_aliases_are_poisoned_together(procs)
+        await check_target_of_what_was_not_run_is_poisoned(procs)
         assert caplog.records == []
         with procs.activate():
             inverse(torch.zeros(2, 2))
@@ -78,6 +79,21 @@ def own_place(procs: ProcMesh) -> Any:
     team = team_of(procs, "for tests:")
     [place] = call_kernel(team, "index", "gpus", outputs=[team.engine.shapes.meta((), (), torch.int64, CPU)])
     return place
+
+
+async def check_target_of_what_was_not_run_is_poisoned(procs: ProcMesh) -> None:
+    """What an operation in place would have written does not stay as it was, as if nothing had failed."""
+    with procs.activate():
+        bad = inverse(torch.zeros(2, 2))
+        target = torch.ones(2, 2)
+        other = torch.ones(2, 2)
+    view = target[0]
+    target.add_(bad)
+    for poisoned in (target, view):
+        with pytest.raises(MeshErrorGroup) as caught:
+            await trimesh.fetch(poisoned)
+        assert all(isinstance(error, torch.linalg.LinAlgError) for error in trimesh.leaves(caught.value))
+    assert (await trimesh.fetch_shard(other, gpus=0)).sum() == 4
 
 
 async def check_aliases_are_poisoned_together(procs: ProcMesh) -> None:
