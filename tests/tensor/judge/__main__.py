@@ -2,6 +2,7 @@
 
     python -m tests.tensor.judge --programs 2000 --first-seed 0    # until one of the two is reached
     python -m tests.tensor.judge --seconds 120
+    python -m tests.tensor.judge --falsify all                     # find each wrong rule that is planted
     python -m tests.tensor.judge --seed 17                         # one program, as a script, and what came of it
 
 What fails is grouped by kind and operation; of each group the first is made shorter and printed, with the line that
@@ -17,13 +18,20 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 
 import trio
 from tests.tensor.judge.case import Case, look_into
 from tests.tensor.judge.expected import EXPECTED, cause_of
-from tests.tensor.judge.generator import generate
+from tests.tensor.judge.falsification import FALSIFIED, plant
+from tests.tensor.judge.generator import extent_of, generate
 from tests.tensor.judge.program import Program, short, source
 from tests.tensor.judge.session import Session, Verdict, session
+
+
+def mesh_of(seed: int) -> str:
+    """Return the mesh of a seed's program, as `--mesh` takes it."""
+    return ",".join(f"{label}={size}" for label, size in extent_of(seed))
 
 
 def seeds(options: argparse.Namespace) -> Iterator[Program]:
@@ -32,7 +40,8 @@ def seeds(options: argparse.Namespace) -> Iterator[Program]:
     for seed in range(options.first_seed, options.first_seed + options.programs):
         if time.monotonic() > end:
             return
-        yield generate(seed, lines=options.lines)
+        if not options.mesh or options.mesh == mesh_of(seed):
+            yield generate(seed, lines=options.lines)
 
 
 class Tally:
@@ -118,6 +127,36 @@ async def one(options: argparse.Namespace) -> int:
     return int(verdict.kind == "wrong")
 
 
+async def falsify(options: argparse.Namespace) -> int:
+    """Plant wrong rules, one after the other; return how many were not found."""
+    missed = 0
+    async with session() as right:
+        for name, wrong in FALSIFIED.items():
+            if options.falsify not in {"all", name}:
+                continue
+            started = time.monotonic()
+            seed, programs = await _first_seed(right, name, options)
+            took = f"{programs} programs, {time.monotonic() - started:.0f} s"
+            found = f"seed {seed} (--lines '{wrong.lines}')" if seed is not None else "MISSED"
+            print(f"{name}: {found}, {took}", flush=True)
+            missed += seed is None
+    return missed
+
+
+async def _first_seed(right: Session, name: str, options: argparse.Namespace) -> tuple[int | None, int]:
+    """Return the first seed that a wrong rule fails and the right one does not, and how many programs it took."""
+    programs = 0
+    drawn = argparse.Namespace(**{**vars(options), "lines": FALSIFIED[name].lines})
+    async for verdict in right.planted(partial(plant, name)).judge(seeds(drawn)):
+        programs += 1
+        if verdict.kind != "wrong":
+            continue
+        beside = await (await right.spare(verdict.program.extent)).judge_one(verdict.program)
+        if beside.kind == "right":
+            return verdict.program.seed, programs
+    return None, programs
+
+
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.tensor.judge", description=__doc__.splitlines()[0])
@@ -127,11 +166,15 @@ def main() -> None:
     parser.add_argument("--shrink", type=int, default=20, help="groups of failures of which one is made shorter")
     parser.add_argument("--seed", type=int, help="one program")
     parser.add_argument("--lines", default="", help="a pattern: lines of the table that it fits are drawn most")
+    parser.add_argument("--mesh", default="", help="only programs of this mesh, a=2,b=2 for example: starts fewer")
+    parser.add_argument("--falsify", default="", help="a wrong rule that is planted and must be found, or all")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)  # each failure that nobody has asked for is one
-    failures = trio.run(one if options.seed is not None else search, options)
+    what = falsify if options.falsify else one if options.seed is not None else search
+    failures = trio.run(what, options)
     sys.exit(1 if failures else 0)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,7 @@ from tests.tensor.judge.interpreter import PlainRun, TwinRun
 from tests.tensor.judge.interpreter import seed as seed_all
 from tests.tensor.judge.operands import FLOATS, NUMEL_MOST, Operands, Unfit
 from tests.tensor.judge.placements import draw_extent, draw_layout
-from tests.tensor.judge.program import Input, Program, Step
+from tests.tensor.judge.program import Extent, Input, Program, Step
 from tests.tensor.judge.table import GROUPS, Group
 from torch.utils import _pytree as pytree
 
@@ -141,6 +141,11 @@ def _serves(run: PlainRun, step: Step) -> bool:
                 if finite.numel() and float(finite.abs().max()) > LARGEST:
                     return False
     return True
+
+
+def extent_of(seed: int) -> Extent:
+    """Return the mesh of the program of a seed, which is drawn first."""
+    return draw_extent(random.Random(seed))
 
 
 def generate(seed: int, excluded: Collection[str] = (), lines: str = "") -> Program:

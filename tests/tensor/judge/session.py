@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ PRELOAD: Final = ("torch", "torch.distributed.tensor")
 BATCH: Final = 12
 """Programs that are issued before their values are fetched."""
 
-BATCH_SECONDS: Final = 60.0
+BATCH_SECONDS: Final = 240.0
 """A batch that takes longer hangs."""
 
 
@@ -179,15 +179,22 @@ class Session:
         spent: Seconds that programs took on the mesh.
     """
 
-    def __init__(self, host: Any, stack: Any) -> None:
+    def __init__(self, host: Any, stack: Any, setup: Callable[[], None] | None = None) -> None:
         self._host = host
+        self._setup = setup
         self._stack = stack
         self._benches: dict[Extent, Bench] = {}
         self._spares: dict[Extent, Bench] = {}
         self.spent = 0.0
 
+    def planted(self, setup: Callable[[], None]) -> Session:
+        """Return a session of processes that run a function before anything else; they end with this one."""
+        return Session(self._host, self._stack, setup)
+
     def _procs(self, extent: Extent) -> Any:
-        return self._host.spawn_procs(dict(extent), grace=10, supervision=trimesh.Isolate(), output="discard")
+        return self._host.spawn_procs(
+            dict(extent), grace=10, supervision=trimesh.Isolate(), output="discard", setup=self._setup
+        )
 
     async def bench(self, extent: Extent) -> Bench:
         """Return the bench of an extent, a new one if the last one does not answer any more."""
@@ -229,6 +236,14 @@ class Session:
         started = time.perf_counter()
         found = await bench.judge(batch)
         self.spent += time.perf_counter() - started
+        return await self._apart(batch) if bench.is_broken else found
+
+    async def _apart(self, batch: list[Program]) -> list[Verdict]:
+        """Run programs one at a time, after one of them has hung or ended a process: which one is not known."""
+        found = []
+        for program in batch:
+            bench = await self.spare(program.extent)
+            found.append(await bench.judge_one(program))
         return found
 
 

@@ -12,8 +12,10 @@ torch = pytest.importorskip("torch", reason="torch is an extra")
 
 from msgspec.structs import replace  # noqa: E402 - after the skip
 from tests.tensor.judge.comparison import Expected, Finding, values_differ  # noqa: E402
-from tests.tensor.judge.generator import LENGTH_MOST, generate  # noqa: E402
+from tests.tensor.judge.expected import FAILING  # noqa: E402
+from tests.tensor.judge.generator import LENGTH_MOST, extent_of, generate  # noqa: E402
 from tests.tensor.judge.interpreter import PlainRun, Run, is_fine  # noqa: E402
+from tests.tensor.judge.listed import LISTED  # noqa: E402
 from tests.tensor.judge.placements import shares  # noqa: E402
 from tests.tensor.judge.program import Input, Program, Step, numbers, short, source  # noqa: E402
 from tests.tensor.judge.session import Verdict  # noqa: E402
@@ -166,3 +168,18 @@ def test_a_step_that_raises_ends_a_run() -> None:
     assert (run.failure.step, type(run.failure.error)) == (1, IndexError)
     made: Any = run.leaves()
     assert set(made) == {"x0", "v0"}
+
+
+def test_the_mesh_of_a_seed_is_known_without_its_program() -> None:
+    assert [extent_of(seed) for seed in range(20)] == [generate(seed).extent for seed in range(20)]
+
+
+def test_the_lines_that_are_asked_for_are_drawn_most() -> None:
+    steps = [step.operation for seed in range(12) for step in generate(seed, lines=r"cumsum").steps]
+    assert sum("cumsum" in one for one in steps) > len(steps) / 5
+
+
+def test_listed_programs_are_taken_by_plain_torch_and_the_failing_ones_are_listed() -> None:
+    assert set(LISTED) >= FAILING
+    raising = {name for name, one in LISTED.items() if Expected(one).failure() is not None}
+    assert raising == {"ids out of range of a table cut by rows"}
