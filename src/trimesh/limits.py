@@ -231,8 +231,7 @@ DEADLOCK_PAUSE_FACTOR: Final = 4
 a fifth of its time at most, however many calls wait."""
 
 DEADLOCK_ANSWER_SECONDS: Final = 1.0
-"""A process that does not say for this long who waits in it is left out of the search; once it does, the search is
-made again."""
+"""A process that does not say for this long who waits in it is left out of the search, which is made again then."""
 
 DEADLOCK_NODES_MAX: Final = 16_384
 """Waits that one search looks at, and waits in one answer: 2 MiB. A cycle has a handful; what leads nowhere is
@@ -279,8 +278,7 @@ EXCEPTION_CHAIN_MAX: Final = 64
 """Links of one cause or context chain, and leaves of one group, that travel; the rest is counted in a note."""
 
 EXCEPTION_RECORDS_MAX: Final = 512
-"""Exceptions that travel as one: causes, contexts and members together. Nested groups would multiply
-the bounds of one chain and one group."""
+"""Exceptions that travel as one, causes, contexts and members: nested groups would multiply the bounds of each."""
 
 EXCEPTION_PAYLOAD_BYTES_MAX: Final = 1 << 20
 """One pickled attribute of an exception; a larger one travels as its (shortened) repr."""
@@ -301,6 +299,9 @@ STOPPING_LOG_SECONDS: Final = 2.0
 
 LEAVING_SECONDS: Final = 1.0
 """Blocks that are left this soon after each other end together: milliseconds lie between those of one program."""
+
+SUPERVISION_LOG_LINES: Final = 20
+"""Lines of a second on deaths, failures and restarts that are not raised: a mesh of a thousand may die at once."""
 
 STDERR_TAIL_BYTES: Final = 4_096
 """Last words of a process that are kept for the error that reports its death."""
@@ -478,8 +479,7 @@ GROUP_KEYS: Final = 65_536
 """Keys of a team's store: a process group of n ranks takes n, and a thousand ranks may have tens of groups."""
 
 GROUP_LEAVES: Final = 16_384
-"""Commands by which ranks have left a process group that are remembered: no rank is further behind than
-`TENSOR_COMMANDS_AHEAD`."""
+"""Commands by which ranks left a process group that are remembered: no rank is `TENSOR_COMMANDS_AHEAD` behind."""
 
 TENSOR_INLINE_BYTES: Final = 32_768
 """A tensor of at most this size moves between ranks inside a message, which costs less than a read of its memory."""

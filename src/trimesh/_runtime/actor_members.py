@@ -25,6 +25,7 @@ from trimesh._runtime.proc import Proc
 from trimesh._runtime.recipe import Recipe, keep
 from trimesh._runtime.reference import MemberInfo, MeshInfo
 from trimesh._runtime.restarts import Restarts
+from trimesh._runtime.supervision_log import log_kept_back
 from trimesh._runtime.target import Target
 from trimesh._supervision.policy import Ending, FailFast, Policy, Restart, Verdict, is_healing, judge
 from trimesh._supervision.supervisor import Round, Supervisor
@@ -254,6 +255,8 @@ class ActorMembers:
             self._release(rank)
         if verdict is Verdict.FAIL:
             self.block.fail(error)
+        elif is_error and not self.block.ignores(error):
+            log_kept_back(self.proc, self.info.name, error, f"the actor {'has ended' if ended else 'goes on'}")
 
     def _release(self, rank: int) -> None:
         """Answer the messages that wait for an actor that will not come."""

@@ -164,6 +164,10 @@ class Block:
         else:
             self._failures.append(failure)
 
+    def ignores(self, error: Exception) -> bool:
+        """Return whether an error is no failure of this block, because it is cancelled or being left (BL-5)."""
+        return self._is_ending and without_consequences(error) is None
+
     @property
     def _is_ending(self) -> bool:
         return self.is_stopping or self.is_cancelled or self.scope.cancel_called

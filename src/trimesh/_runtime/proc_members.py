@@ -29,6 +29,7 @@ from trimesh._runtime.proc import Proc
 from trimesh._runtime.reference import MemberInfo, MeshInfo
 from trimesh._runtime.rendezvous import Rendezvous
 from trimesh._runtime.restarts import Restarts
+from trimesh._runtime.supervision_log import log_kept_back
 from trimesh._runtime.target import Target
 from trimesh._supervision.policy import Ending, FailFast, Policy, Restart, Verdict, ending_of, is_healing, judge
 from trimesh._supervision.supervisor import Round, Supervisor
@@ -163,9 +164,7 @@ class ProcMembers:
 
     def _new_member(self, rank: int, incarnation: int) -> Member:
         proc_id = ProcId(self.proc.new_id())
-        label = f"{self.name}{self.whole.point(rank)!r}"
-        if incarnation:
-            label += f" (incarnation {incarnation})"
+        label = f"{self.name}{self.whole.point(rank)!r}" + (f" (incarnation {incarnation})" if incarnation else "")
         member = Member(self.proc, self.proc.peer(proc_id), rank, label, incarnation, self._died)
         member.stall.listeners.append(partial(self._stalled, rank))
         self.proc.members[proc_id] = member
@@ -254,6 +253,7 @@ class ProcMembers:
         if verdict is Verdict.FAIL:
             self.block.fail(error)
         else:
+            log_kept_back(self.proc, self.name, error, "the mesh goes on without it")
             self._give_up([rank], error)
 
     def _give_up(self, ranks: Sequence[int], cause: Exception) -> None:

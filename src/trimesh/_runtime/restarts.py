@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from trimesh._runtime.context import set_proc_of_task
+from trimesh._runtime.supervision_log import log_kept_back
 from trimesh._supervision.supervisor import Begin, Decision, GiveUp, Phase, Round, Supervisor
 from trimesh.errors import RestartLimit, leaves
 
@@ -79,6 +80,10 @@ class Restarts:
                     course.scope.cancel(reason="a later failure has begun another restart")
                 self._courses[begun] = _Course()
                 self.members.going_down(begun)
+                ranks = ", ".join(map(str, begun.ranks[:8])) + (", ..." if len(begun.ranks) > 8 else "")
+                log_kept_back(
+                    self.proc, self.supervisor.name, begun.cause, f"restarting rank {ranks} after {begun.delay:.3g} s"
+                )
                 self.proc.nursery.start_soon(self._run, begun, self._courses[begun], courses)
             case GiveUp(error=error):
                 self.members.gave_up(round_, rank, error)

@@ -1,0 +1,63 @@
+"""What a policy keeps from being raised is logged, once and in bounds; what is raised is not."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from tests.conformance.meshes import Backend, SimBackend, kinds, only_sim
+from tests.conformance.probe import Probe
+from tests.conformance.supervised import kill_and_see, kill_and_wait, reading, restart
+
+from trimesh import Died, Failed, Isolate, MeshErrorGroup, ProcDied, limits
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+async def test_isolated_failures_and_deaths_are_logged(backend: Backend, caplog: pytest.LogCaptureFixture):
+    """P1, P3: a line each, with the place and what comes next."""
+    async with backend.procs(supervision=Isolate()) as procs:
+        probes = await procs.spawn("probes", Probe)
+        async with reading(probes) as failures, reading(procs) as log:
+            await probes.slice(gpus=1).fail.broadcast(ValueError("nobody waits"))
+            await failures.wait(Failed)
+            await kill_and_see(backend, procs, log, 0)
+    failure, death = logged(caplog)
+    assert failure.startswith("probes: ValueError: nobody waits (at probes{'gpus': 1/2}")
+    assert failure.endswith("; the actor goes on")
+    assert "procs{'gpus': 0/2}" in death
+    assert death.endswith("; the mesh goes on without it")
+
+
+async def test_restarts_are_logged(backend: Backend, caplog: pytest.LogCaptureFixture):
+    """R01, P1: with the death that each is for."""
+    async with backend.procs(supervision=restart()) as procs, reading(procs) as log:
+        await procs.spawn("probes", Probe)
+        await kill_and_wait(backend, procs, log, 1)
+    (line,) = logged(caplog)
+    assert "ProcDied" in line
+    assert line.endswith("; restarting rank 1 after 0 s")
+
+
+async def test_failure_that_is_raised_is_not_logged(backend: Backend, caplog: pytest.LogCaptureFixture):
+    """X3: one failure surfaces once."""
+    with pytest.raises(MeshErrorGroup) as caught:
+        async with backend.procs() as procs:
+            await procs.spawn("probes", Probe)
+            backend.kill(procs, 1)
+            await trio.sleep_forever()
+    assert kinds(caught.value) == [ProcDied]
+    assert logged(caplog) == []
+
+
+@only_sim
+async def test_log_of_a_dying_mesh_is_bounded(backend: SimBackend, caplog: pytest.LogCaptureFixture):
+    """P1: all members of a large mesh die in the same moment."""
+    size = 2 * limits.SUPERVISION_LOG_LINES
+    async with backend.procs({"gpus": size}, supervision=Isolate()) as procs, reading(procs) as log:
+        for rank in range(size):
+            backend.kill(procs, rank)
+        await log.wait(Died, size)
+    assert len(logged(caplog)) == limits.SUPERVISION_LOG_LINES
+    assert "left out" in logged(caplog)[-1]
