@@ -291,7 +291,7 @@ async def test_launch_too_large_for_a_record_is_refused_here(launcher: Launcher)
 
 async def test_wrong_output_is_refused_here(launcher: Launcher) -> None:
     """The text lists what there is."""
-    with pytest.raises(ValueError, match="forward, inherit, discard, or a path"):
+    with pytest.raises(ValueError, match='output must be "forward", "inherit", "discard" or a path'):
         await launcher.launch(spec_of(output="forwards"))
 
 
