@@ -42,7 +42,7 @@ class ProcDied(MeshError):
         oom_killed: True when the kernel's out-of-memory killer counted a kill in its memory group.
         stderr_tail: Last bytes of its standard error, decoded; "" when there was none.
         reason: "exited", "killed", "stopped" (its lease ran out), or "lost" (no diagnosis could be had).
-        by: "grace" when our own stop ladder ended it for want of grace, else None.
+        by: "grace" when our own stop ladder ended it for want of grace, "kill" when `ProcMesh.kill` did, else None.
         maybe_executed: For a call: False only when the message was certainly not delivered.
     """
 

@@ -9,7 +9,7 @@ import trio
 from tests.conformance.meshes import Backend, SimBackend, kinds, only_sim
 from tests.conformance.probe import Probe
 
-from trimesh import ActorFailed, Backoff, Isolate, MeshErrorGroup, ProcDied, Restart
+from trimesh import ActorFailed, Backoff, Isolate, MeshErrorGroup, ProcDied, Restart, leaves
 
 POLICIES = {
     "isolate": Isolate(),
@@ -41,6 +41,23 @@ async def test_death_as_the_block_is_left_fails_nothing(backend: Backend, policy
             probes = await procs.spawn("probes", Probe)
             await probes.rank.call()
             backend.kill(procs, 1)
+
+
+async def test_kill_is_a_death_that_the_policy_treats(backend: Backend):
+    """P1: known when `kill` returns; a member that has ended is left as it is."""
+    async with backend.procs(supervision=Isolate()) as procs:
+        probes = await procs.spawn("probes", Probe)
+        for _ in range(2):
+            await procs.kill([{"gpus": 1}])
+            assert len(procs.alive()) == 1
+        with pytest.raises(ProcDied) as dead:
+            await probes.slice(gpus=1).rank.call_one()
+        assert (dead.value.by, dead.value.signal) == ("kill", 9)
+    with pytest.raises(MeshErrorGroup) as caught:
+        async with backend.procs() as procs:
+            await procs.kill([{"gpus": 0}])
+            await trio.sleep_forever()
+    assert [leaf.by for leaf in leaves(caught.value) if isinstance(leaf, ProcDied)] == ["kill"]
 
 
 async def test_death_as_the_block_is_left_is_raised_where_deaths_fail_it(backend: Backend):

@@ -42,7 +42,7 @@ class Member:
             (rule X3).
         gone: Set when it has ended, however.
         death: Makes the errors of calls to it, once it has ended; kept as long as it is a member.
-        by: "grace" when it was killed for want of grace.
+        by: "grace" when it was killed for want of grace, "kill" when the user wanted that.
         is_expected: Whether it was asked to end; an exit code of 0 is no death then.
         is_killed: Whether its owner has killed it, which is none either.
         stack_fd: Descriptor, in the child, that its stack is written to; see `stack`.
@@ -112,6 +112,13 @@ class Member:
         if self.child is not None:
             self.child.signal(signal.SIGKILL)
 
+    async def end_by_kill(self) -> None:
+        """End it at once, as the user wants, and wait until its death is known; that is one as any other."""
+        if self.is_alive and self.child is not None:
+            self.by = self.by or "kill"
+            self.child.signal(signal.SIGKILL)
+        await self.gone.wait()
+
     def exited(self, report: ExitReport) -> None:
         """Take the exit report."""
         self._report = report
@@ -145,7 +152,7 @@ class Member:
 
     def _finish(self) -> None:
         self.gone.set()
-        if self.is_killed or self.by is not None or (self.is_expected and self._is_clean()):
+        if self.is_killed or self.by == "grace" or (self.is_expected and self._is_clean()):
             self.death = stopped(f"{self.label} has been stopped")
         else:
             self.death = self._death()
@@ -161,7 +168,7 @@ class Member:
             text = f"the link to {self.label} was lost: {down.detail}"
             return link_lost(text)
         is_stopped = down is not None and down.reason is DownReason.LEASE
-        return died_of(self.label, self._report, is_stopped=is_stopped, note=self._remains())
+        return died_of(self.label, self._report, is_stopped=is_stopped, by=self.by, note=self._remains())
 
     def _remains(self) -> str:
         """Say so when it is there even after SIGKILL: nothing but the kernel can end it (Z08)."""

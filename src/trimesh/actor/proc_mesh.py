@@ -8,11 +8,14 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
 
+import trio
+
 from trimesh._runtime.actor_members import ActorMembers
 from trimesh._runtime.context import current_proc
 from trimesh._runtime.endpoint_spec import endpoints_of
 from trimesh._runtime.event_hub import EventStream
 from trimesh._runtime.foreign import in_trio, in_trio_now
+from trimesh._runtime.member import Member
 from trimesh._runtime.ownership import ActorPlan, OwnedProcs, adopt_actors, open_actors, own_process
 from trimesh._runtime.proc_members import ProcMembers
 from trimesh._runtime.statistics import MeshStatistics, Seen, statistics_of
@@ -228,6 +231,25 @@ class ProcMesh(Shaped):
         kept = self._shown.exclude(points)
         await in_trio(members.replace)([rank for rank in self._shown.ranks() if rank not in kept])
 
+    async def kill(self, points: Iterable[Mapping[str, int]]) -> None:
+        """End some processes at once by SIGKILL, without clean-up, and return when their deaths are known.
+
+        Each is a `ProcDied` with `.by == "kill"`, a death as any other to the policy: `FailFast` fails
+        the block, `Restart` starts another one. A member that has ended is left as it is.
+
+        Args:
+            points: Points of the mesh (`trimesh.coords(error)`), or mappings in the labels of this view.
+
+        Raises:
+            ShapeError: A point is not one of this mesh.
+            RuntimeError: This is a reference, or `this_proc()`.
+
+        Blocking: a checkpoint, cancellable; what was killed stays killed.
+        """
+        members = self._own_members("processes are killed by the block that owns them")
+        kept = self._shown.exclude(points)
+        await in_trio(_kill)([members.members[rank] for rank in self._shown.ranks() if rank not in kept])
+
     async def settled(self) -> None:
         """Wait until no process of this view is being restarted, or about to be, as far as its policy heals it.
 
@@ -275,6 +297,13 @@ class ProcMesh(Shaped):
     def __reduce__(self) -> tuple[Any, ...]:
         name = self.name
         return refer_procs, (name, self._shown)
+
+
+async def _kill(members: Sequence[Member]) -> None:
+    await trio.lowlevel.checkpoint()
+    async with trio.open_nursery() as nursery:
+        for member in members:
+            nursery.start_soon(member.end_by_kill)
 
 
 def _tensors() -> Any:
