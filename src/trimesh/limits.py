@@ -64,12 +64,10 @@ SEGMENTS_MAX: Final = 128
 """Pooled segments of one process: one descriptor each at the sender, one mapping each at every receiver."""
 
 SEGMENT_FLIGHT_BYTES_MAX: Final = 1 << 24
-"""Bytes in segments sent to one peer that has not looked at them; beyond it messages wait. One larger body is let
-through when nothing else is under way."""
+"""Bytes in segments sent to one peer that has not looked at them; beyond it messages wait, but one alone."""
 
 PART_FLIGHT_BYTES_MAX: Final = 1 << 22
-"""The same of parts of larger messages: a small message that overtakes the rest waits until the receiver has taken out
-what is under way, some 0.3 ms a MiB."""
+"""The same of parts of larger messages: one that overtakes them waits for what is under way, some 0.3 ms a MiB."""
 
 PART_BYTES: Final = 1 << 20
 """One part of a large message to a process of this host. Copying it takes the loop of either side 0.2 ms; smaller ones
@@ -131,10 +129,7 @@ EARLY_CANCELS_MAX: Final = 65_536
 """Cancels of one peer that have overtaken their calls: more than its credits for 500 actors."""
 
 SERVICE_EARLY_MESSAGES: Final = 1_024
-"""Messages of a service that wait until the owner of this process, who comes first, has said a word of it."""
-
-SERVICE_EARLY_BYTES: Final = 64 << 20
-"""Bytes of the same."""
+"""Messages of a service that wait until the owner of this process has said a word of it; `MAILBOX_BYTES` at most."""
 
 MAILBOX_REPORT_BYTES: Final = 1 << 20
 """Bytes of one sender that an actor may have taken without a word to the sender: an eighth of its mailbox."""
@@ -172,8 +167,7 @@ STREAM_REPORT_BYTES: Final = 1 << 20
 """Bytes of one rank that a consumer may have taken without a word to it: an eighth of what may be ahead."""
 
 ITEM_LEAVE_SECONDS: Final = 1.0
-"""A generator endpoint that is cancelled waits this long for the bytes of its last item to leave; a consumer that runs
-drains its links in milliseconds."""
+"""A generator endpoint that is cancelled waits this long for its last item to leave; a consumer drains it in 1 ms."""
 
 MAP_WINDOW: Final = 32
 """Items of one `map` that have been sent and whose results have not been taken: a few for each of several members."""
@@ -234,8 +228,7 @@ DEADLOCK_ANSWER_SECONDS: Final = 1.0
 """A process that does not say for this long who waits in it is left out of the search, which is made again then."""
 
 DEADLOCK_NODES_MAX: Final = 16_384
-"""Waits that one search looks at, and waits in one answer: 2 MiB. A cycle has a handful; what leads nowhere is
-seldom more than the calls under way."""
+"""Waits that one search looks at, and waits in one answer: 2 MiB. A cycle has a handful."""
 
 DEADLOCK_REFS_MAX: Final = 512
 """Names of waits in one control struct: 46 bytes each at most, half of a head."""
@@ -279,6 +272,17 @@ EXCEPTION_CHAIN_MAX: Final = 64
 
 EXCEPTION_RECORDS_MAX: Final = 512
 """Exceptions that travel as one, causes, contexts and members: nested groups would multiply the bounds of each."""
+
+EXCEPTION_DEPTH_MAX: Final = 8
+"""Exceptions that are values of exceptions, inside of each other: each is decoded by itself, from a copy."""
+
+EXCEPTION_LEAVES_MAX: Final = 65_536
+"""Exceptions in groups in groups, each counted as often as it is a member: 500 that share them would be 2**500."""
+
+DIMENSIONS_MAX: Final = 64
+"""Dimensions of an extent of a peer: numpy's bound, and the product of their sizes is taken again and again."""
+REGION_POINTS_MAX: Final = 1 << 20
+"""Points of a region of a peer, who needs 72 bytes for any number: a thousand times more processes than there are."""
 
 EXCEPTION_PAYLOAD_BYTES_MAX: Final = 1 << 20
 """One pickled attribute of an exception; a larger one travels as its (shortened) repr."""
@@ -407,8 +411,7 @@ stopped process is reported as such where anybody watches it."""
 
 CUDA_PIECE_BYTES: Final = 1 << 22
 """One of the two pieces of pinned memory between a device and the host: 4 MiB take 0.2 ms over 16 lanes of PCIe, and
-more than that in a carrier, so that starting a copy and looking whether it has ended do not show. All transfers of one
-batch pin 256 MiB together."""
+more than that in a carrier, so that starting a copy and looking whether it has ended do not show. A batch pins 256 MiB."""
 
 CUDA_COPY_BYTES: Final = 1 << 26
 """A copy between devices is made in pieces of this size, with a look at the grant after each: 64 MiB take 0.05 ms
@@ -433,8 +436,7 @@ nobody, and are apart from those of endpoints, which may all be waiting for a tr
 
 CUDA_END_SECONDS: Final = 2.0
 """A transfer that fails or is cancelled waits this long for the pieces that are being copied, and each for memory of
-another process to be closed: milliseconds, unless the device hangs. Memory of a copy that has not ended by then is kept
-until the process ends."""
+another process to be closed: milliseconds, unless the device hangs. Memory of a copy that has not ended is kept."""
 
 # ---- names and ends --------------------------------------------------------------------------------------
 
@@ -456,8 +458,7 @@ TENSOR_BATCH_COMMANDS: Final = 16
 """Commands that are sent together at most while a task goes on issuing: a message costs some 20 us, a command 3."""
 
 TENSOR_COMMANDS_AHEAD: Final = 16_384
-"""Commands of a team that its slowest rank may be behind before issuing waits for it: some seconds of work, and a few
-megabytes of operands in its queue."""
+"""Commands of a team that its slowest rank may be behind before issuing waits: seconds of work, megabytes queued."""
 
 TENSOR_PLANS: Final = 16_384
 """Operations, with the looks of their arguments, that a controller remembers: a large model has a few thousand."""
@@ -489,8 +490,7 @@ TENSOR_LENT_BYTES_MIN: Final = 1 << 20
 smaller one in a message, which waits for nobody and needs no second copy."""
 
 TENSOR_MOVE_BYTES: Final = 2**30
-"""Copies of tensors that a process keeps for others to read at one time; the next waits for room, and a larger one
-until all others have gone."""
+"""Copies of tensors that a process keeps for others to read; the next waits for room, a larger one for all others."""
 
 SIGNAL_SECONDS: Final = 0.05
 """How often a function that waits without `await` looks at signals and links."""

@@ -14,7 +14,7 @@ from tests.runtime.frames import RecordingLink, RecordingTransport
 from trimesh import limits
 from trimesh._routing.collector import Failed, Raised, Returned, Withdrawn
 from trimesh._runtime.deaths import died
-from trimesh._runtime.invoke import Request
+from trimesh._runtime.invoke import Err, Request, value_of
 from trimesh._runtime.outgoing import OutgoingCall
 from trimesh._runtime.peer import Parcel, Peer
 from trimesh._runtime.proc import Proc
@@ -384,3 +384,10 @@ async def test_broadcast_waits_for_its_buffers():
         stage.links[0].lent.set()
         await done.wait()
     stage.check_clean()
+
+
+@pytest.mark.parametrize("pickled", [True, False])
+async def test_answer_without_a_payload_is_no_none(pickled: bool):
+    """What a peer sends is decoded, whatever it is: only a broadcast has no value."""
+    proc = Proc(ProcId(1), RecordingTransport(), seed=1, pickled=pickled)
+    assert isinstance(value_of(proc, Returned(b""), REQUEST, 0), Err)

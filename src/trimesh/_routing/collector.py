@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import msgspec
 
@@ -45,6 +46,10 @@ class Returned(msgspec.Struct, frozen=True):
     payload: Buffer
     bodies: Sequence[memoryview] = ()
     cargo: object = None
+
+
+POSTED: Final = Returned(b"")
+"""Stands for the value of what has none: a broadcast. What a peer sends is never this, whatever it is."""
 
 
 class Raised(msgspec.Struct, frozen=True):

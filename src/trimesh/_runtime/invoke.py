@@ -16,7 +16,7 @@ from trio import current_effective_deadline
 from trio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from trimesh import limits
-from trimesh._routing.collector import Failed, Outcome, Raised, Returned
+from trimesh._routing.collector import POSTED, Failed, Outcome, Raised, Returned
 from trimesh._routing.merge import Item
 from trimesh._runtime.agent import Agent
 from trimesh._runtime.consequences import without_consequences
@@ -369,7 +369,7 @@ def _is_victim(error: Exception, where: Origin) -> bool:
 
 def value_of(proc: Proc, outcome: Returned | Item, request: Request, index: int) -> Ok | Err:
     """Decode what a rank has sent: its result, or an item of its stream."""
-    if not outcome.payload:
+    if outcome is POSTED:
         return _POSTED
     try:
         return Ok(proc.values.decode_result(outcome.payload, outcome.bodies, request.spec or _spec(request)))

@@ -15,7 +15,7 @@ import trio
 from trio.lowlevel import current_task, reschedule, wait_task_rescheduled
 
 from trimesh import limits
-from trimesh._routing.collector import Collector, Failed, Outcome, Returned
+from trimesh._routing.collector import POSTED, Collector, Failed, Outcome
 from trimesh._runtime.abandoned import AbandonedCall
 from trimesh._runtime.guarded import Guarded
 from trimesh._runtime.peer import Outbox, Parcel, Peer, Pending, SpreadParcel
@@ -223,7 +223,7 @@ class OutgoingCall:
         if lent is not None and not lent.is_set() and lent not in self._lent:
             self._lent = (*self._lent, lent)
         if self.is_broadcast:
-            self._settle(index, Returned(b""))
+            self._settle(index, POSTED)
         else:
             self._boxes[index].load += 1
 

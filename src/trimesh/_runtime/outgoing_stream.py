@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from trimesh._routing.collector import Outcome, Returned
+from trimesh._routing.collector import POSTED, Outcome, Returned
 from trimesh._routing.merge import Item, Merge
 from trimesh._runtime.incoming import take_payload
 from trimesh._runtime.outgoing import AnyWait, OutgoingCall
@@ -120,7 +120,7 @@ class OutgoingStream(OutgoingCall):
         if not isinstance(outcome, Returned):
             super().terminal(peer, outcome)
             return
-        super().terminal(peer, Returned(b""))
+        super().terminal(peer, POSTED)
         if not self.window:
             self._merge.put(Item(self._index[peer], outcome.payload, outcome.bodies, outcome.cargo))
 

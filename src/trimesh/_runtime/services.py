@@ -146,7 +146,7 @@ class Services:
             kept = self._early.setdefault(name, [])
             if not may_open_service(peer):  # its message may overtake that of the owner
                 self._early_bytes += len(payload) + sum(body.nbytes for body in rest)
-                if len(kept) >= limits.SERVICE_EARLY_MESSAGES or self._early_bytes > limits.SERVICE_EARLY_BYTES:
+                if len(kept) >= limits.SERVICE_EARLY_MESSAGES or self._early_bytes > limits.MAILBOX_BYTES:
                     raise ProtocolError(f"{name} must be opened by the owner of a process before others send as much")
             elif name not in self._opening:
                 self._opening[name] = trio.Event()

@@ -27,6 +27,7 @@ from typing import Any, cast
 from trimesh._wire.kinds import Kind, Source, register_kind
 from trimesh._wire.reducers import Sink, register_reducer
 from trimesh._wire.regions import Memory, memory_at, view_of, writable
+from trimesh._wire.typed_kinds import must_be_imported
 from trimesh.errors import PayloadError, ProtocolError
 
 
@@ -63,12 +64,15 @@ def _take_apart(tensor: Tensor, sink: Sink) -> tuple[Any, ...]:
     return str(args[1]).removeprefix("torch."), args[0], state, *args[2:]
 
 
-def _put_together(_: Source, name: Any, data: Any, state: Any, *rest: Any) -> Tensor:
-    dtype = getattr(_torch(), name)
+def _put_together(source: Source, name: Any, data: Any, state: Any, *rest: Any) -> Tensor:
+    must_be_imported(source, "torch", "a tensor")
+    dtype = vars(_torch()).get(name) if isinstance(name, str) else None  # `getattr` would import what is lazy
     if not isinstance(dtype, _torch().dtype):
-        raise ProtocolError(f"a tensor must have a dtype, got {name!r}")
+        raise ProtocolError(f"a tensor must have a dtype, got {name!r:.100}")
     if data is not None:
         view_of(data)  # a peer may say anything; what is no memory raises here
+    elif not (0 in rest[0] or rest[4:] == ("meta",)):
+        raise ProtocolError(f"a tensor of size {rest[0]!r:.100} must come with its bytes")
     try:
         tensor = rebuild_tensor(data, dtype, *rest)
     except ValueError as error:

@@ -8,6 +8,7 @@ on the other side is replaced by its text alone.
 
 import msgspec
 
+from trimesh import limits
 from trimesh.errors import ProtocolError
 
 
@@ -91,11 +92,14 @@ def decode_records(payload: bytes | bytearray | memoryview) -> list[ExceptionRec
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"an exception record cannot be read: {error}") from error
     count = len(records)
-    if not count:
-        raise ProtocolError("an exception record needs at least one exception, got none")
+    if not 0 < count <= limits.EXCEPTION_RECORDS_MAX:
+        raise ProtocolError(f"an exception must come as 1 to {limits.EXCEPTION_RECORDS_MAX} records, got {count}")
     for record in records:
         if not (-1 <= record.cause < count and -1 <= record.context < count):
             raise ProtocolError(f"an exception record refers to a cause or context outside of {count} records")
-        if record.members is not None and not (record.members and all(0 <= m < count for m in record.members)):
+        members = record.members
+        if members is not None and not (members and all(0 <= m < count for m in members)):
             raise ProtocolError(f"an exception record has no members, or some outside of {count} records")
+        if members is not None and len(members) > limits.EXCEPTION_CHAIN_MAX:
+            raise ProtocolError(f"a group must have at most {limits.EXCEPTION_CHAIN_MAX} members, got {len(members)}")
     return records

@@ -44,11 +44,23 @@ from trimesh._wire.exception_text import (
 from trimesh._wire.payload import Encoded
 from trimesh._wire.reducers import DefinitionId
 from trimesh._wire.regions import Buffer
-from trimesh.errors import MeshErrorGroup, Origin, RemoteError, RemoteTraceback, has_origin, origin, set_origin
+from trimesh.errors import (
+    MeshErrorGroup,
+    Origin,
+    ProtocolError,
+    RemoteError,
+    RemoteTraceback,
+    has_origin,
+    origin,
+    set_origin,
+)
 
 _ORIGIN_KEY = "__trimesh_origin__"  # kept by errors.set_origin; travels as a record of its own
 _NOTES_KEY = "__notes__"
 _NOT_STATE = frozenset((_ORIGIN_KEY, _NOTES_KEY))
+_METHODS = frozenset(dir(BaseExceptionGroup)) | _NOT_STATE
+"""What a peer must not put in the place of: `except*` calls `split`, and who catches an error `add_note`."""
+
 _TEXTLESS = frozenset((int, float, bool, str, bytes, type(None)))  # they always arrive, so they need no repr
 
 
@@ -236,8 +248,12 @@ def decode_exception(payload: Buffer, decoder: PartDecoder) -> Exception:
     """
     records = decode_records(payload)
     errors: dict[int, Exception] = {}
+    sizes: dict[int, int] = {}
     for index in _members_first(records):
         record = records[index]
+        sizes[index] = 1 + sum(sizes[m] for m in record.members or () if m in sizes)
+        if sizes[index] > limits.EXCEPTION_LEAVES_MAX:
+            raise ProtocolError(f"groups must hold at most {limits.EXCEPTION_LEAVES_MAX} exceptions, each as often")
         try:
             error = _rebuild(record, [errors[m] for m in record.members or () if m in errors], decoder)
         except Exception:  # noqa: BLE001 - EX-3
@@ -259,17 +275,17 @@ def decode_exception(payload: Buffer, decoder: PartDecoder) -> Exception:
 def _members_first(records: list[ExceptionRecord]) -> list[int]:
     """Return all indices, members before their groups; a member that contains its own group is left out of it."""
     order: dict[int, None] = {}
+    is_open = [False] * len(records)
     for root in range(len(records)):
         stack = [(root, False)]
         while stack:
             index, expanded = stack.pop()
             if expanded:
                 order[index] = None
-            elif index not in order:
+            elif index not in order and not is_open[index]:
+                is_open[index] = True
                 stack.append((index, True))
-                stack.extend(
-                    (m, False) for m in records[index].members or () if m not in order and (m, True) not in stack
-                )
+                stack.extend((m, False) for m in records[index].members or () if m not in order and not is_open[m])
     return list(order)
 
 
@@ -300,7 +316,8 @@ def _complete(error: Exception, record: ExceptionRecord, decoder: PartDecoder) -
             set_attribute(error, name, _value(part, decoder))
         state = dict_of(error)
         for name, part in record.state:
-            state[name] = _value(part, decoder)
+            if name not in _METHODS:
+                state[name] = _value(part, decoder)
         if isinstance(error, MeshErrorGroup) and isinstance(error.partial, str):
             error.partial = None  # a repr in place of results would be taken for one
     if record.notes:

@@ -23,10 +23,12 @@ class Source(msgspec.Struct, frozen=True):
         may_import: Whether it may name modules that are not imported yet: only the owner of a process may, which can
             run anything there anyway.
         bindings: What stands for something of the receiving process, as `Decoder` takes it.
+        depth: How many exceptions it is inside of.
     """
 
     may_import: bool = False
     bindings: Mapping[tuple[str, str], Any] = msgspec.field(default_factory=dict[tuple[str, str], Any])
+    depth: int = 0
 
 
 def _nothing(_: type) -> bool:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import enum
 import functools
 import importlib
+import math
 import operator
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+import msgspec
+
+from trimesh import limits
 from trimesh._wire.arrays import rebuild_array, reduce_array
 from trimesh._wire.exceptions import decode_exception, encode_exception
 from trimesh._wire.kinds import Kind, Source, register_kind
@@ -92,6 +96,19 @@ def name_of(thing: Any, what: str) -> tuple[str, str]:
     return module, name
 
 
+def _find_there(module: str, name: str) -> Any:
+    """Return what a peer names, from the tables of modules and classes: `getattr` may import, or run a property."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        tables: list[Mapping[str, Any]] = []
+        if isinstance(found, type):
+            tables = [base.__dict__ for base in found.__mro__]
+        elif isinstance(found, types.ModuleType):
+            tables = [found.__dict__]
+        found = next((table[part] for table in tables if part in table), None)
+    return found
+
+
 def _find(module: str, name: str) -> Any:
     try:
         return functools.reduce(getattr, name.split("."), sys.modules[module])
@@ -113,10 +130,20 @@ def thing_named(source: Source, module: Any, name: Any) -> Any:
             importlib.import_module(module)
         except Exception as error:
             raise PayloadError(f"{module}.{name} cannot be had: importing {module} raised {error!r}") from error
-    found = _find(module, name)
+    found = _find(module, name) if source.may_import else _find_there(module, name)
     if found is None:
         raise PayloadError(f"{module}.{name} cannot be had: it is not there, or {module} is not imported here")
     return found
+
+
+def must_be_imported(source: Source, module: str, what: str) -> None:
+    """Check that a module that values are made of is here already, or that their sender may have it imported (TY-1).
+
+    Raises:
+        PayloadError: It is not.
+    """
+    if not source.may_import and module not in sys.modules:
+        raise PayloadError(f"{what} has come to a process that has not imported {module}, which it must do itself")
 
 
 def _class_named(source: Source, module: Any = None, name: Any = None) -> type:
@@ -155,7 +182,9 @@ def _reduce_exception(error: BaseException, _: Sink) -> tuple[bytes]:
 def _rebuild_exception(source: Source, payload: Any = None) -> Exception:
     if not isinstance(payload, bytes):
         raise ProtocolError("an exception must be bytes")
-    return decode_exception(payload, TypedDecoder(source))
+    if source.depth >= limits.EXCEPTION_DEPTH_MAX:
+        raise ProtocolError(f"values of exceptions must be exceptions at most {limits.EXCEPTION_DEPTH_MAX} deep")
+    return decode_exception(payload, TypedDecoder(msgspec.structs.replace(source, depth=source.depth + 1)))
 
 
 # ---- shapes -----------------------------------------------------------------------------------------------
@@ -168,6 +197,8 @@ def _mesh_key(mesh: Any) -> Any:
 
 
 def _rebuild_extent(_: Source, *dims: Any) -> Extent:
+    if len(dims) > limits.DIMENSIONS_MAX:
+        raise ProtocolError(f"an extent must have at most {limits.DIMENSIONS_MAX} dimensions, got {len(dims)}")
     return Extent(dict(dims))
 
 
@@ -188,8 +219,17 @@ def _rebuild_region(_: Source, base: Any, mesh: Any, extent: Any, where: Any, ex
         raise ProtocolError("a region must lie in an extent")
     if not all(type(number) is int for number in (*where, *excluded)):
         raise ProtocolError("a region must be made of ranks")
-    table = range(*cast("list[int]", where)) if isinstance(where, list) else where
-    return Region(base, mesh=_mesh_key(mesh), extent=extent, table=table, excluded=frozenset(excluded))
+    if extent.nelements > limits.REGION_POINTS_MAX:
+        raise ProtocolError(f"a region must have at most {limits.REGION_POINTS_MAX} points, got {extent.nelements}")
+    table: Sequence[int] = range(*cast("list[int]", where)) if isinstance(where, list) else where
+    if len(table) != extent.nelements:
+        raise ProtocolError(f"a region of {extent.nelements} points must have as many ranks, got {len(table)}")
+    ranks, left_out = set(table), frozenset(excluded)
+    if len(ranks) != len(table) or not left_out <= ranks:
+        raise ProtocolError("the ranks of a region must differ, and those that are left out be among them")
+    if ranks and not 0 <= min(ranks) <= max(ranks) < base.nelements:
+        raise ProtocolError(f"the ranks of a region must lie in {base!r:.100}")
+    return Region(base, mesh=_mesh_key(mesh), extent=extent, table=table, excluded=left_out)
 
 
 def _rebuild_value_mesh(_: Source, region: Any = None, *values: Any) -> ValueMesh[Any]:
@@ -222,7 +262,8 @@ def _dtype(descr: Any) -> Any:
     return dtype
 
 
-def _rebuild_array(_: Source, data: Any, descr: Any, shape: Any, *layout: Any) -> Any:
+def _rebuild_array(source: Source, data: Any, descr: Any, shape: Any, *layout: Any) -> Any:
+    must_be_imported(source, "numpy", "an array")
     dtype = _dtype(descr)
     if data is None:
         empty = _numpy().empty(shape, dtype) if 0 in shape or dtype.itemsize == 0 else None
@@ -230,7 +271,9 @@ def _rebuild_array(_: Source, data: Any, descr: Any, shape: Any, *layout: Any) -
             raise ProtocolError(f"an array of shape {shape!r} must come with its bytes")
         return empty
     strides, offset, span = layout
-    view_of(data)  # a peer may say anything; what is no memory raises here
+    nbytes = view_of(data).nbytes  # a peer may say anything; what is no memory raises here
+    if math.prod(shape) * dtype.itemsize > nbytes:  # elements that share bytes are copied before they leave
+        raise ProtocolError(f"an array of shape {shape!r:.100} must come with all of its bytes, got {nbytes}")
     return rebuild_array(data, dtype, shape, strides, offset, span)
 
 
@@ -240,7 +283,8 @@ def _reduce_scalar(scalar: Any, _: Sink) -> tuple[Any, ...]:
     return _numpy().lib.format.dtype_to_descr(scalar.dtype), scalar.tobytes()
 
 
-def _rebuild_scalar(_: Source, descr: Any, data: Any) -> Any:
+def _rebuild_scalar(source: Source, descr: Any, data: Any) -> Any:
+    must_be_imported(source, "numpy", "a number of numpy")
     return _numpy().frombuffer(data, _dtype(descr), 1)[0]
 
 

@@ -91,7 +91,7 @@ class Region:
 
     def __attrs_post_init__(self) -> None:
         assert len(self._table) == self.extent.nelements  # RG-1
-        assert self._excluded.issubset(self._table)  # RG-2
+        assert not self._excluded or self._excluded <= set(self._table)  # RG-2
 
     # ---- reading ---------------------------------------------------------------------------------------------
 
