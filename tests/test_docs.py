@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
 DOCUMENTS += [str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))]
 SOURCE_FOLDERS = ["", "src/trimesh", "native/src"]
 
@@ -91,3 +91,13 @@ def test_contributing_names_existing_targets() -> None:
     named = set(re.findall(r"`make ([a-z-]+)", read("CONTRIBUTING.md") + read("README.md")))
 
     assert {"test", "check"} <= named <= targets
+
+
+def test_promises_of_security_name_tests_that_exist() -> None:
+    """Each paragraph that promises something links files of tests, which have the functions that it names."""
+    promised = read("SECURITY.md").partition("## What is promised")[2].partition("## What is not promised")[0]
+    for paragraph in promised.strip().split("\n\n"):
+        links = re.findall(r"\[([\w/.]*)(?:::(\w+))?\]\(([^)]+)\)", paragraph)
+        assert links, paragraph
+        for _, function, path in links:
+            assert not function or f"def {function}(" in read(path), (path, function)

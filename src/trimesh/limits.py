@@ -411,7 +411,7 @@ stopped process is reported as such where anybody watches it."""
 
 CUDA_PIECE_BYTES: Final = 1 << 22
 """One of the two pieces of pinned memory between a device and the host: 4 MiB take 0.2 ms over 16 lanes of PCIe, and
-more than that in a carrier, so that starting a copy and looking whether it has ended do not show. A batch pins 256 MiB."""
+more than that in a carrier, so that starting a copy and looking for its end do not show. A batch pins 256 MiB."""
 
 CUDA_COPY_BYTES: Final = 1 << 26
 """A copy between devices is made in pieces of this size, with a look at the grant after each: 64 MiB take 0.05 ms
