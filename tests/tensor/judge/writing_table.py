@@ -68,5 +68,5 @@ TRAINING: Final = (
 RECORDED: Final = (
     "repeat(lambda a: a * 2 + 1, 5, {f}.detach())", "repeat(lambda a: a.sum(0), 5, {f}.detach())",
     "repeat(lambda a, b: (a - b).square().mean(), 5, {f}.detach(), {same}.detach())",
-    "repeat(lambda a: a.softmax(-1), 5, {f}.detach())", "repeat(lambda a: {w}.add_(a), 5, {same}.detach())",
+    "repeat(lambda a: a.softmax(-1), 5, {f}.detach())", "repeat(lambda a: {w}.detach().add_(a), 5, {same}.detach())",
 )  # fmt: skip
