@@ -19,6 +19,8 @@ SEEDS       ?= 200
 SCHEDULES   ?= 10000
 FIRST_SEED  ?= 0
 SECONDS     ?= 120
+SAMPLE      ?= 0
+FILES       ?= src/trimesh/shape/point.py
 PROGRAMS    ?= 2000
 MINUTES     ?= 30
 KINDS       ?=
@@ -41,7 +43,7 @@ native_sources := $(shell find build.zig build.zig.zon native -type f 2>/dev/nul
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test check lint format types layers zig-check races fuzz bench bench-smoke stress soak \
-	soak-proc soak-alone tensor-fuzz mutations test-verbs seeds fresh-seeds scenarios build-native wheel coverage \
+	soak-proc soak-alone tensor-fuzz mutate mutations test-verbs seeds fresh-seeds scenarios build-native wheel coverage \
 	setup setup-dev clean
 
 help:  ## show this list
@@ -139,6 +141,9 @@ soak: setup  ## SCHEDULES of a mixed workload in simulation, every rule watched
 
 tensor-fuzz: setup  ## PROGRAMS of random operations on global tensors, compared with plain torch
 	$(PY) -m tests.tensor.judge --programs $(PROGRAMS) --first-seed $(FIRST_SEED) --seconds $(SECONDS)
+
+mutate: setup  ## change FILES by machine, and show what their tests do not find, for SECONDS
+	$(PY) -m tests.mutation.run $(FILES) --seconds $(SECONDS) --sample $(SAMPLE) $(if $(TESTS),--tests $(TESTS))
 
 mutations: setup  ## plant bugs in the runtime, and find the first seed that shows each
 	$(PY) -m tests.soak.run --mutation all
