@@ -6,6 +6,7 @@ everything that a simulated process runs, comes before the one `Proc` of the Tri
 
 from __future__ import annotations
 
+import contextvars
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +128,16 @@ def proc_for(what: str) -> Proc:
             "or in a worker thread call it by trio.from_thread.run_sync"
         )
     return found
+
+
+def proc_in(task_context: contextvars.Context) -> Proc | None:
+    """Return the `Proc` that was set in the context of some task, or None."""
+    return task_context.get(_proc_of_task)
+
+
+def cell_in(task_context: contextvars.Context) -> Cell | None:
+    """Return the actor that was set in the context of some task, or None."""
+    return task_context.get(_cell)
 
 
 def set_proc_of_run(proc: Proc | None) -> None:

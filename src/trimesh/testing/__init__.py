@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trimesh.testing.chaos import Chaos, ChaosPlan, LivenessError
     from trimesh.testing.decorator import simulate
     from trimesh.testing.determinism import NotDeterministicWarning, is_bit_exact
+    from trimesh.testing.dropping import CleanupRunsWarning
     from trimesh.testing.faults import Faults, UnsupportedFault
     from trimesh.testing.item_run import NeverFired, NeverReached
     from trimesh.testing.oracles import OracleError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _HOMES: Final = {
     "Chaos": "chaos",
     "ChaosPlan": "chaos",
+    "CleanupRunsWarning": "dropping",
     "HangError": "seeded_run",
     "LivenessError": "chaos",
     "NeverFired": "item_run",
@@ -43,6 +45,7 @@ _HOMES: Final = {
 __all__ = [
     "Chaos",
     "ChaosPlan",
+    "CleanupRunsWarning",
     "Entry",
     "Faults",
     "Fired",

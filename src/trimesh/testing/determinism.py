@@ -12,8 +12,8 @@ import functools
 import hashlib
 import random
 import warnings
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final, TypeVar
 
 import trio
@@ -83,13 +83,13 @@ def is_bit_exact() -> bool:
     return False
 
 
-def run_seeded(seed: int, main: Callable[..., Awaitable[T]], *args: Any) -> T:
+def run_seeded(
+    seed: int, main: Callable[..., Awaitable[T]], *args: Any, instruments: Sequence[trio.abc.Instrument] = ()
+) -> T:
     """Run `main` under a virtual clock that jumps when everybody waits, with a schedule that follows from `seed`."""
     clock = trio.testing.MockClock(autojump_threshold=0)
-    if not is_bit_exact():
-        return trio.run(main, *args, clock=clock)
-    with scheduled_by(seed):
-        return trio.run(main, *args, clock=clock)
+    with scheduled_by(seed) if is_bit_exact() else nullcontext():
+        return trio.run(main, *args, clock=clock, instruments=instruments)
 
 
 def stream(seed: int, *purpose: object) -> random.Random:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -162,9 +164,21 @@ def _tell(run: ItemRun, outcome: Outcome) -> None:
     simulation = outcome.simulation
     line = f"replay: {run.replay_line(simulation.seed)}"
     outcome.error.add_note(line)
-    lines = [line, f"trace hash: {simulation.trace.hash}", *_history(simulation.plan), *_shrunk(run, outcome)]
+    lines = [
+        line,
+        *_hash_note(),
+        f"trace hash: {simulation.trace.hash}",
+        *_history(simulation.plan),
+        *_shrunk(run, outcome),
+    ]
     text = "\n".join(lines)
     run.sections.append((f"mesh seed {simulation.seed:#x}", text))
+
+
+def _hash_note() -> Iterator[str]:
+    """Say what the seed does not decide: Python chose it when this process began."""
+    if sys.flags.hash_randomization and os.environ.get("PYTHONHASHSEED", "random") == "random":
+        yield "hashes of strings are random in this process: if the replay passes, run all with PYTHONHASHSEED=0"
 
 
 def run_over_processes(run: ItemRun) -> None:

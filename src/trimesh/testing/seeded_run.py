@@ -17,7 +17,6 @@ from trimesh.errors import leaves
 from trimesh.testing.chaos import Chaos
 from trimesh.testing.determinism import run_seeded
 from trimesh.testing.faults import Faults
-from trimesh.testing.guards import guarded
 from trimesh.testing.sim_host import open_world
 from trimesh.testing.simulation import Simulation
 
@@ -93,9 +92,9 @@ def run_once(
             else:
                 simulation.oracles.check()
 
-    with guarded(simulation.wall_clock):
+    with simulation.surroundings():
         try:
-            run_seeded(seed, main)
+            run_seeded(seed, main, instruments=[simulation.numbers])
         except BaseException as error:  # noqa: BLE001 - told by the caller, with the seed
             found = _single(error)
             if outcome.error is not None:

@@ -21,6 +21,7 @@ from trimesh._runtime.exits import ExitReport
 from trimesh._runtime.family import Family
 from trimesh._runtime.host import LaunchRequest, NoLinkError
 from trimesh._runtime.proc import Proc
+from trimesh._runtime.seeds import ProcSeeds
 from trimesh._runtime.sites import Sites
 from trimesh._runtime.worker import serve_owner
 from trimesh._transport.base import Link
@@ -28,6 +29,7 @@ from trimesh._transport.memory import MemoryLink, MemoryNetwork, MemoryTransport
 from trimesh.errors import SpawnError
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent
+from trimesh.testing.dropping import drop_tasks
 from trimesh.testing.places import coordinates
 from trimesh.testing.vocabulary import Place
 
@@ -40,6 +42,7 @@ class SimChild:
         pid: A number of its own; no process of the machine.
         proc_id: Its id.
         link: The owner's end of the link.
+        task: The one that everything of it runs in, once it runs.
         report: How it ended, or None while it lives.
         place: Its process mesh and rank, the same for all incarnations.
         label: `mesh{coordinates}`, for people.
@@ -55,6 +58,7 @@ class SimChild:
     place: Place = None
     label: str = ""
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    task: trio.lowlevel.Task | None = None
     report: ExitReport | None = None
     ended: trio.Event = attrs.field(factory=trio.Event)
     children: list[SimChild] = attrs.field(factory=list["SimChild"])
@@ -75,9 +79,17 @@ class SimChild:
         oom_killed: bool = False,
         last_words: str = "",
     ) -> None:
-        """End the process as a signal or `os._exit` would; its own children end with it."""
-        if self.report is not None:
-            return
+        """End the process as a signal or `os._exit` would, at once and without clean-up; its children end with it."""
+        if self.report is None:
+            self._end(code, signum, oom_killed=oom_killed, last_words=last_words)
+            self._drop()
+
+    def leave(self) -> None:
+        """Note that the process has run to its end."""
+        if self.report is None:
+            self._end(0, None)
+
+    def _end(self, code: int | None, signum: int | None, *, oom_killed: bool = False, last_words: str = "") -> None:
         self.report = ExitReport(
             proc_id=self.proc_id,
             pid=self.pid,
@@ -92,16 +104,21 @@ class SimChild:
         self.world.sever(self.proc_id)
         for child in self.children:
             child.die(signum=signal.SIGKILL)
-        self.scope.cancel(reason=f"simulated process {self.pid} has ended")
         self.ended.set()
         self.on_exit(self.report)
+
+    def _drop(self) -> None:
+        """Run nothing of the process any more: what a real one has under way when it is killed is gone."""
+        if self.task is not None and drop_tasks(self.task, self.world.proc(self.proc_id).cells.values()):
+            self.world.transport(self.proc_id).close()
+        self.scope.cancel(reason=f"simulated process {self.pid} has ended")
 
 
 class Watcher(Protocol):
     """Learns what happens to the processes of a world, and may interfere."""
 
-    def started(self, child: SimChild) -> None:
-        """Learn of a new process."""
+    def started(self, child: SimChild, seeds: ProcSeeds) -> None:
+        """Learn of a new process, and of what its random numbers start from."""
 
     def linking(self, owner: ProcId) -> None:
         """Learn that a process is about to make its end of a link.
@@ -226,18 +243,22 @@ class SimHost:
             owner.children.append(child)
         child.link, far = self.world.connect(self.proc.proc_id, request.proc_id)
         if watcher is not None:
-            watcher.started(child)
+            watcher.started(child, ProcSeeds.of(request.seed, request.mesh, request.rank, request.incarnation))
         if request.entry is not None:  # the only one that is planned here ends before its first word
             self.world.nursery.start_soon(_end_unheard, child)
             return child
 
         async def live() -> None:
+            if child.report is not None:
+                child_proc.transport.close()
+                return
+            child.task = trio.lowlevel.current_task()
             set_proc_of_task(child_proc)
             with child.scope:
                 owner = child_proc.adopt_link(self.proc.proc_id, far)
                 assert child_proc.family is not None
                 await serve_owner(child_proc, child_proc.family, owner, point, child.kill)
-            child.die(code=0)
+            child.leave()
             child_proc.transport.close()
 
         contextvars.Context().run(self.world.nursery.start_soon, live)

@@ -7,7 +7,8 @@ makes planned faults happen.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -15,12 +16,12 @@ import attrs
 import trio
 
 from trimesh._runtime.cell import Cell
-from trimesh._runtime.context import find_proc
 from trimesh._runtime.endpoint_spec import EndpointSpec, Kind
 from trimesh._runtime.host import LaunchRequest
 from trimesh._runtime.incoming import IncomingCall
 from trimesh._runtime.peer import Peer
 from trimesh._runtime.proc import Proc
+from trimesh._runtime.seeds import ProcSeeds
 from trimesh._transport.base import DownReason, Link, LinkDown
 from trimesh._transport.memory import MemoryLink
 from trimesh._wire import messages
@@ -28,13 +29,16 @@ from trimesh.ids import AGENT, ProcId
 from trimesh.testing.deadlines import Deadlines
 from trimesh.testing.determinism import stream
 from trimesh.testing.failing_starts import FailingStarts
-from trimesh.testing.guards import EPOCH_SECONDS
+from trimesh.testing.guards import guarded
 from trimesh.testing.injector import Injector, Rule, run, watched
 from trimesh.testing.oracles import Oracles
 from trimesh.testing.places import coordinates
 from trimesh.testing.plan import FaultPlan, Planned
 from trimesh.testing.refusals import Refusals
 from trimesh.testing.sim_host import SimChild, World
+from trimesh.testing.sim_random import SimRandom
+from trimesh.testing.sim_threads import SimThreads
+from trimesh.testing.sim_time import SimTime
 from trimesh.testing.sim_wire import Hold, SimWire, Wired
 from trimesh.testing.trace import Trace
 from trimesh.testing.transfers import FailingTransfers
@@ -61,9 +65,6 @@ TRANSFERS: Final = (1e-6, 1e-6, 0.001, 0.05)
 """Seconds that a transfer of a buffer, and a chunk of a large one, may take; which of them a run has, its seed decides.
 Never none: who reads again and again would not let the clock go on."""
 
-THREAD_SECONDS: Final = 0.01
-"""A `thread=True` endpoint starts late by up to this, and then runs inline (rule S1)."""
-
 _EOF = LinkDown(DownReason.EOF, "lost by a planned fault")
 
 Heal = Callable[[], None]
@@ -71,22 +72,6 @@ Heal = Callable[[], None]
 
 def _healed() -> None:
     """Heal what is over at once."""
-
-
-@attrs.define(eq=False)
-class _Clock:
-    """The clock of one place: its wall clock reads `base + (now - since) * (1 + drift)`."""
-
-    base: float = EPOCH_SECONDS
-    since: float = 0.0
-    drift: float = 0.0
-
-    def read(self) -> float:
-        return self.base + (trio.current_time() - self.since) * (1 + self.drift)
-
-    def set(self, *, jump: float, drift: float) -> None:
-        self.base, self.since = self.read() + jump, trio.current_time()
-        self.drift += drift
 
 
 @attrs.define(eq=False, init=False)
@@ -110,8 +95,9 @@ class Simulation:
     wire: SimWire
     _deadlines: Deadlines
     _injector: Injector
-    _threads: random.Random
-    _clocks: dict[Place, _Clock]
+    numbers: SimRandom
+    _time: SimTime
+    _threads: SimThreads
     _spawns: FailingStarts
     _refusals: Refusals
     _transfers: FailingTransfers
@@ -130,8 +116,9 @@ class Simulation:
         self.oracles = Oracles()
         self._deadlines = Deadlines(self.oracles, self._proc, self._drifts, self._start_soon)
         self._injector = Injector(self._fired_in_actor)
-        self._threads = stream(seed, "threads")
-        self._clocks = {}
+        self._time = SimTime(self.place_of, self._sleep)
+        self._threads = SimThreads(stream(seed, "threads"), self._time)
+        self.numbers = SimRandom(seed, self._time.wall)
         self._spawns = FailingStarts(self.fire)
         self._refusals = Refusals(self.fire)
         self._transfers = FailingTransfers(self._fired_in_transfer)
@@ -174,11 +161,14 @@ class Simulation:
         """Put an entry into the trace."""
         self.trace.add(trio.current_time(), site, where, what)
 
-    def wall_clock(self) -> float:
-        """Return what `time.time` says in the running process."""
-        proc = find_proc()
-        place = None if proc is None else self.place_of(proc.proc_id)
-        return self._clocks.get(place, _Clock()).read()
+    @contextmanager
+    def surroundings(self) -> Generator[None, None, None]:
+        """Give the code of actors the clocks, threads and random numbers of this run, and refuse what has none here."""
+        with guarded(), self._time.installed(), self._threads.installed(), self.numbers.installed():
+            yield
+
+    def _sleep(self, place: Place, seconds: float) -> None:
+        self._stick((place,), seconds)
 
     # ---- names -----------------------------------------------------------------------------------------------
 
@@ -222,11 +212,10 @@ class Simulation:
         if spec.kind is not Kind.THREAD:
             return spec
 
-        async def late(*args: Any, **kwargs: Any) -> Any:
-            await trio.sleep(self._threads.uniform(0, THREAD_SECONDS))
-            return spec.fn(*args, **kwargs)
+        async def inline(*args: Any, **kwargs: Any) -> Any:
+            return await self._threads.run(lambda: spec.fn(*args, **kwargs))
 
-        return attrs.evolve(spec, fn=late, kind=Kind.ASYNC)
+        return attrs.evolve(spec, fn=inline, kind=Kind.ASYNC)
 
     def _begin(self, cell: Cell, call: IncomingCall, spec: EndpointSpec) -> EndpointSpec:
         where = f"{cell.spec.name}{coordinates(cell.spec.point)}"
@@ -240,18 +229,17 @@ class Simulation:
                 self.oracles.injected(cell, call)
             if isinstance(fired.fault, LostCall):
                 self._severed.add(frozenset((call.peer.proc_id, cell.proc.proc_id)))
-        if self._drifts(cell.proc.proc_id):
-            clock = self._clocks[self.place_of(cell.proc.proc_id)]
+        drift = self._time.drift(self.place_of(cell.proc.proc_id))
+        if drift:
             now = trio.current_time()
-            call.set_deadline(now + (call.deadline - now) / (1 + clock.drift))
+            call.set_deadline(now + (call.deadline - now) / (1 + drift))
         return chosen
 
     def _proc(self, proc_id: ProcId) -> Proc:
         return self.world.proc(proc_id)
 
     def _drifts(self, proc_id: ProcId) -> bool:
-        clock = self._clocks.get(self.place_of(proc_id))
-        return clock is not None and clock.drift != 0
+        return self._time.drift(self.place_of(proc_id)) != 0
 
     def _fired_in_actor(self, rule: Rule, cell: Cell) -> None:
         site = "receive" if isinstance(rule.fault, LostCall) and rule.fault.what == "request" else "dispatch"
@@ -277,8 +265,9 @@ class Simulation:
         """Learn of a link that is about to be made; see `Watcher.linking`."""
         self._refusals.check(self.place_of(owner))
 
-    def started(self, child: SimChild) -> None:
-        """Learn of a new process."""
+    def started(self, child: SimChild, seeds: ProcSeeds) -> None:
+        """Learn of a new process, and of what its random numbers start from."""
+        self.numbers.start(child.proc_id, seeds)
         self.note("spawn", child.label, "starts")
 
     def linked(self, owner: ProcId, peer: ProcId, link: MemoryLink) -> None:
@@ -369,7 +358,7 @@ class Simulation:
                 return _healed
             case ClockFault():
                 for place in fault.where.places:
-                    self._clocks.setdefault(place, _Clock()).set(jump=fault.jump, drift=fault.drift)
+                    self._time.clock(place).set(jump=fault.jump, drift=fault.drift)
                 self.fire(planned.index, "clock", fault.where.text)
                 return _healed
             case ResourceFault():

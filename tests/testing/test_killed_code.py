@@ -1,0 +1,185 @@
+"""What was killed runs no more, in simulations as over real processes: no `finally`, no clean-up, no generator."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import AsyncGenerator, Generator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+import trimesh
+from trimesh import Actor, endpoint
+from trimesh.testing import simulate
+
+
+class Holder(Actor):
+    """Writes down all clean-up that it runs."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        self.stack = AsyncExitStack()
+
+    def note(self, what: str) -> None:
+        with self.path.open("a") as file:
+            file.write(what + "\n")
+
+    @contextmanager
+    def held(self) -> Generator[None, None, None]:
+        try:
+            yield
+        finally:
+            self.note("context manager")
+
+    @asynccontextmanager
+    async def held_long(self) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            self.note("exit stack")
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncGenerator[None, None]:
+        await self.stack.enter_async_context(self.held_long())
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.background)
+                yield
+                nursery.cancel_scope.cancel()
+            await self.stack.aclose()
+        finally:
+            self.note("lifespan")
+
+    async def background(self) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            self.note("background task")
+
+    @endpoint
+    async def hold(self) -> None:
+        try:
+            with self.held(), trio.CancelScope(shield=True):
+                await trio.sleep(1000)
+        finally:
+            self.note("endpoint")
+
+    @endpoint(concurrency=2)
+    async def items(self) -> AsyncGenerator[int, None]:
+        try:
+            for number in range(1000):
+                yield number
+                await trio.sleep(0.1)
+        finally:
+            self.note("generator")
+
+
+async def use_until_it_dies(holder, faults, how: str) -> None:
+    with pytest.RaisesGroup(pytest.RaisesExc(trimesh.ProcDied), flatten_subgroups=True, allow_unwrapped=True):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(holder.hold.call_one)
+            stream = await nursery.start(read_one, holder)
+            del stream
+            faults.kill({"gpus": 1}, how)
+
+
+async def read_one(holder, *, task_status) -> None:
+    async with holder.items.stream() as items:
+        async for _ in items:
+            task_status.started()
+            break
+        await trio.sleep_forever()
+
+
+@pytest.mark.parametrize("how", ["sigkill", "sigterm", "exit(3)"])
+@pytest.mark.mesh_backend("sim", "proc")
+@simulate(seeds=10, per_host={"gpus": 2}, supervision=trimesh.Isolate())
+async def test_no_clean_up_of_a_killed_process_runs(mesh, faults, tmp_path, how):
+    path = tmp_path / "log"
+    path.write_text("")
+    holder = await mesh.slice(gpus=1).spawn("holder", Holder, str(path))
+
+    await use_until_it_dies(holder, faults, how)
+
+    await trio.sleep(0.1)
+    gc.collect()
+    assert path.read_text() == ""
+
+
+@pytest.mark.mesh_backend("sim", "proc")
+@simulate(seeds=5)
+async def test_clean_up_of_a_process_that_ends_runs(tmp_path):
+    path = tmp_path / "log"
+    path.write_text("")
+
+    async with trimesh.this_host().spawn_procs({"gpus": 1}) as procs:
+        await procs.spawn("holder", Holder, str(path))
+
+    assert path.read_text().splitlines() == ["background task", "exit stack", "lifespan"]
+
+
+LEFT: list[str] = []
+
+
+class Sloppy(Actor):
+    """Leaves generators behind that the collector finds."""
+
+    @endpoint
+    async def hold(self) -> None:
+        self.me = self  # a cycle
+        self.running = self.generate()
+        next(self.running)
+        await trio.sleep_forever()
+
+    def generate(self) -> Generator[None, None, None]:
+        try:
+            yield
+        finally:
+            LEFT.append("generator")
+
+
+@simulate(seeds=10, per_host={"gpus": 2}, supervision=trimesh.Isolate())
+async def test_collector_runs_nothing_of_a_killed_process(mesh, faults):
+    LEFT.clear()
+    sloppy = await mesh.slice(gpus=1).spawn("sloppy", Sloppy)
+    with pytest.RaisesGroup(trimesh.ProcDied):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sloppy.hold.call_one)
+            await trio.sleep(1)
+            faults.kill({"gpus": 1})
+
+    await trio.sleep(1)
+    gc.collect()
+    assert LEFT == []
+
+
+class Locker(Actor):
+    """Has a lock file while it works, as many programs do."""
+
+    @endpoint
+    async def work(self, path: str) -> None:
+        await trio.Path(path).touch(exist_ok=False)
+        try:
+            await trio.sleep(1)
+        finally:
+            os.unlink(path)
+
+
+@pytest.mark.mesh_backend("sim", "proc")
+@simulate(seeds=10, per_host={"gpus": 1}, supervision=trimesh.Restart())
+async def test_lock_file_of_a_killed_process_is_left(mesh, faults, tmp_path):
+    path = tmp_path / "lock"
+    path.unlink(missing_ok=True)
+    locker = await mesh.spawn("locker", Locker)
+    with pytest.RaisesGroup(trimesh.ProcDied):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(locker.work.call_one, str(path))
+            while not path.exists():  # noqa: ASYNC110 - a file has no event
+                await trio.sleep(0.01)
+            faults.kill({"gpus": 0})
+
+    with pytest.raises(FileExistsError):
+        await locker.work.call_one(str(path))
