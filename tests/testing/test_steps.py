@@ -49,8 +49,8 @@ def test_report_says_which_steps_a_failure_needs_and_how_to_replay_them():
         run_simulated(run)
 
     ((_, text),) = run.sections
-    assert "it needs 2 of 40 steps:\n  s0.7: 7\n  s0.20: 20\n" in text
-    line = "--mesh-seed=0x0 --mesh-leave-out=f0,f1,s0.0-6,s0.8-19,s0.21-39"
+    assert "the smallest program of steps that fails so has 2 of 40:\n  s0.7: 7\n  s0.20: 20\n" in text
+    line = "--mesh-seed=0x0 --mesh-leave-out=f0,f1,s0.0-6,s0.8-19,s0.21-39,s0.40-"
     assert line in text
     with pytest.raises(trimesh.MeshErrorGroup):
         run_simulated(item(full_of_steps, only=0, left_out=expand(line.rpartition("=")[2])))
@@ -66,8 +66,22 @@ def test_failure_without_any_step_says_so():
     with pytest.raises(KeyError):
         run_simulated(run)
 
-    assert "it needs 0 of 5 steps\n" in run.sections[0][1]
+    assert "it needs none of its 5 steps\n" in run.sections[0][1]
     assert "--mesh-leave-out=s0.0-4" in run.sections[0][1]
+
+
+def test_steps_beyond_the_failure_take_no_place_of_others():
+    async def body(chaos):
+        for taken, _ in enumerate(chaos.steps(40), 1):
+            await trio.lowlevel.checkpoint()
+            assert taken < 5
+
+    run = item(body)
+    with pytest.raises(AssertionError):
+        run_simulated(run)
+
+    assert "the smallest program of steps that fails so has 5 of 5:\n  s0.0: 0\n" in run.sections[0][1]
+    assert "--mesh-leave-out" not in run.sections[0][1]
 
 
 def test_faults_that_the_spared_steps_needed_are_spared_with_them():
@@ -82,7 +96,10 @@ def test_faults_that_the_spared_steps_needed_are_spared_with_them():
     with pytest.raises(AssertionError, match="the third"):
         run_simulated(run)
 
-    assert "it needs 0 of 4 faults\nit needs 1 of 4 steps:\n  orders.3: 3\n" in run.sections[0][1]
+    assert (
+        "it needs 0 of 4 faults\nthe smallest program of steps that fails so has 1 of 4:\n  orders.3: 3\n"
+        in run.sections[0][1]
+    )
 
 
 @simulate(seeds=3)

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar, cast
 
 import attrs
 
+from trimesh.testing.progress import STEPS_MAX
 from trimesh.testing.seeded_run import Options
 
 F = TypeVar("F", bound=Callable[..., Awaitable[None]])
@@ -39,6 +40,7 @@ def simulate(
     seeds: int = SEEDS_DEFAULT,
     per_host: Mapping[str, int] | None = None,
     sometimes: tuple[str, ...] = (),
+    steps_max: int = STEPS_MAX,
     **spawn: Any,
 ) -> Callable[[F], F]:
     """Run an async test under many seeds, each in a simulated mesh of its own, as one test item.
@@ -50,6 +52,7 @@ def simulate(
         seeds: How many; 0, 1, 2, ... `--mesh-seeds` overrides it.
         per_host: Extent of the fixture `mesh`; by default `{"gpus": 2}`.
         sometimes: Names given to `chaos.sometimes` of which each must be reached under some seed.
+        steps_max: Steps of tasks after which a run counts as hanging (`HangError`).
         **spawn: Further arguments of `spawn_procs` for the fixture `mesh`: grace, supervision, setup.
 
     The test may ask for the fixtures `mesh`, `faults`, `fault_log` and `chaos`, and for those of pytest. It needs the
@@ -61,7 +64,7 @@ def simulate(
     """
     if seeds < 1:
         raise ValueError(f"simulate needs at least one seed, got seeds={seeds!r}")
-    simulated = Simulated(seeds, tuple(sometimes), Options(dict(per_host or {"gpus": 2}), spawn))
+    simulated = Simulated(seeds, tuple(sometimes), Options(dict(per_host or {"gpus": 2}), spawn, steps_max))
 
     def decorate(test: F) -> F:
         if not inspect.iscoroutinefunction(cast("Any", test)):

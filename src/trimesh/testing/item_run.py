@@ -13,7 +13,7 @@ import attrs
 
 from trimesh.errors import leaves
 from trimesh.testing.decorator import SEEDS_DEFAULT, Simulated
-from trimesh.testing.keys import compact
+from trimesh.testing.keys import compact, rest_after
 from trimesh.testing.plan import FaultPlan
 from trimesh.testing.real_run import run_real
 from trimesh.testing.seed_plan import SeedPlan
@@ -124,9 +124,10 @@ def _shrunk(run: ItemRun, outcome: Outcome) -> Iterator[str]:
     if len(faults) + len(steps) < 2:
         return
     kind, everything = _kinds(outcome.error), {*faults, *steps}
+    rest = rest_after(everything)  # the run had not come to it: without this, others would take the place of a step
 
     def fails(kept: Iterable[str]) -> bool:
-        left_out = run.settings.left_out | (everything - set(kept))
+        left_out = run.settings.left_out | (everything - set(kept)) | set(rest)
         again = run_once(run.body, run.wanted, run.options, simulation.seed, left_out=left_out)
         return again.error is not None and _kinds(again.error) == kind
 
@@ -137,13 +138,17 @@ def _shrunk(run: ItemRun, outcome: Outcome) -> Iterator[str]:
     kept_steps = needed(steps, kept_faults)
     if len(kept_steps) < len(steps):  # fewer steps may need fewer faults
         kept_faults = needed(kept_faults, kept_steps)
-    for what, kept, found in (("faults", kept_faults, faults), ("steps", kept_steps, steps)):
-        if len(kept) < len(found):
-            yield f"it needs {len(kept)} of {len(found)} {what}" + (":" if kept else "")
-            yield from (f"  {key}: {found[key]}" for key in kept)
+    if len(kept_faults) < len(faults):
+        yield f"it needs {len(kept_faults)} of {len(faults)} faults" + (":" if kept_faults else "")
+        yield from (f"  {key}: {faults[key]}" for key in kept_faults)
+    if steps and not kept_steps:
+        yield f"it needs none of its {len(steps)} steps"
+    elif steps:
+        yield f"the smallest program of steps that fails so has {len(kept_steps)} of {len(steps)}:"
+        yield from (f"  {key}: {steps[key]}" for key in kept_steps)
     left_out = [key for key in (*faults, *steps) if key not in kept_faults and key not in kept_steps]
     if left_out:
-        yield f"replay with these alone: {run.replay_line(simulation.seed, left_out)}"
+        yield f"replay with these alone: {run.replay_line(simulation.seed, [*left_out, *rest])}"
 
 
 def _kinds(error: BaseException | None) -> set[str]:

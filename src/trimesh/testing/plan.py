@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from trimesh.testing.keys import is_among
 from trimesh.testing.vocabulary import Fault, Fired, LinkFault
 
 
@@ -57,8 +58,8 @@ class FaultPlan:
     steps: dict[str, object] = attrs.field(factory=dict[str, object])
 
     def takes(self, key: str, step: object) -> bool:
-        """Note a step of the test; return whether this run takes it."""
-        if key in self.left_out:
+        """Return whether this run takes a step of the test, and note it then; one that is left out is skipped."""
+        if is_among(key, self.left_out):
             return False
         self.steps[key] = step
         return True
@@ -67,7 +68,7 @@ class FaultPlan:
         """Plan a fault."""
         own = sum(not one.is_chance for one in self.planned)
         key = key or f"f{own}"
-        made = Planned(len(self.planned), key, fault, is_left_out=key in self.left_out)
+        made = Planned(len(self.planned), key, fault, is_left_out=is_among(key, self.left_out))
         self.planned.append(made)
         return made
 

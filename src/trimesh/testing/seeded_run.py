@@ -17,11 +17,12 @@ from trimesh.errors import leaves
 from trimesh.testing.chaos import Chaos
 from trimesh.testing.determinism import run_seeded
 from trimesh.testing.faults import Faults
+from trimesh.testing.progress import STEPS_MAX, Progress, what_it_waits_for
 from trimesh.testing.sim_host import open_world
 from trimesh.testing.simulation import Simulation
 
 HANG_SECONDS: Final = 100_000.0
-"""Virtual time after which a run that has not ended hangs: a day, and no real second unless something polls."""
+"""Virtual time after which a run that has not ended hangs: a day. What polls runs out of steps before (`Progress`)."""
 
 UNWIND_SECONDS: Final = 60.0
 """Virtual time in which what a killed process leaves behind unwinds: its waits for acknowledgements, and its grace."""
@@ -37,10 +38,12 @@ class Options:
     Attributes:
         per_host: Extent of the fixture `mesh`.
         spawn: Further arguments of its `spawn_procs`.
+        steps_max: Steps of tasks after which it hangs.
     """
 
     per_host: Mapping[str, int]
     spawn: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
+    steps_max: int = STEPS_MAX
 
 
 class HangError(AssertionError):
@@ -75,11 +78,12 @@ def run_once(
     """Run `body(**wanted)` under one seed; what is in `PROVIDED` is filled in for this run."""
     simulation = Simulation(seed, left_out=left_out)
     outcome = Outcome(simulation)
+    progress = Progress(options.steps_max)
 
     async def main() -> None:
         async with open_world(simulation.prepare, seed=seed):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_watch, outcome, nursery.cancel_scope)
+                nursery.start_soon(_watch, outcome, progress, nursery.cancel_scope)
                 outcome.error = await _run_body(body, wanted, options, outcome)
                 nursery.cancel_scope.cancel()
             outcome.error = outcome.hang or outcome.error
@@ -94,7 +98,7 @@ def run_once(
 
     with simulation.surroundings():
         try:
-            run_seeded(seed, main, instruments=[simulation.numbers])
+            run_seeded(seed, main, instruments=[simulation.numbers, progress])
         except BaseException as error:  # noqa: BLE001 - told by the caller, with the seed
             found = _single(error)
             if outcome.error is not None:
@@ -103,12 +107,19 @@ def run_once(
     return outcome
 
 
-async def _watch(outcome: Outcome, scope: trio.CancelScope) -> None:
-    """Cancel a run that hangs, and say what it was waiting for."""
-    await trio.sleep(HANG_SECONDS)
+async def _watch(outcome: Outcome, progress: Progress, scope: trio.CancelScope) -> None:
+    """End a run that hangs, and say what it was waiting for."""
+    with trio.move_on_after(HANG_SECONDS):
+        await progress.is_stuck.wait()
+    world = outcome.simulation.world
+    lines = [f"the run has not ended {progress.stuck or f'after {HANG_SECONDS:g} virtual seconds'}:"]
+    lines += what_it_waits_for(world)
+    if progress.stuck:
+        lines += ["most steps were made by:", *progress.busiest(world)]
     text = io.StringIO()
     dump(text)
-    outcome.hang = HangError(f"the run has not ended after {HANG_SECONDS:g} virtual seconds:\n{text.getvalue()}")
+    outcome.hang = HangError("\n".join([*lines, "the controller:", text.getvalue()]))
+    world.kill_all()  # what never waits does not let the clock go on, and cannot be asked to end
     scope.cancel(reason="the run hangs")
 
 

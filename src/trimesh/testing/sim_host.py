@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import signal
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import Protocol
 
@@ -190,6 +190,18 @@ class World:
     def proc(self, proc_id: ProcId) -> Proc:
         """Return the `Proc` of a simulated process."""
         return self._procs[proc_id]
+
+    def living(self) -> Iterator[tuple[str, Proc]]:
+        """Yield the label and the `Proc` of every process that lives, the controller first."""
+        for proc_id, proc in self._procs.items():
+            child = self.children.get(proc_id)
+            if child is None or child.report is None:
+                yield ("controller" if child is None else child.label), proc
+
+    def kill_all(self) -> None:
+        """End every process but the controller."""
+        for child in list(self.children.values()):
+            child.kill()
 
     def sever(self, proc_id: ProcId) -> None:
         """Cut every link of a process, as its end does: the others see EOF, and reach its memory no more."""

@@ -1,0 +1,93 @@
+"""Whether a simulated run gets anywhere: its steps are bounded, in all and at one moment of the virtual clock.
+
+a wait for nothing           the clock jumps to `HANG_SECONDS`
+the same beside heartbeats   the clock goes on by little; the steps run out
+a task that never waits      the clock stands still; the steps of one moment run out
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+import trio
+
+from trimesh._runtime.context import proc_in
+from trimesh._runtime.proc import Proc
+from trimesh._runtime.task_tree import describe_actors
+from trimesh.testing.sim_host import World
+
+STEPS_MAX: Final = 500_000
+"""Steps of tasks after which a simulated run counts as hanging: some ten seconds of real time, and many times what a
+long test has. Heartbeats, which let the clock go on for ever, are ended by it."""
+
+SPIN_STEPS_MAX: Final = 100_000
+"""Steps of tasks at one moment of the virtual clock: a task that never waits keeps it from going on."""
+
+_SAMPLE: Final = 64
+"""One step of so many is looked at for who makes them."""
+
+_BUSIEST: Final = 3
+"""Tasks that are named as those that make most steps."""
+
+
+class Progress(trio.abc.Instrument):
+    """Counts the steps of one run; an instrument of its Trio run.
+
+    Attributes:
+        steps_max: Steps that the run may have.
+        stuck: Why it counts as hanging, or "" as long as it does not.
+        is_stuck: Set then.
+    """
+
+    def __init__(self, steps_max: int = STEPS_MAX) -> None:
+        self.steps_max = steps_max
+        self.stuck = ""
+        self.is_stuck = trio.Event()
+        self._steps = 0
+        self._moment = -1.0
+        self._moment_began = 0
+        self._makers: Counter[tuple[int, str]] = Counter()
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """Count a step; every now and then, look at what they come to."""
+        self._steps += 1
+        if self._steps % _SAMPLE:
+            return
+        proc = proc_in(task.context)
+        self._makers[0 if proc is None else proc.proc_id, task.name] += 1
+        now = trio.current_time()
+        if now != self._moment:
+            self._moment, self._moment_began = now, self._steps
+            if self._steps > self.steps_max:
+                self._stick(f"after {self._steps:,} steps of its tasks, in {now:g} virtual seconds")
+        elif self._steps - self._moment_began > SPIN_STEPS_MAX:
+            self._stick(
+                f"after {self._steps - self._moment_began:,} steps at one moment of the virtual clock ({now:g} s)"
+            )
+
+    def _stick(self, why: str) -> None:
+        if not self.stuck:
+            self.stuck = why
+            self.is_stuck.set()
+
+    def busiest(self, world: World) -> Iterator[str]:
+        """Yield lines on the tasks that made most of the steps."""
+        for (number, name), count in self._makers.most_common(_BUSIEST):
+            label = next((child.label for proc_id, child in world.children.items() if proc_id == number), "controller")
+            yield f"  {count * _SAMPLE:,} steps: {name} of {label}"
+
+
+def what_it_waits_for(world: World) -> Iterator[str]:
+    """Yield lines on every living process: its calls that have not ended, and what its actors do."""
+    for label, proc in world.living():
+        lines = [*_calls(proc), *describe_actors(proc)]
+        if lines:
+            yield f"{label}:"
+            yield from (f"  {line}" for line in lines)
+
+
+def _calls(proc: Proc) -> Iterator[str]:
+    for call in proc.unended_calls():
+        yield f"waits for {call.what}, called {proc.now() - call.started_at:.1f} s ago"

@@ -1,0 +1,86 @@
+"""A run that gets nowhere ends, also beside heartbeats and beside tasks that never wait, and says what it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+from tests.testing.actors import Worker
+
+from trimesh import Actor, endpoint
+from trimesh.testing.progress import STEPS_MAX
+from trimesh.testing.seeded_run import HangError, Options, run_once
+
+
+class Stuck(Actor):
+    """Ends no call."""
+
+    @endpoint
+    async def never(self) -> None:
+        await trio.sleep_forever()
+
+    @endpoint
+    async def spin(self) -> None:
+        while True:
+            await trio.lowlevel.checkpoint()
+
+
+class Heart(Actor):
+    """Calls another actor for as long as it lives."""
+
+    def __init__(self, worker: Any) -> None:
+        self.worker = worker
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncGenerator[None, None]:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.beat)
+            yield
+            nursery.cancel_scope.cancel()
+
+    async def beat(self) -> None:
+        while True:
+            await self.worker.count.call_one()
+            await trio.sleep(0.1)
+
+
+def text_of(body: Any, steps_max: int) -> str:
+    outcome = run_once(body, {"mesh": None}, Options({"gpus": 2}, steps_max=steps_max), 0)
+    assert isinstance(outcome.error, HangError), outcome.error
+    return str(outcome.error)
+
+
+def test_hang_beside_heartbeats_is_found():
+    async def body(mesh: Any) -> None:
+        worker = await mesh.slice(gpus=0).spawn("worker", Worker)
+        stuck = await mesh.slice(gpus=0).spawn("stuck", Stuck)
+        await mesh.slice(gpus=1).spawn("heart", Heart, worker)
+        await stuck.never.call_one()
+
+    text = text_of(body, 10_000)
+
+    assert "steps of its tasks" in text
+    assert "waits for stuck.never" in text
+    assert "procs{gpus=0}:" in text
+
+
+def test_task_that_never_waits_is_found():
+    async def body(mesh: Any) -> None:
+        stuck = await mesh.spawn("stuck", Stuck)
+        with trio.fail_after(5):
+            await stuck.spin.call()
+
+    text = text_of(body, STEPS_MAX)
+
+    assert "steps at one moment of the virtual clock" in text
+    assert "of procs{gpus=" in text
+
+
+def test_wait_for_nothing_is_found_by_the_clock():
+    async def body(mesh: Any) -> None:
+        stuck = await mesh.spawn("stuck", Stuck)
+        await stuck.never.call()
+
+    assert "virtual seconds" in text_of(body, STEPS_MAX)
