@@ -194,3 +194,41 @@ async def test_fused_optimizers_are_recorded_with_their_state(kind):
                 there = step(torch.tensor(x.tolist()))
             assert abs(there.item() - local_step(x).item()) < 1e-5
         assert step.is_recorded
+
+
+async def test_a_module_in_another_mode_is_refused_not_replayed():
+    import torch
+
+    async with this_host().spawn_procs({"gpus": 1}, preload=("torch",)) as procs:
+        module = trimesh.module_to_mesh(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.9)), procs)
+        step = trimesh.compile(lambda x: module(x).sum())
+        x = trimesh.replicate(torch.ones(3, 2), procs)
+        for _ in range(4):
+            step(x)
+        module.eval()
+        with pytest.raises(trimesh.RecordingError, match=r"in train\(\), and it is in the other mode now"):
+            step(x)
+
+
+async def test_a_schedule_of_a_number_is_refused_not_ignored():
+    import torch
+
+    async with this_host().spawn_procs({"gpus": 1}, preload=("torch",)) as procs:
+        module = trimesh.module_to_mesh(torch.nn.Linear(2, 1), procs)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 4)
+
+        @trimesh.compile
+        def step(x):
+            optimizer.zero_grad()
+            loss = module(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        x = trimesh.replicate(torch.ones(3, 2), procs)
+        for _ in range(4):
+            step(x)
+            schedule.step()
+        with pytest.raises(trimesh.RecordingError, match=r"recorded with lr=0.5 of SGD, and it is 0.05"):
+            step(x)

@@ -19,6 +19,7 @@ from trimesh.tensor.recording import Recorder, Recording, compare
 from trimesh.tensor.shapes import Meta
 from trimesh.tensor.team import Team
 from trimesh.tensor.tensor import MeshTensor, make
+from trimesh.tensor.watched import Watched
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,6 +37,7 @@ class _Replayable:
         leaves: What else it returns, with None in the place of tensors.
         is_tensor: By leaf, whether it is one.
         tree: How they are put together.
+        watched: What must be as it was.
     """
 
     team: Team
@@ -45,6 +47,7 @@ class _Replayable:
     leaves: Sequence[Any]
     is_tensor: Sequence[bool]
     tree: pytree.TreeSpec
+    watched: Watched
 
 
 class Compiled(Generic[P, R]):
@@ -70,6 +73,7 @@ class Compiled(Generic[P, R]):
         found = self._replayable
         if found is not None:
             _check(self.__name__, found, key)  # type: ignore[attr-defined]
+            found.watched.check(self.__name__)  # type: ignore[attr-defined]
             result: R = _replay(found, tensors)
             return result
         if key != self._key:
@@ -90,8 +94,10 @@ class Compiled(Generic[P, R]):
             return call()  # part of a recording already
         formals = list(dict.fromkeys(tensor._held.ref for tensor in tensors))
         recorder = shapes.recorder = Recorder(formals)
+        watched = Watched()
         try:
-            result = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, call())
+            with watched.watching():
+                result = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, call())
         finally:
             shapes.recorder = None
         before, self._before = self._before, recorder
@@ -99,11 +105,13 @@ class Compiled(Generic[P, R]):
             raise RecordingError(f"{self._function!r} computes nothing on a mesh, so there is nothing to record")
         if before is not None:
             self._before = None
-            result = self._keep(key, before, recorder, recorder.team, result)
+            result = self._keep(key, before, recorder, recorder.team, result, watched)
         given: R = result
         return given
 
-    def _keep(self, key: Sequence[Any], before: Recorder, after: Recorder, team: Team, result: Any) -> Any:
+    def _keep(
+        self, key: Sequence[Any], before: Recorder, after: Recorder, team: Team, result: Any, watched: Watched
+    ) -> Any:
         leaves, tree = pytree.tree_flatten(result)
         outs = [leaf for leaf in leaves if isinstance(leaf, MeshTensor)]
         metas = [out._meta for out in outs]
@@ -122,7 +130,7 @@ class Compiled(Generic[P, R]):
         body = len(team.bodies)
         team.bodies += after.bodies
         _send(team, number, body, recording)
-        self._replayable = _Replayable(team, number, key, metas, values, is_tensor, tree)
+        self._replayable = _Replayable(team, number, key, metas, values, is_tensor, tree, watched)
         return given
 
 
