@@ -58,12 +58,13 @@ def train_on(procs: ProcMesh, ranks: int, steps: int) -> tuple[list[Tensor], dic
     """Train on a mesh; return the losses and the weights, which are still there: nothing here waits for a rank."""
     model = network()
     start = {name: trimesh.replicate(weight.detach(), procs) for name, weight in model.named_parameters()}
-    weights = {name: weight.local().requires_grad_() for name, weight in start.items()}
+    weights = {name: weight.local([None] * weight.ndim).requires_grad_() for name, weight in start.items()}
     optimizer = torch.optim.AdamW(weights.values(), lr=1e-2)
     losses: list[Tensor] = []
     for batch in batches(ranks, steps):
-        inputs, targets = (trimesh.distribute(part, procs, ["ranks", None]).local() for part in batch)
+        inputs, targets = (trimesh.distribute(part, procs, ["ranks", None]).local(["ranks", None]) for part in batch)
         optimizer.zero_grad()
+        assert len(inputs) == SHARE  # of the own rank
         loss = mse_loss(functional_call(model, weights, inputs), targets)
         loss.backward()
         trimesh.reduce_([weight.grad for weight in weights.values()], "ranks", "avg")

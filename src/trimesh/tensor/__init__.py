@@ -12,6 +12,7 @@ except ModuleNotFoundError as error:
 
 from trimesh.tensor.compiled import compile  # noqa: A004 - as torch's own
 from trimesh.tensor.errors import RecordingError
+from trimesh.tensor.fallbacks import Fallbacks, fallbacks
 from trimesh.tensor.fetching import fetch, fetch_shard
 from trimesh.tensor.function import RemoteFunction, call_on_shard_and_fetch, remote
 from trimesh.tensor.global_tensor import distribute, placements, redistribute, replicate
@@ -28,6 +29,7 @@ from trimesh.tensor.state_publication import Publication, publication
 from trimesh.tensor.tensor import MeshTensor
 
 __all__ = [
+    "Fallbacks",
     "MeshTensor",
     "Placements",
     "Publication",
@@ -37,6 +39,7 @@ __all__ = [
     "call_on_shard_and_fetch",
     "compile",
     "distribute",
+    "fallbacks",
     "fetch",
     "fetch_shard",
     "get_rng_state",

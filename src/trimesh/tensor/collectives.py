@@ -70,10 +70,23 @@ def _reduce(group: Group, value: torch.Tensor, reduction: str) -> torch.Tensor:
     options = _c10d.AllreduceOptions()
     options.reduceOp = _OPS[reduction]
     group.allreduce([result], options)
+    if reduction in ("max", "min") and value.is_floating_point():
+        _carry_nan(group, result, value)
     return _finish(group, result, value, reduction)
 
 
+def _carry_nan(group: Group, result: torch.Tensor, value: torch.Tensor) -> None:
+    """Let the largest, or smallest, of numbers among which some are none be none, as torch has it; gloo loses them."""
+    found = value.isnan().to(torch.uint8, memory_format=torch.contiguous_format)
+    options = _c10d.AllreduceOptions()
+    options.reduceOp = _OPS["max"]
+    group.allreduce([found], options)
+    result.masked_fill_(found.bool(), torch.nan)
+
+
 def _scatter(group: Group, value: torch.Tensor, reduction: str) -> torch.Tensor:
+    if reduction in ("max", "min") and value.is_floating_point():
+        return _reduce(group, value, reduction)[group.rank()].clone()  # gloo would lose what is no number
     value = value.contiguous()
     wide = value.to(_WIDER.get(value.dtype, value.dtype))
     result = torch.empty_like(wide[0])

@@ -16,7 +16,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from trimesh.tensor.rank import Rank, memory_of
-from trimesh.tensor.sharding import is_partial, settle, unsummed, write_whole
+from trimesh.tensor.rules.engine import Engine, engine_of
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -41,8 +41,8 @@ class _Copied:
 class CopiedViews:
     """All of one rank."""
 
+    _engine: Engine
     _found: Any = attrs.field(factory=WeakIdKeyDictionary)
-    _frozen: Any = attrs.field(factory=WeakIdKeyDictionary)
 
     def __bool__(self) -> bool:
         """Whether there are any."""
@@ -51,30 +51,10 @@ class CopiedViews:
     def made(self, base: DTensor, results: Sequence[Any], view: Callable[[Any], Sequence[Any]]) -> None:
         """Learn what an operator that makes views has made."""
         for index, result in enumerate(results):
-            if not isinstance(result, torch.Tensor) or self._is_frozen(result):
+            if not isinstance(result, torch.Tensor):
                 continue
             if memory_of(result) != memory_of(base) or base in self._found:
                 self._found[result] = _Copied(base, partial(_at, view, index))
-
-    def freeze(self, tensor: DTensor) -> None:
-        """Refuse writes to a tensor, which is a copy where other ranks may have a view."""
-        self._frozen[tensor._local_tensor] = True
-
-    def _is_frozen(self, tensor: Any) -> bool:
-        memory = memory_of(tensor)
-        return any(memory_of(other) == memory for other in self._frozen)
-
-    def check(self, written: Sequence[DTensor]) -> None:
-        """Refuse writes to what must not be written to.
-
-        Raises:
-            NotImplementedError: Something is.
-        """
-        if len(self._frozen) and any(self._is_frozen(one) for one in written):
-            raise NotImplementedError(
-                "a tensor that was reshaped cannot be written to in place where the ranks have it in another order "
-                "than the whole would be: write the operation that returns a new tensor, or clone() it before"
-            )
 
     def refresh(self, tensor: DTensor) -> None:
         """Let a tensor that is about to be read be what it is a view of."""
@@ -97,11 +77,11 @@ class CopiedViews:
         if own is None:
             return
         self.refresh(own.base)
-        if is_partial(own.base):
-            settle(own.base, unsummed(own.base.placements))
-        whole = own.base.full_tensor().clone()
-        own.view(whole).copy_(tensor.full_tensor())
-        write_whole(own.base, whole)
+        engine = self._engine
+        engine.settle(own.base)
+        whole = engine.whole(own.base).clone(memory_format=torch.preserve_format)
+        own.view(whole).copy_(engine.whole(tensor))
+        engine.write(own.base, whole)
         self.written(own.base)
         own.is_stale = False
 
@@ -120,6 +100,6 @@ def copied_views(rank: Rank) -> CopiedViews:
     """Return those of a rank."""
     found = rank.above.get(CopiedViews)
     if found is None:
-        found = rank.above[CopiedViews] = CopiedViews()
+        found = rank.above[CopiedViews] = CopiedViews(engine_of(rank))
     assert isinstance(found, CopiedViews)
     return found

@@ -50,6 +50,17 @@ LARGE: Final = Expected(
 
 RNG_STATE: Final = Expected("the bytes of generators", lambda value, _place: _is_bytes(value))
 
+FALLBACKS: Final = Expected(
+    "how often which operators ran",
+    lambda value, _place: (
+        type(value) is tuple
+        and len(value) == 2
+        and type(value[0]) is dict
+        and all(type(name) is str and type(count) is int for name, count in value[0].items())
+        and type(value[1]) is int
+    ),
+)
+
 RESULTS: Final = Expected(
     "how results look, and what they are parts of",
     lambda value, _place: (

@@ -10,9 +10,10 @@ import torch
 from trimesh._runtime.foreign import in_trio
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import ShapeError
-from trimesh.tensor.answers import answers
+from trimesh.tensor.answers import answers, answers_now
 from trimesh.tensor.box import contiguous_strides
 from trimesh.tensor.call import call_kernel
+from trimesh.tensor.engine import Request
 from trimesh.tensor.expected import layout_along
 from trimesh.tensor.fetching import checked
 from trimesh.tensor.mesh import team_of
@@ -134,11 +135,14 @@ async def placements(tensor: torch.Tensor) -> Placements:
 
 
 async def _asked(tensor: MeshTensor) -> tuple[list[int], list[str]]:
+    found: tuple[list[int], list[str]] = (await answers(_asking(tensor)))[0]
+    return found
+
+
+def _asking(tensor: MeshTensor) -> Request:
     team = tensor._held.team
     form = layout_along(max(1, len(team.region.extent)))
-    request = team.engine.ask(team, [0], lambda number: call_kernel(team, "placements", tensor, number), form)
-    found: tuple[list[int], list[str]] = (await answers(request))[0]
-    return found
+    return team.engine.ask(team, [0], lambda number: call_kernel(team, "placements", tensor, number), form)
 
 
 def to_local(tensor: torch.Tensor, cuts: Sequence[Cut] | None) -> MeshTensor:
@@ -149,7 +153,11 @@ def to_local(tensor: torch.Tensor, cuts: Sequence[Cut] | None) -> MeshTensor:
             f"gradients do not pass from one global tensor to a tensor on each rank, got {value!r}: detach it"
         )
     team = value._held.team
-    along = cuts_by_label(cuts, value.ndim, team.region.extent)
+    if cuts is None:
+        lying, _ = answers_now(_asking(value))[0]
+        along = tuple(max(cut, WHOLE) for cut in lying[: len(team.region.extent)])
+    else:
+        along = cuts_by_label(cuts, value.ndim, team.region.extent)
     size = list(value._meta.size)
     for (label, count), dim in zip(team.region.extent.items(), along, strict=True):
         if dim != WHOLE:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from trimesh.tensor import collectives as collectives  # noqa: PLC0414 - puts its kernels into the table
+from trimesh.tensor import fallback_kernels as fallback_kernels  # noqa: PLC0414 - puts its kernel into the table
 from trimesh.tensor import global_kernels as global_kernels  # noqa: PLC0414 - puts them into the table
 from trimesh.tensor import global_operator as global_operator  # noqa: PLC0414 - puts it into the table
 from trimesh.tensor import seeding_kernels as seeding_kernels  # noqa: PLC0414 - puts its kernels into the table

@@ -151,11 +151,15 @@ class MeshTensor(torch.Tensor):
         """Return, of a global tensor, each rank's part as a tensor on each rank. Not differentiable.
 
         Args:
-            placements: How it is cut, as `trimesh.distribute` takes it; parts must be equal. None: each has the whole.
+            placements: How it is to be cut, as `trimesh.distribute` takes it; parts must be equal. None: as it lies,
+                with parts of a sum added up; the ranks are asked how that is.
 
         Raises:
             ShapeError: The placements do not fit the tensor, or its parts would not be equal.
             TypeError: It is no global tensor, or it needs gradients.
+            MeshErrorGroup: The ranks were asked, and it could not be computed.
+
+        Blocking: with `placements`, nothing waits; without, until the ranks have answered, and no other task runs.
         """
         made: MeshTensor = _above("global_tensor").to_local(self, placements)
         return made

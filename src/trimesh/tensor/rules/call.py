@@ -1,0 +1,181 @@
+"""One call of an operator on global tensors, as the rules see it: named arguments, with looks for tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import attrs
+import torch
+
+from trimesh.tensor.rules.cuts import SUM, Cuts, local_part
+
+
+@attrs.frozen(eq=False)
+class Look:
+    """A global tensor among the arguments of a call, or its results.
+
+    Attributes:
+        index: Its place among the tensors of the call.
+        size, stride, dtype: As torch's.
+        cuts: How it lies; of a result: ().
+    """
+
+    index: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    cuts: Cuts
+
+    @property
+    def ndim(self) -> int:
+        """The number of its dimensions."""
+        return len(self.size)
+
+    @property
+    def numel(self) -> int:
+        """The number of its elements."""
+        count = 1
+        for length in self.size:
+            count *= length
+        return count
+
+    @property
+    def can_sum(self) -> bool:
+        """Whether ranks may have parts of a sum of this dtype: those that a collective can add."""
+        return self.dtype in _SUMMED
+
+
+_SUMMED = frozenset(
+    {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8}
+)
+
+
+class Strategy(NamedTuple):
+    """One way to run a call along one dimension of the mesh.
+
+    Attributes:
+        args: For each tensor of the call, how it is to lie.
+        results: For each tensor among the results, how it lies then.
+    """
+
+    args: tuple[int, ...]
+    results: tuple[int, ...]
+
+
+@attrs.frozen(eq=False)
+class Chosen:
+    """How the tensors of a call lie while it runs, along all dimensions of the mesh.
+
+    Attributes:
+        args, results: By tensor.
+        mesh: Size of each dimension of the mesh.
+        place: This rank's coordinates.
+        device_mesh: Torch's.
+    """
+
+    args: Sequence[Cuts]
+    results: Sequence[Cuts]
+    mesh: Sequence[int]
+    place: Sequence[int]
+    device_mesh: Any
+
+    def part(self, look: Look) -> tuple[list[int], list[int]]:
+        """Return where this rank's part of an argument starts, and its size."""
+        return local_part(look.size, self.args[look.index], self.mesh, self.place)
+
+    def result_size(self, number: int, look: Look) -> list[int]:
+        """Return the size of this rank's part of a result."""
+        return local_part(look.size, self.results[number], self.mesh, self.place)[1]
+
+
+@attrs.define(eq=False)
+class Call:
+    """A call, taken apart.
+
+    Attributes:
+        operator: An `OpOverload`.
+        name: Of it, without overload; of one that writes to its first argument, that of the one that does not.
+        arguments: By name; a `Look` in the place of each tensor.
+        looks: Of the tensors, in order.
+        written: Which of them it writes to.
+        is_in_place: Whether it is named for writing to its first argument.
+        mesh: Size of each dimension of the mesh.
+        leaves: What it returns: looks, and None for what is no tensor.
+    """
+
+    operator: Any
+    name: str
+    arguments: dict[str, Any]
+    looks: list[Look]
+    written: frozenset[int]
+    is_in_place: bool
+    mesh: Sequence[int]
+    leaves: list[Look | None]
+
+    def __getitem__(self, name: str) -> Any:
+        """Return an argument."""
+        return self.arguments.get(name)
+
+    @property
+    def results(self) -> list[Look]:
+        """The tensors that it returns."""
+        return [one for one in self.leaves if one is not None]
+
+    @property
+    def result(self) -> Look:
+        """The first tensor that it returns."""
+        return self.results[0]
+
+    def dim(self, name: str, ndim: int, default: int = 0) -> int:
+        """Return an argument that numbers a dimension, from the front."""
+        dim = self.arguments.get(name)
+        dim = default if dim is None else dim
+        return dim % ndim if ndim else 0
+
+    def dims(self, name: str, ndim: int) -> list[int]:
+        """Return an argument that numbers dimensions, from the front; all if it is None or empty."""
+        found = self.arguments.get(name)
+        if found is None or (isinstance(found, list | tuple) and not found):
+            return list(range(ndim))
+        found = [found] if isinstance(found, int) else found
+        return sorted({dim % ndim if ndim else 0 for dim in found} if ndim else set())
+
+    def of(self, name: str) -> list[Look]:
+        """Return the tensors of an argument: none, one or those of a list."""
+        return list(looks_in(self.arguments.get(name)))
+
+    def strategy(self, args: dict[int, int], results: Sequence[int], *, default: int = -1) -> Strategy:
+        """Return a strategy by the indices of tensors; those that are not named lie whole."""
+        return Strategy(tuple(args.get(index, default) for index in range(len(self.looks))), tuple(results))
+
+    def is_sum(self, look: Look, dim: int) -> bool:
+        """Whether the ranks have parts of a sum of it along a dimension of the mesh."""
+        return look.cuts[dim] == SUM
+
+
+def looks_in(tree: Any) -> Iterator[Look]:
+    """Yield the looks in an argument, in order."""
+    if isinstance(tree, Look):
+        yield tree
+    elif isinstance(tree, list | tuple):
+        for one in tree:
+            yield from looks_in(one)
+
+
+def localized(call: Call, **changes: Any) -> Callable[..., Any]:
+    """Return the operator with some of its arguments that are no tensors replaced by those of this rank."""
+    names = [one.name for one in call.operator._schema.arguments]
+    operator = call.operator
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        values = list(args)
+        for name, value in changes.items():
+            at = names.index(name)
+            if at < len(values):
+                values[at] = value
+            else:
+                kwargs[name] = value
+        return operator(*values, **kwargs)
+
+    return run

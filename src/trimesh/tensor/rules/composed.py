@@ -1,0 +1,95 @@
+"""Operators that are taken into others, each of which runs by the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from trimesh.tensor.rules.collectives import all_reduced
+from trimesh.tensor.rules.row import words
+
+if TYPE_CHECKING:
+    from trimesh.tensor.rules.engine import Engine
+
+Compose = Callable[["Engine", Any, Sequence[Any], dict[str, Any]], Any]
+"""Takes the engine, the operator and its arguments."""
+
+aten = torch.ops.aten
+
+_DECOMPOSED: Final = words("""
+    mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward
+    binary_cross_entropy binary_cross_entropy_backward soft_margin_loss soft_margin_loss_backward
+    native_batch_norm_backward
+""")
+"""As torch itself takes them apart; what comes of that is a program on whole tensors, whose operators have rules."""
+
+
+def _decomposed(engine: Engine, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    from torch._decomp import decomposition_table  # noqa: PLC0415 - takes a while
+
+    from trimesh.tensor.rules.engine import OnParts  # noqa: PLC0415 - it uses the table, which uses this
+
+    with OnParts(engine):
+        return decomposition_table[operator](*args, **kwargs)
+
+
+def _batch_norm(engine: Engine, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Do what torch's does; that writes to the running statistics without saying so."""
+    value, weight, bias, mean, variance, training, momentum, eps = args
+    if not training or mean is None:
+        legit = aten._native_batch_norm_legit_no_training.default if not training else None
+        if legit is not None:
+            return _decomposed(engine, legit, (value, weight, bias, mean, variance, momentum, eps), kwargs)
+        legit = aten._native_batch_norm_legit.no_stats
+        return _decomposed(engine, legit, (value, weight, bias, True, momentum, eps), kwargs)
+    functional = aten._native_batch_norm_legit_functional.default
+    *found, new_mean, new_variance = _decomposed(engine, functional, args, kwargs)
+    engine.run(aten.copy_.default, (mean, new_mean), {})
+    engine.run(aten.copy_.default, (variance, new_variance), {})
+    return tuple(found)
+
+
+_MEAN: Final = 1
+_SUMMED: Final = 2
+
+
+def _nll(engine: Engine, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The mean is of what all ranks count: one may have more labels to ignore than another."""
+    value, target, weight, reduction, ignored = args
+    if reduction != _MEAN:
+        return engine.by_table(operator, args, kwargs)
+    total, count = engine.by_table(operator, (value, target, weight, _SUMMED, ignored), kwargs)
+    return engine.run(aten.div.Tensor, (total, count), {}), count
+
+
+def _norms(engine: Engine, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    order = args[1] if len(args) > 1 else kwargs.get("ord", 2)
+    dtype = args[2] if len(args) > 2 else kwargs.get("dtype")
+    vector = aten.linalg_vector_norm.default
+    return [engine.run(vector, (one, order), {"dtype": dtype}) for one in args[0]]
+
+
+def _unscale(engine: Engine, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A rank whose part has an infinity says so to all."""
+    del kwargs
+    grads, found, scale = args
+    for one in grads:
+        engine.settle(one)
+    local, factor = engine.whole(found), engine.whole(scale)
+    operator([one._local_tensor for one in grads], local, factor)
+    mesh = found.device_mesh
+    for dim in range(mesh.ndim):
+        local.copy_(all_reduced(local, "max", mesh, dim))
+
+
+COMPOSED: Final[dict[str, Compose]] = {
+    **dict.fromkeys(_DECOMPOSED, _decomposed),
+    "native_batch_norm": _batch_norm,
+    "nll_loss_forward": _nll,
+    "nll_loss2d_forward": _nll,
+    "_foreach_norm": _norms,
+    "_amp_foreach_non_finite_check_and_unscale_": _unscale,
+}
+"""By name without overload."""

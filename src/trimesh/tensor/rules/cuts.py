@@ -1,0 +1,99 @@
+"""How one tensor lies along each dimension of the mesh, as numbers: cut along a dimension, whole, or parts of a sum.
+
+A tuple of them, one for each dimension of the mesh, says how a tensor lies. Where several dimensions of the mesh cut
+the same dimension of a tensor, the first cuts it, the next cuts the parts, and so on. Parts are as long as
+`torch.chunk` makes them, so that the last ones may be shorter, or empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from trimesh.tensor.placement import WHOLE
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import Placement
+
+SUM: Final = -2
+"""The ranks have parts of a sum. There are no parts of anything else: a maximum of parts would lose a NaN."""
+
+Cuts = tuple[int, ...]
+"""By dimension of the mesh: the dimension of the tensor that is cut, `WHOLE`, or `SUM`."""
+
+
+def cuts_of(placements: Sequence[Any]) -> Cuts:
+    """Return torch's placements as numbers.
+
+    Raises:
+        NotImplementedError: One of them is none that global tensors of ours have.
+    """
+    found: list[int] = []
+    for one in placements:
+        if one.is_replicate():
+            found.append(WHOLE)
+        elif type(one).__name__ == "Shard":
+            found.append(one.dim)
+        elif one.is_partial() and one.reduce_op == "sum":
+            found.append(SUM)
+        else:
+            raise NotImplementedError(f"a global tensor is cut, whole, or in parts of a sum, got {one!r}")
+    return tuple(found)
+
+
+def placements_of(cuts: Cuts) -> tuple[Placement, ...]:
+    """Return numbers as torch's placements."""
+    from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: PLC0415 - see `sharding`
+
+    return tuple(Replicate() if cut == WHOLE else Partial() if cut == SUM else Shard(cut) for cut in cuts)
+
+
+def added_up(cuts: Cuts) -> Cuts:
+    """Return the same with all sums whole."""
+    return tuple(WHOLE if cut == SUM else cut for cut in cuts)
+
+
+def part_of(length: int, parts: int, index: int) -> tuple[int, int]:
+    """Return the start and the length of a part, as `torch.chunk` cuts."""
+    step = -(-length // parts)
+    start = min(index * step, length)
+    return start, min(step, length - start)
+
+
+def local_part(
+    size: Sequence[int], cuts: Cuts, mesh: Sequence[int], place: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """Return where the part of one rank starts in a tensor, and its size.
+
+    Args:
+        size: Of the tensor.
+        cuts: How it lies.
+        mesh: Size of each dimension of the mesh.
+        place: The rank's coordinate along each.
+    """
+    starts, lengths = [0] * len(size), list(size)
+    for cut, parts, index in zip(cuts, mesh, place, strict=True):
+        if cut >= 0:
+            start, lengths[cut] = part_of(lengths[cut], parts, index)
+            starts[cut] += start
+    return starts, lengths
+
+
+def has_empty_part(size: Sequence[int], cuts: Cuts, mesh: Sequence[int]) -> bool:
+    """Whether some rank has nothing of a tensor: the last of each row has the least."""
+    _, lengths = local_part(size, cuts, mesh, [parts - 1 for parts in mesh])
+    return 0 in lengths
+
+
+def dense_strides(size: Sequence[int], like_size: Sequence[int], like_stride: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the strides of a part that lies in memory in the order of its whole; None if the whole is not dense."""
+    order = sorted(range(len(size)), key=lambda dim: (like_stride[dim], -dim))
+    step, whole_step = 1, 1
+    strides = [0] * len(size)
+    for dim in order:
+        if like_size[dim] > 1 and like_stride[dim] != whole_step:
+            return None
+        strides[dim] = step
+        step *= max(1, size[dim])
+        whole_step *= max(1, like_size[dim])
+    return tuple(strides)

@@ -1,0 +1,289 @@
+"""Runs the operators of one rank on global tensors, by the table, or on whole ones."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trimesh import limits
+from trimesh.tensor.placement import WHOLE
+from trimesh.tensor.rank import Rank
+from trimesh.tensor.rules.arguments import (
+    bound,
+    count_in,
+    globals_in,
+    has_out,
+    is_global,
+    key_of,
+    makes_views,
+    plain_name,
+    replaced,
+    written_in,
+)
+from trimesh.tensor.rules.assembly import assembled, joined, looks_made, made_of, own_part, sliced_part, spec_of
+from trimesh.tensor.rules.call import Call, Chosen, Look
+from trimesh.tensor.rules.choice import choose
+from trimesh.tensor.rules.composed import COMPOSED, Compose
+from trimesh.tensor.rules.cuts import SUM, Cuts, added_up, cuts_of, dense_strides, placements_of
+from trimesh.tensor.rules.sums import Sums, moved
+from trimesh.tensor.rules.table import rows_of
+from trimesh.tensor.shapes import DATA_DEPENDENT
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+    from trimesh.tensor.rules.row import Row
+
+_LOG: Final = logging.getLogger("trimesh")
+
+Operator = Callable[..., Any]
+
+
+class _Way:
+    """How a call of certain looks runs: as long as these are the same, so is this.
+
+    Attributes:
+        targets: How each tensor is to lie.
+        function: What runs on the parts.
+        made: For each leaf of the result: an argument (a number), what a new tensor is (spec, strides), or None.
+        is_view: Whether results share memory with the first argument.
+    """
+
+    __slots__ = ("function", "is_view", "made", "targets")
+
+    def __init__(self, targets: Sequence[Cuts], function: Operator, made: Sequence[Any], *, is_view: bool) -> None:
+        self.targets = targets
+        self.function = function
+        self.made = made
+        self.is_view = is_view
+
+
+_UNKNOWN: Final = _Way((), print, (), is_view=False)
+
+
+class Engine:
+    """The operators of one rank on global tensors.
+
+    Attributes:
+        fallbacks: How often an operator ran on whole tensors, for it is not in the table, by name.
+        sums: What is in parts.
+    """
+
+    __slots__ = ("_ways", "count", "fallbacks", "sums")
+
+    def __init__(self) -> None:
+        self._ways: dict[Any, _Way | None] = {}
+        self.fallbacks: Counter[str] = Counter()
+        self.count = 0
+        self.sums = Sums()
+
+    def run(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run an operator."""
+        leaves = list(globals_in((args, kwargs)))
+        if not leaves:
+            return operator(*args, **kwargs)
+        if any(type(one) is torch.Tensor for one in pytree.tree_leaves((args, kwargs))):
+            args, kwargs = pytree.tree_map_only(torch.Tensor, lambda one: joined(one, leaves[0]), (tuple(args), kwargs))
+            leaves = list(globals_in((args, kwargs)))
+        return self._run(operator, args, kwargs, leaves, COMPOSED.get(operator._schema.name.partition("::")[2]))
+
+    def by_table(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run an operator that is composed of others as it is."""
+        return self._run(operator, args, kwargs, list(globals_in((args, kwargs))), None)
+
+    def _run(
+        self,
+        operator: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        leaves: list[DTensor],
+        composed: Compose | None,
+    ) -> Any:
+        self.count += 1
+        cuts = [cuts_of(one.placements) for one in leaves]
+        if all(cut == WHOLE for each in cuts for cut in each):
+            return self._run_whole(operator, args, kwargs, leaves)
+        if composed is not None:
+            return composed(self, operator, args, kwargs)
+        rows = rows_of(plain_name(operator))
+        vary = bool(rows) and rows[0].numbers_vary and not any(SUM in each for each in cuts)
+        key = (operator, tuple(one._spec for one in leaves), key_of(args, vary=vary), key_of(kwargs, vary=vary))
+        way = self._ways.get(key, _UNKNOWN)
+        if way is _UNKNOWN:
+            way = self._find(operator, args, kwargs, leaves, cuts, rows)
+            if len(self._ways) >= limits.TENSOR_PLANS:
+                self._ways.clear()
+            self._ways[key] = way
+        if way is None:
+            return self.fall_back(operator, args, kwargs)
+        return self._go(way, args, kwargs, leaves)
+
+    def _go(self, way: _Way, args: Sequence[Any], kwargs: dict[str, Any], leaves: list[DTensor]) -> Any:
+        parts = [
+            self.part(leaf, target, is_viewed=way.is_view) for leaf, target in zip(leaves, way.targets, strict=True)
+        ]
+        result = way.function(*replaced(tuple(args), iter(parts)), **replaced(kwargs, iter(parts[count_in(args) :])))
+        made = iter(way.made)
+        if isinstance(result, list | tuple):
+            found = [assembled(one, next(made), leaves) for one in result]
+        else:
+            found = assembled(result, next(made, None), leaves)
+        if way.is_view and SUM in way.targets[0]:
+            self.sums.viewed(leaves[0], [found] if is_global(found) else found)
+        return type(result)(found) if type(result) in (list, tuple) else found
+
+    def part(self, value: DTensor, target: Cuts, *, is_viewed: bool = False) -> torch.Tensor:
+        """Return this rank's part of a tensor as it is to lie."""
+        cuts = cuts_of(value.placements)
+        if cuts == target:
+            return value._local_tensor
+        if any(cut == SUM != want for cut, want in zip(cuts, target, strict=True)):
+            self.sums.settle(value, target)
+            cuts = cuts_of(value.placements)
+            if cuts == target:
+                return value._local_tensor
+        sliced = None if is_viewed else sliced_part(value, cuts, target)
+        return moved(value, target) if sliced is None else sliced
+
+    def settle(self, value: DTensor) -> None:
+        """Add up what is in parts."""
+        cuts = cuts_of(value.placements)
+        if SUM in cuts:
+            self.sums.settle(value, added_up(cuts))
+
+    def write(self, target: DTensor, whole: torch.Tensor) -> None:
+        """Write a tensor that every rank has into a global one."""
+        self.settle(target)
+        target._local_tensor.copy_(own_part(whole, target, cuts_of(target.placements)))
+
+    def whole(self, value: DTensor) -> torch.Tensor:
+        """Return all of a tensor; what is in parts is added up for good."""
+        return self.part(value, (WHOLE,) * len(value.placements))
+
+    def _run_whole(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any], leaves: list[DTensor]) -> Any:
+        """Run an operator on tensors of which every rank has the whole."""
+        locals_ = [one._local_tensor for one in leaves]
+        parts = iter(locals_)
+        result = operator(*replaced(tuple(args), parts), **replaced(kwargs, parts))
+        by_id = {id(local): leaf for local, leaf in zip(locals_, leaves, strict=True)}
+
+        def keep(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            found = by_id.get(id(value))
+            return made_of(value, leaves[0].device_mesh, leaves[0]._spec.placements, value) if found is None else found
+
+        if isinstance(result, list | tuple):
+            return (
+                type(result)([keep(one) for one in result]) if type(result) in (list, tuple) else [*map(keep, result)]
+            )
+        return keep(result)
+
+    def fall_back(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any], *, is_counted: bool = True) -> Any:
+        """Run an operator on whole tensors, on every rank, and cut what it makes as the first of its size was."""
+        if is_counted:
+            name = operator.name()
+            if name not in self.fallbacks:
+                _LOG.info("%s has no rule for parts: it runs on whole tensors, on every rank", name)
+            self.fallbacks[name] += 1
+        leaves = list(globals_in((args, kwargs)))
+        whole = [self.whole(one) for one in leaves]
+        written = written_in(operator, args, kwargs)
+        # What is a view of the tensor itself where all of it lies here must not be written to by way of the result.
+        given = [
+            one.clone(memory_format=torch.preserve_format)
+            if one is leaf._local_tensor and id(leaf) not in written and makes_views(operator)
+            else one
+            for one, leaf in zip(whole, leaves, strict=True)
+        ]
+        parts = iter(given)
+        result = operator(*replaced(tuple(args), parts), **replaced(kwargs, parts))
+        by_id = {id(local): leaf for local, leaf in zip(given, leaves, strict=True)}
+        for local, leaf in zip(given, leaves, strict=True):
+            if id(leaf) in written and local is not leaf._local_tensor:
+                leaf._local_tensor.copy_(own_part(local, leaf, cuts_of(leaf.placements)))
+        first = leaves[0]
+        goal = added_up(cuts_of(first.placements))
+
+        def keep(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            if id(value) in by_id:
+                return by_id[id(value)]
+            cuts = goal if value.size() == first.size() else (WHOLE,) * len(goal)
+            return made_of(own_part(value, first, cuts), first.device_mesh, placements_of(cuts), value)
+
+        return pytree.tree_map(keep, result)
+
+    def _find(
+        self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any], leaves: list[DTensor], cuts: list[Cuts],
+        rows: Sequence[Row],
+    ) -> _Way | None:  # fmt: skip
+        """Find out how a call runs; None for on whole tensors."""
+        if not rows or has_out(operator):
+            return None
+        mesh = leaves[0].device_mesh
+        sizes = [mesh.size(dim) for dim in range(mesh.ndim)]
+        looks = [
+            Look(index, tuple(one.size()), tuple(one.stride()), one.dtype, cut)
+            for index, (one, cut) in enumerate(zip(leaves, cuts, strict=True))
+        ]
+        try:
+            results, aliases = looks_made(operator, args, kwargs, leaves)
+        except DATA_DEPENDENT:
+            return None
+        named = bound(operator, replaced(tuple(args), iter(looks)), replaced(kwargs, iter(looks[count_in(args) :])))
+        numbers = {id(one): index for index, one in enumerate(leaves)}
+        written = frozenset(numbers[one] for one in written_in(operator, args, kwargs))
+        call = Call(operator, plain_name(operator), named, looks, written, bool(written), sizes, results)
+        for row in rows:
+            if row.may_run is None or row.may_run(call):
+                chosen = choose(row, call, mesh, aliases)
+                return None if chosen is None else _way(row, call, chosen, aliases)
+        return None
+
+
+def _way(row: Row, call: Call, chosen: Chosen, aliases: Sequence[int | None]) -> _Way:
+    function = row.localize(call, chosen) if row.localize is not None else None
+    made: list[Any] = []
+    number = 0
+    for look, alias in zip(call.leaves, aliases, strict=True):
+        if look is None:
+            made.append(None)
+            continue
+        if alias is not None:
+            made.append(alias)
+        else:
+            size = chosen.result_size(number, look)
+            strides = None if row.is_view else dense_strides(size, look.size, look.stride)
+            made.append((spec_of(chosen.device_mesh, chosen.results[number], look), torch.Size(size), strides))
+        number += 1
+    return _Way(chosen.args, function or call.operator, made, is_view=row.is_view)
+
+
+class OnParts(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
+    """Lets code that computes with global tensors, as torch's decompositions do, run by the table."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self._engine = engine
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operator."""
+        del types
+        return self._engine.run(func, args, kwargs or {})
+
+
+def engine_of(rank: Rank) -> Engine:
+    """Return that of a rank."""
+    found = rank.above.get(Engine)
+    if found is None:
+        found = rank.above[Engine] = Engine()
+    assert isinstance(found, Engine)
+    return found

@@ -1,0 +1,239 @@
+"""Operators that take elements by their places, or put them there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import torch
+
+from trimesh.tensor.placement import WHOLE
+from trimesh.tensor.rules.call import Call, Chosen, Strategy
+from trimesh.tensor.rules.cuts import SUM
+from trimesh.tensor.rules.row import Row, words
+
+
+def _offer_embedding(call: Call, _dim: int) -> Iterable[Strategy]:
+    weight, indices = call["weight"], call["indices"]
+    last = call.result.ndim - 1
+    for cut in range(indices.ndim):
+        yield call.strategy({indices.index: cut}, [cut])
+    yield call.strategy({weight.index: 1}, [last])
+    if call.result.can_sum:
+        yield call.strategy({weight.index: 0}, [SUM])
+
+
+def _localize_embedding(call: Call, chosen: Chosen) -> Callable[..., Any] | None:
+    """Of a table that is cut by rows each rank gives the rows that it has, and zeros."""
+    weight = call["weight"]
+    if 0 not in chosen.args[weight.index]:
+        return None
+    rows, (first, _), (count, _) = weight.size[0], *chosen.part(weight)
+
+    def embed(local: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        if indices.numel() and (int(indices.min()) < 0 or int(indices.max()) >= rows):
+            raise IndexError(f"index out of range in self: a table of {rows} rows is asked for another")
+        outside = (indices < first) | (indices >= first + count)
+        if not count:
+            return local.new_zeros((*indices.size(), local.size(1)))
+        found = torch.ops.aten.embedding.default(local, (indices - first).masked_fill(outside, 0))
+        made: torch.Tensor = found.masked_fill(outside.unsqueeze(-1), 0)
+        return made
+
+    return embed
+
+
+def _offer_embedding_backward(call: Call, _dim: int) -> Iterable[Strategy]:
+    grad, indices = call["grad_output"], call["indices"]
+    yield call.strategy({grad.index: grad.ndim - 1}, [1])
+    if not call["scale_grad_by_freq"] and call.result.can_sum:
+        for cut in range(indices.ndim):
+            yield call.strategy({grad.index: cut, indices.index: cut}, [SUM])
+
+
+def _offer_gather(call: Call, _dim: int) -> Iterable[Strategy]:
+    """Dimensions but that of the places may be cut where the places go as far as the tensor; the places everywhere."""
+    value, index = call["self"], call["index"]
+    if value.ndim != index.ndim or not value.ndim:
+        return
+    dim = call.dim("dim", value.ndim)
+    for cut in range(value.ndim):
+        if cut != dim and value.size[cut] == index.size[cut]:
+            yield call.strategy({value.index: cut, index.index: cut}, [cut])
+    yield call.strategy({index.index: dim}, [dim])
+
+
+def _offer_scatter(call: Call, _dim: int) -> Iterable[Strategy]:
+    value = call["self"]
+    dim = call.dim("dim", value.ndim)
+    if any(look.ndim not in (0, value.ndim) for look in call.looks) or not value.ndim:
+        return
+    for cut in range(value.ndim):
+        if cut != dim and all(look.size[cut] == value.size[cut] for look in call.looks if look.ndim):
+            yield call.strategy({look.index: cut for look in call.looks if look.ndim}, [cut])
+
+
+def _offer_index_select(call: Call, _dim: int) -> Iterable[Strategy]:
+    value, index = call["self"], call["index"]
+    if not value.ndim:
+        return
+    dim = call.dim("dim", value.ndim)
+    for cut in range(value.ndim):
+        if cut != dim:
+            yield call.strategy({value.index: cut}, [cut])
+    if index.ndim == 1:
+        yield call.strategy({index.index: 0}, [dim])
+
+
+def _offer_index_add(call: Call, _dim: int) -> Iterable[Strategy]:
+    """`source` has the dimensions of `self`; one number, or a tensor without dimensions, serves all places."""
+    value = call["self"]
+    if not value.ndim:
+        return
+    dim = call.dim("dim", value.ndim)
+    others = [look for name in ("source",) for look in call.of(name)]
+    if any(look.ndim != value.ndim for look in others):
+        return
+    for cut in range(value.ndim):
+        if cut != dim:
+            yield call.strategy({value.index: cut, **{look.index: cut for look in others}}, [cut])
+
+
+def _indexed(call: Call) -> tuple[list[int], tuple[int, ...], int] | None:
+    """Return which dimensions are indexed, the size of the places, and where these are in the result."""
+    indices = call["indices"]
+    looks = [one for one in indices if one is not None]
+    if not looks or any(one.dtype in (torch.bool, torch.uint8) for one in looks):
+        return None
+    dims = [dim for dim, one in enumerate(indices) if one is not None]
+    broadcast: Any = torch.broadcast_shapes
+    size = tuple(broadcast(*(one.size for one in looks)))
+    is_together = dims == list(range(dims[0], dims[-1] + 1))
+    return dims, size, dims[0] if is_together else 0
+
+
+def _free(call: Call) -> Iterable[tuple[int, int]]:
+    """Yield dimensions of the tensor that are not indexed, and where each is among the values."""
+    found = _indexed(call)
+    if found is None:
+        return
+    dims, size, at = found
+    for dim in range(call["self"].ndim):
+        if dim not in dims:
+            before = sum(one not in dims for one in range(dim))
+            yield dim, before if before < at else before + len(size)
+
+
+def _offer_index(call: Call, _dim: int) -> Iterable[Strategy]:
+    value = call["self"]
+    for dim, at in _free(call):
+        yield call.strategy({value.index: dim}, [at])
+    found = _indexed(call)
+    if found is None:
+        return
+    _, size, at = found
+    for cut in range(len(size)):
+        args = {}
+        for look in call.of("indices"):
+            own = cut - (len(size) - look.ndim)
+            args[look.index] = own if own >= 0 and look.size[own] == size[cut] else WHOLE
+        yield call.strategy(args, [at + cut])
+
+
+def _offer_index_put(call: Call, _dim: int) -> Iterable[Strategy]:
+    value, values = call["self"], call["values"]
+    found = _indexed(call)
+    if found is None:
+        return
+    dims, size, _ = found
+    ndim = value.ndim - len(dims) + len(size)
+    for dim, at in _free(call):
+        own = at - (ndim - values.ndim)
+        is_broadcast = own < 0 or values.size[own] != value.size[dim]
+        yield call.strategy({value.index: dim, values.index: WHOLE if is_broadcast else own}, [dim])
+
+
+def _offer_cat(call: Call, dim: int) -> Iterable[Strategy]:
+    looks, made = call.looks, call.result
+    along = call.dim("dim", made.ndim)
+    if all(one.can_sum and call.is_sum(one, dim) and one.dtype == made.dtype for one in looks):
+        yield call.strategy(dict.fromkeys(range(len(looks)), SUM), [SUM])
+    if any(one.ndim != made.ndim - (call.name == "stack") for one in looks):
+        return
+    for cut in range(made.ndim):
+        if cut != along:
+            own = cut - (cut > along) if call.name == "stack" else cut
+            yield call.strategy(dict.fromkeys(range(len(looks)), own), [cut])
+
+
+def _offer_repeat(call: Call, _dim: int) -> Iterable[Strategy]:
+    look, repeats = call.looks[0], call["repeats"]
+    for cut in range(look.ndim):
+        at = cut + len(repeats) - look.ndim
+        if repeats[at] == 1:
+            yield call.strategy({0: cut}, [at])
+
+
+_PLACES: Final = "dimensions that are not indexed, and places"
+
+
+def _may_index(call: Call) -> bool:
+    return _indexed(call) is not None
+
+
+ROWS: Final = (
+    Row(
+        "table of rows",
+        words("embedding"),
+        _offer_embedding,
+        "numbers of rows, and both dimensions of the table",
+        "of a table that is cut by rows the result is parts of a sum",
+        _localize_embedding,
+    ),
+    Row(
+        "derivative of a table of rows",
+        words("embedding_dense_backward"),
+        _offer_embedding_backward,
+        "numbers of rows, and columns",
+        "along numbers of rows, the result is parts of a sum",
+    ),
+    Row(
+        "gather",
+        words("gather"),
+        _offer_gather,
+        "places along the dimension; others, where the places go as far as the tensor",
+        "added up first",
+    ),
+    Row(
+        "scatter",
+        words("scatter scatter_add scatter_reduce"),
+        _offer_scatter,
+        "dimensions along which places and sources go as far as the tensor",
+        "added up first",
+    ),
+    Row("index_select", words("index_select"), _offer_index_select, _PLACES, "added up first"),
+    Row(
+        "index_add",
+        words("index_add index_copy index_fill index_reduce"),
+        _offer_index_add,
+        "dimensions that are not indexed",
+        "added up first",
+    ),
+    Row("index", words("index _unsafe_index"), _offer_index, _PLACES, "added up first", may_run=_may_index),
+    Row(
+        "index_put",
+        words("index_put _unsafe_index_put _index_put_impl"),
+        _offer_index_put,
+        "dimensions that are not indexed",
+        "added up first",
+        may_run=_may_index,
+    ),
+    Row(
+        "joining",
+        words("cat stack"),
+        _offer_cat,
+        "dimensions that are not joined along",
+        "parts of sums give parts of a sum",
+    ),
+    Row("repeat", words("repeat"), _offer_repeat, "dimensions that are not repeated", "added up first"),
+)

@@ -1,0 +1,68 @@
+"""Operators on lists of tensors, as optimizers use them: each place of the lists by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from trimesh.tensor.placement import WHOLE
+from trimesh.tensor.rules.call import Call, Look, Strategy
+from trimesh.tensor.rules.row import Row, words
+
+_FOREACH: Final = tuple(
+    f"_foreach_{name}"
+    for name in words("""
+        abs acos add addcdiv addcmul asin atan ceil clamp_max clamp_min copy cos cosh div erf erfc exp expm1 floor frac
+        lerp lgamma log log10 log1p log2 maximum minimum mul neg pow reciprocal round rsqrt sigmoid sign sin sinh sqrt
+        sub tan tanh trunc zero
+    """)
+)
+
+
+def _lists(call: Call) -> list[Sequence[object]]:
+    return [
+        value
+        for value in call.arguments.values()
+        if isinstance(value, list | tuple) and any(isinstance(one, Look) for one in value)
+    ]
+
+
+def _offer(call: Call, dim: int) -> Iterable[Strategy]:
+    """The tensors of one place lie alike: as the first, which is what is written to if anything is."""
+    lists = _lists(call)
+    if not lists:
+        return
+    args: dict[int, int] = {}
+    made: list[int] = []
+    for place in range(len(lists[0])):
+        looks = [one for each in lists if place < len(each) and isinstance(one := each[place], Look)]
+        first = looks[0]
+        cut = max(first.cuts[dim], WHOLE)
+        if cut == WHOLE and not call.written:
+            cut = max(WHOLE, *(one.cuts[dim] for one in looks if one.size == first.size))
+        for look in looks:
+            args[look.index] = cut if look.size == first.size else WHOLE
+        if any(look.size != first.size and look.ndim for look in looks) and cut != WHOLE:
+            return  # broadcast
+        made.append(cut)
+    yield call.strategy(args, made if call.results else [])
+
+
+ROWS: Final = (
+    Row(
+        "list of tensors",
+        _FOREACH,
+        _offer,
+        "each place of the lists as it likes",
+        "added up first",
+        numbers_vary=True,
+    ),
+    Row(
+        "optimizer",
+        words("_fused_adam _fused_adamw _fused_sgd _fused_adagrad"),
+        _offer,
+        "each parameter as it likes, its gradient and state as it",
+        "added up first",
+        numbers_vary=True,
+    ),
+)

@@ -1,0 +1,105 @@
+"""Parts of a sum are added up in the place of the tensor, and of all that share its memory."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trimesh.tensor.rank import memory_of
+from trimesh.tensor.rules.collectives import all_reduced
+from trimesh.tensor.rules.cuts import SUM, Cuts, added_up, cuts_of, dense_strides, placements_of
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+class Sums:
+    """The tensors of a rank of which it has parts of a sum, and which share memory.
+
+    SU-1 All global tensors that share memory are in parts along the same dimensions of the mesh: views keep them, and
+    adding up reaches all.
+    """
+
+    __slots__ = ("_sharing",)
+
+    def __init__(self) -> None:
+        self._sharing: dict[int, list[weakref.ref[Any]]] = {}
+
+    def viewed(self, base: DTensor, results: Sequence[DTensor]) -> None:
+        """Learn of views of a tensor in parts."""
+        memory = memory_of(base)
+        assert memory is not None
+        if len(self._sharing) > 256:
+            self._sharing = {key: kept for key, kept in self._sharing.items() if any(one() is not None for one in kept)}
+        kept = [
+            one for one in self._sharing.get(memory, ()) if (alive := one()) is not None and memory_of(alive) == memory
+        ]
+        self._sharing[memory] = [*kept, weakref.ref(base), *map(weakref.ref, results)]
+
+    def settle(self, value: DTensor, wanted: Cuts) -> None:
+        """Add up a tensor's parts. Whoever has it, or shares its memory, sees the same values as before.
+
+        Args:
+            value: In parts; all ranks take part.
+            wanted: How it is to lie, if nothing shares its memory; otherwise it lies whole in the place of the parts.
+        """
+        memory = memory_of(value)
+        sharing = {id(value): value}
+        for ref in self._sharing.get(memory, ()) if memory is not None else ():
+            one = ref()
+            if one is not None and memory_of(one) == memory:
+                sharing[id(one)] = one
+        if len(sharing) == 1:
+            lay_anew(
+                value,
+                tuple(want if cut == SUM else cut for cut, want in zip(cuts_of(value.placements), wanted, strict=True)),
+            )
+            return
+        assert memory is not None
+        del self._sharing[memory]
+        local = value._local_tensor
+        flat = torch.empty(0, dtype=local.dtype, device=local.device).set_(local.untyped_storage())
+        for dim, cut in enumerate(cuts_of(value.placements)):
+            if cut == SUM:
+                flat.copy_(all_reduced(flat, "sum", value.device_mesh, dim))
+        for one in sharing.values():
+            one._spec = respecified(one, added_up(cuts_of(one.placements)))
+
+
+def respecified(value: DTensor, cuts: Cuts) -> Any:
+    """Return what torch is to know of a tensor that lies otherwise."""
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec  # noqa: PLC0415 - see `sharding`
+
+    return DTensorSpec(value.device_mesh, placements_of(cuts), tensor_meta=value._spec.tensor_meta)
+
+
+def lay_anew(value: DTensor, cuts: Cuts) -> None:
+    """Lay a tensor out anew in its place."""
+    made = moved(value, cuts)
+    value._local_tensor, value._spec = made, respecified(value, cuts)
+
+
+def moved(value: DTensor, cuts: Cuts) -> torch.Tensor:
+    """Return this rank's part of a tensor as it would lie otherwise, in memory in the order of the whole."""
+    local = value.redistribute(placements=placements_of(cuts))._local_tensor
+    return ordered(local, value.size(), value.stride())
+
+
+def ordered(local: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+    """Return a part that lies in memory in the order of its whole."""
+    wanted = dense_strides(local.size(), size, stride)
+    if wanted is None or lies_so(local, wanted):
+        return local
+    made = torch.empty_strided(local.size(), wanted, dtype=local.dtype, device=local.device)
+    return made.copy_(local)
+
+
+def lies_so(local: torch.Tensor, strides: Sequence[int]) -> bool:
+    """Whether a tensor has these strides, but for dimensions in which no step is taken."""
+    found = local.stride()
+    return found == strides or all(
+        length <= 1 or one == other for length, one, other in zip(local.size(), found, strides, strict=True)
+    )

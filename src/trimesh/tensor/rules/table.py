@@ -1,0 +1,54 @@
+"""The table: which operators run on the parts of global tensors, and how. Whatever is not in it runs on whole ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from trimesh.tensor.rules import dimension, factory, index, listed, matmul, network, pointwise, reduction, view
+from trimesh.tensor.rules.composed import COMPOSED
+from trimesh.tensor.rules.row import Row
+
+ROWS: Final[Sequence[Row]] = (
+    *pointwise.ROWS,
+    *reduction.ROWS,
+    *matmul.ROWS,
+    *dimension.ROWS,
+    *network.ROWS,
+    *view.ROWS,
+    *index.ROWS,
+    *factory.ROWS,
+    *listed.ROWS,
+)
+
+_BY_NAME: Final[dict[str, list[Row]]] = {}
+for _row in ROWS:
+    for _name in _row.names:
+        _BY_NAME.setdefault(_name, []).append(_row)
+
+
+def rows_of(name: str) -> Sequence[Row]:
+    """Return the rows of an operator, by its name without overload."""
+    return _BY_NAME.get(name, ())
+
+
+BEGIN: Final = "<!-- the table of rules: python -m trimesh.tensor.rules docs/tensors.md -->"
+END: Final = "<!-- its end -->"
+
+
+def written_into(document: str) -> str:
+    """Return a document with the table between its marks."""
+    before, _, rest = document.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return "\n".join([before + BEGIN, "", *lines(), "", END + after])
+
+
+def lines() -> Iterator[str]:
+    """Yield the table as Markdown."""
+    yield "| kind | operators | what may be cut | parts of a sum |"
+    yield "|---|---|---|---|"
+    for row in ROWS:
+        names = " ".join(f"`{name}`" for name in sorted(row.names))
+        yield f"| {row.kind} | {names} | {row.cut} | {row.sums} |"
+    names = " ".join(f"`{name}`" for name in sorted(COMPOSED))
+    yield f"| composed of these | {names} | as these | as these |"

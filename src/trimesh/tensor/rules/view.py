@@ -1,0 +1,268 @@
+"""Operators that look at the memory of a tensor in another shape, and the derivatives of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from trimesh.tensor.placement import WHOLE
+from trimesh.tensor.rules.call import Call, Chosen, Look, Strategy, localized
+from trimesh.tensor.rules.cuts import SUM, part_of
+from trimesh.tensor.rules.row import Row
+
+Mapping = Callable[[Call, int], int | None]
+"""Where a dimension of the argument that is cut is in the results; None where these cannot be cut so."""
+
+
+def _same(_call: Call, cut: int) -> int:
+    return cut
+
+
+def _t(call: Call, cut: int) -> int:
+    return cut if call.looks[0].ndim < 2 else 1 - cut
+
+
+def _transpose(call: Call, cut: int) -> int:
+    ndim = call.looks[0].ndim
+    one, other = call.dim("dim0", ndim), call.dim("dim1", ndim)
+    return other if cut == one else one if cut == other else cut
+
+
+def _permute(call: Call, cut: int) -> int:
+    ndim = call.looks[0].ndim
+    order: list[int] = [dim % ndim for dim in call["dims"]]
+    return order.index(cut)
+
+
+def _unsqueeze(call: Call, cut: int) -> int:
+    at: int = call["dim"] % (call.looks[0].ndim + 1)
+    return cut + (cut >= at)
+
+
+def _squeeze(call: Call, cut: int) -> int | None:
+    look = call.looks[0]
+    named = call.dims("dim", look.ndim) if "dim" in call.arguments else range(look.ndim)
+    if call["dim"] == [] or call["dim"] == ():
+        named = []
+    gone = [dim for dim in named if look.size[dim] == 1]
+    return None if cut in gone else cut - sum(dim < cut for dim in gone)
+
+
+def _expand(call: Call, cut: int) -> int | None:
+    look = call.looks[0]
+    at = cut + call.result.ndim - look.ndim
+    return at if call.result.size[at] == look.size[cut] else None
+
+
+def _select(call: Call, cut: int) -> int | None:
+    dim = call.dim("dim", call.looks[0].ndim)
+    return None if cut == dim else cut - (cut > dim)
+
+
+def _slice(call: Call, cut: int) -> int | None:
+    look = call.looks[0]
+    dim = call.dim("dim", look.ndim)
+    return cut if cut != dim or (call["step"] == 1 and call.result.size[dim] == look.size[dim]) else None
+
+
+def _other(call: Call, cut: int) -> int | None:
+    return None if cut == call.dim("dim", call.looks[0].ndim) else cut
+
+
+def _unfold(call: Call, cut: int) -> int | None:
+    return None if cut == call.dim("dimension", call.looks[0].ndim) else cut
+
+
+def _diagonal(call: Call, cut: int) -> int | None:
+    ndim = call.looks[0].ndim
+    gone = {call.dim("dim1", ndim), call.dim("dim2", ndim)}
+    return None if cut in gone else cut - sum(dim < cut for dim in gone)
+
+
+def _pairs(call: Call, cut: int) -> int | None:
+    return None if cut == call.looks[0].ndim - 1 else cut
+
+
+def _bytes(call: Call, cut: int) -> int | None:
+    look = call.looks[0]
+    return cut if look.dtype.itemsize == call.result.dtype.itemsize or cut < look.ndim - 1 else None
+
+
+def groups_of(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]] | None:
+    """Return the dimensions of two sizes that belong together; None where a tensor has no elements."""
+    if 0 in before or 0 in after:
+        return None
+    found: list[tuple[list[int], list[int]]] = []
+    left, right = 0, 0
+    while left < len(before) or right < len(after):
+        olds: list[int] = []
+        news: list[int] = []
+        one = other = 1
+        while not olds or not news or one != other:
+            if left < len(before) and (one <= other or right >= len(after)) and not (olds and news and one == other):
+                olds.append(left)
+                one *= before[left]
+                left += 1
+            elif right < len(after):
+                news.append(right)
+                other *= after[right]
+                right += 1
+            else:
+                break
+        found.append((olds, news))
+    return found
+
+
+def _target(call: Call, cut: int) -> tuple[int, bool] | None:
+    """Return which dimension of the result a view has in the place of one, and whether unequal parts are the same."""
+    before, after = call.looks[0].size, call.result.size
+    if before == after:
+        return cut, True
+    groups = groups_of(before, after)
+    if groups is None or before[cut] == 1:
+        return None
+    olds, news = next(group for group in groups if cut in group[0])
+    olds = [dim for dim in olds if before[dim] > 1]
+    news = [dim for dim in news if after[dim] > 1]
+    if not olds or olds[0] != cut or not news:
+        return None
+    return news[0], len(olds) == len(news) == 1
+
+
+def _view(call: Call, cut: int) -> int | None:
+    found = _target(call, cut)
+    if found is None:
+        return None
+    at, is_same = found
+    look = call.looks[0]
+    parts = 1
+    for own, count in zip(look.cuts, call.mesh, strict=True):
+        parts *= count if own == cut else 1
+    return at if is_same or (look.size[cut] % parts == 0 and call.result.size[at] % parts == 0) else None
+
+
+_MAPPINGS: Final[dict[str, Mapping]] = {
+    "alias": _same, "detach": _same, "lift_fresh": _same, "t": _t, "transpose": _transpose, "permute": _permute,
+    "unsqueeze": _unsqueeze, "squeeze": _squeeze, "expand": _expand, "select": _select, "slice": _slice,
+    "split": _other, "split_with_sizes": _other, "unbind": _select, "unfold": _unfold, "diagonal": _diagonal,
+    "view": _view, "_unsafe_view": _view, "view_as_real": _same, "view_as_complex": _pairs,
+}  # fmt: skip
+
+_RESIZED: Final = frozenset({"view", "_unsafe_view"})
+
+
+def _offer(call: Call, dim: int) -> Iterable[Strategy]:
+    look = call.looks[0]
+    cut, count = look.cuts[dim], len(call.results)
+    if call.name == "view" and "dtype" in call.arguments:
+        at = _bytes(call, cut) if cut >= 0 else None
+        if at is not None:
+            yield call.strategy({0: cut}, [at])
+        return
+    if cut == SUM:
+        yield call.strategy({0: SUM}, [SUM] * count)
+    if cut < 0:
+        return
+    at = _MAPPINGS[call.name](call, cut)
+    if at is not None:
+        yield call.strategy({0: cut}, [at] * count)
+    elif call.name in _RESIZED and sum(one != WHOLE for one in look.cuts) == 1:
+        found = _target(call, cut)  # unequal parts: all of it, and of the result the own part
+        if found is not None:
+            yield call.strategy({0: WHOLE}, [found[0]])
+
+
+def _localize(call: Call, chosen: Chosen) -> Callable[..., Any] | None:
+    if "size" not in call.arguments or call.name not in (*_RESIZED, "expand"):
+        return None
+    result = call.result
+    size = chosen.result_size(0, result)
+    if call.name not in _RESIZED or chosen.args[0] == chosen.results[0]:
+        return localized(call, size=size)
+    late = [
+        dim
+        for dim, (arg, made) in enumerate(zip(chosen.args[0], chosen.results[0], strict=True))
+        if arg == WHOLE != made
+    ]
+    if not late:
+        return localized(call, size=size)
+    [dim] = late
+    at = chosen.results[0][dim]
+    start, length = part_of(result.size[at], chosen.mesh[dim], chosen.place[dim])
+
+    def view(local: Any, *_: Any) -> Any:
+        return call.operator(local, list(result.size)).narrow(at, start, length).clone()
+
+    return view
+
+
+def _offer_backward(call: Call, dim: int) -> Iterable[Strategy]:
+    """The result has `input_sizes`; dimensions but those that were looked at lie as the gradient's."""
+    look, made = call.looks[0], call.result
+    if look.can_sum and call.is_sum(look, dim):
+        yield call.strategy({0: SUM}, [SUM])
+    for cut in range(made.ndim):
+        own = _BACKWARD[call.name](call, cut)
+        if own is not None:
+            yield call.strategy({0: own}, [cut])
+
+
+def _from_diagonal(call: Call, cut: int) -> int | None:
+    ndim = call.result.ndim
+    gone = {call.dim("dim1", ndim), call.dim("dim2", ndim)}
+    return None if cut in gone else cut - sum(dim < cut for dim in gone)
+
+
+def _from_select(call: Call, cut: int) -> int | None:
+    dim = call.dim("dim", call.result.ndim)
+    return None if cut == dim else cut - (cut > dim)
+
+
+def _from_slice(call: Call, cut: int) -> int | None:
+    return None if cut == call.dim("dim", call.result.ndim) else cut
+
+
+_BACKWARD: Final[dict[str, Mapping]] = {
+    "slice_backward": _from_slice, "select_backward": _from_select, "diagonal_backward": _from_diagonal,
+    "unfold_backward": _from_slice,
+}  # fmt: skip
+
+
+def _localize_backward(call: Call, chosen: Chosen) -> Callable[..., Any]:
+    return localized(call, input_sizes=chosen.result_size(0, call.result))
+
+
+def _offer_scatter(call: Call, _dim: int) -> Iterable[Strategy]:
+    mapping = _SCATTERS[call.name]
+    src = call["src"]
+    assert isinstance(src, Look)
+    for cut in range(call.result.ndim):
+        own = mapping(call, cut)
+        if own is not None:
+            yield call.strategy({0: cut, src.index: own}, [cut])
+
+
+_SCATTERS: Final[dict[str, Mapping]] = {
+    "slice_scatter": _from_slice, "select_scatter": _from_select, "diagonal_scatter": _from_diagonal,
+}  # fmt: skip
+
+ROWS: Final = (
+    Row(
+        "view",
+        tuple(_MAPPINGS),
+        _offer,
+        "what the result has as it is: a dimension that is merged or split, the first of those and in equal parts only",
+        "parts of a sum stay so, and views of it hear when it is added up",
+        _localize,
+        is_view=True,
+    ),
+    Row(
+        "derivative of a view",
+        tuple(_BACKWARD),
+        _offer_backward,
+        "dimensions that the view left alone",
+        "parts of a sum stay so",
+        _localize_backward,
+    ),
+    Row("write of a view", tuple(_SCATTERS), _offer_scatter, "dimensions that the view left alone", "added up first"),
+)
