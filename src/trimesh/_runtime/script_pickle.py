@@ -27,9 +27,7 @@ def _carry(module: ModuleType) -> None:
 
 def _reduce(_: object, thing: Any) -> Any:
     if isinstance(thing, (FunctionType, type)) and thing.__module__ in MAIN_NAMES:
-        import cloudpickle  # noqa: PLC0415 - by few workers
-
-        return make, (thing.__qualname__, cloudpickle.dumps(thing))
+        return make, (thing.__qualname__, _cloudpickle().dumps(thing))
     return NotImplemented
 
 
@@ -38,17 +36,23 @@ def make(name: str, data: bytes) -> Any:
 
     Called where the pickle is loaded: in a child of a worker, forked or not, or in the worker itself.
     """
-    import cloudpickle  # noqa: PLC0415 - as above
-
     main = sys.modules["__main__"]
-    found = find(main, name)
+    found: Any = find(main, name)
     if found is None:
-        found = cloudpickle.loads(data)
+        found = _cloudpickle().loads(data)
         _place(main, found)
-        for one in (found, *vars(found).values()):
-            for used in one.__globals__.values() if isinstance(one, FunctionType) else ():
-                _place(main, used)
+        attributes: dict[str, Any] = found.__dict__
+        for one in (found, *attributes.values()):
+            if isinstance(one, FunctionType):
+                for used in one.__globals__.values():
+                    _place(main, used)
     return found
+
+
+def _cloudpickle() -> Any:
+    import cloudpickle  # noqa: PLC0415 - needed by few workers
+
+    return cloudpickle
 
 
 def _place(main: ModuleType, thing: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ class StoppingBlocks:
         return iter(self._blocks)
 
     @contextmanager
-    def holding(self, block: Block) -> Iterator[None]:
+    def holding(self, block: Block) -> Generator[None, None, None]:
         """Count `block` among them."""
         self._blocks.append(block)
         try:

@@ -66,7 +66,8 @@ def _take_apart(tensor: Tensor, sink: Sink) -> tuple[Any, ...]:
 
 def _put_together(source: Source, name: Any, data: Any, state: Any, *rest: Any) -> Tensor:
     must_be_imported(source, "torch", "a tensor")
-    dtype = vars(_torch()).get(name) if isinstance(name, str) else None  # `getattr` would import what is lazy
+    names: dict[str, Any] = _torch().__dict__  # `getattr` would import what is lazy
+    dtype = names.get(name) if isinstance(name, str) else None
     if not isinstance(dtype, _torch().dtype):
         raise ProtocolError(f"a tensor must have a dtype, got {name!r:.100}")
     if data is not None:

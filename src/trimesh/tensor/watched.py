@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +24,7 @@ class Watched:
         self._optimizers: dict[int, tuple[torch.optim.Optimizer, list[dict[str, Any]]]] = {}
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self) -> Generator[None, None, None]:
         """Learn of all that is called meanwhile."""
         handles = [
             register_module_forward_pre_hook(self._called),

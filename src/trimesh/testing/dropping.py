@@ -83,7 +83,8 @@ def drop_tasks(root: trio.lowlevel.Task, also: Iterable[object] = ()) -> bool:
     """
     if not can_drop():
         return False
-    runner: Any = trio._core._run.GLOBAL_RUN_CONTEXT.runner  # noqa: SLF001 - see above
+    core: Any = trio._core  # noqa: SLF001 - see above
+    runner: Any = core._run.GLOBAL_RUN_CONTEXT.runner  # noqa: SLF001 - the same
     coroutines: list[object] = []
     for task in list(_tree(root)):
         coroutines.append(task.coro)

@@ -81,7 +81,10 @@ def is_actor_code(depth: int) -> bool:
 def replaced(changes: Iterable[tuple[Any, str, Any]]) -> Generator[None, None, None]:
     """Give attributes other values for a while: (owner, name, value)."""
     made = list(changes)
-    before = [(owner, name, vars(owner).get(name, replaced)) for owner, name, _ in made]
+    before: list[tuple[Any, str, Any]] = []
+    for owner, name, _ in made:
+        own: dict[str, Any] = owner.__dict__
+        before.append((owner, name, own.get(name, replaced)))
     for owner, name, value in made:
         setattr(owner, name, value)
     try:

@@ -98,6 +98,12 @@ class SimTime:
         clock = self.clock(self._here())
         return clock.steady + clock.gone() + (self.in_thread or 0.0)
 
+    def _of_now(self, real: Callable[[float], Any]) -> Callable[..., Any]:
+        def ask(*given: float) -> Any:
+            return real(self.wall()) if is_actor_code(2) and not given else real(*given)
+
+        return ask
+
     def _sleeping(self, real: Callable[[float], None]) -> Callable[[float], None]:
         def sleep(seconds: float) -> None:
             if not is_in_actor():  # a library that sleeps for an actor may not stop everybody either
@@ -114,18 +120,17 @@ class SimTime:
     @contextmanager
     def installed(self) -> Generator[None, None, None]:
         """Have the code of actors read these clocks, while a simulation runs."""
-        names: dict[str, Callable[..., Any]] = {
-            "time": lambda _: self.wall(),
-            "time_ns": lambda _: round(self.wall() * _NS),
-            "monotonic": lambda _: self.steady(),
-            "monotonic_ns": lambda _: round(self.steady() * _NS),
-            "perf_counter": lambda _: self.steady(),
-            "perf_counter_ns": lambda _: round(self.steady() * _NS),
-            "gmtime": lambda real, *given: real(*given or (self.wall(),)),
-            "localtime": lambda real, *given: real(*given or (self.wall(),)),
-            "ctime": lambda real, *given: real(*given or (self.wall(),)),
+        clocks: dict[str, Callable[[], float]] = {
+            "time": self.wall,
+            "time_ns": lambda: round(self.wall() * _NS),
+            "monotonic": self.steady,
+            "monotonic_ns": lambda: round(self.steady() * _NS),
+            "perf_counter": self.steady,
+            "perf_counter_ns": lambda: round(self.steady() * _NS),
         }
-        virtual = {name: _for_actors(getattr(time, name), function) for name, function in names.items()}
+        virtual = {name: _for_actors(getattr(time, name), function) for name, function in clocks.items()}
+        for name in ("gmtime", "localtime", "ctime"):
+            virtual[name] = self._of_now(getattr(time, name))
         virtual["sleep"] = self._sleeping(time.sleep)
         changes = [(time, name, function) for name, function in virtual.items()]
         reals = {getattr(time, name): function for name, function in virtual.items()}
@@ -140,9 +145,9 @@ def _is_in(value: Any, reals: dict[Any, Any]) -> bool:
     return type(value) is type(time.time) and value in reals
 
 
-def _for_actors(real: Callable[..., Any], virtual: Callable[..., Any]) -> Callable[..., Any]:
-    def ask(*args: Any) -> Any:
-        return virtual(real, *args) if is_actor_code(2) else real(*args)
+def _for_actors(real: Callable[[], float], virtual: Callable[[], float]) -> Callable[..., Any]:
+    def ask() -> float:
+        return virtual() if is_actor_code(2) else real()
 
     return ask
 
