@@ -56,7 +56,7 @@ class Slow(Probe):
 @pytest.mark.parametrize("verb", VERBS)
 async def test_caller_waits_as_long_as_it_says(backend: SimBackend, verb: str, seconds: float):
     """C2: `abandon_after` bounds the wait after a cancel or a deadline, for every verb."""
-    async with backend.procs() as procs:
+    async with backend.procs(grace=100) as procs:  # the endpoints unwind for a minute
         slow = await procs.spawn("slow", Slow)
         start = trio.current_time()
         with trio.move_on_after(1) as scope:
@@ -122,7 +122,7 @@ async def test_abandoned_call_weighs_for_choose_until_its_end(backend: SimBacken
 @only_sim
 async def test_death_ends_what_was_abandoned(backend: SimBackend):
     """C2: nothing of it is left when the process is gone."""
-    async with backend.procs(supervision=Isolate()) as procs, reading(procs) as log:
+    async with backend.procs(supervision=Isolate(), grace=100) as procs, reading(procs) as log:
         slow = await procs.spawn("slow", Slow)
         with trio.move_on_after(1):
             await slow.unwind.options(abandon_after=0).call(None, 60.0)
