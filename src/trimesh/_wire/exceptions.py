@@ -58,7 +58,7 @@ from trimesh.errors import (
 _ORIGIN_KEY = "__trimesh_origin__"  # kept by errors.set_origin; travels as a record of its own
 _NOTES_KEY = "__notes__"
 _NOT_STATE = frozenset((_ORIGIN_KEY, _NOTES_KEY))
-_METHODS = frozenset(dir(BaseExceptionGroup)) | _NOT_STATE
+_METHODS = _NOT_STATE.union(name for name in dir(BaseExceptionGroup) if callable(getattr(BaseExceptionGroup, name)))
 """What a peer must not put in the place of: `except*` calls `split`, and who catches an error `add_note`."""
 
 _TEXTLESS = frozenset((int, float, bool, str, bytes, type(None)))  # they always arrive, so they need no repr
