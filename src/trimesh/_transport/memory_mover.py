@@ -287,7 +287,7 @@ class MemoryMover(Mover):
             if copy.at < transfer.local.nbytes:
                 return
         except TransferError as error:
-            self._end(copy, error)
+            self._end(copy, error.with_traceback(None))  # whose frame would keep the memory until a collection
         else:
             self._end(copy, Done(copy.visit.carrier_of(transfer.grant)))
 
