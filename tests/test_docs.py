@@ -35,6 +35,9 @@ def listings(document: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", read(document), re.DOTALL)
 
 
+LOGGED = re.compile(r"\w+: \w+: .* \(at .*\); (the mesh goes on without it|restarting rank \d+ after \S+ s)")
+"""What `trimesh` logs of a failure that a policy keeps from being raised."""
+
 PROGRAMS = [
     pytest.param(document, index, marks=marks)
     for document, marks in (("docs/supervision.md", ()), ("docs/rdma.md", ()), ("docs/tensors.md", pytest.mark.torch))
@@ -50,7 +53,10 @@ def test_listing_runs(document: str, index: int, tmp_path: Path) -> None:
 
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
 
-    assert (done.returncode, done.stderr) == (0, "")
+    said = done.stderr.splitlines()
+    if document == "docs/supervision.md":  # its meshes go on after failures, each of which is logged
+        said = [line for line in said if not LOGGED.fullmatch(line)]
+    assert (done.returncode, said) == (0, [])
 
 
 @pytest.mark.real

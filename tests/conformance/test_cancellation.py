@@ -304,7 +304,7 @@ async def test_cancel_latency_is_one_round_trip_a_level(backend: SimBackend, dep
 @only_sim
 async def test_bound_of_the_acknowledgement_is_one_for_all_levels(backend: SimBackend):
     """C10: a silent endpoint at depth 3 costs its caller's caller one bound, not three."""
-    async with backend.procs({"gpus": 3}) as procs:
+    async with backend.procs({"gpus": 3}, grace=100) as procs:  # the endpoint unwinds for a minute
         probes = await procs.spawn("probes", Probe)
         first, second, third = (probes.slice(gpus=rank) for rank in range(3))
         start = trio.current_time()

@@ -23,6 +23,7 @@ def test_loaded_mesh_survives_half_a_minute_of_kills(capsys: pytest.CaptureFixtu
 
     with capsys.disabled():
         print("\n".join(["", *re.findall(r".*(?:kills|right answers|PROBLEM).*", done.stdout)]))
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    unexpected = [line for line in done.stderr.splitlines() if not line.startswith("pool: ProcDied: ")]
+    assert (done.returncode, unexpected) == (0, []), done.stdout
     (kills,) = re.findall(r"(\d+) kills \(", done.stdout)
     assert int(kills) >= SECONDS // 3
