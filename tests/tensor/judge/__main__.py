@@ -18,6 +18,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import aclosing
 from functools import partial
 
 import trio
@@ -147,13 +148,14 @@ async def _first_seed(right: Session, name: str, options: argparse.Namespace) ->
     """Return the first seed that a wrong rule fails and the right one does not, and how many programs it took."""
     programs = 0
     drawn = argparse.Namespace(**{**vars(options), "lines": FALSIFIED[name].lines})
-    async for verdict in right.planted(partial(plant, name)).judge(seeds(drawn)):
-        programs += 1
-        if verdict.kind != "wrong":
-            continue
-        beside = await (await right.spare(verdict.program.extent)).judge_one(verdict.program)
-        if beside.kind == "right":
-            return verdict.program.seed, programs
+    async with aclosing(right.planted(partial(plant, name)).judge(seeds(drawn))) as verdicts:
+        async for verdict in verdicts:
+            programs += 1
+            if verdict.kind != "wrong":
+                continue
+            beside = await (await right.spare(verdict.program.extent)).judge_one(verdict.program)
+            if beside.kind == "right":
+                return verdict.program.seed, programs
     return None, programs
 
 

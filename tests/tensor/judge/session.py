@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
@@ -218,7 +218,7 @@ class Session:
         async with self._procs(extent) as procs:
             yield Bench(procs)
 
-    async def judge(self, programs: Iterable[Program]) -> AsyncIterator[Verdict]:
+    async def judge(self, programs: Iterable[Program]) -> AsyncGenerator[Verdict, None]:
         """Yield the verdict on each program; they run in batches of one extent, otherwise in order."""
         waiting: dict[Extent, list[Program]] = {}
         for program in programs:
