@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import AsyncGenerator, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
 import trio
+from tests.conformance.meshes import SimBackend
 
 import trimesh
 from trimesh import Actor, endpoint
@@ -183,3 +185,40 @@ async def test_lock_file_of_a_killed_process_is_left(mesh, faults, tmp_path):
 
     with pytest.raises(FileExistsError):
         await locker.work.call_one(str(path))
+
+
+class Nesting(Actor):
+    """Owns a mesh of its own, in the midst of which it is killed."""
+
+    def __init__(self) -> None:
+        self.is_open = trio.Event()
+
+    @endpoint
+    async def own(self) -> None:
+        async with trimesh.this_proc().spawn("inner", Nesting):
+            self.is_open.set()
+            await trio.sleep_forever()
+
+    @endpoint(group="others", concurrency=2)
+    async def opened(self) -> None:
+        await self.is_open.wait()
+
+
+def test_block_that_a_killed_process_had_open_leaves_ctrl_c_to_others():
+    """O6: the handler of blocks goes with the last that is open, also when that is never left."""
+    backend = SimBackend(0)
+
+    async def main() -> None:
+        async with backend.open():
+            with trio.CancelScope() as scope:
+                async with backend.procs(supervision=trimesh.Isolate()) as procs:
+                    nesting = await procs.spawn("nesting", Nesting)
+                    await nesting.own.broadcast()
+                    await nesting.opened.call()
+                    backend.kill(nesting, 0)
+                    with pytest.raises(trimesh.ProcDied):
+                        await nesting.slice(gpus=0).opened.call_one()
+                    scope.cancel()
+
+    backend.run(main)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

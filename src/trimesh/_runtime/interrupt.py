@@ -26,11 +26,13 @@ class Interruptible(Protocol):
     """A block.
 
     Attributes:
+        proc: The process that has it.
         is_stopping: Whether it is being left.
         is_interrupted: Whether a Ctrl-C has come since it was opened.
         is_killed: Whether a second one has.
     """
 
+    proc: Any
     is_stopping: bool
     is_interrupted: bool
     is_killed: bool
@@ -84,9 +86,17 @@ def interruptible(block: Interruptible) -> Generator[None, None, None]:
     try:
         yield
     finally:
-        _open.remove(entry)
+        if entry in _open:  # not of a process that has ended meanwhile
+            _open.remove(entry)
         if not _open:
             _uninstall()
+
+
+def forget_blocks(proc: object) -> None:
+    """Forget the blocks of a process that ended without leaving them: a simulated one, in the midst of others."""
+    _open[:] = [(block, token) for block, token in _open if block.proc is not proc]
+    if not _open:
+        _uninstall()
 
 
 def _install() -> None:

@@ -20,6 +20,7 @@ from trimesh._runtime.context import set_proc_of_task
 from trimesh._runtime.exits import ExitReport
 from trimesh._runtime.family import Family
 from trimesh._runtime.host import LaunchRequest, NoLinkError
+from trimesh._runtime.interrupt import forget_blocks
 from trimesh._runtime.proc import Proc
 from trimesh._runtime.seeds import ProcSeeds
 from trimesh._runtime.sites import Sites
@@ -110,6 +111,7 @@ class SimChild:
     def _drop(self) -> None:
         """Run nothing of the process any more: what a real one has under way when it is killed is gone."""
         if self.task is not None and drop_tasks(self.task, self.world.proc(self.proc_id).cells.values()):
+            forget_blocks(self.world.proc(self.proc_id))
             self.world.transport(self.proc_id).close()
         self.scope.cancel(reason=f"simulated process {self.pid} has ended")
 
