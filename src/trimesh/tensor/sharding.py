@@ -29,30 +29,11 @@ def placements_by_label(cuts: Sequence[int]) -> list[Placement]:
     return [Replicate() if cut == WHOLE else Shard(cut) for cut in cuts] or [Replicate()]
 
 
-def shard_of(whole: torch.Tensor, like: Any, placements: Sequence[Any]) -> torch.Tensor:
-    """Return a view of this rank's part of a tensor that every rank has."""
-    from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415
-
-    made: torch.Tensor = distribute_tensor(whole, like, placements, src_data_rank=None).to_local()
-    return made
-
-
 def assemble(local: torch.Tensor, mesh: Any, placements: Sequence[Any], whole: torch.Tensor) -> DTensor:
     """Return the global tensor with the looks of `whole` of which this rank has a part."""
     from torch.distributed.tensor import DTensor  # noqa: PLC0415
 
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.size(), stride=whole.stride())
-
-
-def write_whole(target: DTensor, value: torch.Tensor) -> None:
-    """Write a tensor that every rank has into a global one that has nothing partial."""
-    assert not is_partial(target)
-    target._local_tensor.copy_(shard_of(value, target.device_mesh, target.placements))
-
-
-def is_partial(value: DTensor) -> bool:
-    """Whether the ranks have parts of a sum."""
-    return any(placement.is_partial() for placement in value.placements)
 
 
 def unsummed(placements: Sequence[Placement]) -> list[Placement]:
@@ -95,9 +76,3 @@ def is_first_replica(value: DTensor) -> bool:
     """Whether this rank is the first of those that have the same part."""
     places = zip(value.placements, value.device_mesh.get_coordinate() or (), strict=True)
     return all(index == 0 for placement, index in places if not placement.is_shard())
-
-
-def settle(value: DTensor, placements: Sequence[Placement]) -> None:
-    """Lay a tensor out anew in its place: whoever has it sees the same values as before."""
-    made = value.redistribute(placements=placements)
-    value._local_tensor, value._spec = made._local_tensor, made._spec
