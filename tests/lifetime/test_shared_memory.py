@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import secrets
 import select
 import signal
 import subprocess
@@ -12,7 +11,7 @@ import sys
 from collections.abc import Callable
 from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import trio
@@ -25,32 +24,39 @@ pytestmark = pytest.mark.real
 FOLDER = Path("/dev/shm")
 
 
+class Shared(NamedTuple):
+    """What an actor made, by its names in the folder, and the pid of the tracker that knows of it.
+
+    Tests ask for these names only: others of this file, and other programs, put theirs in the same folder.
+    """
+
+    names: tuple[str, str]
+    tracker: int
+
+
+def are_there(names: tuple[str, ...]) -> list[bool]:
+    return [(FOLDER / name).exists() for name in names]
+
+
 class Leaving(Actor):
     """Makes what outlives a process unless somebody removes it."""
 
     @endpoint
-    def share(self, name: str) -> int:
-        """Return the pid of the tracker."""
-        self.memory = shared_memory.SharedMemory(name, create=True, size=4096)
+    def share(self) -> Shared:
+        """Make a segment and a semaphore."""
+        self.memory = shared_memory.SharedMemory(create=True, size=4096)
         self.lock = multiprocessing.get_context("spawn").Lock()
+        semaphore: Any = self.lock
         tracker: Any = resource_tracker
-        return int(tracker._resource_tracker._pid)
+        return Shared(
+            (self.memory.name.removeprefix("/"), "sem." + semaphore._semlock.name.removeprefix("/")),
+            int(tracker._resource_tracker._pid),
+        )
 
     @endpoint
     def remove(self) -> None:
         self.memory.close()
         self.memory.unlink()
-
-
-def names() -> set[str]:
-    """Return what is there."""
-    return set(os.listdir(FOLDER))
-
-
-@pytest.fixture
-def before() -> set[str]:
-    """What was there."""
-    return names()
 
 
 def is_gone(pid: int) -> Callable[[], bool]:
@@ -68,76 +74,70 @@ def is_gone(pid: int) -> Callable[[], bool]:
     return wait
 
 
-def new_name() -> str:
-    return f"left-{secrets.token_hex(8)}"
-
-
-def left(before: set[str]) -> set[str]:
-    """Return the names of these tests, and of semaphores, that came since."""
-    return {name for name in names() - before if name.startswith(("left-", "sem.mp-"))}
-
-
-async def test_what_is_left_is_removed_when_the_block_ends(before: set[str]) -> None:
+async def test_what_is_left_is_removed_when_the_block_ends() -> None:
     """At a normal exit, before the block is done."""
     async with this_host().spawn_procs({"n": 2}) as procs:
         leaving = await procs.spawn("leaving", Leaving)
-        await leaving.slice(n=0).share.call_one(new_name())
-        await leaving.slice(n=1).share.call_one(new_name())
-        assert len(left(before)) == 4
+        first = await leaving.slice(n=0).share.call_one()
+        second = await leaving.slice(n=1).share.call_one()
+        assert are_there(first.names + second.names) == [True] * 4
 
-    assert left(before) == set()
+    assert are_there(first.names + second.names) == [False] * 4
 
 
 async def test_what_was_removed_is_not_warned_of(capfd: pytest.CaptureFixture[str]) -> None:
     """The tracker is the one of Python: it knows of both."""
     async with this_host().spawn_procs({}) as procs:
         leaving = await procs.spawn("leaving", Leaving)
-        await leaving.share.call_one(new_name())
+        await leaving.share.call_one()
         await leaving.remove.call_one()
 
     assert "shared_memory" not in capfd.readouterr().err
 
 
-async def test_what_a_killed_process_leaves_is_removed_while_others_live(before: set[str]) -> None:
+async def test_what_a_killed_process_leaves_is_removed_while_others_live() -> None:
     """SIGKILL, as out of memory: the tracker ends soon after its users."""
     async with this_host().spawn_procs({"n": 2}, supervision=Isolate()) as procs:
         leaving = await procs.spawn("leaving", Leaving)
-        await leaving.slice(n=1).share.call_one(new_name())
-        kept = left(before)
-        trackers = await leaving.slice(n=0).share.call_one(new_name())
-        wait = is_gone(trackers)
+        kept = await leaving.slice(n=1).share.call_one()
+        lost = await leaving.slice(n=0).share.call_one()
+        wait = is_gone(lost.tracker)
         killed = procs.statistics().members[0].pid
         assert killed is not None
+        assert are_there(lost.names) == [True, True]
 
         os.kill(killed, signal.SIGKILL)
 
         assert await trio.to_thread.run_sync(wait)
-        assert left(before) == kept
+        assert are_there(lost.names) == [False, False]
+        assert are_there(kept.names) == [True, True]
 
 
 SCRIPT = """
-import sys, trio
+import trio
 from trimesh import this_host
 from tests.lifetime.test_shared_memory import Leaving
 
 async def main():
     async with this_host().spawn_procs({}) as procs:
-        print(await (await procs.spawn("leaving", Leaving)).share.call_one(sys.argv[1]), flush=True)
+        shared = await (await procs.spawn("leaving", Leaving)).share.call_one()
+        print(*shared.names, shared.tracker, flush=True)
         await trio.sleep_forever()
 
 trio.run(main)
 """
 
 
-def test_what_is_left_when_the_controller_is_killed_is_removed(before: set[str]) -> None:
+def test_what_is_left_when_the_controller_is_killed_is_removed() -> None:
     """Z04: all are killed at once, and the tracker is not."""
-    command = [sys.executable, "-c", SCRIPT, new_name()]
+    command = [sys.executable, "-c", SCRIPT]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
-        wait = is_gone(int(program.stdout.readline()))
-        assert len(left(before)) == 2
+        memory, semaphore, tracker = program.stdout.readline().split()
+        wait = is_gone(int(tracker))
+        assert are_there((memory, semaphore)) == [True, True]
 
         program.kill()
 
         assert wait()
-    assert left(before) == set()
+    assert are_there((memory, semaphore)) == [False, False]
