@@ -1,5 +1,5 @@
 //! Every bound of the native library: name, value, unit (last word), reason. Those that Python shares carry the name of
-//! `trimesh/limits.py`; `tests/native/test_limits.py` compares the two through `tm_limit`.
+//! `trimesh/limits/`; `tests/native/test_limits.py` compares the two through `tm_limit`.
 
 const std = @import("std");
 
@@ -9,7 +9,7 @@ pub const ABI_VERSION: u32 = 9;
 /// The bytes on the wire; one more at every change of them.
 pub const PROTOCOL_VERSION: u8 = 4;
 
-// ---- shared with limits.py ----
+// ---- shared with trimesh/limits/ ----
 
 /// Fixed header of every frame: four words.
 pub const FRAME_HEADER_BYTES = 32;

@@ -1,4 +1,4 @@
-"""limits.py and limits.zig say the same."""
+"""trimesh.limits and limits.zig say the same."""
 
 from __future__ import annotations
 

@@ -1,0 +1,110 @@
+"""Bounds of frames, links, and liveness of peers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# ---- frames and links ---------------------------------------------------------------------------------------
+
+FRAME_HEADER_BYTES: Final = 32
+"""Fixed little-endian header of every frame: four words of 8 bytes, half a cache line."""
+
+FRAME_PAYLOAD_BYTES_MAX: Final = 69_632
+"""One fragment. Larger bodies are cut into fragments of this size, so that a control frame waits for at most
+one fragment a link (64 KiB take 20-60 us to copy or send on the machines measured). The 4 KiB above 64 are for what
+goes with a body of that size: two frames instead of one cost a call 25 us."""
+
+HEAD_BYTES_MAX: Final = 49_152
+"""The head (control struct) of one message; it must fit one frame beside small bodies."""
+
+HEAD_PAYLOAD_BYTES_MAX: Final = 16_384
+"""A pickled payload up to this size rides inside the head; a larger one travels as the first body."""
+
+BODIES_MAX: Final = 4_096
+"""Out-of-band buffers of one message (a state dict has hundreds of tensors, rarely thousands)."""
+
+MESSAGE_BYTES_MAX: Final = 1 << 36
+"""All bodies of one message: 64 GiB, more than one tensor on today's hosts; a length above it is a broken peer."""
+
+RING_BYTES: Final = 1 << 18
+"""One direction of a same-host link. Holds four full fragments; 256 KiB stay in the second-level cache."""
+
+RING_CONTROL_RESERVE_BYTES: Final = 1 << 14
+"""Part of a ring that data may not use, so that cancels and credits get in when data has filled it."""
+
+LOOK_SECONDS: Final = 100e-6
+"""How long a process looks at its links before it sleeps, when it expects something soon: an answer takes 30 to 60 us
+where the other process looks, too, and waking a sleeper on another core 12 to 30 us on the machines measured. Twice
+in a row in vain, it sleeps at once until its waits have been shorter again."""
+
+LOOK_US_MAX: Final = 10_000
+"""Longest time that the native library may be asked to look: Trio's own grain of time is a thousandth of a second."""
+
+LOOK_CORES_MIN: Final = 2
+"""With fewer cores, by affinity or by quota, looking takes the core from who is waited for."""
+
+LINKS_MAX: Final = 1_024
+"""Links of one process: a controller of the largest single host (several hundred workers) with room."""
+
+SEGMENT_BYTES_MIN: Final = 1 << 17
+"""Smallest pooled segment: nearly twice the size up to which a body is copied inline."""
+
+SEGMENT_BYTES_MAX: Final = 1 << 27
+"""Largest pooled segment; a larger body travels in parts. Nothing else runs in the sender's loop while it copies:
+7 ms for 128 MiB, 90 ms when the pages are new."""
+
+SEGMENT_IDLE_BYTES_MAX: Final = 1 << 28
+"""Shared memory of segments that nobody holds, kept for the next bodies: two of the largest. Making pages anew costs
+ten times the copy; more than this would count against a container's memory for nothing."""
+
+SEGMENTS_MAX: Final = 128
+"""Pooled segments of one process: one descriptor each at the sender, one mapping each at every receiver."""
+
+SEGMENT_FLIGHT_BYTES_MAX: Final = 1 << 24
+"""Bytes in segments sent to one peer that has not looked at them; beyond it messages wait, but one alone."""
+
+PART_FLIGHT_BYTES_MAX: Final = 1 << 22
+"""The same of parts of larger messages: one that overtakes them waits for what is under way, some 0.3 ms a MiB."""
+
+PART_BYTES: Final = 1 << 20
+"""One part of a large message to a process of this host. Copying it takes the loop of either side 0.2 ms; smaller ones
+cost more turns of the loop, larger ones are slower for a core's cache."""
+
+STREAM_PART_BYTES: Final = 1 << 17
+"""The same between hosts: what a small message may find before it in the ring of the link, half of that."""
+
+PARTED_BYTES_MIN: Final = 2 << 20
+"""From this size on messages go in parts between hosts, and to processes of this host if most of it is `bytes`. Those
+are copied out of shared memory anyway: in parts, while the sender is still copying in."""
+
+PARTED_MAX: Final = 16
+"""Large messages of one link under way in parts at one time; more wait for their turn."""
+
+SEGMENT_POOL_BYTES_MAX: Final = 1 << 31
+"""Shared memory that one process may hold for bodies on their way: 2 GiB; beyond it bodies travel as fragments."""
+
+SEND_QUEUE_BYTES_HIGH: Final = 8 << 20
+"""Bytes queued for one link above which a broadcast waits for the link to drain before it returns."""
+
+# ---- liveness -----------------------------------------------------------------------------------------------
+
+BEAT_SECONDS: Final = 0.5
+"""Heartbeat of a native thread: six beats fit one lease, so five may be late."""
+
+LEASE_SECONDS: Final = 3.0
+"""Silence after which a peer counts as stopped: a stopped process is known within 4 s."""
+
+STALL_SECONDS: Final = 5.0
+"""A Trio loop that has not run for this long while its native thread answers is reported as stalled."""
+
+STALL_AGAIN_SECONDS: Final = 30.0
+"""A process that goes on stalling is reported once in this time: its stack is 16 KiB of somebody's log."""
+
+LINK_HELLO_SECONDS: Final = 10.0
+"""A peer that has connected but said no hello in this time is dropped."""
+
+assert HEAD_PAYLOAD_BYTES_MAX < HEAD_BYTES_MAX < FRAME_PAYLOAD_BYTES_MAX
+assert RING_BYTES >= 4 * (FRAME_PAYLOAD_BYTES_MAX // 2 + FRAME_HEADER_BYTES)
+assert RING_CONTROL_RESERVE_BYTES * 8 <= RING_BYTES
+assert LEASE_SECONDS >= 4 * BEAT_SECONDS
+assert FRAME_PAYLOAD_BYTES_MAX < SEGMENT_BYTES_MIN <= SEGMENT_BYTES_MAX <= SEGMENT_POOL_BYTES_MAX

@@ -1,0 +1,89 @@
+"""Bounds of processes: how they start, what they say, and how they end."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SPAWN_SECONDS: Final = 60.0
+"""From the request for a process to its first word; importing torch on a busy laptop takes 10-20 s."""
+
+TERM_SECONDS: Final = 0.5
+"""From SIGTERM to SIGKILL in the stop ladder."""
+
+EXIT_REPORT_SECONDS: Final = 1.0
+"""From the loss of a link to the spawner's exit report; after it the death is reported without a diagnosis."""
+
+STOPPING_LOG_SECONDS: Final = 2.0
+"""A block that has been stopping for this long says once what it waits for (rule M4)."""
+
+LEAVING_SECONDS: Final = 1.0
+"""Blocks that are left this soon after each other end together: milliseconds lie between those of one program."""
+
+SUPERVISION_LOG_LINES: Final = 20
+"""Lines of a second on deaths, failures and restarts that are not raised: a mesh of a thousand may die at once."""
+
+STDERR_TAIL_BYTES: Final = 4_096
+"""Last words of a process that are kept for the error that reports its death."""
+
+OUTPUT_LINE_BYTES_MAX: Final = 8_192
+"""One line of worker output; a longer one is cut into several."""
+
+OUTPUT_PROGRESS_SECONDS: Final = 2.0
+"""Between two lines that show how far a progress bar of a worker is, which overwrites itself many times a second."""
+
+OUTPUT_QUEUE_BYTES_MAX: Final = 1 << 20
+"""Worker output waiting for a slow terminal; beyond it lines are dropped and counted, the worker never waits."""
+
+OUTPUT_BATCH_BYTES_MAX: Final = 32_768
+"""Worker output in one record; two may be on their way: an exit report never waits behind more than 64 KiB of text."""
+
+KILL_SECONDS: Final = 5.0
+"""From SIGKILL until a process that is still there is given up as stuck in the kernel (rule Z08)."""
+
+TRACKER_SECONDS: Final = 1.0
+"""For a resource tracker of `multiprocessing` to unlink what the family has left; it takes some milliseconds."""
+
+THREAD_SHUTDOWN_SECONDS: Final = 2.0
+"""Wait of an ending worker for threads that are no daemons; an idle pool ends in a millisecond."""
+
+OOM_CLAIM_SECONDS: Final = 2.0
+"""An out-of-memory kill that the kernel has counted explains a SIGKILL this much later, no more."""
+
+EXIT_REPORTS: Final = 1_024
+"""Ended processes whose report the spawner, and the controller, remember for those who ask later: as many as one
+process can have links, should all be lost together."""
+
+BROKER_PACKET_BYTES_MAX: Final = 65_536
+"""One packet on a broker socket (the default socket buffer takes three); larger records travel in a memfd."""
+
+BROKER_RECORD_BYTES_MAX: Final = 1 << 26
+"""One record on a broker socket: 64 MiB; arguments and environment together are far below it."""
+
+BROKER_QUEUE_RECORDS_MAX: Final = 16_384
+"""Answers waiting for one process that does not read them; beyond it the spawner drops the connection."""
+
+FOREIGN_CONNECT_SECONDS: Final = 10.0
+"""A link between workers of two spawners, by way of the controller: less than a millisecond; a spawner that has not
+answered by then has been stopped by somebody."""
+
+OUTPUT_FLUSH_SECONDS: Final = 1.0
+"""A block that is left waits this long for the last output; it takes a millisecond unless the spawner is stopped."""
+
+PUBLISHED_SLOTS_MAX: Final = 8
+"""Versions of one publication that have memory at one time: each is as large as the model."""
+
+PUBLISHED_READERS_MAX: Final = 1_024
+"""Processes that read one publication, as many as one process can have links: 80 KiB of rows."""
+
+PUBLISHED_TENSORS_MAX: Final = 65_536
+"""Tensors of one version; state dicts have hundreds, of mixtures of experts tens of thousands."""
+
+UNPIN_SECONDS: Final = 1.0
+"""A reader that gives a pin back tries this long to say so: a microsecond on one host, a round trip between two. If it
+fails, the publisher does without the slot until the reader pins something there, or its process has ended."""
+
+UNPIN_RETRY_SECONDS: Final = 0.05
+"""Pause between two tries of that: what the system refuses, or a peer that is silent, is seldom over sooner."""
+
+FAULT_RULES_MAX: Final = 1_024
+"""Faults that a test may have planned at one time for links of real processes: one for each direction of each link."""

@@ -1,0 +1,50 @@
+"""Bounds of the tensor engine."""
+
+from __future__ import annotations
+
+from typing import Final
+
+TENSOR_BATCH_COMMANDS: Final = 16
+"""Commands that are sent together at most while a task goes on issuing: a message costs some 20 us, a command 3."""
+
+TENSOR_COMMANDS_AHEAD: Final = 16_384
+"""Commands of a team that its slowest rank may be behind before issuing waits: seconds of work, megabytes queued."""
+
+TENSOR_PLANS: Final = 16_384
+"""Operations, with the looks of their arguments, that a controller remembers: a large model has a few thousand."""
+
+TENSOR_FAILURES: Final = 1_000
+"""Failed commands of a team whose lines are kept for whoever fetches: more are the same mistake in a loop."""
+
+TENSOR_PLOTTED_RANKS: Final = 64
+"""Ranks whose values one figure shows: eight rows of eight images, which still fit a screen."""
+
+COLLECTIVE_SECONDS: Final = 1_800.0
+"""A rank waits this long for the others of its process group: torch's own bound. A rank that has failed or died frees
+them at once; this is for one that computes for half an hour, or is stuck and answers."""
+
+COLLECTIVE_POLL_SECONDS: Final = 0.000_05
+"""How often a rank looks whether its device has done a collective: what one takes that crosses a link of devices."""
+
+GROUP_KEYS: Final = 65_536
+"""Keys of a team's store: a process group of n ranks takes n, and a thousand ranks may have tens of groups."""
+
+GROUP_LEAVES: Final = 16_384
+"""Commands by which ranks left a process group that are remembered: no rank is `TENSOR_COMMANDS_AHEAD` behind."""
+
+TENSOR_INLINE_BYTES: Final = 32_768
+"""A tensor of at most this size moves between ranks inside a message, which costs less than a read of its memory."""
+
+TENSOR_LENT_BYTES_MIN: Final = 1 << 20
+"""A tensor of at least this size goes to the controller, or comes from there, by memory that the other side reads; a
+smaller one in a message, which waits for nobody and needs no second copy."""
+
+TENSOR_MOVE_BYTES: Final = 2**30
+"""Copies of tensors that a process keeps for others to read; the next waits for room, a larger one for all others."""
+
+SIGNAL_SECONDS: Final = 0.05
+"""How often a function that waits without `await` looks at signals and links."""
+
+TENSOR_STUCK_SECONDS_MAX: Final = 1.0
+"""How often at least a rank that waits for an actor beside it looks whether that waits for an actor of the controller,
+which may be waiting for the rank; it begins with SIGNAL_SECONDS, and each look costs as one for deadlocks."""
