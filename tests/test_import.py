@@ -35,7 +35,7 @@ def test_import_loads_no_heavy_module(imported: dict[str, list[str]], heavy: str
 
 @pytest.mark.parametrize("name", ["aio", "rdma", "testing"])
 def test_package_is_loaded_when_it_is_used(imported: dict[str, list[str]], name: str) -> None:
-    """API 9, 10: `trimesh.testing.simulate` after `import trimesh` alone."""
+    """`trimesh.testing.simulate` after `import trimesh` alone."""
     assert [module for module in imported["modules"] if module.startswith(f"trimesh.{name}")] == []
     script = f"import trimesh; assert all(getattr(trimesh.{name}, public) for public in trimesh.{name}.__all__)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

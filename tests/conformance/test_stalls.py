@@ -1,4 +1,4 @@
-"""A process whose Trio loop does not run while its native thread answers: said with a stack, never a death (R6, P2)."""
+"""A process whose Trio loop does not run while its native thread answers: said with a stack, never a death (P2, P2)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def listening() -> AsyncGenerator[Said, None]:
 
 @only_real
 async def test_stall_is_logged_with_the_stack_of_the_stuck_thread(backend: Backend, tmp_path: Path):
-    """R6: an endpoint that blocks, and C code that keeps the GIL, are both told by name while they last."""
+    """P2: an endpoint that blocks, and C code that keeps the GIL, are both told by name while they last."""
     paths = make_meetings(tmp_path, "dozing", "holding")
     async with listening() as said, backend.procs({"gpus": 3}, name="sleepy") as procs:
         sleepers = await procs.spawn("sleepers", Sleeper)
@@ -91,7 +91,7 @@ async def test_stall_is_logged_with_the_stack_of_the_stuck_thread(backend: Backe
 
 @only_sim
 async def test_stall_of_a_simulated_loop_is_logged_and_told_to_listeners(backend: Backend):
-    """R6: the same under a virtual clock, where a fault makes the loop lag."""
+    """P2: the same under a virtual clock, where a fault makes the loop lag."""
     assert isinstance(backend, SimBackend)
     async with listening() as said, backend.procs({"gpus": 2}, name="sleepy") as procs:
         sleepers = await procs.spawn("sleepers", Sleeper)

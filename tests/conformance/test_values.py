@@ -71,6 +71,21 @@ async def test_arrays_arrive_writable_and_private(backend: Backend):
             assert await keepers.slice(gpus=1).look.call_one() == 99
 
 
+async def test_arguments_may_be_written_when_the_verb_returns(backend: Backend):
+    """C9: a broadcast has sent them, a call has ended with them; small ones in the head, large ones in segments."""
+    async with backend.procs() as procs:
+        keepers = await procs.spawn("keepers", Keeper)
+        for size in (10, 300_000):
+            data = numpy.full(size, 1)
+            await keepers.keep.broadcast(data)
+            data[:] = 2
+            await keepers.keep.call(data)
+            data[:] = 3
+
+        for kept in (await keepers.kept.call()).values():
+            assert kept == [(1, 1), (2, 2)] * 2
+
+
 async def test_plain_values_are_copied(backend: Backend):
     """V1, M7: lists, bytearrays; by pickle also arrays of the standard library."""
     async with backend.procs() as procs, this_proc().spawn("here", Keeper) as here:

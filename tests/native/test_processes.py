@@ -209,7 +209,7 @@ async def test_peer_that_holds_the_gil_in_c_keeps_its_lease(pair: Pair):
 
 
 async def test_peer_that_holds_the_gil_in_c_is_told_to_be_stalled_and_to_go_on(pair: Pair):
-    """R6: its native thread says so while no Python can run there; a stall is not the end of anything."""
+    """P2: its native thread says so while no Python can run there; a stall is not the end of anything."""
     pair.link.send(b"hold-gil %f" % (3 * peer_module.STALL_SECONDS))
 
     await pair.recorder.wait(lambda: bool(pair.recorder.stalls))

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.real
 
 
 async def test_process_without_the_device_is_told_why() -> None:
-    """API 7: the error names the owner, and says what is missing here."""
+    """N5: the error names the owner, and says what is missing here."""
     async with this_host().spawn_procs({"gpus": 1}) as procs:
         handle = await (await procs.spawn("owner", Owner)).handle.call_one()
         assert handle.backend == "none"
@@ -51,7 +51,7 @@ async def test_device_of_this_process_is_found_by_name() -> None:
 
 
 async def test_rights_and_range_on_a_device_are_checked() -> None:
-    """API 7: before a byte moves, by the ledger and the ticket; not by what the handle says."""
+    """N5: before a byte moves, by the ledger and the ticket; not by what the handle says."""
     async with this_host().spawn_procs({"gpus": 1}) as procs:
         owner = await procs.spawn("owner", Owner)
         readonly = await owner.readonly.call_one()
@@ -79,7 +79,7 @@ async def test_forged_ticket_is_a_protocol_error(data: bytes) -> None:
 
 
 async def test_device_memory_is_no_memory_of_the_host() -> None:
-    """API 7: no view and no atomic operation; the ticket is not taken for it."""
+    """N5: no view and no atomic operation; the ticket is not taken for it."""
     async with this_host().spawn_procs({"gpus": 1}) as procs:
         handle = await (await procs.spawn("owner", Owner)).handle.call_one()
         with pytest.raises(ValueError, match="can be mapped"):
@@ -92,7 +92,7 @@ async def test_device_memory_is_no_memory_of_the_host() -> None:
 
 
 async def test_ranges_of_host_and_device_do_not_overlap() -> None:
-    """API 7: equal addresses mean nothing between two memories."""
+    """N5: equal addresses mean nothing between two memories."""
     async with this_host().spawn_procs({"gpus": 1}):
         device = post()[1]
         data = bytearray(SIZE)

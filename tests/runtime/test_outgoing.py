@@ -366,7 +366,7 @@ async def test_call_is_given_up_without_a_cancel(autojump_clock: trio.abc.Clock)
 
 
 async def test_broadcast_waits_for_its_buffers():
-    """API 3: the caller may write into them again when it returns."""
+    """C9: the caller may write into them again when it returns."""
     stage = Stage.of(1)
     stage.links[0].lent = trio.Event()
     call = stage.broadcast()

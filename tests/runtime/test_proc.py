@@ -91,7 +91,7 @@ async def test_cast_to_nobody_that_has_a_link_goes_nowhere(proc: Proc):
 
 
 async def test_cast_includes_the_process_itself(proc: Proc):
-    """API 1: an actor may call a mesh that it is a member of."""
+    """An actor may call a mesh that it is a member of."""
     peer, link = meet(proc, 2)
     proc.cast([proc.me, peer], parcel())
     assert [type(message) for message in link.sent] == [messages.Call]

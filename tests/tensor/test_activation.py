@@ -25,7 +25,7 @@ def home(t: Any) -> str:
 
 @simulate(seeds=200, per_host={"gpus": 2})
 async def test_tasks_have_their_own_activation(mesh: ProcMesh) -> None:
-    """Two tasks with meshes of their own and one with ordinary torch, between whose steps the others run."""
+    """N1: two tasks with meshes of their own and one with ordinary torch, between whose steps the others run."""
 
     async def compute(name: str, procs: ProcMesh | None, start: int) -> None:
         total: Any = None
@@ -99,6 +99,8 @@ async def test_activations_nest_and_leave_other_modes_alone(mesh: ProcMesh) -> N
 
 @simulate(seeds=5)
 async def test_children_inherit_what_is_active_when_they_start(mesh: ProcMesh) -> None:
+    """N1: by the context variable."""
+
     async def child(expected: str) -> None:
         await trio.lowlevel.checkpoint()
         assert home(torch.ones(1)) == expected
@@ -111,6 +113,7 @@ async def test_children_inherit_what_is_active_when_they_start(mesh: ProcMesh) -
 
 @simulate(seeds=10)
 async def test_simulated_ranks(mesh: ProcMesh) -> None:
+    """N2: what would wait without `await` says what to write."""
     with mesh.activate():
         t = torch.ones(3)
         drawn = torch.rand(3)

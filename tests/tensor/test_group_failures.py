@@ -85,6 +85,7 @@ def _poisoned_on(procs: Any, failing: int) -> Any:
 
 
 async def test_poisoned_input_fails_the_others_and_nothing_else() -> None:
+    """N3."""
     async with this_host().spawn_procs({"gpus": GPUS}, preload=("torch",)) as procs:
         rank = procs.rank_tensor("gpus")
         for failing in range(GPUS):
@@ -145,6 +146,7 @@ async def test_in_place_reduction_of_something_poisoned() -> None:
 
 
 async def test_process_answers_while_a_collective_waits() -> None:
+    """N3: it runs beside the loop."""
     async with this_host().spawn_procs({"gpus": GPUS}, preload=("torch",)) as procs:
         gates = await procs.spawn("gates", Gate)
         total = _gated(procs.rank_tensor("gpus"), 0).reduce("gpus")

@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.real, pytest.mark.torch]
 
 
 async def test_values_without_await() -> None:
+    """N2."""
     async with this_host().spawn_procs({"gpus": 2}, preload=("torch",)) as procs:
         with procs.activate():
             t = torch.arange(6.0).view(2, 3)
@@ -251,6 +252,7 @@ def test_a_signal_gets_into_a_wait_without_await() -> None:
 
 
 async def test_a_death_ends_a_wait_without_await() -> None:
+    """N2: with the error of the owner."""
     async with this_host().spawn_procs({"gpus": 2}, preload=("torch",), supervision=trimesh.Isolate()) as procs:
         with procs.activate():
             slow = torch.ones(1500, 1500)

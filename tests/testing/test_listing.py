@@ -1,4 +1,4 @@
-"""The listing of the public API's description (API 9), as it stands there."""
+"""The listing of the public API's description, as it stands there."""
 
 from __future__ import annotations
 
