@@ -83,9 +83,10 @@ test: setup  ## all tests but the stress runs
 
 check: lint types layers zig-check  ## every static check, and the native library's tests
 
-lint: setup-dev  ## ruff: lint and format
+lint: setup-dev  ## ruff: lint and format; spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell src native tests examples bench docs *.md *.toml *.py Makefile
 
 format: setup-dev  ## let ruff and zig format the sources
 	$(BIN)/ruff check --fix .

@@ -121,6 +121,21 @@ def absolute_paths(path: str, text: str) -> Complaints:
             yield f"{path}:{number}: absolute path: {line.strip()}"
 
 
+def markdown(path: str, text: str) -> Complaints:
+    """A heading stands alone, and a table has a line a row: else both become part of a paragraph."""
+    if not path.endswith(".md"):
+        return
+    is_code, before = False, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        is_code ^= line.lstrip().startswith("```")
+        if not is_code:
+            if re.match(r"#{1,6} ", line) and before.strip():
+                yield f"{path}:{number}: a heading needs an empty line before it"
+            if "|---" in line and not (line.startswith("|") and before.startswith("|")):
+                yield f"{path}:{number}: the rule of a table stands below its head, on a line of its own"
+        before = line
+
+
 def file_name(path: str, text: str) -> Complaints:
     """A file is named for the noun it defines."""
     del text
@@ -171,6 +186,7 @@ CHECKS: list[Callable[[str, str], Complaints]] = [
     line_width,
     leftovers,
     absolute_paths,
+    markdown,
     file_name,
     docstrings,
 ]
@@ -185,6 +201,8 @@ PLANTED = [
     (leftovers, "src/a.py", "# TO" + "DO: later\n"),
     (leftovers, "native/src/a.zig", "// FIX" + "ME\n"),
     (absolute_paths, "src/a.py", 'open("/ho' + 'me/you/file")\n'),
+    (markdown, "docs/a.md", "A paragraph.\n## A heading\n"),
+    (markdown, "docs/a.md", "| a | b | |---|---| | 1 | 2 |\n"),
     (file_name, "src/trimesh/utils.py", ""),
     (docstrings, "src/a.py", '"""A module."""\ndef f(): ...\n'),
     (
@@ -217,6 +235,7 @@ def test_tidy_complains(check: Callable[[str, str], Complaints], path: str, text
         (function_size, "src/a.py", f'def f():\n    """Do.\n\n{LONG_BODY}    """\n{LONG_BODY[: -len("    x = 1")]}\n'),
         (function_size, "native/src/a.zig", f"pub fn F(comptime T: type) type {{\n{LONG_BODY}}}\n"),
         (leftovers, "src/a.py", "# TO" + "DO(#12): name what is left\n"),
+        (markdown, "docs/a.md", "# A heading\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n```sh\nrun\n# a comment\n```\n"),
         (absolute_paths, "src/a.py", "url = 'https://example.org/home/page'\n"),
         (docstrings, "src/a.py", '"""A module."""\ndef _f(): ...\n'),
         (docstrings, "native/src/a.zig", "//! A module.\n\n/// Does it.\npub fn f() void {}\n"),
