@@ -83,11 +83,24 @@ def is_bit_exact() -> bool:
     return False
 
 
+def virtual_clock() -> trio.testing.MockClock:
+    """Return a clock that jumps when everybody waits.
+
+    It asks the real clock each time that it is asked, some thousand times in a run, and takes what `time.perf_counter`
+    is now: make it before the clocks of actors are installed, which look at their caller.
+    """
+    return trio.testing.MockClock(autojump_threshold=0)
+
+
 def run_seeded(
-    seed: int, main: Callable[..., Awaitable[T]], *args: Any, instruments: Sequence[trio.abc.Instrument] = ()
+    seed: int,
+    main: Callable[..., Awaitable[T]],
+    *args: Any,
+    clock: trio.testing.MockClock | None = None,
+    instruments: Sequence[trio.abc.Instrument] = (),
 ) -> T:
     """Run `main` under a virtual clock that jumps when everybody waits, with a schedule that follows from `seed`."""
-    clock = trio.testing.MockClock(autojump_threshold=0)
+    clock = clock or virtual_clock()
     with scheduled_by(seed) if is_bit_exact() else nullcontext():
         return trio.run(main, *args, clock=clock, instruments=instruments)
 

@@ -15,7 +15,7 @@ from trimesh._runtime.report import dump
 from trimesh.actor.host_mesh import this_host
 from trimesh.errors import leaves
 from trimesh.testing.chaos import Chaos
-from trimesh.testing.determinism import run_seeded
+from trimesh.testing.determinism import run_seeded, virtual_clock
 from trimesh.testing.faults import Faults
 from trimesh.testing.progress import STEPS_MAX, Progress, what_it_waits_for
 from trimesh.testing.sim_host import open_world
@@ -96,9 +96,10 @@ def run_once(
             else:
                 simulation.oracles.check()
 
+    clock = virtual_clock()
     with simulation.surroundings():
         try:
-            run_seeded(seed, main, instruments=[simulation.numbers, progress])
+            run_seeded(seed, main, clock=clock, instruments=[simulation.numbers, progress])
         except BaseException as error:  # noqa: BLE001 - told by the caller, with the seed
             found = _single(error)
             if outcome.error is not None:

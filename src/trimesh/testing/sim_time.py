@@ -133,16 +133,13 @@ class SimTime:
             virtual[name] = self._of_now(getattr(time, name))
         virtual["sleep"] = self._sleeping(time.sleep)
         changes = [(time, name, function) for name, function in virtual.items()]
-        reals = {getattr(time, name): function for name, function in virtual.items()}
+        of_real = {id(getattr(time, name)): function for name, function in virtual.items()}
         for module in _own_modules():  # those that have them by `from time import ...`
-            held = [(name, value) for name, value in vars(module).items() if callable(value) and _is_in(value, reals)]
-            changes += [(module, name, reals[value]) for name, value in held]
+            names = vars(module)
+            if not of_real.keys().isdisjoint(map(id, names.values())):
+                changes += [(module, name, of_real[id(held)]) for name, held in names.items() if id(held) in of_real]
         with replaced(changes), _virtual_dates(self.wall):
             yield
-
-
-def _is_in(value: Any, reals: dict[Any, Any]) -> bool:
-    return type(value) is type(time.time) and value in reals
 
 
 def _for_actors(real: Callable[[], float], virtual: Callable[[], float]) -> Callable[..., Any]:
@@ -152,14 +149,24 @@ def _for_actors(real: Callable[[], float], virtual: Callable[[], float]) -> Call
     return ask
 
 
+_own: Final[set[str]] = set()
+"""Names of modules of the program that is tested, and of its tests."""
+
+_installed: Final[set[str]] = {"__main__"}
+"""Names of those that a package manager has installed. Thousands, so they are looked at once, not in each run."""
+
+
 def _own_modules() -> list[ModuleType]:
     """Return the modules that no package manager has installed: those of the program that is tested, and its tests."""
-    found: list[ModuleType] = []
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and not file.startswith(_INSTALLED) and name.partition(".")[0] != "trimesh":
-            found.append(module)
-    return found
+    for name in sys.modules.keys() - _own - _installed:
+        (_own if _is_own(name) else _installed).add(name)
+    main = ("__main__",) if _is_own("__main__") else ()  # a notebook, or a test, gives it another one
+    return [module for name in (*_own, *main) if (module := sys.modules.get(name)) is not None]
+
+
+def _is_own(name: str) -> bool:
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return isinstance(file, str) and not file.startswith(_INSTALLED) and name.partition(".")[0] != "trimesh"
 
 
 @contextmanager
