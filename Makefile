@@ -79,7 +79,7 @@ demo: setup  ## train on four processes, kill one, carry on
 	$(PY) examples/train_bytes.py
 
 test: setup  ## all tests but the stress runs
-	$(PYTEST) -m 'not stress' -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+	$(PYTEST) -m 'not stress' -n $(WORKERS) $(PYTEST_ARGS)
 
 check: lint types layers zig-check  ## every static check, and the native library's tests
 

@@ -12,8 +12,7 @@ torch = pytest.importorskip("torch", reason="torch is an extra")
 from tests.tensor.operator_comparison import MAKING, check, run_all  # noqa: E402 - after the skip
 from tests.tensor.operator_table import CASES  # noqa: E402
 
-# One worker runs them all: each that ran some would compute all cases.
-pytestmark = [pytest.mark.real, pytest.mark.torch, pytest.mark.xdist_group("global_operators")]
+pytestmark = [pytest.mark.real, pytest.mark.torch]
 
 RUNS = [(name, "global") for name in CASES if name not in MAKING]
 

@@ -13,8 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is an extra")
 import trimesh  # noqa: E402 - after the skip
 from trimesh import this_host  # noqa: E402
 
-# One worker runs them all: they share a mesh.
-pytestmark = [pytest.mark.real, pytest.mark.torch, pytest.mark.xdist_group("rules")]
+pytestmark = [pytest.mark.real, pytest.mark.torch]
 
 Put = Callable[[Any], Any]
 WHOLE = torch.arange(24.0, dtype=torch.float64).reshape(4, 6).sin()
