@@ -214,6 +214,14 @@ pub const TCP_STREAMS_MAX = TCP_STREAMS * TRANSFERS_MAX;
 /// Connections that others have to one process, a descriptor each.
 pub const TCP_CONNECTIONS_MAX = 512;
 
+/// Of the descriptors that a process may have (`ulimit -n`), connections that have shown no secret take one in so many
+/// at most: any user of the host can make them, and the rest is for the program's own files.
+pub const TCP_STRANGERS_SHARE = 8;
+
+/// But so many are let in, however few descriptors there are: with fewer, a client that has just come would make way
+/// for those that T2 takes in the same turn, before T2 has read what the client sent.
+pub const TCP_STRANGERS_MIN = TCP_ACCEPTS;
+
 /// Connections that the kernel keeps until T2 takes them.
 pub const TCP_BACKLOG = 128;
 
@@ -316,6 +324,7 @@ pub fn lookup(name: []const u8) ?i64 {
         "FAULT_RULES_MAX",          "GRANTS_MAX",              "BLOCKS_MAX",                 "BLOCK_BYTES_MAX",
         "BLOCK_IDLE_BYTES_MAX",     "VISITS_MAX",              "TRANSFERS_MAX",              "VIEWS_MAX",
         "INLINE_BYTES_MAX",         "EXPORT_BYTES_MAX",        "MOVER_SILENCE_MS",           "LOOK_US_MAX",
+        "TCP_STRANGERS_SHARE",
     };
     inline for (shared) |one| {
         if (std.mem.eql(u8, name, one)) return @field(@This(), one);

@@ -88,6 +88,14 @@ pub fn openDescriptor(pid: u32, number: u32) i32 {
     return sys.res(linux.syscall4(.openat, AT_FDCWD, @intFromPtr(name.ptr), flags, 0));
 }
 
+/// How many descriptors this process may have; it can change that at any time.
+pub fn descriptorsMax() u64 {
+    const RLIMIT_NOFILE = 7;
+    var limit: extern struct { soft: u64, hard: u64 } = undefined;
+    const rc = sys.res(linux.syscall4(.prlimit64, 0, RLIMIT_NOFILE, 0, @intFromPtr(&limit)));
+    return if (rc == 0) limit.soft else 0; // a sandbox refuses it
+}
+
 /// What the kernel knows of a file.
 pub const File = struct {
     /// The number by which it is told from others.

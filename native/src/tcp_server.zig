@@ -11,7 +11,8 @@
 //!
 //! TV-1 A connection is at a grant exactly while a request of it is under way, and looks at the grant before and after
 //! each piece; when it was revoked meanwhile the machine is spoiled, and T2 is at it no more. TV-2 What a client does,
-//! or does not do, costs a place in the table for a bounded time; who has shown no secret yet makes way for others.
+//! or does not do, costs a place in the table for a bounded time; who has shown no secret yet (a stranger) makes way
+//! for others, and strangers have a share of the process's descriptors only.
 //! TV-3 What is left in a connection that its client has left is not looked at: it was given up, and may have come
 //! again.
 
@@ -63,6 +64,8 @@ pub fn Server(comptime Grants: type) type {
         /// Places from here on were never used.
         connections_end: u32 = 0,
         count: u32 = 0,
+        /// Those that have shown no secret.
+        stranger_count: u32 = 0,
         locked_count: u32 = 0,
         serial: u32 = 0,
         /// What requests for grants that do not exist are compared with.
@@ -78,6 +81,7 @@ pub fn Server(comptime Grants: type) type {
             self.listener = -1;
             self.paused = false;
             self.count = 0;
+            self.stranger_count = 0;
             self.serial = 0;
             self.connections_end = 0;
             self.locked_count = 0;
@@ -148,24 +152,47 @@ pub fn Server(comptime Grants: type) type {
                 return;
             }
             self.count += 1;
+            self.stranger_count += 1;
         }
 
         /// Room for a connection. TV-2
         fn place(self: *Self) ?*Connection {
-            var victim: ?*Connection = null;
+            const strangers_max = strangersMax();
+            while (self.stranger_count >= strangers_max) self.end(self.oldest(isStranger).?);
             for (self.connections[0..self.connections_end]) |*one| {
                 if (one.fd < 0) return one;
-                // A client closes what it has not used for long itself: this one's is gone without a word.
-                const forgotten = one.machine.isIdle() and one.silent_ticks > 2 * limits.TCP_IDLE_TICKS;
-                if (one.known and !forgotten) continue;
-                if (victim == null or self.serial -% one.serial > self.serial -% victim.?.serial) victim = one;
             }
             if (self.connections_end < self.connections.len) {
                 self.connections_end += 1;
                 return &self.connections[self.connections_end - 1];
             }
+            const victim = self.oldest(isDispensable);
             if (victim) |one| self.end(one);
             return victim;
+        }
+
+        /// How many strangers there may be. Asked of the kernel each time: the program may change its limit.
+        pub fn strangersMax() u32 {
+            const share = process.descriptorsMax() / limits.TCP_STRANGERS_SHARE;
+            return @intCast(std.math.clamp(share, limits.TCP_STRANGERS_MIN, limits.TCP_CONNECTIONS_MAX));
+        }
+
+        fn isStranger(one: *const Connection) bool {
+            return !one.known;
+        }
+
+        fn isDispensable(one: *const Connection) bool {
+            // A client closes what it has not used for long itself: this one's is gone without a word.
+            return !one.known or (one.machine.isIdle() and one.silent_ticks > 2 * limits.TCP_IDLE_TICKS);
+        }
+
+        fn oldest(self: *Self, comptime isMeant: fn (*const Connection) bool) ?*Connection {
+            var found: ?*Connection = null;
+            for (self.connections[0..self.connections_end]) |*one| {
+                if (one.fd < 0 or !isMeant(one)) continue;
+                if (found == null or self.serial -% one.serial > self.serial -% found.?.serial) found = one;
+            }
+            return found;
         }
 
         fn end(self: *Self, one: *Connection) void {
@@ -173,6 +200,7 @@ pub fn Server(comptime Grants: type) type {
             self.setLocked(one, false);
             sys.closeAt(&one.fd); // out of the epoll set, too
             self.count -= 1;
+            if (!one.known) self.stranger_count -= 1;
         }
 
         /// T2 is no more at the grant that the connection was at.
@@ -291,7 +319,7 @@ pub fn Server(comptime Grants: type) type {
             const secret = self.grants.secretOf(request.place, request.generation);
             const authentic = machine.isAuthentic(&(secret orelse self.decoy)); // TW-1: also where there is none
             if (secret == null or !authentic) return machine.conclude(status.ERR_DENIED, 0);
-            one.known = true;
+            self.recognize(one);
             var bytes: [*]u8 = undefined;
             const verdict = self.grants.enter(&request, &bytes);
             if (verdict != status.OK) return machine.conclude(verdict, 0);
@@ -303,6 +331,12 @@ pub fn Server(comptime Grants: type) type {
                 },
                 .add, .swap => self.change(one, bytes),
             }
+        }
+
+        fn recognize(self: *Self, one: *Connection) void {
+            if (one.known) return;
+            one.known = true;
+            self.stranger_count -= 1;
         }
 
         fn change(self: *Self, one: *Connection, bytes: [*]u8) void {

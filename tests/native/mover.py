@@ -11,6 +11,7 @@ import errno
 import json
 import mmap
 import os
+import resource
 import secrets
 import select
 import subprocess
@@ -312,6 +313,10 @@ class Mover:
     def descriptors(self) -> int:
         """Return how many descriptors this process has."""
         return len(os.listdir("/proc/self/fd"))
+
+    def limit_descriptors(self, count: int) -> None:
+        """Let this process have so many descriptors at most."""
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
     def become_another(self) -> None:
         """Be the same process with another program, which says so."""

@@ -34,6 +34,7 @@ SHARED = [
     "EXPORT_BYTES_MAX",
     "MOVER_SILENCE_MS",
     "LOOK_US_MAX",
+    "TCP_STRANGERS_SHARE",
 ]
 
 

@@ -16,10 +16,14 @@ from tests.native.movers import LOOPBACK
 from tests.native.tcp_client import BODY_BYTES_MAX, CONNECTIONS_MAX, Answer, Client, siphash
 from tests.native.test_fork import in_child
 
+from trimesh import limits
+
 pytestmark = pytest.mark.real
 
 SIZE = 4 << 20
 HUGE = 256 << 20
+DESCRIPTORS = 200
+"""That a process may have, with room for its own."""
 
 
 @pytest.fixture
@@ -205,6 +209,23 @@ def test_flood_of_connections_keeps_nobody_out(owner: Other, reader: Mover):
     known.send(known.request(ADD, grant, counter=1))
     assert known.answer().status == lib.TM_OK  # who has shown a secret makes way for nobody
     for client in [known, *flood]:
+        client.close()
+
+
+def test_strangers_take_a_share_of_the_descriptors(owner: Other, reader: Mover):
+    """However many connections somebody makes and holds, the program can open its own files."""
+    assert_works(owner, reader)
+    before = owner.call("descriptors")
+    share = DESCRIPTORS // limits.TCP_STRANGERS_SHARE
+    owner.call("limit_descriptors", DESCRIPTORS)
+
+    held = [Client(owner.call("home")) for _ in range(DESCRIPTORS)]
+
+    assert held[0].is_closed()  # the oldest makes way
+    assert_works(owner, reader)
+    assert owner.call("descriptors") <= before + share
+    assert held[-1].greet() == 7
+    for client in held:
         client.close()
 
 

@@ -57,6 +57,10 @@ MOVER_SILENCE_MS: Final = 5_000
 """A process that lives and does not answer a transfer for this long is called silent: longer than a lease, so that a
 stopped process is reported as such where anybody watches it."""
 
+TCP_STRANGERS_SHARE: Final = 8
+"""Of the descriptors that a process may have (`ulimit -n`), connections by `tcp` that have shown no secret take one in
+so many at most: any user of the host can make them, and the rest is for the program's own files."""
+
 # ---- memory of CUDA devices ---------------------------------------------------------------------------------
 
 CUDA_PIECE_BYTES: Final = 1 << 22
