@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
 DOCUMENTS += [str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS += [str(path.relative_to(ROOT)) for path in sorted((ROOT / "bench").rglob("*.md"))]
 SOURCE_FOLDERS = ["", "src/trimesh", "native/src"]
 
 
@@ -83,6 +84,17 @@ def test_document_links_lead_somewhere(document: str) -> None:
 
     local = [link for link in links if "://" not in link]
     assert [link for link in local if not (ROOT / document).parent.joinpath(link).exists()] == []
+    headings = {link for link in re.findall(r"\]\(([^):]*#[^)]+)\)", read(document)) if not has_heading(document, link)}
+    assert headings == set()
+
+
+def has_heading(document: str, link: str) -> bool:
+    """Tell whether a link into a document of ours leads to a heading, or an anchor, of it."""
+    path, _, anchor = link.partition("#")
+    text = ((ROOT / document).parent / path).read_text() if path else read(document)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    slugs = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    return anchor in slugs | set(re.findall(r'<a id="(\w+)"', text))
 
 
 def test_architecture_names_existing_files() -> None:

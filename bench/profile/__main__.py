@@ -3,8 +3,8 @@
 python -m bench.profile call_one                     where its time goes, by part and by function
 python -m bench.profile map --side here --source DIR one side; of another tree, whose native library is built
 python -m bench.profile compare KEY DIR DIR call_one map
-                                                     before and after, in turn, into docs/profiles.json and .md
-python -m bench.profile document                     docs/profiles.md anew, from docs/profiles.json
+                                                     before and after, in turn, into profiles.json and .md
+python -m bench.profile document                     profiles.md anew, from profiles.json
 
 `--real-time` keeps other processes of the machine from taking part, where this user may say so. The list of workloads
 is that of `bench.profile.workloads`.

@@ -1,4 +1,4 @@
-"""docs/profiles.json as the tables of docs/profiles.md."""
+"""A `profiles.json` as the tables of the `profiles.md` beside it, in a folder of `bench/results`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 
 from bench.profile.workloads import WORKLOADS
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs"
+FOLDER = Path(__file__).resolve().parents[1] / "results" / "f62869d"
+"""Of the commit that was profiled last; the next one has a folder of its own."""
+
 DATA, DOCUMENT = FOLDER / "profiles.json", FOLDER / "profiles.md"
 
 PARTS_SHARE_MIN = 0.01
