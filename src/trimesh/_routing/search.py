@@ -17,7 +17,7 @@ SE-3 What is not answered (a process that has ended, a call that is on its way o
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
@@ -68,13 +68,34 @@ class Search:
         number: Of the first look; the second has the next.
         questions: To be sent; whoever sends takes them out.
         verdict: Once done.
+        stuck: What was found unable to end, once done; a deadlock among it is the verdict.
+        callers: The calls whose callers wait for what is stuck, by process and number, once done.
         is_done: Whether it is over.
+
+    Args:
+        number: Of the first look.
+        starts: Where the suspicion arose.
+        bounded: Whether waits that a deadline will end count, too.
+        known: Nodes whose deadlock is no news, so not the verdict.
+        nodes_max: How many nodes are looked at.
     """
 
-    def __init__(self, number: int, starts: Sequence[NodeRef], nodes_max: int = limits.DEADLOCK_NODES_MAX) -> None:
+    def __init__(
+        self,
+        number: int,
+        starts: Sequence[NodeRef],
+        *,
+        bounded: bool = False,
+        known: Collection[NodeRef] = (),
+        nodes_max: int = limits.DEADLOCK_NODES_MAX,
+    ) -> None:
         self.number = number
         self.starts = starts
+        self.bounded = bounded
+        self.known = known
         self.nodes_max = nodes_max
+        self.stuck: Collection[NodeRef] = ()
+        self.callers: Collection[NodeRef] = ()
         self.questions: list[Question] = []
         self.verdict: Verdict | None = None
         self.is_done = False
@@ -150,5 +171,9 @@ class Search:
             self._ask([*sorted(self._suspects), *sorted(callers)])
             return
         same = steady(self._first, self._seen, sorted(self._suspects))
-        self.verdict = find_verdict({ref: node for ref, node in same.items() if is_held(ref, self._seen)})
+        held = {ref: node for ref, node in same.items() if is_held(ref, self._seen)}
+        self.stuck = stuck_nodes(held)
+        if self.stuck:
+            self.callers = [ref for ref in self._seen if ref.kind is Kind.CALLER]
+            self.verdict = find_verdict(held, self.known)
         self.is_done = True

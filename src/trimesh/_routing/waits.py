@@ -106,11 +106,18 @@ def is_held(ref: NodeRef, nodes: Graph) -> bool:
     return True
 
 
-def find_verdict(nodes: Graph) -> Verdict | None:
-    """Return the victim of one deadlock of `nodes`, or None when there is none (WA-3, WA-4)."""
+def find_verdict(nodes: Graph, known: Collection[NodeRef] = ()) -> Verdict | None:
+    """Return the victim of one deadlock of `nodes`, or None when there is none (WA-3, WA-4).
+
+    Args:
+        nodes: The graph.
+        known: Nodes whose deadlock is passed over.
+    """
     stuck = stuck_nodes(nodes)
     best: tuple[tuple[int, ...], NodeRef, set[NodeRef]] | None = None
     for knot in _knots({ref: [edge for edge in nodes[ref].waits_for if edge in stuck] for ref in stuck}):
+        if not knot.isdisjoint(known):
+            continue
         for ref in knot:
             if nodes[ref].can_break:
                 key = _precedence(ref)

@@ -25,6 +25,7 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.cancelled import split_cancelled
+from trimesh._runtime.circle import pass_on
 from trimesh._runtime.consequences import without_consequences
 from trimesh._runtime.interrupt import interruptible, run_to_end
 from trimesh._runtime.reference import MeshInfo
@@ -330,6 +331,8 @@ async def run_block(block: Block) -> AsyncGenerator[None, None]:
 
 def raise_all(name: str, left: Left) -> None:
     """Raise what a block has come to, in the order in which it failed; return when it is nothing."""
+    if left.error is not None:
+        pass_on(left.error)
     cancelled, rest = split_cancelled(left.error)
     failures = [*left.first, *left.late]
     rest = _without_told(rest, failures)

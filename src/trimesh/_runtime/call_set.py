@@ -135,7 +135,7 @@ class CallSet:
     @property
     def waiting_task(self) -> trio.lowlevel.Task | None:
         """See `AnyWait.waiting_task`."""
-        return None if self.is_cancelled or self.is_bounded or self.ended or not self.is_all() else self.consumer
+        return None if self.is_cancelled or self.ended or not self.is_all() else self.consumer
 
     def begin(self, proc: Proc, target: Target, request: Request, key: Any, deadline: float) -> None:
         """Send a call, whose budget ends at `deadline` (Trio time).

@@ -16,6 +16,8 @@ without a word (`_routing/credit.py`), so it is looked at again as long as it wa
 
 A deadlock of calls costs those that are not in one: a flag when a call has to wait, and a look at what waits here at
 most every `limits.DEADLOCK_SEARCH_SECONDS`, only while calls do.
+
+Waits that a deadline will end arouse the same suspicion: who judges tells of such a deadlock, and lets it be.
 """
 
 from __future__ import annotations
@@ -31,11 +33,12 @@ from trimesh import limits
 from trimesh._routing.search import answer
 from trimesh._routing.waits import stuck_nodes
 from trimesh._runtime.blocked_search import BlockedSearch
+from trimesh._runtime.circle import Circles, error_of
 from trimesh._runtime.judge import Judge
 from trimesh._runtime.peer import Parcel
 from trimesh._runtime.waiting import LocalWaits
 from trimesh._wire import messages, waits
-from trimesh._wire.waits import Kind, NodeRef, NodeReport, Place
+from trimesh._wire.waits import Kind, NodeRef
 from trimesh.errors import DeadlockError, ProtocolError
 from trimesh.ids import ProcId
 
@@ -48,7 +51,11 @@ if TYPE_CHECKING:
 
 
 class Deadlocks:
-    """The watch of one process, and, in the controller, the judge of the family."""
+    """The watch of one process, and, in the controller, the judge of the family.
+
+    Attributes:
+        circles: The calls of this process that wait for themselves until a deadline.
+    """
 
     def __init__(self, proc: Proc) -> None:
         self._proc = proc
@@ -58,6 +65,7 @@ class Deadlocks:
         self._unsent: dict[OutgoingCall, None] = {}
         self._news = trio.Event()
         self._judge = Judge(proc)
+        self.circles = Circles(proc)
         proc.routes[messages.Look] = self._take_look
         proc.routes[messages.Break] = self._take_break
 
@@ -113,7 +121,7 @@ class Deadlocks:
         waits_for_any, self._any = self._any, {}
         for group in groups:
             group.is_watched = False
-        look = LocalWaits(self._proc, self._numbers)
+        look = LocalWaits(self._proc, self._numbers, bounded=True)
         suspects: dict[NodeRef, None] = {}
         for group in groups:
             if group.queue and group.is_full and all(look.has_waits(call) for call in group.running):
@@ -123,7 +131,7 @@ class Deadlocks:
             peers = [peer for peer in call.peers() if call.is_unsent_to(peer)]
             if not peers:
                 del self._unsent[call]
-            elif call.waiter is not None and not call.is_bounded:
+            elif call.waiter is not None:
                 suspects |= dict.fromkeys(look.unsent_ref(call, peer) for peer in peers)
         return self._without_the_free(suspects, look)
 
@@ -181,7 +189,7 @@ class Deadlocks:
     # ---- answers ---------------------------------------------------------------------------------------------
 
     def _take_look(self, peer: Peer, message: messages.Look, _: list[memoryview]) -> None:
-        look = LocalWaits(self._proc, self._numbers)
+        look = LocalWaits(self._proc, self._numbers, bounded=message.bounded)
         own = [ref for ref in message.refs if ref.proc == self._proc.proc_id]
         reports = waits.encode(answer(own, look.look_up))
         peer.send(Parcel(messages.encode(messages.Seen(message.look)), [reports]))
@@ -189,7 +197,7 @@ class Deadlocks:
     def _take_break(self, peer: Peer, message: messages.Break, bodies: list[memoryview]) -> None:
         if len(bodies) != 1:
             raise ProtocolError(f"the end of a deadlock must come with its cycle, got {len(bodies)} bodies")
-        error = _error_of(waits.decode_reports(bodies[0]))
+        error = error_of(waits.decode_reports(bodies[0]))
         look = LocalWaits(self._proc, self._numbers)
         report = look.look_up(message.victim)
         if report is not None and report.can_break and set(report.waits_for) == set(message.holders):
@@ -213,26 +221,3 @@ class Deadlocks:
 def _in_heads(refs: Sequence[NodeRef]) -> Iterator[tuple[NodeRef, ...]]:
     for start in range(0, len(refs), limits.DEADLOCK_REFS_MAX):
         yield tuple(refs[start : start + limits.DEADLOCK_REFS_MAX])
-
-
-def _error_of(reports: Sequence[NodeReport]) -> DeadlockError:
-    """Return the error that draws a cycle: from what holds the victim, down to the victim."""
-    if reports and reports[-1].place is None:  # a message without room, which the mailbox that has none stands for
-        reports = [*reports[1:], reports[0]]
-    cycle = [(report, report.place) for report in reports if report.place is not None]
-    if not cycle:
-        raise ProtocolError("a cycle must have a place, got none")
-    victim = _describe(cycle[-1][1])
-    lines = [f"{victim} waits for itself:"]
-    lines += [f"  {_describe(place)} {_relation(report)}" for report, place in cycle[:-1]]
-    lines.append(f"  {victim}, which must wait until the first of these ends")
-    return DeadlockError("\n".join(lines), cycle=[(place.actor, place.endpoint, place.point()) for _, place in cycle])
-
-
-def _relation(report: NodeReport) -> str:
-    return "runs, and awaits" if report.needs_all else "must wait until this ends:"
-
-
-def _describe(place: Place) -> str:
-    where = f"{place.mesh}{place.point()!r}"
-    return f"{where}.{place.endpoint}" if place.endpoint else f"room in the mailbox of {where}"

@@ -193,7 +193,8 @@ async def invoke(
         await call.wait()
         if call.collector.failures:
             await yield_to_cancel(list(call.collector.failed()))
-    except trio.Cancelled:
+    except trio.Cancelled as cut:
+        proc.deadlocks.circles.explain(cut, call_id)
         if not errors_win or not any(isinstance(outcome, Raised) for outcome in call.collector.failed()):
             raise
         results = results_of(proc, call, request, cancelled=True)

@@ -31,14 +31,15 @@ class ItemSender:
 
     Attributes:
         window: Items that have been sent and not been taken.
+        is_bounded: Whether the generator had a deadline when it began to wait for its consumer.
     """
 
-    __slots__ = ("_is_bounded", "_task", "window")
+    __slots__ = ("_task", "is_bounded", "window")
 
     def __init__(self, window: int) -> None:
         self.window = SendWindow(window, limits.STREAM_BYTES, limits.STREAM_REPORT_BYTES)
         self._task: trio.lowlevel.Task | None = None
-        self._is_bounded = False
+        self.is_bounded = False
 
     def taken(self, total: int) -> None:
         """Learn how many items the consumer has taken.
@@ -68,13 +69,13 @@ class ItemSender:
             await self._wait(call)
 
     @property
-    def is_stuck(self) -> bool:
-        """Whether the generator waits for its consumer, for as long as it takes."""
-        return self._task is not None and not self._is_bounded
+    def is_waiting(self) -> bool:
+        """Whether the generator waits for its consumer."""
+        return self._task is not None
 
     async def _wait(self, call: IncomingCall) -> None:
         self._task = trio.lowlevel.current_task()
-        self._is_bounded = trio.current_effective_deadline() != math.inf
+        self.is_bounded = trio.current_effective_deadline() != math.inf
         call.peer.proc.deadlocks.producer_waits(call)
 
         def abort(_: object) -> trio.lowlevel.Abort:

@@ -3,11 +3,15 @@
 A suspicion of any process starts a search (`_routing/search.py`), which asks the processes that it leads to. The victim
 gets its error before anything else is looked at, so no deadlock gets two victims; then what was stuck is looked at
 again, for one call may have closed two cycles.
+
+The first search of a suspicion takes waits with a deadline for waits without one, as most suspicions end there. What it
+finds stuck is searched again without them: a deadlock that is left has a victim, one that is not is only told of.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,7 +20,9 @@ import trio
 from trimesh import limits
 from trimesh._routing.search import Question, Search
 from trimesh._routing.waits import Verdict
+from trimesh._runtime.circle import error_of
 from trimesh._runtime.peer import Parcel
+from trimesh._runtime.supervision_log import log_line
 from trimesh._wire import messages, waits
 from trimesh._wire.waits import NodeRef
 from trimesh.errors import ProtocolError
@@ -41,6 +47,7 @@ class Judge:
         self._breaking: tuple[int, int] | None = None
         self._broken = trio.Event()
         self._news = trio.Event()
+        self._told: deque[NodeRef] = deque(maxlen=limits.DEADLOCKS_KNOWN)
         proc.routes[messages.Suspect] = self._take_suspect
         proc.routes[messages.Seen] = self._take_seen
         proc.routes[messages.Broken] = self._take_broken
@@ -73,15 +80,42 @@ class Judge:
             self._suspicion = trio.Event()
             starts, self._suspects = tuple(self._suspects), {}
             began = trio.current_time()
-            verdict = await self._search_from(starts)
-            if verdict is not None:
-                await self._carry_out(verdict)
-                self.suspect(verdict.stuck)
-            else:
+            if not await self._act_on(starts):
                 await trio.sleep(limits.DEADLOCK_PAUSE_FACTOR * (trio.current_time() - began))
 
-    async def _search_from(self, starts: Sequence[NodeRef]) -> Verdict | None:
-        self._search = search = Search(next(self._looks), starts)
+    async def _act_on(self, starts: Sequence[NodeRef]) -> bool:
+        """Deal with one deadlock that is reached from `starts`; return False when there is none."""
+        search = await self._search_from(starts, bounded=True)
+        if not search.stuck:
+            return False
+        verdict = (await self._search_from(tuple(search.stuck), bounded=False)).verdict
+        if verdict is not None:
+            await self._carry_out(verdict)
+        elif search.verdict is not None:
+            await self._tell_of(search.verdict, search.callers)
+        else:
+            return False
+        self.suspect(search.stuck)
+        return True
+
+    async def _tell_of(self, verdict: Verdict, callers: Iterable[NodeRef]) -> None:
+        """Say once that calls wait for themselves until a deadline, here and to those who have made them."""
+        self._told.append(verdict.victim)
+        text = str(error_of(verdict.cycle)).replace("waits for itself", "waits for itself, until a deadline ends it", 1)
+        log_line(self._proc, text)
+        calls: defaultdict[int, list[int]] = defaultdict(list)
+        for ref in callers:
+            calls[ref.proc].append(ref.a)
+        for proc_id, numbers in calls.items():
+            peer = await self._connected(proc_id)
+            if peer is not None:
+                head = messages.encode(messages.Circle(tuple(numbers[: limits.DEADLOCK_REFS_MAX])))
+                peer.send(Parcel(head, [waits.encode(verdict.cycle)]))
+
+    async def _search_from(self, starts: Sequence[NodeRef], *, bounded: bool) -> Search:
+        self._search = search = Search(
+            next(self._looks), starts, bounded=bounded, known=tuple(self._told) if bounded else ()
+        )
         try:
             while not search.is_done:
                 self._news = trio.Event()
@@ -94,14 +128,14 @@ class Judge:
                     self._do_without_the_silent(search)
         finally:
             self._search = None
-        return search.verdict
+        return search
 
     async def _ask(self, search: Search, question: Question) -> None:
         peer = await self._connected(question.proc)
         if peer is None:
             search.gone(question.proc)
         else:
-            peer.send(Parcel(messages.encode(messages.Look(question.look, question.refs))))
+            peer.send(Parcel(messages.encode(messages.Look(question.look, question.refs, search.bounded))))
 
     async def _connected(self, proc_id: int) -> Peer | None:
         """Return a process with a link to it, or None when it is gone."""

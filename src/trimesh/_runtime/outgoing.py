@@ -33,10 +33,11 @@ class AnyWait(Protocol):
     """A wait for whichever of several ranks or calls comes next."""
 
     number: int
+    is_bounded: bool
 
     @property
     def waiting_task(self) -> trio.lowlevel.Task | None:
-        """The task that waits, unless what it waits for has come, or its wait ends by itself."""
+        """The task that waits, unless what it waits for has come."""
         ...
 
 

@@ -78,7 +78,7 @@ class OutgoingStream(OutgoingCall):
     @property
     def waiting_task(self) -> trio.lowlevel.Task | None:
         """See `AnyWait.waiting_task`."""
-        return None if self.is_bounded or self.is_closed or self._merge else self.waiter
+        return None if self.is_closed or self._merge else self.waiter
 
     @property
     def only_consumer(self) -> trio.lowlevel.Task | None:

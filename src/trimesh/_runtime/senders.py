@@ -66,6 +66,7 @@ SENDERS: Final[dict[type[messages.Message], Sender]] = {
     messages.Seen: _ANYONE,
     messages.Break: _CONTROLLER,
     messages.Broken: _ANYONE,
+    messages.Circle: _CONTROLLER,
     # publications: by their numbers
     messages.Subscribe: _ANYONE,
     messages.Published: _ANYONE,

@@ -16,6 +16,7 @@ import trio
 from trimesh._runtime import item_sender
 from trimesh._runtime import run_in_context as context_runner
 from trimesh._runtime.cancelled import split_cancelled
+from trimesh._runtime.circle import pass_on
 from trimesh._runtime.context import Context, set_context
 from trimesh._runtime.endpoint_spec import ASYNC, GENERATOR, INLINE, EndpointSpec
 from trimesh._runtime.incoming import IncomingCall
@@ -161,6 +162,7 @@ class Server:
         return lent
 
     def _answer_error(self, call: IncomingCall, error: BaseException, origin: Origin) -> trio.Event | None:
+        pass_on(error)
         _forget_own_frames(error)
         call.forget_arguments()
         if not call.is_broadcast:

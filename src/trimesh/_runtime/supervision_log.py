@@ -27,6 +27,14 @@ class SupervisionLog:
 
     def say(self, mesh: str, error: BaseException, what_next: str) -> None:
         """Write a line: the mesh, where the failure was, which it is, and what the policy does about it."""
+        first = next(leaves(error))
+        where = origin(first)
+        place = "" if where is None else f" ({describe(where)})"
+        text = " ".join(f"{type(first).__name__}: {first}".splitlines())[: limits.REASON_CHARS_MAX]
+        self.write(f"{mesh}: {text}{place}; {what_next}")
+
+    def write(self, text: str) -> None:
+        """Write a record, or leave it out when there were too many."""
         now = trio.current_time()
         if now >= self._since + 1.0:
             self._since, self._lines = now, 0
@@ -34,16 +42,21 @@ class SupervisionLog:
         if self._lines == limits.SUPERVISION_LOG_LINES:
             _log.warning("more of such news in this second are left out: events() has them all")
         elif self._lines < limits.SUPERVISION_LOG_LINES:
-            first = next(leaves(error))
-            where = origin(first)
-            place = "" if where is None else f" ({describe(where)})"
-            text = " ".join(f"{type(first).__name__}: {first}".splitlines())[: limits.REASON_CHARS_MAX]
-            _log.warning("%s: %s%s; %s", mesh, text, place, what_next)
+            _log.warning("%s", text)
 
 
 def log_kept_back(proc: Proc, mesh: str, error: BaseException, what_next: str) -> None:
     """Log a failure of a member of `mesh` that is not raised."""
+    _log_of(proc).say(mesh, error, what_next)
+
+
+def log_line(proc: Proc, text: str) -> None:
+    """Log other news that nothing raises, under the same bound."""
+    _log_of(proc).write(text)
+
+
+def _log_of(proc: Proc) -> SupervisionLog:
     found = proc.above.get(SupervisionLog)
     if not isinstance(found, SupervisionLog):
         found = proc.above[SupervisionLog] = SupervisionLog()
-    found.say(mesh, error, what_next)
+    return found

@@ -21,6 +21,7 @@ from trimesh.ids import MeshId
 
 if TYPE_CHECKING:
     from trimesh._runtime.cell import Cell
+    from trimesh._runtime.item_sender import ItemSender
     from trimesh._runtime.outgoing import AnyWait, OutgoingCall
     from trimesh._runtime.peer import Peer
     from trimesh._runtime.proc import Proc
@@ -32,11 +33,13 @@ class LocalWaits:
     Args:
         proc: The process.
         numbers: Numbers what has no name yet.
+        bounded: Whether waits that a deadline will end count, too.
     """
 
-    def __init__(self, proc: Proc, numbers: Iterator[int]) -> None:
+    def __init__(self, proc: Proc, numbers: Iterator[int], *, bounded: bool = False) -> None:
         self._proc = proc
         self._numbers = numbers
+        self._bounded = bounded
         self._of_task: dict[trio.lowlevel.Task, IncomingCall] = {}
         self._of_number: dict[int, IncomingCall] = {}
         self._edges: defaultdict[IncomingCall, list[NodeRef]] = defaultdict(list)
@@ -63,7 +66,7 @@ class LocalWaits:
     def _read(self, outgoing: OutgoingCall, peer: Peer) -> None:
         wait = outgoing.any_wait
         task = outgoing.waiter if wait is None else wait.waiting_task
-        if task is None or (wait is None and outgoing.is_bounded):
+        if task is None or not self._counts(outgoing if wait is None else wait):
             return
         if outgoing.is_unsent_to(peer):
             ref = self.unsent_ref(outgoing, peer)
@@ -75,6 +78,9 @@ class LocalWaits:
             ref = NodeRef(Kind.CALL, peer.proc_id, self._proc.proc_id, outgoing.call_id)
         (self._of_waiter[task] if wait is None else self._any[wait]).append(ref)
 
+    def _counts(self, wait: OutgoingCall | AnyWait | ItemSender) -> bool:
+        return self._bounded or not wait.is_bounded
+
     def _read_any(self, wait: AnyWait, refs: list[NodeRef]) -> None:
         task = wait.waiting_task
         assert task is not None
@@ -85,7 +91,7 @@ class LocalWaits:
 
     def _edges_of(self, call: IncomingCall) -> list[NodeRef]:
         edges = list(self._edges.get(call, ()))
-        if call.items is not None and call.items.is_stuck:
+        if call.items is not None and call.items.is_waiting and self._counts(call.items):
             told = call.items.window.acknowledged_total
             edges.append(NodeRef(Kind.CONSUMER, call.peer.proc_id, call.call_id, self._proc.proc_id, told))
         return edges
@@ -197,7 +203,7 @@ class LocalWaits:
         outgoing, peer = self._proc.unended_call(ref.a), self._proc.find_peer(ref.b)
         if outgoing is None or peer is None or not outgoing.is_open_at(peer) or outgoing.is_given_up:
             return None
-        if outgoing.is_bounded and outgoing.budget is None:
+        if outgoing.budget is None and not self._counts(outgoing):
             return None
         call = self._call_of(outgoing.part_of)
         above: tuple[NodeRef, ...] = ()

@@ -294,10 +294,12 @@ class Look(Message, frozen=True, tag=36):
     Attributes:
         look: Comes back with the answer.
         refs: What is asked for.
+        bounded: Whether waits that a deadline will end count, too.
     """
 
     look: int
     refs: tuple[NodeRef, ...]
+    bounded: bool = False
 
 
 class Seen(Message, frozen=True, tag=37):
@@ -324,6 +326,16 @@ class Broken(Message, frozen=True, tag=39):
     """The victim has got its error, or was not there any more."""
 
     look: int
+
+
+class Circle(Message, frozen=True, tag=40):
+    """Some of your calls wait for themselves until a deadline ends it. From the controller; the body holds the reports.
+
+    Attributes:
+        calls: Their numbers.
+    """
+
+    calls: tuple[int, ...]
 
 
 class Subscribe(Message, frozen=True, tag=50):
@@ -402,7 +414,7 @@ Terminal = Return | Error | CancelAck | Refused
 _Calls = Call | Return | Error | CancelAck | Refused | Cancel | Credit | Define | Failure | Item | Taken
 _Channels = Carried | Lent | Accepted | Dropped | Settle | Settled | PortItem | Room | Ended | Recall
 _Supervision = Finished | Silent
-_Deadlocks = Suspect | Look | Seen | Break | Broken
+_Deadlocks = Suspect | Look | Seen | Break | Broken | Circle
 _Publications = Subscribe | Published | Unpinned
 _Above = Service
 _Testing = Arm | Fired | Misbehave

@@ -114,6 +114,10 @@ DEADLOCK_NODES_MAX: Final = 16_384
 DEADLOCK_REFS_MAX: Final = 512
 """Names of waits in one control struct: 46 bytes each at most, half of a head."""
 
+DEADLOCKS_KNOWN: Final = 256
+"""Deadlocks that a deadline will end of which the controller knows that it has told, and calls of which a process knows
+that they wait in one: more than a person reads, and each is over with its deadline."""
+
 # ---- errors and values --------------------------------------------------------------------------------------
 
 BUFFER_INLINE_BYTES: Final = 4_096
