@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from trimesh import Actor, ProcDied, Restart, current_rank, endpoint, this_host
+import trimesh
+from trimesh import Actor, MeshErrorGroup, ProcDied, Restart, current_rank, endpoint, this_host
 from trimesh._runtime.rendezvous import Rendezvous
 
 
@@ -72,6 +73,12 @@ class Summing(Actor):
         distributed.all_reduce(one)
         return float(one)
 
+    @endpoint(thread=True)
+    def total_of_others(self, missing: int) -> float:
+        if current_rank() == missing:
+            os._exit(1)
+        return self.total()
+
     @endpoint
     def die(self) -> None:
         os._exit(1)
@@ -89,3 +96,18 @@ async def test_a_process_group_needs_no_address() -> None:
             await summing.slice(n=0).die.call_one()
 
         assert list((await summing.total.call()).values()) == [3.0] * 3
+
+
+@pytest.mark.real
+@pytest.mark.torch
+async def test_error_of_gloo_is_told_by_the_death_that_it_comes_of() -> None:
+    """X3: who waits in a collective hears of a death by itself; that is no failure beside the death."""
+    options: dict[str, Any] = {"rendezvous": True, "setup": join, "preload": ("torch",)}
+    with pytest.raises(MeshErrorGroup) as caught:
+        async with this_host().spawn_procs({"n": 2}, **options) as procs:
+            summing = await procs.spawn("summing", Summing)
+            assert list((await summing.total.call()).values()) == [1.0] * 2
+            await summing.total_of_others.call(1)
+    (death,) = trimesh.leaves(caught.value)
+    assert isinstance(death, ProcDied)
+    assert any("summing{'n': 0/2}" in note and "RuntimeError" in note for note in death.__notes__)

@@ -30,6 +30,7 @@ from trimesh._runtime.consequences import without_consequences
 from trimesh._runtime.interrupt import interruptible, run_to_end
 from trimesh._runtime.reference import MeshInfo
 from trimesh._runtime.report import describe_waiting, grace_left
+from trimesh._runtime.survivors import Crew, fold_into_deaths, place_of
 from trimesh._runtime.values import describe
 from trimesh.errors import MeshErrorGroup, ProcDied, has_origin, leaves, origin
 
@@ -72,11 +73,13 @@ class Left(msgspec.Struct, frozen=True):
         first: Failures that came before the end of the body.
         error: What the body has raised, or the cancel or Ctrl-C that cut the leaving of a healthy block short.
         late: Failures that came after it.
+        crews: The processes of each mesh that it owned.
     """
 
     first: list[Exception]
     error: BaseException | None
     late: list[Exception]
+    crews: Sequence[Crew] = ()
 
 
 class Block:
@@ -236,6 +239,7 @@ class Block:
         self._wake_watcher()
         if not _is_cut_short(error):  # what came before has been dealt with in the body
             self.is_interrupted = self.is_killed = False
+        crews = [{place for info in owned.info.members if (place := place_of(info))} for owned in self._owned]
         for owned in self._owned:
             owned.abandon()
         if self.is_killed:
@@ -260,7 +264,7 @@ class Block:
                 late += filter(None, map(without_consequences, failed))
                 error = error or interrupt
                 self._owned.remove(owned)
-        return Left(first, error, [*self._failures[len(first) :], *late])
+        return Left(first, error, [*self._failures[len(first) :], *late], crews)
 
     async def _drain(self, late: list[Exception]) -> None:
         @trio.lowlevel.enable_ki_protection
@@ -339,6 +343,7 @@ def raise_all(name: str, left: Left) -> None:
     exceptions, base = _split_exceptions(rest)
     if exceptions is not None:
         failures.insert(len(left.first), exceptions)
+    failures = fold_into_deaths(failures, left.crews)
     message = f"{name} failed"
     if base is not None:
         inside: list[BaseException] = [base]

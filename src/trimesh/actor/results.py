@@ -14,6 +14,7 @@ from trimesh._runtime.endpoint_spec import EndpointSpec
 from trimesh._runtime.foreign import Block, in_trio_taking
 from trimesh._runtime.invoke import yield_to_cancel
 from trimesh._runtime.outgoing import reason_of
+from trimesh._runtime.survivors import fold_into_deaths
 from trimesh.actor.view import MeshView
 from trimesh.errors import MeshErrorGroup
 
@@ -141,7 +142,7 @@ class Results(Block["Results[T]"], AsyncIterator[T], Generic[T]):
 
     def _group(self, failures: Sequence[Exception]) -> MeshErrorGroup:
         text = f"{self.what} failed, {len(failures)} {'error' if len(failures) == 1 else 'errors'}"
-        return MeshErrorGroup(text, failures, mesh=self._mesh.name, endpoint=self._spec.name)
+        return MeshErrorGroup(text, fold_into_deaths(failures), mesh=self._mesh.name, endpoint=self._spec.name)
 
     @abstractmethod
     async def _open(self) -> None:

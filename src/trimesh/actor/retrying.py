@@ -9,6 +9,7 @@ import trio
 
 from trimesh._runtime.context import current_proc
 from trimesh._runtime.endpoint_spec import EndpointSpec
+from trimesh._runtime.survivors import fold_into_deaths
 from trimesh.actor import verbs
 from trimesh.actor.item_map import ItemMap, Items, Unit, with_earlier
 from trimesh.actor.options import Options
@@ -97,4 +98,6 @@ class RankCalls(ItemMap[Any]):
             self._mesh.region.exclude_ranks(missing), tuple(value for _, value in sorted(self.values.items()))
         )
         text = f"{self.what} failed on {len(failures)} of {len(ranks)}"
-        return MeshErrorGroup(text, failures, partial=partial, mesh=self._mesh.name, endpoint=self._spec.name)
+        return MeshErrorGroup(
+            text, fold_into_deaths(failures), partial=partial, mesh=self._mesh.name, endpoint=self._spec.name
+        )

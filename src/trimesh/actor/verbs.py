@@ -12,6 +12,7 @@ from trimesh._runtime.context import current_proc
 from trimesh._runtime.endpoint_spec import GENERATOR, EndpointSpec
 from trimesh._runtime.invoke import Err, Ok, Request, Result, invoke, post, post_nowait
 from trimesh._runtime.proc import Proc
+from trimesh._runtime.survivors import fold_into_deaths
 from trimesh._runtime.target import Target
 from trimesh.actor.options import NO_OPTIONS, Options
 from trimesh.actor.outcome import Outcome
@@ -301,7 +302,7 @@ def raise_group(mesh: MeshView, spec: EndpointSpec, results: Sequence[Result]) -
     partial = ValueMesh(mesh.region.exclude_ranks(missing), tuple(value for _, value in came))
     raise MeshErrorGroup(
         f"{mesh.name}.{spec.name} failed on {len(errors)} of {len(ranks)}",
-        errors or [RemoteCancelled(reason="the call was cancelled")],
+        fold_into_deaths(errors) or [RemoteCancelled(reason="the call was cancelled")],
         partial=partial,
         mesh=mesh.name,
         endpoint=spec.name,

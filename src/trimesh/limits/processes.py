@@ -19,6 +19,12 @@ STOPPING_LOG_SECONDS: Final = 2.0
 LEAVING_SECONDS: Final = 1.0
 """Blocks that are left this soon after each other end together: milliseconds lie between those of one program."""
 
+SURVIVORS_TOLD: Final = 4
+"""Errors of survivors that the note on a death shows; those of a mesh of a thousand say the same a thousand times."""
+
+SURVIVOR_CHARS: Final = 300
+"""Of the text of each."""
+
 SUPERVISION_LOG_LINES: Final = 20
 """Lines of a second on deaths, failures and restarts that are not raised: a mesh of a thousand may die at once."""
 
