@@ -15,7 +15,7 @@ from trimesh import limits
 from trimesh._runtime.incoming import take_payload
 from trimesh._runtime.services import TENSORS
 from trimesh.errors import MeshError, MeshStopped, ProcDied, ProtocolError, set_origin
-from trimesh.tensor import protocol
+from trimesh.tensor import generator_states, protocol
 from trimesh.tensor.device import default_device
 from trimesh.tensor.moves import moves_of
 from trimesh.tensor.team import Failure, Team
@@ -132,6 +132,11 @@ class Engine:
         self._refs += number
         return first
 
+    @property
+    def teams(self) -> list[Team]:
+        """Those that commands can be issued to."""
+        return list(self._by_number.values())
+
     # ---- teams -----------------------------------------------------------------------------------------------
 
     def team(self, region: Region) -> Team:
@@ -164,6 +169,7 @@ class Engine:
             peers,
             protocol.Team(self.number, team.number, list(extent), list(extent.values()), list(table), procs),
         )
+        generator_states.joined(team)
         return team
 
     def switch_to(self, team: Team) -> None:

@@ -8,6 +8,7 @@ import trio
 from trimesh._runtime.ownership import OwnedProcs
 from trimesh._runtime.proc import Proc
 from trimesh.errors import MeshStopped
+from trimesh.tensor import generator_states
 from trimesh.tensor import lending as lending  # noqa: PLC0414 - says how mesh tensors travel
 from trimesh.tensor.activation import clear_activations, sweep_activations
 from trimesh.tensor.engine import Engine
@@ -34,6 +35,7 @@ class _Controlled(trio.abc.Instrument):
     def closed(self, engine: Engine) -> None:
         """Forget an engine; the last one takes this along."""
         del self.engines[engine.number]
+        generator_states.forget(engine)
         if not self.engines:
             clear_activations()
             trio.lowlevel.remove_instrument(self)
@@ -68,6 +70,7 @@ def engine_of(owned: OwnedProcs) -> Engine:
         owned.block.check_open()
         engine = found.engines[number] = Engine(proc, number, owned, found.shapes, found.engines, found.closed)
         owned.block.adopt(engine)
+        generator_states.follow(engine)
     return engine
 
 

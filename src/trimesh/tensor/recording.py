@@ -15,7 +15,7 @@ RC-2 a replay reads of the world only what is formal, captured or carried, so th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -63,6 +63,7 @@ class Recorder:
     team: Team | None = None
     commands: list[Recorded] = attrs.field(factory=list[Recorded])
     bodies: list[bytes] = attrs.field(factory=list[bytes])
+    _early: list[tuple[Team, Recorded]] = attrs.field(factory=list["tuple[Team, Recorded]"])
 
     def took(
         self,
@@ -79,8 +80,13 @@ class Recorder:
         Raises:
             RecordingError: It is of another team than those before, or brings a value to the controller.
         """
+        if plan.name in _EVERYWHERE and team is not self.team:
+            if self.team is None:
+                self._early.append((team, Recorded(plan, first, outputs, list(operands), line, freed)))
+            return
         if self.team is None:
             self.team = team
+            self.commands = [early for other, early in self._early if other is team]
         elif team is not self.team:
             raise RecordingError(
                 f"a recorded function must compute on one mesh, got {self.team.name} and then {team.name}: "
@@ -115,6 +121,9 @@ class Recorder:
             )
         )
 
+
+_EVERYWHERE: Final = frozenset({"keep_generators", "give_generators_back"})
+"""What is issued for every team of a process, wherever the caller computes: see `generator_states`."""
 
 _UNRECORDED: Mapping[str, str] = {
     "fetch": "look at values",

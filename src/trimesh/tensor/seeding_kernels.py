@@ -35,3 +35,28 @@ def set_generator(rank: Rank, team: TeamOnRank, states: list[memoryview]) -> Non
         torch.set_rng_state(mine[:length])
     if len(states[0]) > length:  # of the first on all ranks: they must draw alike
         generator.set_state(torch.frombuffer(bytearray(states[0]), dtype=torch.uint8)[length:].clone())
+
+
+@kernel("keep_generators")
+def keep_generators(rank: Rank, team: TeamOnRank) -> torch.Tensor:
+    """Return the states of all generators that operations of a team may draw from on this rank."""
+    return torch.cat([generator.get_state() for generator in _generators(rank, team)])
+
+
+@kernel("give_generators_back")
+def give_generators_back(rank: Rank, team: TeamOnRank, states: torch.Tensor, known: tuple[int, ...]) -> None:
+    """Give them the states that they had; those of the process itself only where no other team has kept them before."""
+    at = 0
+    for generator in _generators(rank, team):
+        length = generator.get_state().numel()
+        if team.index not in known or generator is generator_of(rank, team):
+            generator.set_state(states[at : at + length].clone())  # torch reads it from the start of its memory
+        at += length
+
+
+def _generators(rank: Rank, team: TeamOnRank) -> list[torch.Generator]:
+    """Return those of the process, and that of the team's global tensors."""
+    own = [torch.default_generator]
+    if rank.device.type == "cuda":
+        own.append(torch.cuda.default_generators[rank.device.index or 0])
+    return [*own, generator_of(rank, team)]

@@ -36,7 +36,7 @@ def written(inputs: list[Input], *code: str, extent: Extent = TWO) -> Program:
 
 
 LISTED: Final[dict[str, Program]] = {
-    "checkpoint with dropout draws its mask anew": written(
+    "checkpoint with dropout draws its mask again": written(
         [begin((8,), "whole", kind="positive", grad=True)],
         "torch.autograd.grad(checkpoint(lambda t: F.dropout(t, 0.5).square(), x0, use_reentrant=False).sum(), x0)",
     ),
