@@ -12,7 +12,8 @@ from torch.distributed import distributed_c10d
 from trimesh.tensor.group import Group
 from trimesh.tensor.groups import group_of
 from trimesh.tensor.kernel import kernel
-from trimesh.tensor.rank import Poison, Rank, TeamOnRank
+from trimesh.tensor.poison import Poison
+from trimesh.tensor.rank import Rank, TeamOnRank
 
 _c10d: Any = distributed_c10d  # whose stub leaves out the options
 

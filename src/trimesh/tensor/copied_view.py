@@ -15,7 +15,8 @@ import attrs
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from trimesh.tensor.rank import Rank, memory_of
+from trimesh.tensor.poison import memory_of
+from trimesh.tensor.rank import Rank
 from trimesh.tensor.rules.engine import Engine, engine_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import torch
 from trimesh.tensor.box import Box
 from trimesh.tensor.moves import moves_of
 from trimesh.tensor.parts import Part, Reading, fill, lay_out
-from trimesh.tensor.rank import Poison, Rank, TeamOnRank
+from trimesh.tensor.poison import Poison
+from trimesh.tensor.rank import Rank, TeamOnRank
 
 
 def arrived(rank: Rank, data: memoryview, move: int, dtype: torch.dtype, size: Sequence[int], box: Box) -> torch.Tensor:

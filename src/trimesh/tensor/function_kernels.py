@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 from trimesh._wire.regions import STOP
 from trimesh.tensor.function_parts import Look, Named, OnRank, look_of, put_together, take_apart
 from trimesh.tensor.kernel import kernel
-from trimesh.tensor.rank import Poison, Rank, TeamOnRank
+from trimesh.tensor.poison import Poison
+from trimesh.tensor.rank import Rank, TeamOnRank
 
 Body = memoryview
 

@@ -17,7 +17,8 @@ from trimesh.tensor.delivery import arrived, deliver, unneeded
 from trimesh.tensor.groups import device_mesh
 from trimesh.tensor.kernel import kernel
 from trimesh.tensor.placement import WHOLE
-from trimesh.tensor.rank import Poison, Rank, TeamOnRank
+from trimesh.tensor.poison import Poison
+from trimesh.tensor.rank import Rank, TeamOnRank
 from trimesh.tensor.sharding import (
     assemble,
     box_by_placements,
@@ -61,9 +62,11 @@ def distribute_like(
 ) -> torch.Tensor | Poison:
     """Make a global tensor of one of the controller that lies as another of the same size."""
     if isinstance(like, Poison):
-        unneeded(rank, move)
-        rank.leave(team, like)
-        return like
+        if like.kept is None:
+            unneeded(rank, move)
+            rank.leave(team, like)
+            return like
+        like = cast("DTensor", like.kept)
     size, mesh, placements = tuple(like.size()), like.device_mesh, boxed(like.placements)
     part = arrived(rank, data, move, dtype, size, box_by_placements(size, mesh, placements))
     return assemble(part, mesh, placements, torch.empty(size, device="meta"))

@@ -14,7 +14,8 @@ from trimesh.tensor import seeding_kernels as seeding_kernels  # noqa: PLC0414 -
 from trimesh.tensor.box import Box
 from trimesh.tensor.delivery import arrived, deliver
 from trimesh.tensor.kernel import kernel
-from trimesh.tensor.rank import Poison, Rank, TeamOnRank
+from trimesh.tensor.poison import Poison
+from trimesh.tensor.rank import Rank, TeamOnRank
 
 
 @kernel("put")

@@ -12,7 +12,8 @@ from trimesh import limits
 from trimesh.ids import ProcId
 from trimesh.tensor.kernel import kernel
 from trimesh.tensor.moves import moves_of
-from trimesh.tensor.rank import Poison, Rank, TeamOnRank
+from trimesh.tensor.poison import Poison
+from trimesh.tensor.rank import Rank, TeamOnRank
 
 Routes = Sequence[Sequence[int]]
 """By place in the team, the processes that a rank sends to, or receives from."""

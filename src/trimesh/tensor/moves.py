@@ -35,7 +35,7 @@ from trimesh.ids import ProcId
 from trimesh.rdma.handle import Handle, handle_of
 from trimesh.rdma.memory import address_of, memory_of
 from trimesh.tensor import protocol
-from trimesh.tensor.rank import Poison
+from trimesh.tensor.poison import Poison
 
 if TYPE_CHECKING:
     from trimesh._runtime.peer import Peer

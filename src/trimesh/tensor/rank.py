@@ -1,7 +1,8 @@
 """The tensors of one rank, and what commands do to them. Runs in the rank's own thread; knows no link.
 
 A command that fails poisons its outputs, and what it writes to; a command that takes something poisoned is not run and
-poisons its own. Nothing else is touched, and the error waits for whoever fetches.
+poisons its own. Nothing else is touched, and the error waits for whoever fetches. What was to be written to keeps its
+memory meanwhile: a command that overwrites all of it heals it, and whatever shares no more than that memory.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from trimesh import limits
 from trimesh.errors import Origin
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent
+from trimesh.tensor.poison import Poison, heal, kept_of, memory_of, take_kept
 from trimesh.tensor.protocol import Answer
 from trimesh.tensor.signature import Signature
 
@@ -24,22 +26,6 @@ if TYPE_CHECKING:
     from trimesh._runtime.peer import Peer
     from trimesh._runtime.proc import Proc
     from trimesh.tensor.replay import Record
-
-
-@attrs.frozen(eq=False)
-class Poison:
-    """Stands in the place of a tensor that could not be computed.
-
-    Attributes:
-        team, number: The command that has failed first.
-        what: Name of its operation.
-        error: What it has raised.
-    """
-
-    team: int
-    number: int
-    what: str
-    error: BaseException
 
 
 @attrs.define(eq=False)
@@ -213,19 +199,23 @@ class Rank:
                     if type(found) is Poison:
                         poison = poison or found
         kernel = signature.kernel
-        if poison is not None and not (kernel is not None and kernel.takes_poison):
-            self._spoil(command, operands, poison)
-            self.leave(team, poison)
-        else:
+        is_good = poison is None or (kernel is not None and kernel.takes_poison)
+        if is_good or take_kept(signature, operands):
             try:
                 result = signature.run(operands) if kernel is None else signature.run(operands, self, team)
                 self._keep(signature, command.first, result)
+                if not is_good:
+                    self._kept(command, operands, poison)
             except BaseException as error:  # noqa: BLE001 - waits for whoever fetches
                 traceback.clear_frames(error.__traceback__)  # they hold tensors
                 team.failed.append((team.done, _said(signature, error)))
                 poison = Poison(team.number, team.done, signature.name, error)
                 self._spoil(command, operands, poison)
                 self.leave(team, poison)
+        else:
+            assert poison is not None
+            self._spoil(command, operands, poison)
+            self.leave(team, poison)
         team.done += 1
         team.steps += 1
 
@@ -256,11 +246,12 @@ class Rank:
             raise RuntimeError(f"{signature.name} returned {len(leaves)} values here and {len(outs)} at the controller")
         for leaf, out in zip(leaves, outs, strict=True):
             if out >= 0:
-                self.values[first + out] = leaf
+                self.values[first + out] = leaf.of_result() if type(leaf) is Poison else leaf
         if signature.has_info:
             self.results[first + max(outs)] = range(first, first + max(outs) + 1)
 
     def _spoil(self, command: Command, operands: Sequence[Any], poison: Poison) -> None:
+        poison = poison.of_result()
         for out in command.signature.outs:
             if out >= 0:
                 self.values[command.first + out] = poison
@@ -274,21 +265,33 @@ class Rank:
                 self.values.update(dict.fromkeys(self.values.keys() & self.results.get(ref, (ref,)), poison))
 
     def _spoil_storage(self, ref: int, value: Any, poison: Poison) -> None:
-        """Poison what an operation may have written to half, and all that share its memory."""
-        memory = memory_of(value)
+        """Poison what an operation may have written to half, or was to write to, and all that share its memory."""
+        memory = memory_of(kept_of(value))
         if memory is not None:
-            for other, found in self.values.items():
-                if memory_of(found) == memory:
-                    self.values[other] = poison
-        self.values[ref] = poison
+            for table in self._tables():
+                for other, found in table.items():
+                    kept = kept_of(found)
+                    if memory_of(kept) == memory:
+                        table[other] = attrs.evolve(poison, kept=kept)
+        self.values[ref] = attrs.evolve(poison, kept=kept_of(value))
 
+    def _kept(self, command: Command, operands: Sequence[Any], poison: Poison | None) -> None:
+        """Heal what a command has overwritten; what it has made as views of something poisoned is so, too."""
+        assert poison is not None
+        for out in command.signature.outs:
+            if out >= 0:
+                made = self.values[command.first + out]
+                self.values[command.first + out] = attrs.evolve(poison, kept=made)
+        for index in command.signature.writes:
+            for table in self._tables():
+                heal(table, operands[index])
 
-def memory_of(value: Any) -> int | None:
-    """Return the identity of the memory that a tensor, or this rank's part of a global one, lies in."""
-    if not isinstance(value, torch.Tensor):
-        return None
-    local: torch.Tensor = getattr(value, "_local_tensor", value)
-    return local.untyped_storage()._cdata if type(local) is torch.Tensor else None
+    def _tables(self) -> Iterator[dict[int, Any]]:
+        """Yield what has tensors: this rank, and each of its recordings."""
+        yield self.values
+        for team in self.teams.values():
+            for recording in team.recordings.values():
+                yield recording.held
 
 
 def _said(signature: Signature, error: BaseException) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import attrs
 
-from trimesh.tensor.rank import Command, Poison, Rank, Step, TeamOnRank
+from trimesh.tensor.poison import Poison
+from trimesh.tensor.rank import Command, Rank, Step, TeamOnRank
 
 
 @attrs.frozen(eq=False)

@@ -25,7 +25,8 @@ from trimesh.tensor import state_kernels as state_kernels  # noqa: PLC0414
 from trimesh.tensor.device import rank_device
 from trimesh.tensor.groups import Disband
 from trimesh.tensor.moves import moves_of, open_moves
-from trimesh.tensor.rank import Poison, Rank, TeamOnRank
+from trimesh.tensor.poison import Poison
+from trimesh.tensor.rank import Rank, TeamOnRank
 from trimesh.tensor.reader import Reader
 from trimesh.tensor.runner import Runner
 from trimesh.tensor.stores import Key, Stores

@@ -11,6 +11,7 @@ import torch
 from trimesh.errors import ProtocolError
 from trimesh.tensor.arguments import Build, read
 from trimesh.tensor.kernel import FAMILIES, KERNELS, Kernel
+from trimesh.tensor.poison import OnKept, on_kept_of
 from trimesh.tensor.protocol import kinds_of
 
 
@@ -26,6 +27,7 @@ class Signature:
         writes: The operands that it changes in place.
         kernel: Set for one of ours.
         has_info: Whether one of its results says whether the others are right, for another operation to check.
+        on_kept: What it does with memory that is left of something poisoned.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Signature:
     writes: Sequence[int]
     kernel: Kernel | None
     has_info: bool
+    on_kept: OnKept
     _function: Callable[..., Any]
     _args: Sequence[tuple[Build | None, Any]]
     _kwargs: Sequence[tuple[str, Build | None, Any]]
@@ -78,7 +81,8 @@ def define(description: Any, device: torch.device) -> Signature:
     operator = function if kernel is None else kernel.operator
     schema = getattr(operator, "_schema", None)
     has_info = schema is not None and any(result.name == "info" for result in schema.returns)
-    return Signature(name, at, kinds, outs, writes, kernel, has_info, function, positional, named)
+    on_kept = on_kept_of(operator, is_global=kernel is not None)
+    return Signature(name, at, kinds, outs, writes, kernel, has_info, on_kept, function, positional, named)
 
 
 def _kernel(name: str) -> tuple[str, Kernel | None]:

@@ -16,7 +16,8 @@ from trimesh.rdma.publisher import Publisher
 from trimesh.tensor.box import Box
 from trimesh.tensor.global_kernels import refreshed
 from trimesh.tensor.kernel import kernel
-from trimesh.tensor.rank import Poison, Rank, TeamOnRank
+from trimesh.tensor.poison import Poison
+from trimesh.tensor.rank import Rank, TeamOnRank
 from trimesh.tensor.sharding import is_first_replica, part_on_rank
 from trimesh.tensor.state_layout import LAYOUT, PartOfState
 
