@@ -78,6 +78,11 @@ async def test_gradients_of_global_tensors_move_back() -> None:
         torch.testing.assert_close(await trimesh.fetch(w1.grad), local[0].grad + w)
         assert await trimesh.placements(w1.grad) == [None, "dp"]
 
+        for view in (second.slice(dp=0), second.slice(tp=0), second.slice(tp=1), second.slice(dp=1, tp=1)):
+            leaf = trimesh.distribute(w, second, ["dp", None]).requires_grad_()
+            leaf.to_mesh(view).sum().backward()  # the gradient is whole on each rank of the view, who take turns
+            assert (await trimesh.fetch(leaf.grad)).equal(torch.ones_like(w)), view
+
 
 async def test_what_has_failed_here_has_failed_there() -> None:
     async with (

@@ -23,7 +23,8 @@ from trimesh.tensor.kernel import kernel
 from trimesh.tensor.moves import Moves, moves_of
 from trimesh.tensor.parts import Part, Reading, fill, part_of
 from trimesh.tensor.placement import WHOLE
-from trimesh.tensor.rank import Poison, Rank, TeamOnRank
+from trimesh.tensor.poison import Poison
+from trimesh.tensor.rank import Rank, TeamOnRank
 from trimesh.tensor.sharding import assemble, box_by_placements, boxed, part_on_rank, placements_by_label
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def send_parts(
         box, local, lying = part_on_rank(refreshed(rank, value))
         cuts = [getattr(one, "dim", WHOLE) for one in lying.placements]
         here = rank.outside.proc.proc_id
-        mine, others = _readers(team, lying, [target for target in targets if target != here])
+        mine, others = _readers(team, lying, targets, here)
         what, part = _staged(rank, moves, box, local if mine and box.count else None)
     except BaseException as error:
         poison = Poison(team.number, team.done, "trimesh::send_parts", error)
@@ -73,10 +74,11 @@ def send_parts(
     return layout
 
 
-def _readers(team: TeamOnRank, value: DTensor, targets: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the processes that read this rank's part from this rank, and the others.
+def _readers(team: TeamOnRank, value: DTensor, targets: Sequence[int], here: int) -> tuple[list[int], list[int]]:
+    """Return the processes, but for this one, that read this rank's part from this rank, and the others.
 
-    One that has the same part reads its own; for the rest those that have the same part take turns.
+    One that has the same part reads its own; for the rest those that have the same part take turns, by the place of
+    the reader among all targets: every sender must count alike.
     """
     mesh = value.device_mesh
     spread = [dim for dim, placement in enumerate(value.placements) if not placement.is_shard()]
@@ -94,8 +96,8 @@ def _readers(team: TeamOnRank, value: DTensor, targets: Sequence[int]) -> tuple[
     shape = tuple(mesh.mesh.size())
     own = {proc: number(_unravel(place, shape)) for place, proc in enumerate(team.procs)}
     chosen = [own.get(ProcId(target), index % count) for index, target in enumerate(targets)]
-    readers = [target for target, one in zip(targets, chosen, strict=True) if one == mine]
-    return readers, [target for target, one in zip(targets, chosen, strict=True) if one != mine]
+    pairs = [(target, one) for target, one in zip(targets, chosen, strict=True) if target != here]
+    return [target for target, one in pairs if one == mine], [target for target, one in pairs if one != mine]
 
 
 def _unravel(place: int, shape: Sequence[int]) -> list[int]:
