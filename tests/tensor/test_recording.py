@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import trio
 
@@ -142,6 +144,69 @@ async def test_what_cannot_be_replayed_is_refused():
         doubled.reset()
         for _ in range(4):
             assert doubled(x, 3.0).sum().item() == 18.0
+
+
+class _Scaled:
+    """What has a number among its attributes."""
+
+    factor = 1.0
+
+    def __init__(self):
+        self.factor = 2.0
+
+    def step(self, x):
+        return _halved(x) * self.factor
+
+
+_SETTINGS = {"divisor": 2.0}
+
+
+def _halved(x):
+    return x / _SETTINGS["divisor"]
+
+
+async def test_a_number_around_the_function_that_changes_is_refused_not_ignored():
+    import torch
+
+    async with this_host().spawn_procs({"gpus": 1}, preload=("torch",)) as procs:
+        with procs.activate():
+            x = torch.ones(2)
+
+        numbers = [3.0, 2.0, 1.0, 1.0, 1.0]
+        popped = trimesh.compile(lambda x: x * numbers.pop())
+        popped(x)
+        popped(x)
+        with pytest.raises(
+            trimesh.RecordingError, match=r"numbers was \[3\.0, 2\.0, 1\.0\] before a call and \[3\.0, 2\.0\]"
+        ):
+            popped(x)
+
+        scale = 2.0
+        scaled = trimesh.compile(lambda x: sum(one * scale for one in (x,)))
+        owner = _Scaled()
+        method = trimesh.compile(owner.step)
+        partly = trimesh.compile(functools.partial(torch.mul, other=scale))
+        for _ in range(4):
+            assert scaled(x).sum().item() == 4.0
+            assert method(x).sum().item() == 2.0
+            assert partly(x).sum().item() == 4.0
+        scale = 3.0
+        with pytest.raises(trimesh.RecordingError, match=r"recorded with scale=2\.0, and it is 3\.0 now"):
+            scaled(x)
+        scaled.reset()
+        for _ in range(4):
+            assert scaled(x).sum().item() == 6.0
+        owner.factor = 5.0
+        with pytest.raises(trimesh.RecordingError, match=r"self\.factor=2\.0, and it is 5\.0 now"):
+            method(x)
+        owner.factor = 2.0
+        assert method(x).sum().item() == 2.0
+        _SETTINGS["divisor"] = 4.0  # of a function that it calls
+        try:
+            with pytest.raises(trimesh.RecordingError, match="_SETTINGS"):
+                method(x)
+        finally:
+            _SETTINGS["divisor"] = 2.0
 
 
 async def test_a_failure_within_a_replay_names_the_line_of_the_replay_and_poisons_its_results_only():

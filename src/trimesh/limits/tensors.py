@@ -16,6 +16,10 @@ TENSOR_PLANS: Final = 16_384
 TENSOR_FAILURES: Final = 1_000
 """Failed commands of a team whose lines are kept for whoever fetches: more are the same mistake in a loop."""
 
+RECORDED_DATA_MAX: Final = 1_000
+"""Numbers and texts around a recorded function that are compared before each replay, 0.1 ms of it; of containers beyond
+that only the length is."""
+
 TENSOR_PLOTTED_RANKS: Final = 64
 """Ranks whose values one figure shows: eight rows of eight images, which still fit a screen."""
 

@@ -17,6 +17,7 @@ from trimesh.tensor.opening import shapes_of
 from trimesh.tensor.protocol import FORGET, RECORD, REPLAY
 from trimesh.tensor.recording import Recorder, Recording, compare
 from trimesh.tensor.shapes import Meta
+from trimesh.tensor.surroundings import Surroundings
 from trimesh.tensor.team import Team
 from trimesh.tensor.tensor import MeshTensor, make
 from trimesh.tensor.watched import Watched
@@ -37,7 +38,7 @@ class _Replayable:
         leaves: What else it returns, with None in the place of tensors.
         is_tensor: By leaf, whether it is one.
         tree: How they are put together.
-        watched: What must be as it was.
+        watched, surroundings: What must be as it was.
     """
 
     team: Team
@@ -48,12 +49,14 @@ class _Replayable:
     is_tensor: Sequence[bool]
     tree: pytree.TreeSpec
     watched: Watched
+    surroundings: Surroundings
 
 
 class Compiled(Generic[P, R]):
     """A function that is recorded: its first call is an ordinary one, the next two are recorded, the rest replayed."""
 
     def __init__(self, function: Callable[P, R]) -> None:
+        self.__name__ = type(function).__name__  # of what has no name of its own, as a partial
         functools.update_wrapper(self, function)
         self._function = function
         self._key: Sequence[Any] | None = None
@@ -72,8 +75,9 @@ class Compiled(Generic[P, R]):
         key = _key(leaves, tree)
         found = self._replayable
         if found is not None:
-            _check(self.__name__, found, key)  # type: ignore[attr-defined]
-            found.watched.check(self.__name__)  # type: ignore[attr-defined]
+            _check(self.__name__, found, key)
+            found.watched.check(self.__name__)
+            found.surroundings.check(self.__name__, Surroundings.of(self._function))
             result: R = _replay(found, tensors)
             return result
         if key != self._key:
@@ -94,7 +98,7 @@ class Compiled(Generic[P, R]):
             return call()  # part of a recording already
         formals = list(dict.fromkeys(tensor._held.ref for tensor in tensors))
         recorder = shapes.recorder = Recorder(formals)
-        watched = Watched()
+        watched, around = Watched(), Surroundings.of(self._function)
         try:
             with watched.watching():
                 result = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, call())
@@ -105,12 +109,19 @@ class Compiled(Generic[P, R]):
             raise RecordingError(f"{self._function!r} computes nothing on a mesh, so there is nothing to record")
         if before is not None:
             self._before = None
-            result = self._keep(key, before, recorder, recorder.team, result, watched)
+            result = self._keep(key, before, recorder, recorder.team, result, watched, around)
         given: R = result
         return given
 
     def _keep(
-        self, key: Sequence[Any], before: Recorder, after: Recorder, team: Team, result: Any, watched: Watched
+        self,
+        key: Sequence[Any],
+        before: Recorder,
+        after: Recorder,
+        team: Team,
+        result: Any,
+        watched: Watched,
+        around: Surroundings,
     ) -> Any:
         leaves, tree = pytree.tree_flatten(result)
         outs = [leaf for leaf in leaves if isinstance(leaf, MeshTensor)]
@@ -126,11 +137,12 @@ class Compiled(Generic[P, R]):
         freed = {ref for one in after.commands for ref in one.freed} | set(team.take_freed())
         engine = team.engine
         recording = compare(before, after, results, freed, engine.new_refs(len(after.formals)))
+        around.check_own(self.__name__, Surroundings.of(self._function))
         number = engine.new_refs(1)
         body = len(team.bodies)
         team.bodies += after.bodies
         _send(team, number, body, recording)
-        self._replayable = _Replayable(team, number, key, metas, values, is_tensor, tree, watched)
+        self._replayable = _Replayable(team, number, key, metas, values, is_tensor, tree, watched, around)
         return given
 
 
