@@ -11,3 +11,4 @@ from trimesh.limits.calls import *
 from trimesh.limits.links import *
 from trimesh.limits.processes import *
 from trimesh.limits.tensors import *
+from trimesh.limits.testing import *

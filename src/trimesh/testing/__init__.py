@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from trimesh.testing.determinism import NotDeterministicWarning, is_bit_exact
     from trimesh.testing.dropping import CleanupRunsWarning
     from trimesh.testing.faults import Faults, UnsupportedFault
+    from trimesh.testing.history import History, Recorded
     from trimesh.testing.item_run import NeverFired, NeverReached
+    from trimesh.testing.linearizability import NotLinearizable, UndecidedError, check_linearizable
+    from trimesh.testing.model import Model
+    from trimesh.testing.operation import Operation
     from trimesh.testing.oracles import OracleError
     from trimesh.testing.plan import UnfiredFault
     from trimesh.testing.seeded_run import HangError
@@ -27,17 +31,24 @@ _HOMES: Final = {
     "ChaosPlan": "chaos",
     "CleanupRunsWarning": "dropping",
     "HangError": "seeded_run",
+    "History": "history",
     "LivenessError": "chaos",
+    "Model": "model",
     "NeverFired": "item_run",
     "NeverReached": "item_run",
     "Entry": "trace",
     "Faults": "faults",
     "Fired": "vocabulary",
     "NotDeterministicWarning": "determinism",
+    "NotLinearizable": "linearizability",
+    "Operation": "operation",
     "OracleError": "oracles",
+    "Recorded": "history",
     "Trace": "trace",
+    "UndecidedError": "linearizability",
     "UnfiredFault": "plan",
     "UnsupportedFault": "faults",
+    "check_linearizable": "linearizability",
     "is_bit_exact": "determinism",
     "simulate": "decorator",
 }
@@ -50,14 +61,21 @@ __all__ = [
     "Faults",
     "Fired",
     "HangError",
+    "History",
     "LivenessError",
+    "Model",
     "NeverFired",
     "NeverReached",
     "NotDeterministicWarning",
+    "NotLinearizable",
+    "Operation",
     "OracleError",
+    "Recorded",
     "Trace",
+    "UndecidedError",
     "UnfiredFault",
     "UnsupportedFault",
+    "check_linearizable",
     "is_bit_exact",
     "simulate",
 ]
