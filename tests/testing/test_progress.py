@@ -6,10 +6,13 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 import trio
 from tests.testing.actors import Worker
 
 from trimesh import Actor, endpoint
+from trimesh.testing import real_run
+from trimesh.testing.plan import FaultPlan
 from trimesh.testing.progress import STEPS_MAX
 from trimesh.testing.seeded_run import HangError, Options, run_once
 
@@ -69,13 +72,79 @@ def test_hang_beside_heartbeats_is_found():
 def test_task_that_never_waits_is_found():
     async def body(mesh: Any) -> None:
         stuck = await mesh.spawn("stuck", Stuck)
-        with trio.fail_after(5):
-            await stuck.spin.call()
+        await stuck.spin.call()
 
     text = text_of(body, STEPS_MAX)
 
     assert "steps at one moment of the virtual clock" in text
     assert "of procs{gpus=" in text
+
+
+class Poller(Actor):
+    """Looks again and again whether it has been told something, and never waits."""
+
+    def __init__(self) -> None:
+        self.is_told = False
+
+    @endpoint(concurrency=2)
+    async def poll(self) -> bool:
+        while not self.is_told:
+            await trio.lowlevel.checkpoint()
+        return True
+
+    @endpoint
+    async def tell(self) -> None:
+        self.is_told = True
+
+
+def run_simulated(body: Any) -> None:
+    outcome = run_once(body, {"mesh": None}, Options({"gpus": 1}), 0)
+    if outcome.error is not None:
+        raise outcome.error
+
+
+def run_real(body: Any) -> None:
+    real_run.run_real(body, {"mesh": None}, Options({"gpus": 1}), FaultPlan())
+
+
+ONE_RUN = pytest.mark.parametrize(
+    "run_one", [run_simulated, pytest.param(run_real, marks=pytest.mark.real)], ids=["sim", "proc"]
+)
+"""A spin costs seconds of real time: one seed shows it."""
+
+
+@ONE_RUN
+def test_deadline_ends_a_task_that_never_waits(run_one):
+    async def body(mesh: Any) -> None:
+        stuck = await mesh.spawn("stuck", Stuck)
+        with pytest.raises(trio.TooSlowError), trio.fail_after(1):
+            await stuck.spin.call_one()
+
+    run_one(body)
+
+
+@ONE_RUN
+def test_poll_that_never_waits_sees_what_comes(run_one):
+    async def body(mesh: Any) -> None:
+        poller = await mesh.spawn("poller", Poller)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(poller.poll.call_one)
+            await trio.sleep(0.1)
+            await poller.tell.call_one()
+
+    run_one(body)
+
+
+@pytest.mark.real
+def test_hang_over_real_processes_is_found(monkeypatch):
+    monkeypatch.setattr(real_run, "REAL_SECONDS", 1.0)
+
+    async def body(mesh: Any) -> None:
+        stuck = await mesh.spawn("stuck", Stuck)
+        await stuck.never.call()
+
+    with pytest.raises(HangError, match="has not ended after 1 seconds; the controller:\ntrimesh: process"):
+        run_real(body)
 
 
 def test_wait_for_nothing_is_found_by_the_clock():

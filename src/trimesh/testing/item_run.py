@@ -73,10 +73,11 @@ class ItemRun:
         """How many seeds the test asks for."""
         return SEEDS_DEFAULT if self.simulated is None else self.simulated.seeds
 
-    def replay_line(self, seed: int, left_out: Iterable[str] = ()) -> str:
-        """Return the command that repeats one run."""
+    def replay_line(self, seed: int | None = None, left_out: Iterable[str] = ()) -> str:
+        """Return the command that repeats one run; without a seed, one over real processes."""
         without = compact(left_out)
-        return f"pytest '{self.nodeid}' --mesh-seed={seed:#x}" + (f" --mesh-leave-out={without}" if without else "")
+        of_seed = "" if seed is None else f" --mesh-seed={seed:#x}"
+        return f"pytest '{self.nodeid}'{of_seed}" + (f" --mesh-leave-out={without}" if without else "")
 
 
 class NeverFired(AssertionError):
@@ -192,8 +193,10 @@ def run_over_processes(run: ItemRun) -> None:
     plan = FaultPlan(left_out=run.settings.left_out)
     try:
         run_real(run.body, run.wanted, run.options, plan, run.settings.seeds.only or 0)
-    except BaseException:
-        run.sections.append(("mesh faults", "\n".join(_history(plan))))
+    except BaseException as error:
+        line = f"replay: {run.replay_line(run.settings.seeds.only, run.settings.left_out)}"
+        error.add_note(line)
+        run.sections.append(("mesh faults", "\n".join([line, *_history(plan)])))
         raise
 
 

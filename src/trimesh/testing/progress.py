@@ -2,7 +2,8 @@
 
 a wait for nothing           the clock jumps to `HANG_SECONDS`
 the same beside heartbeats   the clock goes on by little; the steps run out
-a task that never waits      the clock stands still; the steps of one moment run out
+a task that never waits      the clock stands still; after many steps it goes on to the next deadline, as in real time
+                             it would, until there is none or the steps run out
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import trio
+import trio.testing
 
 from trimesh._runtime.context import proc_in
 from trimesh._runtime.proc import Proc
@@ -22,8 +24,14 @@ STEPS_MAX: Final = 500_000
 """Steps of tasks after which a simulated run counts as hanging: some ten seconds of real time, and many times what a
 long test has. Heartbeats, which let the clock go on for ever, are ended by it."""
 
+HANG_SECONDS: Final = 100_000.0
+"""Virtual time after which a run that has not ended hangs: a day. What polls runs out of steps before."""
+
 SPIN_STEPS_MAX: Final = 100_000
-"""Steps of tasks at one moment of the virtual clock: a task that never waits keeps it from going on."""
+"""Steps of tasks at one moment of the virtual clock, which a task that never waits keeps from going on by itself."""
+
+SPIN_AGAIN_STEPS: Final = 1_000
+"""The same once that has happened, until everybody waits."""
 
 _SAMPLE: Final = 64
 """One step of so many is looked at for who makes them."""
@@ -48,6 +56,8 @@ class Progress(trio.abc.Instrument):
         self._steps = 0
         self._moment = -1.0
         self._moment_began = 0
+        self._spin_steps = SPIN_STEPS_MAX
+        self._jumped = False
         self._makers: Counter[tuple[int, str]] = Counter()
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
@@ -60,11 +70,25 @@ class Progress(trio.abc.Instrument):
         now = trio.current_time()
         if now != self._moment:
             self._moment, self._moment_began = now, self._steps
+            self._spin_steps = SPIN_AGAIN_STEPS if self._jumped else SPIN_STEPS_MAX
+            self._jumped = False
             if self._steps > self.steps_max:
                 self._stick(f"after {self._steps:,} steps of its tasks, in {now:g} virtual seconds")
-        elif self._steps - self._moment_began > SPIN_STEPS_MAX:
+        elif self._steps - self._moment_began > self._spin_steps and not self._jumped:
+            self._go_on(now)
+
+    def _go_on(self, now: float) -> None:
+        """Let the clock come to the next deadline, as it does in real time beside a task that never waits."""
+        seconds = trio.lowlevel.current_statistics().seconds_to_next_deadline
+        if now + seconds < HANG_SECONDS:
+            clock = trio.lowlevel.current_clock()
+            assert isinstance(clock, trio.testing.MockClock)
+            clock.jump(max(seconds, 0.0))
+            self._jumped = True
+        else:
+            steps = self._steps - self._moment_began
             self._stick(
-                f"after {self._steps - self._moment_began:,} steps at one moment of the virtual clock ({now:g} s)"
+                f"after {steps:,} steps at one moment of the virtual clock ({now:g} s), with no deadline to come"
             )
 
     def _stick(self, why: str) -> None:

@@ -6,6 +6,7 @@ links and what the system gives them are disturbed by the table of the native li
 
 from __future__ import annotations
 
+import io
 import secrets
 import signal
 from collections.abc import Awaitable, Callable, Mapping
@@ -22,6 +23,7 @@ from trimesh._runtime.host import LaunchRequest
 from trimesh._runtime.incoming import IncomingCall, place_payload
 from trimesh._runtime.peer import Parcel, Peer
 from trimesh._runtime.proc import Proc
+from trimesh._runtime.report import dump
 from trimesh._transport.base import Link
 from trimesh._transport.fault_table import FaultTable
 from trimesh._transport.native import NativeTransport
@@ -35,7 +37,7 @@ from trimesh.testing.faults import Faults, UnsupportedFault
 from trimesh.testing.plan import FaultPlan, Planned
 from trimesh.testing.proc_clock import ProcClock
 from trimesh.testing.real_links import LiveLog, RealLinks
-from trimesh.testing.seeded_run import Options
+from trimesh.testing.seeded_run import HangError, Options
 from trimesh.testing.transfers import FailingTransfers
 from trimesh.testing.vocabulary import (
     SIGNALS,
@@ -266,31 +268,59 @@ def run_real(
 
     Raises:
         UnfiredFault: Something was planned and did not happen.
-        trio.TooSlowError: It did not end within `REAL_SECONDS`.
+        HangError: It did not end within `REAL_SECONDS`.
     """
     return trio.run(_main, body, wanted, options, plan, seed)
+
+
+async def _watch(scope: trio.CancelScope, found: list[HangError]) -> None:
+    """End a run that hangs, and say what it was waiting for."""
+    await trio.sleep(REAL_SECONDS)
+    text = io.StringIO()
+    dump(text)
+    found.append(HangError(f"the run has not ended after {REAL_SECONDS:g} seconds; the controller:\n{text.getvalue()}"))
+    scope.cancel(reason="the run hangs")
 
 
 async def _main(
     body: Callable[..., Awaitable[None]], wanted: Mapping[str, Any], options: Options, plan: FaultPlan, seed: int
 ) -> dict[str, int]:
-    with trio.fail_after(REAL_SECONDS):
-        async with this_host().warm() as host:
-            with closing(RealExecutor(current_proc(), plan, secrets.token_hex(16), seed)) as executor:
-                faults = Faults(executor, token=executor.token, table=executor.links.table.key)
-                chaos = Chaos(faults, seed)
-                given: dict[str, Any] = {
-                    "faults": faults,
-                    "fault_log": LiveLog(plan.log, executor.links.harvest),
-                    "chaos": chaos,
-                }
-                arguments = {name: given.get(name, value) for name, value in wanted.items()}
-                async with AsyncExitStack() as stack:
-                    if "mesh" in wanted:
-                        spawn: dict[str, Any] = {**options.spawn, "setup": faults.armed(options.spawn.get("setup"))}
-                        mesh = await stack.enter_async_context(host.spawn_procs(options.per_host, **spawn))
-                        faults.mesh = arguments["mesh"] = mesh
-                    with faults.healed_after():
-                        await body(**arguments)
+    hangs: list[HangError] = []
+    reached: dict[str, int] = {}
+    with trio.CancelScope() as scope:
+        trio.lowlevel.spawn_system_task(_watch, scope, hangs)  # it ends with the run
+        try:
+            reached = await _run(body, wanted, options, plan, seed)
+        except trio.Cancelled:
+            raise
+        except BaseException as error:
+            if not hangs:
+                raise
+            raise hangs[0] from error  # what it said when it was ended
+    if hangs:
+        raise hangs[0]
     plan.check()
-    return chaos.reached
+    return reached
+
+
+async def _run(
+    body: Callable[..., Awaitable[None]], wanted: Mapping[str, Any], options: Options, plan: FaultPlan, seed: int
+) -> dict[str, int]:
+    async with this_host().warm() as host:
+        with closing(RealExecutor(current_proc(), plan, secrets.token_hex(16), seed)) as executor:
+            faults = Faults(executor, token=executor.token, table=executor.links.table.key)
+            chaos = Chaos(faults, seed)
+            given: dict[str, Any] = {
+                "faults": faults,
+                "fault_log": LiveLog(plan.log, executor.links.harvest),
+                "chaos": chaos,
+            }
+            arguments = {name: given.get(name, value) for name, value in wanted.items()}
+            async with AsyncExitStack() as stack:
+                if "mesh" in wanted:
+                    spawn: dict[str, Any] = {**options.spawn, "setup": faults.armed(options.spawn.get("setup"))}
+                    mesh = await stack.enter_async_context(host.spawn_procs(options.per_host, **spawn))
+                    faults.mesh = arguments["mesh"] = mesh
+                with faults.healed_after():
+                    await body(**arguments)
+            return chaos.reached

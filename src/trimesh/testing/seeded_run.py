@@ -17,12 +17,9 @@ from trimesh.errors import leaves
 from trimesh.testing.chaos import Chaos
 from trimesh.testing.determinism import run_seeded, virtual_clock
 from trimesh.testing.faults import Faults
-from trimesh.testing.progress import STEPS_MAX, Progress, what_it_waits_for
+from trimesh.testing.progress import HANG_SECONDS, STEPS_MAX, Progress, what_it_waits_for
 from trimesh.testing.sim_host import open_world
 from trimesh.testing.simulation import Simulation
-
-HANG_SECONDS: Final = 100_000.0
-"""Virtual time after which a run that has not ended hangs: a day. What polls runs out of steps before (`Progress`)."""
 
 UNWIND_SECONDS: Final = 60.0
 """Virtual time in which what a killed process leaves behind unwinds: its waits for acknowledgements, and its grace."""
