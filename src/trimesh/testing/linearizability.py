@@ -121,6 +121,10 @@ def _until(operations: Iterable[Operation], moment: Moment) -> list[Operation]:
     ]
 
 
+def _is_pair(answer: object) -> bool:
+    return isinstance(answer, tuple) and len(cast("Any", answer)) == 2
+
+
 class _Search:
     """The search for one order.
 
@@ -202,15 +206,15 @@ class _Search:
         operation, twin = self._operations[number], self._twin.get(number)
         if twin is not None and not done >> twin & 1:
             return None
-        answer = cast("object", self._step(self.state, operation.call))
+        answer: Any = self._step(self.state, operation.call)
         if answer is None:
             return None
-        pair = cast("tuple[Any, ...]", answer) if isinstance(answer, tuple) else ()
-        if len(pair) != 2:
+        if not _is_pair(answer):
             raise TypeError(f"the step of a model returns (state, result) or None; for {operation.call!r}: {answer!r}")
+        state, result = answer
         if self._must[number]:
-            return (pair[0], pair[1]) if pair[1] == operation.result else None
-        return None if pair[0] == self.state else (pair[0], pair[1])  # unknown, and changes nothing: explains nothing
+            return (state, result) if result == operation.result else None
+        return None if state == self.state else (state, result)  # unknown, and changes nothing: it explains nothing
 
     @staticmethod
     def _has_met(met: set[tuple[int, Any]], pair: tuple[int, Any]) -> bool:
