@@ -102,20 +102,27 @@ class ProcMesh(Shaped):
 
         return Spawning(f"spawn({name!r}, {actor.__qualname__})", open_, adopt)
 
-    def activate(self) -> AbstractContextManager[None]:
+    def activate(self, *, global_tensors: bool = False) -> AbstractContextManager[None]:
         """Return the block in which torch makes its tensors on the ranks of this view: one on each.
 
         `with procs.activate(): t = torch.rand(3, 4)`. It is in force in the task that has entered it and in those that
         it starts, and nests. Operations on tensors of a mesh need no activation.
 
+        Args:
+            global_tensors: Whether they are global ones instead, as of `trimesh.replicate`: for what code makes beside
+                global tensors (a mask, the first state of an LSTM, the counters of a fused optimizer).
+
         Raises:
+            ShapeError: Global tensors are asked for, and ranks are missing in the extent of this view.
             RuntimeError: This is a reference, or `this_proc()`.
             ImportError: torch is not installed.
 
         Blocking: no checkpoint; what is issued is sent on its way without waiting for it.
         """
         self._check_owned("tensors are made by the block that owns the processes")
-        block: AbstractContextManager[None] = _tensors().activate(self._owned_here(), self._shown)
+        block: AbstractContextManager[None] = _tensors().activate(
+            self._owned_here(), self._shown, is_global=global_tensors
+        )
         return block
 
     def rank_tensor(self, label: str) -> torch.Tensor:

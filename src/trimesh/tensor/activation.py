@@ -6,6 +6,7 @@ is one mode, in a thread's stack for as long as anything is activated there, tha
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -26,10 +27,11 @@ from trimesh.tensor.upload import upload
 class _Active:
     """That a mesh is active: it lives as long as a context in which it is, of a child that has inherited it, say."""
 
-    __slots__ = ("__weakref__", "team")
+    __slots__ = ("__weakref__", "is_global", "team")
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, team: Team, *, is_global: bool) -> None:
         self.team = team
+        self.is_global = is_global
 
 
 _active: ContextVar[_Active | None] = ContextVar("trimesh_active_mesh", default=None)
@@ -66,10 +68,16 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **(kwargs or {}))
         team = active.team
         if func in _LIFTS:  # what `torch.tensor` has made of data of this process
-            return upload(args[0], team)
+            return _above().put_global(args[0], team) if active.is_global else upload(args[0], team)
         if not _is_factory(func):
             return func(*args, **(kwargs or {}))
-        return issue(func, args, _on_device(func, kwargs or {}, team), team)
+        make = _above().make_global if active.is_global else issue
+        return make(func, args, _on_device(func, kwargs or {}, team), team)
+
+
+def _above() -> Any:
+    """Return what makes global tensors, which needs this module."""
+    return importlib.import_module("trimesh.tensor.global_factories")
 
 
 _FACTORIES: Final[dict[Any, bool]] = {}
@@ -150,13 +158,14 @@ class Activation:
     there.
     """
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, team: Team, *, is_global: bool = False) -> None:
         self._team = team
+        self._is_global = is_global
         self._tokens: list[Token[_Active | None]] = []
 
     def __enter__(self) -> None:
         """Make tensors on the ranks from here on, in this task and those that it starts."""
-        active = _Active(self._team)
+        active = _Active(self._team, is_global=self._is_global)
         self._tokens.append(_active.set(active))
         _stack.push(active)
 

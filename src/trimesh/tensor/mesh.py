@@ -19,9 +19,14 @@ from trimesh.tensor.team import Team
 from trimesh.tensor.tensor import MeshTensor
 
 
-def activate(owned: OwnedProcs, region: Region) -> Activation:
+def activate(owned: OwnedProcs, region: Region, *, is_global: bool = False) -> Activation:
     """Return the block in which factories of torch make tensors on the ranks of a view."""
-    return Activation(in_trio_now(_open)(owned, region))
+    team = in_trio_now(_open)(owned, region)
+    if is_global and len(team.peers) != region.extent.nelements:
+        raise ShapeError(
+            f"global tensors need every rank of their mesh, got {team.name}: activate a view without holes"
+        )
+    return Activation(team, is_global=is_global)
 
 
 def rank_tensor(owned: OwnedProcs, region: Region, label: str) -> MeshTensor:

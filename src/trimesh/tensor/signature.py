@@ -107,16 +107,23 @@ def _operator(name: str) -> Callable[..., Any]:
             raise NotImplementedError(text)
 
         return missing
-    return _with_gradients(found) if name in _ASKING else found
+    return _WithGradients(found) if name in _ASKING else found
 
 
 _ASKING: Final = frozenset({"aten::mkldnn_rnn_layer.default", "aten::mkldnn_rnn_layer"})
 """Operators that make what their derivative needs only where gradients are on, as they are not on a rank."""
 
 
-def _with_gradients(operator: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with torch.enable_grad():
-            return operator(*args, **kwargs)
+class _WithGradients:
+    """An operator that runs with gradients on; all else of it is its own."""
 
-    return call
+    def __init__(self, operator: Any) -> None:
+        self._operator = operator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._operator, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
+        with torch.enable_grad():
+            return self._operator(*args, **kwargs)

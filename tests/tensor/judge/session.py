@@ -153,7 +153,8 @@ def failed(error: BaseException, operation: str, wanted: BaseException | None) -
     text = f"{type(error).__name__}: {first_line(error)}"
     if wanted is not None:
         text += f", should be {type(wanted).__name__}: {first_line(wanted)}"
-    refused = (isinstance(error, NotImplementedError) and "aten." not in text) or "trimesh." in text
+    is_ours = isinstance(error, trimesh.RecordingError) or "trimesh." in text
+    refused = is_ours or (isinstance(error, NotImplementedError) and "aten." not in text)
     return Finding("refusal" if refused else "error", "", text, operation)
 
 
