@@ -26,7 +26,7 @@ pub fn build(b: *std.Build) void {
         .name = "trimesh",
         .linkage = .dynamic,
         .root_module = b.createModule(.{
-            .root_source_file = b.path("native/src/abi.zig"),
+            .root_source_file = b.path("native/src/library.zig"),
             .target = target,
             .optimize = optimize,
             .link_libc = true,

@@ -64,24 +64,59 @@ def test_layers_are_documented() -> None:
 # ---- the native library ----------------------------------------------------------------------------------------------
 
 NATIVE = ROOT / "native" / "src"
-NATIVE_PURE = {"body", "crossing", "frame", "limits", "session", "status"}
+ROOMS = ["", "protocol", "system", "rings", "links", "grants", "copying", "tcp", "ucx", "mover", "abi"]
+"""From the ground up. Rooms import from rooms below; "" has what all have."""
+
+STRANGERS = [{"protocol", "system"}, {"rings", "grants"}, {"links", "grants"}, {"links", "copying"}, {"tcp", "ucx"}]
+"""Rooms that do not import each other, though one stands above the other in the list."""
+
+ROOTS = {"library", "tests", "fuzz"}
+IMPORT = re.compile(r'@import\("([\w/.]+)\.zig"\)')
+
+
+def room_of(name: str) -> str:
+    return name.rpartition("/")[0]
 
 
 def native_imports() -> dict[str, set[str]]:
-    """Return which files each file of the native library imports, without its tests."""
-    texts = {path.stem: path.read_text() for path in NATIVE.glob("*.zig") if not path.stem.endswith(("test", "tests"))}
-    return {name: set(re.findall(r'@import\("(\w+)\.zig"\)', text)) for name, text in texts.items() if name != "fuzz"}
+    """Return which files each file of the native library imports; without tests, fuzz targets and roots."""
+    found = {}
+    for path in sorted(NATIVE.rglob("*.zig")):
+        name = path.relative_to(NATIVE).with_suffix("").as_posix()
+        if name not in ROOTS and not path.stem.startswith("fuzz_") and not path.stem.endswith(("test", "stage")):
+            found[name] = {
+                (path.parent / other).resolve().relative_to(NATIVE).as_posix()
+                for other in IMPORT.findall(path.read_text())
+            }
+    return found
 
 
 def test_native_files_import_downwards() -> None:
     """TopologicalSorter raises CycleError, which names the cycle."""
     order = list(graphlib.TopologicalSorter(native_imports()).static_order())
 
-    assert order.index("frame") < order.index("session") < order.index("abi")
+    assert order.index("protocol/frame") < order.index("protocol/session") < order.index("abi/abi")
 
 
-def test_native_pure_files_import_pure_files_only() -> None:
+def test_native_rooms_import_downwards() -> None:
+    used = {(room_of(name), room_of(other)) for name, others in native_imports().items() for other in others}
+
+    assert {room for pair in used for room in pair} == set(ROOMS)
+    assert [pair for pair in sorted(used) if ROOMS.index(pair[0]) < ROOMS.index(pair[1])] == []
+    assert [pair for pair in sorted(used) if set(pair) in STRANGERS] == []
+
+
+def test_native_rooms_are_small_enough_to_be_seen_at_once() -> None:
+    sizes = {room: len(list((NATIVE / room).glob("*.zig"))) for room in ROOMS}
+
+    assert {room: size for room, size in sizes.items() if size > 15} == {}
+
+
+def test_native_protocol_is_pure() -> None:
+    """It knows bounds and itself; the kernel and libc begin above it."""
     imports = native_imports()
+    protocol = {name for name in imports if room_of(name) == "protocol"}
 
-    assert set(imports) >= NATIVE_PURE
-    assert {name: imports[name] - NATIVE_PURE for name in sorted(NATIVE_PURE) if imports[name] - NATIVE_PURE} == {}
+    assert {
+        name: imports[name] - protocol - {"limits"} for name in protocol if imports[name] - protocol - {"limits"}
+    } == {}

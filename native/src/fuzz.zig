@@ -4,16 +4,16 @@
 //! Frames are made from the fuzzer's numbers and given a right check, because random bytes never get past it.
 
 const std = @import("std");
-const body = @import("body.zig");
-const frame = @import("frame.zig");
+const body = @import("protocol/body.zig");
+const frame = @import("protocol/frame.zig");
 const limits = @import("limits.zig");
-const pump = @import("pump.zig");
-const ring = @import("ring.zig");
-const segment = @import("segment.zig");
-const session = @import("session.zig");
-const shelf = @import("shelf.zig");
-const socket = @import("socket.zig");
-const sys = @import("sys.zig");
+const pump = @import("links/pump.zig");
+const ring = @import("rings/ring.zig");
+const segment = @import("rings/segment.zig");
+const session = @import("protocol/session.zig");
+const shelf = @import("rings/shelf.zig");
+const socket = @import("system/socket.zig");
+const sys = @import("system/sys.zig");
 
 const Smith = std.testing.Smith;
 const testing = std.testing;
@@ -294,6 +294,6 @@ test "fuzz: shelf" {
 }
 
 test {
-    _ = @import("fuzz_ledger.zig");
-    _ = @import("fuzz_tcp.zig");
+    _ = @import("mover/fuzz_ledger.zig");
+    _ = @import("tcp/fuzz_tcp.zig");
 }

@@ -1,4 +1,4 @@
-"""The bytes of a link, written a second time from the description in frame.zig: what a foreign or ill peer may send."""
+"""The bytes of a link, written a second time from protocol/frame.zig: what a foreign or ill peer may send."""
 
 from __future__ import annotations
 

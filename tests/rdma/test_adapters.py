@@ -53,7 +53,7 @@ TESTS: list[carriers.Test] = [
     ends.test_cancelled_read_ends_at_once,
 ]
 """A minute where the machine is emulated. All of `test_carriers` would be four; and where this process itself has lost
-a peer, UCX keeps some of its descriptors (`ucx_client.zig`), which the zombie guard finds."""
+a peer, UCX keeps some of its descriptors (`ucx/client.zig`), which the zombie guard finds."""
 
 
 @pytest.mark.parametrize("test", TESTS, ids=carriers.name_of)

@@ -1,7 +1,7 @@
 """Whether a process may look at its links for a while before it sleeps.
 
 Looking saves the time that the kernel takes to wake a sleeper on another core, and costs that core meanwhile. The
-native library decides it anew before each sleep (`native/src/lookout.zig`); here is decided whether it may at all.
+native library decides anew before each sleep (`native/src/links/lookout.zig`); here is decided whether it may at all.
 """
 
 from __future__ import annotations

@@ -1,0 +1,110 @@
+//! The open way of one transfer, or one view, into one granted range: from the claim, taken before the grant is looked
+//! at, until it is given back (ADR 0007). T0 opens it; T0 or T2 closes it.
+//!
+//! PA-1 A passage is open only while it has a claim. PA-2 The grant's word, and whether the owner lives and has its
+//! ledger, are looked at after every piece: bytes that were moved before a change or an end are never called right.
+
+const std = @import("std");
+const grants = @import("grants.zig");
+const ledger = @import("ledger.zig");
+const limits = @import("../limits.zig");
+const process = @import("../system/process.zig");
+const status = @import("../status.zig");
+const sys = @import("../system/sys.zig");
+const visit_file = @import("visit.zig");
+
+const Visit = visit_file.Visit;
+
+/// This process, as claims name it.
+pub const Self = struct { pid: u32, started: u64 };
+
+pub const Passage = struct {
+    visit: *Visit,
+    /// Null: this very process, where `own` is what counts.
+    table: ?*ledger.Table,
+    own: ?*grants.Grant,
+    claim: ledger.Claim,
+    claim_index: u32,
+    /// The word while the grant is in force.
+    word: u64,
+    row: *ledger.Row,
+    terms: ledger.Terms,
+    offset: u64,
+    /// Caches do not hold the whole of what is asked for.
+    is_huge: bool,
+    /// The first byte of the range, if it is mapped here. Set by a carrier.
+    here: ?[*]u8,
+    mapped: ?*visit_file.Mapped,
+
+    /// Take a claim and look. Null: `why` is the status.
+    pub fn open(one: *Visit, self: Self, own: *grants.Grants, wanted: *const ledger.Wanted, why: *i32) ?Passage {
+        why.* = status.ERR_DENIED;
+        if (wanted.place >= limits.GRANTS_MAX) return null;
+        var passage = Passage{
+            .visit = one,
+            .table = null,
+            .own = null,
+            .claim = .{ .pid = self.pid, .started = self.started, .place = wanted.place },
+            .claim_index = 0,
+            .word = ledger.wordOf(wanted.generation, .granted),
+            .row = &one.table.?.rows[wanted.place],
+            .terms = undefined,
+            .offset = wanted.offset,
+            .is_huge = wanted.size >= limits.HUGE_BYTES_MIN,
+            .here = null,
+            .mapped = null,
+        };
+        if (one.table == own.table) {
+            passage.own = own.enter(wanted, why) orelse return null;
+            passage.terms = passage.own.?.terms;
+            return passage;
+        }
+        why.* = status.ERR_GONE;
+        if (one.hasEnded()) return null;
+        why.* = status.ERR_LIMIT;
+        passage.table = one.table;
+        passage.claim_index = one.table.?.claim(passage.claim) orelse return null;
+        const word = passage.row.now();
+        passage.terms = passage.row.read();
+        why.* = ledger.judge(word, &passage.terms, wanted);
+        if (why.* == status.OK) return passage;
+        passage.close();
+        return null;
+    }
+
+    /// Whether what was moved so far counts: PA-2.
+    pub fn look(self: *const Passage) i32 {
+        if (self.own) |own| return if (own.now() == self.word) status.OK else status.ERR_REVOKED;
+        if (process.hasEnded(self.visit.pid_fd)) return status.ERR_GONE;
+        if (self.mapped != null and !self.visit.hasLedger()) return status.ERR_GONE;
+        return if (self.row.now() == self.word) status.OK else status.ERR_REVOKED;
+    }
+
+    /// The address of the range in its owner.
+    pub fn address(self: *const Passage) u64 {
+        return self.terms.address + self.offset;
+    }
+
+    /// Take the lock of the grant for one atomic operation. False: somebody else has it.
+    pub fn tryLock(self: *const Passage) bool {
+        return self.row.tryLock(self.claim);
+    }
+
+    /// Take the lock off somebody who has ended.
+    pub fn breakLock(self: *const Passage) void {
+        self.row.breakLock();
+    }
+
+    /// Give the lock back.
+    pub fn unlock(self: *const Passage) void {
+        self.row.unlock(self.claim);
+    }
+
+    /// Leave. The owner may then use the memory for something else.
+    pub fn close(self: *Passage) void {
+        if (self.mapped) |mapped| Visit.letGo(mapped);
+        if (self.own) |own| own.leave();
+        if (self.table) |table| table.leave(self.claim_index, self.claim); // last
+        self.* = undefined;
+    }
+};

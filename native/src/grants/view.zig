@@ -1,0 +1,99 @@
+//! Views: parts of blocks, of other processes or of this one, mapped for a while where they lie. Each is a mapping of
+//! its own, so that it can be read-only, and holds a claim on its grant as long as it is open.
+
+const std = @import("std");
+const block = @import("block.zig");
+const limits = @import("../limits.zig");
+const status = @import("../status.zig");
+const sys = @import("../system/sys.zig");
+const visit = @import("visit.zig");
+const Passage = @import("passage.zig").Passage;
+
+const View = struct {
+    generation: u32,
+    is_open: bool,
+    pages: [*]align(4096) u8,
+    bytes: u64,
+    passage: Passage,
+};
+
+/// As in trimesh.h.
+pub const Opened = extern struct { bytes: ?[*]u8, handle: u64 };
+
+/// All views of a process. All zero is none.
+pub const Views = struct {
+    rows: [limits.VIEWS_MAX]View,
+    /// Places from here on were never used.
+    used: u32,
+
+    /// Open a view of the range of a passage, which is the view's from then on. Returns a status.
+    pub fn open(
+        self: *Views,
+        passage: *Passage,
+        size: u64,
+        writable: bool,
+        blocks: *block.Blocks,
+        out: *Opened,
+    ) i32 {
+        const terms = &passage.terms;
+        const own = if (passage.own == null) null else blocks.find(terms.block);
+        if (size > limits.BLOCK_BYTES_MAX or terms.block_offset > limits.BLOCK_BYTES_MAX) return status.ERR_DENIED;
+        if (terms.block == 0 or (passage.own != null and own == null)) return status.ERR_UNREACHABLE;
+        const place = self.freePlace() orelse return status.ERR_LIMIT;
+        const at = terms.block_offset + passage.offset; // judged: no overflow
+        const first = std.mem.alignBackward(u64, at, 4096);
+        const bytes = std.mem.alignForward(u64, @max(1, size) + (at - first), 4096);
+        const mapped = if (own) |one|
+            sys.mapLazily(one.fd, @intCast(bytes), @intCast(first), writable)
+        else
+            passage.visit.mapPart(terms.block, first, bytes, writable);
+        const pages = mapped orelse {
+            const now = passage.look();
+            return if (now != status.OK) now else status.ERR_UNREACHABLE;
+        };
+        const now = passage.look(); // a process that has ended meanwhile may have left its pid and numbers to another
+        if (now != status.OK) {
+            sys.unmap(pages, @intCast(bytes));
+            return now;
+        }
+        const row = &self.rows[place];
+        row.* = .{
+            .generation = row.generation + 1,
+            .is_open = true,
+            .pages = pages,
+            .bytes = bytes,
+            .passage = passage.*,
+        };
+        out.* = .{
+            .bytes = pages + @as(usize, @intCast(at - first)),
+            .handle = @as(u64, row.generation) << 32 | place,
+        };
+        return status.OK;
+    }
+
+    fn freePlace(self: *Views) ?u32 {
+        for (self.rows[0..self.used], 0..) |*row, place| {
+            if (!row.is_open and row.generation < std.math.maxInt(u32)) return @intCast(place);
+        }
+        if (self.used == limits.VIEWS_MAX) return null;
+        self.used += 1;
+        return self.used - 1;
+    }
+
+    /// Close a view. Null: there is no such view; else whose it was.
+    pub fn close(self: *Views, handle: u64) ?*visit.Visit {
+        const place = handle & 0xFFFF_FFFF;
+        if (place >= self.used) return null;
+        const row = &self.rows[@intCast(place)];
+        if (!row.is_open or row.generation != handle >> 32) return null;
+        return closeRow(row);
+    }
+
+    fn closeRow(row: *View) *visit.Visit {
+        const of = row.passage.visit;
+        sys.unmap(row.pages, @intCast(row.bytes));
+        row.passage.close();
+        row.is_open = false;
+        return of;
+    }
+};

@@ -1,0 +1,225 @@
+//! Whether T0 keeps looking at its bell for a while before it sleeps. An answer that comes soon is seen at once then;
+//! the kernel takes longer to wake a sleeper on another core than most answers take.
+//!
+//! LO-1 Only a wait that follows traffic counts: a process that nobody talks to sleeps. LO-2 It looks only if the last
+//! waits were short, whether it looked in them or slept. LO-3 It does not look while cores are short; that is asked
+//! again every `limits.CORES_AGAIN_MS`. LO-4 What it looks at ends at a bound that the caller of the library gave.
+
+const std = @import("std");
+const bells = @import("../rings/bell.zig");
+const cores = @import("../system/cores.zig");
+const limits = @import("../limits.zig");
+const sys = @import("../system/sys.zig");
+
+/// Above this waits are expected to be short.
+const HALF = 1;
+const SURE = 3;
+
+/// What came of it.
+pub const Seen = enum(i32) {
+    /// T0 did not look: nothing is expected soon, cores are short, or it may not.
+    none = 0,
+    /// Something has come; the bell is readable.
+    came = 1,
+    /// Nothing has come in the time.
+    vain = 2,
+    /// Something else has come that T0 waits for.
+    other = 3,
+};
+
+pub const Lookout = struct {
+    /// The longest time to look; 0 = never.
+    bound_ns: u64 = 0,
+    /// How short the last waits were: 0 .. SURE.
+    trust: u8 = SURE,
+    /// Something was sent or has come since the last wait began.
+    traffic: bool = false,
+    /// When the wait that counts began; 0 = none.
+    began_ns: u64 = 0,
+    /// When the cores were counted; 0 = never.
+    counted_ns: u64 = 0,
+    spare: bool = false,
+
+    /// Look at the bell of this process, which is armed, for a while, if that may pay off.
+    pub fn look(self: *Lookout, bell: bells.Bell, poller: i32) Seen {
+        if (!self.counts()) return .none;
+        const now = sys.monotonicNs();
+        if (!self.begin(now)) return .none;
+        const free = cores.allowed();
+        if (free < 2) return .none;
+        if (self.mustCount(now)) self.counted(now, cores.areSpare(free, cores.runnable()));
+        if (!self.spare or !bell.beginLooking()) return .none;
+        const seen = self.watch(bell, poller, now);
+        if (seen != .other) self.end(sys.monotonicNs());
+        bell.endLooking();
+        return seen;
+    }
+
+    fn watch(self: *Lookout, bell: bells.Bell, poller: i32, began: u64) Seen {
+        var last = began;
+        while (true) {
+            for (0..limits.LOOKS) |_| {
+                if (bell.hasBits()) return .came;
+                std.atomic.spinLoopHint();
+            }
+            const now = sys.monotonicNs();
+            if (now - last > limits.LOOK_PAUSE_NS) self.counted(now, false);
+            if (now - began > self.bound_ns or !self.spare) return .vain;
+            if (sys.isReadable(poller)) return .other;
+            last = now;
+        }
+    }
+
+    /// Messages have come.
+    pub fn came(self: *Lookout) void {
+        self.traffic = true;
+        if (self.began_ns != 0) self.end(sys.monotonicNs());
+    }
+
+    /// Whether the wait that begins now counts (LO-1).
+    fn counts(self: *const Lookout) bool {
+        return self.bound_ns != 0 and self.traffic;
+    }
+
+    /// A wait that counts begins. Whether it is expected to be short (LO-2).
+    fn begin(self: *Lookout, now: u64) bool {
+        self.traffic = false;
+        self.began_ns = now;
+        return self.trust > HALF;
+    }
+
+    /// The wait is over: something has come, or T0 has looked for long enough and sleeps.
+    fn end(self: *Lookout, now: u64) void {
+        if (self.began_ns == 0) return;
+        if (now - self.began_ns <= self.bound_ns) {
+            self.trust = @min(SURE, self.trust + 1);
+        } else {
+            self.trust -|= 1;
+        }
+        self.began_ns = 0;
+    }
+
+    /// Whether the cores are to be counted again (LO-3).
+    fn mustCount(self: *const Lookout, now: u64) bool {
+        return self.counted_ns == 0 or now - self.counted_ns > limits.CORES_AGAIN_MS * 1_000_000;
+    }
+
+    /// What counting them gave; also: another thread has taken this one's core, so they are short.
+    fn counted(self: *Lookout, now: u64, spare: bool) void {
+        self.counted_ns = now;
+        self.spare = spare;
+    }
+};
+
+const testing = std.testing;
+
+test "without a bound, or without traffic, no wait counts" {
+    var never = Lookout{ .traffic = true };
+    try testing.expect(!never.counts());
+    var idle = Lookout{ .bound_ns = 100 };
+    try testing.expect(!idle.counts());
+    idle.traffic = true;
+    try testing.expect(idle.counts());
+    _ = idle.begin(5);
+    try testing.expect(!idle.counts());
+}
+
+test "two long waits end the looking, two short ones bring it back" {
+    var one = Lookout{ .bound_ns = 100 };
+    var now: u64 = 1;
+    for ([_]u64{ 101, 500, 500, 90, 100, 7 }, [_]bool{ true, true, false, false, false, true }) |wait, looks| {
+        try testing.expectEqual(looks, one.begin(now));
+        now += wait;
+        one.end(now);
+    }
+}
+
+test "a wait that has ended does not end again" {
+    var one = Lookout{ .bound_ns = 100 };
+    _ = one.begin(1);
+    one.end(500);
+    const trust = one.trust;
+    one.end(1000);
+    try testing.expectEqual(trust, one.trust);
+}
+
+test "cores are counted now and then" {
+    var one = Lookout{ .bound_ns = 100 };
+    try testing.expect(one.mustCount(1));
+    one.counted(1, true);
+    try testing.expect(!one.mustCount(limits.CORES_AGAIN_MS * 1_000_000));
+    try testing.expect(one.mustCount(limits.CORES_AGAIN_MS * 1_000_000 + 2));
+}
+
+/// A bell that is armed, and a lookout that expects something, on a machine with cores to spare.
+const Rig = struct {
+    page: bells.Page align(64),
+    bell: bells.Bell,
+    poller: i32,
+    lookout: Lookout,
+
+    fn init(self: *Rig) !void {
+        if (cores.allowed() < 2) return error.SkipZigTest;
+        self.page = std.mem.zeroes(bells.Page);
+        self.bell = .{ .page = &self.page, .fd = sys.eventfd() };
+        self.poller = sys.epollCreate();
+        _ = sys.epollAdd(self.poller, self.bell.fd, sys.IN, 0);
+        self.lookout = .{ .bound_ns = 50_000, .traffic = true };
+        self.lookout.counted(sys.monotonicNs(), true);
+        try testing.expect(!self.bell.arm());
+    }
+
+    fn deinit(self: *Rig) void {
+        sys.close(self.bell.fd);
+        sys.close(self.poller);
+    }
+};
+
+test "a look in vain ends, and the owner sleeps" {
+    var rig: Rig = undefined;
+    try rig.init();
+    defer rig.deinit();
+
+    try testing.expectEqual(.vain, rig.lookout.look(rig.bell, rig.poller));
+
+    try testing.expect(!sys.isReadable(rig.poller));
+    rig.bell.ring(0);
+    try testing.expect(sys.isReadable(rig.poller));
+}
+
+test "a look ends for what else the owner waits for, which stays there" {
+    var rig: Rig = undefined;
+    try rig.init();
+    defer rig.deinit();
+    const other = sys.eventfd();
+    defer sys.close(other);
+    _ = sys.epollAdd(rig.poller, other, sys.IN, 0);
+    sys.eventfdSignal(other);
+    rig.lookout.bound_ns = 3_600_000_000_000;
+
+    try testing.expectEqual(.other, rig.lookout.look(rig.bell, rig.poller));
+
+    try testing.expect(sys.isReadable(rig.poller));
+}
+
+test "one wait is looked through for one batch of traffic" {
+    var rig: Rig = undefined;
+    try rig.init();
+    defer rig.deinit();
+
+    _ = rig.lookout.look(rig.bell, rig.poller);
+
+    try testing.expectEqual(.none, rig.lookout.look(rig.bell, rig.poller));
+}
+
+test "nobody looks while cores are short" {
+    var rig: Rig = undefined;
+    try rig.init();
+    defer rig.deinit();
+    rig.lookout.counted(sys.monotonicNs(), false);
+
+    const before = rig.lookout.counted_ns;
+    if (rig.lookout.look(rig.bell, rig.poller) != .none) { // this test was held up, so that they were counted again
+        try testing.expect(rig.lookout.counted_ns != before);
+    }
+}
