@@ -26,7 +26,7 @@ SEEDS = 20
 @simulate(seeds=SEEDS, sometimes=("a call was late", "nothing was late"))
 async def test_calls_outlive_slow_links_and_loops(mesh, chaos):
     w = await mesh.spawn("w", Worker)
-    plan = chaos.plan(delay=1, lag=1, every=(0.5, 3))
+    plan = chaos.plan(delay=1, lag=1, slow=1, every=(0.5, 3))
     async with chaos.safety(plan, duration=60):
         for number in range(20):
             start = trio.current_time()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import trio
-from tests.testing.actors import Relay, Worker, run_body
+from tests.testing.actors import Relay, Worker, is_exact, run_body
 
 import trimesh
 from trimesh import LinkLost, MeshErrorGroup, ProcDied, ShapeError, SpawnError, limits, this_host
@@ -261,6 +261,48 @@ async def test_link_between_workers_is_disturbed_alone(mesh, faults):
 
 
 # ---- clocks and the operating system ---------------------------------------------------------------------------------
+
+
+@pytest.mark.mesh_backend("sim", "proc")
+@simulate(seeds=20, per_host={"gpus": 4})
+async def test_wall_clocks_of_a_skewed_mesh_differ(mesh, faults, fault_log):
+    w = await mesh.spawn("w", Worker)
+    before = list((await w.wall_clock.call()).values())
+
+    faults.clock(mesh).skew(1_000.0)
+
+    after = list((await w.wall_clock.call()).values())
+    wrong = [late - early for early, late in zip(before, after, strict=True)]
+    assert len({round(one) for one in wrong}) > 1
+    assert all(abs(one) < 1_060 for one in wrong)
+    assert [fired.site for fired in fault_log] == ["clock"]
+
+
+@pytest.mark.mesh_backend("sim", "proc")
+@simulate(seeds=10, per_host={"gpus": 2})
+async def test_calls_to_a_slow_processor_queue_for_it(mesh, faults, fault_log):
+    w = await mesh.spawn("w", Worker)
+    await w.step.call(0)
+    quicken = faults.processor({"gpus": 1}).slow(0.5)
+    start = trio.current_time()
+
+    async with trio.open_nursery() as nursery:
+        for number in range(3):
+            nursery.start_soon(w.slice(gpus=1).step.call_one, number)
+        await w.slice(gpus=0).step.call_one(0)
+        if is_exact():
+            assert trio.current_time() - start < 0.5
+
+    assert trio.current_time() - start >= 1.5
+    if is_exact():
+        assert trio.current_time() - start < 2
+    assert [fired.site for fired in fault_log] == ["processor"]
+
+    quicken()
+    again = trio.current_time()
+    await w.step.call(0)
+    if is_exact():
+        assert trio.current_time() - again < 0.5
 
 
 @simulate(seeds=5)

@@ -60,6 +60,15 @@ class Drawer(Actor):
         }
 
     @endpoint
+    async def sleep_until(self, seconds: float) -> int:
+        naps, end = 0, time.monotonic() + seconds
+        while time.monotonic() < end:
+            assert naps < seconds, "the clock must go on while this sleeps"
+            naps += 1
+            time.sleep(1)  # noqa: ASYNC251 - as programs do
+        return naps
+
+    @endpoint
     async def sleep_like_a_sync_program(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - as programs do
 
@@ -152,6 +161,16 @@ async def test_time_sleep_keeps_a_process_from_taking_messages(mesh):
     await drawer.sleep_like_a_sync_program.call_one(30)
 
     assert 30 <= trio.current_time() - start < 31
+
+
+@simulate(seeds=3, per_host={"gpus": 1})
+async def test_sleeps_of_a_sync_program_add_up_and_it_sees_them(mesh):
+    drawer = await mesh.spawn("drawer", Drawer)
+    start = trio.current_time()
+
+    assert await drawer.sleep_until.call_one(10) == 10
+
+    assert 10 <= trio.current_time() - start < 11
 
 
 @pytest.mark.parametrize("name", ["sleep_in_thread", "sleep_in_trio_thread"])

@@ -399,8 +399,8 @@ class Misbehave(Message, frozen=True, tag=47):
 
     Attributes:
         token: What it was armed with.
-        kind: "exit", "hold_gil", "lag", "jump" or "drift".
-        number: Exit code, seconds, or the rate of a drift.
+        kind: "exit", "hold_gil", "lag", "jump", "drift" or "quicken".
+        number: Exit code, seconds, the rate of a drift, or the number of the fault that made it slow.
     """
 
     token: str

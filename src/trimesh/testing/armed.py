@@ -11,6 +11,7 @@ import inspect
 import os
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import attrs
@@ -32,8 +33,9 @@ from trimesh.shape.point import Point
 from trimesh.testing.injector import Injector, Rule, run, watched
 from trimesh.testing.places import coordinates
 from trimesh.testing.proc_clock import ProcClock
+from trimesh.testing.slow_processors import SlowProcessors
 from trimesh.testing.transfers import FailingTransfers
-from trimesh.testing.vocabulary import EndpointFault, LostCall, TransferFault
+from trimesh.testing.vocabulary import EndpointFault, LostCall, ProcessorFault, TransferFault
 
 ARMED = -1
 """Index of the `Fired` message by which a process says that it is armed."""
@@ -77,12 +79,14 @@ class _Armed:
     point: Point
     _injector: Injector = attrs.field(init=False)
     _transfers: FailingTransfers = attrs.field(init=False)
+    _processors: SlowProcessors = attrs.field(init=False)
     _clock: ProcClock = attrs.field(factory=ProcClock)
     _planner: Peer | None = None
 
     def __attrs_post_init__(self) -> None:
         self._injector = Injector(self._fired)
-        self._transfers = FailingTransfers(self._fired_in_transfer)
+        self._transfers = FailingTransfers(partial(self._fired_here, "transfer"))
+        self._processors = SlowProcessors(partial(self._fired_here, "processor"))
 
     def serve(self) -> None:
         """Take faults from now on, and say so to the owner of this process."""
@@ -110,7 +114,12 @@ class _Armed:
     def dispatch(self, cell: Cell, call: IncomingCall) -> EndpointSpec:
         """Return what runs for a call; see `Sites.dispatch`."""
         spec = call.spec
-        if not self._injector.rules or call.mesh == AGENT:
+        if call.mesh == AGENT:
+            return spec
+        seconds = self._processors.seconds(self.proc.proc_id)
+        if seconds:
+            time.sleep(seconds)  # as computing does: nothing else runs
+        if not self._injector.rules:
             return spec
         return watched(spec, lambda: self._injector.spec_for(cell, call, spec), run)
 
@@ -118,9 +127,9 @@ class _Armed:
         """Disturb a transfer; see `Sites.moving`."""
         return self._transfers.moving(proc.proc_id)
 
-    def _fired_in_transfer(self, index: int, _: object) -> None:
+    def _fired_here(self, site: str, index: int, _: object) -> None:
         assert self._planner is not None
-        _tell(self._planner, index, "transfer", f"{self.mesh}{coordinates(self.point)}")
+        _tell(self._planner, index, site, f"{self.mesh}{coordinates(self.point)}")
 
     def _fired(self, rule: Rule, cell: Cell) -> None:
         assert self._planner is not None
@@ -145,8 +154,12 @@ class _Armed:
                 self._injector.rules.append(Rule(message.index, fault))
             case TransferFault():
                 self._transfers.plan(message.index, fault, (self.proc.proc_id,))
+            case ProcessorFault():
+                self._processors.plan(message.index, fault, (self.proc.proc_id,))
             case _:
-                raise ProtocolError(f"a process takes faults of endpoints and transfers, got {type(fault).__name__}")
+                raise ProtocolError(
+                    f"a process takes faults of endpoints, processors, transfers; got {type(fault).__name__}"
+                )
 
     def _misbehave(self, peer: Peer, message: messages.Misbehave, bodies: list[memoryview]) -> None:
         del peer, bodies
@@ -162,8 +175,12 @@ class _Armed:
             self._clock.jump(message.number)
         elif message.kind == "drift":
             self._clock.drift(message.number)
+        elif message.kind == "quicken":
+            self._processors.end(int(message.number))
         else:
-            raise ProtocolError(f"a process misbehaves by exit, hold_gil, lag, jump or drift, got {message.kind!r}")
+            raise ProtocolError(
+                f"a process misbehaves by exit, hold_gil, lag, jump, drift, quicken; got {message.kind!r}"
+            )
 
 
 def _tell(peer: Peer, index: int, site: str, where: str) -> None:

@@ -29,6 +29,7 @@ from trimesh.testing.vocabulary import (
     LoopLag,
     Partition,
     Place,
+    ProcessorFault,
     TransferFault,
     Where,
     checked_amount,
@@ -36,9 +37,9 @@ from trimesh.testing.vocabulary import (
 
 T = TypeVar("T")
 
-KINDS: Final = ("kill", "stop", "partition", "delay", "lag", "transfer")
+KINDS: Final = ("kill", "stop", "partition", "delay", "lag", "slow", "transfer")
 
-SLOW: Final = ("delay", "transfer")
+SLOW: Final = ("delay", "slow", "transfer")
 """Kinds that make a member slow: it counts as up."""
 
 SWARM: Final = 0.5
@@ -48,7 +49,7 @@ LONGEST_SECONDS: Final = 2 * limits.LEASE_SECONDS
 """Stops, partitions and the like last up to this: half of them end a lease."""
 
 DELAY_SECONDS: Final = 0.5
-"""A slow link is slower by up to this, and so is a transfer of a buffer."""
+"""A slow link is slower by up to this, and so are a transfer of a buffer and the start of an endpoint."""
 
 TRANSFERS: Final = 10
 """So many transfers of a member are late, one after the other."""
@@ -131,6 +132,7 @@ class Chaos:
         partition: float = 0.0,
         delay: float = 0.0,
         lag: float = 0.0,
+        slow: float = 0.0,
         transfer: float = 0.0,
         every: tuple[float, float] = (1.0, 10.0),
         max_down: int = 1,
@@ -143,6 +145,7 @@ class Chaos:
             partition: The controller and it do not hear of each other for a while.
             delay: The link between them is slow for a while.
             lag: It does nothing for a while, and its heartbeats go on.
+            slow: Each start of an endpoint there computes first, for a while.
             transfer: The transfers of buffers that it makes are late for a while.
             every: Shortest and longest pause between two faults, in seconds.
             max_down: Members that may be dead, stopped or cut off at one time.
@@ -150,7 +153,7 @@ class Chaos:
         Raises:
             ValueError: Nothing may happen, or a number is out of its range.
         """
-        given = (kill, stop, partition, delay, lag, transfer)
+        given = (kill, stop, partition, delay, lag, slow, transfer)
         weights: dict[str, float] = dict(zip(KINDS, given, strict=True))
         chosen = tuple((kind, checked_amount(kind, weight)) for kind, weight in weights.items() if weight)
         if not chosen:
@@ -301,6 +304,8 @@ def _fault(step: ChaosStep, victim: Where) -> Fault:
             return Partition(controller, victim)
         case "delay":
             return LinkFault(controller, victim, "delay", late)
+        case "slow":
+            return ProcessorFault(victim, late)
         case "transfer":
             return TransferFault(victim, times=TRANSFERS, seconds=late)
         case _:

@@ -38,6 +38,7 @@ from trimesh.testing.vocabulary import (
     LostCall,
     Partition,
     Place,
+    ProcessorFault,
     Refusal,
     ResourceFault,
     SpawnFault,
@@ -148,8 +149,12 @@ class Faults:
         return self._plan(Death(self.where(members), how))
 
     def clock(self, members: Members) -> OfClock:
-        """Choose clocks: `faults.clock({"gpus": 1}).jump(30.0)`, `.drift(0.01)`."""
+        """Choose clocks: `faults.clock({"gpus": 1}).jump(30.0)`, `.drift(0.01)`, `.skew(5.0)`."""
         return OfClock(self, self.where(members))
+
+    def processor(self, members: Members) -> OfProcessor:
+        """Choose processors: `faults.processor({"gpus": 1}).slow(0.2)`."""
+        return OfProcessor(self, self.where(members))
 
     def loop(self, members: Members) -> OfLoop:
         """Choose event loops: `faults.loop({"gpus": 1}).lag(0.5)`."""
@@ -408,6 +413,26 @@ class OfClock:
         if rate <= -1:
             raise ValueError(f"a clock cannot stand still or run backwards: drift must be above -1, got {rate!r}")
         self._faults.plan(ClockFault(self._where, drift=float(rate)))
+
+    def skew(self, seconds: float) -> None:
+        """Set each wall clock forward or back, by up to so much; by how much each, the seed says."""
+        self._faults.plan(ClockFault(self._where, skew=checked_amount("seconds", seconds)))
+
+
+@attrs.frozen(eq=False)
+class OfProcessor:
+    """Processors of processes."""
+
+    _faults: Faults
+    _where: Where
+
+    def slow(self, seconds: float) -> Heal:
+        """Let each start of an endpoint there take so much computing first; its process does nothing else meanwhile.
+
+        Returns:
+            A function that ends it.
+        """
+        return self._faults.plan(ProcessorFault(self._where, checked_amount("seconds", seconds)))
 
 
 @attrs.frozen(eq=False)

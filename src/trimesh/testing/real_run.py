@@ -32,6 +32,7 @@ from trimesh.actor.host_mesh import this_host
 from trimesh.ids import ProcId
 from trimesh.testing.armed import ARMED
 from trimesh.testing.chaos import Chaos
+from trimesh.testing.determinism import stream
 from trimesh.testing.failing_starts import FailingStarts
 from trimesh.testing.faults import Faults, UnsupportedFault
 from trimesh.testing.plan import FaultPlan, Planned
@@ -49,6 +50,7 @@ from trimesh.testing.vocabulary import (
     LostCall,
     Partition,
     Place,
+    ProcessorFault,
     ResourceFault,
     SpawnFault,
     TransferFault,
@@ -163,16 +165,15 @@ class RealExecutor:
         if planned.is_left_out:
             return _healed
         match fault:
-            case EndpointFault() | LostCall():
-                for peer in self._peers(fault.where.places):
-                    self._arm(peer, planned)
+            case EndpointFault() | LostCall() | ProcessorFault():
+                return self._arm_all(planned, fault)
             case Death():
                 return self._kill(planned, fault)
             case LoopLag():
                 self._misbehave(fault.where.places, "lag", fault.seconds)
                 self._fire(planned, "loop", fault.where.text)
             case ClockFault():
-                self._set_clocks(fault)
+                self._set_clocks(planned, fault)
                 self._fire(planned, "clock", fault.where.text)
             case LinkFault():
                 self._check_armed((*fault.a.places, *fault.b.places))
@@ -189,6 +190,14 @@ class RealExecutor:
             case TransferFault():
                 return self._disturb_transfers(planned, fault)
         return _healed
+
+    def _arm_all(self, planned: Planned, fault: EndpointFault | LostCall | ProcessorFault) -> Callable[[], None]:
+        places = fault.where.places
+        for peer in self._peers(places):
+            self._arm(peer, planned)
+        if not isinstance(fault, ProcessorFault):
+            return _healed
+        return lambda: self._misbehave(tuple(filter(self.is_alive, places)), "quicken", planned.index)
 
     def _check_armed(self, places: tuple[Place, ...]) -> None:
         if any(place is not None and place[1] not in self._armed for place in places):
@@ -211,14 +220,15 @@ class RealExecutor:
             return self._transfers.plan(planned.index, fault, (None,))
         return _healed
 
-    def _set_clocks(self, fault: ClockFault) -> None:
-        others = tuple(place for place in fault.where.places if place is not None)
-        peers = self._peers(others)
-        kind, number = ("drift", fault.drift) if fault.drift else ("jump", fault.jump)
-        if len(others) < len(fault.where.places):
-            (self._clock.drift if fault.drift else self._clock.jump)(number)
-        for peer in peers:
-            peer.send(Parcel(messages.encode(messages.Misbehave(self.token, kind, number))))
+    def _set_clocks(self, planned: Planned, fault: ClockFault) -> None:
+        self._peers(tuple(place for place in fault.where.places if place is not None))  # all of them, or none
+        jumps = fault.jumps(stream(self.seed, "clock", planned.index))
+        for place, jump in zip(fault.where.places, jumps, strict=True):
+            kind, number = ("drift", fault.drift) if fault.drift else ("jump", jump)
+            if place is None:
+                (self._clock.drift if fault.drift else self._clock.jump)(number)
+            else:
+                self._misbehave((place,), kind, number)
 
     def _arm(self, peer: Peer, planned: Planned) -> None:
         value = self.proc.values.encode_call((planned.fault,), {}, endpoint="a planned fault")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import datetime
 import gc
+import random
 import site
 import sys
 import sysconfig
@@ -25,7 +26,7 @@ import trio
 from trimesh._runtime.context import find_proc_anywhere
 from trimesh.ids import ProcId
 from trimesh.testing.guards import is_actor_code, is_in_actor, replaced
-from trimesh.testing.vocabulary import Place
+from trimesh.testing.vocabulary import ClockFault, Place
 
 EPOCH_SECONDS: Final = 1_000_000_000.0
 """What `time.time` says when a simulation begins: the 9th of September 2001."""
@@ -74,10 +75,16 @@ class SimTime:
     stall: Callable[[Place, float], None]
     in_thread: float | None = None
     _clocks: dict[Place, PlaceClock] = attrs.field(factory=dict[Place, PlaceClock])
+    _busy_until: dict[Place, float] = attrs.field(factory=dict[Place, float])
 
     def clock(self, place: Place) -> PlaceClock:
         """Return the clock of a place."""
         return self._clocks.setdefault(place, PlaceClock())
+
+    def set_clocks(self, fault: ClockFault, draw: random.Random) -> None:
+        """Set the clocks of some places wrong."""
+        for place, jump in zip(fault.where.places, fault.jumps(draw), strict=True):
+            self.clock(place).set(jump=jump, drift=fault.drift)
 
     def drift(self, place: Place) -> float:
         """Return how much faster than Trio's the clock of a place runs."""
@@ -88,15 +95,31 @@ class SimTime:
         proc = find_proc_anywhere()
         return None if proc is None else self.place_of(proc.proc_id)
 
+    def spend(self, place: Place, seconds: float) -> None:
+        """Let a process compute, or sleep: it takes no messages for so long, after what it does already."""
+        if seconds > 0:
+            busy = self._busy(place) + seconds
+            self._busy_until[place] = trio.current_time() + busy
+            self.stall(place, busy)
+
+    def _busy(self, place: Place) -> float:
+        """Return for how long a place is busy yet: its code is so far ahead of Trio's time."""
+        return max(0.0, self._busy_until.get(place, 0.0) - trio.current_time())
+
+    def _ahead(self, place: Place) -> float:
+        return self._busy(place) if self.in_thread is None else self.in_thread
+
     def wall(self) -> float:
         """Return what `time.time` says in the running process."""
-        clock = self.clock(self._here())
-        return clock.wall + clock.gone() + (self.in_thread or 0.0)
+        place = self._here()
+        clock = self.clock(place)
+        return clock.wall + clock.gone() + self._ahead(place)
 
     def steady(self) -> float:
         """Return what `time.monotonic` says there."""
-        clock = self.clock(self._here())
-        return clock.steady + clock.gone() + (self.in_thread or 0.0)
+        place = self._here()
+        clock = self.clock(place)
+        return clock.steady + clock.gone() + self._ahead(place)
 
     def _of_now(self, real: Callable[[float], Any]) -> Callable[..., Any]:
         def ask(*given: float) -> Any:
@@ -112,8 +135,8 @@ class SimTime:
                 raise ValueError("sleep length must be non-negative")
             elif self.in_thread is not None:
                 self.in_thread += seconds
-            elif seconds > 0:
-                self.stall(self._here(), seconds)
+            else:
+                self.spend(self._here(), seconds)
 
         return sleep
 

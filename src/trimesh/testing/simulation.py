@@ -40,6 +40,7 @@ from trimesh.testing.sim_random import SimRandom
 from trimesh.testing.sim_threads import SimThreads
 from trimesh.testing.sim_time import SimTime
 from trimesh.testing.sim_wire import Hold, SimWire, Wired
+from trimesh.testing.slow_processors import SlowProcessors
 from trimesh.testing.trace import Trace
 from trimesh.testing.transfers import FailingTransfers
 from trimesh.testing.vocabulary import (
@@ -52,6 +53,7 @@ from trimesh.testing.vocabulary import (
     LostCall,
     Partition,
     Place,
+    ProcessorFault,
     ResourceFault,
     SpawnFault,
     TransferFault,
@@ -101,6 +103,7 @@ class Simulation:
     _spawns: FailingStarts
     _refusals: Refusals
     _transfers: FailingTransfers
+    _processors: SlowProcessors
     _moves: random.Random
     _move_seconds: float
     _heard: set[ProcId]
@@ -121,7 +124,8 @@ class Simulation:
         self.numbers = SimRandom(seed, self._time.wall)
         self._spawns = FailingStarts(self.fire)
         self._refusals = Refusals(self.fire)
-        self._transfers = FailingTransfers(self._fired_in_transfer)
+        self._transfers = FailingTransfers(partial(self._fired_at, "transfer"))
+        self._processors = SlowProcessors(partial(self._fired_at, "processor"))
         self._moves = stream(seed, "transfers")
         self._move_seconds = self._moves.choice(TRANSFERS)
         self._heard = set()
@@ -222,6 +226,8 @@ class Simulation:
         self.note("dispatch", where, f"{spec.name} for {self.label_of(call.peer.proc_id)}")
         self.oracles.started(cell, call)
         self._deadlines.started(cell.proc, call)
+        place = self.place_of(cell.proc.proc_id)
+        self._time.spend(place, self._processors.seconds(place))
         before = len(self.plan.log)
         chosen = self._injector.spec_for(cell, call, spec)
         for fired in self.plan.log[before:]:
@@ -229,7 +235,7 @@ class Simulation:
                 self.oracles.injected(cell, call)
             if isinstance(fired.fault, LostCall):
                 self._severed.add(frozenset((call.peer.proc_id, cell.proc.proc_id)))
-        drift = self._time.drift(self.place_of(cell.proc.proc_id))
+        drift = self._time.drift(place)
         if drift:
             now = trio.current_time()
             call.set_deadline(now + (call.deadline - now) / (1 + drift))
@@ -245,9 +251,9 @@ class Simulation:
         site = "receive" if isinstance(rule.fault, LostCall) and rule.fault.what == "request" else "dispatch"
         self.fire(rule.index, site, f"{cell.spec.name}{coordinates(cell.spec.point)}")
 
-    def _fired_in_transfer(self, index: int, place: Any) -> None:
+    def _fired_at(self, site: str, index: int, place: Any) -> None:
         where = [child.label for child in self.world.children.values() if place is not None and child.place == place]
-        self.fire(index, "transfer", where[-1] if where else "controller")
+        self.fire(index, site, where[-1] if where else "controller")
 
     def fire(self, index: int, site: str, where: str) -> None:
         """Note that a planned fault happens now."""
@@ -357,10 +363,11 @@ class Simulation:
                 self._spawns.plan(planned, fault)
                 return _healed
             case ClockFault():
-                for place in fault.where.places:
-                    self._time.clock(place).set(jump=fault.jump, drift=fault.drift)
+                self._time.set_clocks(fault, stream(self.seed, "clock", planned.index))
                 self.fire(planned.index, "clock", fault.where.text)
                 return _healed
+            case ProcessorFault():
+                return self._processors.plan(planned.index, fault, frozenset(fault.where.places))
             case ResourceFault():
                 return self._refusals.plan(planned, fault)
             case TransferFault():

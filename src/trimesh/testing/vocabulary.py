@@ -10,7 +10,8 @@ An *executor* makes a record happen: `sim` in simulated processes, `proc` in rea
 | `LinkFault` | messages between two places are late, lost, repeated or damaged |
 | `Partition` | two places do not hear of each other until it is healed |
 | `SpawnFault` | the nth process from now on is not started, or ends before its first word |
-| `ClockFault` | the clock of some processes jumps, or runs at another rate |
+| `ClockFault` | the clock of some processes jumps, runs at another rate, or each is wrong by an amount of its own |
+| `ProcessorFault` | some processes compute for a while whenever an endpoint starts there |
 | `LoopLag` | some processes do nothing for a while |
 | `ResourceFault` | the system refuses memory or descriptors to some processes |
 | `TransferFault` | the nth transfer of a buffer that some processes make raises, or is late |
@@ -18,6 +19,7 @@ An *executor* makes a record happen: `sim` in simulated processes, `proc` in rea
 
 from __future__ import annotations
 
+import random
 import re
 import signal
 from collections.abc import Hashable
@@ -177,15 +179,38 @@ class SpawnFault:
 
 @attrs.frozen
 class ClockFault:
-    """The wall clock of processes jumps by `jump` seconds, or all their clocks run `1 + drift` times as fast."""
+    """The wall clock of processes is set, or all their clocks run `1 + drift` times as fast.
+
+    Attributes:
+        jump: Seconds by which it is set forward.
+        drift: Share by which it runs faster.
+        skew: Each is set forward or back by a time of its own, up to so many seconds.
+    """
 
     where: Where
     jump: float = 0.0
     drift: float = 0.0
+    skew: float = 0.0
+
+    def jumps(self, draw: random.Random) -> tuple[float, ...]:
+        """Return by how much the wall clock of each place is set forward."""
+        return tuple(self.jump + draw.uniform(-self.skew, self.skew) for _ in self.where.places)
 
     def __str__(self) -> str:
-        effect = f"drift({self.drift:g})" if self.drift else f"jump({self.jump:g})"
+        kind = "drift" if self.drift else "skew" if self.skew else "jump"
+        effect = f"{kind}({self.drift or self.skew or self.jump:g})"
         return f"clock {self.where.text}: {effect}"
+
+
+@attrs.frozen
+class ProcessorFault:
+    """Whenever an endpoint starts in one of these processes, the process first computes for `seconds`."""
+
+    where: Where
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"processor {self.where.text}: slow({self.seconds:g})"
 
 
 @attrs.frozen
@@ -247,6 +272,7 @@ Fault = (
     | Partition
     | SpawnFault
     | ClockFault
+    | ProcessorFault
     | LoopLag
     | ResourceFault
     | TransferFault
