@@ -76,7 +76,7 @@ def test_liveness_fails_without_progress():
 def test_steps_of_a_seed_are_a_swarm():
     plan = ChaosPlan(tuple((kind, 1.0) for kind in KINDS), (1.0, 2.0), 1)
     found = Counter()
-    for seed in range(50):
+    for seed in range(100):
         steps = plan.steps(stream(seed, "chaos"))
         drawn = [next(steps) for _ in range(50)]
         found[len({step.kind for step in drawn})] += 1
