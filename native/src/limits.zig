@@ -310,24 +310,15 @@ comptime {
     std.debug.assert(INLINE_BYTES_MAX <= TRANSFER_CHUNK_BYTES);
 }
 
-/// Value of a bound that Python shares, by name.
+/// Value of a bound by its name.
 pub fn lookup(name: []const u8) ?i64 {
-    const shared = .{
-        "FRAME_HEADER_BYTES",       "FRAME_PAYLOAD_BYTES_MAX", "HEAD_BYTES_MAX",             "BODIES_MAX",
-        "MESSAGE_BYTES_MAX",        "RING_BYTES",              "RING_CONTROL_RESERVE_BYTES", "LINKS_MAX",
-        "RING_BYTES_MAX",           "RING_HEADER_BYTES",       "LIFELINES_MAX",              "BEAT_MS_MAX",
-        "SEGMENT_BYTES_MIN",        "SEGMENT_BYTES_MAX",       "SEGMENT_POOL_BYTES_MAX",     "SEGMENTS_MAX",
-        "SEGMENT_FLIGHT_BYTES_MAX", "PART_FLIGHT_BYTES_MAX",   "SEGMENT_IDLE_BYTES_MAX",     "FAULT_RULES_MAX",
-        "GRANTS_MAX",               "BLOCKS_MAX",              "BLOCK_BYTES_MAX",            "BLOCK_IDLE_BYTES_MAX",
-        "VISITS_MAX",               "TRANSFERS_MAX",           "VIEWS_MAX",                  "INLINE_BYTES_MAX",
-        "EXPORT_BYTES_MAX",         "MOVER_SILENCE_MS",        "SEGMENT_FLIGHT_BYTES_MAX",   "SEGMENT_IDLE_BYTES_MAX",
-        "FAULT_RULES_MAX",          "GRANTS_MAX",              "BLOCKS_MAX",                 "BLOCK_BYTES_MAX",
-        "BLOCK_IDLE_BYTES_MAX",     "VISITS_MAX",              "TRANSFERS_MAX",              "VIEWS_MAX",
-        "INLINE_BYTES_MAX",         "EXPORT_BYTES_MAX",        "MOVER_SILENCE_MS",           "LOOK_US_MAX",
-        "TCP_STRANGERS_SHARE",
-    };
-    inline for (shared) |one| {
-        if (std.mem.eql(u8, name, one)) return @field(@This(), one);
+    @setEvalBranchQuota(10_000);
+    inline for (comptime std.meta.declarations(@This())) |declared| {
+        const value = @field(@This(), declared.name);
+        switch (@typeInfo(@TypeOf(value))) {
+            .comptime_int, .int => if (std.mem.eql(u8, name, declared.name)) return value,
+            else => {},
+        }
     }
     return null;
 }

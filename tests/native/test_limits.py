@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from trimesh import limits
 from trimesh._native.lib import load
 
-SHARED = [
-    "FRAME_HEADER_BYTES",
-    "FRAME_PAYLOAD_BYTES_MAX",
-    "HEAD_BYTES_MAX",
-    "BODIES_MAX",
-    "MESSAGE_BYTES_MAX",
-    "RING_BYTES",
-    "RING_CONTROL_RESERVE_BYTES",
-    "LINKS_MAX",
-    "SEGMENT_BYTES_MIN",
-    "SEGMENT_BYTES_MAX",
-    "SEGMENT_POOL_BYTES_MAX",
-    "SEGMENTS_MAX",
-    "SEGMENT_FLIGHT_BYTES_MAX",
-    "SEGMENT_IDLE_BYTES_MAX",
-    "FAULT_RULES_MAX",
-    "GRANTS_MAX",
-    "BLOCKS_MAX",
-    "BLOCK_BYTES_MAX",
-    "BLOCK_IDLE_BYTES_MAX",
-    "VISITS_MAX",
-    "TRANSFERS_MAX",
-    "VIEWS_MAX",
-    "INLINE_BYTES_MAX",
-    "EXPORT_BYTES_MAX",
-    "MOVER_SILENCE_MS",
-    "LOOK_US_MAX",
-    "TCP_STRANGERS_SHARE",
-]
+SHARED = [name for name in dir(limits) if name.isupper() and load().limit(name) is not None]
+"""The library knows each bound of limits.zig by its name."""
+
+
+def test_bounds_of_both_are_found() -> None:
+    assert {"FRAME_HEADER_BYTES", "PART_FLIGHT_BYTES_MAX", "LOOK_US_MAX", "TCP_STRANGERS_SHARE"} <= set(SHARED)
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -45,3 +25,11 @@ def test_limit_is_the_same_in_both_languages(name: str):
 
 def test_limit_of_an_unknown_name_is_none():
     assert load().limit("NO_SUCH_LIMIT") is None
+
+
+def test_every_bound_is_used() -> None:
+    folder = Path(limits.__file__).parent
+    text = "".join(path.read_text() for path in folder.parent.rglob("*.py") if path.parent != folder)
+    used = set(re.findall(r"\b[A-Z][A-Z_]+\b", text)) | set(SHARED)
+
+    assert {name for name in dir(limits) if name.isupper()} - used == set()

@@ -83,9 +83,6 @@ PARTED_MAX: Final = 16
 SEGMENT_POOL_BYTES_MAX: Final = 1 << 31
 """Shared memory that one process may hold for bodies on their way: 2 GiB; beyond it bodies travel as fragments."""
 
-SEND_QUEUE_BYTES_HIGH: Final = 8 << 20
-"""Bytes queued for one link above which a broadcast waits for the link to drain before it returns."""
-
 # ---- liveness -----------------------------------------------------------------------------------------------
 
 BEAT_SECONDS: Final = 0.5
@@ -99,9 +96,6 @@ STALL_SECONDS: Final = 5.0
 
 STALL_AGAIN_SECONDS: Final = 30.0
 """A process that goes on stalling is reported once in this time: its stack is 16 KiB of somebody's log."""
-
-LINK_HELLO_SECONDS: Final = 10.0
-"""A peer that has connected but said no hello in this time is dropped."""
 
 assert HEAD_PAYLOAD_BYTES_MAX < HEAD_BYTES_MAX < FRAME_PAYLOAD_BYTES_MAX
 assert RING_BYTES >= 4 * (FRAME_PAYLOAD_BYTES_MAX // 2 + FRAME_HEADER_BYTES)
