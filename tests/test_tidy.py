@@ -251,3 +251,20 @@ def test_tidy_sees_the_tree() -> None:
     assert "src/trimesh/errors.py" in SOURCES
     assert any(path.endswith(".zig") for path in SOURCES)
     assert set(RATCHET) <= set(SOURCES)
+
+
+INVARIANT = re.compile(r"\b([A-Z]{2})-\d+:? [A-Za-z`]")
+
+
+def test_invariants_of_two_files_have_two_prefixes() -> None:
+    """`XX-1` at the head of a file says what holds there; elsewhere, in parentheses, it is a citation."""
+    files: dict[str, set[str]] = {}
+    for path, text in SOURCES.items():
+        if path.startswith(("src/", "native/src/")) and path.endswith((".py", ".zig")):
+            head = text.partition('"""')[2].partition('"""')[0] if path.endswith(".py") else text.partition("\n\n")[0]
+            lines = (line.lstrip("/! ") for line in head.splitlines())
+            for prefix in INVARIANT.findall(" ".join(lines)):
+                files.setdefault(prefix, set()).add(path)
+
+    assert len(files) > 30
+    assert {prefix: paths for prefix, paths in files.items() if len(paths) > 1} == {}

@@ -1,7 +1,7 @@
 //! The handles of one kind that a fork has to know, process-wide: they rest while the memory is copied, and the child's
 //! copies of them are dead.
 //!
-//! FR-1 A fork of any thread finds no handle in the middle of something, and no lock of one held in the child. FR-2 The
+//! FK-1 A fork of any thread finds no handle in the middle of something, and no lock of one held in the child. FK-2 The
 //! child knows none of its parent's handles, and may make its own.
 
 const std = @import("std");
@@ -54,7 +54,7 @@ pub fn ForkRegistry(comptime T: type) type {
 
         fn afterForkChild() callconv(.c) void {
             for (places) |place| if (place) |one| one.afterForkChild();
-            places = @splat(null); // FR-2
+            places = @splat(null); // FK-2
             lock.unlock();
         }
     };

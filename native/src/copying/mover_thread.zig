@@ -3,9 +3,9 @@
 //!
 //!     free --T0--> queued --T2--> running --T2--> ended --T0 polls--> free
 //!
-//! MT-1 The lock is held for the lists only, never while bytes are moved or anything is waited for. MT-2 Whoever finds
-//! T2 asleep, under the lock, wakes it. MT-3 A record is there before the bell is rung, and the bell is cleared only
-//! when no record is left. MT-4 T2 makes and closes descriptors under `driving` only: a fork takes it, and the child
+//! MH-1 The lock is held for the lists only, never while bytes are moved or anything is waited for. MH-2 Whoever finds
+//! T2 asleep, under the lock, wakes it. MH-3 A record is there before the bell is rung, and the bell is cleared only
+//! when no record is left. MH-4 T2 makes and closes descriptors under `driving` only: a fork takes it, and the child
 //! finds them all in their tables.
 
 const std = @import("std");
@@ -195,7 +195,7 @@ pub const Thread = struct {
     fn rouse(self: *Thread) void {
         if (!self.is_asleep) return;
         self.is_asleep = false;
-        sys.eventfdSignal(self.wake); // MT-2
+        sys.eventfdSignal(self.wake); // MH-2
     }
 
     /// Have T2 turn once more, and its drivers with it.
@@ -218,7 +218,7 @@ pub const Thread = struct {
             self.free[self.free_count] = index;
             self.free_count += 1;
         }
-        if (self.ended_count == 0) sys.eventfdClear(self.bell); // MT-3
+        if (self.ended_count == 0) sys.eventfdClear(self.bell); // MH-3
         return n;
     }
 
@@ -381,7 +381,7 @@ pub const Thread = struct {
         }
         var how = if (is_given_up) status.ERR_CANCELLED else one.step();
         if (how == transfer.LOCKED) {
-            self.driving.lock(); // MT-4: the holder is looked at
+            self.driving.lock(); // MH-4: the holder is looked at
             defer self.driving.unlock();
             how = one.stillLocked();
         }

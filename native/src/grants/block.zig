@@ -1,9 +1,9 @@
 //! Blocks: memory that this process makes for others to map. Each is a sealed memfd, whose descriptor others open by
 //! its number; the ledger has a row for it. Blocks that are given back are kept for the next, up to a bound.
 //!
-//! BL-1 A block that somebody may still look at is never used again: one at whose grants somebody stayed (`spoilt`),
-//! and one that a forked child has (`inherited`). Its memory goes with its last mapping. BL-2 What a thread of this
-//! process is still at stays mapped here. BL-3 All pages are there before a block is handed out.
+//! BM-1 A block that somebody may still look at is never used again: one at whose grants somebody stayed (`spoilt`),
+//! and one that a forked child has (`inherited`). Its memory goes with its last mapping. BM-2 What a thread of this
+//! process is still at stays mapped here. BM-3 All pages are there before a block is handed out.
 
 const std = @import("std");
 const ledger = @import("ledger.zig");
@@ -21,10 +21,10 @@ pub const Block = struct {
     /// Grants on it that were not dropped.
     grants: u32,
     idle: bool,
-    /// BL-1
+    /// BM-1
     spoilt: bool,
     inherited: bool,
-    /// BL-2
+    /// BM-2
     pinned: bool,
     /// When it was given back.
     stamp: u64,
@@ -53,7 +53,7 @@ pub const Blocks = struct {
             return self.numberOf(one);
         }
         const one = self.emptyPlace() orelse return 0;
-        const fd = sys.memfd("trimesh-block", bytes); // BL-3
+        const fd = sys.memfd("trimesh-block", bytes); // BM-3
         if (fd < 0) return fd;
         const file = process.fileOf(fd);
         const pages = if (file == null) null else sys.mapInherited(fd, @intCast(bytes));
@@ -122,7 +122,7 @@ pub const Blocks = struct {
     /// Take a block back, all of whose grants were dropped.
     pub fn giveBack(self: *Blocks, one: *Block) void {
         std.debug.assert(one.grants == 0);
-        if (one.spoilt or one.inherited) return self.retire(one); // BL-1
+        if (one.spoilt or one.inherited) return self.retire(one); // BM-1
         self.clock += 1;
         one.stamp = self.clock;
         one.idle = true;
@@ -134,7 +134,7 @@ pub const Blocks = struct {
         if (one.idle) self.idle_bytes -= one.bytes;
         const row = &self.table.blocks[@intCast(self.numberOf(one))];
         @atomicStore(u64, &row.inode, 0, .release);
-        if (!one.pinned) sys.unmap(one.pages.?, @intCast(one.bytes)); // BL-2
+        if (!one.pinned) sys.unmap(one.pages.?, @intCast(one.bytes)); // BM-2
         sys.closeAt(&one.fd);
         one.pages = null;
         one.idle = false;

@@ -5,12 +5,12 @@
 //!
 //!     T0 --outbound ring--> [transmit] --> socket        socket --> [receive] --inbound ring--> T0
 //!
-//! PU-1 The socket can always be read: a peer sends no more than it has credit for, and credit is room in the inbound
-//! ring. PU-2 Credits, beats and a hello need no credit; the first two are taken out of the stream here, as they
-//! come. PU-3 They leave only between two frames, and a frame begins only when all of it has credit. So neither side
+//! PP-1 The socket can always be read: a peer sends no more than it has credit for, and credit is room in the inbound
+//! ring. PP-2 Credits, beats and a hello need no credit; the first two are taken out of the stream here, as they
+//! come. PP-3 They leave only between two frames, and a frame begins only when all of it has credit. So neither side
 //! can wait in
 //!      the middle of a frame for a credit that the other cannot send.
-//! PU-4 T0 sees whole frames only: the head of the inbound ring moves when the last byte of a frame is there.
+//! PP-4 T0 sees whole frames only: the head of the inbound ring moves when the last byte of a frame is there.
 
 const std = @import("std");
 const frame = @import("../protocol/frame.zig");
@@ -94,7 +94,7 @@ pub fn Pump(comptime Io: type) type {
             for (0..limits.STREAM_ROUNDS) |_| {
                 const used = self.inbound.outstanding() catch return self.fail("a ring whose counters are broken");
                 const space = self.inbound.map.capacity - used - self.partial;
-                if (space == 0) return self.fail("more bytes than it had credit for"); // PU-1
+                if (space == 0) return self.fail("more bytes than it had credit for"); // PP-1
                 const n = self.io.read((self.inbound.place() + self.partial)[0..space]);
                 if (n == WOULD_BLOCK) break;
                 if (n < 0) return error.Broken;
@@ -223,7 +223,7 @@ pub fn Pump(comptime Io: type) type {
         /// waits for room and there is some now.
         pub fn transmit(self: *Self, freed: *bool) TransmitError!Wait {
             for (0..limits.STREAM_ROUNDS) |_| {
-                if (self.own_at < self.own_end and self.cleared == 0) { // PU-3
+                if (self.own_at < self.own_end and self.cleared == 0) { // PP-3
                     const n = self.io.write(self.own[self.own_at..self.own_end]);
                     if (n == WOULD_BLOCK) return .socket;
                     if (n < 0) return error.Broken;

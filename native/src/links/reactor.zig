@@ -2,8 +2,8 @@
 //! bytes of stream links; and whether T0 still turns. It changes no state of T0's; what it finds goes into
 //! `Link.signals`, and T0's bell is rung.
 //!
-//! RE-1 A lifeline is answered before any lock is taken. RE-2 The lock is held while events are handled, never while
-//! waiting; T0 takes it only to open, watch, close and free links. RE-3 Silence is counted in ticks that T1 itself has
+//! RT-1 A lifeline is answered before any lock is taken. RT-2 The lock is held while events are handled, never while
+//! waiting; T0 takes it only to open, watch, close and free links. RT-3 Silence is counted in ticks that T1 itself has
 //! seen: after a stop of this process, or of the whole machine, nobody's lease has run out meanwhile.
 
 const std = @import("std");
@@ -194,12 +194,12 @@ pub const Reactor = struct {
         while (!self.stopping.load(.seq_cst)) {
             const pending = self.bell.arm() or self.stopping.load(.seq_cst);
             const n = sys.epollWait(self.epoll, &events, if (pending) 0 else -1);
-            for (events[0..n]) |event| { // RE-1
+            for (events[0..n]) |event| { // RT-1
                 if (event.data.u64 >> 56 == @intFromEnum(Tag.lifeline)) sys.killOwnGroup();
             }
             self.bell.disarm();
             self.lock.lock();
-            defer self.lock.unlock(); // RE-2
+            defer self.lock.unlock(); // RT-2
             self.handle(events[0..n]);
         }
         return null;

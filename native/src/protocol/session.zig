@@ -4,11 +4,11 @@
 //!     inbound   waiting --hello--> open --message with more--> inside a message --last fragment--> open
 //!                                  open --bye--> ended       any --violation--> error.Protocol (the link ends)
 //!
-//! SE-1 The first frame is a hello, and no other is. SE-2 Frames of another epoch are dropped and counted, whatever
-//! else they say. SE-3 Numbers of a lane grow by one; a frame that was taken already is dropped and counted. SE-4 A
-//! message delivers exactly the body bytes it announced. SE-5 One DATA message at a time; CONTROL may come between its
-//! fragments. SE-6 Nothing comes after a bye.
-//! SE-7 Segments are spoken of only where the two sides share memory.
+//! SN-1 The first frame is a hello, and no other is. SN-2 Frames of another epoch are dropped and counted, whatever
+//! else they say. SN-3 Numbers of a lane grow by one; a frame that was taken already is dropped and counted. SN-4 A
+//! message delivers exactly the body bytes it announced. SN-5 One DATA message at a time; CONTROL may come between its
+//! fragments. SN-6 Nothing comes after a bye.
+//! SN-7 Segments are spoken of only where the two sides share memory.
 
 const std = @import("std");
 const body = @import("body.zig");
@@ -23,7 +23,7 @@ pub const Event = union(enum) {
     /// `more`: fragments follow.
     message: frame.Header,
     fragment: frame.Header,
-    /// Segments in the payload (SE-7).
+    /// Segments in the payload (SN-7).
     release: frame.Header,
     retire: frame.Header,
     bye,
@@ -55,13 +55,13 @@ pub const Inbound = struct {
     pub fn receive(self: *Inbound, header: frame.Header, bytes: [*]const u8) Error!Event {
         switch (self.state) {
             .waiting => {
-                if (header.kind != .hello) return self.fail("a frame before the hello"); // SE-1
+                if (header.kind != .hello) return self.fail("a frame before the hello"); // SN-1
                 return .{ .hello = try self.greet(header, bytes[frame.BYTES..][0..frame.Hello.PAYLOAD_BYTES]) };
             },
-            .ended => return self.fail("a frame after the goodbye"), // SE-6
+            .ended => return self.fail("a frame after the goodbye"), // SN-6
             .open => {},
         }
-        if (header.epoch != self.epoch) { // SE-2
+        if (header.epoch != self.epoch) { // SN-2
             self.frames_dropped += 1;
             return .dropped;
         }
@@ -72,14 +72,14 @@ pub const Inbound = struct {
                 return .bye;
             },
             .release, .retire => {
-                if (!self.segments) return self.fail("a segment on a link without any"); // SE-7
+                if (!self.segments) return self.fail("a segment on a link without any"); // SN-7
                 return if (header.kind == .release) .{ .release = header } else .{ .retire = header };
             },
             .hello => return self.fail("a second hello"),
             .beat, .credit => return self.fail("a frame of the byte stream inside a ring"),
         }
         const lane = @intFromEnum(header.lane);
-        if (header.sequence < self.next[lane]) { // SE-3
+        if (header.sequence < self.next[lane]) { // SN-3
             self.frames_dropped += 1;
             return .dropped;
         }
@@ -106,19 +106,19 @@ pub const Inbound = struct {
     }
 
     fn takeMessage(self: *Inbound, header: frame.Header, bytes: [*]const u8) Error!Event {
-        if (header.lane == .data and self.missing != 0) return self.fail("a message inside another one"); // SE-5
+        if (header.lane == .data and self.missing != 0) return self.fail("a message inside another one"); // SN-5
         const here = header.length - header.bodyOffset();
         var announced: u64 = 0;
         var carried: u64 = 0;
         for (0..header.n_bodies) |i| {
             const word = std.mem.readInt(u64, bytes[header.sizesOffset() + 8 * i ..][0..8], .little);
             const entry = body.Entry.decode(word) orelse return self.fail("a body in a segment that cannot be");
-            if (entry.segment != null and !self.segments) return self.fail("a segment on a link without any"); // SE-7
+            if (entry.segment != null and !self.segments) return self.fail("a segment on a link without any"); // SN-7
             if (entry.size > limits.MESSAGE_BYTES_MAX - announced - carried)
                 return self.fail("a message above MESSAGE_BYTES_MAX");
             (if (entry.segment == null) &announced else &carried).* += entry.size;
         }
-        if (here > announced or (here < announced) != header.more) // SE-4
+        if (here > announced or (here < announced) != header.more) // SN-4
             return self.fail("a message whose sizes do not add up");
         if (header.n_bodies > 0) self.missing = announced - here;
         self.messages += @intFromBool(!header.part);
@@ -128,7 +128,7 @@ pub const Inbound = struct {
 
     fn takeFragment(self: *Inbound, header: frame.Header) Error!Event {
         const here = header.length - frame.BYTES;
-        if (here > self.missing or (here < self.missing) != header.more) // SE-4
+        if (here > self.missing or (here < self.missing) != header.more) // SN-4
             return self.fail("a fragment whose size does not add up");
         self.missing -= here;
         self.bytes += here;
@@ -228,7 +228,7 @@ pub const Outbound = struct {
     pub fn writeMessage(self: *Outbound, to: [*]u8, lane: frame.Lane, message: Message) u64 {
         const head = message.head;
         const bodies = message.bodies;
-        std.debug.assert(lane == .control or self.missing == 0); // SE-5
+        std.debug.assert(lane == .control or self.missing == 0); // SN-5
         std.debug.assert(lane == .data or bodies.len == 0);
         const length = message.firstLength();
         var header = frame.Header{

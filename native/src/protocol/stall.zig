@@ -1,7 +1,7 @@
 //! Whether the caller's thread (T0) still turns: T1 rings it at every tick, and a ring is answered by a poll. PURE.
 //!
-//! ST-1 A thread that only waits is not behind: the ring wakes it. ST-2 Ticks are T1's own, so a process that was
-//! stopped as a whole is not behind when it goes on. ST-3 It is said when the threshold is reached, again whenever the
+//! SL-1 A thread that only waits is not behind: the ring wakes it. SL-2 Ticks are T1's own, so a process that was
+//! stopped as a whole is not behind when it goes on. SL-3 It is said when the threshold is reached, again whenever the
 //! time has doubled, and when the thread turns again: in a day less than twenty times.
 
 const std = @import("std");

@@ -3,9 +3,9 @@
 //!
 //!     page 0: head | beat, behind | tail | writer_waiting        then: capacity bytes, twice
 //!
-//! RG-1 Each side trusts only its own counter (kept private) and checks the other's against it.
-//! RG-2 Places are masked, so no counter leads outside of the mapping.
-//! RG-3 A producer that waits for room is woken when the ring is at most half full, not at every byte.
+//! RN-1 Each side trusts only its own counter (kept private) and checks the other's against it.
+//! RN-2 Places are masked, so no counter leads outside of the mapping.
+//! RN-3 A producer that waits for room is woken when the ring is at most half full, not at every byte.
 
 const std = @import("std");
 const limits = @import("../limits.zig");
@@ -174,7 +174,7 @@ pub const Consumer = struct {
         @atomicStore(u64, &header.tail, self.tail, .seq_cst);
         if (@atomicLoad(u32, &header.writer_waiting, .seq_cst) == 0) return false;
         const used = @atomicLoad(u64, &header.head, .monotonic) -% self.tail;
-        if (used > self.map.capacity / 2) return false; // more comes to be read, and asks again then (RG-3)
+        if (used > self.map.capacity / 2) return false; // more comes to be read, and asks again then (RN-3)
         return @atomicRmw(u32, &header.writer_waiting, .Xchg, 0, .seq_cst) != 0;
     }
 };

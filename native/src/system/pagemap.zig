@@ -1,7 +1,7 @@
 //! Which pages of a private mapping of shared memory were written to. Only those are thrown away when a body is given
 //! back; the others stay mapped, and the next body in that segment is read without a fault (64 MiB: 2.4 ms, not 8).
 //!
-//! PM-1 In doubt everything is thrown away: a kernel that does not tell, or tells something else than it should.
+//! PG-1 In doubt everything is thrown away: a kernel that does not tell, or tells something else than it should.
 
 const std = @import("std");
 const sys = @import("sys.zig");
@@ -24,7 +24,7 @@ fn isOwn(entry: u64) bool {
 
 /// Throw away what this process has written into a `sys.mapCopy`.
 pub fn dropWritten(pages: [*]align(4096) u8, bytes: usize) void {
-    if (bytes < ASK_BYTES_MIN or !dropRuns(pages, bytes)) sys.dropPrivate(pages, bytes); // PM-1
+    if (bytes < ASK_BYTES_MIN or !dropRuns(pages, bytes)) sys.dropPrivate(pages, bytes); // PG-1
 }
 
 /// False: not all of it is gone.

@@ -1,10 +1,10 @@
 //! What a grant is to readers that come through an RDMA adapter: the words that travel in its handle, and a row that
 //! they read themselves, before and after they move anything. PURE.
 //!
-//! EX-1 The row says what may be done, not the handle: who forges a handle gains nothing. EX-2 The fields of a row are
+//! XP-1 The row says what may be done, not the handle: who forges a handle gains nothing. XP-2 The fields of a row are
 //! complete before its word says `granted`, and change only under another word: who finds the same word after the bytes
-//! as before them has got what was granted. EX-3 Secrets do not stand in rows: all readers of a process can read all of
-//! them. A tag does that only who has the secret can compute. EX-4 So is an export marked as a whole: UCX trusts what
+//! as before them has got what was granted. XP-3 Secrets do not stand in rows: all readers of a process can read all of
+//! them. A tag does that only who has the secret can compute. XP-4 So is an export marked as a whole: UCX trusts what
 //! it unpacks, so bytes that were not made by somebody who has the secret never get there.
 
 const std = @import("std");
@@ -36,7 +36,7 @@ pub const Row = extern struct {
         self.address = @intFromPtr(bytes.ptr);
         self.size = bytes.len;
         self.rights = rights;
-        @atomicStore(u64, &self.word, wordOf(name.generation), .release); // EX-2
+        @atomicStore(u64, &self.word, wordOf(name.generation), .release); // XP-2
     }
 
     /// Let nobody begin.
@@ -97,7 +97,7 @@ pub const Export = struct {
         return into[0..size];
     }
 
-    /// Read what somebody sent; it refers to `sent`. Null: it is none, or was not made for who has this secret: EX-4.
+    /// Read what somebody sent; it refers to `sent`. Null: it is none, or was not made for who has this secret: XP-4.
     pub fn decode(secret: *const [16]u8, sent: []const u8) ?Export {
         if (sent.len < HEAD_BYTES + MARK_BYTES or sent.len > limits.EXPORT_BYTES_MAX) return null;
         const bytes = sent[0 .. sent.len - MARK_BYTES];

@@ -4,9 +4,9 @@ The pickler would copy them on both sides, and asks no reducer about them. So wh
 place first; what it wraps travels as a body of the message, and arrives as what it was. What is left of a value that
 holds one `bytes` and nothing else is the same each time, so that is pickled once.
 
-    BV-1 A large `bytes` is copied out of where it has come to once, or not at all where a transport has put it into a
+    BY-1 A large `bytes` is copied out of where it has come to once, or not at all where a transport has put it into a
          `bytes` already.
-    BV-2 A `bytearray` goes beside only where nothing else of the message can refer to it: what was one object
+    BY-2 A `bytearray` goes beside only where nothing else of the message can refer to it: what was one object
          arrives as one.
 """
 
@@ -56,7 +56,7 @@ def arguments_beside(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tup
     found: dict[int, object] = {}
 
     def placed(value: object) -> object:
-        if type(value) is bytearray and not closed:  # BV-2
+        if type(value) is bytearray and not closed:  # BY-2
             return value
         return found.setdefault(id(value), beside(value))  # one object stays one
 

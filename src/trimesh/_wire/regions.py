@@ -8,8 +8,8 @@ behind the pickle's last opcode, where `pickle.loads` does not look:
     payload = pickle stream | packed regions, 64-byte steps | regions | entries | footer
               ends with "."                                    three u64 each      ends with 0x01 or 0x03
 
-    RG-1 A payload without packed or shared regions and without bound names has no trailer: entry k is body k.
-    RG-2 Nothing here trusts the trailer: every range is checked before it is used.
+    WR-1 A payload without packed or shared regions and without bound names has no trailer: entry k is body k.
+    WR-2 Nothing here trusts the trailer: every range is checked before it is used.
 """
 
 from __future__ import annotations

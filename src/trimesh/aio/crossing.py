@@ -1,9 +1,9 @@
 """One piece of work that an asyncio task has done in Trio, and waits for.
 
-CR-1 the asyncio task goes on only after the work in Trio has ended, however often it is cancelled meanwhile.
-CR-2 a cancel of the asyncio task cancels the scope of the work; an error that the work raises all the same wins over
+CX-1 the asyncio task goes on only after the work in Trio has ended, however often it is cancelled meanwhile.
+CX-2 a cancel of the asyncio task cancels the scope of the work; an error that the work raises all the same wins over
      the cancel, as it does in `asyncio.TaskGroup`; a value does not.
-CR-3 a cancel that comes from Trio's side is `asyncio.CancelledError` here.
+CX-3 a cancel that comes from Trio's side is `asyncio.CancelledError` here.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from trimesh.tensor.errors import RecordingError
 class Watched:
     """The modules that were called while a function was recorded, and the optimizers that have stepped.
 
-    WA-1 A replay runs only while each of them has the flag `training`, and the numbers of its groups, that it had.
+    WD-1 A replay runs only while each of them has the flag `training`, and the numbers of its groups, that it had.
     """
 
     def __init__(self) -> None:
