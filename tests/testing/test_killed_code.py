@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import signal
@@ -185,6 +186,48 @@ async def test_lock_file_of_a_killed_process_is_left(mesh, faults, tmp_path):
 
     with pytest.raises(FileExistsError):
         await locker.work.call_one(str(path))
+
+
+class Opener(Actor):
+    """Opens files, and closes none."""
+
+    @endpoint
+    async def lock(self, path: str) -> None:
+        number = os.open(path, os.O_RDWR | os.O_CREAT)
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    @endpoint
+    async def write(self, path: str) -> None:
+        self.file = open(path, "w")  # noqa: ASYNC230, SIM115 - as some programs do
+        self.file.write("in the buffer")
+        self.me = self  # the file is freed late
+
+
+@pytest.mark.mesh_backend("sim", "proc")
+@simulate(seeds=5, per_host={"gpus": 1}, supervision=trimesh.Restart())
+async def test_descriptors_of_a_killed_process_are_closed(mesh, faults, tmp_path):
+    locked, written = tmp_path / "locked", tmp_path / "written"
+    opener = await mesh.spawn("opener", Opener)
+    await opener.lock.call_one(str(locked))
+    await opener.write.call_one(str(written))
+
+    faults.kill(mesh)
+    with pytest.raises(trimesh.ProcDied):
+        while True:
+            await opener.write.call_one(os.devnull)
+
+    await opener.lock.call_one(str(locked))  # of the next incarnation: the lock is free
+    gc.collect()
+    assert written.read_text() == ""
+
+
+@pytest.mark.mesh_backend("sim", "proc")
+@simulate(seeds=3)
+async def test_numbers_that_a_process_leaves_open_end_with_it(tmp_path):
+    for _ in range(2):
+        async with trimesh.this_host().spawn_procs({"gpus": 2}) as procs:
+            opener = await procs.spawn("opener", Opener)
+            await opener.slice(gpus=0).lock.call_one(str(tmp_path / "locked"))
 
 
 class Nesting(Actor):

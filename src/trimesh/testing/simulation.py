@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -35,6 +35,7 @@ from trimesh.testing.oracles import Oracles
 from trimesh.testing.places import coordinates
 from trimesh.testing.plan import FaultPlan, Planned
 from trimesh.testing.refusals import Refusals
+from trimesh.testing.sim_files import SimFiles
 from trimesh.testing.sim_host import SimChild, World
 from trimesh.testing.sim_random import SimRandom
 from trimesh.testing.sim_threads import SimThreads
@@ -99,6 +100,7 @@ class Simulation:
     _injector: Injector
     numbers: SimRandom
     _time: SimTime
+    _files: SimFiles
     _threads: SimThreads
     _spawns: FailingStarts
     _refusals: Refusals
@@ -120,6 +122,7 @@ class Simulation:
         self._deadlines = Deadlines(self.oracles, self._proc, self._drifts, self._start_soon)
         self._injector = Injector(self._fired_in_actor)
         self._time = SimTime(self.place_of, self._sleep)
+        self._files = SimFiles()
         self._threads = SimThreads(stream(seed, "threads"), self._time)
         self.numbers = SimRandom(seed, self._time.wall)
         self._spawns = FailingStarts(self.fire)
@@ -168,7 +171,10 @@ class Simulation:
     @contextmanager
     def surroundings(self) -> Generator[None, None, None]:
         """Give the code of actors the clocks, threads and random numbers of this run, and refuse what has none here."""
-        with guarded(), self._time.installed(), self._threads.installed(), self.numbers.installed():
+        ours = (self._time, self._threads, self.numbers, self._files)
+        with guarded(), ExitStack() as stack:
+            for one in ours:
+                stack.enter_context(one.installed())
             yield
 
     def _sleep(self, place: Place, seconds: float) -> None:
@@ -297,6 +303,7 @@ class Simulation:
         self.oracles.exited.add(child.proc_id)
         self._severed.update(frozenset((child.proc_id, other)) for other in self.wire.unheard_with(child.proc_id))
         self._killed = self._killed or child.report.exit_code != 0 or child.proc_id in self._felled
+        self._files.ended(child.proc_id, is_killed=child.report.exit_code != 0 or child.proc_id in self._felled)
         self.note("exit", child.label, child.report.describe())
 
     def _gone(self, owner: ProcId, peer: Peer) -> None:
