@@ -197,24 +197,26 @@ class Opener(Actor):
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     @endpoint
-    async def write(self, path: str) -> None:
-        self.file = open(path, "w")  # noqa: ASYNC230, SIM115 - as some programs do
+    async def hold(self, locked: str, written: str) -> None:
+        self.file = open(written, "w")  # noqa: ASYNC230, SIM115 - as some programs do
         self.file.write("in the buffer")
         self.me = self  # the file is freed late
+        await self.lock(locked)
+        await trio.sleep_forever()
 
 
 @pytest.mark.mesh_backend("sim", "proc")
 @simulate(seeds=5, per_host={"gpus": 1}, supervision=trimesh.Restart())
 async def test_descriptors_of_a_killed_process_are_closed(mesh, faults, tmp_path):
     locked, written = tmp_path / "locked", tmp_path / "written"
+    locked.unlink(missing_ok=True)
     opener = await mesh.spawn("opener", Opener)
-    await opener.lock.call_one(str(locked))
-    await opener.write.call_one(str(written))
-
-    faults.kill(mesh)
-    with pytest.raises(trimesh.ProcDied):
-        while True:
-            await opener.write.call_one(os.devnull)
+    with pytest.RaisesGroup(trimesh.ProcDied):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(opener.hold.call_one, str(locked), str(written))
+            while not locked.exists():  # noqa: ASYNC110 - a file has no event
+                await trio.sleep(0.01)
+            faults.kill({"gpus": 0})
 
     await opener.lock.call_one(str(locked))  # of the next incarnation: the lock is free
     gc.collect()
