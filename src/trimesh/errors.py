@@ -278,7 +278,7 @@ class Origin:
         actor: Class name of the actor, or None.
         endpoint: Name of the endpoint, or None.
         host: Name of the host.
-        pid: Process id there.
+        pid: Process id there, or None if it is not known: before a process is started, say.
         incarnation: 0 for the first process at this point, one more for each restart.
     """
 
@@ -287,7 +287,7 @@ class Origin:
     actor: str | None = None
     endpoint: str | None = None
     host: str = ""
-    pid: int = 0
+    pid: int | None = None
     incarnation: int = 0
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
+from typing import Any
 
 import pytest
 import trio
-from tests.conformance.meshes import Backend, RealBackend, attempt, only_real
+from tests.conformance.meshes import Backend, RealBackend, SimBackend, attempt, only_real, only_sim
 from tests.conformance.probe import Probe, Tidy
 from tests.conformance.starting import PickyInit, SlowStart
+from tests.conformance.supervised import reading, restart
 
 import trimesh
-from trimesh import Actor, MeshErrorGroup, ProcDied, SpawnError, endpoint, this_proc
+from trimesh import Actor, Died, FailFast, Isolate, MeshErrorGroup, ProcDied, SpawnError, endpoint, this_proc
 
 
 class FailsSoon(Actor):
@@ -77,6 +79,40 @@ async def test_cancel_of_set_up_unwinds_what_was_reached(backend: Backend):
             spawned.cancel()
         assert spawned.cancelled
         assert sorted(await observer.seen.call_one()) == ["entering"] * 2 + ["unwound"] * 2
+
+
+class Deaf(Actor):
+    """Hears no cancel of its set-up."""
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncGenerator[None, None]:
+        if trimesh.current_rank() == 0:
+            with trio.CancelScope(shield=True):
+                await trio.sleep_forever()
+        yield
+
+
+@only_sim
+@pytest.mark.parametrize("policy", [Isolate(), FailFast(), restart()])
+async def test_cancel_of_a_spawn_that_a_member_does_not_hear_ends_as_a_cancel(backend: SimBackend, policy: Any):
+    """C08, P1: the process is killed when its grace is over; what that means is for the policy to say."""
+    is_over = False
+    with nullcontext() if not isinstance(policy, FailFast) else pytest.raises(MeshErrorGroup) as caught:
+        async with backend.procs(supervision=policy, grace=1) as procs, reading(procs) as log:
+            with trio.CancelScope() as scope, trio.move_on_after(1):
+                try:
+                    await procs.spawn("deaf", Deaf)
+                except trio.Cancelled:
+                    is_over = True
+                    raise
+            assert not scope.cancelled_caught
+            await log.wait(Died)
+            assert [type(event.error) for event in log.of(Died)] == [ProcDied]
+            alive = procs.slice(gpus=1) if isinstance(policy, Isolate) else procs
+            assert len(await (await alive.spawn("probes", Probe)).rank.call()) == len(alive)
+    assert is_over
+    if isinstance(policy, FailFast):
+        assert [(type(leaf), leaf.by) for leaf in trimesh.leaves(caught.value)] == [(ProcDied, "grace")]
 
 
 async def test_member_that_fails_while_others_start_fails_the_spawn(backend: Backend):

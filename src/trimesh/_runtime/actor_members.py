@@ -15,10 +15,11 @@ import msgspec
 import trio
 
 from trimesh import limits
+from trimesh._runtime.agent_results import errors_of, is_silent, news_of, raise_errors
 from trimesh._runtime.block import Block
 from trimesh._runtime.event_hub import EventHub
 from trimesh._runtime.interrupt import run_to_end
-from trimesh._runtime.invoke import Err, Request, Result, invoke, invoke_until, post_nowait
+from trimesh._runtime.invoke import Request, Result, invoke, invoke_until, post_nowait
 from trimesh._runtime.membership import Membership, Standing
 from trimesh._runtime.peer import Peer
 from trimesh._runtime.proc import Proc
@@ -31,9 +32,7 @@ from trimesh._supervision.policy import Ending, FailFast, Policy, Restart, Verdi
 from trimesh._supervision.supervisor import Round, Supervisor
 from trimesh.errors import (
     ActorFailed,
-    LinkLost,
     MeshErrorGroup,
-    MeshStopped,
     ProcDied,
     RemoteCancelled,
     RestartLimit,
@@ -191,8 +190,17 @@ class ActorMembers:
         return msgspec.structs.replace(request, definitions=recipe.definitions)
 
     async def _discard(self, errors: Sequence[Exception], cut: BaseException | None) -> NoReturn:
-        """End a mesh that could not be started, and raise why."""
+        """End a mesh that could not be started, and raise why.
+
+        A cancel ends as one: that a process did not unwind for it, and was killed, is for the policy of the processes.
+        """
         late, _ = await run_to_end(lambda: self.stop(trio.current_time() + self.block.grace))
+        if cut is not None:
+            killed = [error for error in late if isinstance(error, ProcDied) and error.by == "grace"]
+            late = [error for error in late if error not in killed]
+            if self.block.is_stopping:
+                for error in killed:
+                    self.block.fail(error)
         found = [*self._early, *errors, *late]
         if found:
             name = self.info.name
@@ -312,7 +320,7 @@ class ActorMembers:
         """End, in good order, the members in some processes that are being taken down."""
         ranks = self._reachable(self._ranks_of(proc_ranks))
         request = self._request(ranks, "stop", self.info.mesh, math.inf, "stopped")
-        for error in _news(await invoke_until(self.proc, self._agents(ranks), request, deadline)):
+        for error in news_of(await invoke_until(self.proc, self._agents(ranks), request, deadline)):
             self._tell(error)
 
     def _tell(self, error: Exception) -> None:
@@ -387,10 +395,10 @@ class ActorMembers:
         grace = self.block.grace if is_here else math.inf
         request = self._request(ranks, "stop", self.info.mesh, grace, "stopped", True)  # noqa: FBT003 - travels so
         results = await invoke_until(self.proc, self._agents(ranks), request, math.inf if is_here else deadline)
-        for error in _news(results):
+        for error in news_of(results):
             self._tell(error)
         for rank, result in zip(ranks, results, strict=True):
-            if _is_silent(result) and self.processes is not None:
+            if is_silent(result) and self.processes is not None:
                 name = f"{self.info.name}{self.info.whole.point(rank)!r}"
                 text = f"the clean-up of {name} took longer than grace={self.block.grace:g} s"
                 self.processes.escalate(self.proc_ranks[rank], ActorFailed(text))
@@ -444,7 +452,7 @@ class ActorMembers:
         """Let every actor run what it has accepted from this process, and wait `grace` for what was given up."""
         ranks = self._reachable(self.ranks)
         request = self._request(ranks, "drain", self.info.mesh, self.block.grace)
-        return _news(await invoke(self.proc, self._agents(ranks), request, fail_fast=False))
+        return news_of(await invoke(self.proc, self._agents(ranks), request, fail_fast=False))
 
     async def stop(self, deadline: float) -> list[Exception]:
         """End every actor; kill the process of one whose clean-up is not over at `deadline`.
@@ -464,37 +472,11 @@ class ActorMembers:
         request = self._request(ranks, "stop", self.info.mesh, grace)
         results = await invoke_until(self.proc, self._agents(ranks), request, math.inf if is_here else deadline)
         self.proc.owners.pop(self.info.mesh, None)
-        errors = _news(results)
-        silent = [rank for rank, result in zip(ranks, results, strict=True) if _is_silent(result)]
+        errors = news_of(results)
+        silent = [rank for rank, result in zip(ranks, results, strict=True) if is_silent(result)]
         if silent and self.processes is not None:
             errors += await self.processes.end_late([self.proc_ranks[rank] for rank in silent])
         for rank in self.ranks:  # whoever asks for a follower now learns that there is none
             self.membership.set(rank, Standing.GONE)
         self.events.close()
         return errors
-
-
-def _is_silent(result: Result) -> bool:
-    return isinstance(result, Err) and isinstance(result.error, Unresponsive) and not result.is_raised
-
-
-def _news(results: Sequence[Result]) -> list[Exception]:
-    """Return the errors that nobody else tells of: a lost process is its block's, a silent one is killed."""
-    known = (ProcDied, LinkLost, MeshStopped, Unresponsive)
-    return [
-        result.error
-        for result in results
-        if isinstance(result, Err) and (result.is_raised or not isinstance(result.error, known))
-    ]
-
-
-def errors_of(results: Sequence[Result]) -> list[Exception]:
-    """Return the errors among `results`."""
-    return [result.error for result in results if isinstance(result, Err)]
-
-
-def raise_errors(results: Sequence[Result], message: str, mesh: str, endpoint: str | None = None) -> None:
-    """Raise the errors among `results` as one group, if there are any."""
-    errors = errors_of(results)
-    if errors:
-        raise MeshErrorGroup(message, errors, mesh=mesh, endpoint=endpoint)

@@ -22,7 +22,8 @@ from trimesh._runtime.host import Host
 from trimesh._runtime.interrupt import run_to_end
 from trimesh._runtime.membership import Membership, family_of
 from trimesh._runtime.proc import Proc
-from trimesh._runtime.proc_members import ProcMembers, ProcOptions
+from trimesh._runtime.proc_members import ProcMembers
+from trimesh._runtime.proc_options import ProcOptions
 from trimesh._runtime.reference import MemberInfo, MeshInfo
 from trimesh._supervision.policy import FailFast, Policy, Restart, is_healing
 from trimesh._supervision.units import units_of

@@ -9,15 +9,15 @@ PM-3 stopping goes down one ladder for all members at once: ask, wait for the bl
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
-import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._runtime.actor_members import ActorMembers, raise_errors
+from trimesh._runtime.actor_members import ActorMembers
+from trimesh._runtime.agent_results import raise_errors
 from trimesh._runtime.block import Block
 from trimesh._runtime.event_hub import EventHub
 from trimesh._runtime.host import Host, LaunchRequest
@@ -26,6 +26,7 @@ from trimesh._runtime.invoke import Ok, Request, invoke, post_nowait
 from trimesh._runtime.member import Member
 from trimesh._runtime.membership import family_of
 from trimesh._runtime.proc import Proc
+from trimesh._runtime.proc_options import ProcOptions
 from trimesh._runtime.reference import MemberInfo, MeshInfo
 from trimesh._runtime.rendezvous import Rendezvous
 from trimesh._runtime.restarts import Restarts
@@ -37,22 +38,7 @@ from trimesh._supervision.units import units_of
 from trimesh.errors import MeshErrorGroup, MeshStopped, ProcDied, RestartLimit, SpawnError, Unresponsive, set_origin
 from trimesh.events.records import Died, FellSilent, GaveUp, Restarted, Restarting, Stalled
 from trimesh.ids import AGENT, ProcId
-from trimesh.shape.point import Point
 from trimesh.shape.region import Region
-
-
-class ProcOptions(msgspec.Struct, frozen=True):
-    """How the processes of one mesh are started; see `HostMesh.spawn_procs`."""
-
-    env: Mapping[str, str] | Callable[[Point], Mapping[str, str]] | None = None
-    setup: Callable[[], Any] | None = None
-    python: str | None = None
-    preload: tuple[str, ...] = ()
-    grace: float = limits.GRACE_SECONDS
-    output: Any = "forward"
-    seed: int | None = None
-    pickled: bool | None = None
-    rendezvous: bool = False
 
 
 class ProcMembers:
@@ -472,11 +458,11 @@ class ProcMembers:
     async def end_late(self, ranks: Sequence[int]) -> list[Exception]:
         """End members by force whose actors have not ended in time; return the error for each.
 
-        Where the mesh outlives them it loses members that it did not want to lose: its policy heals that (P1).
+        Where the mesh outlives them it loses members that it did not want to lose: its policy says what that means.
         """
         members = [self.members[rank] for rank in ranks]
         errors = await self.force(ranks)
-        if self.is_healing and not self.is_stopping:
+        if not self.is_stopping:
             for member, error in zip(members, errors, strict=True):
                 self._died(member, error)
         return errors

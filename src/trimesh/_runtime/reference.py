@@ -54,4 +54,4 @@ class MeshInfo(msgspec.Struct, frozen=True):
         """Return the coordinates of an error of the member of base rank `rank`."""
         member = self.members[rank]
         point = self.whole.point(rank)
-        return Origin(point, self.name, self.actor, endpoint, member.host, member.pid, member.incarnation)
+        return Origin(point, self.name, self.actor, endpoint, member.host, member.pid or None, member.incarnation)

@@ -169,5 +169,6 @@ def describe(origin: Origin) -> str:
         parts.append(f"actor {origin.actor}")
     if origin.endpoint is not None:
         parts.append(f"endpoint {origin.endpoint}")
-    parts.append(f"pid {origin.pid} on {origin.host}")
+    if origin.pid is not None:
+        parts.append(f"pid {origin.pid} on {origin.host}")
     return ", ".join(parts)

@@ -231,7 +231,7 @@ class _Writer:
             actor=None if where.actor is None else plain_text(where.actor),
             endpoint=None if where.endpoint is None else plain_text(where.endpoint),
             host=plain_text(where.host),
-            pid=where.pid,
+            pid=where.pid or 0,
             incarnation=where.incarnation,
         )
 
@@ -330,7 +330,7 @@ def _complete(error: Exception, record: ExceptionRecord, decoder: PartDecoder) -
             actor=found.actor,
             endpoint=found.endpoint,
             host=found.host,
-            pid=found.pid,
+            pid=found.pid or None,
             incarnation=found.incarnation,
         )
         try:

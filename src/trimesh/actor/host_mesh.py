@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 from trimesh import limits
 from trimesh._runtime.child import checked_output
 from trimesh._runtime.ownership import OwnedHost, adopt_procs, check_per_host, open_procs, open_warm_host
-from trimesh._runtime.proc_members import ProcOptions
+from trimesh._runtime.proc_options import ProcOptions
 from trimesh._runtime.seeds import SEED_MAX
 from trimesh._supervision.policy import FailFast, Policy, checked_policy
 from trimesh._supervision.units import check_units

@@ -36,11 +36,11 @@ class Started(MemberEvent):
 
     Attributes:
         host: Name of its host.
-        pid: Its process.
+        pid: Its process, or None if it is not known.
     """
 
     host: str = ""
-    pid: int = 0
+    pid: int | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -106,11 +106,11 @@ class Restarted(MemberEvent):
 
     Attributes:
         host: Name of its host.
-        pid: Its process.
+        pid: Its process, or None if it is not known.
     """
 
     host: str = ""
-    pid: int = 0
+    pid: int | None = None
 
 
 @attrs.frozen(kw_only=True)
