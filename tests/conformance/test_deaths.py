@@ -13,6 +13,7 @@ from tests.conformance.probe import Probe
 
 import trimesh
 from trimesh import MeshErrorGroup, MeshStopped, ProcDied, TrimeshInternalError, this_proc
+from trimesh._runtime.context import current_proc
 from trimesh._runtime.proc import Proc
 
 
@@ -207,3 +208,23 @@ async def test_bug_of_the_runtime_ends_every_wait(backend: RealBackend, monkeypa
         with pytest.raises(MeshErrorGroup) as away:
             await outside.result()
         assert {type(leaf) for leaf in trimesh.leaves(away.value)} == {TrimeshInternalError}
+
+
+async def _break_down() -> None:
+    raise LookupError("a bug")
+
+
+@only_real
+async def test_bug_in_a_task_of_the_runtime_is_raised_and_logged(
+    backend: RealBackend, caplog: pytest.LogCaptureFixture
+):
+    """API 4: at once, with its traceback, and nobody waits for what cannot come."""
+    with pytest.raises(MeshErrorGroup) as caught:
+        async with backend.procs({"gpus": 1}, grace=0.5) as procs:
+            probes = await procs.spawn("probes", Probe)
+            current_proc().nursery.start_soon(_break_down)
+            await probes.hold_many.call()
+    assert LookupError in {type(leaf.__cause__) for leaf in trimesh.leaves(caught.value)}
+    (record,) = [record for record in caplog.records if record.levelname == "CRITICAL"]
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], LookupError)

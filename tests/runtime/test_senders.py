@@ -20,6 +20,7 @@ from trimesh._runtime.member import Member
 from trimesh._runtime.proc import Proc
 from trimesh._runtime.senders import AGENT_CALLERS, SENDERS, Sender, check_agent_caller, check_sender
 from trimesh._runtime.services import TENSORS
+from trimesh._runtime.tasks import Tasks
 from trimesh._wire import messages
 from trimesh._wire.not_yet import NotYet
 from trimesh._wire.waits import Kind, NodeRef
@@ -60,7 +61,7 @@ def make(nursery: trio.Nursery) -> tuple[Proc, dict[ProcId, RecordingLink]]:
     links = {proc_id: RecordingLink() for proc_id in (OWNER, ROOT, CHILD, SIBLING)}
     for proc_id, link in links.items():
         proc.adopt_link(proc_id, link)
-    proc.nursery = nursery
+    proc.nursery = Tasks(proc, nursery)
     proc.members[CHILD] = Member(proc, proc.peer(CHILD), 0, "child", 0, lambda _: None)
     agent = Agent(proc)
     proc.cells[AGENT] = Cell(proc, ActorSpec(AGENT, "agent", Agent, lambda: agent, Extent().point(0)), proc.peer(OWNER))

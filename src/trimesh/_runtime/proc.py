@@ -21,7 +21,6 @@ import trio
 from trimesh import limits
 from trimesh._routing.collector import Outcome, Raised, Returned
 from trimesh._runtime.bulk import Bulk
-from trimesh._runtime.cancelled import split_cancelled
 from trimesh._runtime.cell import Cell
 from trimesh._runtime.channels import Channels
 from trimesh._runtime.deadlock import Deadlocks
@@ -39,6 +38,7 @@ from trimesh._runtime.senders import check_agent_caller, check_sender
 from trimesh._runtime.services import Services
 from trimesh._runtime.sites import Sites
 from trimesh._runtime.stopping_blocks import StoppingBlocks
+from trimesh._runtime.tasks import Tasks, crash
 from trimesh._runtime.typed_values import make_values
 from trimesh._runtime.values import Values
 from trimesh._transport.base import Buffer, DownReason, Group, Link, LinkDown, Transport
@@ -169,7 +169,7 @@ class Proc:
         self._deaths = Deaths()
         self.loopback = LoopbackLink(self)
         self.adopt_link(proc_id, self.loopback)
-        self.nursery: trio.Nursery  # of `run`
+        self.nursery: Tasks  # of `run`
         self.actors: trio.Nursery  # the same
 
     # ---- life ------------------------------------------------------------------------------------------------
@@ -184,7 +184,8 @@ class Proc:
         """
         self.now = trio.lowlevel.current_clock().current_time
         links = trio.CancelScope(shield=True)
-        async with trio.open_nursery() as self.nursery:
+        async with trio.open_nursery() as nursery:
+            self.nursery = Tasks(self, nursery)
             self.nursery.start_soon(self._serve_links, links)
             try:
                 async with trio.open_nursery() as self.actors:
@@ -193,27 +194,10 @@ class Proc:
                     await agent.ended.wait()
                     error = TrimeshInternalError("the agent of this process has ended")
                     error.__cause__ = agent.cause
-                    self._crash(error)
+                    crash(self, error)
                     raise error
             finally:
                 links.cancel(reason="every actor of this process has ended")
-
-    def _crash(self, cause: BaseException) -> None:
-        """Let nobody wait for a process whose own runtime has failed."""
-
-        def broken(maybe_executed: bool) -> Exception:  # noqa: FBT001 - a DeathOf
-            del maybe_executed
-            error = TrimeshInternalError("the runtime of this process has failed; please report this")
-            error.__cause__ = cause
-            return error
-
-        self.has_crashed = True
-        for block in self.blocks:
-            block.fail(broken(maybe_executed=False))
-        for member in self.members.values():
-            member.gone.set()
-        for peer in list(self._peers.values()):
-            self.declare_gone(peer, broken)
 
     async def _serve_links(self, scope: trio.CancelScope) -> None:
         """Serve links for as long as actors unwind: their clean-up may call others."""
@@ -224,10 +208,6 @@ class Proc:
                     nursery.start_soon(self.loopback.run)
                     nursery.start_soon(self.deadlocks.run)
                     self._serving = nursery
-        except BaseException as error:
-            if split_cancelled(error)[1] is not None:
-                self._crash(error)
-            raise
         finally:
             self._serving = None
 
