@@ -13,6 +13,7 @@ from trimesh._runtime.interrupt import cancel_on
 from trimesh._runtime.port import Port
 from trimesh._runtime.receiver import Receiver
 from trimesh._runtime.report import dump
+from trimesh._runtime.run_process import run_process
 from trimesh._runtime.statistics import MailboxStatistics, MemberStatistics, MeshStatistics
 from trimesh._supervision.backoff import Backoff
 from trimesh._supervision.policy import FailFast, Isolate, Restart
@@ -196,6 +197,7 @@ __all__ = [
     "remote",
     "replicate",
     "rref",
+    "run_process",
     "set_rng_state",
     "show",
     "tensor",
