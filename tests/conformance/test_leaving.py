@@ -352,3 +352,20 @@ async def test_isolated_background_work_goes_on_after_a_failure(backend: Backend
             await servers.ask.call(1)
         await trio.sleep(2 * limits.LEAVING_SECONDS)
         await workers.slice(gpus=0).start.call("call_one", workers)
+
+
+@only_sim
+async def test_message_that_does_not_run_to_its_end_is_said(backend: SimBackend, caplog: pytest.LogCaptureFixture):
+    """M3: it was accepted, and what it calls takes no more messages; a block that is cancelled promises nothing."""
+    for is_cancelled in (True, False):
+        caplog.clear()
+        with trio.CancelScope() as scope:
+            async with backend.procs() as procs:
+                servers, workers = await procs.spawn("servers", Server), await procs.spawn("workers", Worker)
+                await workers.slice(gpus=1).work.broadcast("call_one", servers)
+                await trio.sleep(1)
+                if is_cancelled:
+                    scope.cancel()
+        lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert len(lines) == (0 if is_cancelled else 1)
+    assert lines[0].startswith("a message of procs did not run to its end: ")

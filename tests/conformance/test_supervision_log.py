@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
 import pytest
 import trio
 from tests.conformance.meshes import Backend, SimBackend, kinds, only_sim
 from tests.conformance.probe import Probe
-from tests.conformance.supervised import kill_and_see, kill_and_wait, reading, restart
+from tests.conformance.supervised import kill_and_see, kill_and_wait, reading, remake, restart
 
-from trimesh import Died, Failed, Isolate, MeshErrorGroup, ProcDied, limits
+import trimesh
+from trimesh import Died, Failed, FellSilent, GaveUp, Isolate, MeshErrorGroup, ProcDied, Restarted, endpoint, limits
+
+
+class Messy(Probe):
+    """Fails to clean up, the first time, on one rank."""
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncGenerator[None, None]:
+        yield
+        if trimesh.current_rank() == 0 and trimesh.context().incarnation == 0:
+            raise KeyError("messy")
+
+
+class Asking(Probe):
+    """Calls another that does not hear its cancel."""
+
+    @endpoint
+    async def give_up(self, other: Any) -> None:
+        with trio.move_on_after(1):
+            await other.unwind.call_one(None, 60.0)
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -38,6 +62,45 @@ async def test_restarts_are_logged(backend: Backend, caplog: pytest.LogCaptureFi
     (line,) = logged(caplog)
     assert "ProcDied" in line
     assert line.endswith("; restarting rank 1 after 0 s")
+
+
+@only_sim
+async def test_actor_that_is_not_made_again_is_logged(backend: SimBackend, caplog: pytest.LogCaptureFixture):
+    """P1: its own policy has given up, and that of the processes lets it go."""
+    async with backend.procs(supervision=Isolate()) as procs:
+        probes = await procs.supervised(remake(intensity=0)).spawn("probes", Probe)
+        async with reading(probes) as log:
+            await probes.slice(gpus=1).fail.broadcast(ValueError("nobody waits"))
+            await log.wait(GaveUp)
+    (line,) = logged(caplog)
+    assert line.startswith("procs: RestartLimit")
+    assert line.endswith("; the mesh goes on without the actor")
+
+
+@only_sim
+async def test_error_of_a_clean_up_before_a_restart_is_logged(backend: SimBackend, caplog: pytest.LogCaptureFixture):
+    """P1: it is an event, and a line beside that of the restart."""
+    async with backend.procs() as procs:
+        messy = await procs.supervised(remake(strategy="one_for_all")).spawn("messy", Messy)
+        async with reading(messy) as log:
+            await messy.slice(gpus=1).fail.broadcast(ValueError("nobody waits"))
+            await log.wait(Restarted, 2)
+    lines = [line for line in logged(caplog) if "clean-up" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("messy: KeyError: 'messy' (at messy{'gpus': 0/2}")
+
+
+@only_sim
+async def test_member_that_falls_silent_to_another_is_logged(backend: SimBackend, caplog: pytest.LogCaptureFixture):
+    """C2: by its owner, once; who called it is another process."""
+    async with backend.procs(supervision=Isolate(), grace=100) as procs:
+        probes = await procs.spawn("probes", Asking)
+        async with reading(probes) as log:
+            await probes.slice(gpus=0).give_up.call_one(probes.slice(gpus=1))
+            await log.wait(FellSilent)
+    lines = [line for line in logged(caplog) if line.startswith("procs: Unresponsive")]
+    assert len(lines) == 1
+    assert lines[0].endswith("; its process goes on")
 
 
 async def test_failure_that_is_raised_is_not_logged(backend: Backend, caplog: pytest.LogCaptureFixture):

@@ -217,3 +217,15 @@ class Raising(Actor):
             pass
 
         raise Hidden("nobody knows")
+
+
+@typed
+async def test_each_member_gets_its_own_without_pickle(backend: Backend):
+    """V2: each value by the annotation of the parameter that it stands for; one that does not fit is refused here."""
+    async with backend.procs() as procs:
+        workers = await procs.spawn("workers", Worker, Batch(0, []))
+        own = trimesh.per_rank([Batch(1, ["one"]), Batch(2, ["two"])])
+        assert list((await workers.swap.call(own)).values()) == [Batch(0, [])] * 2
+        assert list((await workers.swap.call(own)).values()) == [Batch(1, ["one"]), Batch(2, ["two"])]
+        with pytest.raises(TypeError, match="batch"):
+            await workers.swap.call(trimesh.per_rank([Batch(1, []), 2]))

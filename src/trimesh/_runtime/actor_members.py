@@ -57,7 +57,7 @@ class Processes(Protocol):
         """Return the process at a rank."""
         ...
 
-    def member_silent(self, rank: int, error: Unresponsive) -> None:
+    def member_silent(self, rank: int, error: Unresponsive, *, is_logged: bool) -> None:
         """Learn that an actor in the process of a rank did not acknowledge a cancel."""
 
     def escalate(self, rank: int, error: Exception) -> None:
@@ -262,8 +262,8 @@ class ActorMembers:
             self.membership.set(rank, Standing.GONE)
             self._release(rank)
         if verdict is Verdict.FAIL:
-            self.block.fail(error)
-        elif is_error and not self.block.ignores(error):
+            self.block.fail(error, is_message=not ended)
+        elif is_error and not self.block.ignores(error, is_message=not ended):
             log_kept_back(self.proc, self.info.name, error, f"the actor {'has ended' if ended else 'goes on'}")
 
     def _release(self, rank: int) -> None:
@@ -273,15 +273,15 @@ class ActorMembers:
                 self.proc, self._agents([rank]), self._request([rank], "stop", self.info.mesh, self.block.grace)
             )
 
-    def member_silent(self, proc_id: ProcId, what: str) -> None:
-        """Learn that a member did not acknowledge a cancel in time (rule C2)."""
+    def member_silent(self, proc_id: ProcId, what: str, *, is_logged: bool) -> None:
+        """Learn that a member did not acknowledge a cancel in time (rule C2); the caller here has logged it."""
         for rank in self._ranks_in(proc_id):
             label = f"{what} at {self.info.name}{self.info.whole.point(rank)!r}"
             error = Unresponsive(f"{label} did not acknowledge its cancel in time; it may still run")
             set_origin(error, self.info.origin(rank))
             self.events.tell(FellSilent, rank, error=error)
             if self.processes is not None:
-                self.processes.member_silent(self.proc_ranks[rank], error)
+                self.processes.member_silent(self.proc_ranks[rank], error, is_logged=is_logged)
 
     # ---- failures of their processes -------------------------------------------------------------------------
 
@@ -324,7 +324,8 @@ class ActorMembers:
             self._tell(error)
 
     def _tell(self, error: Exception) -> None:
-        """Publish the error of a clean-up that nobody waits for."""
+        """Publish and log the error of a clean-up that nobody waits for."""
+        log_kept_back(self.proc, self.info.name, error, "it was raised by the clean-up before a restart")
         where = origin(error)
         if where is not None and where.point is not None:
             self.events.tell(Failed, where.point.rank, error=error)

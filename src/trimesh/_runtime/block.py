@@ -30,6 +30,7 @@ from trimesh._runtime.consequences import without_consequences
 from trimesh._runtime.interrupt import interruptible, run_to_end
 from trimesh._runtime.reference import MeshInfo
 from trimesh._runtime.report import describe_waiting, grace_left
+from trimesh._runtime.supervision_log import log_line
 from trimesh._runtime.survivors import Crew, fold_into_deaths, place_of
 from trimesh._runtime.values import describe
 from trimesh.errors import MeshErrorGroup, ProcDied, has_origin, leaves, origin
@@ -111,7 +112,8 @@ class Block:
         self._entering: list[trio.CancelScope] = []
         self._all_entered = trio.Event()
         self._watcher: trio.lowlevel.Task | None = None
-        self._held: list[Exception] = []
+        self._held: list[tuple[Exception, bool]] = []
+        self._runs_out = False
         self._holding = trio.CancelScope()
 
     def check_open(self) -> None:
@@ -152,11 +154,16 @@ class Block:
         """Take `owned` in; it is stopped before everything that came before it."""
         self._owned.append(owned)
 
-    def fail(self, error: Exception) -> None:
-        """Take a failure: the body and all calls under the block's scope are cancelled, the block will raise it."""
+    def fail(self, error: Exception, *, is_message: bool = False) -> None:
+        """Take a failure: the body and all calls under the block's scope are cancelled, the block will raise it.
+
+        Args:
+            error: What has failed.
+            is_message: Whether a message without a caller has ended by it, which the block has promised to run out.
+        """
         failure = without_consequences(error)
         if failure is None and not self.proc.stopping_blocks.is_quiet and not self._is_ending:
-            self._held.append(error)
+            self._held.append((error, is_message))
             if len(self._held) == 1:
                 self._holding = trio.CancelScope()
                 self.proc.nursery.start_soon(self._fail_later, self._holding)
@@ -164,13 +171,16 @@ class Block:
             self._failures.append(error)
             self._cancel_for(error)
         elif failure is None:
-            self._log_consequence(error)
+            self._log_consequence(error, is_message=is_message)
         else:
             self._failures.append(failure)
 
-    def ignores(self, error: Exception) -> bool:
-        """Return whether an error is no failure of this block, because it is cancelled or being left (BL-5)."""
-        return self._is_ending and without_consequences(error) is None
+    def ignores(self, error: Exception, *, is_message: bool) -> bool:
+        """Return whether an error is no failure of this block, because it is cancelled or being left; log it (BL-5)."""
+        is_none = self._is_ending and without_consequences(error) is None
+        if is_none:
+            self._log_consequence(error, is_message=is_message)
+        return is_none
 
     @property
     def _is_ending(self) -> bool:
@@ -183,13 +193,18 @@ class Block:
             await self.proc.stopping_blocks.wait_quiet()
         held, self._held = self._held, []
         if self._is_ending:
-            for error in held:
-                self._log_consequence(error)
+            for error, is_message in held:
+                self._log_consequence(error, is_message=is_message)
         else:
-            self._failures += held
-            self._cancel_for(held[0])
+            self._failures += [error for error, _ in held]
+            self._cancel_for(held[0][0])
 
-    def _log_consequence(self, error: Exception) -> None:
+    def _log_consequence(self, error: Exception, *, is_message: bool) -> None:
+        """Log what is no failure; at WARNING for a message of a block that lets its messages run to their end."""
+        if is_message and self._runs_out:
+            text = "; ".join(f"{type(leaf).__name__}: {leaf}" for leaf in leaves(error))
+            log_line(self.proc, f"a message of {self.name} did not run to its end: {text}")
+            return
         for leaf in leaves(error):
             where = origin(leaf)
             place = "" if where is None else f" ({describe(where)})"
@@ -235,6 +250,7 @@ class Block:
             error: What the body has raised.
         """
         self.is_stopping = True
+        self._runs_out = error is None and not self._failures
         self._holding.cancel()
         self._wake_watcher()
         if not _is_cut_short(error):  # what came before has been dealt with in the body

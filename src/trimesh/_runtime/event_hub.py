@@ -97,7 +97,10 @@ class EventHub:
     def snapshot(self, ranks: Iterable[int]) -> list[Event]:
         """Return the records with which a reader begins: those of the members that live."""
         members = self.info().members
-        return [self._record(Started, rank, {"host": members[rank].host, "pid": members[rank].pid or None}) for rank in ranks]
+        return [
+            self._record(Started, rank, {"host": members[rank].host, "pid": members[rank].pid or None})
+            for rank in ranks
+        ]
 
     def publish(self, event: Event) -> None:
         """Give a record to every reader."""

@@ -246,7 +246,7 @@ class ProcMembers:
         for actors in self.actors:
             actors.processes_gone(ranks, cause)
 
-    def member_silent(self, rank: int, error: Unresponsive) -> None:
+    def member_silent(self, rank: int, error: Unresponsive, *, is_logged: bool) -> None:
         """Learn that an actor of a member did not acknowledge a cancel: an event, unless the policy names it (C2)."""
         self.events.tell(FellSilent, rank, error=error)
         verdict = judge(self.policy, Unresponsive, Ending.ERROR, has_ended=False)
@@ -254,6 +254,8 @@ class ProcMembers:
             self.block.fail(error)
         elif verdict is Verdict.RESTART:
             self.escalate(rank, error)
+        elif not is_logged:
+            log_kept_back(self.proc, self.name, error, "its process goes on")
 
     def escalate(self, rank: int, error: Exception) -> None:
         """Take the failure of a member that lives: the policy of its actors could not heal it (P1), or it is silent."""
@@ -261,6 +263,8 @@ class ProcMembers:
             self._restarts.failed(rank, error)
         elif isinstance(self.policy, FailFast) or (self._restarts is not None and not self.is_stopping):
             self.block.fail(error)
+        elif not self.is_stopping:
+            log_kept_back(self.proc, self.name, error, "the mesh goes on without the actor")
 
     # ---- heal ------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ class FailureHandler(Protocol):
     def actor_ended(self, peer: Peer) -> None:
         """Learn that the member that lives in `peer` has ended by itself, without an error."""
 
-    def member_silent(self, proc_id: ProcId, what: str) -> None:
+    def member_silent(self, proc_id: ProcId, what: str, *, is_logged: bool) -> None:
         """Learn that the member that lives in a process did not acknowledge the cancel of a call to `what`."""
 
 
@@ -73,7 +73,7 @@ def _ended(proc: Proc, peer: Peer, message: messages.Finished, _: list[memoryvie
         owner.actor_ended(peer)
 
 
-def _silent(proc: Proc, _: Peer, message: messages.Silent, __: list[memoryview]) -> None:
+def _silent(proc: Proc, peer: Peer, message: messages.Silent, __: list[memoryview]) -> None:
     owner = proc.owners.get(MeshId(message.mesh))
     if owner is not None:
-        owner.member_silent(ProcId(message.proc), message.what)
+        owner.member_silent(ProcId(message.proc), message.what, is_logged=peer is proc.me)
