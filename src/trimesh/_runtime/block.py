@@ -270,7 +270,7 @@ class Block:
             error = error or interrupt
             if error is None and not first:
                 try:
-                    await self._drain(late)
+                    await self._drain(late, self._owned)
                 except BaseException as cut:  # noqa: BLE001 - raised again by raise_all, when everything has stopped
                     error = cut
             self.deadline = trio.current_time() + self.grace
@@ -282,15 +282,46 @@ class Block:
                 self._owned.remove(owned)
         return Left(first, error, [*self._failures[len(first) :], *late], crews)
 
-    async def _drain(self, late: list[Exception]) -> None:
+    async def _drain(self, late: list[Exception], some: Sequence[Owned]) -> None:
         @trio.lowlevel.enable_ki_protection
         async def drain(owned: Owned) -> None:
             late.extend(filter(None, map(without_consequences, await owned.drain())))
 
         await trio.lowlevel.checkpoint()  # also of a block that owns nothing (K01)
         async with trio.open_nursery() as nursery:
-            for owned in self._owned:
+            for owned in some:
                 nursery.start_soon(drain, owned)
+
+    async def stop_early(self, some: Sequence[Owned], grace: float) -> list[Exception]:
+        """End some of what it owns while it is open, as leaving it would; return what failed.
+
+        Args:
+            some: In the order in which they were spawned. What another block owns of them is ended, too.
+            grace: Seconds for clean-up, once accepted messages have run to their end.
+
+        Raises:
+            trio.Cancelled, KeyboardInterrupt: It was cut short; all has been ended, within the grace.
+        """
+        late: list[Exception] = []
+        cut: BaseException | None = None
+        for owned in some:
+            owned.abandon()
+        try:
+            await self._drain(late, some)
+        except BaseException as error:  # noqa: BLE001 - raised again, when everything has stopped
+            cut = error
+        deadline = trio.current_time() + grace
+        for owned in reversed(some):
+            failed, interrupt = await run_to_end(partial(owned.stop, deadline))
+            late += failed
+            cut = cut or interrupt
+            if owned in self._owned:
+                self._owned.remove(owned)
+        if cut is not None:
+            for failure in late:
+                self.fail(failure)
+            raise cut
+        return late
 
     @contextmanager
     def _watched(self) -> Generator[None, None, None]:

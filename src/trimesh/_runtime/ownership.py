@@ -143,6 +143,26 @@ async def adopt_procs(owner: OwnedHost, name: str, extent: Extent, options: Proc
     return OwnedProcs(owner.proc, owner.block, members.whole, members)
 
 
+@trio.lowlevel.enable_ki_protection
+async def stop_procs(owner: OwnedProcs, grace: float | None) -> None:
+    """End a process mesh, with the actors on it, before its block is left. Idempotent."""
+    members, block = owner.members, owner.block
+    assert members is not None
+    assert block is not None
+    await trio.lowlevel.checkpoint()
+    if members.is_stopping:
+        await members.stopped.wait()
+        return
+    if grace is not None:
+        members.grace = grace
+    # Who opens another mesh in this block may still use the spawner: that is retired as the block is left.
+    members.on_last_exit = None
+    with block.entering():
+        errors = await block.stop_early([members, *members.actors], members.grace)
+    if errors:
+        raise MeshErrorGroup(f"{members.name} failed", errors, mesh=members.name)
+
+
 @asynccontextmanager
 @trio.lowlevel.enable_ki_protection
 async def open_warm_host(
@@ -270,7 +290,13 @@ async def adopt_actors(plan: ActorPlan) -> ActorMembers:
 
 
 async def _settle(procs: OwnedProcs, plan: ActorPlan) -> None:
-    """Wait for the processes that are being restarted (rule M2)."""
+    """Wait for the processes that are being restarted (rule M2).
+
+    Raises:
+        RuntimeError: They have been stopped.
+    """
+    if procs.is_stopping:
+        raise RuntimeError(f"{procs.info.name} has been stopped and takes no new actors")
     if procs.members is not None:
         await procs.members.wait_settled((plan.region or procs.whole).ranks())
 

@@ -55,6 +55,8 @@ class ProcMembers:
         events: For whoever reads them.
         is_stopping: Whether its block has begun to stop.
         on_last_exit: Called when the members are about to be asked to exit, and none follows.
+        grace: Seconds for clean-up.
+        stopped: Set once it has been ended for good.
     """
 
     def __init__(
@@ -77,6 +79,8 @@ class ProcMembers:
         self.members: list[Member] = []
         self.actors: list[ActorMembers] = []
         self.is_stopping = False
+        self.grace = options.grace
+        self.stopped = trio.Event()
         self.on_last_exit: Callable[[], None] | None = None
         self._restarts: Restarts | None = None
         self._seed = proc.new_id() if options.seed is None else options.seed
@@ -314,7 +318,7 @@ class ProcMembers:
     async def _end(self, members: Sequence[Member]) -> None:
         """End some members in good order, by force when the grace is over."""
         alive = [member for member in members if member.child is not None and member.is_alive]
-        deadline = trio.current_time() + self.options.grace
+        deadline = trio.current_time() + self.grace
         ranks = [member.rank for member in alive]
         for actors in reversed(self.actors):
             await actors.stop_in(ranks, deadline)
@@ -438,6 +442,7 @@ class ProcMembers:
             await self.host.flush_output()
         self._forget()
         self.events.close()
+        self.stopped.set()
         return errors
 
     def _ask_to_exit(self, members: Sequence[Member]) -> None:
@@ -472,7 +477,7 @@ class ProcMembers:
         return errors
 
     def _grace_error(self, member: Member) -> Exception:
-        error = member.killed_for_grace(self.options.grace)
+        error = member.killed_for_grace(self.grace)
         set_origin(error, self.info.origin(member.rank))
         return error
 

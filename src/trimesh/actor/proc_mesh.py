@@ -16,7 +16,7 @@ from trimesh._runtime.endpoint_spec import endpoints_of
 from trimesh._runtime.event_hub import EventStream
 from trimesh._runtime.foreign import in_trio, in_trio_now
 from trimesh._runtime.member import Member
-from trimesh._runtime.ownership import ActorPlan, OwnedProcs, adopt_actors, open_actors, own_process
+from trimesh._runtime.ownership import ActorPlan, OwnedProcs, adopt_actors, open_actors, own_process, stop_procs
 from trimesh._runtime.proc_members import ProcMembers
 from trimesh._runtime.statistics import MeshStatistics, Seen, statistics_of
 from trimesh._supervision.policy import Policy, checked_policy
@@ -256,6 +256,31 @@ class ProcMesh(Shaped):
         members = self._own_members("processes are killed by the block that owns them")
         kept = self._shown.exclude(points)
         await in_trio(_kill)([members.members[rank] for rank in self._shown.ranks() if rank not in kept])
+
+    async def stop(self, *, grace: float | None = None) -> None:
+        """End all processes of this mesh now, rather than when its block is left.
+
+        As leaving does it: no new messages, those that were accepted from here run to their end, actors clean up, the
+        last spawned first, and their processes exit. Later calls raise `MeshStopped`. The block goes on. A second call
+        waits for the first.
+
+        Args:
+            grace: Seconds for clean-up; None for that of the mesh.
+
+        Raises:
+            MeshErrorGroup: Clean-up has failed, or took longer than `grace`: then a `ProcDied` with `.by == "grace"`.
+            ValueError: `grace` is negative or no number, or this view does not show all of the mesh: `kill` ends some.
+            RuntimeError: This is a reference, or `this_proc()`, or the block has begun to stop.
+
+        Blocking: a checkpoint, cancellable; on cancellation accepted messages are cancelled and all has been ended.
+        """
+        self._own_members("processes are stopped by the block that owns them")
+        owned = self._owned_here()
+        if self._shown != owned.whole:
+            raise ValueError(f"stop ends a whole mesh, and {self!r} shows a part: kill(points) ends some processes")
+        if grace is not None and not grace >= 0:
+            raise ValueError(f"grace must be seconds, at least 0, got {grace!r}")
+        await in_trio(stop_procs)(owned, grace)
 
     async def settled(self) -> None:
         """Wait until no process of this view is being restarted, or about to be, as far as its policy heals it.
