@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -62,7 +64,7 @@ async def test_cancel_ends_the_command_and_what_it_has_started(tmp_path: Path, h
     pids: list[int] = []
     async with trio.open_nursery() as nursery:
         command = [sys.executable, "-c", PARENT, str(tmp_path / "pids"), how]
-        process = await nursery.start(lambda task_status: _run(command, task_status))
+        process: trio.Process = await nursery.start(partial(_run, command))
         pids = await _pids(tmp_path / "pids")
         assert pids[0] == process.pid == os.getpgid(pids[1])
         nursery.cancel_scope.cancel()
@@ -70,7 +72,7 @@ async def test_cancel_ends_the_command_and_what_it_has_started(tmp_path: Path, h
     await _gone(pids[1])
 
 
-async def _run(command: list[str], task_status: trio.TaskStatus[trio.Process]) -> None:
+async def _run(command: list[str], *, task_status: trio.TaskStatus[trio.Process]) -> None:
     try:
         await trimesh.run_process(command, grace=0.2, task_status=task_status)
     except trio.Cancelled:  # bare, as of any other call
@@ -106,4 +108,5 @@ async def test_grace_must_be_a_time(grace: float) -> None:
 @pytest.mark.parametrize("name", ["deliver_cancel", "start_new_session", "process_group", "preexec_fn"])
 async def test_what_it_decides_itself_is_refused(name: str) -> None:
     with pytest.raises(TypeError, match=name):
-        await trimesh.run_process(["true"], **{name: None})
+        options: dict[str, Any] = {name: None}
+        await trimesh.run_process(["true"], **options)

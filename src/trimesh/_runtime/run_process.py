@@ -8,7 +8,7 @@ import subprocess
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import trio
 
@@ -58,8 +58,8 @@ async def run_process(
         group.nursery = nursery
         try:
             # In the session of this process, by which the spawner knows what a worker has left behind.
-            run = partial(trio.run_process, process_group=0, deliver_cancel=partial(_deliver_cancel, group, grace))
-            done.append(await run(command, task_status=group, **options))
+            options |= {"process_group": 0, "deliver_cancel": partial(_deliver_cancel, group, grace)}
+            done.append(await trio.run_process(command, task_status=cast("Any", group), **options))
         except BaseException as error:  # noqa: BLE001 - raised again below: a nursery would wrap it
             done.append(error)
         finally:
