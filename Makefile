@@ -144,7 +144,8 @@ tensor-fuzz: setup  ## PROGRAMS of random operations on global tensors, compared
 	$(PY) -m tests.tensor.judge --programs $(PROGRAMS) --first-seed $(FIRST_SEED) --seconds $(SECONDS)
 
 mutate: setup  ## change FILES by machine, and show what their tests do not find, for SECONDS
-	$(PY) -m tests.mutation.run $(FILES) --seconds $(SECONDS) --sample $(SAMPLE) $(if $(TESTS),--tests $(TESTS))
+	$(PY) -m tests.mutation.run $(FILES) --seconds $(SECONDS) --sample $(SAMPLE) $(if $(TESTS),--tests $(TESTS)) \
+		$(if $(ONLY),--only "$(ONLY)")
 
 mutations: setup  ## plant bugs in the runtime, and find the first seed that shows each
 	$(PY) -m tests.soak.run --mutation all

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import attrs
 
@@ -33,7 +33,9 @@ _COMPUTED: Final[dict[type[ast.operator], type[ast.operator]]] = {
     ast.BitOr: ast.BitAnd,
     ast.BitAnd: ast.BitOr,
 }
-_SIMPLE: Final = (ast.Expr, ast.Assign, ast.AugAssign, ast.Delete, ast.Raise, ast.Assert, ast.Continue, ast.Break)
+_SIMPLE: Final = (ast.Expr, ast.Assign, ast.AugAssign, ast.Delete, ast.Raise, ast.Continue, ast.Break)
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @attrs.frozen
@@ -42,11 +44,13 @@ class Mutant:
 
     Attributes:
         line: Where it is.
+        where: The function that it is in, by its qualified name.
         text: What it is, for people.
         source: The whole file with it.
     """
 
     line: int
+    where: str
     text: str
     source: str
 
@@ -54,29 +58,44 @@ class Mutant:
 def mutants_of(source: str) -> Iterator[Mutant]:
     """Return the mutants of a file: comparisons, operators, conditions and numbers changed, statements left out.
 
-    Only what functions do is changed: what a module does when it is imported is seen by each test that imports it.
+    Only what functions do is changed: what a module does when it is imported is seen by each test that imports it. What
+    asserts something of our own, `assert` and `strict=True`, is left alone: while it holds, no test can miss it.
     """
     tree = ast.parse(source)
-    nodes = [
-        inner
-        for outer in ast.walk(tree)
-        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef)
+    functions = dict(_functions_in(tree, ""))
+    nodes = {
+        inner: name  # of the innermost one, which comes last
+        for outer, name in functions.items()
         for statement in outer.body
         for inner in ast.walk(statement)
         if not isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-    ]
-    for node in dict.fromkeys(nodes):
+    }
+    asserted = {inner for node in nodes if _is_assertion(node) for inner in ast.walk(node)}
+    for node, name in nodes.items():
+        if node in asserted:
+            continue
         line = getattr(node, "lineno", 0)
         for text, change in _changes(node):
             undo = copy.copy(node.__dict__)
             change()
             ast.fix_missing_locations(tree)
             try:
-                yield Mutant(line, text, ast.unparse(tree))
+                yield Mutant(line, name, text, ast.unparse(tree))
             finally:
                 node.__dict__.clear()
                 node.__dict__.update(undo)
-    yield from _without_statements(tree)
+    yield from _without_statements(tree, functions)
+
+
+def _functions_in(node: ast.AST, prefix: str) -> Iterator[tuple[_Function, str]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            name = f"{prefix}{child.name}"
+            if not isinstance(child, ast.ClassDef):
+                yield child, name
+            yield from _functions_in(child, f"{name}.")
+        else:
+            yield from _functions_in(child, prefix)
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -106,25 +125,27 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, Callable[[], object]]]:
             return
 
 
+def _is_assertion(node: ast.AST) -> bool:
+    return isinstance(node, ast.Assert) or (isinstance(node, ast.keyword) and node.arg == "strict")
+
+
 def _is_none(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant) and value.value is None
 
 
-def _without_statements(tree: ast.Module) -> Iterator[Mutant]:
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    inside = {id(node): node for function in functions for node in ast.walk(function)}  # each once, also if nested
-    blocks: list[Any] = [
-        getattr(node, name, None) for node in inside.values() for name in ("body", "orelse", "finalbody")
-    ]
-    for block in blocks:
-        if not isinstance(block, list):
-            continue  # of a lambda, or of a condition in an expression
-        for index, statement in enumerate(cast("list[ast.stmt]", block)):
-            is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-            if not isinstance(statement, _SIMPLE) or is_text:
-                continue
-            block[index] = ast.copy_location(ast.Pass(), statement)
-            try:
-                yield Mutant(statement.lineno, f"without {ast.unparse(statement)}"[:100], ast.unparse(tree))
-            finally:
-                block[index] = statement
+def _without_statements(tree: ast.Module, functions: Mapping[_Function, str]) -> Iterator[Mutant]:
+    inside = {node: name for function, name in functions.items() for node in ast.walk(function)}  # once, also if nested
+    for node, name in inside.items():
+        for field in ("body", "orelse", "finalbody"):
+            block = getattr(node, field, None)
+            if not isinstance(block, list):
+                continue  # of a lambda, or of a condition in an expression
+            for index, statement in enumerate(cast("list[ast.stmt]", block)):
+                is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+                if not isinstance(statement, _SIMPLE) or is_text:
+                    continue
+                block[index] = ast.copy_location(ast.Pass(), statement)
+                try:
+                    yield Mutant(statement.lineno, name, f"without {ast.unparse(statement)}"[:100], ast.unparse(tree))
+                finally:
+                    block[index] = statement

@@ -1,102 +1,53 @@
-"""Plugins of pytest: one plants a mutant before anything of trimesh is imported, one learns which test runs what."""
+"""Puts the code of a mutant into the functions of a module that has been imported already."""
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import json
-import sys
-from collections.abc import Generator, Sequence
-from pathlib import Path
-from types import ModuleType
-from typing import Any
+import gc
+from collections.abc import Iterator
+from types import CodeType, FunctionType
+from typing import Final
 
-import coverage
-import pytest
+Key = tuple[str, int]
+"""A function of a file: its qualified name, and which of those that have it, by line."""
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the one module whose file has a mutant."""
-
-    def __init__(self, path: str, source: str) -> None:
-        self.path = path
-        self.source = source
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        found = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if found is None or found.origin != self.path:
-            return None
-        found.loader = _Loader(name, self.path, self.source)
-        return found
-
-
-class _Loader(importlib.machinery.SourceFileLoader):
-    """Executes other source than that of the file, and keeps nothing of it."""
-
-    def __init__(self, name: str, path: str, source: str) -> None:
-        super().__init__(name, path)
-        self.source = source
-
-    def get_code(self, fullname: str) -> Any:
-        return compile(self.source, self.path, "exec", dont_inherit=True)
-
-
-class Planting:
-    """Plants a mutant in the process that is to run the tests."""
-
-    def __init__(self, path: str, source: str) -> None:
-        self.finder = _Finder(path, source)
-
-    def begin(self) -> None:
-        """Plant it, before anything of trimesh is imported."""
-        sys.meta_path.insert(0, self.finder)
-
-
-class Timing:
-    """Learns which lines each test executes, and how long it takes.
+class Functions:
+    """The functions of one source file that are there now. Those that they make later have their new code.
 
     Args:
-        data: The file for the lines.
-        seconds: The file for the seconds.
-        sources: The files that are looked at.
+        path: The file.
     """
 
-    def __init__(self, data: str, seconds: str, sources: Sequence[str]) -> None:
-        self.data = data
-        self.seconds_path = seconds
-        self.sources = sources
-        self.seconds: dict[str, float] = {}
-        self.coverage: Any = None
+    def __init__(self, path: str) -> None:
+        self.path: Final = path
+        objects = [
+            it for it in gc.get_objects() if isinstance(it, FunctionType) and it.__code__.co_filename == self.path
+        ]
+        lines = {(it.__code__.co_qualname, it.__code__.co_firstlineno) for it in objects}
+        keys = _numbered(lines)
+        self._of_key = [(keys[it.__code__.co_qualname, it.__code__.co_firstlineno], it) for it in objects]
 
-    def begin(self) -> None:
-        """Begin, before anything of trimesh is imported."""
-        self.coverage = coverage.Coverage(data_file=self.data, include=list(self.sources), config_file=False)
-        self.coverage.start()
+    def plant(self, source: str) -> None:
+        """Give all of them the code of another version of the file, which differs within functions only."""
+        codes = {(code.co_qualname, code.co_firstlineno): code for code in _codes(compile(source, self.path, "exec"))}
+        of_key = {key: codes[place] for place, key in _numbered(set(codes)).items()}
+        for key, function in self._of_key:
+            code = of_key.get(key)
+            if code is not None and len(code.co_freevars) == len(function.__code__.co_freevars):
+                function.__code__ = code
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Count what is executed for this test."""
-        self.coverage.switch_context(item.nodeid)
-        return (yield)
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add up the phases of a test."""
-        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+def _numbered(places: set[tuple[str, int]]) -> dict[tuple[str, int], Key]:
+    count: dict[str, int] = {}
+    keys: dict[tuple[str, int], Key] = {}
+    for name, line in sorted(places):
+        keys[name, line] = (name, count.get(name, 0))
+        count[name] = count.get(name, 0) + 1
+    return keys
 
-    def pytest_sessionfinish(self) -> None:
-        """Write it all down."""
-        self.coverage.stop()
-        self.coverage.save()
-        Path(self.seconds_path).write_text(json.dumps(self.seconds))
 
-    def read(self) -> tuple[dict[str, dict[int, list[str]]], dict[str, float]]:
-        """Return what was written by another process."""
-        data = coverage.CoverageData(self.data)
-        data.read()
-        lines = {
-            path: {line: [test for test in tests if test] for line, tests in data.contexts_by_lineno(path).items()}
-            for path in data.measured_files()
-        }
-        return lines, json.loads(Path(self.seconds_path).read_text())
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _codes(constant)

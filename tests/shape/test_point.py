@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import types
+from unittest import mock
 
 import pytest
 
@@ -82,6 +83,11 @@ def test_points_of_the_same_member_and_view_are_equal():
 
     assert whole.point(2) == Region(Extent(gpus=4), mesh="m").point_of(2)
     assert hash(whole.point(2)) == hash(Region(Extent(gpus=4), mesh="m").point(2))
+
+
+def test_point_leaves_the_comparison_to_what_is_no_mapping():
+    assert (Extent(gpus=4).point(2) == 2) is False
+    assert Extent(gpus=4).point(2) == mock.ANY
 
 
 def test_point_survives_pickling():

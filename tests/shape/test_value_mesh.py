@@ -109,6 +109,7 @@ def test_value_mesh_is_a_value():
 
 def test_value_mesh_repr_shows_a_few_values():
     assert repr(ValueMesh(Region({"gpus": 2}), "ab")) == "ValueMesh({'gpus': 0/2}: 'a', {'gpus': 1/2}: 'b')"
+    assert repr(ranks(Region({"gpus": 8}))).endswith("{'gpus': 7/8}: 7)")
     assert repr(ranks(Region({"gpus": 10}))).endswith("{'gpus': 7/10}: 7, ... 2 more)")
 
 
