@@ -114,3 +114,22 @@ def test_sender_never_waits_for_a_receiver_that_has_taken_everything(sizes: list
                 window.acknowledged(count.report())
     window.acknowledged(count.report())
     assert window.waiting == 0
+
+
+def test_totals_count_what_was_sent_and_what_was_reported():
+    window = SendWindow(2, 100)
+    window.sent(10)
+    window.sent(10)
+    assert window.has_room(1) is False
+    assert window.acknowledged(1) is True
+    assert window.acknowledged(1) is False  # it says nothing new
+    assert (window.sent_total, window.acknowledged_total, window.waiting) == (2, 1, 1)
+
+
+def test_receiver_has_news_until_it_has_reported():
+    count = ReceiveCount(4, 100)
+    assert count.has_news is False
+    count.take(10)
+    assert count.has_news is True
+    count.report()
+    assert count.has_news is False
