@@ -14,6 +14,7 @@ PIP_ARGS    ?=
 PYTEST_ARGS ?=
 WORKERS     ?= 2
 FUZZ_COUNT  ?= 10M
+FUZZ_MODE   ?= ReleaseSafe
 STRESS_RUNS ?= 3
 SEEDS       ?= 200
 SCHEDULES   ?= 10000
@@ -29,7 +30,7 @@ FAST        ?= 1000
 
 BIN     := $(VENV)/bin
 PY      := $(BIN)/python
-PIP     := $(PY) -m pip --disable-pip-version-check install --quiet --constraint requirements/constraints.txt $(PIP_ARGS)
+PIP     := $(PY) -m pip --disable-pip-version-check install --quiet --no-compile --constraint requirements/constraints.txt $(PIP_ARGS)
 PYTEST  := $(PY) -m pytest
 ZIG     := $(PY) -m ziglang
 LIBRARY := src/trimesh/_native/libtrimesh.so
@@ -56,15 +57,19 @@ $(PY):
 		echo "trimesh needs Python 3.11 or newer; say which one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# One stamp for each set of packages; `dev` holds `test`. An editable install compiles the native library, too.
-$(VENV)/.installed-$(EXTRA): pyproject.toml hatch_build.py requirements/constraints.txt | $(PY)
-	$(PIP) --editable '.[torch,$(EXTRA)]'
+# One stamp for each set of packages; `dev` holds `test`. The compiler of the native library comes first and works beside
+# pip, which has torch to unpack. pip compiles no bytecode: most of it is of modules that nobody imports.
+$(VENV)/.installed-$(EXTRA): pyproject.toml hatch_build.py requirements/needed.py requirements/constraints.txt | $(PY)
+	$(PY) requirements/needed.py > $(VENV)/needed-to-build
+	$(PY) requirements/needed.py torch $(EXTRA) > $(VENV)/needed
+	$(PIP) --requirement $(VENV)/needed-to-build
+	$(PY) hatch_build.py & compiler=$$!; $(PIP) --requirement $(VENV)/needed && wait $$compiler || { kill $$compiler; exit 1; }
+	$(PIP) --no-build-isolation --no-deps --editable .
 	@touch $(VENV)/.installed-test $@
 
 # The first install has just built the library; later only a change of its sources builds it anew.
 $(LIBRARY): $(native_sources) hatch_build.py | $(VENV)/.installed-$(EXTRA)
-	@if $(PY) -c 'import hatchling, ziglang' 2>/dev/null; then $(PY) hatch_build.py; \
-	else $(PIP) --no-deps --editable .; fi
+	@$(PY) hatch_build.py
 	@touch $@
 
 setup: $(VENV)/.installed-$(EXTRA) $(LIBRARY)  ## the environment of `make demo` and `make test`
@@ -108,7 +113,7 @@ races: setup-dev  ## the native library's tests under ThreadSanitizer
 	$(ZIG) build test -Dsanitize-thread
 
 fuzz: setup-dev  ## fuzz the native decoders (FUZZ_COUNT inputs)
-	.ci/fuzz $(PY) $(FUZZ_COUNT)
+	.ci/fuzz $(PY) $(FUZZ_COUNT) $(FUZZ_MODE)
 
 # Behaviours that are tested in simulation: the marker is set by what runs them, so the folders only save a search.
 seeded := tests/conformance tests/testing examples -m 'mesh_seeded and not stress' -n $(WORKERS) \

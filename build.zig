@@ -2,7 +2,8 @@
 //!   install (default)   lib/libtrimesh.so and include/trimesh.h below --prefix
 //!   dev                 the same two into src/trimesh/_native, where the source tree looks for them
 //!   test                unit tests; with -Dsanitize-thread under ThreadSanitizer
-//!   fuzz                unit tests that take fuzzed input; with --fuzz=100K or --fuzz=forever
+//!   fuzz                unit tests that take fuzzed input; with --fuzz=100K or --fuzz=forever. Compiled twice: with
+//!                       -Doptimize=Debug in a third of the time, which pays for few inputs
 const std = @import("std");
 const builtin = @import("builtin");
 
@@ -61,8 +62,9 @@ pub fn build(b: *std.Build) void {
         .root_module = b.createModule(.{
             .root_source_file = b.path("native/src/fuzz.zig"),
             .target = target,
-            .optimize = .ReleaseSafe,
+            .optimize = optimize,
             .link_libc = true,
+            .error_tracing = false, // what runs fuzzed tests does not compile with it
         }),
         .use_llvm = true, // the other back end does not instrument
     });
