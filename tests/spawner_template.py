@@ -41,8 +41,9 @@ FDS_MAX = 16
 WARM = ("pytest", "tests.conformance.meshes", "tests.conformance.probe")
 """What the modules of the tests import, and with them each worker that is to find an actor in one."""
 
-WARM_WITH_TORCH = (*WARM, "torch.distributed.tensor", "trimesh.tensor.service")
-"""The same for tests that need torch, which takes each process a second to import."""
+WARM_WITH_TORCH = (*WARM, "torch.distributed.tensor", "torch._dynamo", "trimesh.tensor.service")
+"""The same for tests that need torch, which takes each process a second to import; `torch._dynamo` takes another one of
+each process that makes a DTensor, or a fake tensor."""
 
 BOOT = (
     "import gc, sys; gc.disable(); sys.path[:] = sys.argv[3:]; "

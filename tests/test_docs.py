@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.program_template import Run, executed, running
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
@@ -39,25 +41,44 @@ def listings(document: str) -> list[str]:
 LOGGED = re.compile(r"\w+: \w+: .* \(at .*\); (the mesh goes on without it|restarting rank \d+ after \S+ s)")
 """What `trimesh` logs of a failure that a policy keeps from being raised."""
 
-PROGRAMS = [
-    pytest.param(document, index, marks=marks)
-    for document, marks in (("docs/supervision.md", ()), ("docs/rdma.md", ()), ("docs/tensors.md", pytest.mark.torch))
-    for index in range(len(listings(document)))
-]
+
+def numbered(*documents: str) -> list[tuple[str, int]]:
+    return [(document, index) for document in documents for index in range(len(listings(document)))]
+
+
+LISTING_SECONDS = 100.0
+
+
+def said_by(run: Run, document: str, index: int, folder: Path) -> list[str]:
+    """Run a listing as a program, which must end well; return what it said on stderr."""
+    program = folder / "listing.py"
+    program.write_text(listings(document)[index])
+    done = run(program, cwd=folder, seconds=LISTING_SECONDS)
+    assert done.returncode == 0, done.stderr
+    return done.stderr.splitlines()
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(("document", "index"), PROGRAMS)
+@pytest.mark.parametrize(("document", "index"), numbered("docs/supervision.md", "docs/rdma.md"))
 def test_listing_runs(document: str, index: int, tmp_path: Path) -> None:
-    program = tmp_path / "listing.py"
-    program.write_text(listings(document)[index])
-
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
-
-    said = done.stderr.splitlines()
+    said = said_by(executed, document, index, tmp_path)
     if document == "docs/supervision.md":  # its meshes go on after failures, each of which is logged
         said = [line for line in said if not LOGGED.fullmatch(line)]
-    assert (done.returncode, said) == (0, [])
+    assert said == []
+
+
+@pytest.fixture(scope="module")
+def with_torch() -> Iterator[Run]:
+    """Runs programs that use torch, which is imported once for all of them."""
+    with running() as run:
+        yield run
+
+
+@pytest.mark.real
+@pytest.mark.torch
+@pytest.mark.parametrize(("document", "index"), numbered("docs/tensors.md"))
+def test_listing_with_torch_runs(document: str, index: int, with_torch: Run, tmp_path: Path) -> None:
+    assert said_by(with_torch, document, index, tmp_path) == []
 
 
 @pytest.mark.real

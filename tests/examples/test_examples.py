@@ -6,9 +6,12 @@ import importlib.util
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.program_template import Run, executed, running
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,10 +29,22 @@ on_each_device = pytest.mark.parametrize(
 )
 
 
-def run_example(name: str, *options: str) -> str:
-    """Run an example as a user does; return what it printed."""
-    command = [sys.executable, f"examples/{name}", *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+EXAMPLE_SECONDS = 100.0
+
+Example = Callable[..., str]
+"""Runs an example with options, and returns what it printed."""
+
+
+@pytest.fixture(scope="module")
+def with_torch() -> Iterator[Example]:
+    """Runs examples that use torch, which is imported once for all of them."""
+    with running() as run:
+        yield partial(run_example, run=run)
+
+
+def run_example(name: str, *options: str, run: Run = executed) -> str:
+    """Run an example, as a user does unless told otherwise; return what it printed."""
+    done = run(Path("examples") / name, *options, cwd=ROOT, seconds=EXAMPLE_SECONDS)
     assert (done.returncode, done.stderr) == (0, ""), f"{done.stderr}\nprinted before:\n{done.stdout}"
     return done.stdout
 
@@ -104,8 +119,10 @@ def test_train_bytes_loses_nothing_by_the_death(training: str) -> None:
 @pytest.mark.torch
 @on_each_device
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_ddp_training_is_the_training_in_one_process(device: str, tolerance: float, ranks: int) -> None:
-    printed = run_example("ddp_training.py", "--ranks", str(ranks), "--steps", "8", "--device", device)
+def test_ddp_training_is_the_training_in_one_process(
+    device: str, tolerance: float, ranks: int, with_torch: Example
+) -> None:
+    printed = with_torch("ddp_training.py", "--ranks", str(ranks), "--steps", "8", "--device", device)
 
     steps = re.findall(r"^step +\d+  loss (\S+)  in one process (\S+)$", printed, re.MULTILINE)
     assert len(steps) == 8
@@ -175,9 +192,9 @@ def test_cancel_cuts_the_remote_endpoints_and_waits_for_their_clean_up() -> None
 
 
 @pytest.mark.torch
-def test_weight_sync_is_never_torn() -> None:
+def test_weight_sync_is_never_torn(with_torch: Example) -> None:
     """Every generator has taken versions up to the last, whole."""
-    said = run_example("weight_sync.py", "30", "8", "15")
+    said = with_torch("weight_sync.py", "30", "8", "15")
 
     taken = re.findall(r"^  generator (\d): (\d+) versions, 0 torn, \S+ ms each$", said, re.MULTILINE)
     assert [generator for generator, _ in taken] == ["0", "1", "2", "3"]
@@ -188,9 +205,11 @@ def test_weight_sync_is_never_torn() -> None:
 @pytest.mark.torch
 @on_each_device
 @pytest.mark.parametrize("program", ["train_module.py", "tensor_parallel.py", "train_bytes_on_mesh.py", "pipeline.py"])
-def test_training_on_a_mesh_has_the_losses_of_plain_torch(program: str, device: str, tolerance: float) -> None:
-    there = run_example(program, "--steps", "6", "--seed", "1", "--device", device)
-    here = run_example(program, "--steps", "6", "--seed", "1", "--plain")
+def test_training_on_a_mesh_has_the_losses_of_plain_torch(
+    program: str, device: str, tolerance: float, with_torch: Example
+) -> None:
+    there = with_torch(program, "--steps", "6", "--seed", "1", "--device", device)
+    here = with_torch(program, "--steps", "6", "--seed", "1", "--plain")
 
     assert sorted(losses(here)) == list(range(1, 7))
     assert losses(there) == pytest.approx(losses(here), abs=tolerance)
@@ -210,10 +229,10 @@ def test_training_on_a_device_that_is_not_there_says_so() -> None:
 
 @pytest.mark.torch
 @on_each_device
-def test_generators_write_what_the_trainer_has_learned(device: str, tolerance: float) -> None:
+def test_generators_write_what_the_trainer_has_learned(device: str, tolerance: float, with_torch: Example) -> None:
     """The weights that moved, and those that were read, are the trainer's: all write the same, and what was learned."""
     del tolerance
-    said = run_example("generate_with_trained.py", "--rounds", "3", "--device", device)
+    said = with_torch("generate_with_trained.py", "--rounds", "3", "--device", device)
 
     by_round = [float(loss) for loss in facts(r"^round \d  loss (\S+)  '", said)]
     assert len(by_round) == 3
