@@ -48,7 +48,6 @@ WORKLOADS = [
     "rdma",
     "publish",
     "tensors",
-    "global_tensors",
 ]
 SIDE_SECONDS_MAX = 300
 

@@ -220,7 +220,7 @@ async def test_policy_learns(mesh):
 
 
 @both
-@simulate(seeds=10, **MESH)
+@simulate(seeds=5, **MESH)
 async def test_loop_survives_the_loss_of_a_generator(mesh, faults):
     """The weights are those of a run that nobody disturbed: no rollout is lost, none counts twice."""
     expected = await undisturbed(mesh, 6)
@@ -235,7 +235,7 @@ async def test_loop_survives_the_loss_of_a_generator(mesh, faults):
 
 
 @both
-@simulate(seeds=10, **MESH)
+@simulate(seeds=5, **MESH)
 async def test_rollout_whose_answer_was_lost_is_made_again(mesh, faults, fault_log):
     """The generator has done its work, and dies before it has said so."""
     expected = await undisturbed(mesh, 4)
@@ -248,7 +248,7 @@ async def test_rollout_whose_answer_was_lost_is_made_again(mesh, faults, fault_l
     assert len(fault_log) == 1
 
 
-@simulate(seeds=10, **MESH)
+@simulate(seeds=5, **MESH)
 async def test_loop_without_its_trainer_ends_with_an_error_that_names_it(mesh, faults):
     with pytest.RaisesGroup(ProcDied, flatten_subgroups=True) as caught:
         async with this_host().spawn_procs({}, name="training") as training:

@@ -23,7 +23,7 @@ def home(t: Any) -> str:
     return repr(t).rpartition(" on ")[2].partition("{")[0] if type(t).__name__ == "MeshTensor" else "here"
 
 
-@simulate(seeds=200, per_host={"gpus": 2})
+@simulate(seeds=40, per_host={"gpus": 2})
 async def test_tasks_have_their_own_activation(mesh: ProcMesh) -> None:
     """N1: two tasks with meshes of their own and one with ordinary torch, between whose steps the others run."""
 
