@@ -215,7 +215,7 @@ def _leave_zombies(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 MUTATIONS: Final = {
-    "lost-cancel": Mutation("a cancel of a running call is lost", ((Proc, "_cancel", _lose_cancels),), "OR-5", 0),
+    "lost-cancel": Mutation("a cancel of a running call is lost", ((Proc, "_cancel", _lose_cancels),), "OR-5", 1),
     "stale-epoch": Mutation(
         "frames of a process that was given up, held by a partition, are read after it",
         (
@@ -224,7 +224,7 @@ MUTATIONS: Final = {
             (MemoryLink, "abort", _end_no_held_link),
         ),
         "OR-7",
-        67,
+        61,
     ),
     "credit-leak": Mutation(
         "a message that is cancelled in its mailbox is not credited",
