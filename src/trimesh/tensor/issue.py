@@ -9,18 +9,20 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
+from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 
 from trimesh.tensor import arguments, checks
 from trimesh.tensor import binary as binary  # noqa: PLC0414 - puts the operators of Python into the class
 from trimesh.tensor.arguments import NUMBER_SLOT, SLOT
 from trimesh.tensor.asking import issue_asking
-from trimesh.tensor.protocol import FIRST_SIGNATURE
+from trimesh.tensor.protocol import FIRST_SIGNATURE, kinds_of
 from trimesh.tensor.replaced import REPLACED, is_composite
 from trimesh.tensor.shapes import DATA_DEPENDENT, FRESH, Meta, Plan, Shapes
 from trimesh.tensor.team import Team
 from trimesh.tensor.temporaries import LocalTensor, adopted
 from trimesh.tensor.tensor import MeshTensor, make
+from trimesh.tensor.tracing import traced
 
 _STATIC: Final = frozenset({type(None), bool, int, str, torch.dtype, torch.device, torch.layout, torch.memory_format})
 
@@ -128,6 +130,8 @@ def issue(func: Any, args: Sequence[Any], kwargs: dict[str, Any], active: Team |
     first = team.emit(plan, call.operands, len(plan.metas))
     if plan.is_single:
         return make(plan.metas[0], team, first)
+    if plan.counted:
+        increment_version([tensors[place] for place in plan.counted])
     return _result(plan, team, first, tensors)
 
 
@@ -184,16 +188,16 @@ def _varying(func: Any) -> frozenset[int | str]:
 
 def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any], call: _Call, team: Team) -> Plan:
     """Find out what an operator makes of such arguments, by fake tensors."""
-    fakes: list[torch.Tensor] = []
+    looks = [(one._meta.size, one._meta.stride, one._meta.dtype, one._meta.device) for one in call.tensors]
 
-    def fake(value: Any) -> Any:
-        if isinstance(value, MeshTensor):
-            fakes.append(shapes.example(value._meta))
-            return fakes[-1]
-        return value
+    def filled(fakes: Sequence[torch.Tensor]) -> tuple[Sequence[Any], dict[str, Any]]:
+        places = iter(fakes)
+        found: tuple[Sequence[Any], dict[str, Any]] = pytree.tree_map_only(
+            MeshTensor, lambda _: next(places), (tuple(args), kwargs)
+        )
+        return found
 
-    fake_args, fake_kwargs = pytree.tree_map(fake, (tuple(args), kwargs))
-    result = shapes.run(func, fake_args, fake_kwargs)
+    result, fakes = traced(func, looks, filled, shapes.fake)
     is_global = any(tensor._meta.is_global for tensor in call.tensors)
     checks.check_in_place(func, fakes, call.tensors)
     leaves, tree = pytree.tree_flatten(result)
@@ -210,15 +214,31 @@ def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
         elif isinstance(leaf, torch.Tensor):
             checks.check_dense(func, leaf)
             outs.append(len(metas))
-            metas.append(shapes.meta_of(leaf, is_global=is_global))
+            device = looks[0][3] if fakes and fakes[0].device.type == "meta" else leaf.device
+            metas.append(shapes.meta(leaf.size(), leaf.stride(), leaf.dtype, device, is_global=is_global))
             found.append(FRESH)
         else:
             outs.append(-1)
             found.append(leaf)
-    described = [*_described(func, args, kwargs, is_global=is_global), outs, _writes(func, args, kwargs)]
+    writes = _writes(func, args, kwargs)
+    described = [*_described(func, args, kwargs, is_global=is_global), outs, writes]
     is_single = found == [FRESH] and isinstance(result, torch.Tensor)
     number = FIRST_SIGNATURE + shapes.new_number()
-    return Plan(number, func.name(), described, metas, found, aliases, tree, is_single)
+    counted: list[int] = []
+    if writes and not _counts_writes(func):
+        counted = _tensors_at(kinds_of(described[1]) + kinds_of(described[2]), writes)
+    return Plan(number, func.name(), described, metas, found, aliases, tree, is_single, counted)
+
+
+def _counts_writes(func: Any) -> bool:
+    """Whether torch counts for autograd what an operator writes to; those on lists leave it to what they call."""
+    has: bool = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "ADInplaceOrView")
+    return has
+
+
+def _tensors_at(operands: str, writes: Sequence[int]) -> list[int]:
+    """Return places among the tensors for places among the operands, "r" for each that is one."""
+    return [operands.count("r", 0, place) for place in writes]
 
 
 def _described(func: Any, args: Sequence[Any], kwargs: dict[str, Any], *, is_global: bool) -> list[Any]:

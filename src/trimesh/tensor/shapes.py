@@ -57,6 +57,7 @@ class Plan:
         tree: How leaves become the result.
         has_alias: By leaf, whether it is a place.
         is_single: Whether the result is just one new tensor.
+        counted: Places among the tensors of what it writes to and torch does not count as written.
         kinds: "r", "n" or "b" for each operand of its commands.
     """
 
@@ -68,6 +69,7 @@ class Plan:
     has_alias: Sequence[bool]
     tree: pytree.TreeSpec
     is_single: bool = False
+    counted: Sequence[int] = ()
     kinds: str = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:

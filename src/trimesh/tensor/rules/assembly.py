@@ -12,8 +12,10 @@ from trimesh.tensor.rules.arguments import is_global, replaced
 from trimesh.tensor.rules.call import Look
 from trimesh.tensor.rules.cuts import Cuts, local_part, part_of, placements_of
 from trimesh.tensor.rules.sums import lies_so, ordered
+from trimesh.tensor.tracing import traced
 
 if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed.tensor import DTensor
 
 
@@ -90,15 +92,17 @@ def sliced_part(value: DTensor, cuts: Cuts, target: Cuts) -> torch.Tensor | None
 
 
 def looks_made(
-    operator: Any, args: Sequence[Any], kwargs: dict[str, Any], leaves: Sequence[DTensor]
+    operator: Any, args: Sequence[Any], kwargs: dict[str, Any], leaves: Sequence[DTensor], fake: FakeTensorMode
 ) -> tuple[list[Look | None], list[int | None]]:
-    """Find out by fake tensors what an operator makes; and which of it are arguments, by their numbers."""
-    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415 - only a new way needs it
+    """Find out what an operator makes; and which of it are arguments, by their numbers."""
 
-    with FakeTensorMode(), torch.no_grad():
-        fakes = [torch.empty_strided(one.size(), one.stride(), dtype=one.dtype, device=one.device) for one in leaves]
+    def filled(fakes: Sequence[torch.Tensor]) -> tuple[Sequence[Any], dict[str, Any]]:
         parts = iter(fakes)
-        result = operator(*replaced(tuple(args), parts), **replaced(kwargs, parts))
+        return replaced(tuple(args), parts), replaced(kwargs, parts)
+
+    result, fakes = traced(
+        operator, [(one.size(), one.stride(), one.dtype, one.device) for one in leaves], filled, fake
+    )
     looks: list[Look | None] = []
     aliases: list[int | None] = []
     for one in result if isinstance(result, list | tuple) else [result]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from trimesh.tensor.rules.collectives import all_reduced
 from trimesh.tensor.rules.row import words
@@ -41,14 +42,24 @@ def _batch_norm(engine: Engine, _operator: Any, args: Sequence[Any], kwargs: dic
     if not training or mean is None:
         legit = aten._native_batch_norm_legit_no_training.default if not training else None
         if legit is not None:
-            return _decomposed(engine, legit, (value, weight, bias, mean, variance, momentum, eps), kwargs)
+            found = _decomposed(engine, legit, (value, weight, bias, mean, variance, momentum, eps), kwargs)
+            return _laid_out(engine, value, found)
         legit = aten._native_batch_norm_legit.no_stats
-        return _decomposed(engine, legit, (value, weight, bias, True, momentum, eps), kwargs)
+        return _laid_out(engine, value, _decomposed(engine, legit, (value, weight, bias, True, momentum, eps), kwargs))
     functional = aten._native_batch_norm_legit_functional.default
-    *found, new_mean, new_variance = _decomposed(engine, functional, args, kwargs)
+    *found, new_mean, new_variance = _laid_out(engine, value, _decomposed(engine, functional, args, kwargs))
     engine.run(aten.copy_.default, (mean, new_mean), {})
     engine.run(aten.copy_.default, (variance, new_variance), {})
     return tuple(found)
+
+
+def _laid_out(engine: Engine, value: Any, found: Sequence[Any]) -> Sequence[Any]:
+    """Lay out what batch norm makes as torch's does: contiguous, or with channels last."""
+    form = suggest_memory_format(value)
+    made, *rest = found
+    if not made.is_contiguous(memory_format=form):
+        made = engine.run(aten.clone.default, (made,), {"memory_format": form})
+    return made, *rest
 
 
 _MEAN: Final = 1

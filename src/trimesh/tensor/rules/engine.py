@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -75,9 +76,10 @@ class Engine:
         sums: What is in parts.
     """
 
-    __slots__ = ("_ways", "count", "fallbacks", "sums")
+    __slots__ = ("_fake", "_ways", "count", "fallbacks", "sums")
 
     def __init__(self) -> None:
+        self._fake = FakeTensorMode()
         self._ways: dict[Any, _Way | None] = {}
         self.fallbacks: Counter[str] = Counter()
         self.count = 0
@@ -235,7 +237,7 @@ class Engine:
             for index, (one, cut) in enumerate(zip(leaves, cuts, strict=True))
         ]
         try:
-            results, aliases = looks_made(operator, args, kwargs, leaves)
+            results, aliases = looks_made(operator, args, kwargs, leaves, self._fake)
         except DATA_DEPENDENT:
             return None
         named = bound(operator, replaced(tuple(args), iter(looks)), replaced(kwargs, iter(looks[count_in(args) :])))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+import torch
+
 from trimesh.tensor.placement import WHOLE
 from trimesh.tensor.rules.call import Call, Chosen, Look, Strategy, localized
 from trimesh.tensor.rules.cuts import SUM, part_of
@@ -39,12 +41,17 @@ def _unsqueeze(call: Call, cut: int) -> int:
     return cut + (cut >= at)
 
 
-def _squeeze(call: Call, cut: int) -> int | None:
+def _squeezed(call: Call) -> list[int]:
+    """Return the dimensions that a call takes away: those of length 1 in the whole."""
     look = call.looks[0]
     named = call.dims("dim", look.ndim) if "dim" in call.arguments else range(look.ndim)
     if call["dim"] == [] or call["dim"] == ():
         named = []
-    gone = [dim for dim in named if look.size[dim] == 1]
+    return [dim for dim in named if look.size[dim] == 1]
+
+
+def _squeeze(call: Call, cut: int) -> int | None:
+    gone = _squeezed(call)
     return None if cut in gone else cut - sum(dim < cut for dim in gone)
 
 
@@ -173,6 +180,9 @@ def _offer(call: Call, dim: int) -> Iterable[Strategy]:
 
 
 def _localize(call: Call, chosen: Chosen) -> Callable[..., Any] | None:
+    if call.name == "squeeze":  # a part may be of length 1 where the whole is not
+        gone = _squeezed(call)
+        return lambda local, *_: torch.ops.aten.squeeze.dims(local, gone)
     if "size" not in call.arguments or call.name not in (*_RESIZED, "expand"):
         return None
     result = call.result
