@@ -100,6 +100,30 @@ class MeshTensor(torch.Tensor):
             made.grad = copy.deepcopy(self.grad, memo)
         return made
 
+    def new_tensor(  # type: ignore[override]
+        self,
+        data: Any,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        requires_grad: bool = False,
+    ) -> torch.Tensor:
+        """Return a tensor of numbers of this process, on the ranks of this one: each of them has all of it."""
+        dtype = dtype or self.dtype
+        if isinstance(data, MeshTensor):
+            return data.detach().to(dtype, copy=True).requires_grad_(requires_grad)
+        with torch._C._DisableTorchDispatch():  # a mesh may be active
+            here = torch.as_tensor(data, dtype=dtype).detach()
+        if device is not None and torch.device(device) != self.device:
+            return here.to(device, copy=True).requires_grad_(requires_grad)
+        team = self._held.team
+        made: MeshTensor = (
+            _above("global_tensor").put(here, team, None)
+            if self._meta.is_global
+            else _above("upload").upload(here, team)
+        )
+        return made.requires_grad_(requires_grad)
+
     def reduce(self, dims: str | Sequence[str], reduction: str = "sum", *, scatter: bool = False) -> MeshTensor:
         """Return what the ranks make of their tensors together: see `trimesh.tensor.reduce`."""
         result: MeshTensor = _above("reduction").reduce(self, dims, reduction, scatter=scatter)
