@@ -24,6 +24,10 @@ FINE: Final = {torch.float64: (4096.0, 65536.0), torch.float32: (64.0, 256.0), t
 products of few of them, and so the same in whatever order they were added up."""
 
 
+DIVIDED: Final = re.compile(r"mean|_loss|cross_entropy|var|std|cov\(|_norm\(|avg_pool")
+"""Operations that divide a sum: ranks divide parts of it, so that not even the mean of 5 numbers that is 2 is exact."""
+
+
 class Failure(msgspec.Struct, frozen=True):
     """The step that raised, and what it raised."""
 
@@ -146,17 +150,18 @@ class TwinRun(PlainRun):
         done = super().step(number, step)
         if done:
             values = [self.names[step.result]] if step.result else [self.names[name] for name in _first(step.code)]
+            is_divided = DIVIDED.search(step.code) is not None
             for value in pytree.tree_leaves(values):
                 if isinstance(value, torch.Tensor):
-                    self._disturb(value)
+                    self._disturb(value, is_divided=is_divided)
         return done
 
-    def _disturb(self, value: torch.Tensor) -> None:
+    def _disturb(self, value: torch.Tensor, *, is_divided: bool = False) -> None:
         fine = FINE.get(value.dtype)
         if fine is None or value.numel() == 0 or any(value.stride(dim) == 0 for dim in range(value.ndim)):
             return
         data = value.data
-        rounded = ~is_fine(data)
+        rounded = data.isfinite() if is_divided else ~is_fine(data)
         if rounded.any():
             sign = torch.randint(0, 2, data.shape, generator=self._noise).mul(2).sub(1).to(data.dtype) * self._side
             data.copy_(torch.where(rounded, data * (1 + 2 * torch.finfo(data.dtype).eps * sign), data))

@@ -109,5 +109,30 @@ LISTED: Final[dict[str, Program]] = {
     "an uneven reshape over two dimensions": written(
         [begin((6, 4), 0, 0, kind="distinct")], "x0.view(2, 3, 4)", "x0.view(-1)", "x0.reshape(8, 3)", extent=FOUR
     ),
+    "squeeze of a tensor whose parts have length 1": written(
+        [begin((2, 4), 0)], "x0.squeeze()", "x0.squeeze(0)", "x0.kthvalue(1, -1)[0]", "v2.squeeze()", "x0.cov()"
+    ),
+    "the largest of each of no rows": written([begin((0, 3), 0)], "x0.norm(inf, -1)"),
+    "strides of a number to the power of a transposed tensor": written(
+        [begin((3, 4), 1)], "x0.t()", "3 ** v0", "v1.view(-1)"
+    ),
+    "strides of two tensors that lie otherwise in memory": written(
+        [begin((3, 4), 1), begin((4, 3), 0), begin((3,), 0)],
+        "x0.t()", "v0 // x1", "torch.logical_and(x1, v0)", "torch.logical_or(x2, v0)",
+        "torch.div(v0, x1, rounding_mode='floor')", "torch.copysign(v0, x1)", "torch.logaddexp(x2, v0)",
+    ),
+    "strides of what batch norm makes": written(
+        [begin((3, 4), 1)], "x0.t()", "F.batch_norm(v0, None, None, training=True)", "v1.view(-1)"
+    ),
+    "a view that strides do not allow": written([begin((3, 4), 1)], "x0.t()", "v0.view(-1)"),
+    "a tensor of numbers on the way": written(
+        [begin((3, 4), 1)], "x0.new_tensor(3.0)", "x0 + v0", "x0.new_tensor([[1, 2], [3, 4]])", "v2 * v0",
+        "x0.new_tensor(2, dtype=torch.int64)",
+    ),
+    "the gradient of a view after its base was written to in a list": written(
+        [begin((2,), 0, grad=True)],
+        "x0 * 2", "v0.view((1, -1))", "torch._foreach_mul_([v0], 0.5)", "torch._foreach_add_([v0, v0], [x0, x0])",
+        "torch.autograd.grad(v1.sum(), x0)",
+    ),
 }  # fmt: skip
 """By what they show."""

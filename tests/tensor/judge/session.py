@@ -17,7 +17,13 @@ from tests.tensor.judge.program import Extent, Program
 import trimesh
 from trimesh import this_host
 
-PRELOAD: Final = ("torch", "torch.distributed.tensor")
+PRELOAD: Final = (
+    "torch",
+    "torch.distributed.tensor",
+    "torch._dynamo",
+    "torch._decomp",
+    "torch._subclasses.fake_tensor",
+)
 
 BATCH: Final = 12
 """Programs that are issued before their values are fetched."""

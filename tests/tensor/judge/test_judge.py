@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Iterator
+from itertools import count
 
+import msgspec
 import pytest
 import trio
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
-from tests.tensor.judge.expected import EXPECTED, FAILING, cause_of  # noqa: E402 - after the skip
+from tests.tensor.judge.expected import FAILING, cause_of  # noqa: E402 - after the skip
 from tests.tensor.judge.generator import generate  # noqa: E402
 from tests.tensor.judge.listed import LISTED  # noqa: E402
-from tests.tensor.judge.program import short  # noqa: E402
+from tests.tensor.judge.program import Program, short  # noqa: E402
 from tests.tensor.judge.session import Verdict, session  # noqa: E402
 
 # One worker runs them all: each that ran some would start processes for all of them.
 pytestmark = [pytest.mark.real, pytest.mark.torch, pytest.mark.timeout(600), pytest.mark.xdist_group("judge")]
 
-FIXED = range(40)
+FIXED = range(150)
 """Seeds that are run each time."""
 
-FRESH_SECONDS = 10.0
+FRESH_SECONDS = 20.0
 """What seeds that nobody has run may take."""
+
+
+class Judged(msgspec.Struct):
+    """The verdicts on all programs, of the same processes: each mesh that starts costs seconds.
+
+    Attributes:
+        listed: By name.
+        fixed: On those of `FIXED`.
+        fresh: On those from `first` on.
+        first: A seed that follows the clock.
+    """
+
+    listed: dict[str, Verdict]
+    fixed: list[Verdict]
+    fresh: list[Verdict]
+    first: int
 
 
 def told(verdict: Verdict) -> str:
@@ -33,31 +51,37 @@ def told(verdict: Verdict) -> str:
     return "\n".join([*found, again, short(verdict.program)])
 
 
-async def _run_listed() -> dict[str, Verdict]:
+async def _run() -> Judged:
+    first = time.time_ns() // 1_000_000 % 1_000_000_000
+
+    def fresh() -> Iterator[Program]:
+        end, seeds = time.monotonic() + FRESH_SECONDS, count(first)
+        while time.monotonic() < end:
+            yield generate(next(seeds))
+
     async with session() as found:
-        return {name: await (await found.bench(program.extent)).judge_one(program) for name, program in LISTED.items()}
+        return Judged(
+            {name: await (await found.bench(program.extent)).judge_one(program) for name, program in LISTED.items()},
+            [one async for one in found.judge(generate(seed) for seed in FIXED)],
+            [one async for one in found.judge(fresh())],
+            first,
+        )
 
 
 @pytest.fixture(scope="module")
-def listed() -> Any:
-    """The verdicts on all listed programs, of the same processes."""
-    return trio.run(_run_listed)
+def judged() -> Judged:
+    return trio.run(_run)
 
 
 @pytest.mark.parametrize("name", LISTED)
 def test_listed_programs_compute_what_plain_torch_computes(
-    listed: Any, name: str, request: pytest.FixtureRequest
+    judged: Judged, name: str, request: pytest.FixtureRequest
 ) -> None:
     if name in FAILING:  # strict: one that passes is to be taken off the list
         request.applymarker(pytest.mark.xfail(reason="in the list of expected failures", strict=True))
-    verdict = listed[name]
+    verdict = judged.listed[name]
     assert not verdict.is_ill_posed
     assert verdict.kind != "wrong", told(verdict)
-
-
-async def _run_seeds(seeds: Any) -> list[Verdict]:
-    async with session() as found:
-        return [one async for one in found.judge(generate(seed) for seed in seeds)]
 
 
 def new(verdicts: list[Verdict]) -> list[str]:
@@ -65,22 +89,10 @@ def new(verdicts: list[Verdict]) -> list[str]:
     return [told(one) for one in verdicts if one.kind == "wrong" and cause_of(one) is None]
 
 
-def test_programs_of_fixed_seeds_compute_what_plain_torch_computes() -> None:
-    verdicts = trio.run(_run_seeds, FIXED)
-    assert len(verdicts) == len(FIXED)
-    assert not new(verdicts), "\n\n".join(new(verdicts))
+def test_programs_of_fixed_seeds_compute_what_plain_torch_computes(judged: Judged) -> None:
+    assert len(judged.fixed) == len(FIXED)
+    assert not new(judged.fixed), "\n\n".join(new(judged.fixed))
 
 
-@pytest.mark.skipif(bool(EXPECTED), reason="fresh seeds find what is known to fail: they wait for an empty list")
-def test_programs_of_fresh_seeds_compute_what_plain_torch_computes() -> None:
-    first = time.time_ns() // 1_000_000 % 1_000_000_000
-
-    def seeds() -> Any:
-        end = time.monotonic() + FRESH_SECONDS
-        seed = first
-        while time.monotonic() < end:
-            yield seed
-            seed += 1
-
-    verdicts = trio.run(_run_seeds, seeds())
-    assert not new(verdicts), f"from seed {first} on\n" + "\n\n".join(new(verdicts))
+def test_programs_of_fresh_seeds_compute_what_plain_torch_computes(judged: Judged) -> None:
+    assert not new(judged.fresh), f"from seed {judged.first} on\n" + "\n\n".join(new(judged.fresh))

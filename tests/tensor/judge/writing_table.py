@@ -20,7 +20,7 @@ WRITES: Final = (
     "{w}.chunk(2, {d})[-1].mul_(5)", "{w}.unbind({d})[0].add_(1)", "{w}.squeeze().add_(1)", "{w}.unsqueeze(0).mul_(2)",
     "{w}.pow_(2)", "{w}.sqrt_()", "{w}.flatten().sum().add_(1)",
     "{w}.add_({same}, alpha=0.5)", "{w}.put_({one}, {w}.view(-1)[:1] * 2)",
-    "{w}.masked_scatter_({mask}, {same})", "{w}.round_()", "{w}.index_put_(({one},), {w}[:1] + 1)",
+    "{w}.masked_scatter_({mask}, {same}.clone())", "{w}.round_()", "{w}.index_put_(({one},), {w}[:1] + 1)",
     "torch.nn.init.constant_({w}, {num})", "torch.nn.init.ones_({w})", "{w}.fill_diagonal_(2.0)",
     "{w}.renorm_(2, 0, 1.0)",
 )  # fmt: skip
