@@ -97,6 +97,20 @@ def _view(value: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     return made
 
 
+def _extreme(operator: Any) -> Callable[..., Any]:
+    """Torch raises another class of error where there is nothing to choose from."""
+
+    def run(value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return operator(value, *args, **kwargs)
+        except RuntimeError as error:
+            if value.numel():
+                raise
+            raise IndexError(str(error)) from error
+
+    return run
+
+
 def _paired(operator: Any) -> Callable[..., torch.Tensor]:
     """Torch lays out what it makes of two tensors as other operators do."""
 
@@ -133,6 +147,8 @@ _MENDED: Final[dict[Any, Callable[..., Any]]] = {
     aten.pow.Scalar: _power,
     aten.linalg_vector_norm.default: _vector_norm,
     aten.native_batch_norm.default: _batch_norm,
+    **{one: _extreme(one) for one in (aten.amax.default, aten.amin.default, aten.aminmax.default, aten.argmax.default,
+                                      aten.argmin.default)},
     **{
         one: _paired(one)
         for one in (
