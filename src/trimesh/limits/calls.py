@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from trimesh.limits.links import HEAD_PAYLOAD_BYTES_MAX
+from trimesh.limits.links import HEAD_PAYLOAD_BYTES_MAX as _HEAD_PAYLOAD_BYTES_MAX
 
 # ---- calls --------------------------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ that they wait in one: more than a person reads, and each is over with its deadl
 BUFFER_INLINE_BYTES: Final = 4_096
 """A buffer of a value below this rides at the end of the payload: copying a page costs less than a body of its own."""
 
-BYTES_ALONE_MIN: Final = HEAD_PAYLOAD_BYTES_MAX
+BYTES_ALONE_MIN: Final = _HEAD_PAYLOAD_BYTES_MAX
 """A `bytes` that is the one argument, or the result, goes beside the pickle from this size on: with it the pickle would
 be a body, too, and be copied once more (64 KiB there and back: 5 % longer). Below it rides in the head, which costs
 20,000 instructions less on either side than a body."""
