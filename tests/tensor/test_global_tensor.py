@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ torch = pytest.importorskip("torch", reason="torch is an extra")
 pytestmark = [pytest.mark.real, pytest.mark.torch]
 
 
-async def test_global_tensors() -> None:
+async def test_global_tensors(caplog: pytest.LogCaptureFixture) -> None:
     async with this_host().spawn_procs({"dp": 2, "tp": 2}, preload=("torch", "torch.distributed.tensor")) as procs:
         await check_a_tensor_comes_back_whatever_its_placements(procs)
         await check_parts_are_those_of_their_rank(procs)
@@ -26,7 +27,7 @@ async def test_global_tensors() -> None:
         await check_gradients_of_means_count_all_elements(procs)
         await check_convolutions_are_cut_by_batch(procs)
         await check_in_place_on_views_and_sums(procs)
-        await check_what_does_not_fit_is_refused(procs)
+        await check_what_does_not_fit_is_refused(procs, caplog)
         await check_trees_are_fetched_at_once(procs)
         await check_views_of_the_mesh_hold_global_tensors(procs)
         await check_random_numbers_do_not_depend_on_placements(procs)
@@ -208,10 +209,15 @@ async def check_in_place_on_views_and_sums(procs: ProcMesh) -> None:
     assert await equal(total, (one.T @ one).relu())
 
 
-async def check_what_does_not_fit_is_refused(procs: ProcMesh) -> None:
+async def check_what_does_not_fit_is_refused(procs: ProcMesh, caplog: pytest.LogCaptureFixture) -> None:
     w = trimesh.distribute(torch.randn(4, 4), procs, ["dp", None])
     with pytest.raises(TypeError, match=r"write trimesh\.redistribute"):
         trimesh.distribute(w, procs, [None, None])
+    with pytest.raises(TypeError, match=r"got ndarray: write torch\.as_tensor"):
+        trimesh.distribute(torch.ones(2).numpy(), procs)
+    with pytest.raises(RuntimeError, match="reduction dim"):
+        w @ trimesh.distribute(torch.ones(3, 4), procs)
+    assert not [one for one in caplog.records if "fake" in one.name and one.levelno >= logging.WARNING]
     with pytest.raises(TypeError, match="a tensor of this process"):
         torch.add(w, torch.ones(4, 4))
     with procs.activate():

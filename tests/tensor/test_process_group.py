@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
+import trio
+from tests.patience import HANG_SECONDS
 
 import trimesh
-from trimesh import Actor, CollectiveFailed, MeshErrorGroup, ShapeError, endpoint, this_host
+from trimesh import Actor, CollectiveFailed, MeshErrorGroup, ShapeError, endpoint, limits, this_host
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
@@ -71,6 +74,11 @@ class Clashing(Actor):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
     @endpoint
+    async def take(self, group: Any) -> str:
+        """Take a group, which is refused before it comes here."""
+        return type(group).__name__
+
+    @endpoint
     async def destroy(self) -> None:
         """Destroy it."""
         import torch.distributed as dist
@@ -90,6 +98,9 @@ async def test_remote_function_gets_a_process_group() -> None:
         assert (await trimesh.fetch_shard(all_of_them, hosts=0, gpus=0))[0].item() == 22
         with pytest.raises(ShapeError, match="dimensions of"):
             procs.process_group("racks")
+        actors = await procs.spawn("actors", Clashing)
+        with pytest.raises(TypeError, match=r"functions under @trimesh.remote, got .*rendezvous=True"):
+            await actors.take.call(procs.process_group("gpus"))
 
 
 async def test_failure_inside_a_function_frees_the_others() -> None:
@@ -109,6 +120,55 @@ async def test_failure_inside_a_function_frees_the_others() -> None:
             assert t.reduce("gpus").sum().item() == 9
             with pytest.raises(MeshErrorGroup):
                 await trimesh.fetch(dependent)
+
+
+@trimesh.remote(propagate=_same)
+def reduces_on_one(t: torch.Tensor, group: Any) -> torch.Tensor:
+    """Call a collective that the other ranks do not call."""
+    import torch.distributed as dist
+
+    if dist.get_rank(group) == 0:
+        dist.all_reduce(t, group=group)
+    return t
+
+
+class _Told(logging.Handler):
+    """Learns of the first record that has a text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+        self.message = ""
+        self.event = trio.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging`."""
+        if self.text in record.getMessage() and not self.message:
+            self.message = record.getMessage()
+            self.event.set()
+
+
+async def test_leaving_names_a_collective_that_other_ranks_did_not_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TENSOR_DRAIN_SECONDS", 0.05)
+    told = _Told("waits for its ranks")
+    logging.getLogger("trimesh").addHandler(told)
+
+    async def cancel_when_told() -> None:
+        await told.event.wait()
+        nursery.cancel_scope.cancel()
+
+    try:
+        with trio.fail_after(HANG_SECONDS):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(cancel_when_told)
+                async with this_host().spawn_procs({"gpus": 2}, preload=("torch",), output="discard") as procs:
+                    with procs.activate():
+                        t = torch.ones(3)
+                    reduces_on_one(t, procs.process_group("gpus"))
+    finally:
+        logging.getLogger("trimesh").removeHandler(told)
+    assert "{'gpus': 0/2}" in told.message
+    assert "in test_leaving_names_a_collective" in told.message
 
 
 async def test_default_group_of_user_code_is_refused_in_words() -> None:

@@ -27,6 +27,10 @@ COLLECTIVE_SECONDS: Final = 1_800.0
 """A rank waits this long for the others of its process group: torch's own bound. A rank that has failed or died frees
 them at once; this is for one that computes for half an hour, or is stuck and answers."""
 
+TENSOR_DRAIN_SECONDS: Final = 10.0
+"""Leaving a block says what its ranks are at when none has told of progress for so long: a step takes less, and a
+collective that only some ranks have called takes COLLECTIVE_SECONDS."""
+
 COLLECTIVE_POLL_SECONDS: Final = 0.000_05
 """How often a rank looks whether its device has done a collective: what one takes that crosses a link of devices."""
 

@@ -385,8 +385,26 @@ class Engine:
         await trio.lowlevel.checkpoint()
         while any(team.executed < team.issued for team in self._by_number.values()):
             self._progress = trio.Event()
-            await self._progress.wait()
+            with trio.move_on_after(limits.TENSOR_DRAIN_SECONDS) as patience:
+                await self._progress.wait()
+            if patience.cancelled_caught:
+                _log.warning("leaving %s waits for its ranks:\n%s", self.name, "\n".join(self._awaited()))
+                await self._progress.wait()
         return []
+
+    def _awaited(self) -> list[str]:
+        """Say which commands are being executed, and by which ranks, though others have done them."""
+        lines: list[str] = []
+        for team in self._by_number.values():
+            if team.executed == team.issued:
+                continue
+            behind = [origin for peer, origin in zip(team.peers, team.origins, strict=True) if team.is_behind(peer)]
+            lines.append(
+                f"  {', '.join(repr(one.point) for one in behind)} of {len(team.peers)} execute what was issued at "
+                f"{team.awaited_line}, or soon after it; a collective there that the other ranks did not call waits "
+                f"for them for {limits.COLLECTIVE_SECONDS:.0f} s"
+            )
+        return lines
 
     async def stop(self, deadline: float) -> list[Exception]:
         """Forget everything; the processes are stopped after this."""

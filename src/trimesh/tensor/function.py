@@ -24,6 +24,7 @@ from trimesh.tensor.box import contiguous_strides
 from trimesh.tensor.call import call_kernel
 from trimesh.tensor.fetching import place_of
 from trimesh.tensor.function_parts import Look, Named, Operand, put_together, take_apart
+from trimesh.tensor.process_group import ProcessGroup, SentGroup
 from trimesh.tensor.shapes import Meta, Shapes
 from trimesh.tensor.team import Team
 from trimesh.tensor.tensor import MeshTensor
@@ -142,6 +143,8 @@ class RemoteFunction(Generic[P, R]):
             if isinstance(leaf, MeshTensor):
                 leaves[index] = Operand(len(tensors))
                 tensors.append(leaf)
+            elif isinstance(leaf, ProcessGroup):
+                leaves[index] = SentGroup(leaf.labels)
         team = tensors[0]._held.team if tensors else active_team()
         if team is None:
             raise RuntimeError(

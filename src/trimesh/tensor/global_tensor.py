@@ -52,6 +52,11 @@ def distribute(tensor: torch.Tensor, mesh: ProcMesh, placements: Sequence[Cut] |
             f"a tensor of this process is distributed, got {tensor!r}: "
             "write trimesh.redistribute(t, [...]) for a global one, t.to_global([...]) for a tensor on each rank"
         )
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(
+            f"a tensor of this process is distributed, got {type(tensor).__qualname__}: "
+            "write torch.as_tensor(...) of it"
+        )
     return put(tensor, checked_team(team_of(mesh, "a global tensor is on")), placements)
 
 

@@ -7,7 +7,9 @@ remembered, so that a loop with a new learning rate each step finds its plans ag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -134,5 +136,22 @@ class Shapes:
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run an operation on fake tensors."""
-        with self.fake, torch.no_grad():
+        with quiet(), self.fake, torch.no_grad():
             return function(*args, **kwargs)
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """Keep torch from logging twenty lines, with a traceback of its own, of an error that is raised as well."""
+    _FAKE_LOG.addFilter(_drop)
+    try:
+        yield
+    finally:
+        _FAKE_LOG.removeFilter(_drop)
+
+
+_FAKE_LOG: Final = logging.getLogger("torch._subclasses.fake_tensor")
+
+
+def _drop(_: logging.LogRecord) -> bool:
+    return False

@@ -208,6 +208,15 @@ class Team:
         """Commands that every rank has executed."""
         return min(self.done.get(peer, 0) for peer in self.peers)
 
+    def is_behind(self, peer: Peer) -> bool:
+        """Whether a process has not executed all that was issued."""
+        return self.done.get(peer, 0) < self.issued
+
+    @property
+    def awaited_line(self) -> str:
+        """Where the first command was issued that some rank has not executed."""
+        return self._line_of(self.executed)
+
     def failure(self, number: int, what: str = "") -> Failure:
         """Return the record of a command that has failed; a rank may have said why before it reports its progress."""
         found = self.failed.get(number)

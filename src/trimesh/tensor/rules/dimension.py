@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from trimesh.tensor.rules.call import Call, Chosen, Look, Strategy, localized
@@ -78,21 +78,22 @@ def _fits(call: Call) -> bool:
     return ndim > 0 and all(one.ndim == ndim for one in call.looks)
 
 
-def _offer_layer_norm(call: Call, _dim: int) -> Iterable[Strategy]:
+def _not_normalized(call: Call) -> Iterator[tuple[int, dict[int, int]]]:
+    """Yield each dimension that is not normalized, and how the tensors that have it lie if they are cut there."""
     value = call["input"]
     assert isinstance(value, Look)
-    free = value.ndim - len(call["normalized_shape"])
-    for cut in range(free):
-        args = dict.fromkeys((look.index for look in call.looks if look.ndim == value.ndim), cut)
+    for cut in range(value.ndim - len(call["normalized_shape"])):
+        yield cut, dict.fromkeys((look.index for look in call.looks if look.ndim == value.ndim), cut)
+
+
+def _offer_layer_norm(call: Call, _dim: int) -> Iterable[Strategy]:
+    for cut, args in _not_normalized(call):
         yield call.strategy(args, [cut] * len(call.results))
 
 
 def _offer_layer_norm_backward(call: Call, _dim: int) -> Iterable[Strategy]:
     value = call["input"]
-    assert isinstance(value, Look)
-    free = value.ndim - len(call["normalized_shape"])
-    for cut in range(free):
-        args = dict.fromkeys((look.index for look in call.looks if look.ndim == value.ndim), cut)
+    for cut, args in _not_normalized(call):
         yield call.strategy(
             args,
             [
