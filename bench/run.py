@@ -48,6 +48,7 @@ WORKLOADS = [
     "rdma",
     "publish",
     "tensors",
+    "global_tensors",
 ]
 SIDE_SECONDS_MAX = 300
 
