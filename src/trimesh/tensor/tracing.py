@@ -97,6 +97,21 @@ def _view(value: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     return made
 
 
+def _slice(value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Torch raises another class of error."""
+    if not value.dim():
+        raise IndexError("slice() cannot be applied to a 0-dim tensor.")
+    made: torch.Tensor = aten.slice.Tensor(value, *args, **kwargs)
+    return made
+
+
+def _kth_value(value: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:  # noqa: FBT001, FBT002 - torch's
+    """Torch raises another class of error."""
+    if value.dim() and -value.dim() <= dim < value.dim() and not value.size(dim):
+        raise IndexError(f"kthvalue(): Expected reduction dim {dim % value.dim()} to have non-zero size.")
+    return aten.kthvalue.default(value, k, dim, keepdim)
+
+
 def _extreme(operator: Any) -> Callable[..., Any]:
     """Torch raises another class of error where there is nothing to choose from."""
 
@@ -144,6 +159,8 @@ def _batch_norm(value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 
 _MENDED: Final[dict[Any, Callable[..., Any]]] = {
     aten.view.default: _view,
+    aten.slice.Tensor: _slice,
+    aten.kthvalue.default: _kth_value,
     aten.pow.Scalar: _power,
     aten.linalg_vector_norm.default: _vector_norm,
     aten.native_batch_norm.default: _batch_norm,

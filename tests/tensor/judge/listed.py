@@ -126,6 +126,8 @@ LISTED: Final[dict[str, Program]] = {
     ),
     "a view that strides do not allow": written([begin((3, 4), 1)], "x0.t()", "v0.view(-1)"),
     "the smallest of no rows": written([begin((0, 3), 0)], "x0.amin(-2, keepdim=True)"),
+    "a slice of a tensor without dimensions": written([begin((3,), 0)], "x0.sum()", "v0[:1]"),
+    "the first of no rows": written([begin((0, 3), 1)], "x0.kthvalue(1, 0)"),
     "a tensor of numbers on the way": written(
         [begin((3, 4), 1)], "x0.new_tensor(3.0)", "x0 + v0", "x0.new_tensor([[1, 2], [3, 4]])", "v2 * v0",
         "x0.new_tensor(2, dtype=torch.int64)",

@@ -128,6 +128,8 @@ class Bench:
             yield from self._both_raise(wanted, first, steps[-1].operation)
         elif first is not None:
             yield failed(first, operation, None)
+            if run.failure is not None:  # what the step that was refused writes is not written here
+                return
         healthy = {name: value for name, value in values.items() if not isinstance(value, BaseException)}
         yield from expected.compare(run, healthy)
 
