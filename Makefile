@@ -43,7 +43,7 @@ native_sources := $(shell find build.zig build.zig.zon native -type f 2>/dev/nul
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check lint format types layers zig-check races fuzz bench bench-smoke stress soak \
+.PHONY: help demo test check lint format types mypy pyright layers zig-check races fuzz bench bench-smoke stress soak \
 	soak-proc soak-alone tensor-fuzz mutate mutations test-verbs seeds fresh-seeds scenarios build-native wheel coverage \
 	setup setup-dev clean
 
@@ -98,8 +98,12 @@ format: setup-dev  ## let ruff and zig format the sources
 	$(BIN)/ruff format .
 	$(ZIG) fmt build.zig native
 
-types: setup-dev  ## mypy and pyright
+types: mypy pyright  ## mypy and pyright
+
+mypy: setup-dev
 	$(BIN)/mypy
+
+pyright: setup-dev
 	$(BIN)/pyright --project pyproject.toml --pythonpath $(PY)
 
 layers: setup-dev  ## import-linter: the floors
