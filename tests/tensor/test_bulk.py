@@ -115,9 +115,10 @@ async def test_poison_is_told_and_what_was_lent_for_it_goes() -> None:
         with pytest.raises(trimesh.MeshErrorGroup) as caught:
             await trimesh.fetch(spoiled)
         assert all(isinstance(error, IndexError) for error in trimesh.leaves(caught.value))
-        model.load_state_dict({"weight": whole})  # how it is to lie is not known any more
         with pytest.raises(trimesh.MeshErrorGroup):
             await trimesh.fetch(model.weight)
+        model.load_state_dict({"weight": whole})  # all of it is overwritten
+        assert (await trimesh.fetch_shard(model.weight, gpus=1)).equal(whole)
         assert (await trimesh.fetch(trimesh.replicate(whole, procs))).equal(whole)
         await nothing_lent(procs)
 

@@ -68,13 +68,19 @@ class Runner:
 
     def _execute_simulated(self, team: TeamOnRank, steps: list[Step]) -> None:
         """Execute in the thread of all the others: random numbers are drawn from a state of this rank's own."""
-        with torch.no_grad(), torch.random.fork_rng(devices=()):
+        # The generator is asked itself: torch's functions for its state take those of meshes along.
+        generator = torch.default_generator
+        before = generator.get_state()
+        try:
             if self._random is None:
-                torch.manual_seed(self.rank.number)
+                generator.manual_seed(self.rank.number)
             else:
-                torch.set_rng_state(self._random)
-            self._execute(team, steps)
-            self._random = torch.get_rng_state()
+                generator.set_state(self._random)
+            with torch.no_grad():
+                self._execute(team, steps)
+        finally:
+            self._random = generator.get_state()
+            generator.set_state(before)
 
     def _run(self) -> None:
         torch.set_grad_enabled(False)  # of this thread; gradients are the controller's

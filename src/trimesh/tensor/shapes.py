@@ -7,9 +7,7 @@ remembered, so that a loop with a new learning rate each step finds its plans ag
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -19,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from trimesh import limits
 from trimesh.tensor.protocol import kinds_of
+from trimesh.tensor.tracing import quiet
 
 if TYPE_CHECKING:
     from trimesh.tensor.recording import Recorder
@@ -138,20 +137,3 @@ class Shapes:
         """Run an operation on fake tensors."""
         with quiet(), self.fake, torch.no_grad():
             return function(*args, **kwargs)
-
-
-@contextmanager
-def quiet() -> Generator[None]:
-    """Keep torch from logging twenty lines, with a traceback of its own, of an error that is raised as well."""
-    _FAKE_LOG.addFilter(_drop)
-    try:
-        yield
-    finally:
-        _FAKE_LOG.removeFilter(_drop)
-
-
-_FAKE_LOG: Final = logging.getLogger("torch._subclasses.fake_tensor")
-
-
-def _drop(_: logging.LogRecord) -> bool:
-    return False

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -50,10 +52,27 @@ def traced(
                     return run(*args, **kwargs), given
             except Exception:  # noqa: BLE001 - fake tensors say it in the words that torch has for it
                 args, kwargs = (), {}
-    with fake, torch.no_grad():
+    with quiet(), fake, torch.no_grad():
         given = [torch.empty_strided(size, stride, dtype=dtype, device=device) for size, stride, dtype, device in looks]
         args, kwargs = filled(given)
         return run(*args, **kwargs), given
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """Keep torch from logging twenty lines, with a traceback of its own, of an error that is raised as well."""
+    _FAKE_LOG.addFilter(_drop)
+    try:
+        yield
+    finally:
+        _FAKE_LOG.removeFilter(_drop)
+
+
+_FAKE_LOG: Final = logging.getLogger("torch._subclasses.fake_tensor")
+
+
+def _drop(_: logging.LogRecord) -> bool:
+    return False
 
 
 def _is_placed(value: Any) -> bool:

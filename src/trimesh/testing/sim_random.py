@@ -61,7 +61,7 @@ class _Generators:
         if hasattr(numpy, "set_bit_generator"):
             self.lend_numpy(numpy)
         torch = sys.modules.get("torch")
-        if hasattr(torch, "set_rng_state"):
+        if hasattr(torch, "default_generator"):
             self.lend_torch(torch)
 
     def lend_numpy(self, numpy: Any) -> None:
@@ -71,17 +71,20 @@ class _Generators:
         numpy.set_bit_generator(self.numpy)
 
     def lend_torch(self, torch: Any) -> None:
-        """Make torch draw from the generator of this process."""
+        """Make torch draw from the generator of this process.
+
+        Asked for itself: `torch.set_rng_state` would also set the generators of meshes of tensors back.
+        """
         if self.torch is None:
             self.torch = torch.Generator().manual_seed(self.seeds.torch).get_state()
-        torch.set_rng_state(self.torch)
+        torch.default_generator.set_state(self.torch)
 
     def take_back(self) -> None:
         """Keep their states."""
         self.python = random.getstate()
         torch: Any = sys.modules.get("torch")
         if self.torch is not None:
-            self.torch = torch.get_rng_state()
+            self.torch = torch.default_generator.get_state()
 
 
 class SimRandom(trio.abc.Instrument):
@@ -208,7 +211,7 @@ def _kept() -> Generator[None, None, None]:
     torch: Any = sys.modules.get("torch")
     python = random.getstate()
     of_numpy = numpy.get_bit_generator() if hasattr(numpy, "set_bit_generator") else None
-    of_torch = torch.get_rng_state() if hasattr(torch, "set_rng_state") else None
+    of_torch = torch.default_generator.get_state() if hasattr(torch, "default_generator") else None
     try:
         yield
     finally:
@@ -216,4 +219,4 @@ def _kept() -> Generator[None, None, None]:
         if of_numpy is not None:
             numpy.set_bit_generator(of_numpy)
         if of_torch is not None:
-            torch.set_rng_state(of_torch)
+            torch.default_generator.set_state(of_torch)
