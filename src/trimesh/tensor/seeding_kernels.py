@@ -19,22 +19,19 @@ def seed_generators(rank: Rank, team: TeamOnRank, seed: int, step: int) -> None:
 @kernel("get_generator")
 def tell_generator(rank: Rank, team: TeamOnRank, request: int) -> None:
     """Tell the controller the state of this rank's generator, and after it that of the team's global tensors."""
-    own = torch.cuda.get_rng_state(rank.device) if rank.device.type == "cuda" else torch.get_rng_state()
-    rank.outside.reply(request, torch.cat([own, generator_of(rank, team).get_state()]))
+    *_, own, shared = _generators(rank, team)
+    rank.outside.reply(request, torch.cat([own.get_state(), shared.get_state()]))
 
 
 @kernel("set_generator")
 def set_generator(rank: Rank, team: TeamOnRank, states: list[memoryview]) -> None:
     """Give this rank's generator a state; and the one of the team's global tensors, if the first of them has it."""
-    generator = generator_of(rank, team)
-    length = generator.get_state().numel()  # that of the rank's own, too, which is of the same kind
+    *_, own, shared = _generators(rank, team)
+    length = shared.get_state().numel()  # that of the rank's own, too, which is of the same kind
     mine = torch.frombuffer(bytearray(states[team.index % len(states)]), dtype=torch.uint8)
-    if rank.device.type == "cuda":
-        torch.cuda.set_rng_state(mine[:length], rank.device)
-    else:
-        torch.set_rng_state(mine[:length])
+    own.set_state(mine[:length])
     if len(states[0]) > length:  # of the first on all ranks: they must draw alike
-        generator.set_state(torch.frombuffer(bytearray(states[0]), dtype=torch.uint8)[length:].clone())
+        shared.set_state(torch.frombuffer(bytearray(states[0]), dtype=torch.uint8)[length:].clone())
 
 
 @kernel("keep_generators")
@@ -55,7 +52,11 @@ def give_generators_back(rank: Rank, team: TeamOnRank, states: torch.Tensor, kno
 
 
 def _generators(rank: Rank, team: TeamOnRank) -> list[torch.Generator]:
-    """Return those of the process, and that of the team's global tensors."""
+    """Return those of the process, that of the rank's device last, and that of the team's global tensors.
+
+    They are asked themselves: torch's functions for their states take those of meshes along (`generator_states`), which
+    in a simulation are those of this very process.
+    """
     own = [torch.default_generator]
     if rank.device.type == "cuda":
         own.append(torch.cuda.default_generators[rank.device.index or 0])
