@@ -14,7 +14,7 @@ import pytest
 from tests.sharing import pytest_xdist_make_scheduler
 from tests.spawner_template import CLONE_CALLS, WARM, WARM_WITH_TORCH, SpawnerTemplate
 
-from trimesh._runtime import spawner_process
+from trimesh._runtime.spawner import process as spawner_process
 from trimesh.testing import zombie_guard
 
 __all__ = ["pytest_xdist_make_scheduler"]  # pytest finds hooks here

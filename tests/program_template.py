@@ -29,8 +29,8 @@ from typing import Any, NoReturn
 from tests.spawner_template import CLONE_CALLS, REQUEST_BYTES_MAX, SpawnerTemplate
 from tests.spawner_template import serve as serve_spawners
 
-from trimesh._runtime import spawner_prctl as prctl
-from trimesh._runtime import spawner_process
+from trimesh._runtime.spawner import process as spawner_process
+from trimesh._runtime.system import prctl
 
 BOOT = (
     "import gc, sys; gc.disable(); sys.path[:] = sys.argv[2:]; "

@@ -25,8 +25,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from trimesh._runtime import spawner_prctl as prctl
-from trimesh._runtime import spawner_process
+from trimesh._runtime.spawner import process as spawner_process
+from trimesh._runtime.system import prctl
 
 CLONE_PARENT = 0x8000
 CLONE_CALLS = {"x86_64": 56, "aarch64": 220}
@@ -128,7 +128,8 @@ def serve(number: int, modules: Sequence[str]) -> NoReturn:
     requests.send(b"here")
 
     from trimesh._native import lib
-    from trimesh._runtime import local_host, spawner
+    from trimesh._runtime.life import local_host
+    from trimesh._runtime.spawner.main import main
 
     lib.load()
     for name in modules:
@@ -147,7 +148,7 @@ def serve(number: int, modules: Sequence[str]) -> NoReturn:
     del requests, local_host
     request = pickle.loads(data)
     become(request, fds[:4])
-    spawner.main([*map(str, fds[4:]), str(request["controller"])])
+    main([*map(str, fds[4:]), str(request["controller"])])
 
 
 def clone() -> int:

@@ -15,11 +15,11 @@ ROOT = Path(__file__).parents[1]
 LINT = "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True))"
 
 PLANTED = [
-    ("Floors", "_wire/messages.py", "from trimesh._runtime import proc"),
+    ("Floors", "_wire/messages.py", "from trimesh._runtime.life import proc"),
     ("Floors", "shape/extent.py", "from trimesh.events import records"),
     ("Pure floors", "_supervision/policy.py", "import time"),
     ("Pure floors", "_routing/collector.py", "import trio"),
-    ("Nobody imports the package itself", "_runtime/proc.py", "import trimesh"),
+    ("Nobody imports the package itself", "_runtime/life/proc.py", "import trimesh"),
     ("Only _native talks to the native library", "_transport/base.py", "import cffi"),
     ("Only the tensor floors import torch", "_wire/payload.py", "import torch"),
 ]

@@ -24,9 +24,9 @@ OUTER = ("0x7f41 (libc.so.6)", "<module> (program.py)", "run (trio/_core/_run.py
     [
         (["unrolled_run (trio/_core/_run.py)"], "Trio"),
         (["__init__ (<attrs generated methods outcome._impl.Value>)"], "Trio"),
-        (["__init__ (<attrs generated methods trimesh._runtime.incoming.IncomingCall>)"], "mailbox, slot"),
-        (["Proc.received (trimesh/_runtime/proc.py)"], "tables of the process"),
-        (["Block.leave (trimesh/_runtime/proc_members.py)"], "meshes, processes"),
+        (["__init__ (<attrs generated methods trimesh._runtime.actors.incoming.IncomingCall>)"], "mailbox, slot"),
+        (["Proc.received (trimesh/_runtime/life/proc.py)"], "tables of the process"),
+        (["Block.leave (trimesh/_runtime/meshes/proc_members.py)"], "meshes, processes"),
         (["SendWindow.sent (trimesh/_routing/credit.py)"], "credits, outbox"),
         (["Collector.add (trimesh/_routing/collector.py)"], "call, collector"),
         (["send (trimesh/_transport/native_link.py)", "cdata_call (_cffi_backend.cpython-311.so)"], "cffi"),

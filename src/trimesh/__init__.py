@@ -8,13 +8,13 @@ failed, as exception groups with coordinates; cancelling a call cancels it over 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from trimesh._runtime.context import Context, context, current_point, current_rank, current_size
-from trimesh._runtime.interrupt import cancel_on
-from trimesh._runtime.port import Port
-from trimesh._runtime.receiver import Receiver
-from trimesh._runtime.report import dump
-from trimesh._runtime.run_process import run_process
-from trimesh._runtime.statistics import MailboxStatistics, MemberStatistics, MeshStatistics
+from trimesh._runtime.actors.context import Context, context, current_point, current_rank, current_size
+from trimesh._runtime.channels.port import Port
+from trimesh._runtime.channels.receiver import Receiver
+from trimesh._runtime.system.run_process import run_process
+from trimesh._runtime.tasks.interrupt import cancel_on
+from trimesh._runtime.watch.report import dump
+from trimesh._runtime.watch.statistics import MailboxStatistics, MemberStatistics, MeshStatistics
 from trimesh._supervision.backoff import Backoff
 from trimesh._supervision.policy import FailFast, Isolate, Restart
 from trimesh._transport.base import LinkStatistics

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trimesh import Actor, endpoint
-from trimesh._runtime.endpoint_spec import endpoints_of
+from trimesh._runtime.values.endpoint_spec import endpoints_of
 from trimesh.actor.actor import MESH_ATTRIBUTES
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trimesh import Actor, endpoint
-from trimesh._runtime.endpoint_spec import EndpointSpec, Kind, endpoints_of
+from trimesh._runtime.values.endpoint_spec import EndpointSpec, Kind, endpoints_of
 
 
 class Kinds(Actor):

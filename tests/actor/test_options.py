@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trimesh import Actor, Backoff, Endpoint, ProcDied, Retry, endpoint, limits
-from trimesh._runtime.endpoint_spec import endpoints_of
+from trimesh._runtime.values.endpoint_spec import endpoints_of
 from trimesh.actor.item_map import with_earlier
 
 

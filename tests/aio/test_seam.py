@@ -9,10 +9,10 @@ from pathlib import Path
 
 import trio
 
-from trimesh._runtime import foreign
+from trimesh._runtime.tasks import foreign
 
 SOURCE = Path(foreign.__file__).parents[1]
-PUBLIC = ["actor/*.py", "_runtime/port.py", "_runtime/receiver.py", "_runtime/event_hub.py"]
+PUBLIC = ["actor/*.py", "_runtime/channels/port.py", "_runtime/channels/receiver.py", "_runtime/watch/event_hub.py"]
 INSIDE = {"Home", "MeshView"}
 """Classes there that no user sees."""
 

@@ -14,7 +14,7 @@ from tests.conformance.probe import Probe
 
 import trimesh
 from trimesh import Actor, ActorMesh, MeshErrorGroup, ProcMesh, endpoint
-from trimesh._runtime.foreign import in_trio
+from trimesh._runtime.tasks.foreign import in_trio
 
 pytestmark = pytest.mark.real
 

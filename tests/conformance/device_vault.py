@@ -5,8 +5,8 @@ from __future__ import annotations
 import trio
 
 from trimesh import Actor, RDMABuffer, endpoint
-from trimesh._runtime.bulk import Registration
-from trimesh._runtime.context import current_proc
+from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.services.bulk import Registration
 from trimesh._transport.mover import Right
 from trimesh._wire.regions import memory_at
 from trimesh.rdma.buffer import buffer_by

@@ -23,9 +23,9 @@ from tests.lifetime.programs.guest import run_as_guest
 from tests.patience import HANG_SECONDS
 
 from trimesh import ProcMesh, leaves, limits, this_host
-from trimesh._runtime.context import current_proc, find_proc
-from trimesh._runtime.controller import lease_proc
-from trimesh._runtime.proc import Proc
+from trimesh._runtime.actors.context import current_proc, find_proc
+from trimesh._runtime.life.controller import lease_proc
+from trimesh._runtime.life.proc import Proc
 from trimesh._transport.base import Lane
 from trimesh._transport.memory import MemoryNetwork
 from trimesh._transport.pipe import Delivery

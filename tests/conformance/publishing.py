@@ -7,7 +7,7 @@ from typing import Any
 import trio
 
 from trimesh import Actor, endpoint
-from trimesh._runtime.context import current_proc, find_cell
+from trimesh._runtime.actors.context import current_proc, find_cell
 from trimesh.rdma import Published, VersionGone
 from trimesh.rdma.publications import publications_of
 

@@ -17,7 +17,7 @@ from tests.patience import HANG_SECONDS
 
 import trimesh
 from trimesh import Actor, MeshErrorGroup, RemoteCancelled, endpoint, limits, this_host
-from trimesh._runtime.cell import Cell
+from trimesh._runtime.actors.cell import Cell
 
 
 class Clock(Actor):

@@ -13,8 +13,8 @@ from tests.conformance.probe import Probe
 
 import trimesh
 from trimesh import MeshErrorGroup, MeshStopped, ProcDied, TrimeshInternalError, this_proc
-from trimesh._runtime.context import current_proc
-from trimesh._runtime.proc import Proc
+from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.life.proc import Proc
 
 
 async def test_death_is_told_once_by_the_block(backend: Backend):

@@ -16,7 +16,7 @@ from tests.conformance.test_stalls import listening
 
 import trimesh
 from trimesh import endpoint
-from trimesh._runtime.task_tree import describe_actors
+from trimesh._runtime.watch.task_tree import describe_actors
 
 
 def dumped() -> str:

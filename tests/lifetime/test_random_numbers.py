@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trimesh import Actor, ProcDied, Restart, endpoint, this_host
-from trimesh._runtime.seeds import ProcSeeds
+from trimesh._runtime.system.seeds import ProcSeeds
 
 pytestmark = pytest.mark.real
 

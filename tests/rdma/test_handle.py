@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trimesh import limits
-from trimesh._runtime.bulk import Granted
+from trimesh._runtime.services.bulk import Granted
 from trimesh._transport.mover import Grant, Home, Right
 from trimesh.errors import Origin, ProtocolError
 from trimesh.rdma.buffer import RDMABuffer, rebuild

@@ -12,8 +12,8 @@ import trio
 from tests.runtime import worker_entries
 from tests.runtime.processes import children, family
 
-from trimesh._runtime.child import Child, LaunchSpec
-from trimesh._runtime.launcher import Launcher, open_spawner
+from trimesh._runtime.spawner.launcher import Launcher, open_spawner
+from trimesh._runtime.system.child import Child, LaunchSpec
 from trimesh.ids import ID_MAX, ProcId
 
 SERVE = "tests.runtime.worker_entries:serve"

@@ -12,7 +12,7 @@ import trio
 from tests.runtime.conftest import SERVE, ask, hear, nested, new_id, spawner_of, spec_of, tell
 
 from trimesh import Actor, endpoint, this_host
-from trimesh._runtime.launcher import open_spawner
+from trimesh._runtime.spawner.launcher import open_spawner
 from trimesh.ids import ProcId
 
 

@@ -10,10 +10,10 @@ import attrs
 import trio
 
 from trimesh._routing.credit import ReceiveCount
-from trimesh._runtime.cell import Cell
-from trimesh._runtime.incoming import IncomingCall
-from trimesh._runtime.peer import Peer
-from trimesh._runtime.proc import Proc
+from trimesh._runtime.actors.cell import Cell
+from trimesh._runtime.actors.incoming import IncomingCall
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.peers.peer import Peer
 from trimesh._transport.base import Buffer, Group, Lane, Link, LinkHandler, LinkStatistics, Transport
 from trimesh._transport.memory_mover import MemoryMover, MemoryTable
 from trimesh._transport.mover import Mover

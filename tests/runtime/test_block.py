@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import trio
 
-from trimesh._runtime.block import Left, raise_all
+from trimesh._runtime.meshes.block import Left, raise_all
 from trimesh.errors import MeshErrorGroup, leaves
 
 

@@ -11,9 +11,9 @@ import pytest
 from tests.runtime.conftest import Start, ask, tell
 from tests.runtime.processes import Controller
 
-from trimesh._runtime import boot, spawner_caller
-from trimesh._runtime import spawner_wire as wire
-from trimesh._runtime.launcher import Launcher
+from trimesh._runtime.spawner import boot, wire
+from trimesh._runtime.spawner import caller as spawner_caller
+from trimesh._runtime.spawner.launcher import Launcher
 
 real = pytest.mark.real
 

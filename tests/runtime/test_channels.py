@@ -10,9 +10,9 @@ import trio.testing
 from tests.runtime.frames import RecordingLink, RecordingTransport
 
 from trimesh import Port, limits
-from trimesh._runtime.deaths import died
-from trimesh._runtime.peer import Peer
-from trimesh._runtime.proc import Proc
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.peers.deaths import died
+from trimesh._runtime.peers.peer import Peer
 from trimesh._transport.base import Lane
 from trimesh._wire import messages
 from trimesh.ids import ProcId

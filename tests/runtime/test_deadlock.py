@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.runtime.frames import RecordingLink, RecordingTransport
 
-from trimesh._runtime.family import Family
-from trimesh._runtime.proc import Proc
+from trimesh._runtime.life.family import Family
+from trimesh._runtime.life.proc import Proc
 from trimesh._wire import messages, waits
 from trimesh._wire.waits import Kind, NodeRef, NodeReport, Place
 from trimesh.ids import ProcId

@@ -17,8 +17,10 @@ from tests.runtime.conftest import SERVE, Start, ask, hear, nested, new_id, spec
 from tests.runtime.processes import Controller, freeze, state, suspended, wait_gone
 
 from trimesh import limits
-from trimesh._runtime import spawner_prctl as prctl
-from trimesh._runtime.exits import (
+from trimesh._runtime.spawner.launcher import Launcher, open_spawner
+from trimesh._runtime.spawner.orphans import ExecutingError, marked_proc
+from trimesh._runtime.system import prctl
+from trimesh._runtime.system.exits import (
     ExitReport,
     OomLedger,
     decode_tail,
@@ -27,8 +29,6 @@ from trimesh._runtime.exits import (
     parse_oom_kills,
     signal_name,
 )
-from trimesh._runtime.launcher import Launcher, open_spawner
-from trimesh._runtime.spawner_orphans import ExecutingError, marked_proc
 
 real = pytest.mark.real
 

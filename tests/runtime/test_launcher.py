@@ -19,8 +19,8 @@ from tests.runtime.conftest import SERVE, CancelAtNth, Start, ask, hear, nested,
 from tests.runtime.processes import family, see, state, suspended, wait_gone
 
 from trimesh import limits
-from trimesh._runtime.exits import ExitReport
-from trimesh._runtime.launcher import Launcher, open_spawner
+from trimesh._runtime.spawner.launcher import Launcher, open_spawner
+from trimesh._runtime.system.exits import ExitReport
 from trimesh.errors import LinkLost, ProcDied, SpawnError
 from trimesh.ids import ProcId
 

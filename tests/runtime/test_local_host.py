@@ -18,10 +18,10 @@ from tests.patience import HANG_SECONDS
 from tests.runtime.processes import count_fds, spawners_here, state, wait_until_all
 
 from trimesh import Actor, ProcDied, endpoint, limits, this_host
-from trimesh._runtime import spawner_wire as wire
-from trimesh._runtime.local_host import LocalHost, accept_links
-from trimesh._runtime.proc import Proc
-from trimesh._runtime.spawner_socket import BrokerSocket
+from trimesh._runtime.life.local_host import LocalHost, accept_links
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.spawner import wire
+from trimesh._runtime.spawner.socket import BrokerSocket
 from trimesh._transport.native import NativeTransport
 from trimesh.ids import ProcId
 

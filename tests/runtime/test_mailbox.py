@@ -12,8 +12,8 @@ import attrs
 import trio
 import trio.testing
 
-from trimesh._runtime.endpoint_spec import EndpointSpec, Kind
-from trimesh._runtime.mailbox import Mailbox
+from trimesh._runtime.actors.mailbox import Mailbox
+from trimesh._runtime.values.endpoint_spec import EndpointSpec, Kind
 
 
 @attrs.define(eq=False)

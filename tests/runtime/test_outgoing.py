@@ -13,12 +13,12 @@ from tests.runtime.frames import RecordingLink, RecordingTransport
 
 from trimesh import limits
 from trimesh._routing.collector import Failed, Raised, Returned, Withdrawn
-from trimesh._runtime.deaths import died
-from trimesh._runtime.invoke import Err, Request, value_of
-from trimesh._runtime.outgoing import OutgoingCall
-from trimesh._runtime.peer import Parcel, Peer
-from trimesh._runtime.proc import Proc
-from trimesh._runtime.target import Target
+from trimesh._runtime.calls.invoke import Err, Request, value_of
+from trimesh._runtime.calls.outgoing import OutgoingCall
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.peers.deaths import died
+from trimesh._runtime.peers.peer import Parcel, Peer
+from trimesh._runtime.values.target import Target
 from trimesh._transport.base import Lane
 from trimesh._wire import messages
 from trimesh.errors import Origin, ProcDied, ProtocolError

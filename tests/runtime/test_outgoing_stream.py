@@ -13,12 +13,12 @@ from tests.runtime.test_outgoing import MESH, REQUEST, Stage
 
 from trimesh import Actor, endpoint, limits
 from trimesh._routing.collector import Failed
-from trimesh._runtime.cell import ActorSpec, Cell
-from trimesh._runtime.deaths import died
-from trimesh._runtime.outgoing_stream import OutgoingStream
-from trimesh._runtime.peer import Parcel, Peer
-from trimesh._runtime.proc import Proc
-from trimesh._runtime.target import Target
+from trimesh._runtime.actors.cell import ActorSpec, Cell
+from trimesh._runtime.calls.outgoing_stream import OutgoingStream
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.peers.deaths import died
+from trimesh._runtime.peers.peer import Parcel, Peer
+from trimesh._runtime.values.target import Target
 from trimesh._transport.base import Lane
 from trimesh._wire import messages
 from trimesh.errors import ProtocolError

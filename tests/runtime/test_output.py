@@ -19,9 +19,9 @@ from tests.runtime.conftest import SERVE, Start, ask, hear, new_id, spec_of, tel
 from tests.runtime.processes import wait_reaped
 
 from trimesh import limits, this_host
-from trimesh._runtime.launcher import Launcher, open_spawner
-from trimesh._runtime.output import STDERR, STDOUT, LineCutter, OutputPrinter, OutputQueue, Tail
-from trimesh._runtime.spawner_wire import OutputChunk
+from trimesh._runtime.spawner.launcher import Launcher, open_spawner
+from trimesh._runtime.spawner.wire import OutputChunk
+from trimesh._runtime.system.output import STDERR, STDOUT, LineCutter, OutputPrinter, OutputQueue, Tail
 
 real = pytest.mark.real
 

@@ -9,11 +9,11 @@ from tests.runtime.frames import RecordingLink, RecordingTransport
 from tests.runtime.test_outgoing import REQUEST
 
 from trimesh import limits
-from trimesh._runtime.deaths import died
-from trimesh._runtime.outgoing import OutgoingCall
-from trimesh._runtime.peer import Parcel, Peer
-from trimesh._runtime.proc import Proc
-from trimesh._runtime.target import Target
+from trimesh._runtime.calls.outgoing import OutgoingCall
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.peers.deaths import died
+from trimesh._runtime.peers.peer import Parcel, Peer
+from trimesh._runtime.values.target import Target
 from trimesh._transport.base import DownReason, LinkDown
 from trimesh._wire import messages
 from trimesh.errors import ProcDied

@@ -14,8 +14,8 @@ from types import ModuleType
 
 import pytest
 
-from trimesh._runtime.import_watch import when_imported
-from trimesh._runtime.seeds import ProcSeeds
+from trimesh._runtime.system.import_watch import when_imported
+from trimesh._runtime.system.seeds import ProcSeeds
 
 
 def test_the_rule_is_the_documented_one() -> None:
@@ -105,7 +105,7 @@ def test_looking_for_a_module_does_not_count_as_its_import(module: str) -> None:
 
 LATE = """
 import random, sys
-from trimesh._runtime.seeds import ProcSeeds
+from trimesh._runtime.system.seeds import ProcSeeds
 seeds = ProcSeeds.of(7, "m", 0, 0)
 seeds.plant()
 assert "numpy" not in sys.modules and "torch" not in sys.modules

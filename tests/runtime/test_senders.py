@@ -12,15 +12,15 @@ import trio
 from tests.runtime.frames import RecordingLink, RecordingTransport
 
 from trimesh import limits
-from trimesh._runtime.agent import Agent
-from trimesh._runtime.cell import ActorSpec, Cell
-from trimesh._runtime.endpoint_spec import ENDPOINTS
-from trimesh._runtime.family import Family
-from trimesh._runtime.member import Member
-from trimesh._runtime.proc import Proc
-from trimesh._runtime.senders import AGENT_CALLERS, SENDERS, Sender, check_agent_caller, check_sender
-from trimesh._runtime.services import TENSORS
-from trimesh._runtime.tasks import Tasks
+from trimesh._runtime.actors.agent import Agent
+from trimesh._runtime.actors.cell import ActorSpec, Cell
+from trimesh._runtime.life.family import Family
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.meshes.member import Member
+from trimesh._runtime.peers.senders import AGENT_CALLERS, SENDERS, Sender, check_agent_caller, check_sender
+from trimesh._runtime.services.registry import TENSORS
+from trimesh._runtime.tasks.background import Tasks
+from trimesh._runtime.values.endpoint_spec import ENDPOINTS
 from trimesh._wire import messages
 from trimesh._wire.not_yet import NotYet
 from trimesh._wire.waits import Kind, NodeRef

@@ -14,7 +14,7 @@ import trio
 from tests.runtime.conftest import SERVE, Start, ask, hear, new_id, spec_of
 from tests.runtime.processes import family, see
 
-from trimesh._runtime.launcher import Launcher, open_spawner
+from trimesh._runtime.spawner.launcher import Launcher, open_spawner
 
 pytestmark = pytest.mark.real
 

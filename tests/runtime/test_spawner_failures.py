@@ -16,10 +16,10 @@ import trio
 from tests.runtime.conftest import SERVE, CancelAtNth, Start, ask, hear, new_id, spawner_of, spec_of
 from tests.runtime.processes import family
 
-from trimesh._runtime.boot import RefusalError
-from trimesh._runtime.child import Child
-from trimesh._runtime.launcher import Launcher, open_spawner
-from trimesh._runtime.spawner import check_forkable
+from trimesh._runtime.spawner.boot import RefusalError
+from trimesh._runtime.spawner.launcher import Launcher, open_spawner
+from trimesh._runtime.spawner.main import check_forkable
+from trimesh._runtime.system.child import Child
 from trimesh.errors import LinkLost, ProcDied, SpawnError
 
 pytestmark = pytest.mark.real
@@ -218,7 +218,7 @@ def pids_group() -> Iterator[Path]:
 async def test_error_inside_the_spawner_is_told_and_takes_everything_along(module: Path) -> None:
     """A bug of ours: its traceback becomes the error of whoever asks next; nothing is left."""
     write(module, """
-        from trimesh._runtime import spawner_loop
+        from trimesh._runtime.spawner import loop as spawner_loop
         connect = spawner_loop.Spawner._connect
         def broken(self, sender, record):
             raise RuntimeError("a planted bug")

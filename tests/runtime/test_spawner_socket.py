@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimesh import limits
-from trimesh._runtime import spawner_wire as wire
-from trimesh._runtime.spawner_caller import capture_caller
-from trimesh._runtime.spawner_socket import BrokerSocket, broker_pair, memfd_of
+from trimesh._runtime.spawner import wire
+from trimesh._runtime.spawner.caller import capture_caller
+from trimesh._runtime.spawner.socket import BrokerSocket, broker_pair, memfd_of
 from trimesh.errors import LimitExceeded, ProtocolError
 
 

@@ -10,11 +10,11 @@ import time
 import pytest
 from tests.patience import HANG_SECONDS
 
-from trimesh._runtime import stack
+from trimesh._runtime.watch import stack
 
 READING = """
 import ctypes
-from trimesh._runtime.stack import arm_stack
+from trimesh._runtime.watch.stack import arm_stack
 print(arm_stack(), flush=True)
 libc = ctypes.CDLL(None, use_errno=True)
 print(libc.read(0, ctypes.create_string_buffer(8), 8), ctypes.get_errno())

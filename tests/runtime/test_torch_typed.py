@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trimesh._runtime import typed_values
+from trimesh._runtime.values import typed_values
 from trimesh._wire.typed_kinds import TypedDecoder, TypedEncoder
 from trimesh.errors import PayloadError, ProtocolError
 

@@ -12,7 +12,7 @@ import pytest
 from tests.patience import HANG_SECONDS
 
 from trimesh import limits
-from trimesh._runtime import torch_values
+from trimesh._runtime.values import torch_values
 from trimesh._wire.payload import Decoder, Encoded, Encoder
 from trimesh.errors import PayloadError
 
@@ -384,7 +384,7 @@ def test_broken_tensor_is_a_payload_error() -> None:
 def test_torch_is_served_when_it_is_imported_later() -> None:
     code = """
         import sys
-        from trimesh._runtime import torch_values
+        from trimesh._runtime.values import torch_values
         from trimesh._wire.payload import Decoder, Encoder
         torch_values.register()
         encoder = Encoder()

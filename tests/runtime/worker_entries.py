@@ -24,9 +24,9 @@ from typing import Any
 
 import trio
 
-from trimesh._runtime.child import LaunchSpec
-from trimesh._runtime.launcher import attach_launcher
-from trimesh._runtime.spawner_wire import WorkerConfig
+from trimesh._runtime.spawner.launcher import attach_launcher
+from trimesh._runtime.spawner.wire import WorkerConfig
+from trimesh._runtime.system.child import LaunchSpec
 from trimesh.ids import ProcId
 
 
@@ -292,7 +292,7 @@ def garble(config: WorkerConfig, link: socket.socket, broker: socket.socket, lif
 
 def impostor(config: WorkerConfig, link: socket.socket, broker: socket.socket, lifelines: list[int]) -> int:
     """Ask the spawner for what only the controller may, then serve."""
-    from trimesh._runtime import spawner_wire
+    from trimesh._runtime.spawner import wire as spawner_wire
 
     broker.send(spawner_wire.encode(spawner_wire.Stop()))
     return serve(config, link, broker, lifelines)

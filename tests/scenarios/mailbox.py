@@ -20,8 +20,8 @@ import trio
 import trio.testing
 from tests.scenarios.script import Command, Scene
 
-from trimesh._runtime.endpoint_spec import EndpointSpec, Kind
-from trimesh._runtime.mailbox import Mailbox
+from trimesh._runtime.actors.mailbox import Mailbox
+from trimesh._runtime.values.endpoint_spec import EndpointSpec, Kind
 
 
 @attrs.define(eq=False)

@@ -10,7 +10,7 @@
     up procs 1                  every member of the round serves;  start-fails procs 1   it could not be started
     stop procs                  its block is being left
 
-Who calls the machine in earnest: `_runtime/proc_members.py`, `actor_members.py` and `restarts.py`.
+Who calls the machine in earnest: `_runtime/meshes/proc_members.py`, `actor_members.py` and `restarts.py`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 import trimesh
 from trimesh import this_host
-from trimesh._runtime.context import current_proc
+from trimesh._runtime.actors.context import current_proc
 from trimesh.tensor.activation import active_team
 from trimesh.tensor.opening import shapes_of
 from trimesh.tensor.tensor import MeshTensor

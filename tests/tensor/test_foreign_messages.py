@@ -10,7 +10,7 @@ import pytest
 
 import trimesh
 from trimesh import Actor, endpoint, this_host
-from trimesh._runtime.values import Values
+from trimesh._runtime.values.codec import Values
 from trimesh.errors import MeshErrorGroup, Origin, PayloadError, ProtocolError
 from trimesh.ids import ProcId
 

@@ -14,12 +14,12 @@ import trio
 from tests.testing.actors import Relay, Worker, run_body
 
 from trimesh._routing.credit import SendWindow
-from trimesh._runtime import incoming
-from trimesh._runtime.incoming import IncomingCall
-from trimesh._runtime.mailbox import Mailbox, SlotGroup
-from trimesh._runtime.outgoing import OutgoingCall
-from trimesh._runtime.peer import Outbox
-from trimesh._runtime.serve import Server
+from trimesh._runtime.actors import incoming
+from trimesh._runtime.actors.incoming import IncomingCall
+from trimesh._runtime.actors.mailbox import Mailbox, SlotGroup
+from trimesh._runtime.actors.serve import Server
+from trimesh._runtime.calls.outgoing import OutgoingCall
+from trimesh._runtime.peers.peer import Outbox
 from trimesh.testing.oracles import OracleError
 from trimesh.testing.seeded_run import HangError
 

@@ -133,7 +133,7 @@ async def test_seed_of_a_mesh_draws_what_real_processes_draw():
         drawer = await procs.spawn("drawer", Drawer)
         values = (await drawer.numbers.call()).values()
 
-    expected = [trimesh._runtime.seeds.ProcSeeds.of(7, "procs", rank, 0) for rank in range(2)]
+    expected = [trimesh._runtime.system.seeds.ProcSeeds.of(7, "procs", rank, 0) for rank in range(2)]
     assert [each["random"] for each in values] == [random.Random(seeds.python).random() for seeds in expected]
     assert [each["numpy"] for each in values] == [float(np.random.RandomState(s.numpy).rand()) for s in expected]
 

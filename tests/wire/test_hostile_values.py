@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimesh import limits
-from trimesh._runtime import spawner_wire
-from trimesh._runtime import typed_values as typed_values  # noqa: PLC0414 - registers its kinds
+from trimesh._runtime.spawner import wire as spawner_wire
+from trimesh._runtime.values import typed_values as typed_values  # noqa: PLC0414 - registers its kinds
 from trimesh._wire import messages, waits
 from trimesh._wire.exception_records import ExceptionRecord, Part, encode_records
 from trimesh._wire.exceptions import decode_exception
@@ -85,7 +85,7 @@ REFUSED = {
     "array without bytes": kind("array", None, "<f8", tup(HUGE)),
     "tensor without bytes": kind("tensor", "float64", None, None, tup(HUGE), tup(1), 0),
     "lazy class": kind("class", "concurrent.futures", "ProcessPoolExecutor"),
-    "property of a class": kind("class", "trimesh._runtime.child", "Child.nothing"),
+    "property of a class": kind("class", "trimesh._runtime.system.child", "Child.nothing"),
     "function": kind("function", "os", "system"),
 }
 

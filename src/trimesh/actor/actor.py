@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import attrs
 
-from trimesh._runtime.endpoint_spec import ENDPOINTS, EndpointSpec
+from trimesh._runtime.values.endpoint_spec import ENDPOINTS, EndpointSpec
 from trimesh.actor.endpoint import EndpointMethod
 
 if TYPE_CHECKING:
     from builtins import slice as Slice  # noqa: N812
 
-    from trimesh._runtime.event_hub import EventStream
-    from trimesh._runtime.statistics import MeshStatistics
+    from trimesh._runtime.watch.event_hub import EventStream
+    from trimesh._runtime.watch.statistics import MeshStatistics
     from trimesh.shape.extent import Extent
     from trimesh.shape.point import Point
 

@@ -8,10 +8,10 @@ from typing import Any, TypeVar, overload
 
 import trio
 
-from trimesh._runtime.controller import lease_proc
-from trimesh._runtime.foreign import in_trio_block
-from trimesh._runtime.port import Port
-from trimesh._runtime.receiver import Receiver
+from trimesh._runtime.channels.port import Port
+from trimesh._runtime.channels.receiver import Receiver
+from trimesh._runtime.life.controller import lease_proc
+from trimesh._runtime.tasks.foreign import in_trio_block
 
 T = TypeVar("T")
 

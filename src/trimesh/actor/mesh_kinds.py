@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from trimesh._runtime.endpoint_spec import endpoints_of
-from trimesh._runtime.reference import MemberInfo, MeshInfo
+from trimesh._runtime.values.endpoint_spec import endpoints_of
+from trimesh._runtime.values.reference import MemberInfo, MeshInfo
 from trimesh._wire.kinds import Kind, Source, register_kind
 from trimesh._wire.reducers import Sink
 from trimesh._wire.typed_kinds import name_of

@@ -10,10 +10,10 @@ import trio
 
 from trimesh import limits
 from trimesh._routing.collector import Outcome
-from trimesh._runtime.endpoint_spec import EndpointSpec, Kind
-from trimesh._runtime.invoke import Err, Ok, Request, encode_request, remaining_budget, results_of, value_of
-from trimesh._runtime.outgoing_stream import OutgoingStream
-from trimesh._runtime.proc import Proc
+from trimesh._runtime.calls.invoke import Err, Ok, Request, encode_request, remaining_budget, results_of, value_of
+from trimesh._runtime.calls.outgoing_stream import OutgoingStream
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.values.endpoint_spec import EndpointSpec, Kind
 from trimesh.actor import verbs
 from trimesh.actor.options import Options
 from trimesh.actor.results import Results

@@ -21,7 +21,7 @@ from typing import Generic, TypeVar, cast
 
 import trio
 
-from trimesh._runtime.cancelled import split_cancelled
+from trimesh._runtime.tasks.cancelled import split_cancelled
 from trimesh.aio.crossing import Crossing, cancelled_in_trio
 from trimesh.aio.trio_run import Site, lease
 

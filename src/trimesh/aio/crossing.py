@@ -18,7 +18,7 @@ from typing import Generic, TypeVar, cast
 import attrs
 import trio
 
-from trimesh._runtime.cancelled import split_cancelled
+from trimesh._runtime.tasks.cancelled import split_cancelled
 from trimesh.aio.trio_run import Site
 
 T = TypeVar("T")

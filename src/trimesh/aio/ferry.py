@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 import trio
 
-from trimesh._runtime import foreign
+from trimesh._runtime.tasks import foreign
 from trimesh.aio.body import Body, find_site
 from trimesh.aio.crossing import run_in_trio
 from trimesh.aio.trio_run import find_run, find_token, running_loop

@@ -11,8 +11,8 @@ import attrs
 import trio
 
 from trimesh import limits
-from trimesh._runtime.context import current_proc
-from trimesh._runtime.foreign import Block
+from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.tasks.foreign import Block
 from trimesh._transport.mover import Kind
 from trimesh.errors import LimitExceeded, MeshErrorGroup
 from trimesh.rdma.buffer import RDMABuffer

@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 
 import trio
 
-from trimesh._runtime.foreign import in_trio
+from trimesh._runtime.tasks.foreign import in_trio
 from trimesh.errors import MeshStopped, ProcDied
 from trimesh.rdma.layout import Entry, describe
 

@@ -7,7 +7,7 @@ from typing import Any, overload
 
 import trio
 
-from trimesh._runtime.foreign import in_trio
+from trimesh._runtime.tasks.foreign import in_trio
 from trimesh.actor.endpoint import Endpoint
 from trimesh.rdma.allocation import allocate
 from trimesh.rdma.batch import batch

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from trimesh._runtime.peer import Parcel, Peer
+from trimesh._runtime.peers.peer import Parcel, Peer
 from trimesh._wire import messages
 from trimesh.ids import ProcId
 from trimesh.rdma.buffer import RDMABuffer
@@ -22,7 +22,7 @@ from trimesh.rdma.reading import Reading
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trimesh._runtime.proc import Proc
+    from trimesh._runtime.life.proc import Proc
 
 
 @attrs.define(eq=False)

@@ -11,8 +11,8 @@ from typing import Any, Self
 import trio
 
 from trimesh import limits
-from trimesh._runtime.context import proc_for
-from trimesh._runtime.foreign import in_trio, in_trio_block, in_trio_now
+from trimesh._runtime.actors.context import proc_for
+from trimesh._runtime.tasks.foreign import in_trio, in_trio_block, in_trio_now
 from trimesh.errors import ProtocolError
 from trimesh.rdma.buffer import RDMABuffer
 from trimesh.rdma.following import Following

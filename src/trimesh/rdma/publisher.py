@@ -19,8 +19,8 @@ import attrs
 import trio
 
 from trimesh import limits
-from trimesh._runtime.context import find_cell
-from trimesh._runtime.peer import Parcel, Peer
+from trimesh._runtime.actors.context import find_cell
+from trimesh._runtime.peers.peer import Parcel, Peer
 from trimesh._wire import messages
 from trimesh.ids import ProcId
 from trimesh.rdma import board
@@ -29,8 +29,8 @@ from trimesh.rdma.buffer import RDMABuffer
 from trimesh.rdma.layout import layout_of
 
 if TYPE_CHECKING:
-    from trimesh._runtime.cell import Cell
-    from trimesh._runtime.proc import Proc
+    from trimesh._runtime.actors.cell import Cell
+    from trimesh._runtime.life.proc import Proc
 
 
 @attrs.define(eq=False)

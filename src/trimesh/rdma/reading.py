@@ -18,8 +18,8 @@ import attrs
 import trio
 
 from trimesh import limits
-from trimesh._runtime.bulk import Granted
-from trimesh._runtime.peer import Parcel
+from trimesh._runtime.peers.peer import Parcel
+from trimesh._runtime.services.bulk import Granted
 from trimesh._transport.mover import Right
 from trimesh._wire import messages
 from trimesh.errors import LimitExceeded, LinkLost, MeshStopped, ProcDied, set_origin
@@ -30,7 +30,7 @@ from trimesh.rdma.buffer import RDMABuffer
 from trimesh.rdma.handle import Handle
 
 if TYPE_CHECKING:
-    from trimesh._runtime.proc import Proc
+    from trimesh._runtime.life.proc import Proc
 
 
 class VersionGone(LookupError):

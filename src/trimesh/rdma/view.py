@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 
 import trio
 
-from trimesh._runtime.context import current_proc
+from trimesh._runtime.actors.context import current_proc
 from trimesh.rdma.handle import Handle
 
 

@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch.utils import _pytree as pytree
 
-from trimesh._runtime.context import current_proc
+from trimesh._runtime.actors.context import current_proc
 from trimesh.tensor.errors import RecordingError
 from trimesh.tensor.opening import shapes_of
 from trimesh.tensor.protocol import FORGET, RECORD, REPLAY

@@ -12,8 +12,8 @@ import torch
 import trio
 
 from trimesh import limits
-from trimesh._runtime.incoming import take_payload
-from trimesh._runtime.services import TENSORS
+from trimesh._runtime.actors.incoming import take_payload
+from trimesh._runtime.services.registry import TENSORS
 from trimesh.errors import MeshError, MeshStopped, ProcDied, ProtocolError, set_origin
 from trimesh.tensor import generator_states, protocol
 from trimesh.tensor.device import default_device
@@ -21,11 +21,11 @@ from trimesh.tensor.moves import moves_of
 from trimesh.tensor.team import Failure, Team
 
 if TYPE_CHECKING:
-    from trimesh._runtime.channels import Cargo
-    from trimesh._runtime.ownership import OwnedProcs
-    from trimesh._runtime.peer import Peer
-    from trimesh._runtime.proc import Proc
-    from trimesh._runtime.reference import MeshInfo
+    from trimesh._runtime.channels.registry import Cargo
+    from trimesh._runtime.life.ownership import OwnedProcs
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.peer import Peer
+    from trimesh._runtime.values.reference import MeshInfo
     from trimesh.errors import Origin
     from trimesh.shape.region import Region
     from trimesh.tensor.expected import Expected

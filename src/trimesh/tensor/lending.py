@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
-from trimesh._runtime.guarded import Guarded
-from trimesh._runtime.services import TENSORS, rebuild
+from trimesh._runtime.services.registry import TENSORS, rebuild
+from trimesh._runtime.tasks.guarded import Guarded
 from trimesh._wire.reducers import Sink, register_reducer
 from trimesh.tensor.tensor import MeshTensor
 
 if TYPE_CHECKING:
-    from trimesh._runtime.peer import Peer
+    from trimesh._runtime.peers.peer import Peer
 
 
 class _Loan(Guarded):

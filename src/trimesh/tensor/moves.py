@@ -27,8 +27,8 @@ import torch
 import trio
 
 from trimesh import limits
-from trimesh._runtime.bulk import Registration
-from trimesh._runtime.services import TENSORS
+from trimesh._runtime.services.bulk import Registration
+from trimesh._runtime.services.registry import TENSORS
 from trimesh._transport.mover import Kind, Right, Span, Transfer
 from trimesh.errors import LimitExceeded, LinkLost, Origin, ProtocolError
 from trimesh.ids import ProcId
@@ -38,8 +38,8 @@ from trimesh.tensor import protocol
 from trimesh.tensor.poison import Poison
 
 if TYPE_CHECKING:
-    from trimesh._runtime.peer import Peer
-    from trimesh._runtime.proc import Proc
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.peer import Peer
 
 Move = tuple[ProcId, int]
 """The controller, and the number that it has given to the move, or to the request that it answers."""

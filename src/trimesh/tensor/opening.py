@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 import trio
 
-from trimesh._runtime.ownership import OwnedProcs
-from trimesh._runtime.proc import Proc
+from trimesh._runtime.life.ownership import OwnedProcs
+from trimesh._runtime.life.proc import Proc
 from trimesh.errors import MeshStopped
 from trimesh.tensor import generator_states
 from trimesh.tensor import lending as lending  # noqa: PLC0414 - says how mesh tensors travel

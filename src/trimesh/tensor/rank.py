@@ -23,8 +23,8 @@ from trimesh.tensor.protocol import Answer
 from trimesh.tensor.signature import Signature
 
 if TYPE_CHECKING:
-    from trimesh._runtime.peer import Peer
-    from trimesh._runtime.proc import Proc
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.peer import Peer
     from trimesh.tensor.replay import Record
 
 

@@ -11,7 +11,7 @@ import torch
 import trio
 
 from trimesh import limits
-from trimesh._runtime.services import TENSORS
+from trimesh._runtime.services.registry import TENSORS
 from trimesh._wire.not_yet import NotYet
 from trimesh.errors import LimitExceeded, Origin, ProtocolError, ShapeError
 from trimesh.ids import ProcId
@@ -32,9 +32,9 @@ from trimesh.tensor.runner import Runner
 from trimesh.tensor.stores import Key, Stores
 
 if TYPE_CHECKING:
-    from trimesh._runtime.channels import Cargo
-    from trimesh._runtime.peer import Peer
-    from trimesh._runtime.proc import Proc
+    from trimesh._runtime.channels.registry import Cargo
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.peer import Peer
     from trimesh._transport.base import Buffer
     from trimesh.tensor.engine import Engine
 

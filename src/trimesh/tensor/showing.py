@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 
 import torch
 
-from trimesh._runtime.foreign import in_trio
+from trimesh._runtime.tasks.foreign import in_trio
 from trimesh.tensor.fetching import checked, fetch, fetch_shard, values_now
 from trimesh.tensor.plot import check_plot
 from trimesh.tensor.plot import plot as draw

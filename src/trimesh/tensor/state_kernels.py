@@ -9,7 +9,7 @@ import attrs
 import msgspec
 import torch
 
-from trimesh._runtime.context import set_proc_of_task
+from trimesh._runtime.actors.context import set_proc_of_task
 from trimesh.rdma.publications import publications_of
 from trimesh.rdma.published import rebuild
 from trimesh.rdma.publisher import Publisher

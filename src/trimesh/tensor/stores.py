@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
-from trimesh._runtime.services import TENSORS
+from trimesh._runtime.services.registry import TENSORS
 from trimesh.errors import CollectiveFailed, MeshError, Origin, ProtocolError, origin
 from trimesh.ids import ProcId
 from trimesh.tensor import protocol
@@ -23,8 +23,8 @@ from trimesh.tensor.meeting import Leave
 from trimesh.tensor.team_table import Found, TeamTable
 
 if TYPE_CHECKING:
-    from trimesh._runtime.peer import Peer
-    from trimesh._runtime.proc import Proc
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.peer import Peer
 
 Key = tuple[ProcId, int, int]
 """The controller, its engine, the team."""

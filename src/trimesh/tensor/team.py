@@ -17,7 +17,7 @@ from trimesh.shape.region import Region
 from trimesh.tensor.protocol import DEFINE, FREE, RESET
 
 if TYPE_CHECKING:
-    from trimesh._runtime.peer import Peer
+    from trimesh._runtime.peers.peer import Peer
     from trimesh.errors import Origin
     from trimesh.tensor.engine import Engine
     from trimesh.tensor.shapes import Plan

@@ -16,13 +16,13 @@ from typing import Any
 
 import attrs
 
-from trimesh._runtime.cell import Cell
-from trimesh._runtime.context import context, current_proc
-from trimesh._runtime.endpoint_spec import EndpointSpec
-from trimesh._runtime.host import LaunchRequest
-from trimesh._runtime.incoming import IncomingCall, take_payload
-from trimesh._runtime.peer import Peer
-from trimesh._runtime.proc import Proc
+from trimesh._runtime.actors.cell import Cell
+from trimesh._runtime.actors.context import context, current_proc
+from trimesh._runtime.actors.incoming import IncomingCall, take_payload
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.peers.host import LaunchRequest
+from trimesh._runtime.peers.peer import Peer
+from trimesh._runtime.values.endpoint_spec import EndpointSpec
 from trimesh._transport.base import DownReason, Link, LinkDown
 from trimesh._transport.fault_table import TableKey
 from trimesh._transport.native import NativeTransport

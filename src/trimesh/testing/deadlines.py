@@ -20,10 +20,10 @@ import attrs
 import trio
 
 from trimesh import limits
-from trimesh._runtime.incoming import IncomingCall
-from trimesh._runtime.outgoing import OutgoingCall
-from trimesh._runtime.peer import Peer
-from trimesh._runtime.proc import Proc
+from trimesh._runtime.actors.incoming import IncomingCall
+from trimesh._runtime.calls.outgoing import OutgoingCall
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.peers.peer import Peer
 from trimesh._wire import messages
 from trimesh.ids import ProcId
 from trimesh.testing.oracles import Oracles

@@ -25,7 +25,7 @@ from typing import Any, Final, NoReturn
 
 import trio
 
-from trimesh._runtime.proc import Proc
+from trimesh._runtime.life.proc import Proc
 from trimesh._transport.base import Link, Transport
 
 SUSPENDED: Final = (types.CoroutineType, types.GeneratorType, types.AsyncGeneratorType)

@@ -11,8 +11,8 @@ from typing import Final
 import attrs
 import msgspec
 
-from trimesh._runtime.host import LaunchRequest
-from trimesh._runtime.spawner_wire import WorkerConfig
+from trimesh._runtime.peers.host import LaunchRequest
+from trimesh._runtime.spawner.wire import WorkerConfig
 from trimesh.errors import SpawnError
 from trimesh.testing.places import coordinates
 from trimesh.testing.plan import Planned

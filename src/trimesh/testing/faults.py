@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self, cast
 import attrs
 import trio
 
-from trimesh._runtime.reference import MeshInfo
+from trimesh._runtime.values.reference import MeshInfo
 from trimesh._transport.fault_table import TableKey
 from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.actor.endpoint import Endpoint

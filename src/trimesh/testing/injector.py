@@ -15,9 +15,9 @@ from typing import Any
 import attrs
 import trio
 
-from trimesh._runtime.cell import Cell
-from trimesh._runtime.endpoint_spec import EndpointSpec, Kind
-from trimesh._runtime.incoming import IncomingCall
+from trimesh._runtime.actors.cell import Cell
+from trimesh._runtime.actors.incoming import IncomingCall
+from trimesh._runtime.values.endpoint_spec import EndpointSpec, Kind
 from trimesh._transport.base import DownReason, LinkDown
 from trimesh._wire.messages import Call, Message
 from trimesh.ids import MeshId

@@ -25,10 +25,10 @@ from typing import Any
 import attrs
 
 from trimesh import limits
-from trimesh._runtime.cell import Cell
-from trimesh._runtime.incoming import IncomingCall
-from trimesh._runtime.peer import Peer
-from trimesh._runtime.proc import Proc
+from trimesh._runtime.actors.cell import Cell
+from trimesh._runtime.actors.incoming import IncomingCall
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.peers.peer import Peer
 from trimesh._wire import messages
 from trimesh.ids import AGENT, ProcId
 from trimesh.testing.vocabulary import Place

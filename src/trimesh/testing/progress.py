@@ -15,9 +15,9 @@ from typing import Final
 import trio
 import trio.testing
 
-from trimesh._runtime.context import proc_in
-from trimesh._runtime.proc import Proc
-from trimesh._runtime.task_tree import describe_actors
+from trimesh._runtime.actors.context import proc_in
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.watch.task_tree import describe_actors
 from trimesh.testing.sim_host import World
 
 STEPS_MAX: Final = 500_000

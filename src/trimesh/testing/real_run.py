@@ -16,14 +16,14 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimesh._runtime.cell import Cell
-from trimesh._runtime.context import current_proc
-from trimesh._runtime.endpoint_spec import EndpointSpec
-from trimesh._runtime.host import LaunchRequest
-from trimesh._runtime.incoming import IncomingCall, place_payload
-from trimesh._runtime.peer import Parcel, Peer
-from trimesh._runtime.proc import Proc
-from trimesh._runtime.report import dump
+from trimesh._runtime.actors.cell import Cell
+from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.actors.incoming import IncomingCall, place_payload
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.peers.host import LaunchRequest
+from trimesh._runtime.peers.peer import Parcel, Peer
+from trimesh._runtime.values.endpoint_spec import EndpointSpec
+from trimesh._runtime.watch.report import dump
 from trimesh._transport.base import Link
 from trimesh._transport.fault_table import FaultTable
 from trimesh._transport.native import NativeTransport

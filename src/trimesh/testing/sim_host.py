@@ -15,16 +15,16 @@ from typing import Protocol
 import attrs
 import trio
 
-from trimesh._runtime.agent import run_with_agent
-from trimesh._runtime.context import set_proc_of_task
-from trimesh._runtime.exits import ExitReport
-from trimesh._runtime.family import Family
-from trimesh._runtime.host import LaunchRequest, NoLinkError
-from trimesh._runtime.interrupt import forget_blocks
-from trimesh._runtime.proc import Proc
-from trimesh._runtime.seeds import ProcSeeds
-from trimesh._runtime.sites import Sites
-from trimesh._runtime.worker import serve_owner
+from trimesh._runtime.actors.agent import run_with_agent
+from trimesh._runtime.actors.context import set_proc_of_task
+from trimesh._runtime.actors.sites import Sites
+from trimesh._runtime.life.family import Family
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.life.worker import serve_owner
+from trimesh._runtime.peers.host import LaunchRequest, NoLinkError
+from trimesh._runtime.system.exits import ExitReport
+from trimesh._runtime.system.seeds import ProcSeeds
+from trimesh._runtime.tasks.interrupt import forget_blocks
 from trimesh._transport.base import Link
 from trimesh._transport.memory import MemoryLink, MemoryNetwork, MemoryTransport
 from trimesh.errors import SpawnError

@@ -19,9 +19,9 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimesh._runtime.context import cell_in, find_proc_anywhere, proc_in
-from trimesh._runtime.import_watch import when_imported
-from trimesh._runtime.seeds import ProcSeeds
+from trimesh._runtime.actors.context import cell_in, find_proc_anywhere, proc_in
+from trimesh._runtime.system.import_watch import when_imported
+from trimesh._runtime.system.seeds import ProcSeeds
 from trimesh.ids import ProcId
 from trimesh.testing.determinism import stream
 from trimesh.testing.guards import replaced

@@ -15,13 +15,13 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimesh._runtime.cell import Cell
-from trimesh._runtime.endpoint_spec import EndpointSpec, Kind
-from trimesh._runtime.host import LaunchRequest
-from trimesh._runtime.incoming import IncomingCall
-from trimesh._runtime.peer import Peer
-from trimesh._runtime.proc import Proc
-from trimesh._runtime.seeds import ProcSeeds
+from trimesh._runtime.actors.cell import Cell
+from trimesh._runtime.actors.incoming import IncomingCall
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.peers.host import LaunchRequest
+from trimesh._runtime.peers.peer import Peer
+from trimesh._runtime.system.seeds import ProcSeeds
+from trimesh._runtime.values.endpoint_spec import EndpointSpec, Kind
 from trimesh._transport.base import DownReason, Link, LinkDown
 from trimesh._transport.memory import MemoryLink
 from trimesh._wire import messages

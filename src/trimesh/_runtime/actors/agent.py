@@ -1,0 +1,196 @@
+"""The built-in actor of every process: its owner spawns and stops the other actors by calling it.
+
+So a spawn is a call like any other: it has a deadline, can be cancelled, fails with coordinates.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from trimesh._runtime.actors.cell import ActorSpec, Cell
+from trimesh._runtime.actors.context import Context, set_context
+from trimesh._runtime.actors.recipe import Kept, make_from
+from trimesh._runtime.actors.serve import LocatedError
+from trimesh._runtime.peers.membership import Place
+from trimesh._runtime.tasks.cancelled import split_cancelled
+from trimesh._runtime.values.endpoint_spec import ENDPOINTS, EndpointSpec, Kind
+from trimesh.errors import Origin
+from trimesh.ids import AGENT, MeshId, ProcId
+from trimesh.shape.point import Point
+from trimesh.shape.region import Region
+
+if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.peer import Peer
+
+_UNLIMITED: Final = 2**31
+"""Slots of the agent: it serves its owner only, who bounds what it asks for."""
+
+
+class Agent:
+    """Spawns, drains and stops actors of this process on behalf of their owners.
+
+    Attributes:
+        proc: This process.
+        stack_fd: Where the stack of the main thread is written on request; -1 for a simulated process.
+        exit_requested: Set when the owner wants the process to end.
+    """
+
+    def __init__(self, proc: Proc, stack_fd: int = -1) -> None:
+        self.proc = proc
+        self.stack_fd = stack_fd
+        self.exit_requested = trio.Event()
+
+    async def setup(self, function: Callable[[], Any] | None, whole: Region, procs: Sequence[ProcId], mesh: str) -> int:
+        """Run the user's `setup` function, sync or async; the answer says that the process is ready.
+
+        Returns:
+            The descriptor that its stack is written to.
+        """
+        if function is not None:
+            point = whole.point(procs.index(self.proc.proc_id))
+            set_context(Context(point, mesh))
+            with _located(Origin(point, mesh, host=self.proc.host_name, pid=self.proc.pid)):
+                result = function()
+                if inspect.isawaitable(result):
+                    await result
+        return self.stack_fd
+
+    @trio.lowlevel.enable_ki_protection
+    async def spawn(
+        self,
+        owner: ProcId,
+        mesh: MeshId,
+        name: str,
+        cls: type,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        whole: Region,
+        procs: Sequence[ProcId],
+        incarnations: Sequence[int],
+        is_held: bool = False,  # noqa: FBT001, FBT002 - travels as an argument
+    ) -> None:
+        """Make an actor; return when it serves. Cancelling this unwinds what was reached of its set-up (C08)."""
+        rank = procs.index(self.proc.proc_id)
+        make = partial(cls, *args, **kwargs)
+        spec = ActorSpec(mesh, name, cls, make, whole.point(rank), incarnations[rank], is_held)
+        cell = Cell(self.proc, spec, self.proc.peer(owner))
+        before = self.proc.cells.get(mesh)
+        self.proc.cells[mesh] = cell
+        for call in before.take_held() if before is not None else ():
+            cell.deliver(call)
+        try:
+            with _located(cell.origin(None)):
+                await self.proc.actors.start(cell.run)
+        except BaseException:
+            if before is None:
+                cell.release()
+                if self.proc.cells.get(mesh) is cell:  # who stops it meanwhile may have taken it away
+                    del self.proc.cells[mesh]
+            raise
+
+    @trio.lowlevel.enable_ki_protection
+    async def spawn_kept(
+        self,
+        owner: ProcId,
+        mesh: MeshId,
+        name: str,
+        kept: Kept,
+        whole: Region,
+        procs: Sequence[ProcId],
+        incarnations: Sequence[int],
+        is_held: bool,  # noqa: FBT001 - travels as an argument
+    ) -> None:
+        """Make an actor from what its owner has kept of the first spawn: class and arguments, encoded."""
+        cls, args, kwargs = make_from(self.proc.values, name, kept)
+        await self.spawn(owner, mesh, name, cls, args, kwargs, whole, procs, incarnations, is_held)
+
+    @trio.lowlevel.enable_ki_protection
+    async def follower(self, mesh: MeshId, rank: int, incarnation: int) -> Place | None:
+        """Tell, as the owner of a mesh, who follows an incarnation that has ended; wait while that is being decided."""
+        membership = self.proc.memberships.get(mesh)
+        return None if membership is None else await membership.answer(rank, incarnation)
+
+    @trio.lowlevel.enable_ki_protection
+    async def cancel_background(self, mesh: MeshId, reason: str) -> None:
+        """Cancel what an actor does without a caller: the block that owns it has been cancelled."""
+        cell = self.proc.cells.get(mesh)
+        if cell is not None:
+            cell.cancel_background(reason)
+
+    @trio.lowlevel.enable_ki_protection
+    async def drain(self, mesh: MeshId, grace: float) -> None:
+        """Let an actor run what it has accepted from its owner; `grace` is for what was given up."""
+        cell = self.proc.cells.get(mesh)
+        if cell is not None:
+            await cell.drain(grace)
+
+    @trio.lowlevel.enable_ki_protection
+    async def stop(self, mesh: MeshId, grace: float, by: str = "other", hold: bool = False) -> None:  # noqa: FBT001, FBT002
+        """End an actor; raise what its clean-up raised. With `hold`, messages wait for the one that follows."""
+        cell = self.proc.cells.get(mesh)
+        if cell is not None:
+            try:
+                with _located(cell.origin(None)):
+                    await cell.stop(grace, by, hold=hold)
+            finally:
+                if not hold:
+                    cell.release()
+                    self.proc.cells.pop(mesh, None)
+
+    @trio.lowlevel.enable_ki_protection
+    async def exit(self) -> None:
+        """Ask the process to end, once what its actors have sent to channels has left."""
+        await self.proc.channels.flush()
+        self.exit_requested.set()
+
+
+@contextmanager
+def _located(where: Origin) -> Generator[None, None, None]:
+    """Give what user code raises its own coordinates, not those of the agent."""
+    try:
+        yield
+    except BaseException as error:
+        if split_cancelled(error)[1] is None:
+            raise
+        raise LocatedError(error, where) from None
+
+
+def _spec(name: str) -> EndpointSpec:
+    function = getattr(Agent, name)
+    whole = inspect.signature(function)
+    signature = whole.replace(parameters=list(whole.parameters.values())[1:])  # without self
+    return EndpointSpec(name, function, Kind.ASYNC, _UNLIMITED, group=None, idempotent=False, signature=signature)
+
+
+setattr(
+    Agent,
+    ENDPOINTS,
+    {
+        name: _spec(name)
+        for name in ("setup", "spawn", "spawn_kept", "follower", "cancel_background", "drain", "stop", "exit")
+    },
+)
+
+
+@trio.lowlevel.enable_ki_protection
+async def run_with_agent(
+    proc: Proc,
+    owner: Peer,
+    point: Point,
+    stack_fd: int = -1,
+    *,
+    task_status: trio.TaskStatus[Agent] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run `proc`, with its agent, which obeys `owner`, until cancelled."""
+    agent = Agent(proc, stack_fd)
+    cell = Cell(proc, ActorSpec(AGENT, "agent", Agent, lambda: agent, point), owner)
+    # It is there before the first frame is read: the owner does not wait for us to be ready.
+    proc.cells[AGENT] = cell
+    await proc.run(cell, lambda: task_status.started(agent))

@@ -1,0 +1,348 @@
+r"""One actor in its process: set-up, mailbox, service, clean-up, as one structured task.
+
+    starting --ready--> serving --drain--> draining --stop--> ending --> ended
+                            \------------------------stop----/
+
+CE-1 `__init__` and the first half of `lifespan` run before any endpoint; an error there is raised by `start`.
+CE-2 endpoints run inside `lifespan`; an error of `lifespan` while serving ends the actor and goes to its owner.
+CE-3 clean-up runs after every endpoint has unwound, and is given `grace` seconds.
+CE-4 once draining, only messages of the owner that were accepted before are served; others are refused.
+CE-5 an actor that is to be restarted in this process holds the messages that come after its end, in order.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import math
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+import trio
+
+from trimesh._runtime.actors.context import Context, set_cell, set_context, set_proc_of_task
+from trimesh._runtime.actors.draining import drain
+from trimesh._runtime.actors.incoming import IncomingCall
+from trimesh._runtime.actors.mailbox import Mailbox
+from trimesh._runtime.actors.reports import report_ended, report_failure
+from trimesh._runtime.actors.serve import Server
+from trimesh._runtime.tasks.cancelled import split_cancelled
+from trimesh._runtime.values.endpoint_spec import endpoints_of
+from trimesh.errors import ActorFailed, Origin, leaves
+from trimesh.ids import MeshId
+from trimesh.shape.point import Point
+
+_log = logging.getLogger("trimesh")
+
+if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.peer import Peer
+
+
+class ActorSpec(msgspec.Struct, frozen=True):
+    """What is needed to make one actor.
+
+    Attributes:
+        mesh: Its mesh.
+        name: Name of the mesh.
+        cls: Its class.
+        make: Makes the object, in the actor's process.
+        point: Its coordinates in the mesh as spawned.
+        incarnation: 0 at first, one more for each restart.
+        is_held: Whether messages wait when it has ended by itself, for the actor that follows it here.
+    """
+
+    mesh: MeshId
+    name: str
+    cls: type
+    make: Callable[[], Any]
+    point: Point
+    incarnation: int = 0
+    is_held: bool = False
+
+
+class Cell:
+    """An actor and everything that belongs to it in this process.
+
+    Attributes:
+        proc: The process.
+        spec: What it was made from.
+        owner: The process that has spawned it.
+        mailbox: Its messages.
+        endpoints: What can be called, by name.
+        ended: Set when it has ended, however.
+        cause: The failure by which it has ended by itself, or None.
+        on_end: Called when it has ended: what it has made for others ends with it.
+        task: What it lives in, once it has begun.
+    """
+
+    __slots__ = (
+        "_actor",
+        "_context",
+        "_draining",
+        "_failure",
+        "_held",
+        "_interrupted",
+        "_is_ending",
+        "_is_holding",
+        "_life",
+        "_nursery",
+        "_server",
+        "_serving",
+        "_stopping",
+        "cause",
+        "ended",
+        "endpoints",
+        "mailbox",
+        "on_end",
+        "owner",
+        "proc",
+        "spec",
+        "task",
+    )
+
+    def __init__(self, proc: Proc, spec: ActorSpec, owner: Peer) -> None:
+        self.proc = proc
+        self.spec = spec
+        self.owner = owner
+        self._interrupted: list[IncomingCall] = []
+        self.mailbox = Mailbox(self._serve, self._start_slot, self._interrupted.append, proc.deadlocks.crowded)
+        self.ended = trio.Event()
+        self.endpoints = dict(endpoints_of(spec.cls))
+        self._actor: Any = None
+        self._nursery: trio.Nursery | None = None
+        self._context: contextvars.Context | None = None
+        self._server: Server | None = None
+        self._life = trio.CancelScope()
+        self._serving = trio.CancelScope()
+        self._draining = False
+        self._stopping = False
+        self._failure: Exception | None = None
+        self._is_ending = False
+        self._held: list[IncomingCall] = []
+        self._is_holding = False
+        self.cause: Exception | None = None
+        self.task: trio.lowlevel.Task | None = None
+        self.on_end: dict[Callable[[], None], None] = {}
+
+    # ---- messages --------------------------------------------------------------------------------------------
+
+    def deliver(self, call: IncomingCall) -> None:
+        """Take a message; it is refused when the actor is stopping."""
+        if self._is_holding:
+            self._held.append(call)
+        elif self._draining:  # to its end, and after it
+            if self.ended.is_set():
+                self._answer(call)
+            else:
+                call.refused("stopped", f"{self.spec.name} is stopping and takes no new messages")
+        elif self._is_ending:
+            self._interrupted.append(call)
+        else:
+            self.mailbox.put(call)
+
+    def waiting(self) -> Iterator[IncomingCall]:
+        """Yield the messages that have come and that no slot has taken."""
+        yield from self.mailbox.queued()
+        yield from self._held
+        yield from (call for call in self._interrupted if not call.running)
+
+    def _answer(self, call: IncomingCall) -> None:
+        """End a call that the end of the actor has cut short, or that has come too late."""
+        if self.cause is not None and not call.is_broadcast:
+            first = next(leaves(self.cause))
+            error = ActorFailed(f"{self.spec.name} has failed: {type(first).__name__}: {first}")
+            error.__cause__ = self.cause
+            call.failed(self.proc.values.encode_error(error, self.origin(None)))
+        elif call.running:
+            call.cancel("other", f"{self.spec.name} has ended")
+            call.cancelled()
+        else:
+            call.refused("stopped", f"{self.spec.name} has ended")
+
+    def cancel(self, call: IncomingCall, by: str, reason: str) -> None:
+        """Cancel one accepted call: it leaves the mailbox, or unwinds."""
+        call.cancel(by, reason)
+        waiting = next((calls for calls in (self._interrupted, self._held) if call in calls), None)
+        if waiting is not None:
+            waiting.remove(call)
+            call.cancelled()
+        elif call.running:
+            self.mailbox.tell_change()
+        elif not call.ended and self.mailbox.remove(call):
+            call.cancelled()
+
+    def cancel_background(self, reason: str) -> None:
+        """Cancel the accepted messages that have no caller."""
+        for call in [*self.mailbox.queued(), *self.mailbox.running()]:
+            if call.is_broadcast:
+                self.cancel(call, "other", reason)
+
+    def take_held(self) -> list[IncomingCall]:
+        """Take out, for the actor that follows, the messages that came after the end of this one."""
+        held, self._held = self._held, []
+        return held
+
+    def release(self) -> None:
+        """Hold no messages any more: no actor follows."""
+        self._is_holding = False
+        for call in self.take_held():
+            self._answer(call)
+
+    def _start_slot(self, slot: Callable[[], Awaitable[None]]) -> None:
+        assert self._nursery is not None
+        assert self._context is not None
+        # A slot sees the context variables that lifespan has set, not those of the task that read the frame.
+        self._context.copy().run(self._nursery.start_soon, slot)
+
+    def _where(self, endpoint: str | None) -> Context:
+        return Context(self.spec.point, self.spec.name, self._actor, endpoint, self.spec.incarnation)
+
+    def origin(self, endpoint: str | None) -> Origin:
+        """Return the coordinates that an error of this actor carries."""
+        spec = self.spec
+        return Origin(
+            spec.point, spec.name, spec.cls.__qualname__, endpoint, self.proc.host_name, self.proc.pid, spec.incarnation
+        )
+
+    def _serve(self, call: IncomingCall) -> Awaitable[None] | None:
+        assert self._server is not None
+        if self.proc.sites is not None:
+            call.spec = self.proc.sites.dispatch(self, call)
+        return self._server.serve(call)
+
+    def _lost(self, call: IncomingCall, error: Exception) -> None:
+        report_failure(self, call.spec.name, error, ended=False)
+
+    # ---- life ------------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Live: from `__init__` to the end of `lifespan`. Reports `started` when the actor serves.
+
+        Raises:
+            BaseException: Set-up failed. After `started` only `Cancelled` is raised; a failure goes to the owner.
+        """
+        self.task = trio.lowlevel.current_task()
+        set_proc_of_task(self.proc)
+        set_cell(self)
+        set_context(self._where(None))
+        try:
+            with self._life:
+                await self._live(task_status)
+        except trio.Cancelled:
+            raise
+        except BaseException as error:
+            if self._nursery is None:
+                raise
+            self._end_with(error)
+        else:
+            if not self._stopping:
+                report_ended(self)
+        finally:
+            if self.spec.is_held and not self._stopping:
+                self._is_holding = True
+                if self._nursery is None:  # it has never served: what waited for it waits for the next attempt
+                    self._held += self.mailbox.take_queued()
+            self._draining = self._stopping = True
+            for end in tuple(self.on_end):
+                end()
+            self.ended.set()
+            for call in [*self._interrupted, *self.mailbox.take_queued()]:
+                self._answer(call)
+            self._interrupted.clear()
+            self._let_go()
+
+    async def _live(self, task_status: trio.TaskStatus[None]) -> None:
+        self._actor = self.spec.make()
+        self.spec = msgspec.structs.replace(self.spec, make=_made)  # the arguments are the actor's own from here on
+        set_context(self._where(None))
+        async with _lifespan(self._actor), trio.open_nursery() as nursery:
+            self._nursery = nursery
+            self._context = contextvars.copy_context()
+            self._server = Server(self._actor, self._context, self._where, self.origin, self.proc.values, self._lost)
+            self.mailbox.open()
+            task_status.started()
+            try:
+                with self._serving:
+                    await trio.sleep_forever()
+            finally:
+                self._is_ending = True
+            nursery.cancel_scope.cancel(reason=f"{self.spec.name} stops")
+
+    def _let_go(self) -> None:
+        """Let go of the actor and of whatever leads to it; called in the task of `run`.
+
+        This cell and its mailbox refer to each other, and an actor that keeps its nursery refers to this task: they
+        last until cycles are collected. Memory of the actor must not.
+        """
+        self._actor = self._nursery = self._context = self._server = None
+        set_context(self._where(None))
+
+    def _end_with(self, error: BaseException) -> None:
+        cancelled, rest = split_cancelled(error)
+        if rest is None:
+            raise error
+        failure = self.proc.values.local_error(rest, self.origin(None))
+        if self._stopping:
+            self._failure = failure  # told by `stop`, whose caller waits for it
+        else:
+            self.cause = failure
+            report_failure(self, "", failure, ended=True)
+        if cancelled is not None:
+            raise cancelled from None
+
+    async def drain(self, grace: float) -> None:
+        """Refuse new messages, let those of the owner run to their end (rule M3); what was given up has `grace`."""
+        self._draining = True
+        for call in [*self.mailbox.queued(), *self.mailbox.running()]:
+            if call.peer is not self.owner:
+                self.cancel(call, "other", f"{self.spec.name} is stopping")
+        await drain(self.mailbox, grace, self._pass_over)
+
+    def _pass_over(self, call: IncomingCall) -> None:
+        """Cancel a message of the owner that cannot start while the actor is draining."""
+        text = f"{self.spec.name} is stopping, and {call.spec.name} waits behind a call that was given up"
+        if call.is_broadcast:
+            _log.warning("a message is lost: %s", text)
+        self.cancel(call, "stopped", text)
+
+    async def stop(self, grace: float, by: str = "other", *, hold: bool = False) -> None:
+        """End the actor: cancel what runs, then clean up, for at most `grace` seconds.
+
+        Args:
+            grace: Seconds.
+            by: What the callers of what runs are told; "stopped" for an actor that is to be restarted.
+            hold: Let new messages wait for the actor that follows.
+
+        Raises:
+            Exception: Clean-up failed.
+            ActorFailed: It did not end in time, so that it was cancelled.
+        """
+        self._draining = self._stopping = True
+        self._is_holding = hold
+        for call in [*self.mailbox.queued(), *self.mailbox.running()]:
+            self.cancel(call, by, f"{self.spec.name} is stopping")
+        deadline = math.inf if grace == math.inf else trio.current_time() + grace
+        with trio.CancelScope(shield=True, deadline=deadline):
+            await self.mailbox.wait_idle()
+            self._serving.cancel()
+            await self.ended.wait()
+        if not self.ended.is_set():
+            self._life.cancel(reason=f"the grace of {self.spec.name} ran out")
+            with trio.CancelScope(shield=True):
+                await self.ended.wait()
+            text = f"{self.spec.name} took longer to stop than its grace ({grace:g} s) and was cancelled"
+            raise ActorFailed(text) from self._failure
+        if self._failure is not None:
+            raise self._failure
+
+
+def _made() -> NoReturn:
+    raise AssertionError("an actor is made once")
+
+
+def _lifespan(actor: Any) -> AbstractAsyncContextManager[Any]:
+    lifespan = getattr(actor, "lifespan", None)
+    return nullcontext() if lifespan is None else lifespan()

@@ -1,0 +1,123 @@
+"""Run a generator endpoint: what it yields goes to the consumer, as far ahead as its window allows.
+
+A `yield` is a checkpoint of the endpoint like any `await`. A cancel, or an item that cannot be serialised, is raised at
+the `yield`; so a cancel scope or a nursery around it works as it does around an `await`.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import math
+from collections.abc import AsyncGenerator, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from trimesh import limits
+from trimesh._routing.credit import SendWindow
+from trimesh._runtime.actors.incoming import place_payload
+from trimesh._runtime.peers.peer import Parcel
+from trimesh._runtime.tasks.run_in_context import run_in_context
+from trimesh._wire import messages
+
+if TYPE_CHECKING:
+    from trimesh._runtime.actors.incoming import IncomingCall
+    from trimesh._runtime.values.codec import Values
+    from trimesh._wire.payload import Encoded
+
+
+class ItemSender:
+    """The producer's end of one stream.
+
+    Attributes:
+        window: Items that have been sent and not been taken.
+        is_bounded: Whether the generator had a deadline when it began to wait for its consumer.
+    """
+
+    __slots__ = ("_task", "is_bounded", "window")
+
+    def __init__(self, window: int) -> None:
+        self.window = SendWindow(window, limits.STREAM_BYTES, limits.STREAM_REPORT_BYTES)
+        self._task: trio.lowlevel.Task | None = None
+        self.is_bounded = False
+
+    def taken(self, total: int) -> None:
+        """Learn how many items the consumer has taken.
+
+        Raises:
+            ProtocolError: More than were sent.
+        """
+        if self.window.acknowledged(total) and self._task is not None:
+            task, self._task = self._task, None
+            trio.lowlevel.reschedule(task)
+
+    async def send(self, call: IncomingCall, value: Encoded) -> None:
+        """Send one item; return when the generator may go on to the next.
+
+        The buffers of the item are the generator's again when this returns or raises.
+        """
+        nbytes = value.nbytes
+        while not self.window.has_room(nbytes):
+            await self._wait(call)
+        payload, bodies = place_payload(value)
+        head = messages.encode(messages.Item(call.call_id, payload))
+        lent = call.peer.send(Parcel(head, bodies, value.definitions, nbytes, value.attachments))
+        self.window.sent(nbytes)
+        if lent is not None:
+            await _wait_until_left(lent)
+        while self.window.waiting >= self.window.messages_max:
+            await self._wait(call)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the generator waits for its consumer."""
+        return self._task is not None
+
+    async def _wait(self, call: IncomingCall) -> None:
+        self._task = trio.lowlevel.current_task()
+        self.is_bounded = trio.current_effective_deadline() != math.inf
+        call.peer.proc.deadlocks.producer_waits(call)
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._task = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+
+@trio.lowlevel.enable_ki_protection
+async def produce(
+    call: IncomingCall, generator: AsyncGenerator[Any, None], context: contextvars.Context, values: Values
+) -> None:
+    """Run a generator endpoint to its end."""
+    assert call.items is not None
+    steps: list[Any] = [generator.__anext__()]  # no frame of a traceback may hold the error, see `run_in_context`
+    while True:
+        try:
+            item = await _advance(context, steps)
+        except StopAsyncIteration:
+            return
+        try:
+            await trio.lowlevel.checkpoint()  # at each yield (rule T1)
+            value = values.encode_item(item, call.spec)
+            del item
+            await call.items.send(call, value)
+            del value
+            steps.append(generator.__anext__())
+        except BaseException as error:  # noqa: BLE001 - raised at the `yield`
+            steps.append(generator.athrow(error))
+
+
+@trio.lowlevel.disable_ki_protection  # what users write can be interrupted anywhere
+async def _advance(context: contextvars.Context, steps: list[Coroutine[Any, Any, Any]]) -> Any:
+    return await run_in_context(context, steps.pop())
+
+
+async def _wait_until_left(lent: trio.Event) -> None:
+    """Wait until the bytes of an item have left; for a moment also when cancelled, lest clean-up writes into them."""
+    try:
+        await lent.wait()
+    except trio.Cancelled:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + limits.ITEM_LEAVE_SECONDS):
+            await lent.wait()
+        raise

@@ -1,0 +1,229 @@
+"""The bounded mailbox of one actor: calls wait here, in order, for a slot of their group.
+
+A group of slots runs at most `concurrency` endpoints at once; each slot is one long-lived task, started when it is
+first needed, which takes the next call from the queue. Bounds are kept by the credits of the senders.
+
+    MB-1 a slot has one cancel scope for many calls: it is that of the call that runs, and is replaced when it has been
+         cancelled. So nothing of one call, neither its cancel nor its deadline, is left for the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+import trio
+
+# By name: to find anything in the module `trio`, which knows of deprecated names, costs as much as a call.
+from trio.lowlevel import checkpoint_if_cancelled, current_task, reschedule, wait_task_rescheduled
+
+from trimesh._runtime.actors.incoming import IncomingCall
+
+_BATCH = 16
+"""Calls that one slot serves before it lets other tasks run, when the endpoints themselves never wait."""
+
+
+class SlotGroup:
+    """The queue of one group and the tasks that serve it.
+
+    Attributes:
+        mailbox: Whose group it is.
+        concurrency: Slots.
+        is_watched: Whether `mailbox.on_crowded` has been told of a call that has to wait for a slot.
+        queue: The calls that wait.
+        running: The calls that hold slots, and the tasks that run them.
+    """
+
+    __slots__ = ("_idle", "_tasks", "concurrency", "is_watched", "mailbox", "queue", "running")
+
+    def __init__(self, mailbox: Mailbox, concurrency: int) -> None:
+        self.mailbox = mailbox
+        self.concurrency = concurrency
+        self.is_watched = False
+        self.queue: deque[IncomingCall] = deque()
+        self.running: dict[IncomingCall, trio.lowlevel.Task] = {}
+        self._tasks = 0
+        self._idle: list[trio.lowlevel.Task] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every slot runs a call."""
+        return len(self.running) >= self.concurrency
+
+    def put(self, call: IncomingCall) -> None:
+        """Queue a call and see to it that a slot takes it when one is free."""
+        self.queue.append(call)
+        if self._idle:
+            reschedule(self._idle.pop())
+        elif self._tasks < self.concurrency:
+            self._tasks += 1
+            self.mailbox.start_task(self._slot)
+        elif not self.is_watched and self.mailbox.on_crowded is not None:
+            self.is_watched = True
+            self.mailbox.on_crowded(self)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _slot(self) -> None:
+        try:
+            while True:
+                await self._serve_until_cancelled()
+        finally:
+            self._tasks -= 1
+
+    async def _serve_until_cancelled(self) -> None:
+        """Serve calls until one of them has been cancelled, and with it the scope (MB-1)."""
+        call: IncomingCall | None = None
+        mailbox, task = self.mailbox, current_task()
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._idle.remove(task)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        try:
+            with trio.CancelScope() as scope:
+                served = 0
+                while True:
+                    while self.queue:
+                        await checkpoint_if_cancelled()  # then nothing is started any more
+                        call = self.queue.popleft()
+                        self.running[call] = task
+                        call.scope = scope
+                        if call.deadline != math.inf:
+                            scope.deadline = call.deadline
+                        try:
+                            rest = mailbox.serve(call)
+                            if rest is not None:
+                                await rest
+                        finally:
+                            call.scope = None
+                            self.running.pop(call, None)
+                            if mailbox.changed is not None:
+                                mailbox.tell_change()
+                        if (call.cancelled_by is not None or call.deadline != math.inf) and _is_spent(scope):
+                            return
+                        served += 1
+                        if served % _BATCH == 0:
+                            await trio.lowlevel.checkpoint()
+                    self._idle.append(task)
+                    await wait_task_rescheduled(abort)
+        except BaseException:
+            # Cancelled from outside of the call: the actor ends, and then tells its callers why.
+            if call is not None and not call.ended:
+                mailbox.on_interrupted(call)
+            raise
+        if scope.cancelled_caught:
+            assert call is not None
+            call.cancelled()
+
+
+def _is_spent(scope: trio.CancelScope) -> bool:
+    """Forget the deadline of a call; return whether its scope has been cancelled, so that no other may run in it."""
+    scope.deadline = math.inf
+    return scope.cancel_called
+
+
+class Mailbox:
+    """All calls that one actor has accepted and not ended.
+
+    Attributes:
+        serve: Runs one call, to its terminal frame (None) or as far as it goes without waiting; returns the rest.
+        start_task: Starts a task in the context of the actor.
+        on_interrupted: Told of a call that is not answered, because the actor itself is ending.
+        on_crowded: Told of the first call of a group that has to wait for a slot, and again once its `is_watched` is
+            False.
+        is_open: Whether slots take calls; before that they queue (the actor is starting).
+        changed: Set by `tell_change`; None while nobody waits for that.
+    """
+
+    __slots__ = ("_early", "_groups", "changed", "is_open", "on_crowded", "on_interrupted", "serve", "start_task")
+
+    def __init__(
+        self,
+        serve: Callable[[IncomingCall], Awaitable[None] | None],
+        start_task: Callable[[Callable[[], Awaitable[None]]], None],
+        on_interrupted: Callable[[IncomingCall], None],
+        on_crowded: Callable[[SlotGroup], None] | None = None,
+    ) -> None:
+        self.serve = serve
+        self.start_task = start_task
+        self.on_interrupted = on_interrupted
+        self.on_crowded = on_crowded
+        self.is_open = False
+        self._groups: dict[str, SlotGroup] = {}
+        self._early: deque[IncomingCall] = deque()
+        self.changed: trio.Event | None = None
+
+    def put(self, call: IncomingCall) -> None:
+        """Accept a call."""
+        if not self.is_open:
+            self._early.append(call)
+            return
+        key = call.spec.slots
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = SlotGroup(self, call.spec.concurrency)
+        group.put(call)
+
+    def open(self) -> None:
+        """Let slots take calls, those that came early first."""
+        self.is_open = True
+        while self._early:
+            self.put(self._early.popleft())
+
+    def groups(self) -> Iterable[SlotGroup]:
+        """Return the groups that have served a call."""
+        return self._groups.values()
+
+    def group_of(self, call: IncomingCall) -> SlotGroup | None:
+        """Return the group whose slots `call` needs, or None while the actor is starting."""
+        return self._groups.get(call.spec.slots)
+
+    def queued(self) -> Iterator[IncomingCall]:
+        """Yield the calls that wait."""
+        yield from self._early
+        for group in self._groups.values():
+            yield from group.queue
+
+    def running(self) -> Iterator[IncomingCall]:
+        """Yield the calls that run."""
+        for group in self._groups.values():
+            yield from group.running
+
+    def remove(self, call: IncomingCall) -> bool:
+        """Take a call out of its queue; return False when it has left it already."""
+        for queue in (self._early, *(group.queue for group in self._groups.values())):
+            if call in queue:
+                queue.remove(call)
+                self.tell_change()
+                return True
+        return False
+
+    def take_queued(self) -> list[IncomingCall]:
+        """Take all calls out that wait."""
+        taken = list(self.queued())
+        for queue in (self._early, *(group.queue for group in self._groups.values())):
+            queue.clear()
+        self.tell_change()
+        return taken
+
+    async def wait_idle(self) -> None:
+        """Wait until nothing is queued and nothing runs."""
+        while not self.is_idle():
+            await self.wait_changed()
+
+    async def wait_changed(self) -> None:
+        """Wait until a call has ended, left its queue, or been cancelled while it runs."""
+        if self.changed is None:
+            self.changed = trio.Event()
+        await self.changed.wait()
+
+    def is_idle(self) -> bool:
+        """Return whether nothing is queued and nothing runs."""
+        return not self._early and not any(group.queue or group.running for group in self._groups.values())
+
+    def tell_change(self) -> None:
+        """Let those look again who wait for a change."""
+        if self.changed is not None:
+            self.changed.set()
+            self.changed = None

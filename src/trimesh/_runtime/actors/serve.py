@@ -1,0 +1,231 @@
+"""Run the endpoints of one actor, and turn whatever comes of a call into its one terminal frame.
+
+An endpoint that ends without waiting, a plain `def` above all, costs no coroutine of ours, no task switch and no
+scope: the slot that has taken the call from the mailbox calls it.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import math
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final
+
+import trio
+
+from trimesh._runtime.actors import item_sender
+from trimesh._runtime.actors.context import Context, set_context
+from trimesh._runtime.actors.incoming import IncomingCall
+from trimesh._runtime.actors.item_sender import produce
+from trimesh._runtime.calls.circle import pass_on
+from trimesh._runtime.tasks import run_in_context as context_runner
+from trimesh._runtime.tasks.cancelled import split_cancelled
+from trimesh._runtime.tasks.run_in_context import go_on_in_context, run_in_context
+from trimesh._runtime.values.codec import Values
+from trimesh._runtime.values.endpoint_spec import ASYNC, GENERATOR, INLINE, EndpointSpec
+from trimesh._wire.not_yet import NotYet
+from trimesh.errors import Origin
+
+_OWN_FILES: Final = {__file__, item_sender.__file__, context_runner.__file__}
+
+
+class LocatedError(Exception):
+    """An exception of user code that an endpoint of ours has run, with the coordinates of that code."""
+
+    def __init__(self, error: BaseException, where: Origin) -> None:
+        super().__init__(error, where)
+        self.error = error
+        self.where = where
+
+
+class Server:
+    """Runs what is called on one actor.
+
+    Attributes:
+        actor: The object.
+        context: Where its `lifespan` runs: each call begins with a copy, and what it sets there is gone with it.
+        where: What `context()` is for an endpoint.
+        origin: Coordinates that an error of an endpoint carries.
+        values: Decodes the arguments, encodes the results.
+        on_lost_error: Told of an exception that has no caller.
+    """
+
+    __slots__ = ("_contexts", "actor", "context", "on_lost_error", "origin", "values", "where")
+
+    def __init__(
+        self,
+        actor: Any,
+        context: contextvars.Context,
+        where: Callable[[str], Context],
+        origin: Callable[[str], Origin],
+        values: Values,
+        on_lost_error: Callable[[IncomingCall, Exception], None],
+    ) -> None:
+        self.actor = actor
+        self.context = context
+        self.where = where
+        self.origin = origin
+        self.values = values
+        self.on_lost_error = on_lost_error
+        self._contexts: dict[str, contextvars.Context] = {}
+
+    def serve(self, call: IncomingCall) -> Awaitable[None] | None:
+        """Run the endpoint of `call`, which a slot has taken from the mailbox, as far as it goes without waiting.
+
+        Returns:
+            None when the call has ended, else what runs the rest. That raises `Cancelled` when the call, or the actor
+            itself, is cancelled; then the call has not ended.
+        """
+        if call.cancelled_by is not None or (call.deadline != math.inf and call.is_expired):
+            call.cancelled()  # an expired or cancelled call never starts (D04, C11)
+            return None
+        call.start()
+        spec = call.spec
+        kind = spec.kind
+        if kind is not INLINE and kind is not ASYNC:
+            return self._finish(call, self._run_slowly(call))
+        try:
+            try:
+                args, kwargs = self.values.decode_call(call.payload, call.bodies, spec, call.peer)
+            except NotYet:
+                return self._finish(call, self._run_slowly(call))
+            call.forget_arguments()
+            context = self._context_of(spec.name)
+            if kind is INLINE:
+                result = _call_now(context, spec, self.actor, args, kwargs)
+            else:
+                coroutine: Coroutine[Any, Any, Any] = spec.fn(self.actor, *args, **kwargs)
+                try:
+                    trap = _first_step(context, coroutine)
+                except StopIteration as stop:
+                    result = stop.value
+                else:
+                    return self._finish(call, _rest(context, coroutine, trap))
+            lent = self._answer(call, result)
+        except BaseException as raised:  # noqa: BLE001 - told to the caller, whatever it is
+            # In a function of its own: no frame of the traceback holds the error, so all goes when it has been told.
+            lent = self._tell(call, raised)
+        return None if lent is None or lent.is_set() else _wait_until_left(lent)
+
+    async def _finish(self, call: IncomingCall, result: Awaitable[Any]) -> None:
+        """Wait for what the endpoint comes to, and end the call with it."""
+        try:
+            lent = self._answer(call, await result)
+        except trio.Cancelled:
+            raise
+        except BaseException as raised:  # noqa: BLE001 - as above
+            lent = self._tell(call, raised)
+        if lent is not None and not lent.is_set():
+            await _wait_until_left(lent)
+
+    async def _run_slowly(self, call: IncomingCall) -> Any:
+        """Run an endpoint that is waited for in any case, or whose arguments are."""
+        try:
+            arguments = await self._arguments(call)
+        finally:
+            call.forget_arguments()
+        return await _invoke(call, self.actor, self._context_of(call.spec.name), self.values, *arguments)
+
+    def _context_of(self, endpoint: str) -> contextvars.Context:
+        """Return a context for one call."""
+        found = self._contexts.get(endpoint)
+        if found is None:
+            found = self._contexts[endpoint] = self.context.copy()
+            found.run(set_context, self.where(endpoint))
+        return found.copy()
+
+    async def _arguments(self, call: IncomingCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Decode the arguments, when all that they stand for is there."""
+        while True:
+            try:
+                return self.values.decode_call(call.payload, call.bodies, call.spec, call.peer)
+            except NotYet as early:
+                wait = early.wait
+            await wait()
+
+    def _answer(self, call: IncomingCall, result: Any) -> trio.Event | None:
+        if not call.call_id:  # a broadcast
+            call.ended = True
+            return None
+        return call.returned(self.values.encode_result(result, call.spec))
+
+    def _tell(self, call: IncomingCall, raised: BaseException) -> trio.Event | None:
+        error, origin = raised, self.origin(call.spec.name)
+        if isinstance(raised, LocatedError):
+            error, origin = raised.error, raised.where
+        cancelled, told = split_cancelled(error)
+        if told is None:
+            raise error from None
+        lent = self._answer_error(call, told, origin)
+        if cancelled is not None and not (call.scope is not None and call.scope.cancel_called):
+            raise cancelled from None
+        return lent
+
+    def _answer_error(self, call: IncomingCall, error: BaseException, origin: Origin) -> trio.Event | None:
+        pass_on(error)
+        _forget_own_frames(error)
+        call.forget_arguments()
+        if not call.is_broadcast:
+            return call.raised(self.values.encode_error(error, origin))
+        call.ended = True
+        self.on_lost_error(call, self.values.local_error(error, origin))
+        return None
+
+
+# What users write can be interrupted anywhere: these are the frames that say so.
+
+
+@trio.lowlevel.disable_ki_protection
+def _call_now(
+    context: contextvars.Context, spec: EndpointSpec, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    try:
+        return context.run(spec.fn, actor, *args, **kwargs)
+    except StopIteration as error:  # nobody could await what raises it
+        raise RuntimeError(f"{spec.name} raised StopIteration") from error
+
+
+@trio.lowlevel.disable_ki_protection
+def _first_step(context: contextvars.Context, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    return context.run(coroutine.send, None)
+
+
+@trio.lowlevel.disable_ki_protection
+async def _rest(context: contextvars.Context, coroutine: Coroutine[Any, Any, Any], trap: Any) -> Any:
+    return await go_on_in_context(context, coroutine, trap)
+
+
+@trio.lowlevel.disable_ki_protection
+async def _invoke(
+    call: IncomingCall,
+    actor: Any,
+    context: contextvars.Context,
+    values: Values,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    spec = call.spec
+    if spec.kind is GENERATOR:
+        return await produce(call, context.run(spec.fn, actor, *args, **kwargs), context, values)
+    if spec.kind is ASYNC:
+        return await run_in_context(context, spec.fn(actor, *args, **kwargs))
+    if spec.kind is INLINE:
+        return context.run(spec.fn, actor, *args, **kwargs)
+    # The slots of the group bound the threads, not Trio's limiter, which other code of the process uses, too.
+    running = trio.to_thread.run_sync(lambda: spec.fn(actor, *args, **kwargs), limiter=trio.CapacityLimiter(1))
+    return await run_in_context(context, running)
+
+
+async def _wait_until_left(lent: trio.Event) -> None:
+    """Wait until a reply has left: the next message may write into its buffers."""
+    with trio.CancelScope(shield=True):
+        await lent.wait()
+
+
+def _forget_own_frames(error: BaseException) -> None:
+    """Let the traceback begin in the endpoint: how it was reached here says nothing to its author."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code.co_filename in _OWN_FILES:
+        traceback = traceback.tb_next
+    if traceback is not None:
+        error.__traceback__ = traceback

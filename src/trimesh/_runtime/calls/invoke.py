@@ -1,0 +1,410 @@
+"""Call an endpoint of many actors and bring back one result a rank: the one road of every verb.
+
+The verbs above differ only in what they make of the results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import attrs
+import msgspec
+import trio
+from trio import current_effective_deadline
+from trio.lowlevel import checkpoint, checkpoint_if_cancelled
+
+from trimesh import limits
+from trimesh._routing.collector import POSTED, Failed, Outcome, Raised, Returned
+from trimesh._routing.merge import Item
+from trimesh._runtime.actors.agent import Agent
+from trimesh._runtime.actors.incoming import place_payload
+from trimesh._runtime.calls.outgoing import OutgoingCall
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.peers.peer import Outbox, Parcel, SpreadParcel
+from trimesh._runtime.tasks.consequences import without_consequences
+from trimesh._runtime.values.codec import describe
+from trimesh._runtime.values.endpoint_spec import EndpointSpec, endpoints_of
+from trimesh._runtime.values.target import Target
+from trimesh._wire import messages
+from trimesh._wire.reducers import DefinitionId
+from trimesh.errors import (
+    ActorFailed,
+    MeshError,
+    MeshStopped,
+    Origin,
+    RemoteCancelled,
+    Unresponsive,
+    origin,
+    set_origin,
+)
+from trimesh.ids import AGENT, CallId, MeshId
+
+
+class Ok(msgspec.Struct, frozen=True):
+    """A rank returned this value. Nobody changes it."""
+
+    value: Any
+
+
+class Err(msgspec.Struct, frozen=True):
+    """A rank failed.
+
+    Attributes:
+        error: The exception, which carries its coordinates.
+        is_raised: Whether the endpoint raised it; else the call has failed on its way.
+    """
+
+    error: Exception
+    is_raised: bool = False
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """A rank was cancelled on our own request: neither a value nor a failure."""
+
+
+Result = Ok | Err | Cut
+
+_POSTED: Final = Ok(None)
+"""A broadcast has left."""
+
+
+class Request(msgspec.Struct, frozen=True, eq=False):
+    """What to call.
+
+    Attributes:
+        mesh: Name of the mesh.
+        endpoint: Name of the endpoint.
+        args, kwargs: Already bound against the signature.
+        origin: Coordinates of the rank at an index of the targets.
+        spec: The endpoint; None for those of agents, which are known by name.
+        definitions: What the callee must know besides, for values that are encoded within `args`.
+        each: The arguments of each target, in place of `args` and `kwargs`, when they differ.
+        abandon_after: Seconds for which a caller that gives up waits for acknowledgements; None for the usual bound.
+    """
+
+    mesh: str
+    endpoint: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    origin: Callable[[int], Origin]
+    spec: EndpointSpec | None = None
+    definitions: Sequence[DefinitionId] = ()
+    abandon_after: float | None = None
+    each: Sequence[tuple[tuple[Any, ...], dict[str, Any]]] | None = None
+
+    @property
+    def what(self) -> str:
+        """The endpoint's name for people."""
+        return f"{self.mesh}.{self.endpoint}"
+
+    def __str__(self) -> str:
+        return self.what
+
+
+def _spec(request: Request) -> EndpointSpec | None:
+    return request.spec if request.spec is not None else endpoints_of(Agent).get(request.endpoint)
+
+
+def encode_request(
+    proc: Proc, request: Request, call_id: int, mesh: MeshId, budget: float | None, *, window: int = 0
+) -> Parcel:
+    """Encode a call once for all ranks, or for each if their arguments differ.
+
+    Args:
+        proc: The calling process.
+        request: What to call.
+        call_id: 0 for a broadcast.
+        mesh: What is addressed.
+        budget: Seconds left, or None.
+        window: For a generator endpoint.
+
+    Raises:
+        TypeError: An argument cannot be serialised; the text names the endpoint.
+    """
+    if request.each is not None:
+        return _encode_each(proc, request, call_id, mesh, budget, window)
+    spec = request.spec
+    if spec is None:
+        value = proc.values.encode_call(request.args, request.kwargs, request, (), _spec(request))
+    else:
+        value = proc.values.encode_call(request.args, request.kwargs, request, spec.parameters, spec)
+    payload, bodies = place_payload(value)
+    head = messages.encode(messages.Call(call_id, mesh, request.endpoint, budget, payload, window))
+    definitions = value.definitions
+    if request.definitions:
+        definitions = (*definitions, *request.definitions)
+    nbytes = len(head)
+    if bodies:
+        nbytes += sum(memoryview(body).nbytes for body in bodies)
+    # Calls of one actor keep their order, those of the agent (0) with all others: it is told to stop after the rest.
+    flow = 0 if value.attachments else mesh
+    return Parcel(head, bodies, definitions, nbytes, value.attachments, flow)
+
+
+def _encode_each(proc: Proc, request: Request, call_id: int, mesh: MeshId, budget: float | None, window: int) -> Parcel:
+    """Encode a call for each rank."""
+    assert request.each is not None
+    parcels: list[Parcel] = []
+    for index, (args, kwargs) in enumerate(request.each):
+        one = msgspec.structs.replace(request, args=args, kwargs=kwargs, each=None)
+        try:
+            parcels.append(encode_request(proc, one, call_id, mesh, budget, window=window))
+        except TypeError as error:
+            error.add_note(f"it was meant for the member {request.origin(index).point!r} alone")
+            raise
+    if len(parcels) == 1:
+        return parcels[0]
+    attachments = [thing for parcel in parcels for thing in parcel.attachments]
+    nbytes = max((parcel.nbytes for parcel in parcels), default=0)
+    return SpreadParcel(b"", nbytes=nbytes, attachments=attachments, each=parcels)
+
+
+@trio.lowlevel.enable_ki_protection
+async def invoke(
+    proc: Proc, targets: Sequence[Target], request: Request, *, fail_fast: bool, errors_win: bool = True
+) -> list[Result]:
+    """Call every target and return one result each, in order.
+
+    Args:
+        proc: The calling process.
+        targets: All of one mesh.
+        request: What to call.
+        fail_fast: The first failure cancels the other ranks.
+        errors_win: When the caller is cancelled while a rank raises, return the results instead of raising
+            `Cancelled`, so that the error is not masked.
+
+    Raises:
+        TypeError: An argument cannot be serialised; nothing was sent.
+        trio.Cancelled: The caller's scope was cancelled; the ranks have unwound, or were abandoned (rule C2).
+    """
+    await checkpoint_if_cancelled()
+    deadline = current_effective_deadline()
+    is_bounded = deadline != math.inf
+    budget = budget_until(proc, deadline)
+    call_id = proc.new_call_id()
+    mesh = targets[0].mesh if targets else AGENT
+    parcel = encode_request(proc, request, call_id, mesh, budget)
+    call = OutgoingCall(proc, call_id, request, targets, fail_fast=fail_fast, budget=budget, is_bounded=is_bounded)
+    proc.begin(call, parcel)
+    del parcel  # it may be large, and the wait long
+    try:
+        await call.wait()
+        if call.collector.failures:
+            await yield_to_cancel(list(call.collector.failed()))
+    except trio.Cancelled as cut:
+        proc.deadlocks.circles.explain(cut, call_id)
+        if not errors_win or not any(isinstance(outcome, Raised) for outcome in call.collector.failed()):
+            raise
+        results = results_of(proc, call, request, cancelled=True)
+        if not any(isinstance(result, Err) for result in results):
+            raise
+        return results
+    return results_of(proc, call, request, cancelled=False)
+
+
+async def yield_to_cancel(outcomes: Sequence[Outcome]) -> None:
+    """Let a cancel of the caller take precedence over failures that are its twins.
+
+    Args:
+        outcomes: Of the ranks that failed.
+
+    Raises:
+        trio.Cancelled: The budget ended the call over there just before the caller's own scope expires; or a process
+            died, for which the owning block has cancelled the caller, while it waited for acknowledgements (X3).
+    """
+    if any(isinstance(outcome, messages.CancelAck) and outcome.by == "budget" for outcome in outcomes):
+        await _absorb_budget()
+    if any(isinstance(outcome, Failed) for outcome in outcomes):
+        await checkpoint_if_cancelled()
+
+
+@trio.lowlevel.enable_ki_protection
+async def invoke_until(proc: Proc, targets: Sequence[Target], request: Request, deadline: float) -> list[Result]:
+    """Call every target while leaving a block: wait at most until `deadline` (Trio time), never cancel.
+
+    Ranks that have not answered by then give an `Unresponsive` error; their owner will end them.
+    """
+    call_id = proc.new_call_id()
+    parcel = encode_request(proc, request, call_id, targets[0].mesh if targets else AGENT, None)
+    call = OutgoingCall(proc, call_id, request, targets, fail_fast=False, is_bounded=True)
+    proc.begin(call, parcel)
+    await call.wait_until(deadline)
+    return results_of(proc, call, request, cancelled=False)
+
+
+@trio.lowlevel.enable_ki_protection
+async def post(proc: Proc, targets: Sequence[Target], request: Request) -> list[Result]:
+    """Send a message without a reply to every target; return when all of them have left (Ok or Err each).
+
+    It has no budget: it belongs to the block that owns the mesh, and may run on when the caller's scope is over.
+    """
+    await checkpoint_if_cancelled()
+    parcel = encode_request(proc, request, 0, targets[0].mesh if targets else AGENT, None)
+    if _post_at_once(proc, targets, parcel):
+        await checkpoint()
+        return [_POSTED] * len(targets)
+    call = OutgoingCall(proc, CallId(0), request, targets, fail_fast=False, is_bounded=has_deadline())
+    proc.begin(call, parcel)
+    await call.wait()
+    return results_of(proc, call, request, cancelled=False)
+
+
+@trio.lowlevel.enable_ki_protection
+def post_nowait(proc: Proc, targets: Sequence[Target], request: Request) -> list[Result]:
+    """Send a message without a reply to every target now.
+
+    Raises:
+        trio.WouldBlock: A mailbox is full; nothing was sent to anyone.
+    """
+    parcel = encode_request(proc, request, 0, targets[0].mesh if targets else AGENT, None)
+    if _post_at_once(proc, targets, parcel):
+        return [_POSTED] * len(targets)
+    for target in targets:
+        if target.peer.death is None and not target.peer.outbox(target.mesh).has_room(parcel.nbytes):
+            raise trio.WouldBlock
+    call = OutgoingCall(proc, CallId(0), request, targets, fail_fast=False)
+    proc.begin(call, parcel)
+    proc.forget(call)
+    return results_of(proc, call, request, cancelled=False)
+
+
+def _post_at_once(proc: Proc, targets: Sequence[Target], parcel: Parcel) -> bool:
+    """Send a message without a reply if nothing of it has to wait, and nobody to be told of a failure; else do nothing.
+
+    Nothing is kept of a message that has left: this is a broadcast without the record of one.
+    """
+    if parcel.bodies or parcel.attachments or type(parcel) is SpreadParcel:
+        return False  # buffers may have to wait, and some attachments may not be sent
+    boxes: list[Outbox] = []
+    for target in targets:
+        peer = target.peer
+        if peer.link is None:
+            return False
+        box = peer.outbox(target.mesh)
+        if not box.has_room(parcel.nbytes):
+            return False
+        boxes.append(box)
+    if len(boxes) == 1:
+        boxes[0].send(parcel)
+    else:
+        for box in boxes:
+            box.peer.prepare(parcel.definitions, ())
+        proc.cast([box.peer for box in boxes], parcel)  # it lends nothing: the head is nobody's to change
+        for box in boxes:
+            box.count(parcel.nbytes)
+    return True
+
+
+def has_deadline() -> bool:
+    """Return whether the running task's waits end by themselves."""
+    return current_effective_deadline() != math.inf
+
+
+def remaining_budget(proc: Proc) -> float | None:
+    """Return the seconds left of the running task's deadline, or None when it has none."""
+    return budget_until(proc, current_effective_deadline())
+
+
+def budget_until(proc: Proc, deadline: float) -> float | None:
+    """Return the seconds left until `deadline` (Trio time; `math.inf` for none), or None.
+
+    The seconds of a virtual clock mean nothing to another process, so they are not sent there (rule C3).
+    """
+    if deadline == math.inf:
+        return None
+    if not proc.is_simulated and type(trio.lowlevel.current_clock()).__name__ == "MockClock":
+        return None
+    return max(0.0, deadline - trio.current_time())
+
+
+async def _absorb_budget() -> None:
+    """The budget ended the call over there: our own scope is about to expire too, so let it (rule C3)."""
+    deadline = current_effective_deadline()
+    if deadline - trio.current_time() <= limits.DEADLINE_SKEW_SECONDS:
+        await trio.sleep_until(deadline)
+        await checkpoint()
+
+
+def results_of(proc: Proc, call: OutgoingCall, request: Request, *, cancelled: bool) -> list[Result]:
+    """Return what each rank of a call has come to.
+
+    Args:
+        proc: The calling process.
+        call: Complete, or given up.
+        request: What was called.
+        cancelled: Whether the caller is cancelled, so that only what endpoints have raised is news to it.
+    """
+    found: list[Result] = []
+    for index, outcome in enumerate(call.collector.outcomes):
+        if type(outcome) is Returned:
+            found.append(value_of(proc, outcome, request, index))
+            continue
+        where = request.origin(index)
+        result = _failure(proc, outcome, request, where)
+        if cancelled and isinstance(result, Err) and not is_news(result, where):
+            result = Cut()
+        found.append(result)
+    return found
+
+
+def is_news(result: Err, where: Origin) -> bool:
+    """Return whether a caller that was cancelled anyway must be told of an error: an endpoint has raised it.
+
+    The end of a process, or of an actor, is told by its owner; that something was stopped, which was cancelled together
+    with the caller, is no news.
+    """
+    return result.is_raised and not _is_victim(result.error, where) and without_consequences(result.error) is not None
+
+
+def _is_victim(error: Exception, where: Origin) -> bool:
+    """Return whether `error` only says that the actor itself has failed while it ran the call."""
+    found = origin(error)
+    return (
+        isinstance(error, ActorFailed)
+        and found is not None
+        and (found.mesh, found.point, found.endpoint) == (where.mesh, where.point, None)
+    )
+
+
+def value_of(proc: Proc, outcome: Returned | Item, request: Request, index: int) -> Ok | Err:
+    """Decode what a rank has sent: its result, or an item of its stream."""
+    if outcome is POSTED:
+        return _POSTED
+    try:
+        return Ok(proc.values.decode_result(outcome.payload, outcome.bodies, request.spec or _spec(request)))
+    except Exception as error:  # noqa: BLE001 - unpickling runs user code; the error is the rank's
+        set_origin(error, request.origin(index))
+        error.add_note(f"it is the result of {request.what}()")
+        return Err(error)
+
+
+def _failure(proc: Proc, outcome: Outcome | None, request: Request, where: Origin) -> Result:
+    match outcome:
+        case Raised(payload=payload):
+            return Err(proc.values.decode_error(payload), is_raised=True)
+        case messages.CancelAck(by="caller"):
+            return Cut()
+        case messages.CancelAck(by="stopped", reason=reason):
+            return _located(MeshStopped(f"{request.mesh} has been stopped there: {reason}"), where, request)
+        case messages.CancelAck(reason=reason):
+            return _located(RemoteCancelled(reason=reason, canceller=where.mesh), where, request)
+        case messages.Refused(kind="stopped", text=text):
+            return _located(MeshStopped(f"{request.mesh} takes no messages: {text}"), where, request)
+        case messages.Refused(text=text):
+            return _located(MeshError(f"{request.mesh} refused a message: {text}"), where, request)
+        case Failed(error=error):
+            return _located(error, where, request)
+        case None:
+            text = f"{request.what} did not acknowledge its cancel in time, and was abandoned; it may still run"
+            return _located(Unresponsive(text), where, request)
+        case _:
+            return Cut()
+
+
+def _located(error: Exception, where: Origin, request: Request) -> Err:
+    set_origin(error, attrs.evolve(where, endpoint=request.endpoint))
+    if where.point is not None:
+        error.add_note(describe(where))
+    return Err(error)

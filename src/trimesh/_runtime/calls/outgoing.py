@@ -1,0 +1,398 @@
+"""One call of this process to one or many actors: send, wait, cancel, wait for the acknowledgements.
+
+The waiting task parks once and is woken once, when the call is complete or when it has to act. What came is decoded
+by that task, never by the task that drains the links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+from trio.lowlevel import current_task, reschedule, wait_task_rescheduled
+
+from trimesh import limits
+from trimesh._routing.collector import POSTED, Collector, Failed, Outcome
+from trimesh._runtime.actors.reports import report_silent
+from trimesh._runtime.peers.abandoned import AbandonedCall
+from trimesh._runtime.peers.peer import Outbox, Parcel, Peer, Pending, SpreadParcel
+from trimesh._runtime.tasks.guarded import Guarded
+from trimesh._runtime.values.target import Target
+from trimesh.errors import ProtocolError
+from trimesh.ids import CallId, MeshId
+
+if TYPE_CHECKING:
+    from trimesh._runtime.calls.invoke import Request
+    from trimesh._runtime.life.proc import Proc
+
+
+class AnyWait(Protocol):
+    """A wait for whichever of several ranks or calls comes next."""
+
+    number: int
+    is_bounded: bool
+
+    @property
+    def waiting_task(self) -> trio.lowlevel.Task | None:
+        """The task that waits, unless what it waits for has come."""
+        ...
+
+
+class OutgoingCall:
+    """A call that has been sent and has not ended, or a broadcast that waits for room.
+
+    Attributes:
+        call_id: 0 for a broadcast.
+        is_broadcast: Whether nobody replies.
+        request: What is called.
+        collector: The outcomes so far.
+        aborted: True once the waiting task has been cancelled; a death is then no news to it (rule X3).
+        started_at: Trio time.
+        cancelled_at: When its ranks were asked to cancel (Trio time), or None.
+        is_bounded: Whether the waiting task had a deadline when it began to wait.
+        number: Of a call that somebody has asked for in a search for deadlocks; 0 before.
+    """
+
+    __slots__ = (
+        "_attachments",
+        "_boxes",
+        "_index",
+        "_lent",
+        "_pending",
+        "_positions",
+        "_task",
+        "aborted",
+        "budget",
+        "call_id",
+        "cancelled_at",
+        "collector",
+        "is_bounded",
+        "is_broadcast",
+        "number",
+        "proc",
+        "request",
+        "started_at",
+        "targets",
+    )
+
+    def __init__(
+        self,
+        proc: Proc,
+        call_id: CallId,
+        request: Request,
+        targets: Sequence[Target],
+        *,
+        fail_fast: bool,
+        budget: float | None = None,
+        is_bounded: bool = False,
+    ) -> None:
+        self.proc = proc
+        self.call_id = call_id
+        self.is_broadcast = call_id == 0
+        self.request = request
+        self.targets = targets
+        self.collector = Collector(len(targets), fail_fast)
+        self.aborted = False
+        self.started_at = proc.now()
+        self.budget = budget
+        self.is_bounded = is_bounded
+        self.number = 0
+        self._positions: list[int] = [0] * len(targets)  # 0 of what was not sent
+        # Thousands may be in flight: what few calls need is made when it is needed, and weighs nothing before.
+        self._pending: dict[int, Pending] | None = None
+        self._lent: tuple[trio.Event, ...] = ()
+        if len(targets) == 1:
+            [target] = targets
+            self._index = {target.peer: 0}
+            self._boxes: list[Outbox] = [target.peer.outbox(target.mesh)]
+        else:
+            self._index = {target.peer: index for index, target in enumerate(targets)}
+            self._boxes = [target.peer.outbox(target.mesh) for target in targets]
+        self._task: trio.lowlevel.Task | None = None
+        self.cancelled_at: float | None = None
+        self._attachments: Sequence[object] = ()
+
+    @property
+    def what(self) -> str:
+        """`mesh.endpoint`, for people."""
+        return self.request.what
+
+    @property
+    def mesh(self) -> MeshId:
+        """The actor mesh that is addressed; a call of nobody has none."""
+        return self.targets[0].mesh
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether its cancel is under way."""
+        return self.cancelled_at is not None or self.aborted
+
+    @property
+    def waiter(self) -> trio.lowlevel.Task | None:
+        """The task that waits for the outcome, unless it is giving up."""
+        return None if self.is_given_up else self._task
+
+    @property
+    def any_wait(self) -> AnyWait | None:
+        """The wait that this call is one of several for; None when it is waited for by itself."""
+        return None
+
+    @property
+    def part_of(self) -> trio.lowlevel.Task | None:
+        """The task that wants the outcome, whether or not it waits for it now."""
+        return self._task
+
+    def is_open_at(self, peer: Peer) -> bool:
+        """Return whether the rank in `peer` has not settled."""
+        return self in peer.calls
+
+    def is_unsent_to(self, peer: Peer) -> bool:
+        """Return whether the message to `peer` still waits for room."""
+        return self._pending is not None and self._index.get(peer) in self._pending
+
+    def fail_unsent(self, peer: Peer, error: Exception) -> None:
+        """Take back the message to `peer`, which waits for room, with an error instead of an outcome."""
+        index = self._index[peer]
+        self._withdraw(index)
+        self._settle(index, Failed(error))
+
+    def peers(self) -> AbstractSet[Peer]:
+        """Return the processes that are addressed."""
+        return self._index.keys()
+
+    def hold(self, attachments: Sequence[object]) -> None:
+        """Keep what the arguments refer to until the call has ended.
+
+        Raises:
+            TypeError: Something of it cannot be sent to these actors, or by this verb.
+        """
+        self._attachments = attachments
+        for thing in attachments:
+            if isinstance(thing, Guarded):
+                thing.check(self.peers(), is_broadcast=self.is_broadcast)
+
+    def start(self, parcel: Parcel) -> None:
+        """Send to every target that has room, queue for the others, settle the dead ones."""
+        if len(self._boxes) == 1:
+            [box] = self._boxes
+            if box.peer.link is not None and box.has_room(parcel.nbytes):
+                box.peer.calls[self] = None
+                self._sent(0, *box.send(parcel))
+                return
+        alive: list[int] = []
+        for index, target in enumerate(self.targets):
+            unreachable = target.peer.death or target.peer.no_link
+            if unreachable is not None:
+                self.collector.settle(index, Failed(unreachable(maybe_executed=False)))
+            else:
+                alive.append(index)
+        if self.collector.wants_cancel:  # some are dead: the others need not begin
+            self.collector.withdraw_unsent()
+            return
+        for index in alive:
+            self._boxes[index].peer.calls[self] = None
+        self._send_to(alive, parcel)
+
+    def _send_to(self, alive: Sequence[int], parcel: Parcel) -> None:
+        boxes = [self._boxes[index] for index in alive]
+        if type(parcel) is not SpreadParcel and len(alive) > 1 and all(box.has_room(parcel.nbytes) for box in boxes):
+            if parcel.definitions or parcel.attachments:
+                for box in boxes:
+                    box.peer.prepare(parcel.definitions, parcel.attachments)
+            lent = self.proc.cast([box.peer for box in boxes], parcel)
+            for index, box in zip(alive, boxes, strict=True):
+                self._sent(index, box.count(parcel.nbytes), lent)
+        else:
+            for index, box in zip(alive, boxes, strict=True):
+                own = parcel.each[index] if type(parcel) is SpreadParcel else parcel
+                pending = box.put(own, partial(self._sent, index))
+                if pending is not None:
+                    if self._pending is None:
+                        self._pending = {}
+                    self._pending[index] = pending
+            if self._pending:
+                self.proc.deadlocks.unsent(self)
+
+    def _sent(self, index: int, position: int, lent: trio.Event | None) -> None:
+        if self._pending:
+            self._pending.pop(index, None)
+        self.collector.sent(index)
+        self._positions[index] = position
+        if lent is not None and not lent.is_set() and lent not in self._lent:
+            self._lent = (*self._lent, lent)
+        if self.is_broadcast:
+            self._settle(index, POSTED)
+        else:
+            self._boxes[index].load += 1
+
+    def terminal(self, peer: Peer, outcome: Outcome) -> None:
+        """Take a terminal frame.
+
+        Raises:
+            ProtocolError: The peer was not asked, or has answered before.
+        """
+        index = self._index.get(peer)
+        if index is None or not self.collector.settle(index, outcome):
+            raise ProtocolError(f"a call must get one terminal frame from each rank; call {self.call_id} got another")
+        self._leave(index)
+        self._progress()
+
+    def peer_gone(self, peer: Peer) -> None:
+        """Settle the rank of a process that is gone, with the error that its `death` makes."""
+        index = self._index[peer]
+        assert peer.death is not None
+        is_pending = self._pending is not None and index in self._pending
+        self._withdraw(index)
+        self._settle(index, Failed(peer.death(maybe_executed=not is_pending)))
+
+    def _withdraw(self, index: int) -> None:
+        """Take back the message of a rank that was not sent, if it was not."""
+        pending = self._pending.pop(index, None) if self._pending else None
+        if pending is not None:
+            box = self._boxes[index]
+            box.peer.calls.pop(self, None)
+            box.withdraw(pending)
+
+    def _settle(self, index: int, outcome: Outcome) -> None:
+        if self.collector.settle(index, outcome):
+            self._leave(index)
+            self._progress()
+
+    def _leave(self, index: int) -> None:
+        box = self._boxes[index]
+        box.peer.calls.pop(self, None)
+        if self._positions[index] and not self.is_broadcast:
+            box.load -= 1
+
+    def _give_up(self) -> None:
+        """Forget the call. Ranks that were asked to cancel and have not answered are remembered until they do."""
+        if self.collector.remaining:
+            for index in self.collector.running():
+                if self.cancelled_at is None or self.is_broadcast:
+                    self._leave(index)
+                    continue
+                peer = self._boxes[index].peer
+                peer.calls.pop(self, None)
+                where = partial(self.request.origin, index)
+                tell = partial(report_silent, self.proc, peer, self.mesh, self.what)
+                peer.abandoned.add(
+                    AbandonedCall(self.call_id, self.mesh, self.what, where, self.started_at, self.cancelled_at, tell)
+                )
+            for box in self._boxes:  # whatever still waits for room
+                box.peer.calls.pop(self, None)
+        self.proc.forget(self)
+
+    def _progress(self) -> None:
+        if not self.collector.remaining:
+            self._wake()
+        elif self.collector.failures and self.collector.wants_cancel and self.cancelled_at is None:
+            self.cancel_rest(f"another rank of {self.what} failed")
+            self._wake()
+
+    def cancel_rest(self, reason: str) -> None:
+        """Take back what was not sent and ask the ranks that run to cancel. Idempotent."""
+        if self.cancelled_at is not None:
+            return
+        self.cancelled_at = self.proc.now()
+        for index in list(self._pending or ()):
+            self._withdraw(index)
+        self.collector.withdraw_unsent()
+        is_leaving = any(not event.is_set() for event in self._lent)
+        for index in self.collector.running():
+            position = self._positions[index]
+            self._boxes[index].peer.cancel(self.call_id, position, reason, is_leaving=is_leaving)
+
+    def _wake(self) -> None:
+        if self._task is not None:
+            task, self._task = self._task, None
+            reschedule(task)
+
+    def _park(self) -> Awaitable[None]:
+        assert self._task is None
+        self._task = current_task()
+        return wait_task_rescheduled(self._abort)  # noqa: ASYNC105 - one coroutine less for each call
+
+    def _abort(self, _: object) -> trio.lowlevel.Abort:
+        self.aborted = True
+        self._task = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    async def wait(self) -> None:
+        """Wait until the call is complete; on cancellation cancel it over there first (rule C2).
+
+        Raises:
+            trio.Cancelled: The caller's scope was cancelled; every rank has unwound or was given up.
+        """
+        try:
+            if not self.collector.remaining:
+                await trio.lowlevel.checkpoint()
+            elif self.cancelled_at is None:
+                await self._park()
+            if self.cancelled_at is not None:
+                await self._wait_for_acknowledgements()
+            if self._lent:
+                await self._wait_until_buffers_return()
+        except (trio.Cancelled, KeyboardInterrupt) as cut:
+            self.aborted = True
+            self.cancel_rest(reason_of(cut, self.what))
+            await self._wait_for_acknowledgements()
+            raise
+        finally:
+            self._give_up()
+
+    async def wait_until(self, deadline: float) -> None:
+        """Wait until the call is complete; at `deadline` (Trio time) give it up without a cancel."""
+        try:
+            with trio.CancelScope(deadline=deadline):
+                while not self.collector.is_complete:
+                    await self._park()
+        finally:
+            self._give_up()
+
+    async def _wait_for_acknowledgements(self) -> None:
+        assert self.cancelled_at is not None
+        with trio.CancelScope(shield=True) as scope:
+            while not self.collector.is_complete:
+                scope.deadline = self.cancelled_at + self.patience
+                await self._park()
+            scope.deadline = self.cancelled_at + self.patience
+            await self._wait_until_buffers_return()
+
+    async def _wait_until_buffers_return(self) -> None:
+        """A broadcast ends only when the caller may write into its buffers again."""
+        if self.is_broadcast:
+            for event in self._lent:
+                await event.wait()
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which the caller waits for acknowledgements of its cancel (rule C2)."""
+        return patience_of(self.request, [self._boxes[index].peer for index in self.collector.running()])
+
+    def peer_stalled(self) -> None:
+        """Learn that the loop of a process that is addressed does not run: perhaps no acknowledgement can come."""
+        if self.cancelled_at is not None:
+            self._wake()
+
+    def silent(self) -> list[int]:
+        """Return the ranks that did not acknowledge in time."""
+        return list(self.collector.running())
+
+
+def patience_of(request: Request, peers: Collection[Peer]) -> float:
+    """Return the seconds for which a caller waits for the acknowledgements of `peers` to its cancel."""
+    if request.abandon_after is not None:
+        return request.abandon_after
+    if peers and all(peer.is_stalled for peer in peers):
+        return limits.STALLED_ACK_SECONDS
+    return limits.CANCEL_ACK_SECONDS
+
+
+def reason_of(cut: BaseException, what: str) -> str:
+    """Say why a call was cancelled, in the words of what has cut its caller short."""
+    reason = getattr(cut, "reason", None) if isinstance(cut, trio.Cancelled) else type(cut).__name__
+    text = f"caller cancelled @{what}"
+    return (f"{text}: {reason}" if reason else text)[: limits.REASON_CHARS_MAX]

@@ -1,0 +1,218 @@
+r"""One stream of this process: a call whose ranks send many values before their one terminal frame.
+
+    open --next()--> ... --every rank has settled--> at its end
+       \--------------close()----------------------> closed
+
+OS-1 what a rank sent before its terminal frame is returned by `next` before the stream is at its end.
+OS-2 with `fail_fast` the first failure cancels the other ranks, at once and whether or not anybody waits in `next`.
+OS-3 `close` returns when every rank has unwound, or was silent for `patience` seconds after its cancel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import trio
+
+from trimesh._routing.collector import POSTED, Outcome, Returned
+from trimesh._routing.merge import Item, Merge
+from trimesh._runtime.actors.incoming import take_payload
+from trimesh._runtime.calls.outgoing import AnyWait, OutgoingCall
+from trimesh._runtime.values.target import Target
+from trimesh._transport.base import Lane
+from trimesh._wire import messages
+from trimesh.errors import ProtocolError
+from trimesh.ids import CallId
+
+if TYPE_CHECKING:
+    from trimesh._runtime.calls.invoke import Request
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.peer import Peer
+
+
+class OutgoingStream(OutgoingCall):
+    """A stream that has been opened and has not ended.
+
+    Attributes:
+        window: Items that each rank may be ahead, or 0 when each has one result.
+        consumer: The task that has opened it or, later, has last waited for an item.
+        is_closed: Whether the consumer has left.
+    """
+
+    __slots__ = ("_depth", "_merge", "_opener", "_silent_at", "consumer", "is_closed", "window")
+
+    window: int
+    consumer: trio.lowlevel.Task
+    is_closed: bool
+    _merge: Merge
+    _opener: trio.lowlevel.Task
+    _depth: int
+    _silent_at: float
+
+    def __init__(
+        self,
+        proc: Proc,
+        call_id: CallId,
+        request: Request,
+        targets: Sequence[Target],
+        *,
+        fail_fast: bool,
+        budget: float | None = None,
+        window: int = 0,
+    ) -> None:
+        super().__init__(proc, call_id, request, targets, fail_fast=fail_fast, budget=budget)
+        self.window = window
+        self.consumer = self._opener = trio.lowlevel.current_task()
+        self._depth = len(self._opener.child_nurseries)
+        self.is_closed = False
+        self._merge = Merge(len(targets), window or 1)
+        self._silent_at = math.inf
+
+    @property
+    def any_wait(self) -> AnyWait:
+        """See `OutgoingCall.any_wait`."""
+        return self
+
+    @property
+    def waiting_task(self) -> trio.lowlevel.Task | None:
+        """See `AnyWait.waiting_task`."""
+        return None if self.is_closed or self._merge else self.waiter
+
+    @property
+    def only_consumer(self) -> trio.lowlevel.Task | None:
+        """The task without which no item will be taken, or None when a task that it has started may take some."""
+        task = self.consumer
+        if task is not self._opener or any(nursery.child_tasks for nursery in task.child_nurseries[self._depth :]):
+            return None
+        return task
+
+    def received_from(self, peer: Peer) -> int:
+        """Return how many items of a rank have come."""
+        return self._merge.received(self._index[peer])
+
+    def reported_to(self, peer: Peer) -> int:
+        """Return how many items a rank was told were taken."""
+        return self._merge.reported(self._index[peer])
+
+    @property
+    def part_of(self) -> trio.lowlevel.Task:
+        """See `OutgoingCall.part_of`."""
+        return self.consumer
+
+    # ---- what comes ------------------------------------------------------------------------------------------
+
+    def item(self, peer: Peer, payload: bytes, bodies: list[memoryview], cargo: object = None) -> None:
+        """Take one item of a rank.
+
+        Raises:
+            ProtocolError: The rank was not asked for items, has ended, or is too far ahead.
+        """
+        index = self._index.get(peer)
+        if not self.window or index is None or not self.collector.is_running(index):
+            raise ProtocolError(f"items must come from the running ranks of a stream; call {self.call_id} got another")
+        self._merge.put(Item(index, *take_payload(payload, bodies), cargo))
+        self._wake()
+
+    def terminal(self, peer: Peer, outcome: Outcome) -> None:
+        """Take a terminal frame; the result of an endpoint that is no generator is its one item."""
+        if not isinstance(outcome, Returned):
+            super().terminal(peer, outcome)
+            return
+        super().terminal(peer, POSTED)
+        if not self.window:
+            self._merge.put(Item(self._index[peer], outcome.payload, outcome.bodies, outcome.cargo))
+
+    def _progress(self) -> None:
+        super()._progress()
+        self._wake()
+
+    def cancel_rest(self, reason: str) -> None:
+        """See `OutgoingCall.cancel_rest`; the ranks have to answer within a bound from now on."""
+        super().cancel_rest(reason)
+        self._set_silent_at()
+
+    def peer_stalled(self) -> None:
+        """See `OutgoingCall.peer_stalled`."""
+        if self.cancelled_at is not None:
+            self._set_silent_at()
+            self._wake()
+
+    def _set_silent_at(self) -> None:
+        assert self.cancelled_at is not None
+        self._silent_at = min(self._silent_at, self.cancelled_at + self.patience)
+
+    # ---- the consumer ----------------------------------------------------------------------------------------
+
+    async def next(self) -> Item | None:
+        """Return the next item, or None when every rank has settled, or has not answered a cancel in time.
+
+        One task at a time may call it.
+
+        Raises:
+            trio.ClosedResourceError: The consumer has left the stream.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self.consumer = trio.lowlevel.current_task()
+        while not self.is_closed:
+            if self._merge:
+                item, total = self._merge.take()
+                if total is not None and self.window:
+                    self._report(item.index, total)
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                return item
+            if self.collector.is_complete or trio.current_time() >= self._silent_at:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                return None
+            self.is_bounded = trio.current_effective_deadline() != math.inf
+            self.proc.deadlocks.awaits_any(self)
+            with trio.CancelScope(deadline=self._silent_at):
+                await self._park()
+        raise trio.ClosedResourceError("the block of this stream has been left")
+
+    def _report(self, index: int, total: int) -> None:
+        link = self.targets[index].peer.link
+        if link is not None:
+            link.send(messages.encode(messages.Taken(self.call_id, total)), lane=Lane.CONTROL)
+
+    async def close(self, reason: str) -> None:
+        """Cancel what runs, and wait, shielded, until it has unwound. Idempotent; no checkpoint when it is complete."""
+        self.is_closed = True
+        self._merge.close()
+        self._wake()
+        try:
+            if not self.collector.is_complete:
+                self.cancel_rest(reason)
+                with trio.CancelScope(shield=True) as scope:
+                    while not self.collector.is_complete:
+                        scope.deadline = self._silent_at
+                        await self._park()
+        finally:
+            self._give_up()
+
+
+def serve_streams(proc: Proc) -> None:
+    """Let a process take the messages of streams."""
+
+    def take_item(peer: Peer, message: messages.Item, bodies: list[memoryview]) -> None:
+        stream = proc.unended_call(message.call)
+        cargo = peer.take_cargo()
+        if stream is None:
+            proc.dropped_replies += 1
+        elif isinstance(stream, OutgoingStream):
+            stream.item(peer, message.payload, bodies, cargo)
+        else:
+            raise ProtocolError(f"only a stream has items, one came for call {message.call}")
+
+    def take_taken(peer: Peer, message: messages.Taken, bodies: list[memoryview]) -> None:
+        del bodies
+        call = peer.inbound.get(message.call)
+        if call is None:
+            return  # it has ended meanwhile
+        if call.items is None:
+            raise ProtocolError(f"only items of a stream are taken, call {message.call} has none")
+        call.items.taken(message.count)
+
+    proc.routes[messages.Item] = take_item
+    proc.routes[messages.Taken] = take_taken

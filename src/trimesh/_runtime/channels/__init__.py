@@ -1,0 +1,1 @@
+"""Channels: who has a port, what waits at the two ends."""

@@ -1,0 +1,343 @@
+"""The channels of one process, and its ports of channels elsewhere: what moves their messages.
+
+Which process holds a port is counted by `_routing/holders.py`. All messages of a holder to a home take the DATA lane of
+one link, so that what it gives up comes after what it has lent and sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from trimesh import limits
+from trimesh._runtime.channels.holding import Holding, Sending
+from trimesh._runtime.channels.port import Port
+from trimesh._runtime.channels.receiver import Home
+from trimesh._runtime.peers.peer import Peer
+from trimesh._transport.base import Lane, Link
+from trimesh._wire import messages
+from trimesh.errors import ProtocolError
+from trimesh.ids import ProcId
+
+if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._wire.reducers import Sink
+
+_REBUILD = ("trimesh._runtime.channels.registry", "rebuild_port")
+"""What stands for a port in a payload; the decoder of each process gives it its meaning."""
+
+
+class Cargo:
+    """The ports of a message that has come: a reference to each, until this object is dropped."""
+
+    __slots__ = ("channels", "holdings")
+
+    def __init__(self, channels: Channels) -> None:
+        self.channels = channels
+        self.holdings: list[Holding] = []
+
+    def __del__(self) -> None:
+        for holding in self.holdings:
+            self.channels.note_release(holding)
+
+
+def rebuild_port(*_: object) -> Port[Any]:
+    """Refuse: there is no port without the process that it is in."""
+    raise TypeError("a port can be rebuilt only by the process that a message with it was sent to")
+
+
+class Channels:
+    """The channels and ports of one process.
+
+    Attributes:
+        proc: The process.
+    """
+
+    def __init__(self, proc: Proc) -> None:
+        self.proc = proc
+        self._homes: dict[int, Home] = {}
+        self._holdings: dict[tuple[ProcId, int], Holding] = {}
+        self._by_number: dict[int, Holding] = {}
+        self._numbers: Iterator[int] = itertools.count(1)
+        self._mail: dict[Peer, list[bytes]] = {}
+        self._settling: dict[Peer, list[tuple[Peer, int]]] = {}
+        self._released: deque[Holding] = deque()
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._leaving: set[trio.Event] = set()
+        self._connecting: set[Peer] = set()
+        routes: dict[type[messages.Message], Callable[[Peer, Any, list[memoryview]], None]] = {
+            messages.Carried: self._carried,
+            messages.Lent: self._lent,
+            messages.Accepted: self._taken,
+            messages.Dropped: self._dropped,
+            messages.Settle: self._settle,
+            messages.Settled: self._settled,
+            messages.PortItem: self._item,
+            messages.Room: self._room,
+            messages.Ended: self._ended,
+            messages.Recall: self._recall,
+        }
+        proc.routes |= routes
+        proc.on_gone.append(self._gone)
+        proc.on_link.append(self._linked)
+
+    # ---- this process ----------------------------------------------------------------------------------------
+
+    def open(self, capacity: int, item_type: Any = None) -> tuple[Port[Any], Home]:
+        """Open a channel; its receiver is here. `TypeError` for items of a type that cannot travel."""
+        found = self.proc.values.item_type(item_type)
+        me = self.proc.me
+        number = next(self._numbers)
+        home = self._homes[number] = Home(self, number, capacity, found)
+        holding = self._hold(me, number, capacity)
+        holding.item_type = found
+        home.begin(me, holding.number)
+        holding.share.take()
+        port: Port[Any] = Port(holding)
+        holding.share.release()  # what the first unit came with; the port is another reference
+        return port, home
+
+    @property
+    def open_channels(self) -> int:
+        """Channels whose receiver is here and open."""
+        return len(self._homes)
+
+    def closed(self, home: Home) -> None:
+        """Forget a channel that receives no more; the senders of this process learn it at once."""
+        del self._homes[home.number]
+        holding = self._holdings.get((self.proc.proc_id, home.number))
+        if holding is not None:
+            holding.end()
+
+    def _hold(self, home: Peer, channel: int, capacity: int) -> Holding:
+        key = (home.proc_id, channel)
+        holding = self._holdings.get(key)
+        if holding is None:
+            self._token = trio.lowlevel.current_trio_token()
+            holding = self._holdings[key] = Holding(self, home, channel, next(self._numbers), capacity)
+            self._by_number[holding.number] = holding
+        return holding
+
+    def release(self, holding: Holding) -> None:
+        """Give up one reference; with the last one, what this process holds."""
+        units = holding.share.release()
+        if units:
+            del self._holdings[holding.key]
+            del self._by_number[holding.number]
+            self.tell(holding.home, messages.Dropped(holding.channel, units))
+
+    def note_release(self, holding: Holding) -> None:
+        """Give up one reference soon. From any thread, in the middle of anything."""
+        self._released.append(holding)
+        if self._token is not None:
+            with contextlib.suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._release_noted, idempotent=True)
+
+    def _release_noted(self) -> None:
+        while self._released:
+            self.release(self._released.popleft())
+
+    def sent(self, left: trio.Event) -> None:
+        """Note something that has been sent and is still on its way out."""
+        self._leaving = {event for event in self._leaving if not event.is_set()}
+        self._leaving.add(left)
+
+    async def flush(self) -> None:
+        """Wait until what has been sent has left this process, for at most `limits.FLUSH_SECONDS`."""
+        with trio.move_on_after(limits.FLUSH_SECONDS):
+            for home in list(self._mail):
+                await self.connect(home)
+            for event in self._leaving:
+                await event.wait()
+
+    # ---- values ----------------------------------------------------------------------------------------------
+
+    def reducers(self) -> dict[type, Callable[[Any, Sink], Any]]:
+        """Return how ports leave in a payload."""
+        return {Port: self._reduce}
+
+    def bindings(self) -> dict[tuple[str, str], Any]:
+        """Return how they are rebuilt."""
+        return {_REBUILD: self._rebuild}
+
+    def _reduce(self, port: Port[Any], sink: Sink) -> Any:
+        holding = port.holding
+        if holding is None:
+            raise TypeError("a port must be open to be sent, got a closed one")
+        if holding.channels is not self:
+            raise TypeError("a port must be sent by the process that it is in, got one of another")
+        sink.attach(port)
+        return rebuild_port, (holding.home.proc_id, holding.channel)
+
+    def _rebuild(self, home: object, channel: object) -> Port[Any]:
+        # A port that was closed between its encoding and its sending has not been lent, and arrives closed.
+        return Port(self._holdings.get((home, channel)))  # type: ignore[arg-type]
+
+    # ---- messages that carry ports ---------------------------------------------------------------------------
+
+    def lend(self, peer: Peer, link: Link, attachments: Sequence[object]) -> None:
+        """Say that the next message to `peer` carries the ports among `attachments`."""
+        loans: list[messages.Loan] = []
+        for holding in dict.fromkeys(self._held(thing) for thing in attachments):
+            if holding is None:
+                continue
+            loan = messages.Loan(holding.home.proc_id, holding.channel, next(self._numbers), holding.capacity)
+            self.tell(holding.home, messages.Lent(loan.channel, loan.loan, peer.proc_id))
+            loans.append(loan)
+        for first in range(0, len(loans), limits.LOANS_PER_FRAME):
+            link.send(messages.encode(messages.Carried(tuple(loans[first : first + limits.LOANS_PER_FRAME]))))
+
+    def _held(self, thing: object) -> Holding | None:
+        """Return what this process holds of a channel that a message refers to, or None."""
+        if isinstance(thing, Port):
+            return thing.holding
+        return self._holdings.get(thing.key) if isinstance(thing, Holding) else None
+
+    def _carried(self, peer: Peer, message: messages.Carried, bodies: list[memoryview]) -> None:
+        del bodies
+        if peer.cargo is None:
+            peer.cargo = Cargo(self)
+        for loan in message.loans:
+            holding = self._hold(self.proc.peer(ProcId(loan.home)), loan.channel, loan.capacity)
+            holding.share.take()
+            peer.cargo.holdings.append(holding)
+            self.tell(holding.home, messages.Accepted(loan.channel, peer.proc_id, loan.loan, holding.number))
+
+    # ---- other processes -------------------------------------------------------------------------------------
+
+    def tell(self, peer: Peer, message: messages.Message) -> None:
+        """Send a message on the DATA lane, now or when there is a link."""
+        head = messages.encode(message)
+        if peer.link is not None:
+            left = peer.link.send(head)
+            if left is not None:
+                self.sent(left)
+        elif peer.death is None:
+            self._mail.setdefault(peer, []).append(head)
+
+    def tell_ended(self, peer: Peer, channel: int) -> None:
+        """Tell a holder that its port leads nowhere."""
+        if peer.link is not None:
+            peer.link.send(messages.encode(messages.Ended(channel)), lane=Lane.CONTROL)
+
+    async def connect(self, peer: Peer) -> None:
+        """Make a link to a home, unless it is gone."""
+        if self.proc.family is not None:
+            await self.proc.family.connect([peer])
+
+    def start_connecting(self, peer: Peer) -> None:
+        """Make a link to a process that ports are about to reach, or that an answer is due from."""
+        if peer.link is None and peer.death is None and peer not in self._connecting:
+            self._connecting.add(peer)
+            self.proc.nursery.start_soon(self._connect, peer)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _connect(self, peer: Peer) -> None:
+        try:
+            await self.connect(peer)
+        finally:
+            self._connecting.discard(peer)
+
+    def _linked(self, peer: Peer) -> None:
+        for head in self._mail.pop(peer, ()):
+            assert peer.link is not None
+            peer.link.send(head)
+        for holding in self._holdings.values():
+            if holding.home is peer:
+                holding.send_waiting()
+
+    def _gone(self, peer: Peer) -> None:
+        peer.cargo = None
+        self._mail.pop(peer, None)
+        for holding in [holding for holding in self._holdings.values() if holding.home is peer]:
+            holding.end()
+        for home, channel in self._settling.pop(peer, ()):
+            self.tell(home, messages.Settled(channel, peer.proc_id))
+        for found in list(self._homes.values()):
+            found.gone(peer)
+
+    # ---- messages to a home ----------------------------------------------------------------------------------
+
+    def _lent(self, peer: Peer, message: messages.Lent, bodies: list[memoryview]) -> None:
+        del bodies
+        home = self._homes.get(message.channel)
+        if home is not None:
+            holder = self.proc.peer(ProcId(message.holder))
+            home.holders.lent(peer.proc_id, message.loan, holder.proc_id, is_gone=holder.death is not None)
+            self.start_connecting(holder)  # by that link its word comes, and its end is seen
+
+    def _taken(self, peer: Peer, message: messages.Accepted, bodies: list[memoryview]) -> None:
+        del bodies
+        home = self._homes.get(message.channel)
+        is_gone = self.proc.peer(ProcId(message.lender)).death is not None
+        if home is None or not home.taken(peer, message, is_gone=is_gone):
+            self.tell_ended(peer, message.channel)
+
+    def _dropped(self, peer: Peer, message: messages.Dropped, bodies: list[memoryview]) -> None:
+        del bodies
+        home = self._homes.get(message.channel)
+        if home is not None:
+            home.dropped(peer, message.units)
+
+    def _settled(self, peer: Peer, message: messages.Settled, bodies: list[memoryview]) -> None:
+        del bodies
+        home = self._homes.get(message.channel)
+        if home is not None:
+            home.holders.settled(ProcId(message.lender), peer.proc_id)
+            home.look()
+
+    def _item(self, peer: Peer, message: messages.PortItem, bodies: list[memoryview]) -> None:
+        cargo = peer.take_cargo()
+        home = self._homes.get(message.channel)
+        if home is not None:
+            home.arrived(peer, message, bodies, cargo)
+
+    def _recall(self, peer: Peer, message: messages.Recall, bodies: list[memoryview]) -> None:
+        del bodies
+        home = self._homes.get(message.channel)
+        if home is not None:
+            home.recall(peer)
+
+    # ---- messages to a holder --------------------------------------------------------------------------------
+
+    def _room(self, peer: Peer, message: messages.Room, bodies: list[memoryview]) -> None:
+        del bodies
+        holding = self._by_number.get(message.holding)
+        if holding is not None:
+            if holding.home is not peer:
+                raise ProtocolError(f"room must be told by the channel's home, got some from process {peer.proc_id}")
+            holding.room(message)
+
+    def _ended(self, peer: Peer, message: messages.Ended, bodies: list[memoryview]) -> None:
+        del bodies
+        holding = self._holdings.get((peer.proc_id, message.channel))
+        if holding is not None:
+            holding.end()
+
+    def _settle(self, peer: Peer, message: messages.Settle, bodies: list[memoryview]) -> None:
+        del bodies
+        lender = self.proc.peer(ProcId(message.lender))
+        if lender.death is not None:
+            self.tell(peer, messages.Settled(message.channel, message.lender))
+            return
+        self._settling.setdefault(lender, []).append((peer, message.channel))
+        if lender.link is None and self.proc.family is not None:
+            self.proc.nursery.start_soon(self.proc.family.find_out, lender)
+
+    # ---- the state, for those who look -----------------------------------------------------------------------
+
+    def blocked(self) -> Iterator[tuple[Holding, Sending]]:
+        """Yield the senders of this process that wait, by channel."""
+        for holding in self._holdings.values():
+            for one in holding.blocked():
+                yield holding, one
+
+    def left(self) -> Iterable[str]:
+        """Say what is not over."""
+        yield from (f"channel {number}" for number in self._homes)
+        yield from (f"port of channel {channel} of process {home}" for home, channel in self._holdings)

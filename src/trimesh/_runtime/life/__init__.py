@@ -1,0 +1,1 @@
+"""One process from its start to its end: its tables, its family, its host."""

@@ -1,0 +1,132 @@
+"""The `Proc` of the user's own program: made by the first block, given back by the last.
+
+It runs as a system task of Trio, because blocks of sibling tasks share it: handles made in one can be given to actors
+of another. It is gone, with its transport and all descriptors, when no block is open.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import trio
+
+from trimesh._runtime.actors.agent import run_with_agent
+from trimesh._runtime.actors.context import find_proc, set_proc_of_run, set_proc_of_task
+from trimesh._runtime.life.family import Family
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.system.system_calls import refusals
+from trimesh._runtime.tasks.interrupt import run_to_end
+from trimesh.errors import SpawnError, TrimeshInternalError
+from trimesh.ids import ID_MAX, ProcId
+from trimesh.shape.extent import Extent
+
+
+class _Controller:
+    """The running `Proc` of this Trio run and who uses it.
+
+    Shielded, because Trio cancels system tasks when the main task ends, and blocks of other system tasks, which are
+    left then, need it until they have been.
+    """
+
+    def __init__(self, proc: Proc, family: Family) -> None:
+        self.proc = proc
+        self.family = family
+        self.users = 0
+        self.scope: trio.CancelScope = trio.CancelScope(shield=True)
+        self.ready = trio.Event()
+        self.closed = trio.Event()
+        self.error: BaseException | None = None
+
+    async def run(self) -> None:
+        """Serve until released; as a system task it must not raise."""
+        set_proc_of_task(self.proc)
+        try:
+            with self.scope:
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(run_with_agent, self.proc, self.proc.me, Extent().point(0))
+                    self.ready.set()
+        except BaseException as error:  # noqa: BLE001 - a system task must not raise; the leases raise it
+            self.error = error
+        finally:
+            self.proc.transport.close()
+            self.ready.set()
+            self.closed.set()
+
+
+_of_run: trio.lowlevel.RunVar[_Controller | None] = trio.lowlevel.RunVar("trimesh_controller", default=None)
+
+
+@asynccontextmanager
+@trio.lowlevel.enable_ki_protection
+async def lease_proc(pickled: bool | None = None) -> AsyncGenerator[Family, None]:  # noqa: FBT001 - None is neither
+    """Use the `Proc` of this process while a block is open.
+
+    Args:
+        pickled: Whether values are to be pickled; None takes what the family does, and pickles in a new one.
+
+    Raises:
+        ValueError: The family does otherwise.
+        SpawnError: The system refuses what it needs.
+        TrimeshInternalError: It has failed; the cause is the failure.
+    """
+    proc = find_proc()
+    if proc is not None and proc.family is not None and _of_run.get() is None:
+        _check_mode(proc, pickled)
+        yield proc.family  # a worker, or a simulated process: its Proc lives as long as it does
+        return
+    controller = _of_run.get() or _start(pickled=pickled is not False)
+    _check_mode(controller.proc, pickled)
+    controller.users += 1
+    try:
+        await controller.ready.wait()
+        _check(controller)
+        yield controller.family
+    finally:
+        controller.users -= 1
+        if controller.users == 0:
+            _of_run.set(None)
+            set_proc_of_run(None)
+            controller.scope.cancel(reason="the last block has been left")
+            _, interrupt = await run_to_end(controller.closed.wait)
+            if interrupt is not None:
+                raise interrupt
+    _check(controller)
+
+
+def _check_mode(proc: Proc, pickled: bool | None) -> None:  # noqa: FBT001 - see lease_proc
+    has = proc.values.is_pickled
+    if pickled is not None and pickled != has:
+        raise ValueError(
+            f"all processes of one family must say the same of pickle=, got {_MODES[pickled]!r} where it is "
+            f"{_MODES[has]!r}: say it at the outermost block, and leave it out (or the same) inside"
+        )
+
+
+_MODES = {True: "on", False: "off"}
+
+
+def _check(controller: _Controller) -> None:
+    if controller.error is not None:
+        raise TrimeshInternalError("the runtime of this process has failed; please report this") from controller.error
+
+
+def _start(*, pickled: bool) -> _Controller:
+    # The native library is loaded here, when the first block is entered, not by `import trimesh`.
+    from trimesh._runtime.life.local_host import open_local_host  # noqa: PLC0415
+    from trimesh._runtime.spawner.siblings import Siblings  # noqa: PLC0415
+    from trimesh._transport.native import NativeTransport  # noqa: PLC0415
+
+    proc_id = ProcId(secrets.randbelow(ID_MAX) + 1)
+    try:
+        transport = NativeTransport(proc_id)
+    except OSError as error:  # descriptors, memory or threads are wanting
+        raise SpawnError(f"this process cannot be made ready for meshes: {error}{refusals()}") from error
+    proc, siblings = Proc(proc_id, transport, pickled=pickled), Siblings()
+    proc.family = Family(proc, lambda preload: open_local_host(proc, transport, preload, siblings))
+    controller = _Controller(proc, proc.family)
+    _of_run.set(controller)
+    set_proc_of_run(proc)
+    trio.lowlevel.spawn_system_task(controller.run, name="trimesh")
+    return controller

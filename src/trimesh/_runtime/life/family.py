@@ -1,0 +1,282 @@
+"""How one process belongs to its family.
+
+Hosts start processes for it, links are made on demand, and the news of a lost link is turned into what it means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+
+import trio
+
+from trimesh import limits
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.meshes.member import died_of
+from trimesh._runtime.peers.deaths import DeathOf, link_lost, stopped
+from trimesh._runtime.peers.host import Host, NoLinkError, PreloadingHost
+from trimesh._runtime.peers.peer import Peer
+from trimesh._runtime.system.exits import ExitReport
+from trimesh._runtime.tasks.interrupt import run_to_end
+from trimesh._transport.base import DownReason, LinkDown
+from trimesh.errors import SpawnError, leaves
+from trimesh.ids import ProcId
+
+Preload = tuple[str, ...]
+OpenHost = Callable[[Preload], AbstractAsyncContextManager[Host]]
+"""Opens the host of this machine with some modules preloaded; leaving it ends all that it started."""
+
+
+class _Lease:
+    """A host in use: opened by the first block that needs it, closed by the last."""
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.host: Host | None = None
+        self.error: BaseException | None = None
+        self.ready = trio.Event()
+        self.release = trio.Event()
+        self.closed = trio.Event()
+
+
+class Family:
+    """The guardian of one process.
+
+    Attributes:
+        proc: The process.
+        parent: Its owner, or None in the controller.
+        parent_lost: Set when the link to the parent has ended.
+        open_host: Makes hosts.
+        attached: The host of a process that was started by one; it serves all its meshes.
+        root: The controller, or None in the controller itself.
+    """
+
+    def __init__(
+        self,
+        proc: Proc,
+        open_host: OpenHost,
+        parent: ProcId | None = None,
+        attached: Host | None = None,
+        root: ProcId | None = None,
+    ) -> None:
+        self.proc = proc
+        self.open_host = open_host
+        self.parent = parent
+        self.attached = attached
+        self.root = root
+        self.parent_lost = trio.Event()
+        self._leases: dict[Preload, _Lease] = {}
+        self._ending: list[_Lease] = []
+        self._connecting: dict[ProcId, trio.Event] = {}
+
+    # ---- hosts -----------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    @trio.lowlevel.enable_ki_protection
+    async def host(self, preload: Preload = ()) -> AsyncGenerator[Host, None]:
+        """Use this machine's host, started by its first user and ended with its last.
+
+        A worker has one host for all, which has been started without `preload`: there each process imports for itself.
+        """
+        if self.attached is not None:
+            yield PreloadingHost(self.attached, preload) if preload else self.attached
+            return
+        lease = self._leases.get(preload)
+        if lease is None:
+            lease = self._leases[preload] = _Lease()
+            self.proc.nursery.start_soon(self._keep, preload, lease)
+        lease.users += 1
+        try:
+            await lease.ready.wait()
+            if lease.error is not None:
+                raise lease.error
+            assert lease.host is not None
+            yield lease.host
+        finally:
+            lease.users -= 1
+            if lease.users == 0:
+                if self._leases.get(preload) is lease:
+                    del self._leases[preload]
+                if lease in self._ending:
+                    self._ending.remove(lease)
+                lease.release.set()
+                _, interrupt = await run_to_end(lease.closed.wait)
+                if interrupt is not None:
+                    raise interrupt
+
+    @trio.lowlevel.enable_ki_protection
+    async def _keep(self, preload: Preload, lease: _Lease) -> None:
+        try:
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._cancel_when_released, lease, scope)
+                    async with self.open_host(preload) as lease.host:
+                        lease.ready.set()
+                        with trio.CancelScope(shield=True):
+                            await lease.release.wait()
+                    nursery.cancel_scope.cancel()
+        except Exception as error:  # noqa: BLE001 - raised by everybody who waits for the host
+            lease.error = _single(error)
+        finally:
+            lease.ready.set()
+            lease.closed.set()
+
+    @trio.lowlevel.enable_ki_protection
+    async def _cancel_when_released(self, lease: _Lease, scope: trio.CancelScope) -> None:
+        """A host that is given up while it starts need not become ready first."""
+        await lease.release.wait()
+        if lease.host is None:
+            scope.cancel(reason="nobody waits for this host any more")
+
+    def retire(self, host: Host) -> None:
+        """Learn that one user of a host, who still holds it, starts no process there any more.
+
+        If it is the only one the host ends with its last process, and whoever comes now gets another one.
+        """
+        for preload, lease in list(self._leases.items()):
+            if lease.host is host and lease.users == 1:
+                del self._leases[preload]
+                self._ending.append(lease)
+                host.retire()
+
+    def _open_hosts(self) -> list[Host]:
+        """Return the hosts that can make connections, oldest first."""
+        if self.attached is not None:
+            return [self.attached]
+        return [lease.host for lease in (*self._ending, *self._leases.values()) if lease.host is not None]
+
+    # ---- connections -----------------------------------------------------------------------------------------
+
+    async def connect(self, peers: Sequence[Peer]) -> None:
+        """See to it that every peer has a link or is known to be gone. No checkpoint when all have one."""
+        await self.try_to_connect(peers)
+        for peer in peers:
+            if self.proc.is_stranger(peer):
+                await self._declare(peer)
+
+    async def try_to_connect(self, peers: Sequence[Peer]) -> None:
+        """As `connect`, but a peer without a link for want of resources here may live: its `no_link` says why."""
+        for peer in peers:
+            peer.no_link = None
+            while self.proc.is_stranger(peer) and peer.no_link is None:
+                await self._connect(peer)
+
+    async def _connect(self, peer: Peer) -> None:
+        others = self._connecting.get(peer.proc_id)
+        if others is not None:
+            await others.wait()
+            return
+        done = self._connecting[peer.proc_id] = trio.Event()
+        try:
+            for host in self._open_hosts():
+                try:
+                    self.proc.adopt_link(peer.proc_id, await host.connect(peer.proc_id))
+                except NoLinkError as error:
+                    peer.no_link = link_lost(str(error))
+                    return
+                except SpawnError:
+                    continue
+                return
+            await self._declare(peer)
+        finally:
+            del self._connecting[peer.proc_id]
+            done.set()
+
+    # ---- lost links ------------------------------------------------------------------------------------------
+
+    def link_lost(self, peer: Peer, down: LinkDown, *, is_harmless: bool) -> None:
+        """Find out what the end of a link means.
+
+        Args:
+            peer: The process on the other side.
+            down: How it ended.
+            is_harmless: Nothing was lost: the link never came up. The peer may have had no descriptor for its end; it
+                has told those who wanted the link, and is dead only if its host says so.
+        """
+        member = self.proc.members.get(peer.proc_id)
+        if member is not None:
+            member.link_lost(down)
+        elif peer.proc_id == self.parent:
+            self.parent_lost.set()
+        elif peer.link is None:
+            self.proc.nursery.start_soon(partial(self._diagnose, peer, down, is_harmless=is_harmless))
+
+    @trio.lowlevel.enable_ki_protection
+    async def _diagnose(self, peer: Peer, down: LinkDown, *, is_harmless: bool) -> None:
+        if down.reason is DownReason.CLOSED:
+            self.proc.declare_gone(peer, stopped("the process has been stopped"))
+            return
+        if down.reason is DownReason.PROTOCOL:
+            self.proc.declare_gone(peer, link_lost(f"the link was lost: {down.detail}"))
+            return
+        report = await self._exit_of(peer)
+        if report is not None or not is_harmless:
+            self._declare_by(peer, report)
+
+    @trio.lowlevel.enable_ki_protection
+    async def find_out(self, peer: Peer) -> None:
+        """Declare a process gone that is said to have ended, and that there is no link to; a late link is read first.
+
+        A connection that it has asked for comes the way that the exit report comes, and before that.
+        """
+        report = await self._exit_of(peer)
+        if peer.link is None:
+            self._declare_by(peer, report)
+
+    async def learn_end(self, peer: Peer) -> DeathOf:
+        """Return how a process has ended that is known to have; wait, not for long, for whoever finds that out."""
+        return await self._hear_of(peer, self.find_out) or died_of("the process", None)
+
+    async def learn_loss(self, peer: Peer) -> DeathOf | None:
+        """Return how a process has ended that a connection was lost to; None if nobody says so: it may live."""
+        return await self._hear_of(peer, self._find_out_if)
+
+    async def _find_out_if(self, peer: Peer) -> None:
+        report = await self._exit_of(peer)
+        if report is not None and report.is_known and peer.link is None:
+            self._declare_by(peer, report)
+
+    async def _hear_of(self, peer: Peer, find_out: Callable[[Peer], Awaitable[None]]) -> DeathOf | None:
+        if peer.death is None:
+            told = trio.Event()
+
+            def listen(gone: Peer) -> None:
+                if gone is peer:
+                    told.set()
+
+            self.proc.on_gone.append(listen)
+            try:
+                with trio.move_on_after(limits.TRANSFER_END_SECONDS):
+                    if self.proc.is_stranger(peer) and peer.proc_id != self.parent:
+                        await find_out(peer)
+                    else:
+                        await told.wait()
+            finally:
+                self.proc.on_gone.remove(listen)
+        return peer.death
+
+    async def _declare(self, peer: Peer) -> None:
+        """Declare a process gone that somebody else owns, with the diagnosis of the host that had started it."""
+        self._declare_by(peer, await self._exit_of(peer))
+
+    async def _exit_of(self, peer: Peer) -> ExitReport | None:
+        report: ExitReport | None = None
+        with trio.move_on_after(limits.EXIT_REPORT_SECONDS):
+            for host in self._open_hosts():
+                report = await host.exit_of(peer.proc_id)
+                if report.is_known:
+                    break
+        return report
+
+    def _declare_by(self, peer: Peer, report: ExitReport | None) -> None:
+        if report is not None and report.exit_code == 0:
+            self.proc.declare_gone(peer, stopped("the process has been stopped"))
+        else:
+            self.proc.declare_gone(peer, died_of("the process", report))
+
+
+def _single(error: Exception) -> BaseException:
+    """Unwrap the group that the keeper's own nursery has put around one error."""
+    found = list(leaves(error))
+    return found[0] if len(found) == 1 else error

@@ -1,0 +1,157 @@
+"""This machine as a host: real processes by the spawner, native links to them."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+import trio
+
+from trimesh import limits
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.peers.host import Host, LaunchRequest, NoLinkError
+from trimesh._runtime.spawner.launcher import Launcher, open_spawner
+from trimesh._runtime.spawner.siblings import Siblings
+from trimesh._runtime.spawner.wire import ENTRY
+from trimesh._runtime.system.child import Child, LaunchSpec
+from trimesh._runtime.system.exits import ExitReport
+from trimesh._transport.base import Link
+from trimesh._transport.native import NativeLink, NativeTransport
+from trimesh.errors import LimitExceeded, MeshError, SpawnError
+from trimesh.ids import ProcId
+
+
+class LocalChild:
+    """A started process with its link."""
+
+    def __init__(self, child: Child, link: NativeLink) -> None:
+        self.child = child
+        self.link = link
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self.child.pid
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to its process group."""
+        self.child.signal(signum)
+
+
+class LocalHost:
+    """This machine, by one spawner.
+
+    Attributes:
+        transport: Where links of new processes go.
+        launcher: The connection to the spawner.
+    """
+
+    def __init__(self, transport: NativeTransport, launcher: Launcher) -> None:
+        self.transport = transport
+        self.launcher = launcher
+
+    @property
+    def name(self) -> str:
+        """Name of the machine."""
+        return socket.gethostname()
+
+    async def launch(self, request: LaunchRequest, on_exit: Callable[[ExitReport], None]) -> LocalChild:
+        """Start a process; see `Host.launch`."""
+        launched: Child | None = None
+
+        def exited(report: ExitReport) -> None:
+            if launched is not None:
+                launched.close()
+            on_exit(report)
+
+        child = await self.launcher.launch(_spec(request), on_exit=exited)
+        try:
+            # The owner holds a lease on its child, never the child on its owner: a stopped owner must not end the job.
+            link = self.transport.open_link(child.link, local=True, lease=True, peer=request.proc_id)
+            self.transport.watch(link, child.pidfd)  # the link has a copy, which goes with it
+        except (OSError, LimitExceeded) as error:
+            child.signal(signal.SIGKILL)
+            raise SpawnError(f"{child.name}: no link to the new process could be made: {error}") from error
+        finally:
+            if child.report is not None:  # it has ended meanwhile
+                child.close()
+            launched = child
+        return LocalChild(child, link)
+
+    def retire(self) -> None:
+        """End with the last process; see `Host.retire`."""
+        self.launcher.retire()
+
+    async def flush_output(self) -> None:
+        """Wait until what the processes have written is shown; see `Host.flush_output`."""
+        with trio.move_on_after(limits.OUTPUT_FLUSH_SECONDS):
+            await self.launcher.flush_output()
+
+    async def connect(self, target: ProcId) -> Link:
+        """Make a link to another process of the family; see `Host.connect`."""
+        try:
+            sock = await self.launcher.connect(target)
+        except MeshError as error:
+            raise SpawnError(str(error)) from error
+        try:
+            return self.transport.open_link(sock, local=True, lease=False, peer=target)
+        except (OSError, LimitExceeded) as error:
+            sock.close()
+            raise NoLinkError(f"no link to process {target} could be made: {error}") from error
+
+    async def exit_of(self, target: ProcId) -> ExitReport:
+        """Wait for the end of any process of the family; see `Host.exit_of`."""
+        return await self.launcher.exit_of(target)
+
+
+def _spec(request: LaunchRequest) -> LaunchSpec:
+    extent = request.whole.base
+    return LaunchSpec(
+        proc_id=request.proc_id,
+        mesh=request.mesh,
+        labels=tuple(extent),
+        sizes=tuple(extent.values()),
+        rank=request.rank,
+        incarnation=request.incarnation,
+        seed=request.seed,
+        grace=request.grace,
+        env=request.env,
+        output=request.output,
+        python=request.python,
+        preload=request.preload,
+        pickled=request.pickled,
+        entry=request.entry or ENTRY,
+    )
+
+
+def accept_links(proc: Proc, transport: NativeTransport) -> Callable[[ProcId, socket.socket], None]:
+    """Return what takes a connection that another process has asked for into service."""
+
+    def accept(origin: ProcId, sock: socket.socket) -> None:
+        try:
+            link = transport.open_link(sock, local=True, lease=False, peer=origin)
+        except (OSError, LimitExceeded, trio.ClosedResourceError):
+            sock.close()  # for want of something, or as this process ends; the other side can only be told an end
+        else:
+            proc.adopt_link(origin, link)
+
+    return accept
+
+
+@asynccontextmanager
+async def open_local_host(
+    proc: Proc, transport: NativeTransport, preload: tuple[str, ...], siblings: Siblings
+) -> AsyncGenerator[Host, None]:
+    """Start a spawner for the controller; leaving ends it and all that it has started.
+
+    Args:
+        proc: The controller.
+        transport: Its links.
+        preload: Modules that the spawner imports.
+        siblings: The controller's other spawners.
+    """
+    incoming = accept_links(proc, transport)
+    async with open_spawner(proc.proc_id, preload=preload, incoming=incoming, siblings=siblings) as launcher:
+        yield LocalHost(transport, launcher)

@@ -1,0 +1,310 @@
+"""Open what users open: process meshes, actor meshes, warm hosts.
+
+Each is an async context manager with a block of its own, or is adopted into the block of what it is spawned on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import attrs
+import msgspec
+import trio
+
+from trimesh import limits
+from trimesh._runtime.life.controller import lease_proc
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.meshes.actor_members import ActorMembers
+from trimesh._runtime.meshes.block import Block, Owned, run_block
+from trimesh._runtime.meshes.proc_members import ProcMembers
+from trimesh._runtime.peers.host import Host
+from trimesh._runtime.peers.membership import Membership, family_of
+from trimesh._runtime.spawner.proc_options import ProcOptions
+from trimesh._runtime.tasks.interrupt import run_to_end
+from trimesh._runtime.values.reference import MemberInfo, MeshInfo
+from trimesh._supervision.policy import FailFast, Policy, Restart, is_healing
+from trimesh._supervision.units import units_of
+from trimesh.errors import MeshErrorGroup, ShapeError, SpawnError
+from trimesh.ids import AGENT, MeshId
+from trimesh.shape.extent import Extent
+from trimesh.shape.region import Region
+
+
+class OwnedProcs:
+    """A process mesh with its owner's powers.
+
+    Attributes:
+        proc: The owner's process.
+        block: Where actors that are awaited go.
+        whole: All of it.
+        members: The child processes; None for the mesh of this very process.
+        is_stopping: Whether its block has begun to stop.
+    """
+
+    def __init__(self, proc: Proc, block: Block | None, whole: Region, members: ProcMembers | None) -> None:
+        self.proc = proc
+        self.block = block
+        self.whole = whole
+        self.members = members
+
+    @property
+    def info(self) -> MeshInfo:
+        """What travels of it."""
+        if self.members is not None:
+            return self.members.info
+        member = MemberInfo(self.proc.proc_id, self.proc.host_name, self.proc.pid)
+        family = family_of(self.proc)
+        return MeshInfo(AGENT, "this_proc", None, self.whole, (member,), self.proc.proc_id, family=family)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether its block has begun to stop."""
+        return self.members is not None and self.members.is_stopping
+
+
+class OwnedHost:
+    """A warm host with its owner's powers."""
+
+    def __init__(self, proc: Proc, block: Block, host: Host) -> None:
+        self.proc = proc
+        self.block = block
+        self.host = host
+
+
+def check_per_host(per_host: Mapping[str, int]) -> Extent:
+    """Return `per_host` as an extent.
+
+    Raises:
+        ShapeError: A size is not positive, or there are too many processes.
+        TypeError: It is no mapping.
+    """
+    if not isinstance(per_host, Mapping):
+        raise TypeError(f"spawn_procs takes a mapping of labels to sizes, as in {{'gpus': 4}}, got {per_host!r}")
+    extent = Extent(per_host)
+    if extent.nelements > limits.LINKS_MAX:
+        raise ShapeError(f"a mesh must not have more than limits.LINKS_MAX ({limits.LINKS_MAX}) processes on a host")
+    return extent
+
+
+def _proc_members(
+    proc: Proc, host: Host, block: Block, name: str, extent: Extent, options: ProcOptions, policy: Policy
+) -> ProcMembers:
+    whole = Region(extent, mesh=MeshId(proc.new_id()))
+    return ProcMembers(proc, host, block, name, whole, options, policy)
+
+
+@asynccontextmanager
+@trio.lowlevel.enable_ki_protection
+async def _open_host(
+    name: str, preload: tuple[str, ...], *, pickled: bool | None
+) -> AsyncGenerator[tuple[Proc, Host], None]:
+    """Use this process and this machine's host; what keeps them from starting is raised as every start's (X1)."""
+    async with AsyncExitStack() as stack:
+        try:
+            family = await stack.enter_async_context(lease_proc(pickled))
+            host = await stack.enter_async_context(family.host(preload))
+        except SpawnError as error:
+            raise MeshErrorGroup(f"{name} could not be started", [error], mesh=name) from None
+        yield family.proc, host
+
+
+@asynccontextmanager
+@trio.lowlevel.enable_ki_protection
+async def open_procs(
+    name: str, extent: Extent, options: ProcOptions, policy: Policy, warm: OwnedHost | None
+) -> AsyncGenerator[OwnedProcs, None]:
+    """Start processes in a block of their own, on a warm host or on one that is opened for it."""
+    async with (
+        nullcontext((warm.proc, warm.host)) if warm else _open_host(name, options.preload, pickled=options.pickled) as (
+            proc,
+            host,
+        )
+    ):
+        block = Block(proc, name, options.grace)
+        members = _proc_members(proc, host, block, name, extent, options, policy)
+        if warm is None and proc.family is not None:
+            members.on_last_exit = partial(proc.family.retire, host)
+        await members.start()
+        block.adopt(members)
+        async with run_block(block):
+            yield OwnedProcs(proc, block, members.whole, members)
+
+
+@trio.lowlevel.enable_ki_protection
+async def adopt_procs(owner: OwnedHost, name: str, extent: Extent, options: ProcOptions, policy: Policy) -> OwnedProcs:
+    """Start processes in the block of a warm host."""
+    with owner.block.entering():
+        members = _proc_members(owner.proc, owner.host, owner.block, name, extent, options, policy)
+        await members.start()
+        await _adopt(owner.block, members)
+    return OwnedProcs(owner.proc, owner.block, members.whole, members)
+
+
+@trio.lowlevel.enable_ki_protection
+async def stop_procs(owner: OwnedProcs, grace: float | None) -> None:
+    """End a process mesh, with the actors on it, before its block is left. Idempotent."""
+    members, block = owner.members, owner.block
+    assert members is not None
+    assert block is not None
+    await trio.lowlevel.checkpoint()
+    if members.is_stopping:
+        await members.stopped.wait()
+        return
+    if grace is not None:
+        members.grace = grace
+    # Who opens another mesh in this block may still use the spawner: that is retired as the block is left.
+    members.on_last_exit = None
+    with block.entering():
+        errors = await block.stop_early([members, *members.actors], members.grace)
+    if errors:
+        raise MeshErrorGroup(f"{members.name} failed", errors, mesh=members.name)
+
+
+@asynccontextmanager
+@trio.lowlevel.enable_ki_protection
+async def open_warm_host(
+    preload: tuple[str, ...], grace: float, *, pickled: bool | None = None
+) -> AsyncGenerator[OwnedHost, None]:
+    """Keep this machine's host for many meshes."""
+    async with _open_host("this host", preload, pickled=pickled) as (proc, host):
+        await trio.lowlevel.checkpoint()  # the host may have been there already (K01)
+        block = Block(proc, host.name, grace)
+        async with run_block(block):
+            yield OwnedHost(proc, block, host)
+
+
+def own_process(proc: Proc) -> OwnedProcs:
+    """Return the mesh of this very process, which has one member and no owner."""
+    return OwnedProcs(proc, None, Region(Extent(), mesh=MeshId(proc.proc_id)), None)
+
+
+class ActorPlan(msgspec.Struct, frozen=True):
+    """What `ProcMesh.spawn` was asked for.
+
+    Attributes:
+        procs: Where; None for this very process.
+        region: The part of it; None for all.
+        policy: What a failure of an actor does; None for the policy of the processes.
+        name: Of the mesh.
+        cls, args, kwargs: What the actors are made from.
+    """
+
+    procs: OwnedProcs | None
+    region: Region | None
+    policy: Policy | None
+    name: str
+    cls: type
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def members(self, procs: OwnedProcs, block: Block) -> ActorMembers:
+        """Return the members, none of which has been made."""
+        return _actor_members(procs, self.region or procs.whole, block, self)
+
+
+def _actor_members(procs: OwnedProcs, region: Region, block: Block, plan: ActorPlan) -> ActorMembers:
+    # The actor mesh is as large as the view of the processes that it was spawned on; missing members stay missing.
+    mesh = MeshId(procs.proc.new_id())
+    proc_ranks = _table(region)
+    # On all processes, a point of either mesh is a point of the other: `actors.exclude(coords(group))` takes both.
+    key = procs.whole.mesh if region == procs.whole else mesh
+    full = Region(region.extent, mesh=key)
+    whole = full.exclude_ranks(rank for rank, base in enumerate(proc_ranks) if base not in region)
+    inherited = procs.members.policy if procs.members is not None else FailFast()
+    policy = plan.policy or inherited
+    living = procs.info
+    members = tuple(msgspec.structs.replace(living.members[base], incarnation=0) for base in proc_ranks)
+    info = MeshInfo(
+        mesh, plan.name, plan.cls.__qualname__, whole, members, procs.proc.proc_id,
+        is_healing(policy) or living.is_healing, family_of(procs.proc),
+    )  # fmt: skip
+    membership = procs.proc.memberships[mesh] = Membership(procs.proc, info)
+    ranks = list(whole.ranks())
+    return ActorMembers(
+        procs.proc, block, membership, ranks, procs.members, proc_ranks, policy,
+        _units(policy, whole, procs, proc_ranks, is_inherited=plan.policy is None),
+    )  # fmt: skip
+
+
+def _units(
+    policy: Policy,
+    whole: Region,
+    procs: OwnedProcs,
+    proc_ranks: Sequence[int],
+    *,
+    is_inherited: bool,
+) -> Sequence[Sequence[int]]:
+    """Return the actors that are restarted together: a policy of the processes counts in their units."""
+    if not isinstance(policy, Restart):
+        return ()
+    if not is_inherited:
+        return units_of(whole, policy.along)
+    ranks = {base: rank for rank, base in enumerate(proc_ranks) if rank in whole}
+    units = ([ranks[base] for base in unit if base in ranks] for unit in units_of(procs.whole, policy.along))
+    return [unit for unit in units if unit]
+
+
+def _table(region: Region) -> Sequence[int]:
+    """Return the base rank of every point of the extent of a view, missing ones included."""
+    return attrs.evolve(region, excluded=frozenset[int]()).ranks()
+
+
+@asynccontextmanager
+@trio.lowlevel.enable_ki_protection
+async def open_actors(plan: ActorPlan) -> AsyncGenerator[ActorMembers, None]:
+    """Spawn actors in a block of their own; without processes, in this very one."""
+    async with lease_proc() as family:
+        procs = plan.procs or own_process(family.proc)
+        grace = procs.block.grace if procs.block is not None else limits.GRACE_SECONDS
+        block = Block(procs.proc, plan.name, grace)
+        with nullcontext() if procs.block is None else procs.block.entering():
+            await _settle(procs, plan)
+            members = plan.members(procs, block)
+            await members.start(plan.cls, plan.args, plan.kwargs)
+        block.adopt(members)
+        async with run_block(block):
+            yield members
+
+
+@trio.lowlevel.enable_ki_protection
+async def adopt_actors(plan: ActorPlan) -> ActorMembers:
+    """Spawn actors in the block of the processes.
+
+    Raises:
+        RuntimeError: The processes have no block, or it has begun to stop.
+    """
+    procs = plan.procs
+    if procs is None or procs.block is None:
+        raise RuntimeError(
+            "this_proc() has no block that could adopt actors: write `async with this_proc().spawn(...)`"
+        )
+    with procs.block.entering():
+        await _settle(procs, plan)
+        members = plan.members(procs, procs.block)
+        await members.start(plan.cls, plan.args, plan.kwargs)
+        await _adopt(procs.block, members)
+    return members
+
+
+async def _settle(procs: OwnedProcs, plan: ActorPlan) -> None:
+    """Wait for the processes that are being restarted (rule M2).
+
+    Raises:
+        RuntimeError: They have been stopped.
+    """
+    if procs.is_stopping:
+        raise RuntimeError(f"{procs.info.name} has been stopped and takes no new actors")
+    if procs.members is not None:
+        await procs.members.wait_settled((plan.region or procs.whole).ranks())
+
+
+async def _adopt(block: Block, owned: Owned) -> None:
+    """Give what has been started to a block, which may have begun to stop meanwhile."""
+    if not block.is_stopping:
+        block.adopt(owned)
+        return
+    await run_to_end(lambda: owned.stop(trio.current_time() + block.grace))
+    block.check_open()

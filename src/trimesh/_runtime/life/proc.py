@@ -1,0 +1,480 @@
+"""One process of a family: the tables that connect links, actors and calls.
+
+Everything hangs off this object, so that a simulation can hold many. It reads frames and moves them to where they
+belong; it never runs user code and never waits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import random
+import socket
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from trimesh import limits
+from trimesh._routing.collector import Outcome, Raised, Returned
+from trimesh._runtime.actors.cell import Cell
+from trimesh._runtime.actors.incoming import IncomingCall, refuse, take_payload
+from trimesh._runtime.actors.item_sender import ItemSender
+from trimesh._runtime.actors.reports import FailureHandler, serve_reports
+from trimesh._runtime.actors.sites import Sites
+from trimesh._runtime.calls.outgoing import OutgoingCall
+from trimesh._runtime.calls.outgoing_stream import serve_streams
+from trimesh._runtime.channels.registry import Channels
+from trimesh._runtime.deadlock.suspicion import Deadlocks
+from trimesh._runtime.meshes.stopping_blocks import StoppingBlocks
+from trimesh._runtime.peers.deaths import DeathOf, Deaths
+from trimesh._runtime.peers.loopback import LoopbackLink
+from trimesh._runtime.peers.membership import Membership
+from trimesh._runtime.peers.peer import Parcel, Peer, Route
+from trimesh._runtime.peers.senders import check_agent_caller, check_sender
+from trimesh._runtime.services.bulk import Bulk
+from trimesh._runtime.services.registry import Services
+from trimesh._runtime.tasks.background import Tasks, crash
+from trimesh._runtime.values.codec import Values
+from trimesh._runtime.values.endpoint_spec import GENERATOR
+from trimesh._runtime.values.typed_values import make_values
+from trimesh._transport.base import Buffer, DownReason, Group, Link, LinkDown, Transport
+from trimesh._wire import messages
+from trimesh.errors import ProtocolError, TrimeshInternalError
+from trimesh.ids import ID_MAX, CallId, MeshId, ProcId
+
+if TYPE_CHECKING:
+    from trimesh._runtime.life.family import Family
+    from trimesh._runtime.meshes.block import Block
+    from trimesh._runtime.meshes.member import Member
+
+
+class Proc:
+    """This process in its family.
+
+    Attributes:
+        proc_id: This incarnation; the epoch of its frames.
+        transport: Its links.
+        values: How its values travel.
+        cells: Actors that live here.
+        owners: Actor meshes that this process owns, by id.
+        members: Child processes that this process owns.
+        memberships: Who lives where in the meshes that this process has handles on.
+        blocks, stopping_blocks: Open blocks of this process, and those that are being left.
+        family: Told of every lost link; makes new ones.
+        nursery: Tasks of the runtime.
+        actors: Tasks of the actors, which end before those.
+        has_crashed: Whether a bug of ours has ended it.
+        new_call_id: Gives the number of another call.
+        now: Gives the Trio time; while it runs, at a third of the cost of `trio.current_time()`.
+        is_simulated: Whether the processes that it talks to are in this one, and have its clock.
+        dropped_replies: Replies that came after their call had been given up.
+        routes: Who takes the messages that are no calls and no answers, by their class.
+        deadlocks: Looks for calls that wait for themselves.
+        on_gone: Told of each peer that is gone, after its calls have been settled.
+        on_link: Told of each peer that has got the link that messages to it take.
+        channels: The channels of this process, and its ports of others.
+        sites: Where a test looks and interferes; None outside of tests.
+        bulk: What it has granted to others, and how it reaches what they have.
+        above: What packages above the runtime keep for this process, by class.
+        services: Brings the messages of those packages to them.
+    """
+
+    __slots__ = (
+        "_calls",
+        "_deaths",
+        "_groups",
+        "_of_link",
+        "_peers",
+        "_random",
+        "_serving",
+        "above",
+        "actors",
+        "blocks",
+        "bulk",
+        "cells",
+        "channels",
+        "deadlocks",
+        "dropped_replies",
+        "family",
+        "has_crashed",
+        "host_name",
+        "is_simulated",
+        "loopback",
+        "members",
+        "memberships",
+        "new_call_id",
+        "now",
+        "nursery",
+        "on_gone",
+        "on_link",
+        "owners",
+        "pid",
+        "proc_id",
+        "routes",
+        "services",
+        "sites",
+        "stopping_blocks",
+        "transport",
+        "values",
+    )
+
+    def __init__(
+        self,
+        proc_id: ProcId,
+        transport: Transport,
+        *,
+        seed: int | None = None,
+        main: ModuleType | None = None,
+        pickled: bool = True,
+    ) -> None:
+        self.proc_id = proc_id
+        self.transport = transport
+        self.host_name: str = socket.gethostname()
+        self.pid: int = os.getpid()
+        self.cells: dict[MeshId, Cell] = {}
+        self.owners: dict[MeshId, FailureHandler] = {}
+        self.members: dict[ProcId, Member] = {}
+        self.memberships: weakref.WeakValueDictionary[MeshId, Membership] = weakref.WeakValueDictionary()
+        self.blocks: list[Block] = []
+        self.stopping_blocks = StoppingBlocks()
+        self.has_crashed = False
+        self.family: Family | None = None
+        self.dropped_replies = 0
+        self.routes: dict[type[messages.Message], Route] = {messages.Define: Peer.take_definition}
+        self.on_gone: list[Callable[[Peer], None]] = []
+        self.on_link: list[Callable[[Peer], None]] = []
+        self.channels = Channels(self)
+        self.values: Values = make_values(proc_id, main, self.channels, pickled=pickled)
+        self.sites: Sites | None = None
+        self.above: dict[type, object] = {}
+        self.services = Services(self)
+        self.bulk = Bulk(self)
+        self._serving: trio.Nursery | None = None
+        serve_streams(self)
+        serve_reports(self)
+        self.deadlocks = Deadlocks(self)
+        self.now: Callable[[], float] = trio.current_time
+        self.is_simulated: bool = seed is not None
+        # Ids need to be unique, not secret; a simulation needs them to be the same in each run.
+        self._random: random.Random = random.Random(seed) if seed is not None else random.SystemRandom()  # noqa: S311
+        self._peers: dict[ProcId, Peer] = {}
+        self._of_link: dict[Link, Peer] = {}
+        self._calls: dict[int, OutgoingCall] = {}
+        self.new_call_id: Callable[[], CallId] = map(CallId, itertools.count(1)).__next__
+        self._groups: dict[tuple[Link, ...], Group] = {}
+        self._deaths = Deaths()
+        self.loopback = LoopbackLink(self)
+        self.adopt_link(proc_id, self.loopback)
+        self.nursery: Tasks  # of `run`
+        self.actors: trio.Nursery  # the same
+
+    # ---- life ------------------------------------------------------------------------------------------------
+
+    @trio.lowlevel.enable_ki_protection
+    async def run(self, agent: Cell, on_ready: Callable[[], None]) -> None:
+        """Serve links and hold the tasks of actors, until cancelled.
+
+        Args:
+            agent: The first actor.
+            on_ready: Called when it serves.
+        """
+        self.now = trio.lowlevel.current_clock().current_time
+        links = trio.CancelScope(shield=True)
+        async with trio.open_nursery() as nursery:
+            self.nursery = Tasks(self, nursery)
+            self.nursery.start_soon(self._serve_links, links)
+            try:
+                async with trio.open_nursery() as self.actors:
+                    await self.actors.start(agent.run)
+                    on_ready()
+                    await agent.ended.wait()
+                    error = TrimeshInternalError("the agent of this process has ended")
+                    error.__cause__ = agent.cause
+                    crash(self, error)
+                    raise error
+            finally:
+                links.cancel(reason="every actor of this process has ended")
+
+    async def _serve_links(self, scope: trio.CancelScope) -> None:
+        """Serve links for as long as actors unwind: their clean-up may call others."""
+        try:
+            with scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self.transport.run, self)
+                    nursery.start_soon(self.loopback.run)
+                    nursery.start_soon(self.deadlocks.run)
+                    self._serving = nursery
+        finally:
+            self._serving = None
+
+    def serve(self, service: Callable[..., Awaitable[object]], *args: Any) -> bool:
+        """Run a task for as long as links are served; return False, and do not, when that is over."""
+        if self._serving is None:
+            return False
+        self._serving.start_soon(service, *args)
+        return True
+
+    def pump(self, seconds: float) -> None:
+        """Read what has come, and wait for something at most `seconds`, without letting any task run.
+
+        For functions that are not async and must have an answer; never call it where frames are read.
+
+        Raises:
+            RuntimeError: This process is simulated.
+        """
+        self.transport.pump(self, seconds)
+
+    def new_id(self) -> int:
+        """Draw a number for a process or a mesh that is unique in the family."""
+        return self._random.randrange(1, ID_MAX)
+
+    def chance(self) -> float:
+        """Draw a number between 0 and 1."""
+        return self._random.random()
+
+    # ---- peers -----------------------------------------------------------------------------------------------
+
+    @property
+    def me(self) -> Peer:
+        """This process as a peer of itself."""
+        return self.peer(self.proc_id)
+
+    def peer(self, proc_id: ProcId) -> Peer:
+        """Return the record of a process, known or not yet."""
+        found = self._peers.get(proc_id)
+        if found is None:
+            death = self.death_of(proc_id)
+            found = Peer(self, proc_id, death=death)
+            if death is None:  # of those that have ended nothing is kept but how
+                self._peers[proc_id] = found
+        return found
+
+    def death_of(self, proc_id: ProcId) -> DeathOf | None:
+        """Return how a process has ended, or None if nothing is known of its end."""
+        member = self.members.get(proc_id)
+        return self._deaths.of(proc_id) or (None if member is None else member.death)
+
+    def find_peer(self, proc_id: int) -> Peer | None:
+        """Return the record of a process that is known and not gone, or None."""
+        return self._peers.get(ProcId(proc_id))
+
+    def peers(self) -> Sequence[Peer]:
+        """Return every process that this one knows and that is not gone."""
+        return list(self._peers.values())
+
+    def adopt_link(self, proc_id: ProcId, link: Link) -> Peer:
+        """Take a link to `proc_id` into service; the first one is used for sending."""
+        peer = self.peer(proc_id)
+        self._of_link[link] = peer
+        if peer.link is None:
+            peer.link, peer.no_link = link, None
+            for listener in self.on_link:
+                listener(peer)
+        return peer
+
+    def _links_of(self, peer: Peer) -> list[Link]:
+        """Return the links to a peer: both sides may have made one."""
+        return [link for link, owner in self._of_link.items() if owner is peer]
+
+    def _drop_links(self, peer: Peer) -> None:
+        peer.link = None
+        for link in self._links_of(peer):
+            del self._of_link[link]
+            self._forget_groups(link)
+            link.abort()
+
+    def is_stranger(self, peer: Peer) -> bool:
+        """Return whether there is no link to a process that may live; links to children are made with them."""
+        return peer.link is None and peer.death is None and peer.proc_id not in self.members
+
+    def declare_gone(self, peer: Peer, death: DeathOf) -> None:
+        """Settle everything that waits for `peer`, and cancel what it had asked for here. Idempotent.
+
+        The owner of the process decides first what the death means for its block (rule X3).
+        """
+        if peer.death is not None:
+            return
+        peer.death = death
+        self._drop_links(peer)
+        for call in list(peer.calls):
+            call.peer_gone(peer)
+        for incoming in list(peer.inbound.values()):
+            self._cancel_incoming(incoming, "other", "the process of the caller has ended")
+        for listener in self.on_gone:
+            listener(peer)
+        peer.shed()
+        self._peers.pop(peer.proc_id, None)
+        self._deaths.add(peer.proc_id, death)
+
+    # ---- calls -----------------------------------------------------------------------------------------------
+
+    def begin(self, call: OutgoingCall, parcel: Parcel) -> None:
+        """Register a call and send it. `TypeError` for what its actors cannot be sent."""
+        if parcel.attachments:
+            call.hold(parcel.attachments)
+        if not call.is_broadcast:
+            self._calls[call.call_id] = call
+        call.start(parcel)
+
+    def forget(self, call: OutgoingCall) -> None:
+        """Drop a call that has ended or was given up; its late replies are dropped and counted."""
+        self._calls.pop(call.call_id, None)
+
+    def unended_call(self, call_id: int) -> OutgoingCall | None:
+        """Return a call of this process that waits for an outcome, by its number."""
+        return self._calls.get(call_id)
+
+    def unended_calls(self) -> Sequence[OutgoingCall]:
+        """Return the calls of this process that wait for an outcome."""
+        return list(self._calls.values())
+
+    def cast(self, peers: Sequence[Peer], parcel: Parcel) -> trio.Event | None:
+        """Send one parcel to several peers, copied once where the transport can."""
+        links = tuple(peer.link for peer in peers if peer.link is not None and peer.link is not self.loopback)
+        if len(links) < len(peers) and self.me in peers:
+            self.loopback.send(parcel.head, parcel.bodies)
+        if not links:
+            return None
+        group = self._groups.get(links)
+        if group is None:
+            if len(self._groups) >= limits.GROUPS_MAX:
+                self._groups.pop(next(iter(self._groups))).close()
+            group = self._groups[links] = self.transport.define_group(links)
+        return group.cast(parcel.head, parcel.bodies, flow=parcel.flow)
+
+    def _forget_groups(self, link: Link) -> None:
+        for links in [links for links in self._groups if link in links]:
+            self._groups.pop(links).close()
+
+    # ---- frames ----------------------------------------------------------------------------------------------
+
+    def received(self, link: Link, head: memoryview, bodies: list[memoryview]) -> None:
+        """Move one message to where it belongs."""
+        peer = self._of_link.get(link)
+        if peer is None:
+            return
+        try:
+            message = messages.decode(head)
+            if self.sites is not None and not self.sites.received(self, peer, link, message):
+                return
+            if type(message) is messages.Call:
+                self._call(peer, link, message, len(head), bodies)
+            elif type(message) is messages.Return:
+                self._terminal(peer, message, Returned(*take_payload(message.payload, bodies), peer.take_cargo()))
+            elif type(message) is messages.Error:
+                self._terminal(peer, message, Raised(*take_payload(message.payload, bodies), peer.take_cargo()))
+            elif type(message) is messages.CancelAck or type(message) is messages.Refused:
+                self._terminal(peer, message, message)
+            elif type(message) is messages.Cancel:
+                self._cancel(peer, message)
+            elif type(message) is messages.Credit:
+                self._acknowledged(peer, message)
+            else:
+                route = self.routes.get(type(message))
+                if route is None:
+                    raise ProtocolError(f"nobody here takes a {type(message).__name__} message")
+                check_sender(peer, type(message))
+                route(peer, message, bodies)
+        except ProtocolError as error:
+            self.misbehaved(link, error)
+
+    def misbehaved(self, link: Link, error: ProtocolError) -> None:
+        """End a link whose peer has broken the rules."""
+        link.abort()
+        self.link_down(link, LinkDown(DownReason.PROTOCOL, str(error)))
+
+    def link_down(self, link: Link, down: LinkDown) -> None:
+        """Take a link out of service; the family finds out what has happened to the process."""
+        peer = self._of_link.pop(link, None)
+        if peer is None:
+            return
+        self._forget_groups(link)
+        if down.reason is DownReason.PROTOCOL:
+            self._drop_links(peer)
+        if peer.link is link:  # what came by another one, if there is one, is read before the peer counts as lost
+            peer.link = next(iter(self._links_of(peer)), None)
+        is_harmless = link.hand_over(peer.link)
+        if peer.death is None and self.family is not None:
+            self.family.link_lost(peer, down, is_harmless=is_harmless)
+
+    def link_stalled(self, link: Link, seconds: float) -> None:
+        """Learn that the loop of a peer does not run, or runs again; its owner says so."""
+        peer = self._of_link.get(link)
+        if peer is not None:
+            peer.stalled(seconds)
+            if (member := self.members.get(peer.proc_id)) is not None:
+                member.stall.take(seconds)
+
+    def _call(self, peer: Peer, link: Link, message: messages.Call, size: int, bodies: list[memoryview]) -> None:
+        peer.calls_received += 1
+        number = message.call
+        cargo = None if peer.cargo is None else peer.take_cargo()
+        early_cancel = peer.early_cancels.pop(number, None) if peer.early_cancels else None
+        mesh = message.mesh
+        count = peer.count_of(mesh)
+        nbytes = size  # as the sender's window counts it
+        payload: Buffer = message.payload
+        if bodies:
+            nbytes += sum(body.nbytes for body in bodies)
+            payload, bodies = take_payload(message.payload, bodies)
+        cell = self.cells.get(mesh)
+        if cell is None:
+            refuse(link, number, mesh, count, nbytes, "stopped", "the mesh has stopped, or was never here")
+            return
+        if not mesh:  # AGENT
+            check_agent_caller(peer, message.endpoint)
+        spec = cell.endpoints.get(message.endpoint)
+        if spec is None:
+            refuse(link, number, mesh, count, nbytes, "unknown", f"no endpoint is called {message.endpoint!r}")
+            return
+        if (spec.kind is GENERATOR) is not (message.window > 0):
+            text = f"{message.endpoint} is {'no' if message.window else 'a'} generator endpoint, which `stream` calls"
+            refuse(link, number, mesh, count, nbytes, "unknown", text)
+            return
+        now = self.now()
+        deadline = math.inf if message.budget is None else now + message.budget
+        call = IncomingCall(peer, link, number, mesh, spec, payload, bodies, nbytes, count, deadline, now, cargo)
+        if message.window:
+            call.items = ItemSender(message.window)
+        if number:
+            if number in peer.inbound:
+                raise ProtocolError(f"a call id must not be used twice, got {number} again")
+            peer.inbound[number] = call
+        if early_cancel is not None:
+            call.cancel("caller", early_cancel)
+            call.cancelled()
+            return
+        cell.deliver(call)
+
+    def _terminal(self, peer: Peer, message: messages.Terminal, outcome: Outcome) -> None:
+        call = self._calls.get(message.call)
+        if call is None:
+            self.dropped_replies += 1
+            peer.abandoned.ended(message.call)
+        else:
+            call.terminal(peer, outcome)
+        self._acknowledged(peer, message)
+
+    def _acknowledged(self, peer: Peer, message: messages.Terminal | messages.Credit) -> None:
+        box = peer.find_outbox(message.mesh)
+        if box is not None:  # else of a mesh that has ended, or that nothing was sent to
+            box.acknowledged(message.dequeued)
+
+    def _cancel(self, peer: Peer, message: messages.Cancel) -> None:
+        call = peer.inbound.get(message.call)
+        if call is not None:
+            self._cancel_incoming(call, "caller", message.reason)
+        elif message.position > peer.calls_received:
+            # It has overtaken its call, which will come: positions count the calls of the link.
+            if len(peer.early_cancels) >= limits.EARLY_CANCELS_MAX:
+                raise ProtocolError(f"a peer cancels at most {limits.EARLY_CANCELS_MAX} calls ahead of them")
+            peer.early_cancels[message.call] = message.reason
+
+    def _cancel_incoming(self, call: IncomingCall, by: str, reason: str) -> None:
+        cell = self.cells.get(call.mesh)
+        if cell is not None:
+            cell.cancel(call, by, reason)

@@ -1,0 +1,102 @@
+"""The life of a worker process: serve its owner until that asks it to end, or is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+
+import trio
+
+from trimesh import limits
+from trimesh._runtime.actors.agent import Agent, run_with_agent
+from trimesh._runtime.actors.context import set_proc_of_run
+from trimesh._runtime.life.family import Family
+from trimesh._runtime.life.local_host import LocalHost, accept_links
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.peers.peer import Peer
+from trimesh._runtime.spawner.launcher import attach_launcher
+from trimesh._runtime.spawner.wire import WorkerConfig
+from trimesh._runtime.system import prctl
+from trimesh._runtime.watch.report import describe_self
+from trimesh._runtime.watch.stack import arm_stack
+from trimesh._transport.native import NativeTransport
+from trimesh.ids import ProcId
+from trimesh.shape.extent import Extent
+from trimesh.shape.point import Point
+
+
+async def serve_owner(
+    proc: Proc, family: Family, owner: Peer, point: Point, on_lost: Callable[[], None], stack_fd: int = -1
+) -> None:
+    """Run `proc` until its owner asks it to end.
+
+    Args:
+        proc: This process.
+        family: Tells when the owner is lost.
+        owner: Whom it serves.
+        point: Its coordinates.
+        on_lost: Ends the process at once: nothing may outlive the owner, and clean-up must not run (O4).
+        stack_fd: See `Agent`.
+    """
+
+    async def wait_until_lost() -> None:
+        await family.parent_lost.wait()
+        on_lost()
+
+    async with trio.open_nursery() as nursery:
+        agent: Agent = await nursery.start(run_with_agent, proc, owner, point, stack_fd)
+        nursery.start_soon(wait_until_lost)
+        await agent.exit_requested.wait()
+        nursery.cancel_scope.cancel(reason="the owner asked this process to end")
+
+
+def main(config: WorkerConfig, link: socket.socket, broker: socket.socket, lifelines: list[int]) -> int:
+    """Run a worker process: called by the spawner's child once it is set up.
+
+    Args:
+        config: What it is.
+        link: To its owner.
+        broker: To the spawner.
+        lifelines: pidfds; when one of these processes ends, this one is killed at once.
+
+    Returns:
+        The exit code.
+    """
+    return trio.run(_main, config, link, broker, lifelines)
+
+
+async def _main(config: WorkerConfig, link: socket.socket, broker: socket.socket, lifelines: list[int]) -> int:
+    transport = NativeTransport(ProcId(config.proc_id), stall_seconds=limits.STALL_SECONDS)
+    for pidfd in lifelines:
+        transport.add_lifeline(pidfd)
+        os.close(pidfd)
+    # From here on a thread sees the spawner end and kills the whole group. The kernel, quicker, would kill this process
+    # alone; it merely continues one that somebody has stopped.
+    prctl.set_parent_death_signal(signal.SIGCONT)
+    proc = Proc(ProcId(config.proc_id), transport, main=sys.modules["__main__"], pickled=config.pickled)
+    set_proc_of_run(proc)
+    root = ProcId(config.root_id)
+    incoming = accept_links(proc, transport)
+    async with attach_launcher(
+        broker, proc_id=proc.proc_id, root_id=root, incoming=incoming, is_left_to_exit=True
+    ) as launcher:
+        host = LocalHost(transport, launcher)
+        proc.family = Family(proc, lambda _: nullcontext(host), ProcId(config.parent_id), host, root)
+        parent = ProcId(config.parent_id)
+        owner = proc.adopt_link(parent, transport.open_link(link, local=True, lease=False, peer=parent))
+        stack_fd = arm_stack(partial(describe_self, proc))
+        extent = Extent(dict(zip(config.labels, config.sizes, strict=True)))
+        try:
+            await serve_owner(proc, proc.family, owner, extent.point(config.rank), _kill_group, stack_fd)
+        finally:
+            transport.leave_to_exit()  # the thread keeps the lifelines while atexit functions run
+    return 0
+
+
+def _kill_group() -> None:
+    os.killpg(0, signal.SIGKILL)

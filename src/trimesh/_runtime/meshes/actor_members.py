@@ -1,0 +1,483 @@
+"""An actor mesh, as the process that owns it: spawn on all ranks, hear of failures, stop on all ranks.
+
+What its own policy restarts is remade in the same process (P1); what the process mesh restarts is remade in the next
+one. Either way from the recipe that was kept when it was first spawned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from typing import Any, NoReturn, Protocol
+
+import msgspec
+import trio
+
+from trimesh import limits
+from trimesh._runtime.actors.agent_results import errors_of, is_silent, news_of, raise_errors
+from trimesh._runtime.actors.recipe import Recipe, keep
+from trimesh._runtime.calls.invoke import Request, Result, invoke, invoke_until, post_nowait
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.meshes.block import Block
+from trimesh._runtime.meshes.restarts import Restarts
+from trimesh._runtime.peers.membership import Membership, Standing
+from trimesh._runtime.peers.peer import Peer
+from trimesh._runtime.tasks.interrupt import run_to_end
+from trimesh._runtime.values.reference import MemberInfo, MeshInfo
+from trimesh._runtime.values.target import Target
+from trimesh._runtime.watch.event_hub import EventHub
+from trimesh._runtime.watch.supervision_log import log_kept_back
+from trimesh._supervision.policy import Ending, FailFast, Policy, Restart, Verdict, is_healing, judge
+from trimesh._supervision.supervisor import Round, Supervisor
+from trimesh.errors import (
+    ActorFailed,
+    MeshErrorGroup,
+    ProcDied,
+    RemoteCancelled,
+    RestartLimit,
+    Unresponsive,
+    origin,
+    set_origin,
+)
+from trimesh.events.records import Died, Failed, FellSilent, GaveUp, Restarted, Restarting
+from trimesh.ids import AGENT, ProcId
+
+
+class Processes(Protocol):
+    """The mesh of the processes that the actors live in."""
+
+    actors: list[ActorMembers]
+
+    async def end_late(self, ranks: Sequence[int]) -> list[Exception]:
+        """End the processes of some ranks, whose grace has run out; return the error for each."""
+        ...
+
+    def member_info(self, rank: int) -> MemberInfo:
+        """Return the process at a rank."""
+        ...
+
+    def member_silent(self, rank: int, error: Unresponsive, *, is_logged: bool) -> None:
+        """Learn that an actor in the process of a rank did not acknowledge a cancel."""
+
+    def escalate(self, rank: int, error: Exception) -> None:
+        """Take the failure of an actor that its own policy could not heal (P1)."""
+
+
+class ActorMembers:
+    """The members of one actor mesh.
+
+    Attributes:
+        proc: The owner's process.
+        block: Who owns the mesh.
+        membership: Who lives where.
+        ranks: Its ranks, those that are missing left out.
+        processes: Those that the members live in, or None for this very process; takes `proc_ranks`.
+        proc_ranks: Rank in the process mesh by rank here.
+        policy: What a failure without a caller does.
+        units: The members that are restarted together.
+        events: For whoever reads them.
+    """
+
+    def __init__(
+        self,
+        proc: Proc,
+        block: Block,
+        membership: Membership,
+        ranks: Sequence[int],
+        processes: Processes | None,
+        proc_ranks: Sequence[int],
+        policy: Policy | None = None,
+        units: Sequence[Sequence[int]] = (),
+    ) -> None:
+        self.proc = proc
+        self.block = block
+        self.membership = membership
+        self.ranks = ranks
+        self.processes = processes
+        self.proc_ranks = proc_ranks
+        self.policy: Policy = FailFast() if policy is None else policy
+        self.units = units
+        self.is_stopping = False
+        self._restarts: Restarts | None = None
+        self._recipe: Recipe | None = None
+        self._is_ready = False
+        self._starting = trio.CancelScope()
+        self._early: list[Exception] = []
+        self._lost: Exception | None = None
+        self._with_processes: set[int] = set()
+        self._untold: dict[ProcId, list[Callable[[int], None]]] = {}
+        self._remaking: dict[trio.CancelScope, trio.Event] = {}
+        self.events = EventHub(lambda: self.info)
+        if isinstance(self.policy, Restart):
+            self._restarts = Restarts(self.proc, Supervisor(self.info.name, self.policy, self.units), self)
+
+    @property
+    def info(self) -> MeshInfo:
+        """What travels of it in references."""
+        return self.membership.info
+
+    @property
+    def is_held(self) -> bool:
+        """Whether messages wait at an actor that has failed, because it is made anew."""
+        return isinstance(self.policy, Restart) and ActorFailed in self.policy.on
+
+    def _agents(self, ranks: Sequence[int]) -> list[Target]:
+        return [Target(self.membership.peer(rank), AGENT) for rank in ranks]
+
+    def _reachable(self, ranks: Sequence[int]) -> list[int]:
+        return [rank for rank in ranks if self.membership.peer(rank).death is None]
+
+    def _request(self, ranks: Sequence[int], endpoint: str, *args: Any) -> Request:
+        info = self.info
+        return Request(info.name, endpoint, args, {}, lambda index: info.origin(ranks[index]))
+
+    # ---- start -----------------------------------------------------------------------------------------------
+
+    async def start(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Make the actors; return when all of them serve.
+
+        Raises:
+            MeshErrorGroup: Some could not be made; the others have been ended.
+        """
+        info = self.info
+        if info.is_healing or is_healing(self.policy):
+            self._recipe = keep(self.proc.values, info.name, cls, args, kwargs)
+            request = self._remake_request(self.ranks, info.members)
+        else:
+            procs = [member.proc_id for member in info.members]
+            incarnations = [member.incarnation for member in info.members]
+            request = self._request(
+                self.ranks,
+                "spawn",
+                info.owner,
+                info.mesh,
+                info.name,
+                cls,
+                args,
+                kwargs,
+                info.whole,
+                procs,
+                incarnations,
+            )
+        self.proc.owners[info.mesh] = self
+        if self.processes is not None:
+            self.processes.actors.append(self)
+        results: list[Result] = []
+        try:
+            with self._starting:
+                results = await invoke(self.proc, self._agents(self.ranks), request, fail_fast=True)
+            errors = errors_of(results)
+            is_cut = all(isinstance(error, RemoteCancelled) for error in errors)
+            if self._lost is not None and is_cut:  # a process was lost after it had answered, others are taken down
+                errors = [self._lost]
+        except BaseException as error:  # noqa: BLE001 - raised again when the mesh is gone
+            await self._discard([], error)
+        else:
+            if errors or self._early:
+                await self._discard(errors, None)
+        self._is_ready = True
+
+    def _remake_request(self, ranks: Sequence[int], members: Sequence[MemberInfo]) -> Request:
+        info, recipe = self.info, self._recipe
+        assert recipe is not None
+        procs = [member.proc_id for member in members]
+        incarnations = [member.incarnation for member in members]
+        request = self._request(
+            ranks, "spawn_kept", info.owner, info.mesh, info.name, recipe.value, info.whole, procs, incarnations,
+            self.is_held,
+        )  # fmt: skip
+        return msgspec.structs.replace(request, definitions=recipe.definitions)
+
+    async def _discard(self, errors: Sequence[Exception], cut: BaseException | None) -> NoReturn:
+        """End a mesh that could not be started, and raise why.
+
+        A cancel ends as one: that a process did not unwind for it, and was killed, is for the policy of the processes.
+        """
+        late, _ = await run_to_end(lambda: self.stop(trio.current_time() + self.block.grace))
+        if cut is not None:
+            killed = [error for error in late if isinstance(error, ProcDied) and error.by == "grace"]
+            late = [error for error in late if error not in killed]
+            if self.block.is_stopping:
+                for error in killed:
+                    self.block.fail(error)
+        found = [*self._early, *errors, *late]
+        if found:
+            name = self.info.name
+            raise MeshErrorGroup(f"{name} could not be spawned", found, mesh=name) from None
+        assert cut is not None
+        raise cut
+
+    # ---- failures of the actors ------------------------------------------------------------------------------
+
+    def actor_failed(self, peer: Peer, endpoint: str, error: Exception, *, ended: bool) -> None:
+        """Take a failure that has no caller; of the spawn, while other ranks still start."""
+        del endpoint  # the error knows
+        if not self._is_ready:
+            self._early.append(error)
+            self._starting.cancel(reason=f"another rank of {self.info.name} failed")
+            return
+        self._take(peer, lambda rank: self._failed(rank, error, Ending.ERROR, ended=ended))
+
+    def actor_ended(self, peer: Peer) -> None:
+        """Learn that an actor has ended by itself, without an error."""
+        self._take(peer, self._ended)
+
+    def _ended(self, rank: int) -> None:
+        error = ActorFailed(f"{self.info.name}{self.info.whole.point(rank)!r} has ended by itself")
+        self._failed(rank, error, Ending.CANCELLED, ended=True)
+
+    def _take(self, peer: Peer, act: Callable[[int], None]) -> None:
+        """Act on news of an actor; later, when it is not known yet that it has started, in the next process."""
+        if peer.proc_id in self._untold:
+            self._untold[peer.proc_id].append(act)
+        for rank in self._ranks_in(peer.proc_id):
+            act(rank)
+
+    def _ranks_in(self, proc_id: ProcId) -> list[int]:
+        """Return the ranks that news of a process are about: none when it has a follower already (R08)."""
+        return [rank for rank in self.membership.ranks_in(proc_id) if rank in self.ranks]
+
+    def _failed(self, rank: int, error: Exception, ending: Ending, *, ended: bool) -> None:
+        is_error = ending is Ending.ERROR
+        if ended:
+            self.events.tell(Died, rank, error=error if is_error else None)
+        else:
+            self.events.tell(Failed, rank, error=error)
+        if rank in self._with_processes:
+            return  # whatever it was, the actor is made anew with its process
+        policy = self.policy
+        if not is_error and not isinstance(policy, Restart):
+            verdict = Verdict.GIVE_UP  # to end is no failure (R11)
+        else:
+            verdict = judge(policy, ActorFailed, ending, has_ended=ended)
+        if self._restarts is not None and (verdict is Verdict.RESTART or self._restarts.is_ending(rank)):
+            if not self._restarts.is_stopped:
+                self._restarts.failed(rank, error)
+                return
+            # It would have been healed, and is not any more, because the block is being left. Where the restarts have
+            # been used up instead, that has failed the block.
+            verdict = Verdict.GIVE_UP if self.is_stopping else Verdict.FAIL
+        if ended:
+            self.membership.set(rank, Standing.GONE)
+            self._release(rank)
+        if verdict is Verdict.FAIL:
+            self.block.fail(error, is_message=not ended)
+        elif is_error and not self.block.ignores(error, is_message=not ended):
+            log_kept_back(self.proc, self.info.name, error, f"the actor {'has ended' if ended else 'goes on'}")
+
+    def _release(self, rank: int) -> None:
+        """Answer the messages that wait for an actor that will not come."""
+        if self.is_held and self.membership.peer(rank).death is None:
+            post_nowait(
+                self.proc, self._agents([rank]), self._request([rank], "stop", self.info.mesh, self.block.grace)
+            )
+
+    def member_silent(self, proc_id: ProcId, what: str, *, is_logged: bool) -> None:
+        """Learn that a member did not acknowledge a cancel in time (rule C2); the caller here has logged it."""
+        for rank in self._ranks_in(proc_id):
+            label = f"{what} at {self.info.name}{self.info.whole.point(rank)!r}"
+            error = Unresponsive(f"{label} did not acknowledge its cancel in time; it may still run")
+            set_origin(error, self.info.origin(rank))
+            self.events.tell(FellSilent, rank, error=error)
+            if self.processes is not None:
+                self.processes.member_silent(self.proc_ranks[rank], error, is_logged=is_logged)
+
+    # ---- failures of their processes -------------------------------------------------------------------------
+
+    def _ranks_of(self, proc_ranks: Collection[int]) -> list[int]:
+        return [rank for rank in self.ranks if self.proc_ranks[rank] in proc_ranks]
+
+    def process_died(self, proc_rank: int, error: Exception) -> None:
+        """Learn that a process has died; what becomes of it comes next."""
+        for rank in self._ranks_of([proc_rank]):
+            if self._is_ready:
+                self.events.tell(Died, rank, error=error)
+
+    def processes_going_down(self, proc_ranks: Collection[int], cause: Exception) -> None:
+        """Let calls wait for the members in some processes, which are being restarted."""
+        for rank in self._ranks_of(proc_ranks):
+            if self._restarts is not None:
+                self._restarts.supervisor.leave(rank)
+            if self._is_ready:
+                self._with_processes.add(rank)
+                self.membership.set(rank, Standing.RESTARTING)
+                self.events.tell(Restarting, rank, cause=cause)
+            else:
+                self._lost = self._lost or cause
+
+    def processes_gone(self, proc_ranks: Collection[int], cause: Exception) -> None:
+        """Give up the members in some processes."""
+        for rank in self._ranks_of(proc_ranks):
+            if self._restarts is not None:
+                self._restarts.supervisor.leave(rank)
+            self._with_processes.discard(rank)
+            self.membership.set(rank, Standing.GONE)
+            if not self._is_ready:
+                self._lost = self._lost or cause
+
+    async def stop_in(self, proc_ranks: Collection[int], deadline: float) -> None:
+        """End, in good order, the members in some processes that are being taken down."""
+        ranks = self._reachable(self._ranks_of(proc_ranks))
+        request = self._request(ranks, "stop", self.info.mesh, math.inf, "stopped")
+        for error in news_of(await invoke_until(self.proc, self._agents(ranks), request, deadline)):
+            self._tell(error)
+
+    def _tell(self, error: Exception) -> None:
+        """Publish and log the error of a clean-up that nobody waits for."""
+        log_kept_back(self.proc, self.info.name, error, "it was raised by the clean-up before a restart")
+        where = origin(error)
+        if where is not None and where.point is not None:
+            self.events.tell(Failed, where.point.rank, error=error)
+
+    async def remake_in(self, proc_ranks: Collection[int]) -> None:
+        """Make the members anew in the processes that have followed the old ones.
+
+        Raises:
+            MeshErrorGroup: Some could not be made.
+        """
+        assert self.processes is not None
+        if self._is_ready and not self.is_stopping:
+            ranks = self._ranks_of(proc_ranks)
+            infos = {rank: self.processes.member_info(self.proc_ranks[rank]) for rank in ranks}
+            await self._remake(infos)
+
+    async def _remake(self, infos: dict[int, MemberInfo]) -> None:
+        members = list(self.membership.members)
+        for rank, info in infos.items():
+            members[rank] = msgspec.structs.replace(info, incarnation=members[rank].incarnation + 1)
+        ranks = list(infos)
+        agents = [Target(self.proc.peer(members[rank].proc_id), AGENT) for rank in ranks]
+        before = [self.membership.news[rank] for rank in ranks]
+        next_procs = {members[rank].proc_id for rank in ranks} - {member.proc_id for member in self.membership.members}
+        untold: dict[ProcId, list[Callable[[int], None]]] = {proc_id: [] for proc_id in next_procs}
+        self._untold |= untold
+        results: list[Result] = []
+        with trio.CancelScope() as scope:  # the block of these actors may end before that of the processes
+            over = self._remaking[scope] = trio.Event()
+            try:
+                results = await invoke(self.proc, agents, self._remake_request(ranks, members), fail_fast=True)
+            finally:
+                for proc_id in untold:
+                    del self._untold[proc_id]
+                del self._remaking[scope]
+                over.set()
+        if scope.cancelled_caught:
+            return
+        raise_errors(results, f"{self.info.name} could not be restarted", self.info.name)
+        for rank, known in zip(ranks, before, strict=True):
+            if self.membership.news[rank] != known:
+                continue  # it was given up meanwhile, or its process, or is made anew in the next one
+            if self.proc.peer(members[rank].proc_id).death is None:
+                self._with_processes.discard(rank)
+                self.membership.set(rank, Standing.LIVE, members[rank])
+                self.events.tell(Restarted, rank, host=members[rank].host, pid=members[rank].pid)
+        for proc_id, acts in untold.items():
+            for rank in self._ranks_in(proc_id):
+                for act in acts:
+                    act(rank)
+
+    # ---- restarts of the actors alone ------------------------------------------------------------------------
+
+    def going_down(self, round_: Round) -> None:
+        """Let calls wait for the actors of a round."""
+        assert self._restarts is not None
+        for rank in self._with_processes:  # they are made anew anyway
+            self._restarts.supervisor.leave(rank)
+        for rank in round_.ranks:
+            self.membership.set(rank, Standing.RESTARTING)
+            self.events.tell(Restarting, rank, cause=round_.cause)
+
+    async def take_down(self, round_: Round) -> None:
+        """End the actors of a round that live; a process whose actor does not end is the process mesh's to restart."""
+        ranks = self._reachable(round_.ranks)
+        deadline = trio.current_time() + self.block.grace
+        is_here = self.processes is None
+        grace = self.block.grace if is_here else math.inf
+        request = self._request(ranks, "stop", self.info.mesh, grace, "stopped", True)  # noqa: FBT003 - travels so
+        results = await invoke_until(self.proc, self._agents(ranks), request, math.inf if is_here else deadline)
+        for error in news_of(results):
+            self._tell(error)
+        for rank, result in zip(ranks, results, strict=True):
+            if is_silent(result) and self.processes is not None:
+                name = f"{self.info.name}{self.info.whole.point(rank)!r}"
+                text = f"the clean-up of {name} took longer than grace={self.block.grace:g} s"
+                self.processes.escalate(self.proc_ranks[rank], ActorFailed(text))
+
+    async def bring_up(self, round_: Round) -> None:
+        """Make the actors of a round anew, in their processes."""
+        ranks = self._reachable(round_.ranks)
+        await self._remake({rank: self.membership.members[rank] for rank in ranks})
+
+    def gave_up(self, round_: Round | None, rank: int, error: RestartLimit) -> None:
+        """Hand over to the policy of the processes what this one could not heal (P1)."""
+        assert self._restarts is not None
+        set_origin(error, self.info.origin(rank))
+        ranks = [rank] if round_ is None else list(round_.ranks)
+        for one in ranks:
+            self.events.tell(GaveUp, one, error=error)
+            self.membership.set(one, Standing.GONE)
+            self._release(one)
+        if self.processes is None:
+            self.block.fail(error)
+            return
+        self._restarts.supervisor.resume()
+        for one in ranks:
+            self._restarts.supervisor.leave(one)
+            self.processes.escalate(self.proc_ranks[one], error)
+
+    # ---- end -------------------------------------------------------------------------------------------------
+
+    def abandon(self) -> None:
+        """Send no new messages, restart nothing."""
+        self.is_stopping = True
+        if self._restarts is not None:
+            self._restarts.stop()
+        for scope in list(self._remaking):
+            scope.cancel(reason=f"the block of {self.info.name} is being left")
+        for rank, standing in enumerate(self.membership.standings):
+            if standing is Standing.RESTARTING:
+                self.membership.set(rank, Standing.GONE)
+
+    def kill_now(self) -> None:
+        """Nothing: the processes are killed by their own block."""
+
+    def cancel_background(self, reason: str) -> None:
+        """Ask every actor to cancel what it does without a caller."""
+        ranks = self._reachable(self.ranks)
+        request = self._request(ranks, "cancel_background", self.info.mesh, reason[: limits.REASON_CHARS_MAX])
+        with suppress(trio.WouldBlock):  # the agents are busy: what runs is cancelled when its mesh is stopped
+            post_nowait(self.proc, self._agents(ranks), request)
+
+    async def drain(self) -> list[Exception]:
+        """Let every actor run what it has accepted from this process, and wait `grace` for what was given up."""
+        ranks = self._reachable(self.ranks)
+        request = self._request(ranks, "drain", self.info.mesh, self.block.grace)
+        return news_of(await invoke(self.proc, self._agents(ranks), request, fail_fast=False))
+
+    async def stop(self, deadline: float) -> list[Exception]:
+        """End every actor; kill the process of one whose clean-up is not over at `deadline`.
+
+        An actor of this very process cannot be killed: its clean-up is cancelled then, and waited for.
+        """
+        self.abandon()
+        if self._restarts is not None:
+            await self._restarts.wait_stopped()
+        for over in list(self._remaking.values()):
+            await over.wait()
+        if self.processes is not None and self in self.processes.actors:
+            self.processes.actors.remove(self)
+        is_here = self.processes is None
+        grace = max(0.0, deadline - trio.current_time()) if is_here else math.inf
+        ranks = self._reachable(self.ranks)
+        request = self._request(ranks, "stop", self.info.mesh, grace)
+        results = await invoke_until(self.proc, self._agents(ranks), request, math.inf if is_here else deadline)
+        self.proc.owners.pop(self.info.mesh, None)
+        errors = news_of(results)
+        silent = [rank for rank, result in zip(ranks, results, strict=True) if is_silent(result)]
+        if silent and self.processes is not None:
+            errors += await self.processes.end_late([self.proc_ranks[rank] for rank in silent])
+        for rank in self.ranks:  # whoever asks for a follower now learns that there is none
+            self.membership.set(rank, Standing.GONE)
+        self.events.close()
+        return errors

@@ -1,0 +1,434 @@
+r"""A block: what one `async with` owns, how a failure ends it, and how it is left.
+
+    entering --> open --fail()--> cancelled --.
+                   \--body ends--------------+--> stopping --> left
+
+BL-1 leaving joins everything that the block owns, in reverse order, whatever happens meanwhile.
+BL-2 every failure of what it owns is in the group that it raises, root cause first, each once (E09, X3).
+BL-3 clean-up of all its meshes shares one deadline: `grace` seconds from the moment of stopping.
+BL-4 a cancel of its scope, or of one around it, cancels the background work of all that it owns at once, wherever the
+     body is: blocks that are cancelled together need not wait for each other's turn.
+BL-5 once it is cancelled, or being left, an error that says only that something was stopped is no failure of it. Before
+     that it is one unless the block is left as well, right after that of what was stopped (`limits.LEAVING_SECONDS`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, cast
+
+import msgspec
+import trio
+
+from trimesh import limits
+from trimesh._runtime.calls.circle import pass_on
+from trimesh._runtime.meshes.survivors import Crew, fold_into_deaths, place_of
+from trimesh._runtime.tasks.cancelled import split_cancelled
+from trimesh._runtime.tasks.consequences import without_consequences
+from trimesh._runtime.tasks.interrupt import interruptible, run_to_end
+from trimesh._runtime.values.codec import describe
+from trimesh._runtime.values.reference import MeshInfo
+from trimesh._runtime.watch.report import describe_waiting, grace_left
+from trimesh._runtime.watch.supervision_log import log_line
+from trimesh.errors import MeshErrorGroup, ProcDied, has_origin, leaves, origin
+
+if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
+
+_log = logging.getLogger("trimesh")
+
+
+class Owned(Protocol):
+    """Something that a block owns: a process mesh or an actor mesh."""
+
+    @property
+    def info(self) -> MeshInfo:
+        """What travels of it in references."""
+        ...
+
+    def cancel_background(self, reason: str) -> None:
+        """Ask the work that has no caller to end; never blocks."""
+
+    async def drain(self) -> list[Exception]:
+        """Let accepted messages run to their end; return what failed. Cancellable."""
+        ...
+
+    async def stop(self, deadline: float) -> list[Exception]:
+        """End it, by force after `deadline` (Trio time); return what failed. Called under a shield."""
+        ...
+
+    def abandon(self) -> None:
+        """Learn that the block begins to stop: no new messages, no new members."""
+
+    def kill_now(self) -> None:
+        """End it at once, without clean-up; `stop` returns soon after."""
+
+
+class Left(msgspec.Struct, frozen=True):
+    """What the leaving of a block has come to.
+
+    Attributes:
+        first: Failures that came before the end of the body.
+        error: What the body has raised, or the cancel or Ctrl-C that cut the leaving of a healthy block short.
+        late: Failures that came after it.
+        crews: The processes of each mesh that it owned.
+    """
+
+    first: list[Exception]
+    error: BaseException | None
+    late: list[Exception]
+    crews: Sequence[Crew] = ()
+
+
+class Block:
+    """The owner of meshes, in the order in which they were spawned.
+
+    Attributes:
+        name: For messages.
+        grace: Seconds for clean-up.
+        scope: Cancelled by the first failure.
+        is_stopping: Whether it takes no new meshes.
+        is_cancelled: Whether its scope, or one around it, has been cancelled since it was opened.
+        is_interrupted: Whether a Ctrl-C has come since it was opened.
+        is_killed: Whether a second one has, so that no clean-up is wanted.
+        deadline: End of the grace (Trio time), once clean-up has begun.
+    """
+
+    def __init__(self, proc: Proc, name: str, grace: float) -> None:
+        self.proc = proc
+        self.name = name
+        self.grace = grace
+        self.scope = trio.CancelScope()
+        self.is_stopping = False
+        self.is_cancelled = False
+        self.is_interrupted = False
+        self.is_killed = False
+        self.deadline: float | None = None
+        self._owned: list[Owned] = []
+        self._failures: list[Exception] = []
+        self._entering: list[trio.CancelScope] = []
+        self._all_entered = trio.Event()
+        self._watcher: trio.lowlevel.Task | None = None
+        self._held: list[tuple[Exception, bool]] = []
+        self._runs_out = False
+        self._holding = trio.CancelScope()
+
+    def check_open(self) -> None:
+        """Refuse new meshes once the block has begun to stop.
+
+        Raises:
+            RuntimeError: It has.
+        """
+        if self.is_stopping:
+            raise RuntimeError(f"the block of {self.name} has begun to stop and takes no new meshes")
+
+    @contextmanager
+    def entering(self) -> Generator[None, None, None]:
+        """Surround the start of what the block is to own; it is cancelled when the block begins to stop.
+
+        Raises:
+            RuntimeError: The block has begun to stop.
+        """
+        self.check_open()
+        scope = trio.CancelScope()
+        self._entering.append(scope)
+        try:
+            with scope:
+                yield
+        finally:
+            self._entering.remove(scope)
+            if not self._entering:
+                self._all_entered.set()
+        if scope.cancelled_caught:
+            self.check_open()
+
+    async def _wait_entered(self) -> None:
+        while self._entering:
+            self._all_entered = trio.Event()
+            await self._all_entered.wait()
+
+    def adopt(self, owned: Owned) -> None:
+        """Take `owned` in; it is stopped before everything that came before it."""
+        self._owned.append(owned)
+
+    def fail(self, error: Exception, *, is_message: bool = False) -> None:
+        """Take a failure: the body and all calls under the block's scope are cancelled, the block will raise it.
+
+        Args:
+            error: What has failed.
+            is_message: Whether a message without a caller has ended by it, which the block has promised to run out.
+        """
+        failure = without_consequences(error)
+        if failure is None and not self.proc.stopping_blocks.is_quiet and not self._is_ending:
+            self._held.append((error, is_message))
+            if len(self._held) == 1:
+                self._holding = trio.CancelScope()
+                self.proc.nursery.start_soon(self._fail_later, self._holding)
+        elif not self._is_ending:
+            self._failures.append(error)
+            self._cancel_for(error)
+        elif failure is None:
+            self._log_consequence(error, is_message=is_message)
+        else:
+            self._failures.append(failure)
+
+    def ignores(self, error: Exception, *, is_message: bool) -> bool:
+        """Return whether an error is no failure of this block, because it is cancelled or being left; log it (BL-5)."""
+        is_none = self._is_ending and without_consequences(error) is None
+        if is_none:
+            self._log_consequence(error, is_message=is_message)
+        return is_none
+
+    @property
+    def _is_ending(self) -> bool:
+        return self.is_stopping or self.is_cancelled or self.scope.cancel_called
+
+    @trio.lowlevel.enable_ki_protection
+    async def _fail_later(self, scope: trio.CancelScope) -> None:
+        """Take failures that come of the stop of another block, unless this one is left right after it (BL-5)."""
+        with scope:
+            await self.proc.stopping_blocks.wait_quiet()
+        held, self._held = self._held, []
+        if self._is_ending:
+            for error, is_message in held:
+                self._log_consequence(error, is_message=is_message)
+        else:
+            self._failures += [error for error, _ in held]
+            self._cancel_for(held[0][0])
+
+    def _log_consequence(self, error: Exception, *, is_message: bool) -> None:
+        """Log what is no failure; at WARNING for a message of a block that lets its messages run to their end."""
+        if is_message and self._runs_out:
+            text = "; ".join(f"{type(leaf).__name__}: {leaf}" for leaf in leaves(error))
+            log_line(self.proc, f"a message of {self.name} did not run to its end: {text}")
+            return
+        for leaf in leaves(error):
+            where = origin(leaf)
+            place = "" if where is None else f" ({describe(where)})"
+            _log.debug("%s is being left, so this is no failure: %s: %s%s", self.name, type(leaf).__name__, leaf, place)
+
+    def _cancel_for(self, error: Exception) -> None:
+        self.scope.cancel(reason=f"{type(error).__name__} in {self.name}")
+
+    def kill_now(self) -> None:
+        """End everything at once, without clean-up (the second Ctrl-C, rule O6)."""
+        for owned in self._owned:
+            owned.kill_now()
+
+    @trio.lowlevel.enable_ki_protection
+    async def watch(self) -> None:
+        """Wait, in a task under the block's scope, for a cancel or for the end of the body (BL-4)."""
+
+        def cancelled(_: object) -> trio.lowlevel.Abort:
+            # The task takes no part in the cancel that it has seen: it ends as one that has nothing more to do.
+            self.is_cancelled = True
+            self._wake_watcher()
+            return trio.lowlevel.Abort.FAILED
+
+        if not self.is_stopping:
+            self._watcher = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(cancelled)
+        if self.is_cancelled and not self.is_stopping:
+            self._cancel_background()
+
+    def _wake_watcher(self) -> None:
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            trio.lowlevel.reschedule(watcher)
+
+    def _cancel_background(self) -> None:
+        for owned in self._owned:
+            owned.cancel_background(f"the block of {self.name} has been cancelled")
+
+    async def leave(self, error: BaseException | None) -> Left:
+        """Stop everything: first all messages that were accepted, then all meshes in reverse order (rule M3).
+
+        Args:
+            error: What the body has raised.
+        """
+        self.is_stopping = True
+        self._runs_out = error is None and not self._failures
+        self._holding.cancel()
+        self._wake_watcher()
+        if not _is_cut_short(error):  # what came before has been dealt with in the body
+            self.is_interrupted = self.is_killed = False
+        crews = [{place for info in owned.info.members if (place := place_of(info))} for owned in self._owned]
+        for owned in self._owned:
+            owned.abandon()
+        if self.is_killed:
+            self.kill_now()
+        first, late = list(self._failures), list[Exception]()
+        if error is not None or first:
+            self._cancel_background()
+        for scope in self._entering:
+            scope.cancel(reason=f"the block of {self.name} has begun to stop")
+        with self._watched():
+            _, interrupt = await run_to_end(self._wait_entered)
+            error = error or interrupt
+            if error is None and not first:
+                try:
+                    await self._drain(late, self._owned)
+                except BaseException as cut:  # noqa: BLE001 - raised again by raise_all, when everything has stopped
+                    error = cut
+            self.deadline = trio.current_time() + self.grace
+            while self._owned:
+                owned = self._owned[-1]
+                failed, interrupt = await run_to_end(partial(owned.stop, self.deadline))
+                late += filter(None, map(without_consequences, failed))
+                error = error or interrupt
+                self._owned.remove(owned)
+        return Left(first, error, [*self._failures[len(first) :], *late], crews)
+
+    async def _drain(self, late: list[Exception], some: Sequence[Owned]) -> None:
+        @trio.lowlevel.enable_ki_protection
+        async def drain(owned: Owned) -> None:
+            late.extend(filter(None, map(without_consequences, await owned.drain())))
+
+        await trio.lowlevel.checkpoint()  # also of a block that owns nothing (K01)
+        async with trio.open_nursery() as nursery:
+            for owned in some:
+                nursery.start_soon(drain, owned)
+
+    async def stop_early(self, some: Sequence[Owned], grace: float) -> list[Exception]:
+        """End some of what it owns while it is open, as leaving it would; return what failed.
+
+        Args:
+            some: In the order in which they were spawned. What another block owns of them is ended, too.
+            grace: Seconds for clean-up, once accepted messages have run to their end.
+
+        Raises:
+            trio.Cancelled, KeyboardInterrupt: It was cut short; all has been ended, within the grace.
+        """
+        late: list[Exception] = []
+        cut: BaseException | None = None
+        for owned in some:
+            owned.abandon()
+        try:
+            await self._drain(late, some)
+        except BaseException as error:  # noqa: BLE001 - raised again, when everything has stopped
+            cut = error
+        deadline = trio.current_time() + grace
+        for owned in reversed(some):
+            failed, interrupt = await run_to_end(partial(owned.stop, deadline))
+            late += failed
+            cut = cut or interrupt
+            if owned in self._owned:
+                self._owned.remove(owned)
+        if cut is not None:
+            for failure in late:
+                self.fail(failure)
+            raise cut
+        return late
+
+    @contextmanager
+    def _watched(self) -> Generator[None, None, None]:
+        """Say once, while the block is being left, what it waits for (rule M4)."""
+        scope = trio.CancelScope()
+        with self.proc.stopping_blocks.holding(self):
+            if not self.proc.has_crashed:
+                self.proc.nursery.start_soon(self._log_what_it_waits_for, scope)
+            try:
+                yield
+            finally:
+                scope.cancel()
+
+    @trio.lowlevel.enable_ki_protection
+    async def _log_what_it_waits_for(self, scope: trio.CancelScope) -> None:
+        with scope:
+            await trio.sleep(limits.STOPPING_LOG_SECONDS)
+            owned = {info.proc_id for one in self._owned for info in one.info.members}
+            members = [member for proc_id, member in self.proc.members.items() if proc_id in owned]
+            lines = await describe_waiting(self.proc, members)
+            text = "\n".join(lines) or "  endpoints of this process"
+            _log.warning(
+                "the block of %s has been stopping for %g s, %s; it waits for:\n%s",
+                self.name,
+                limits.STOPPING_LOG_SECONDS,
+                grace_left(self.deadline),
+                text,
+            )
+
+
+def _is_cut_short(error: BaseException | None) -> bool:
+    return error is not None and any(isinstance(leaf, KeyboardInterrupt | trio.Cancelled) for leaf in leaves(error))
+
+
+@asynccontextmanager
+@trio.lowlevel.enable_ki_protection
+async def run_block(block: Block) -> AsyncGenerator[None, None]:
+    """Run the body of a block, then leave it.
+
+    Raises:
+        MeshErrorGroup: The body failed, or something that the block owns did.
+        BaseExceptionGroup: The same beside a `KeyboardInterrupt` or the like of the body.
+    """
+    error: BaseException | None = None
+    with interruptible(block), block.scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(block.watch)
+            block.proc.blocks.append(block)
+            try:
+                yield
+            except BaseException as raised:  # noqa: BLE001 - raised again by raise_all, beside the block's failures
+                error = raised
+            finally:
+                block.proc.blocks.remove(block)
+            left = await block.leave(error)
+        raise_all(block.name, left)
+
+
+def raise_all(name: str, left: Left) -> None:
+    """Raise what a block has come to, in the order in which it failed; return when it is nothing."""
+    if left.error is not None:
+        pass_on(left.error)
+    cancelled, rest = split_cancelled(left.error)
+    failures = [*left.first, *left.late]
+    rest = _without_told(rest, failures)
+    exceptions, base = _split_exceptions(rest)
+    if exceptions is not None:
+        failures.insert(len(left.first), exceptions)
+    failures = fold_into_deaths(failures, left.crews)
+    message = f"{name} failed"
+    if base is not None:
+        inside: list[BaseException] = [base]
+        if failures:
+            inside.insert(0, MeshErrorGroup(message, failures, mesh=name))
+        raise BaseExceptionGroup(message, inside) from None
+    if failures:
+        raise MeshErrorGroup(message, failures, mesh=name) from None
+    if cancelled is not None:
+        raise cancelled
+
+
+def _without_told(error: BaseException | None, failures: Sequence[Exception]) -> BaseException | None:
+    """Return an error of a body without the deaths that the block tells itself: one failure surfaces once (X3).
+
+    A function that waits without `await` raises what a call would have been cancelled for.
+    """
+    told = {origin(failure) for failure in failures if isinstance(failure, ProcDied) and has_origin(failure)}
+    if error is None or not told:
+        return error
+
+    def is_told(leaf: BaseException) -> bool:
+        return isinstance(leaf, ProcDied) and origin(leaf) in told
+
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        return group.split(is_told)[1]
+    return None if is_told(error) else error
+
+
+def _split_exceptions(error: BaseException | None) -> tuple[Exception | None, BaseException | None]:
+    """Return (the part of an error that is an `Exception`, the rest)."""
+    if isinstance(error, Exception):
+        return error, None
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        exceptions, rest = group.split(Exception)
+        if exceptions is None or isinstance(exceptions, ExceptionGroup):
+            return exceptions, rest
+        return None, group  # its class derives only groups of itself, which are no `Exception`
+    return None, error

@@ -1,0 +1,217 @@
+r"""One child process, as the process that owns it sees it.
+
+    starting --ready--> running --expect()--> stopping --.
+        \------------------\--------------------------+--> gone
+
+A process is gone when both its exit report and the end of its link are in: what it sent before it died has then been
+read. When one of the two is missing for `limits.EXIT_REPORT_SECONDS`, the other decides.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+import trio
+
+from trimesh import limits
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.peers.deaths import DeathOf, died, link_lost, stopped
+from trimesh._runtime.peers.peer import Peer
+from trimesh._runtime.system.exits import ExitReport, process_state
+from trimesh._runtime.values.reference import MemberInfo
+from trimesh._runtime.watch.stall import StallReport
+from trimesh._transport.base import DownReason, LinkDown
+from trimesh.errors import ProcDied
+
+if TYPE_CHECKING:
+    from trimesh._runtime.peers.host import HostChild
+
+
+class Member:
+    """A child process.
+
+    Attributes:
+        proc: The owner's process.
+        peer: The child as a peer.
+        rank: Its place in its mesh.
+        label: `mesh{coordinates}`, for people.
+        on_death: Called once if it ends without having been asked to, or badly then, before any call learns of it
+            (rule X3).
+        gone: Set when it has ended, however.
+        death: Makes the errors of calls to it, once it has ended; kept as long as it is a member.
+        by: "grace" when it was killed for want of grace, "kill" when the user wanted that.
+        is_expected: Whether it was asked to end; an exit code of 0 is no death then.
+        is_killed: Whether its owner has killed it, which is none either.
+        stack_fd: Descriptor, in the child, that its stack is written to; see `stack`.
+        stall: What is said when its Trio loop does not run.
+    """
+
+    def __init__(
+        self,
+        proc: Proc,
+        peer: Peer,
+        rank: int,
+        label: str,
+        incarnation: int,
+        on_death: Callable[[Member, Exception], None],
+    ) -> None:
+        self.proc = proc
+        self.peer = peer
+        self.rank = rank
+        self.label = label
+        self.incarnation = incarnation
+        self.on_death = on_death
+        self.child: HostChild | None = None
+        self.gone = trio.Event()
+        self.death: DeathOf | None = None
+        self.by: str | None = None
+        self.is_expected = False
+        self.is_killed = False
+        self.stack_fd: int = -1
+        self._report: ExitReport | None = None
+        self._down: LinkDown | None = None
+        self._is_waiting = False
+        self.stall = StallReport(self)
+
+    @property
+    def pid(self) -> int:
+        """Its process id, or 0 before there is one."""
+        return 0 if self.child is None else self.child.pid
+
+    @property
+    def info(self) -> MemberInfo:
+        """What travels of it in references."""
+        return MemberInfo(self.peer.proc_id, self.proc.host_name, self.pid, self.incarnation)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether nothing is known of its end."""
+        return not self.gone.is_set() and self._report is None and self._down is None
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether it has ended and all that it wrote is known to have been shown."""
+        return self._report is not None and self._report.is_shown
+
+    def started(self, child: HostChild) -> None:
+        """Take the process; its link goes into service."""
+        self.child = child
+        self.proc.adopt_link(self.peer.proc_id, child.link)
+
+    def expect_exit(self) -> None:
+        """Note that it has been asked to end: its end is no death."""
+        self.is_expected = True
+
+    def kill(self, by: str | None = None) -> None:
+        """End it, and its process group, at once."""
+        self.is_killed = True
+        self.by = self.by or by
+        if self.child is not None:
+            self.child.signal(signal.SIGKILL)
+
+    async def end_by_kill(self) -> None:
+        """End it at once, as the user wants, and wait until its death is known; that is one as any other."""
+        if self.is_alive and self.child is not None:
+            self.by = self.by or "kill"
+            self.child.signal(signal.SIGKILL)
+        await self.gone.wait()
+
+    def exited(self, report: ExitReport) -> None:
+        """Take the exit report."""
+        self._report = report
+        self._look()
+
+    def link_lost(self, down: LinkDown) -> None:
+        """Take the end of the link. A process that lives on without one is of no use and is killed."""
+        self._down = down
+        is_useless = down.reason in (DownReason.LEASE, DownReason.PROTOCOL)
+        if is_useless and self._report is None and self.child is not None:
+            self.child.signal(signal.SIGKILL)
+        self._look()
+
+    def _look(self) -> None:
+        if self.gone.is_set():
+            return
+        if self._report is not None and self._down is not None:
+            self._finish()
+        elif not self._is_waiting:
+            self._is_waiting = True
+            self.proc.nursery.start_soon(self._wait_for_the_other)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _wait_for_the_other(self) -> None:
+        with trio.move_on_after(limits.EXIT_REPORT_SECONDS):
+            await self.gone.wait()
+        if not self.gone.is_set():
+            if self._report is None and self.child is not None:
+                self.child.signal(signal.SIGKILL)
+            self._finish()
+
+    def _finish(self) -> None:
+        self.gone.set()
+        if self.is_killed or self.by == "grace" or (self.is_expected and self._is_clean()):
+            self.death = stopped(f"{self.label} has been stopped")
+        else:
+            self.death = self._death()
+            self.on_death(self, self.death(maybe_executed=True))
+        self.proc.declare_gone(self.peer, self.death)
+
+    def _is_clean(self) -> bool:
+        return self._report is None or not self._report.is_known or self._report.exit_code == 0
+
+    def _death(self) -> DeathOf:
+        down = self._down
+        if down is not None and down.reason is DownReason.PROTOCOL:
+            text = f"the link to {self.label} was lost: {down.detail}"
+            return link_lost(text)
+        is_stopped = down is not None and down.reason is DownReason.LEASE
+        return died_of(self.label, self._report, is_stopped=is_stopped, by=self.by, note=self._remains())
+
+    def _remains(self) -> str:
+        """Say so when it is there even after SIGKILL: nothing but the kernel can end it (Z08)."""
+        state = process_state(self.pid)
+        if (self._report is not None and self._report.is_known) or state in ("", "Z", "X"):
+            return ""
+        return f"; pid {self.pid} does not end even by SIGKILL (state {state}) and is left behind"
+
+    def killed_for_grace(self, grace: float) -> ProcDied:
+        """Return the error for the block: clean-up took longer than `grace` seconds."""
+        note = f" (its clean-up took longer than grace={grace:g} s){self._remains()}"
+        make = died_of(self.label, self._report, by="grace", note=note)
+        error = make(maybe_executed=True)
+        assert isinstance(error, ProcDied)
+        return error
+
+
+def died_of(
+    label: str, report: ExitReport | None, *, is_stopped: bool = False, by: str | None = None, note: str = ""
+) -> DeathOf:
+    """Return what makes the `ProcDied` errors of a process from its exit report."""
+    silence = f"stopped for longer than limits.LEASE_SECONDS ({limits.LEASE_SECONDS:g} s)"
+    if report is None or not report.is_known:
+        how = silence if is_stopped else "was lost"
+        return died(f"{label} {how}; no exit report came{note}", reason="stopped" if is_stopped else "lost", by=by)
+    how = f"{silence}, then ended" if is_stopped else report.describe()
+    text = f"{label} (pid {report.pid}) died: {how}{note}"
+    tail = report.stderr_tail.strip()
+    if tail:
+        text += f"; its last words: {tail.splitlines()[-1]}"
+    return _Death(text, report, is_stopped, by)
+
+
+class _Death(msgspec.Struct, frozen=True):
+    """Makes the `ProcDied` errors of one process; thousands are remembered, so it is no closure."""
+
+    text: str
+    report: ExitReport
+    is_stopped: bool
+    by: str | None
+
+    def __call__(self, *, maybe_executed: bool) -> ProcDied:
+        error = self.report.error(self.text, maybe_executed=maybe_executed, by=self.by)
+        if self.is_stopped:
+            error.reason = "stopped"
+        return error

@@ -1,0 +1,494 @@
+"""A process mesh, as the process that owns it: start all, watch all, end all.
+
+PM-1 either every member is ready, or none is left and the error names those that failed (E11).
+PM-2 a death is told to the block first and to the calls after that (X3).
+PM-4 a member is followed by another one at its rank, with the next incarnation, as the policy of the mesh says.
+PM-3 stopping goes down one ladder for all members at once: ask, wait for the block's grace, SIGTERM, SIGKILL.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
+
+import trio
+
+from trimesh import limits
+from trimesh._runtime.actors.agent_results import raise_errors
+from trimesh._runtime.calls.invoke import Ok, Request, invoke, post_nowait
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.meshes.actor_members import ActorMembers
+from trimesh._runtime.meshes.block import Block
+from trimesh._runtime.meshes.member import Member
+from trimesh._runtime.meshes.rendezvous import Rendezvous
+from trimesh._runtime.meshes.restarts import Restarts
+from trimesh._runtime.peers.host import Host, LaunchRequest
+from trimesh._runtime.peers.membership import family_of
+from trimesh._runtime.spawner.proc_options import ProcOptions
+from trimesh._runtime.tasks.interrupt import run_to_end
+from trimesh._runtime.values.reference import MemberInfo, MeshInfo
+from trimesh._runtime.values.target import Target
+from trimesh._runtime.watch.event_hub import EventHub
+from trimesh._runtime.watch.supervision_log import log_kept_back
+from trimesh._supervision.policy import Ending, FailFast, Policy, Restart, Verdict, ending_of, is_healing, judge
+from trimesh._supervision.supervisor import Round, Supervisor
+from trimesh._supervision.units import units_of
+from trimesh.errors import MeshErrorGroup, MeshStopped, ProcDied, RestartLimit, SpawnError, Unresponsive, set_origin
+from trimesh.events.records import Died, FellSilent, GaveUp, Restarted, Restarting, Stalled
+from trimesh.ids import AGENT, ProcId
+from trimesh.shape.region import Region
+
+
+class ProcMembers:
+    """The members of one process mesh.
+
+    Attributes:
+        proc: The owner's process.
+        block: Who owns the mesh.
+        name: Of the mesh.
+        whole: All of it.
+        policy: What the end of a member does.
+        members: By rank, the latest incarnation.
+        actors: The actor meshes that live there, in spawn order.
+        events: For whoever reads them.
+        is_stopping: Whether its block has begun to stop.
+        on_last_exit: Called when the members are about to be asked to exit, and none follows.
+        grace: Seconds for clean-up.
+        stopped: Set once it has been ended for good.
+    """
+
+    def __init__(
+        self,
+        proc: Proc,
+        host: Host,
+        block: Block,
+        name: str,
+        whole: Region,
+        options: ProcOptions,
+        policy: Policy | None = None,
+    ) -> None:
+        self.proc = proc
+        self.host = host
+        self.block = block
+        self.name = name
+        self.whole = whole
+        self.options = options
+        self.policy: Policy = FailFast() if policy is None else policy
+        self.members: list[Member] = []
+        self.actors: list[ActorMembers] = []
+        self.is_stopping = False
+        self.grace = options.grace
+        self.stopped = trio.Event()
+        self.on_last_exit: Callable[[], None] | None = None
+        self._restarts: Restarts | None = None
+        self._seed = proc.new_id() if options.seed is None else options.seed
+        self._rendezvous: Rendezvous | None = None
+        self._is_ready = False
+        self._down: set[int] = set()
+        self._replacing: set[int] = set()
+        self._settled = trio.Event()
+        self.events = EventHub(lambda: self.info)
+        if isinstance(self.policy, Restart):
+            units = units_of(self.whole, self.policy.along)
+            self._restarts = Restarts(self.proc, Supervisor(self.name, self.policy, units), self)
+
+    @property
+    def info(self) -> MeshInfo:
+        """What travels of it in references."""
+        members = tuple(member.info for member in self.members)
+        return MeshInfo(
+            AGENT, self.name, None, self.whole, members, self.proc.proc_id, self.is_healing, family_of(self.proc)
+        )
+
+    @property
+    def is_healing(self) -> bool:
+        """Whether a member may be followed by another one."""
+        return is_healing(self.policy)
+
+    def member_info(self, rank: int) -> MemberInfo:
+        """Return the process at a rank."""
+        return self.members[rank].info
+
+    def is_live(self, rank: int) -> bool:
+        """Return whether the member of a rank serves, as far as is known."""
+        return rank not in self._down and self.members[rank].is_alive
+
+    def agents(self, ranks: Sequence[int]) -> list[Target]:
+        """Return the agents of the members of some ranks as targets of a call."""
+        return [Target(self.members[rank].peer, AGENT) for rank in ranks]
+
+    # ---- start -----------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start every member and run `setup` there.
+
+        Raises:
+            MeshErrorGroup: Some could not be started; nothing of the others is left.
+        """
+        try:
+            with trio.fail_after(limits.SPAWN_SECONDS):
+                await self._launch_all()
+                await self._setup_all(self.whole.ranks(), None)
+            if self.options.setup is not None:  # it may take as long as it likes
+                await self._setup_all(self.whole.ranks(), self.options.setup)
+        except trio.TooSlowError:
+            error = SpawnError(f"{self.name} must be ready within limits.SPAWN_SECONDS ({limits.SPAWN_SECONDS:g} s)")
+            await self._discard()
+            raise MeshErrorGroup(f"{self.name} could not be started", [error], mesh=self.name) from None
+        except BaseException:
+            await self._discard()
+            raise
+        self._is_ready = True
+
+    async def _launch_all(self) -> None:
+        errors: list[Exception] = []
+        async with trio.open_nursery() as nursery:
+            for rank in self.whole.ranks():
+                member = self._new_member(rank, 0)
+                self.members.append(member)
+                nursery.start_soon(self._launch, member, errors, nursery.cancel_scope)
+        if errors:
+            raise MeshErrorGroup(f"{self.name} could not be started", errors, mesh=self.name)
+
+    def _new_member(self, rank: int, incarnation: int) -> Member:
+        proc_id = ProcId(self.proc.new_id())
+        label = f"{self.name}{self.whole.point(rank)!r}" + (f" (incarnation {incarnation})" if incarnation else "")
+        member = Member(self.proc, self.proc.peer(proc_id), rank, label, incarnation, self._died)
+        member.stall.listeners.append(partial(self._stalled, rank))
+        self.proc.members[proc_id] = member
+        return member
+
+    def _stalled(self, rank: int, seconds: float, stack: str) -> None:
+        self.events.tell(Stalled, rank, seconds=seconds, stack=stack)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _launch(self, member: Member, errors: list[Exception], scope: trio.CancelScope) -> None:
+        try:
+            request = self._request(member)
+            if self.proc.sites is not None:
+                request = self.proc.sites.launching(request)
+            member.started(await self.host.launch(request, member.exited))
+        except Exception as error:  # noqa: BLE001 - collected: every member's error is told
+            set_origin(error, self.info.origin(member.rank))
+            errors.append(error)
+            scope.cancel(reason=f"{member.label} could not be started")
+
+    def _request(self, member: Member) -> LaunchRequest:
+        point = self.whole.point(member.rank)
+        options = self.options
+        env = dict((options.env(point) if callable(options.env) else options.env) or {})
+        if options.rendezvous and not self.proc.is_simulated:
+            self._rendezvous = self._rendezvous or Rendezvous()
+            env = {**self._rendezvous.environment(member.rank, len(self.whole)), **env}
+        output = options.output(point) if callable(options.output) else options.output
+        return LaunchRequest(
+            proc_id=member.peer.proc_id,
+            mesh=self.name,
+            whole=self.whole,
+            rank=member.rank,
+            incarnation=member.incarnation,
+            env=env,
+            output=output,
+            python=options.python,
+            preload=options.preload,
+            grace=options.grace,
+            seed=self._seed,
+            pickled=self.proc.values.is_pickled,
+        )
+
+    async def _setup_all(self, ranks: Sequence[int], setup: Callable[[], Any] | None) -> None:
+        """Run `setup` in some processes; an answer says that a process is ready."""
+        args: tuple[Any, ...] = (setup, self.whole, [member.peer.proc_id for member in self.members], self.name)
+        info = self.info
+        request = Request(self.name, "setup", args, {}, lambda index: info.origin(ranks[index]))
+        results = await invoke(self.proc, self.agents(ranks), request, fail_fast=True)
+        raise_errors(results, f"{self.name} could not be started", self.name)
+        for rank, result in zip(ranks, results, strict=True):
+            if isinstance(result, Ok):
+                self.members[rank].stack_fd = result.value
+
+    async def _discard(self) -> None:
+        await self._discard_members(self.members)
+        self._forget()
+
+    async def _discard_members(self, members: Sequence[Member]) -> None:
+        for member in members:
+            member.kill()
+        _, interrupt = await run_to_end(lambda: self._wait_gone(trio.current_time() + limits.KILL_SECONDS, members))
+        if interrupt is not None:
+            raise interrupt
+
+    # ---- watch -----------------------------------------------------------------------------------------------
+
+    def _died(self, member: Member, error: Exception) -> None:
+        rank = member.rank
+        set_origin(error, self.info.origin(rank))
+        if not self._is_ready or member is not self.members[rank]:
+            return
+        ending = ending_of(error.exit_code, error.signal) if isinstance(error, ProcDied) else Ending.ERROR
+        verdict = judge(self.policy, type(error), ending, has_ended=True)
+        self.events.tell(Died, rank, error=error)
+        for actors in self.actors:
+            actors.process_died(rank, error)
+        if rank in self._replacing:
+            return  # whoever replaces it sees that
+        if self._restarts is not None and (verdict is Verdict.RESTART or self._restarts.is_ending(rank)):
+            if not self._restarts.is_stopped:
+                self._restarts.failed(rank, error)
+                return
+            # Who has given up has failed its block; one that is being left only has no use for a follower.
+            verdict = Verdict.GIVE_UP if self.is_stopping else Verdict.FAIL
+        if verdict is Verdict.FAIL:
+            self.block.fail(error)
+        else:
+            log_kept_back(self.proc, self.name, error, "the mesh goes on without it")
+            self._give_up([rank], error)
+
+    def _give_up(self, ranks: Sequence[int], cause: Exception) -> None:
+        for actors in self.actors:
+            actors.processes_gone(ranks, cause)
+
+    def member_silent(self, rank: int, error: Unresponsive, *, is_logged: bool) -> None:
+        """Learn that an actor of a member did not acknowledge a cancel: an event, unless the policy names it (C2)."""
+        self.events.tell(FellSilent, rank, error=error)
+        verdict = judge(self.policy, Unresponsive, Ending.ERROR, has_ended=False)
+        if verdict is Verdict.FAIL:
+            self.block.fail(error)
+        elif verdict is Verdict.RESTART:
+            self.escalate(rank, error)
+        elif not is_logged:
+            log_kept_back(self.proc, self.name, error, "its process goes on")
+
+    def escalate(self, rank: int, error: Exception) -> None:
+        """Take the failure of a member that lives: the policy of its actors could not heal it (P1), or it is silent."""
+        if self._restarts is not None and not self._restarts.is_stopped:
+            self._restarts.failed(rank, error)
+        elif isinstance(self.policy, FailFast) or (self._restarts is not None and not self.is_stopping):
+            self.block.fail(error)
+        elif not self.is_stopping:
+            log_kept_back(self.proc, self.name, error, "the mesh goes on without the actor")
+
+    # ---- heal ------------------------------------------------------------------------------------------------
+
+    async def wait_settled(self, ranks: Collection[int]) -> None:
+        """Wait until none of some members is being restarted (rule M2). No checkpoint when none is."""
+        while not self._down.isdisjoint(ranks):
+            await self._settled.wait()
+
+    async def settled(self, ranks: Collection[int]) -> None:
+        """Wait until none of some members is being restarted, or has died and nobody has looked at it yet."""
+        await trio.lowlevel.checkpoint()
+        for rank in ranks:
+            if not self.members[rank].is_alive:
+                await self.members[rank].gone.wait()
+        await self.wait_settled(ranks)
+
+    def _mark_down(self, ranks: Collection[int], cause: Exception) -> None:
+        for rank in ranks:
+            if rank not in self._down:
+                self.events.tell(Restarting, rank, cause=cause)
+        self._down.update(ranks)
+        for actors in self.actors:
+            actors.processes_going_down(ranks, cause)
+
+    def _mark_up(self, ranks: Collection[int]) -> None:
+        self._down.difference_update(ranks)
+        self._settled.set()
+        self._settled = trio.Event()
+
+    def going_down(self, round_: Round) -> None:
+        """Let calls, and spawns, wait for the members of a round."""
+        self._mark_down(round_.ranks, round_.cause)
+
+    async def take_down(self, round_: Round) -> None:
+        """End what lives of a round: actors in reverse spawn order, then their processes, within the grace."""
+        while not self._replacing.isdisjoint(round_.ranks):
+            await self._settled.wait()
+            self._mark_down(round_.ranks, round_.cause)
+        if isinstance(round_.cause, Unresponsive):  # it would not hear that it should stop
+            for rank in round_.failed:
+                child = self.members[rank].child
+                if child is not None and self.members[rank].is_alive:
+                    child.signal(signal.SIGKILL)
+                    await self.members[rank].gone.wait()
+        await self._end([member for rank in round_.ranks for member in [self.members[rank]]])
+
+    async def _end(self, members: Sequence[Member]) -> None:
+        """End some members in good order, by force when the grace is over."""
+        alive = [member for member in members if member.child is not None and member.is_alive]
+        deadline = trio.current_time() + self.grace
+        ranks = [member.rank for member in alive]
+        for actors in reversed(self.actors):
+            await actors.stop_in(ranks, deadline)
+        for member in alive:
+            member.expect_exit()
+        self._ask_to_exit([member for member in alive if member.is_alive])
+        await self._wait_gone(max(deadline, trio.current_time() + limits.TERM_SECONDS), members)
+        late = [member.rank for member in members if member.child is not None and not member.gone.is_set()]
+        for error, rank in zip(await self.force(late), late, strict=True):
+            self.events.tell(Died, rank, error=error)
+
+    async def bring_up(self, round_: Round) -> None:
+        """Start the members of a round, in spawn order, with all that lived there.
+
+        Raises:
+            MeshErrorGroup: Some could not be started.
+        """
+        await self._follow(list(round_.ranks))
+        self._mark_up(round_.ranks)
+
+    async def _follow(self, ranks: Sequence[int]) -> None:
+        errors: list[Exception] = []
+        with trio.move_on_after(limits.SPAWN_SECONDS) as scope:
+            for rank in ranks:
+                before = self.members[rank]
+                self.proc.members.pop(before.peer.proc_id, None)
+                self.members[rank] = self._new_member(rank, before.incarnation + 1)
+            for rank in ranks:
+                await self._launch(self.members[rank], errors, scope)
+            if not errors:
+                await self._setup_all(ranks, None)
+        if scope.cancelled_caught and not errors:
+            errors = [SpawnError(f"{self.name} must be ready within limits.SPAWN_SECONDS ({limits.SPAWN_SECONDS:g} s)")]
+        if errors:
+            raise MeshErrorGroup(f"{self.name} could not be restarted", errors, mesh=self.name)
+        if self.options.setup is not None:
+            await self._setup_all(ranks, self.options.setup)
+        for actors in list(self.actors):
+            await actors.remake_in(ranks)
+        for rank in ranks:
+            member = self.members[rank]
+            self.events.tell(Restarted, rank, host=self.proc.host_name, pid=member.pid)
+
+    def gave_up(self, round_: Round | None, rank: int, error: RestartLimit) -> None:
+        """Learn that nothing is restarted any more: the block fails."""
+        set_origin(error, self.info.origin(rank))
+        for one in [rank] if round_ is None else round_.ranks:
+            self.events.tell(GaveUp, one, error=error)
+        self.block.fail(error)
+        self._stop_healing(error)
+
+    def _stop_healing(self, cause: Exception) -> None:
+        if self._restarts is not None:
+            self._restarts.stop()
+        self._give_up(list(self._down), cause)
+        self._mark_up(list(self._down))
+
+    async def replace(self, ranks: Sequence[int]) -> None:
+        """Start new members in place of some, dead or alive, with all that lived there; it counts as no failure.
+
+        Raises:
+            MeshErrorGroup: One could not be started; none of them lives then.
+        """
+        await trio.lowlevel.checkpoint()
+        with self.block.entering():
+            await self.wait_settled(ranks)
+            self._replacing.update(ranks)
+            cause = MeshStopped(f"{self.name}: members are being replaced")
+            self._mark_down(ranks, cause)
+            try:
+                await self._end([self.members[rank] for rank in ranks])
+                await self._follow(ranks)
+            except BaseException as error:
+                await self._discard_members([self.members[rank] for rank in ranks])
+                self._give_up(ranks, error if isinstance(error, Exception) else cause)
+                raise
+            finally:
+                self._replacing.difference_update(ranks)
+                self._mark_up(ranks)
+
+    # ---- end -------------------------------------------------------------------------------------------------
+
+    def abandon(self) -> None:
+        """Take no new actors, restart nothing."""
+        self.is_stopping = True
+        self._stop_healing(MeshStopped(f"the block of {self.name} has begun to stop"))
+
+    def kill_now(self) -> None:
+        """Kill every member."""
+        for member in self.members:
+            member.kill()
+
+    def cancel_background(self, reason: str) -> None:
+        """Nothing: messages are for actors."""
+
+    async def drain(self) -> list[Exception]:
+        """Nothing waits here: messages are for actors."""
+        return []
+
+    async def stop(self, deadline: float) -> list[Exception]:
+        """End all members, by force from `deadline` on; return a `ProcDied` for each that needed it."""
+        if self._restarts is not None:
+            await self._restarts.wait_stopped()
+        alive = [member for member in self.members if member.child is not None and member.is_alive]
+        for member in alive:
+            member.expect_exit()
+        if self.on_last_exit is not None:
+            self.on_last_exit()
+        self._ask_to_exit(alive)
+        # Those that are still here have cleaned up in time. That others have not must not cost them their exit.
+        await self._wait_gone(max(deadline, trio.current_time() + limits.TERM_SECONDS))
+        late = [
+            member.rank
+            for member in self.members
+            if member.child is not None and not member.gone.is_set() and member.by is None
+        ]
+        errors = await self.force(late)
+        is_killed = bool(late) or self.block.is_killed
+        is_shown = self.options.output in ("inherit", "discard") or all(member.is_shown for member in self.members)
+        if not is_killed and not is_shown:
+            await self.host.flush_output()
+        self._forget()
+        self.events.close()
+        self.stopped.set()
+        return errors
+
+    def _ask_to_exit(self, members: Sequence[Member]) -> None:
+        request = Request(self.name, "exit", (), {}, lambda index: self.info.origin(members[index].rank))
+        post_nowait(self.proc, [Target(member.peer, AGENT) for member in members], request)
+
+    async def force(self, ranks: Sequence[int]) -> list[Exception]:
+        """End members whose grace has run out, all at once: SIGTERM, then SIGKILL; return the error for each."""
+        late = [self.members[rank] for rank in ranks]
+        for member in late:
+            member.expect_exit()
+            member.by = "grace"
+            if member.child is not None:
+                member.child.signal(signal.SIGTERM)
+        await self._wait_gone(trio.current_time() + limits.TERM_SECONDS, late)
+        for member in late:
+            if not member.gone.is_set():
+                member.kill("grace")
+        await self._wait_gone(trio.current_time() + limits.KILL_SECONDS, late)
+        return [self._grace_error(member) for member in late]
+
+    async def end_late(self, ranks: Sequence[int]) -> list[Exception]:
+        """End members by force whose actors have not ended in time; return the error for each.
+
+        Where the mesh outlives them it loses members that it did not want to lose: its policy says what that means.
+        """
+        members = [self.members[rank] for rank in ranks]
+        errors = await self.force(ranks)
+        if not self.is_stopping:
+            for member, error in zip(members, errors, strict=True):
+                self._died(member, error)
+        return errors
+
+    def _grace_error(self, member: Member) -> Exception:
+        error = member.killed_for_grace(self.grace)
+        set_origin(error, self.info.origin(member.rank))
+        return error
+
+    async def _wait_gone(self, deadline: float, members: Sequence[Member] | None = None) -> None:
+        with trio.CancelScope(deadline=deadline):
+            for member in self.members if members is None else members:
+                if member.child is not None:
+                    await member.gone.wait()
+
+    def _forget(self) -> None:
+        for member in self.members:
+            self.proc.members.pop(member.peer.proc_id, None)
+        if self._rendezvous is not None:
+            self._rendezvous.close()

@@ -1,0 +1,144 @@
+"""Where processes come from, as the runtime sees it: a real host with its spawner, or a simulated one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from trimesh._runtime.system.exits import ExitReport
+from trimesh._transport.base import Link
+from trimesh.errors import SpawnError
+from trimesh.ids import ProcId
+from trimesh.shape.region import Region
+
+
+class LaunchRequest(msgspec.Struct, frozen=True):
+    """One process to start.
+
+    Attributes:
+        proc_id: Its id, drawn by the owner.
+        mesh: Name of its process mesh.
+        whole: The mesh as spawned.
+        rank: Its place there.
+        incarnation: 0 for the first process at this place.
+        env: Environment variables set over those of the caller.
+        output: "forward", "inherit", "discard", or a path.
+        python: Another interpreter, or None.
+        preload: Modules to import first, unless the host has them.
+        grace: Seconds for clean-up.
+        seed: Of the mesh.
+        pickled: Whether values are pickled in the family.
+        entry: `module:function` that it runs instead of serving its owner: what a test lets fail; None serves.
+    """
+
+    proc_id: ProcId
+    mesh: str
+    whole: Region
+    rank: int
+    incarnation: int
+    env: Mapping[str, str]
+    output: Any
+    python: str | None
+    preload: tuple[str, ...]
+    grace: float
+    seed: int
+    pickled: bool = True
+    entry: str | None = None
+
+
+class NoLinkError(SpawnError):
+    """This process has not got what a link takes, memory or descriptors; the other one may live."""
+
+
+class HostChild(Protocol):
+    """A started process."""
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        ...
+
+    @property
+    def link(self) -> Link:
+        """The owner's end of the link to it."""
+        ...
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to its whole process group; never blocks."""
+        ...
+
+
+class Host(Protocol):
+    """A machine, real or simulated, that starts processes of one kind (interpreter and preloaded modules)."""
+
+    @property
+    def name(self) -> str:
+        """Name of the machine."""
+        ...
+
+    async def launch(self, request: LaunchRequest, on_exit: Callable[[ExitReport], None]) -> HostChild:
+        """Start a process; a cancel leaves none.
+
+        Args:
+            request: What to start.
+            on_exit: Called once, from a task of the host, when it has ended.
+
+        Raises:
+            SpawnError: It could not be started; the text names the point and the cause.
+        """
+        ...
+
+    async def connect(self, target: ProcId) -> Link:
+        """Make a link to a process of the family that this one has none to.
+
+        Raises:
+            SpawnError: There is no such process any more.
+            NoLinkError: It may be there, and the system refuses what the link takes.
+        """
+        ...
+
+    async def exit_of(self, target: ProcId) -> ExitReport:
+        """Wait for the exit report of any process of the family."""
+        ...
+
+    def retire(self) -> None:
+        """Learn that nothing is launched any more: the host may end with the last process that it has started."""
+
+    async def flush_output(self) -> None:
+        """Wait, not for long, until what its processes have written so far is shown."""
+        ...
+
+
+class PreloadingHost(msgspec.Struct, frozen=True):
+    """A host whose new processes import some modules first: `preload` on the host that a worker shares with others."""
+
+    host: Host
+    preload: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the machine."""
+        return self.host.name
+
+    async def launch(self, request: LaunchRequest, on_exit: Callable[[ExitReport], None]) -> HostChild:
+        """Start a process; see `Host.launch`."""
+        modules = tuple(dict.fromkeys((*self.preload, *request.preload)))
+        return await self.host.launch(msgspec.structs.replace(request, preload=modules), on_exit)
+
+    async def connect(self, target: ProcId) -> Link:
+        """Make a link; see `Host.connect`."""
+        return await self.host.connect(target)
+
+    async def exit_of(self, target: ProcId) -> ExitReport:
+        """Wait for a report; see `Host.exit_of`."""
+        return await self.host.exit_of(target)
+
+    def retire(self) -> None:
+        """End early; see `Host.retire`."""
+        self.host.retire()
+
+    async def flush_output(self) -> None:
+        """Show what was written; see `Host.flush_output`."""
+        await self.host.flush_output()

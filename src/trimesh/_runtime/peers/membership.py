@@ -1,0 +1,228 @@
+r"""Who lives at each rank of one mesh, as one process knows it.
+
+    LIVE --> RESTARTING --> LIVE of the next incarnation
+      \           \-------> GONE --> LIVE (by `replace`)
+       \--------------------^
+
+The process that owns the mesh decides; its handles, wherever they came from, share its table. Other processes begin
+with what travelled in the handle. When the member they know has ended they ask the owner, who answers when the next
+incarnation serves, or when there will be none.
+
+MS-1 the incarnation at a rank only grows: news that are older than what is known change nothing.
+MS-2 only the caller's own scope, and the end of the mesh, bound the wait for a member that is being restarted.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import trio
+
+from trimesh import limits
+from trimesh._runtime.values.reference import MemberInfo, MeshInfo
+from trimesh._runtime.values.target import Target
+from trimesh.errors import MeshError
+from trimesh.ids import AGENT, ProcId
+
+if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.peer import Peer
+
+
+class Standing(enum.Enum):
+    """Whether a rank of a mesh can be called."""
+
+    LIVE = "live"
+    RESTARTING = "restarting"
+    GONE = "gone"
+
+
+Place = tuple[int, str, int, int]
+"""A `MemberInfo` in an answer of the owner: (process, host, pid, incarnation)."""
+
+
+_LIVE: Final = Standing.LIVE  # looked up for each message, and slowly in the class
+
+
+class Membership:
+    """The members of one mesh.
+
+    Attributes:
+        proc: The process whose knowledge this is.
+        info: The mesh as it is now: what travels in references, and what the errors of a call cite.
+        standings: By rank.
+        news: How often something was noted of each rank: what began before the last time may be out of date.
+    """
+
+    def __init__(self, proc: Proc, info: MeshInfo) -> None:
+        self.proc = proc
+        self.info = info
+        self.standings: list[Standing] = [Standing.LIVE] * len(info.members)
+        self.news: list[int] = [0] * len(info.members)
+        self._changed = trio.Event()
+        self._targets: dict[int, Target] = {}
+
+    @property
+    def members(self) -> Sequence[MemberInfo]:
+        """The latest incarnations, by rank."""
+        return self.info.members
+
+    @property
+    def is_owned_here(self) -> bool:
+        """Whether this process decides."""
+        return self.info.owner == self.proc.proc_id
+
+    def peer(self, rank: int) -> Peer:
+        """Return the process that the member of a rank lives in, or has lived in."""
+        return self.proc.peer(self.members[rank].proc_id)
+
+    def target(self, rank: int) -> Target:
+        """Return the actor of a rank as the target of a call."""
+        found = self._targets.get(rank)
+        if found is None or found.peer.death is not None:  # of those that have ended nothing is kept
+            found = self._targets[rank] = Target(self.peer(rank), self.info.mesh)
+        return found
+
+    def ready(self, ranks: Sequence[int]) -> list[Target] | None:
+        """Return the targets of ranks that all live and have a link; else None: see `settle`."""
+        targets: list[Target] = []
+        for rank in ranks:
+            target = self._targets.get(rank) or self.target(rank)
+            if target.peer.link is None or self.standings[rank] is not _LIVE:
+                return None
+            targets.append(target)
+        return targets
+
+    def is_live(self, rank: int) -> bool:
+        """Return whether nothing is known of the end of a member."""
+        return self.standings[rank] is Standing.LIVE and self.peer(rank).death is None
+
+    def is_restarting(self, ranks: Sequence[int]) -> bool:
+        """Return whether a call to `ranks` would wait for one of them."""
+        return any(self.standings[rank] is Standing.RESTARTING for rank in ranks)
+
+    def may_return(self, rank: int) -> bool:
+        """Return whether a member that does not live may be followed by one that does."""
+        if self.is_owned_here:
+            return self.standings[rank] is Standing.RESTARTING
+        return self.info.is_healing and self.standings[rank] is not Standing.GONE
+
+    def ranks_in(self, proc_id: ProcId) -> Sequence[int]:
+        """Return the ranks whose member lives in a process."""
+        return [rank for rank, member in enumerate(self.members) if member.proc_id == proc_id]
+
+    # ---- news ------------------------------------------------------------------------------------------------
+
+    def set(self, rank: int, standing: Standing, member: MemberInfo | None = None) -> None:
+        """Note what the owner has decided; `member` follows the one before."""
+        if member is not None:
+            members = [*self.info.members]
+            members[rank] = member
+            self.info = msgspec.structs.replace(self.info, members=tuple(members))
+        self._targets.pop(rank, None)
+        self.standings[rank] = standing
+        self.news[rank] += 1
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def learn(self, members: Sequence[MemberInfo]) -> None:
+        """Take what has travelled in a handle (MS-1)."""
+        for rank, member in enumerate(members):
+            if member.incarnation > self.members[rank].incarnation:
+                self.set(rank, Standing.LIVE, member)
+
+    # ---- waiting ---------------------------------------------------------------------------------------------
+
+    async def settle(self, ranks: Sequence[int]) -> None:
+        """Wait until none of `ranks` is being restarted. No checkpoint when none is.
+
+        A member that is gone for good is left as it is: a call to it says how it has ended.
+        """
+        if self.is_owned_here:
+            while self.is_restarting(ranks):
+                await self._changed.wait()
+        elif self.info.is_healing:
+            for rank in ranks:
+                if self.peer(rank).death is not None:
+                    await self.ask(rank)
+
+    async def answer(self, rank: int, incarnation: int) -> Place | None:
+        """Wait, as the owner, for the follower of an incarnation that the asker knows to be over; None for none.
+
+        The asker may know of the death before the owner does, who therefore waits a while before it calls that wrong.
+        """
+        with trio.move_on_after(limits.FOLLOWER_SECONDS):
+            while self.standings[rank] is Standing.LIVE and self.members[rank].incarnation <= incarnation:
+                await self._changed.wait()
+        while self.standings[rank] is Standing.RESTARTING:
+            await self._changed.wait()
+        found = self.members[rank]
+        if self.standings[rank] is Standing.GONE or found.incarnation <= incarnation:
+            return None
+        return found.proc_id, found.host, found.pid, found.incarnation
+
+    async def ask(self, rank: int) -> None:
+        """Ask the owner who follows the member of a rank, and wait while that is being decided."""
+        # invoke imports outgoing, which is told of silent members here
+        from trimesh._runtime.calls.invoke import Ok, Request, invoke  # noqa: PLC0415
+
+        info, known = self.info, self.members[rank]
+        owner = self.proc.peer(info.owner)
+        assert self.proc.family is not None
+        await self.proc.family.connect([owner])
+        args = (info.mesh, rank, known.incarnation)
+        request = Request(info.name, "follower", args, {}, lambda _: self.info.origin(rank))
+        try:
+            [result] = await invoke(self.proc, [Target(owner, AGENT)], request, fail_fast=False)
+        except MeshError:
+            return
+        place: Place | None = result.value if isinstance(result, Ok) else None
+        if place is None:
+            if self.members[rank] == known:
+                self.set(rank, Standing.GONE)
+        elif place[3] > self.members[rank].incarnation:
+            self.set(rank, Standing.LIVE, MemberInfo(ProcId(place[0]), *place[1:]))
+
+
+def family_of(proc: Proc) -> ProcId:
+    """Return the controller of the program that a process belongs to."""
+    root = None if proc.family is None else proc.family.root
+    return proc.proc_id if root is None else root
+
+
+def membership_of(proc: Proc, info: MeshInfo) -> Membership:
+    """Return what a process knows of a mesh, with what has travelled in a handle added.
+
+    Raises:
+        RuntimeError: The mesh belongs to another program, whose processes this one cannot reach.
+    """
+    if info.family != family_of(proc):
+        raise RuntimeError(
+            f"a handle works in the program whose block has spawned the mesh, and only while its outermost block is "
+            f"open; that on {info.name!r} came from another program, or from a block that was left: spawn the mesh "
+            "here, or let the two programs talk by other means than handles"
+        )
+    found = proc.memberships.get(info.mesh)
+    if found is None:
+        found = proc.memberships[info.mesh] = Membership(proc, info)
+    elif not found.is_owned_here:
+        found.learn(info.members)
+    return found
+
+
+def ask_for_followers(proc: Proc, peer: Peer) -> None:
+    """When a process has ended, find out who follows it in the meshes that others heal, before anybody calls."""
+
+    @trio.lowlevel.enable_ki_protection
+    async def ask(membership: Membership, rank: int) -> None:
+        await membership.ask(rank)
+
+    for membership in list(proc.memberships.values()):
+        if membership.info.is_healing and not membership.is_owned_here:
+            for rank in membership.ranks_in(peer.proc_id):
+                with suppress(RuntimeError):  # this process is ending, and has no use for followers
+                    proc.actors.start_soon(ask, membership, rank)  # links are served for as long as actors run

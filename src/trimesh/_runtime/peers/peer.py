@@ -1,0 +1,316 @@
+"""Everything one process keeps about one other process: link, credits, calls both ways.
+
+A `Peer` outlives its link: after a death whoever holds it, and whoever asks for one later, finds the death in it, so
+that messages to the same incarnation fail at once and with the diagnosis.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+import trio
+
+from trimesh import limits
+from trimesh._routing.credit import ReceiveCount, SendWindow
+from trimesh._runtime.actors.incoming import take_payload
+from trimesh._runtime.peers.abandoned import AbandonedCalls
+from trimesh._transport.base import Buffer, Lane, Link
+from trimesh._wire import messages
+from trimesh._wire.reducers import DefinitionId
+from trimesh.ids import AGENT, CallId, MeshId, ProcId
+
+if TYPE_CHECKING:
+    from trimesh._runtime.actors.incoming import IncomingCall
+    from trimesh._runtime.calls.outgoing import OutgoingCall
+    from trimesh._runtime.channels.registry import Cargo
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.deaths import DeathOf
+
+
+class Parcel(msgspec.Struct, frozen=True, eq=False):
+    """One encoded message, shared by all the peers that it goes to; nobody changes it.
+
+    Attributes:
+        head: The control struct.
+        bodies: Buffers lent by the sender.
+        definitions: What goes by value and must be known to the peer first.
+        nbytes: For the credit window.
+        attachments: What the payload refers to (`Encoded.attachments`): the ports among them are lent to the peer.
+        flow: Order that it needs beside other messages, as `Link.send` takes it; 0 with attachments, which are told
+            of by messages that must come right before it.
+    """
+
+    head: bytes
+    bodies: Sequence[Buffer] = ()
+    definitions: Sequence[DefinitionId] = ()
+    nbytes: int = 0
+    attachments: Sequence[object] = ()
+    flow: int = 0
+
+
+class SpreadParcel(Parcel, frozen=True, eq=False):
+    """A message that is another one for each target.
+
+    Attributes:
+        nbytes: Of the largest.
+        attachments: Of all.
+        each: By the index of the target.
+    """
+
+    each: Sequence[Parcel] = ()
+
+
+class Pending(msgspec.Struct, frozen=True, eq=False):
+    """A message that waits for room in a mailbox.
+
+    Attributes:
+        parcel: The message.
+        on_sent: Called with the position on the link, and the event of `Link.send`, when it goes out.
+    """
+
+    parcel: Parcel
+    on_sent: Callable[[int, trio.Event | None], None]
+
+
+class Outbox:
+    """Messages of this process for one actor elsewhere, in order, within its credits."""
+
+    __slots__ = ("_queue", "load", "peer", "window")
+
+    def __init__(self, peer: Peer, window: SendWindow) -> None:
+        self.peer = peer
+        self.window = window
+        self.load = 0
+        self._queue: deque[Pending] = deque()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether messages wait for room."""
+        return bool(self._queue)
+
+    @property
+    def waiting(self) -> int:
+        """Messages that wait for room."""
+        return len(self._queue)
+
+    def has_room(self, nbytes: int) -> bool:
+        """Return whether a message of `nbytes` would go out at once."""
+        return not self._queue and self.window.has_room(nbytes)
+
+    def count(self, nbytes: int) -> int:
+        """Count a message that the caller sends itself (a cast); return its position on the link."""
+        self.window.sent(nbytes)
+        self.peer.calls_sent += 1
+        return self.peer.calls_sent
+
+    def send(self, parcel: Parcel) -> tuple[int, trio.Event | None]:
+        """Send a message for which there is room; return its position on the link, and what `Link.send` does."""
+        position = self.count(parcel.nbytes)
+        return position, self.peer.send(parcel)
+
+    def put(self, parcel: Parcel, on_sent: Callable[[int, trio.Event | None], None]) -> Pending | None:
+        """Send now if there is room (None), else queue; `on_sent` is called when it goes out."""
+        pending = Pending(parcel, on_sent)
+        if self.has_room(parcel.nbytes):
+            self._send(pending)
+            return None
+        self._queue.append(pending)
+        return pending
+
+    def acknowledged(self, total: int) -> None:
+        """Take the actor's count of messages taken out; send what now has room."""
+        if self.window.acknowledged(total):
+            self._send_queued()
+
+    def withdraw(self, pending: Pending) -> None:
+        """Take back a message that waits; it may have kept later, smaller ones waiting."""
+        self._queue.remove(pending)
+        self._send_queued()
+
+    def _send_queued(self) -> None:
+        while self._queue and self.window.has_room(self._queue[0].parcel.nbytes):
+            self._send(self._queue.popleft())
+
+    def _send(self, pending: Pending) -> None:
+        pending.on_sent(*self.send(pending.parcel))
+
+
+class Peer:
+    """One other process incarnation, or this one by its loopback link.
+
+    Attributes:
+        proc_id: Who.
+        link: The link that messages to it take, or None before there is one and after it is gone.
+        death: Makes the error for a message to it, once it is gone.
+        no_link: Makes it while there is no link for want of memory or descriptors here; the next message tries again.
+        calls: Unended calls of this process in which it takes part, oldest first.
+        inbound: Its unended calls here.
+        abandoned: Calls of this process to it that were given up and may still run.
+        is_stalled: Whether its Trio loop did not run when it was last heard of.
+        early_cancels: Cancels that overtook their calls, by call id.
+        calls_received, calls_sent: `Call` frames so far.
+        cargo: Ports that its next message carries; see `take_cargo`.
+    """
+
+    __slots__ = (
+        "_counts",
+        "_defined",
+        "_outboxes",
+        "abandoned",
+        "calls",
+        "calls_received",
+        "calls_sent",
+        "cargo",
+        "death",
+        "early_cancels",
+        "inbound",
+        "is_stalled",
+        "link",
+        "no_link",
+        "proc",
+        "proc_id",
+    )
+
+    def __init__(self, proc: Proc, proc_id: ProcId, death: DeathOf | None = None) -> None:
+        self.proc = proc
+        self.proc_id = proc_id
+        self.link: Link | None = None
+        self.death = death
+        self.no_link: DeathOf | None = None
+        self.calls: dict[OutgoingCall, None] = {}
+        self.abandoned = AbandonedCalls(self)
+        self.is_stalled = False
+        self.inbound: dict[int, IncomingCall] = {}
+        self.early_cancels: dict[int, str] = {}
+        self.calls_received = 0
+        self.calls_sent = 0
+        self.cargo: Cargo | None = None
+        self._outboxes: dict[MeshId, Outbox] = {}
+        self._counts: dict[MeshId, ReceiveCount] = {}
+        self._defined: set[DefinitionId] = set()
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether it is the process that has started this one, or this one itself."""
+        family = self.proc.family
+        return self.proc_id == self.proc.proc_id or (family is not None and self.proc_id == family.parent)
+
+    def find_outbox(self, mesh: MeshId) -> Outbox | None:
+        """Return the outbox for one of its actors if anything was ever sent to it."""
+        return self._outboxes.get(mesh)
+
+    def outbox(self, mesh: MeshId) -> Outbox:
+        """Return the outbox for one of its actors."""
+        found = self._outboxes.get(mesh)
+        if found is None:
+            # The agent obeys its owner only and never lets a message wait, so nothing has to be bounded.
+            messages_max = limits.MAILBOX_MESSAGES if mesh != AGENT else 2**31
+            bytes_max = limits.MAILBOX_BYTES if mesh != AGENT else 2**62
+            found = Outbox(self, SendWindow(messages_max, bytes_max, limits.MAILBOX_REPORT_BYTES))
+            self._outboxes[mesh] = found
+        return found
+
+    def shed(self) -> None:
+        """Let go of what only a living process needs."""
+        self._outboxes = {}
+        self._counts = {}
+        self._defined = set()
+        self.abandoned.clear()
+        self.early_cancels = {}
+
+    def outboxes(self) -> Sequence[tuple[MeshId, Outbox]]:
+        """Return the outboxes that there are, by actor mesh."""
+        return list(self._outboxes.items())
+
+    def count_of(self, mesh: MeshId) -> ReceiveCount:
+        """Return the count of its messages that the actor `mesh` of this process has taken out."""
+        found = self._counts.get(mesh)
+        if found is None:
+            found = self._counts[mesh] = ReceiveCount(limits.MAILBOX_MESSAGES // 4, limits.MAILBOX_REPORT_BYTES)
+        return found
+
+    def stalled(self, seconds: float) -> None:
+        """Learn for how long its Trio loop has not run; 0 when it runs again."""
+        self.is_stalled = seconds > 0
+        if self.is_stalled:
+            for call in list(self.calls):
+                call.peer_stalled()
+
+    def send(self, parcel: Parcel) -> trio.Event | None:
+        """Send a message, and before it what it needs there; dropped when the link is gone."""
+        link = self.link
+        if link is None:
+            return None
+        if parcel.definitions or parcel.attachments:
+            self.prepare(parcel.definitions, parcel.attachments)
+        return link.send(parcel.head, parcel.bodies, flow=parcel.flow)
+
+    def prepare(self, definitions: Sequence[DefinitionId], attachments: Sequence[object]) -> None:
+        """Send what the peer must know before a payload: definitions, then the ports that it carries.
+
+        The payload must be the next message on this lane, by the peer's one link for sending.
+        """
+        self.define(definitions)
+        if attachments and self.link is not None:
+            self.proc.channels.lend(self, self.link, attachments)
+
+    def take_cargo(self) -> Cargo | None:
+        """Return what keeps the ports of the message that is being read alive until it has been decoded.
+
+        Whoever keeps the payload of a message keeps this, and drops it when the payload has been decoded or will
+        never be: then the ports that nobody has made an object of are given back.
+        """
+        cargo, self.cargo = self.cargo, None
+        return cargo
+
+    def define(self, definitions: Sequence[DefinitionId]) -> None:
+        """Send the definitions among `definitions` that the peer has not got yet."""
+        if self.link is None:
+            return
+        for definition in definitions:
+            if definition not in self._defined:
+                self._defined.add(definition)
+                data = self.proc.values.definition(definition)
+                self.prepare(data.definitions, data.attachments)
+                if len(data.payload) <= limits.HEAD_PAYLOAD_BYTES_MAX:
+                    self.link.send(messages.encode(messages.Define(definition, data.payload)))
+                else:
+                    self.link.send(messages.encode(messages.Define(definition, b"")), [data.payload])
+
+    def knows(self, definitions: Sequence[DefinitionId]) -> None:
+        """Note definitions that came from the peer, which therefore need not be sent back."""
+        self._defined.update(definitions)
+
+    def take_definition(self, message: messages.Define, bodies: list[memoryview]) -> None:
+        """Take a definition of the peer: a `Route`."""
+        payload, _ = take_payload(message.payload, bodies)
+        self.knows([message.definition])
+        cargo = self.take_cargo()
+        self.proc.values.define(message.definition, payload, cargo, () if cargo is None else tuple(cargo.holdings))
+
+    def cancel(self, call: CallId, position: int, reason: str, *, is_leaving: bool = False) -> None:
+        """Ask the peer to cancel one of our calls.
+
+        Args:
+            call: Its number.
+            position: Of its message among the calls of the link.
+            reason: For people.
+            is_leaving: Some of the message is still here: others pass it, so its position says less than the last one.
+        """
+        if self.link is not None:
+            position = self.calls_sent if is_leaving else position
+            self.link.send(messages.encode(messages.Cancel(call, position, reason)), lane=Lane.CONTROL)
+
+
+class Route(Protocol):
+    """Takes the messages of one kind; raises `ProtocolError` when one breaks the rules.
+
+    If they carry user values, it takes `peer.take_cargo()` with each and keeps that as long as the payload.
+    """
+
+    def __call__(self, peer: Peer, message: Any, bodies: list[memoryview], /) -> None:
+        """Take one message from `peer`; the bodies are the receiver's own."""
+        ...

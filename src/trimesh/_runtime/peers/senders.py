@@ -1,0 +1,136 @@
+"""Who may send what: one table for the kinds of messages, one for the endpoints of the agent, checked in one place.
+
+Any process of a family may have a link to any other, so what stands in a message says nothing of who has sent it. The
+link does. `Proc.received` looks here before a message has any effect; a sender that may not is a `ProtocolError`, which
+ends its link.
+
+    anyone      what it says is looked up among what this process has asked that peer, or was asked by it
+    owner       the process that has started this one; the controller is its own
+    member      a process that this one has started; for its own actors, this one
+    controller  of the family
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from trimesh._wire import messages
+from trimesh.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from trimesh._runtime.peers.peer import Peer
+
+
+class Sender(Enum):
+    """Who may send."""
+
+    ANYONE = "any process of the family"
+    OWNER = "the process that has started the receiver"
+    MEMBER = "a process that the receiver has started"
+    CONTROLLER = "the controller of the family"
+
+
+_ANYONE, _OWNER, _MEMBER, _CONTROLLER = Sender.ANYONE, Sender.OWNER, Sender.MEMBER, Sender.CONTROLLER
+
+SENDERS: Final[dict[type[messages.Message], Sender]] = {
+    # calls: of the agent see below; of other actors whoever has a handle; answers are for what the peer was asked
+    messages.Call: _ANYONE,
+    messages.Return: _ANYONE,
+    messages.Error: _ANYONE,
+    messages.CancelAck: _ANYONE,
+    messages.Refused: _ANYONE,
+    messages.Cancel: _ANYONE,
+    messages.Credit: _ANYONE,
+    messages.Define: _ANYONE,  # nobody with pickle="off"
+    messages.Item: _ANYONE,
+    messages.Taken: _ANYONE,
+    # news of members; of a silent one whoever has waited for it
+    messages.Failure: _MEMBER,
+    messages.Finished: _MEMBER,
+    messages.Silent: _ANYONE,
+    # channels: by the numbers of what was lent and accepted
+    messages.Carried: _ANYONE,
+    messages.Lent: _ANYONE,
+    messages.Accepted: _ANYONE,
+    messages.Dropped: _ANYONE,
+    messages.Settle: _ANYONE,
+    messages.Settled: _ANYONE,
+    messages.PortItem: _ANYONE,
+    messages.Room: _ANYONE,
+    messages.Ended: _ANYONE,
+    messages.Recall: _ANYONE,
+    # deadlocks: the controller searches
+    messages.Suspect: _ANYONE,
+    messages.Look: _CONTROLLER,
+    messages.Seen: _ANYONE,
+    messages.Break: _CONTROLLER,
+    messages.Broken: _ANYONE,
+    messages.Circle: _CONTROLLER,
+    # publications: by their numbers
+    messages.Subscribe: _ANYONE,
+    messages.Published: _ANYONE,
+    messages.Unpinned: _ANYONE,
+    # packages above: each looks itself who may command it; that it is imported at all: `may_open_service`
+    messages.Service: _ANYONE,
+    # tests: with the token that the process was armed with
+    messages.Arm: _CONTROLLER,
+    messages.Fired: _MEMBER,
+    messages.Misbehave: _CONTROLLER,
+}
+"""Every kind of message."""
+
+AGENT_CALLERS: Final[dict[str, Sender]] = {
+    "setup": _OWNER,
+    "spawn": _OWNER,
+    "spawn_kept": _OWNER,
+    "follower": _ANYONE,  # whoever has a handle on a mesh asks its owner
+    "cancel_background": _OWNER,
+    "drain": _OWNER,
+    "stop": _OWNER,
+    "exit": _OWNER,
+}
+"""Every endpoint of the agent."""
+
+
+def check_sender(peer: Peer, kind: type[messages.Message]) -> None:
+    """Check that a peer may send messages of a kind.
+
+    Raises:
+        ProtocolError: It may not.
+    """
+    sender = SENDERS[kind]
+    if sender is not _ANYONE:
+        _check(peer, sender, f"a {kind.__name__} message")
+
+
+def check_agent_caller(peer: Peer, endpoint: str) -> None:
+    """Check that a peer may call an endpoint of the agent; one that it has not is anybody's, to be refused.
+
+    Raises:
+        ProtocolError: It may not.
+    """
+    sender = AGENT_CALLERS.get(endpoint, _ANYONE)
+    if sender is not _ANYONE:
+        _check(peer, sender, f"a call of the agent's {endpoint}")
+
+
+def may_open_service(peer: Peer) -> bool:
+    """Return whether a peer's message is enough to have the package of a service imported: that of the owner is."""
+    return peer.is_owner
+
+
+def _check(peer: Peer, sender: Sender, what: str) -> None:
+    if not _is(peer, sender):
+        raise ProtocolError(f"{what} must come from {sender.value}, got one of process {peer.proc_id}")
+
+
+def _is(peer: Peer, sender: Sender) -> bool:
+    proc = peer.proc
+    if sender is _OWNER:
+        return peer.is_owner
+    if peer.proc_id == proc.proc_id:
+        return sender is _MEMBER or proc.family is None or proc.family.root is None
+    if sender is _MEMBER:
+        return peer.proc_id in proc.members
+    return proc.family is not None and peer.proc_id == proc.family.root

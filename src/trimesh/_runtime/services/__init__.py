@@ -1,0 +1,1 @@
+"""Messages of the packages above, and memory granted to other processes."""

@@ -1,0 +1,338 @@
+"""Memory that a process has granted to others, and how it reaches what they have granted.
+
+    granted --revoke--> revoked --nobody is at it, or limits.REVOKE_SECONDS--> dropped
+
+BK-1 What an actor has granted is revoked when it has ended, the rest when its process ends; nothing else revokes.
+BK-2 A transfer that finds its process ended says how that has ended, as a call to it does. A process that counts as
+     gone here is not reached, even if it lives.
+BK-3 Memory is kept until its grant is dropped; if somebody is still at it then, until the process ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import msgspec
+import trio
+
+from trimesh import limits
+from trimesh._runtime.actors.context import find_cell
+from trimesh._runtime.peers.deaths import DeathOf
+from trimesh._transport.mover import (
+    BEST_FIRST,
+    Carrier,
+    Done,
+    End,
+    Grant,
+    Home,
+    Mover,
+    Right,
+    Span,
+    Transfer,
+    TransferError,
+    Visit,
+)
+from trimesh.errors import LimitExceeded, LinkLost, Origin, Unresponsive, set_origin
+from trimesh.ids import ProcId
+
+if TYPE_CHECKING:
+    from trimesh._runtime.actors.cell import Cell
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.peer import Peer
+
+_POLL_SECONDS_MAX: Final = 0.05
+
+
+class Granted(msgspec.Struct, frozen=True, eq=False):
+    """Memory in some process, as those know it that were told of it.
+
+    Attributes:
+        home: The process.
+        grant: What it has granted.
+        block: Number of the block that it lies in there; 0 for none.
+        origin: Who has granted it.
+    """
+
+    home: Home
+    grant: Grant
+    block: int
+    origin: Origin
+
+
+class Registration:
+    """One piece of memory of this process that others may reach.
+
+    Attributes:
+        bulk: Where it belongs.
+        span: The memory.
+        block: Number of the block that it lies in; 0 for none.
+        rights: What others may do at most.
+        cell: The actor that has made it; None outside of actors.
+        origin: The same, as errors say it.
+        grants: Of it, by their rights.
+        is_revoked: Whether nothing new begins.
+        is_over: Set when it is dropped.
+    """
+
+    __slots__ = ("block", "bulk", "cell", "grants", "is_over", "is_revoked", "origin", "rights", "span")
+
+    def __init__(self, bulk: Bulk, span: Span, block: int, rights: Right, cell: Cell | None, origin: Origin) -> None:
+        self.bulk = bulk
+        self.span = span
+        self.block = block
+        self.rights = rights
+        self.cell = cell
+        self.origin = origin
+        self.grants: dict[Right, Grant] = {}
+        self.is_revoked = False
+        self.is_over = trio.Event()
+
+    def granted(self, rights: Right) -> Granted:
+        """Return what others need to reach it, with some of its rights.
+
+        Raises:
+            trio.ClosedResourceError: It is revoked.
+            LimitExceeded: `limits.GRANTS_MAX` grants are there.
+        """
+        if self.is_revoked:
+            raise trio.ClosedResourceError("this buffer is revoked")
+        mover = self.bulk.mover
+        if rights not in self.grants:
+            self.grants[rights] = mover.grant(self.span, rights, block=self.block)
+        return Granted(mover.home, self.grants[rights], self.block, self.origin)
+
+    def revoke(self) -> None:
+        """Let nothing new begin; wait in the background for what runs. Idempotent."""
+        if self.is_revoked:
+            return
+        self.is_revoked = True
+        if self.cell is not None:
+            self.cell.on_end.pop(self.revoke, None)
+        self.bulk.retire(self)
+
+
+class Bulk:
+    """The grants of one process, and its visits to others.
+
+    Attributes:
+        proc: The process.
+    """
+
+    def __init__(self, proc: Proc) -> None:
+        self.proc = proc
+        self._thread: int = threading.get_ident()
+        self._is_served = False
+        self._visits: dict[Home, Visit] = {}
+        self._registrations: dict[Registration, None] = {}
+        proc.on_gone.append(self._gone)
+
+    @property
+    def mover(self) -> Mover:
+        """The mover of this process, which is served from now on.
+
+        Raises:
+            RuntimeError: The caller runs in another thread than the Trio loop.
+            trio.ClosedResourceError: This process is ending.
+        """
+        if threading.get_ident() != self._thread:
+            raise RuntimeError(
+                "buffers are made and used in the thread of the Trio loop, got another thread: "
+                "write trio.from_thread.run_sync(trimesh.RDMABuffer, data)"
+            )
+        mover = self.proc.transport.mover
+        if not self._is_served:
+            self._is_served = True
+            self.proc.serve(mover.run)
+        return mover
+
+    # ---- granting --------------------------------------------------------------------------------------------
+
+    def register(self, span: Span, rights: Right) -> Registration:
+        """Let others reach memory of this process, until the actor that asks for it has ended, or this process.
+
+        Raises:
+            LimitExceeded: `limits.GRANTS_MAX` grants are there.
+        """
+        cell = find_cell()
+        if cell is not None and cell.proc is not self.proc:
+            cell = None
+        if cell is not None and cell.ended.is_set():
+            raise trio.ClosedResourceError(f"{cell.spec.name} has ended: what it would make ends with it")
+        origin = Origin(None, "", host=self.proc.host_name, pid=self.proc.pid) if cell is None else cell.origin(None)
+        made = Registration(self, span, self.mover.block_of(span), rights, cell, origin)
+        made.granted(rights)
+        self._registrations[made] = None
+        if cell is not None:
+            cell.on_end[made.revoke] = None
+        return made
+
+    def registrations(self) -> list[Registration]:
+        """Return what is granted now, and what is revoked and not yet dropped."""
+        return list(self._registrations)
+
+    def retire(self, registration: Registration) -> None:
+        """Revoke the grants of a registration and drop them when nobody is at them, or when the time is up."""
+        try:
+            is_in_use = self._revoke(registration)
+        except trio.ClosedResourceError:  # it has ended with its process
+            registration.grants.clear()
+            is_in_use = False
+        if not (is_in_use and self.proc.serve(self._wait_and_drop, registration)):
+            self._drop(registration)
+
+    def _revoke(self, registration: Registration) -> bool:
+        mover = self.proc.transport.mover
+        in_use = [mover.revoke(grant) for grant in registration.grants.values()]
+        return any(in_use)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _wait_and_drop(self, registration: Registration) -> None:
+        pause = limits.REVOKE_POLL_SECONDS
+        deadline = trio.current_time() + limits.REVOKE_SECONDS
+        try:
+            while self._revoke(registration) and trio.current_time() < deadline:
+                await trio.sleep(pause)
+                pause = min(2 * pause, _POLL_SECONDS_MAX)
+        finally:
+            self._drop(registration)
+
+    def _drop(self, registration: Registration) -> None:
+        for grant in registration.grants.values():
+            self.proc.transport.mover.drop(grant)
+        registration.grants.clear()
+        registration.span = Span(0, 0)
+        del self._registrations[registration]
+        registration.is_over.set()
+
+    # ---- blocks ----------------------------------------------------------------------------------------------
+
+    def take_block(self, nbytes: int) -> memoryview:
+        """Return memory that others can map.
+
+        Raises:
+            LimitExceeded: `limits.BLOCKS_MAX` blocks are in use, or it is too large.
+            OSError: The system refuses the memory.
+        """
+        return self.mover.take_block(nbytes)
+
+    # ---- reaching --------------------------------------------------------------------------------------------
+
+    def backend(self, granted: Granted) -> str:
+        """Return the name of what carries bytes between here and there, or "none"."""
+        if self.proc.death_of(ProcId(granted.home.epoch)) is not None:
+            return "none"
+        visit = self._visit(granted.home)
+        carriers = visit.carriers
+        for carrier in BEST_FIRST:
+            needs = {Carrier.SHM: granted.block, Carrier.UCX: granted.grant.exported}
+            if carrier in carriers and needs.get(carrier, True):
+                return visit.name_of(carrier)
+        return "none"
+
+    async def move(self, granted: Granted, transfer: Transfer) -> Done:
+        """Make a transfer.
+
+        Raises:
+            ProcDied, MeshStopped: The process has ended, before or meanwhile.
+            trio.ClosedResourceError: It was revoked, before or meanwhile, or this process is ending.
+            PermissionError: The process knows no such grant.
+            LinkLost: Nothing carries bytes between the two processes.
+            Unresponsive: The process lives, but does not answer.
+            OSError: The system has refused something.
+            LimitExceeded: Too many processes are visited at one time.
+
+        Blocking: a checkpoint, cancellable.
+        """
+        if self.proc.sites is not None and (before := self.proc.sites.moving(self.proc)) is not None:
+            await before()
+        visit = await self._enter(granted)
+        try:
+            return await visit.move(transfer)
+        except TransferError as error:
+            await self._raise(granted, visit, error.end)
+
+    async def view(self, granted: Granted, offset: int, nbytes: int, *, writable: bool) -> memoryview:
+        """Return granted memory where it lies; raises as `move` does."""
+        visit = await self._enter(granted)
+        await trio.lowlevel.checkpoint()
+        try:
+            return visit.view(granted.grant, offset, nbytes, writable=writable)
+        except TransferError as error:
+            await self._raise(granted, visit, error.end)
+
+    async def _enter(self, granted: Granted) -> Visit:
+        death = self.proc.death_of(ProcId(granted.home.epoch))
+        if death is not None:
+            await trio.lowlevel.checkpoint()  # who is inside of the block that the death has cancelled leaves by that
+            raise _located(death(maybe_executed=False), granted)
+        return self._visit(granted.home)
+
+    def _visit(self, home: Home) -> Visit:
+        found = self._visits.get(home)
+        if found is None:
+            if len(self._visits) >= limits.VISITS_MAX:
+                self._leave_one()
+            found = self._visits[home] = self.mover.open_visit(home)
+        return found
+
+    def _leave_one(self) -> None:
+        """End the oldest visit that is not needed now."""
+        for home, visit in self._visits.items():
+            if not visit.is_busy:
+                del self._visits[home]
+                visit.close()
+                return
+        raise LimitExceeded("VISITS_MAX", limits.VISITS_MAX + 1)
+
+    def _gone(self, peer: Peer) -> None:
+        for home in [home for home in self._visits if home.epoch == peer.proc_id]:
+            self._visits.pop(home).close()
+
+    async def _raise(self, granted: Granted, visit: Visit, end: End) -> NoReturn:
+        """Raise what the end of a transfer means."""
+        death = await self._death(ProcId(granted.home.epoch), end)
+        # A death is told to the block that owns the process first; who is inside of it leaves by its cancel (X3).
+        await trio.lowlevel.checkpoint()
+        if death is not None:
+            raise _located(death(maybe_executed=True), granted) from None
+        if end is End.CANCELLED:
+            raise trio.ClosedResourceError("this process is ending: its transfers end with it") from None
+        if end is End.REVOKED:
+            raise trio.ClosedResourceError(
+                f"the buffer of {describe(granted)} was revoked: by its aclose(), or as the actor that made it ended"
+            ) from None
+        if end is End.DENIED:
+            raise PermissionError(
+                f"{describe(granted)} knows no such buffer: secret, rights or range of this handle are wrong"
+            ) from None
+        if end is End.SILENT:
+            text = f"{describe(granted)}, or whoever is at an atomic operation there, has not answered a transfer"
+            raise _located(Unresponsive(text), granted) from None
+        if end is End.LOST:
+            raise _located(LinkLost(f"the connection to {describe(granted)} was lost"), granted) from None
+        why = visit.why_not or "no carrier is allowed"
+        text = f"the memory of {describe(granted)} cannot be reached from here: {why}"
+        raise _located(LinkLost(text), granted) from None
+
+    async def _death(self, proc_id: ProcId, end: End) -> DeathOf | None:
+        """Return how the owner has ended, if the end of a transfer says, or lets suspect, that it has."""
+        family = self.proc.family
+        assert family is not None, "a process that reaches others has a family"
+        if end is End.GONE:
+            return await family.learn_end(self.proc.peer(proc_id))
+        if end in (End.LOST, End.SILENT):
+            return await family.learn_loss(self.proc.peer(proc_id))
+        return self.proc.death_of(proc_id) if end is End.CANCELLED else None
+
+
+def describe(granted: Granted) -> str:
+    """Say whose memory it is."""
+    origin = granted.origin
+    where = f"{origin.mesh}{origin.point!r}, " if origin.point is not None else ""
+    return f"{where}pid {origin.pid} on {origin.host}"
+
+
+def _located(error: Exception, granted: Granted) -> Exception:
+    set_origin(error, granted.origin)
+    return error

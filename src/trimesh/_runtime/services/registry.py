@@ -1,0 +1,181 @@
+"""Messages between the packages above the runtime, in two processes, that know nothing of actors.
+
+Such a package is named here, and imported when the first of its messages comes: a process that never takes part in it
+pays nothing. What comes while it is being imported waits, in order.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import trio
+
+from trimesh import limits
+from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.actors.incoming import take_payload
+from trimesh._runtime.peers.peer import Parcel, Peer
+from trimesh._runtime.peers.senders import may_open_service
+from trimesh._transport.base import Buffer
+from trimesh._wire import messages
+from trimesh._wire.not_yet import NotYet
+from trimesh.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from trimesh._runtime.channels.registry import Cargo
+    from trimesh._runtime.life.proc import Proc
+
+TENSORS: Final = "tensors"
+
+MODULES: Final = {TENSORS: "trimesh.tensor.service"}
+"""Where each service is; its function `open_service(proc)` returns the `Handler` of a process."""
+
+
+class Handler(Protocol):
+    """What a package makes of its messages in one process."""
+
+    def received(self, peer: Peer, payload: Buffer, bodies: list[memoryview], cargo: Cargo | None) -> None:
+        """Take one message; it must not wait, nor run user code. `ProtocolError` when it breaks the rules.
+
+        Args:
+            peer: Who has sent it.
+            payload: Valid until this returns.
+            bodies: The receiver's own.
+            cargo: See `Peer.take_cargo`.
+        """
+
+    def refused(self, peer: Peer, why: str) -> None:
+        """Learn that a process cannot take messages of this service."""
+
+    def rebuild(self, *fields: Any) -> Any:
+        """Return what stands in the arguments of a call for something that this service has here.
+
+        Raises:
+            NotYet: It is not here yet.
+            TypeError: It never will be.
+        """
+
+
+_Early = tuple[Peer, bytes, list[memoryview], "Cargo | None"]
+"""A message that has come before its service: who sent it, payload, bodies, cargo."""
+
+
+def rebuild(name: str, *fields: Any) -> Any:
+    """Return what stands in a value for something that a service has in this process; see `Handler.rebuild`."""
+    return current_proc().services.rebuild(name, fields)
+
+
+class Services:
+    """The services of one process.
+
+    Attributes:
+        proc: The process.
+    """
+
+    def __init__(self, proc: Proc) -> None:
+        self.proc = proc
+        self._handlers: dict[str, Handler] = {}
+        self._early: dict[str, list[_Early]] = {}
+        self._early_bytes = 0
+        self._opening: dict[str, trio.Event] = {}
+        self.proc.routes[messages.Service] = self._received
+
+    def put(self, name: str, handler: Handler) -> None:
+        """Let `handler` take the messages of a service."""
+        self._handlers[name] = handler
+        for peer, payload, bodies, cargo in self._take_early(name):
+            link = peer.link
+            if link is None:
+                continue
+            try:
+                handler.received(peer, payload, bodies, cargo)
+            except ProtocolError as error:
+                self.proc.misbehaved(link, error)
+
+    def cast(
+        self, peers: Sequence[Peer], name: str, payload: bytes, bodies: Sequence[Buffer] = ()
+    ) -> trio.Event | None:
+        """Send one message of a service to some processes, each of which has a link.
+
+        Args:
+            peers: Those that are gone get nothing.
+            name: Of the service.
+            payload: At most what a body may hold.
+            bodies: Lent until the event is set.
+
+        Returns:
+            See `Link.send`.
+        """
+        if len(payload) > limits.HEAD_PAYLOAD_BYTES_MAX:
+            payload, bodies = b"", [payload, *bodies]
+        head = messages.encode(messages.Service(name, payload))
+        living = [peer for peer in peers if peer.link is not None]
+        if len(living) == 1:
+            link = living[0].link
+            assert link is not None
+            return link.send(head, bodies)
+        return self.proc.cast(living, Parcel(head, bodies))
+
+    def rebuild(self, name: str, fields: Sequence[Any]) -> Any:
+        """See `Handler.rebuild`; while the service is being imported, it is not here yet."""
+        handler, opening = self._handlers.get(name), self._opening.get(name)
+        if handler is not None:
+            return handler.rebuild(*fields)
+        if opening is not None:
+            raise NotYet(opening.wait)
+        raise TypeError(f"what a value stands for must be in the process that it is sent to, and no {name} are here")
+
+    # ---- messages --------------------------------------------------------------------------------------------
+
+    def _received(self, peer: Peer, message: messages.Service, bodies: list[memoryview]) -> None:
+        cargo = peer.take_cargo()
+        name = message.service
+        handler = self._handlers.get(name)
+        if message.failure:
+            if handler is not None:
+                handler.refused(peer, message.failure)
+            return
+        payload, rest = take_payload(message.payload, bodies)
+        if handler is not None:
+            handler.received(peer, payload, rest, cargo)
+        elif name not in MODULES:
+            raise ProtocolError(f"a service must be one of {', '.join(MODULES)}, got {name!r}")
+        else:
+            kept = self._early.setdefault(name, [])
+            if not may_open_service(peer):  # its message may overtake that of the owner
+                self._early_bytes += len(payload) + sum(body.nbytes for body in rest)
+                if len(kept) >= limits.SERVICE_EARLY_MESSAGES or self._early_bytes > limits.MAILBOX_BYTES:
+                    raise ProtocolError(f"{name} must be opened by the owner of a process before others send as much")
+            elif name not in self._opening:
+                self._opening[name] = trio.Event()
+                self.proc.serve(partial(self._open, name))
+            kept.append((peer, bytes(payload), rest, cargo))
+
+    @trio.lowlevel.enable_ki_protection
+    async def _open(self, name: str) -> None:
+        try:
+            await self._import(name)
+        finally:
+            self._opening.pop(name).set()
+
+    async def _import(self, name: str) -> None:
+        module = MODULES[name]
+        try:
+            if self.proc.is_simulated:
+                loaded = importlib.import_module(module)
+            else:  # torch takes a second; the loop of this process must go on
+                loaded = await trio.to_thread.run_sync(importlib.import_module, module)
+            handler: Handler = loaded.open_service(self.proc)
+        except ImportError as error:
+            failure = f"{type(error).__name__}: {error}"[: limits.REASON_CHARS_MAX]
+            head = messages.encode(messages.Service(name, b"", failure))
+            for peer in {peer: None for peer, *_ in self._take_early(name)}:
+                peer.send(Parcel(head))
+            return
+        self.put(name, handler)
+
+    def _take_early(self, name: str) -> list[_Early]:
+        self._early_bytes = 0
+        return self._early.pop(name, [])

@@ -1,0 +1,1 @@
+"""The process that forks workers, the messages to it, and the first and last moments of a worker."""

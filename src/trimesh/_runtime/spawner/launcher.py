@@ -1,0 +1,497 @@
+"""Launching processes, from Trio: what the controller and every worker use of the spawner.
+
+    async with open_spawner(root_id) as launcher:          # the controller; attach_launcher(...) in a worker
+        child = await launcher.launch(spec)
+        child.link                                         # our end of a stream socket to it
+        report = await child.wait_exited()
+
+Invariants
+    LA-1  A launch that does not return leaves no process: not when it fails, not when it is cancelled.
+    LA-2  Each child gets exactly one report, with a diagnosis or without; its hook runs before any waiter wakes.
+    LA-3  When `open_spawner` is left, the spawner and everything below it is gone and reaped.
+    LA-4  Nothing waits for ever for a spawner that is silent: exits are seen by pidfd too, and at the end it is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from math import prod
+from typing import Final
+
+import trio
+
+from trimesh import limits
+from trimesh._runtime.spawner import wire
+from trimesh._runtime.spawner.caller import capture_caller
+from trimesh._runtime.spawner.client import SpawnerClient, SpawnerLostError
+from trimesh._runtime.spawner.process import SpawnerProcess
+from trimesh._runtime.spawner.siblings import Siblings
+from trimesh._runtime.spawner.socket import BrokerSocket, Received, close_all
+from trimesh._runtime.system import exits, prctl
+from trimesh._runtime.system.child import Child, ExitHook, LaunchSpec, config_of, name_of, output_of
+from trimesh._runtime.system.exits import ExitReport
+from trimesh._runtime.system.output import OutputPrinter
+from trimesh.errors import LimitExceeded, LinkLost, SpawnError
+from trimesh.ids import ProcId
+
+IncomingHook = Callable[[ProcId, socket.socket], None]
+
+_STOP_SECONDS: Final = limits.KILL_SECONDS + 2 * limits.EXIT_REPORT_SECONDS
+"""A spawner that was told to stop gives up stuck workers after `KILL_SECONDS` and needs moments for the rest."""
+
+_MODULES: Final = {wire.ENTRY: ("trimesh._runtime.life.local_host",)}
+"""What an entry imports when it runs, so better before the fork: here the native transport, and the launcher itself."""
+
+
+class Launcher:
+    """Starts processes, connects them, tells how they ended. Made by `open_spawner` or `attach_launcher`.
+
+    Attributes:
+        proc_id, root_id: This process, and the controller of the family.
+    """
+
+    def __init__(
+        self,
+        broker: BrokerSocket,
+        *,
+        proc_id: ProcId,
+        root_id: ProcId,
+        incoming: IncomingHook | None,
+        python: str | None = None,
+        preload: tuple[str, ...] = (),
+        siblings: Siblings | None = None,
+        spawner_pid: int = 0,
+    ) -> None:
+        self.proc_id = proc_id
+        self.root_id = root_id
+        self._python = python
+        self._preload = preload
+        self._incoming = incoming
+        self._children: dict[ProcId, Child] = {}
+        self._unclosed = set[Child]()
+        self._client = SpawnerClient(broker, on_notice=self._noticed, on_lost=self._lost)
+        self._siblings = siblings or Siblings()
+        self._tasks: trio.Nursery | None = None
+        self._siblings.add(self._client, spawner_pid)
+        self._exit_poll = select.epoll()
+        self._seen_ended = set[int]()
+        self._printer = OutputPrinter()
+        self._ready = trio.Event()
+        self._is_retired = False
+        self._is_stopping = False
+        self._watch_scope = trio.CancelScope(shield=True)
+
+    # ---- public ------------------------------------------------------------------------------------------
+
+    async def launch(self, spec: LaunchSpec, *, on_exit: ExitHook | None = None) -> Child:
+        """Start a process and return it once it runs its entry.
+
+        Several launches may be on their way at once. The new process takes over this one's environment, working
+        directory, `sys.path`, `sys.argv`, warning filters, umask and limits as they are now (rule O2).
+
+        Args:
+            spec: What to start.
+            on_exit: Called with the report when it has ended, before anybody who waits learns it. Must not raise.
+
+        Raises:
+            SpawnError: It could not be started; the text names mesh, point and cause. Nothing of it is left (LA-1).
+
+        Blocking: checkpoint. When cancelled, the half-born process is killed and reaped first.
+        """
+        name = name_of(spec)
+        if self._is_stopping or self._is_retired:
+            await trio.lowlevel.checkpoint()
+            raise SpawnError(f"cannot start {name}: the block that its spawner belongs to is stopping")
+        started = list[Child]()
+
+        def answered(received: Received) -> None:
+            child = self._take_launched(spec, received, on_exit)
+            if child is not None:
+                started.append(child)
+
+        failure = f"it did not enter within {limits.SPAWN_SECONDS} s"
+        try:
+            with trio.move_on_after(limits.SPAWN_SECONDS):
+                received = await self._client.ask(lambda request: self._request_of(spec, request), answered)
+                if isinstance(received.record, wire.LaunchFailed):
+                    raise SpawnError(f"cannot start {name}: {received.record.text}")
+                if started:
+                    return started[0]
+                failure = "this process has no descriptor left for it (see ulimit -n)"
+        except (SpawnerLostError, OSError, LimitExceeded) as error:
+            raise SpawnError(f"cannot start {name}: {error}") from None
+        except trio.Cancelled:
+            await self._take_back(spec.proc_id, started)
+            raise
+        await self._take_back(spec.proc_id, started)
+        raise SpawnError(f"cannot start {name}: {failure}")
+
+    async def connect(self, target: ProcId) -> socket.socket:
+        """Return our end of a new stream socket to another process of the family, which gets the other end.
+
+        Raises:
+            ProcDied: `target` has ended, or never was; with a diagnosis while it is remembered.
+            LinkLost: The spawner is gone, or a descriptor was wanting.
+
+        Blocking: checkpoint; cancellable, the half-made connection is closed then.
+        """
+        try:
+            received = await self._client.ask(lambda request: wire.Connect(request, target))
+        except (SpawnerLostError, OSError) as error:
+            raise LinkLost(f"cannot connect to process {target}: {error}") from None
+        record = received.record
+        if isinstance(record, wire.Connected) and len(received.fds) == 1:
+            return socket.socket(fileno=received.fds[0])
+        close_all(received.fds)
+        text = record.text if isinstance(record, wire.ConnectFailed) else "no descriptor is left for it"
+        if isinstance(record, wire.ConnectFailed) and record.is_gone:
+            raise _report_of(target, record.exit).error(f"cannot connect to process {target}: {text}")
+        raise LinkLost(f"cannot connect to process {target}: {text}")
+
+    async def exit_of(self, proc_id: ProcId) -> ExitReport:
+        """Wait until a process of the family, not only an own child, has ended and return how.
+
+        Returns:
+            A report without a diagnosis (`is_known` is False) for one that never was, ended long ago, or when the
+            spawner is gone.
+
+        Blocking: checkpoint.
+        """
+        try:
+            received = await self._client.ask(lambda request: wire.ExitOf(request, proc_id))
+        except (SpawnerLostError, OSError):
+            return _report_of(proc_id, self._siblings.exits.get(proc_id))
+        known = received.record.exit if isinstance(received.record, wire.ExitKnown) else None
+        return _report_of(proc_id, known or self._siblings.exits.get(proc_id))
+
+    def retire(self) -> None:
+        """Launch nothing more: the spawner, which is this process's own, ends with its last worker by itself."""
+        self._is_retired = True
+        self._client.post(wire.Retire())
+
+    async def flush_output(self) -> None:
+        """Wait until everything that workers have written so far is shown; in a worker nothing, it shows none.
+
+        Blocking: checkpoint.
+        """
+        if self.proc_id != self.root_id:
+            await trio.lowlevel.checkpoint()
+            return
+        with suppress(SpawnerLostError):
+            await self._client.ask(wire.Flush)
+
+    async def stop_all(self) -> None:
+        """Kill all own children and wait until they are gone, or stuck in the kernel.
+
+        Blocking: checkpoint, at most `limits.KILL_SECONDS`; shielded.
+        """
+        with trio.CancelScope(shield=True):
+            async with trio.open_nursery() as nursery:
+                for child in list(self._children.values()):
+                    nursery.start_soon(lambda child=child: exits.end_child(child, term_seconds=0))  # type: ignore[misc]
+            await trio.lowlevel.checkpoint()
+
+    # ---- launching ---------------------------------------------------------------------------------------
+
+    def _request_of(self, spec: LaunchSpec, request: int) -> wire.Launch:
+        python = spec.python or self._python
+        output, path = output_of(spec.output)
+        return wire.Launch(
+            request=request,
+            config=config_of(spec, self.proc_id, self.root_id),
+            context=capture_caller(spec.env, are_several=prod(spec.sizes) > 1, cwd=spec.cwd),
+            entry=spec.entry,
+            python=b"" if python is None else os.fsencode(python),
+            preload=tuple(dict.fromkeys((*self._preload, *spec.preload))),
+            output=output,
+            output_path=path,
+        )
+
+    def _take_launched(self, spec: LaunchSpec, received: Received, on_exit: ExitHook | None) -> Child | None:
+        """In the client's task: become owner of a process before its exit can be read."""
+        record = received.record
+        if not isinstance(record, wire.Launched) or len(received.fds) != 2:
+            close_all(received.fds)
+            return None
+        pidfd, link = received.fds
+        child = Child(
+            spec,
+            record.pid,
+            pidfd,
+            socket.socket(fileno=link),
+            on_exit=on_exit,
+            signal_by_spawner=self._signal_by_spawner,
+        )
+        self._children[child.proc_id] = child
+        self._unclosed = {child for child in self._unclosed if child.pidfd >= 0} | {child}
+        self._exit_poll.register(pidfd, select.EPOLLIN)
+        return child
+
+    async def _take_back(self, proc_id: ProcId, started: list[Child]) -> None:
+        """Kill and reap a process whose launch does not return (LA-1)."""
+        with trio.CancelScope(shield=True), trio.move_on_after(limits.KILL_SECONDS):
+            for child in started:
+                child.disown()
+            self._signal_by_spawner(proc_id, signal.SIGKILL)
+            await self.exit_of(proc_id)
+            for child in started:
+                child.signal(signal.SIGKILL)
+                await child.wait_exited()
+                child.close()
+
+    def _signal_by_spawner(self, proc_id: ProcId, signum: int) -> None:
+        self._client.post(wire.Signal(proc_id, signum))
+
+    # ---- notices -----------------------------------------------------------------------------------------
+
+    def _noticed(self, received: Received) -> None:
+        match received.record:
+            case wire.Ready():
+                self._ready.set()
+            case wire.Exited(exit=record, is_shown=is_shown):
+                self._siblings.exits.add(record)
+                child = self._children.get(ProcId(record.proc_id))
+                if child is not None:
+                    self._finish(child, ExitReport.of(record, is_shown=is_shown))
+            case wire.Output(chunks=chunks):
+                self._printer.write(chunks)
+                if not self._is_stopping:  # after Stop nothing is sent: the spawner exits without reading it
+                    self._client.post(wire.OutputTaken())
+            case wire.Incoming(source=source) if len(received.fds) == 1:
+                link = socket.socket(fileno=received.fds[0])
+                if self._incoming is None:
+                    link.close()
+                else:
+                    self._incoming(ProcId(source), link)
+            case wire.ForeignConnect() | wire.ForeignExitOf() as question if self._tasks is not None:
+                self._tasks.start_soon(self._siblings.answer, self._client, question)
+            case _:
+                close_all(received.fds)
+
+    def _finish(self, child: Child, report: ExitReport) -> None:
+        if self._children.pop(child.proc_id, None) is not None:
+            if child.pidfd in self._seen_ended:
+                self._seen_ended.remove(child.pidfd)
+            else:
+                self._exit_poll.unregister(child.pidfd)
+            child.finish(report)
+
+    def _lost(self) -> None:
+        """The spawner is gone: its workers are dying by their lifelines; help them, and what they leave behind."""
+        self._ready.set()
+        for child in list(self._children.values()):
+            if child.pidfd in self._seen_ended:
+                self._finish(child, ExitReport.unknown(child.proc_id, child.pid))  # no diagnosis will come
+            else:
+                prctl.signal_group(child.pidfd, signal.SIGKILL)
+        is_due = self._is_stopping or (self._is_retired and not self._children)
+        if self.proc_id == self.root_id and not is_due and self._tasks is not None:
+            self._tasks.start_soon(self._siblings.kill_rest, self._client, self.root_id)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _watch_exits(self) -> None:
+        """See exits of children by pidfd, in case the spawner does not tell (LA-4)."""
+        with self._watch_scope:
+            async with trio.open_nursery() as nursery:
+                self._tasks = nursery
+                while True:
+                    await trio.lowlevel.wait_readable(self._exit_poll.fileno())
+                    ended = {fd for fd, _ in self._exit_poll.poll(0)}
+                    for child in [child for child in self._children.values() if child.pidfd in ended]:
+                        self._exit_poll.unregister(child.pidfd)
+                        self._seen_ended.add(child.pidfd)
+                        nursery.start_soon(self._await_report, child)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _await_report(self, child: Child) -> None:
+        ended_at = time.monotonic_ns()
+        with trio.move_on_after(0 if self._client.lost is not None else limits.EXIT_REPORT_SECONDS):
+            await child.wait_exited()
+        self._finish(child, ExitReport.unknown(child.proc_id, child.pid, ended_at))
+
+    # ---- begin and end -----------------------------------------------------------------------------------
+
+    async def _wait_ready(self, entry: str) -> None:
+        modules = (entry.partition(":")[0], *_MODULES.get(entry, ()), *self._preload) if self._python is None else ()
+        self._client.post(wire.Hello(self.root_id, modules))
+        with trio.move_on_after(limits.SPAWN_SECONDS) as scope:
+            await self._ready.wait()
+        if scope.cancelled_caught:
+            raise SpawnError(f"the spawner took more than {limits.SPAWN_SECONDS} s to import {', '.join(modules)}")
+        if self._client.lost is not None:
+            raise SpawnError(f"cannot start the spawner: {self._client.lost} (its standard error may say why)")
+
+    async def _stop_family(self, process: SpawnerProcess) -> None:
+        """End the spawner and everything below it (LA-3). Bounded."""
+        self._siblings.stopping(self._client)
+        exit_code = None
+        with trio.CancelScope(shield=True):
+            self._client.post(wire.Stop())
+            process.signal(signal.SIGCONT)  # somebody may have stopped it
+            with trio.move_on_after(_STOP_SECONDS) as scope:
+                await self._client.ended.wait()
+                exit_code = await process.wait()
+            if scope.cancelled_caught:
+                process.signal(signal.SIGKILL)
+                with trio.move_on_after(limits.KILL_SECONDS) as scope:
+                    exit_code = await process.wait()
+            if scope.cancelled_caught:
+                exits.log_abandoned("the spawner", process.pid)
+            if exit_code != 0:  # it ended before its work was done
+                await self._siblings.kill_rest(self._client, self.root_id)
+                await self.stop_all()
+
+    def _end_tasks(self) -> None:
+        """What is still there is stuck in the kernel and was waited for: tell those who wait (LA-2), log it, let go."""
+        for child in list(self._children.values()):
+            exits.log_abandoned(child.name, child.pid)
+            self._finish(child, ExitReport.unknown(child.proc_id, child.pid))
+        for child in self._unclosed:
+            child.close()
+        self._client.stop()
+        self._watch_scope.cancel()
+
+    def _forget(self) -> None:
+        """In a forked child: these processes are not ours. Close our copies, so that nobody waits for us."""
+        self._is_stopping = True
+        for child in self._children.values():
+            child.close()
+        self._children.clear()
+        self._exit_poll.close()
+        self._client.forget()
+
+
+_launchers: weakref.WeakSet[Launcher] = weakref.WeakSet()
+_processes: weakref.WeakSet[SpawnerProcess] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for launcher in list(_launchers):
+        launcher._forget()  # noqa: SLF001
+    for process in list(_processes):
+        process.forget()
+    _launchers.clear()
+    _processes.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+@asynccontextmanager
+async def open_spawner(
+    root_id: ProcId,
+    *,
+    python: str | None = None,
+    preload: Sequence[str] = (),
+    incoming: IncomingHook | None = None,
+    entry: str = wire.ENTRY,
+    siblings: Siblings | None = None,
+) -> AsyncGenerator[Launcher, None]:
+    """Start a spawner; this process is the controller of the family.
+
+    Args:
+        root_id: Incarnation of this process.
+        python: Interpreter of every worker, started by exec; then nothing is imported before. None forks.
+        preload: Modules that the spawner imports before it forks, or each executed worker before it enters.
+        incoming: Called with (who, stream socket) when another process of the family connects to this one; owns the
+            socket. Must not raise. Without it connections are closed.
+        entry: What workers will run; its module is imported before they are forked.
+        siblings: The other spawners of this process: their workers and those of this one can connect to each other.
+
+    Raises:
+        SpawnError: The spawner cannot be started, or a module cannot be preloaded; the text carries its traceback.
+
+    Blocking: entering waits until everything is imported (about 0.2 s without `preload`); leaving kills and reaps
+        whatever is left, shielded, at most some `limits.KILL_SECONDS`.
+    """
+    process = SpawnerProcess.start(root_id)
+    try:
+        launcher = Launcher(
+            process.broker,
+            proc_id=root_id,
+            root_id=root_id,
+            incoming=incoming,
+            python=python,
+            preload=tuple(preload),
+            siblings=siblings,
+            spawner_pid=process.pid,
+        )
+        _processes.add(process)
+        begin, end = partial(launcher._wait_ready, entry), partial(launcher._stop_family, process)  # noqa: SLF001
+        async with _serving(launcher, begin, end):
+            yield launcher
+    finally:
+        _processes.discard(process)
+        process.close()
+
+
+@asynccontextmanager
+async def attach_launcher(
+    broker: socket.socket,
+    *,
+    proc_id: ProcId,
+    root_id: ProcId,
+    incoming: IncomingHook | None = None,
+    is_left_to_exit: bool = False,
+) -> AsyncGenerator[Launcher, None]:
+    """Use the spawner of the family from a worker.
+
+    Args:
+        broker: The socket that the worker's entry was given; owned from now on.
+        proc_id: As in its `WorkerConfig`.
+        root_id: As in its `WorkerConfig`.
+        incoming: See `open_spawner`.
+        is_left_to_exit: The process ends after this, and closes the socket by that: one wake-up of the spawner less.
+
+    Blocking: leaving kills own children and waits until they are gone, shielded, at most `limits.KILL_SECONDS`.
+    """
+    connection = BrokerSocket(broker)
+    try:
+        launcher = Launcher(connection, proc_id=proc_id, root_id=root_id, incoming=incoming)
+        async with _serving(launcher, trio.lowlevel.checkpoint, launcher.stop_all):
+            yield launcher
+    finally:
+        if not is_left_to_exit:
+            connection.close()
+
+
+@asynccontextmanager
+async def _serving(
+    launcher: Launcher, begin: Callable[[], Awaitable[None]], end: Callable[[], Awaitable[None]]
+) -> AsyncGenerator[None, None]:
+    """Run the tasks of a launcher around a body, whose exception comes out bare: the nursery has seen none of it."""
+    raised: BaseException | None = None
+    _launchers.add(launcher)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(launcher._client.run)  # noqa: SLF001
+            nursery.start_soon(launcher._watch_exits)  # noqa: SLF001
+            try:
+                await begin()
+                yield
+            except BaseException as error:  # noqa: BLE001 - raised again below, outside of the nursery
+                raised = error
+            with trio.CancelScope(shield=True):
+                launcher._is_stopping = True  # noqa: SLF001
+                try:
+                    await end()
+                finally:
+                    launcher._end_tasks()  # noqa: SLF001
+    finally:
+        _launchers.discard(launcher)
+        launcher._siblings.remove(launcher._client)  # noqa: SLF001
+        launcher._exit_poll.close()  # noqa: SLF001
+    if raised is not None:
+        raise raised
+
+
+def _report_of(proc_id: ProcId, record: wire.ExitRecord | None) -> ExitReport:
+    return ExitReport.unknown(proc_id) if record is None else ExitReport.of(record)

@@ -1,0 +1,146 @@
+"""The spawner as its controller sees it: a child process, started by exec."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from typing import Final
+
+import trio
+
+from trimesh._runtime.spawner.socket import BrokerSocket, broker_pair
+from trimesh._runtime.system import prctl
+from trimesh._runtime.system.system_calls import has_proc, refusals
+from trimesh.errors import SpawnError
+
+_BOOT: Final = (
+    "import gc, sys; gc.disable(); sys.path[:] = sys.argv[4:]; "
+    "from trimesh._runtime.spawner.main import main; main(sys.argv[1:4])"
+)
+
+_ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""numpy and torch start threads when they are imported, unless told so (rule O2); workers get counts of their own."""
+
+
+class SpawnerProcess:
+    """A started spawner.
+
+    Attributes:
+        broker: The controller's end of the connection.
+        pid: Of the spawner.
+    """
+
+    def __init__(self, broker: BrokerSocket, process: subprocess.Popen[bytes], pidfd: int) -> None:
+        self.broker = broker
+        self.pid = process.pid
+        self._process = process
+        self._pidfd = pidfd
+
+    @classmethod
+    def start(cls, root_id: int) -> SpawnerProcess:
+        """Start the spawner in a session of its own.
+
+        Called on the thread that runs Trio, and not through a worker thread: the kernel ties the parent-death signal
+        to the thread that forks, and Trio's worker threads end when they are idle. Blocks for one `vfork` and `exec`.
+
+        Raises:
+            SpawnError: The interpreter cannot be started.
+        """
+        if not has_proc():
+            raise SpawnError(f"cannot start the spawner{refusals()}")
+        if not sys.executable:
+            raise SpawnError("processes are started with sys.executable, which is empty in this embedded interpreter")
+        try:
+            with ExitStack() as undo:
+                streams = [None if _is_stream(fd) else subprocess.DEVNULL for fd in (1, 2)]
+                ours, theirs = (undo.enter_context(end) for end in broker_pair())
+                own_pidfd = os.pidfd_open(os.getpid())
+                undo.callback(os.close, own_pidfd)
+                passed = [_above_streams(fd, undo) for fd in (theirs.fileno(), own_pidfd)]
+                process = _execute(passed, streams, root_id)
+                pidfd = _open_pidfd(process)
+                kept = socket.socket(fileno=ours.detach())
+        except OSError as error:
+            raise SpawnError(f"cannot start the spawner with {sys.executable!r}: {error}{refusals()}") from error
+        return cls(BrokerSocket(kept), process, pidfd)
+
+    def signal(self, signum: int) -> bool:
+        """Signal the spawner, if it still runs.
+
+        Returns:
+            False when this process may not: it has given up privileges that the spawner has.
+        """
+        if self._process.returncode is not None:
+            return True
+        try:
+            signal.pidfd_send_signal(self._pidfd, signum)
+        except ProcessLookupError:
+            return True
+        except OSError:  # a sandbox refuses the call, or the user is another one by now
+            try:
+                os.kill(self.pid, signum)  # it is not reaped yet, so its number is its own
+            except OSError:
+                return False
+        return True
+
+    async def wait(self) -> int:
+        """Wait for its end, reap it and return its exit code (negative for a signal). Called once."""
+        await trio.lowlevel.wait_readable(self._pidfd)
+        return self._process.wait()
+
+    def close(self) -> None:
+        """Give back the descriptors."""
+        self.broker.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def forget(self) -> None:
+        """In a forked child: the spawner is a child of somebody else."""
+        self._process.returncode = 0
+        self.close()
+
+
+def _execute(passed: list[int], streams: list[int | None], root_id: int) -> subprocess.Popen[bytes]:
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
+    command: list[str] = [sys.executable, *flags, "-c", _BOOT, *map(str, passed), str(os.getpid()), *sys.path]
+    return subprocess.Popen(  # noqa: S603 - our own interpreter
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=streams[0],
+        stderr=streams[1],
+        env={**os.environ, **_ONE_THREAD, prctl.MARKER: prctl.marker_of(root_id, root_id)},
+        pass_fds=passed,
+        start_new_session=True,
+    )
+
+
+def _above_streams(fd: int, undo: ExitStack) -> int:
+    """Return `fd`, or a copy above the standard streams: in a program without them it may be 1 or 2 itself."""
+    if fd > 2:
+        return fd
+    copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    undo.callback(os.close, copy)
+    return copy
+
+
+def _open_pidfd(process: subprocess.Popen[bytes]) -> int:
+    try:
+        return os.pidfd_open(process.pid)
+    except OSError:  # no descriptor is left
+        process.kill()
+        process.wait()
+        raise
+
+
+def _is_stream(fd: int) -> bool:
+    """Return whether `fd` is a standard stream; where those were closed, the number may be anything's by now."""
+    try:
+        return os.get_inheritable(fd)
+    except OSError:
+        return False

@@ -1,0 +1,179 @@
+"""A process that this one starts: what is asked for, and what its owner holds of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import msgspec
+import trio
+
+from trimesh import limits
+from trimesh._runtime.spawner import wire
+from trimesh._runtime.system import prctl
+from trimesh._runtime.system.exits import ExitReport
+from trimesh._runtime.system.output import MODES
+from trimesh.ids import ProcId
+
+OutputMode = Literal["forward", "inherit", "discard"] | os.PathLike[str]
+ExitHook = Callable[[ExitReport], None]
+
+
+class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One process to start.
+
+    Attributes:
+        proc_id: Its incarnation, drawn by the caller, never used before.
+        mesh: Name of the process mesh.
+        labels, sizes, rank: Extent of the mesh as spawned, and the place in it.
+        incarnation: 0 for the first process at this point, one more for each restart.
+        seed: Seed of the mesh.
+        grace: Seconds for clean-up; handed to the worker.
+        env: Variables on top of the caller's environment.
+        cwd: Working directory; None is the caller's.
+        output: "forward" (lines to the controller's streams, with coordinates), "inherit" (its streams as they are),
+            "discard", or a path to append both streams to.
+        python: Interpreter to execute; None forks the spawner.
+        preload: Modules imported before the worker enters.
+        entry: `module:function` that is called as `(config, link, broker, lifelines) -> exit code`.
+        pickled: Whether values are pickled in its family.
+        extra: Bytes for the worker, not looked at here.
+    """
+
+    proc_id: ProcId
+    mesh: str
+    labels: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    rank: int = 0
+    incarnation: int = 0
+    seed: int = 0
+    grace: float = limits.GRACE_SECONDS
+    env: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
+    cwd: str | None = None
+    output: OutputMode = "forward"
+    python: str | None = None
+    preload: tuple[str, ...] = ()
+    entry: str = wire.ENTRY
+    pickled: bool = True
+    extra: bytes = b""
+
+
+class Child:
+    """A process that this one has launched and owns.
+
+    Attributes:
+        proc_id: Its incarnation.
+        name: Mesh and coordinates, for people.
+        pid: Its process id; it leads a session and a process group of the same number.
+        pidfd: Open until `close`.
+        link: Our end of the stream socket to it. Whoever takes its descriptor does so by `link.detach()`.
+        report: How it ended, once it has.
+    """
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        pid: int,
+        pidfd: int,
+        link: socket.socket,
+        *,
+        on_exit: ExitHook | None,
+        signal_by_spawner: Callable[[ProcId, int], None],
+    ) -> None:
+        self.proc_id = spec.proc_id
+        self.name = name_of(spec)
+        self.pid = pid
+        self.pidfd = pidfd
+        self.link = link
+        self.report: ExitReport | None = None
+        self._on_exit = on_exit
+        self._exited = trio.Event()
+        self._signal_by_spawner = signal_by_spawner
+
+    def __repr__(self) -> str:
+        state = "running" if self.report is None else self.report.describe()
+        return f"<Child {self.name} pid={self.pid} {state}>"
+
+    async def wait_exited(self) -> ExitReport:
+        """Wait until it has ended and return how.
+
+        Blocking: checkpoint. At most `limits.EXIT_REPORT_SECONDS` after the end, also when the spawner is silent.
+        """
+        await self._exited.wait()
+        assert self.report is not None
+        return self.report
+
+    def signal(self, signum: int) -> None:
+        """Signal its whole process group; never blocks. Does nothing once it was reported."""
+        if self.report is None and not prctl.signal_group(self.pidfd, signum):
+            self._signal_by_spawner(self.proc_id, signum)  # a parent can, without a race, on every kernel
+
+    def close(self) -> None:
+        """Give back `pidfd`, and `link` unless it was detached. Idempotent; after the report."""
+        self.link.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+    def finish(self, report: ExitReport) -> None:
+        """Learn how it ended; the first report counts (LA-2). Called by the launcher."""
+        if self.report is None:
+            self.report = report
+            if self._on_exit is not None:
+                self._on_exit(report)
+            self._exited.set()
+
+    def disown(self) -> None:
+        """Forget the hook: the launch did not succeed."""
+        self._on_exit = None
+
+
+def config_of(spec: LaunchSpec, parent_id: ProcId, root_id: ProcId) -> wire.WorkerConfig:
+    """Return what the worker of `spec` is told."""
+    return wire.WorkerConfig(
+        proc_id=spec.proc_id,
+        parent_id=parent_id,
+        root_id=root_id,
+        mesh=spec.mesh,
+        labels=spec.labels,
+        sizes=spec.sizes,
+        rank=spec.rank,
+        incarnation=spec.incarnation,
+        seed=spec.seed,
+        grace=spec.grace,
+        pickled=spec.pickled,
+        extra=spec.extra,
+    )
+
+
+def name_of(spec: LaunchSpec) -> str:
+    """Return mesh and coordinates as people read them."""
+    return wire.member_name(config_of(spec, spec.proc_id, spec.proc_id))
+
+
+def checked_output(output: Any) -> OutputMode:
+    """Return an `output` value of one process.
+
+    Raises:
+        ValueError: It is none; a name that is no mode may be the name of a file, or a mode that is spelled wrong.
+    """
+    if isinstance(output, os.PathLike) or output in MODES:
+        return cast("OutputMode", output)
+    modes = ", ".join(f'"{mode}"' for mode in MODES)
+    meant = f"; for a file of this name write pathlib.Path({output!r})" if isinstance(output, str) else ""
+    raise ValueError(
+        f"output must be {modes} or a path, or a function of the point that returns one, got {output!r}{meant}"
+    )
+
+
+def output_of(output: OutputMode) -> tuple[str, bytes]:
+    """Return mode and path of an `output` value.
+
+    Raises:
+        ValueError: It is none.
+    """
+    output = checked_output(output)
+    return (output, b"") if isinstance(output, str) else ("file", os.fsencode(Path(output).absolute()))

@@ -1,0 +1,299 @@
+"""How processes end: the report of one exit, its diagnosis, and the ladder that ends a process.
+
+The spawner makes the reports, since it is the parent; the owner of a process climbs the ladder.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import trio
+
+from trimesh import limits
+from trimesh._runtime.spawner.wire import ExitRecord
+from trimesh.errors import ProcDied
+from trimesh.ids import ProcId
+
+if TYPE_CHECKING:
+    from trimesh._runtime.system.child import Child
+
+_EVENTS_BYTES: Final = 4_096
+"""The kernel's count stands in a file of some ten short lines."""
+
+_log: Final = logging.getLogger("trimesh.processes")
+
+
+class ExitReport(msgspec.Struct, frozen=True):
+    """How one process ended.
+
+    Attributes:
+        proc_id: The incarnation.
+        pid: Its process id, which may be in use again.
+        exit_code: 0..255, or None when a signal ended it or nothing is known.
+        signal: Number of the signal that ended it, or None.
+        oom_killed: True when the kernel counted an out-of-memory kill in its memory group at that time.
+        stderr_tail: Last `limits.STDERR_TAIL_BYTES` of its standard error; "" when there was none or it was inherited.
+        ended_at: `time.monotonic_ns()` of the moment the exit was noticed; the same clock in all processes of a host.
+        is_shown: Whether all that it has written is known to have been shown.
+    """
+
+    proc_id: ProcId
+    pid: int
+    exit_code: int | None
+    signal: int | None
+    oom_killed: bool
+    stderr_tail: str
+    ended_at: int
+    is_shown: bool = False
+
+    @classmethod
+    def of(cls, record: ExitRecord, *, is_shown: bool = False) -> ExitReport:
+        """Return the report that came as `record`."""
+        return cls(
+            proc_id=ProcId(record.proc_id),
+            pid=record.pid,
+            exit_code=record.exit_code,
+            signal=record.signal,
+            oom_killed=record.oom_killed,
+            stderr_tail=record.stderr_tail,
+            ended_at=record.ended_at,
+            is_shown=is_shown,
+        )
+
+    @classmethod
+    def unknown(cls, proc_id: ProcId, pid: int = 0, ended_at: int | None = None) -> ExitReport:
+        """Return the report of a process that is gone, nobody knows how."""
+        return cls(
+            proc_id=proc_id,
+            pid=pid,
+            exit_code=None,
+            signal=None,
+            oom_killed=False,
+            stderr_tail="",
+            ended_at=time.monotonic_ns() if ended_at is None else ended_at,
+        )
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a diagnosis; without one the process is gone, but nobody could say how."""
+        return self.exit_code is not None or self.signal is not None
+
+    def describe(self) -> str:
+        """Return the end in a few words: `exit code 3`, `SIGKILL (out of memory)`."""
+        if self.signal is not None:
+            return f"{signal_name(self.signal)}{' (out of memory)' if self.oom_killed else ''}"
+        if self.exit_code is not None:
+            return f"exit code {self.exit_code}"
+        return "lost without a diagnosis"
+
+    def error(self, message: str, *, maybe_executed: bool = True, by: str | None = None) -> ProcDied:
+        """Return the `ProcDied` of this end.
+
+        Args:
+            message: Text of the error, naming mesh and point.
+            maybe_executed: For a call: False only when the message was certainly not delivered.
+            by: "grace" when our own ladder ended it for want of grace.
+        """
+        reason = "killed" if self.signal is not None else "exited" if self.exit_code is not None else "lost"
+        return ProcDied(
+            message,
+            exit_code=self.exit_code,
+            signal=self.signal,
+            oom_killed=self.oom_killed,
+            stderr_tail=self.stderr_tail,
+            reason=reason,
+            by=by,
+            maybe_executed=maybe_executed,
+        )
+
+
+def signal_name(number: int) -> str:
+    """Return `SIGKILL` for 9; `signal 42` for a number without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def split_status(code: int, status: int) -> tuple[int | None, int | None]:
+    """Return (exit code, signal), one of them None, from `si_code` and `si_status` of `waitid`."""
+    return (status, None) if code == os.CLD_EXITED else (None, status)
+
+
+def decode_tail(tail: bytes) -> str:
+    """Return the last bytes of a stream as text, cut at the start of a character."""
+    while tail and tail[0] & 0xC0 == 0x80:  # the middle of a UTF-8 sequence
+        tail = tail[1:]
+    return tail.decode(errors="replace")
+
+
+# ---- out of memory ---------------------------------------------------------------------------------------
+
+
+def parse_oom_kills(text: str) -> int | None:
+    """Return the `oom_kill` count of cgroup v2's memory.events or v1's memory.oom_control, None without one."""
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if name == "oom_kill" and value.strip().isdecimal():
+            return int(value)
+    return None
+
+
+def memory_event_paths(cgroups: str, mounts: str) -> list[str]:
+    """Return the files that may hold the out-of-memory count of a process, best first.
+
+    Args:
+        cgroups: Text of `/proc/PID/cgroup`.
+        mounts: Text of `/proc/PID/mountinfo`. In a container the cgroup's path may not exist below the mount; the
+            mount itself is then the group of the container.
+    """
+    found = list[str]()
+    for line in cgroups.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        is_unified = controllers == ""
+        if not is_unified and "memory" not in controllers.split(","):
+            continue
+        name = "memory.events" if is_unified else "memory.oom_control"
+        for mount in _cgroup_mounts(mounts, "cgroup2" if is_unified else "cgroup", "" if is_unified else "memory"):
+            inside = path if path.startswith("/") and not path.startswith("/..") else "/"
+            found += [f"{mount}{inside.rstrip('/')}/{name}", f"{mount}/{name}"]
+    return found
+
+
+def _cgroup_mounts(mounts: str, kind: str, controller: str) -> list[str]:
+    points = list[str]()
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        columns, options = before.split(), after.split()
+        if len(columns) < 5 or len(options) < 3 or options[0] != kind:
+            continue
+        if not controller or controller in options[2].split(","):
+            points.append(columns[4])
+    return points
+
+
+class OomLedger:
+    """Tells SIGKILLs of the out-of-memory killer from others by the kernel's count of them.
+
+    Each counted kill explains one SIGKILL that follows within `limits.OOM_CLAIM_SECONDS`. A kill that hit a foreign
+    process of the same group can be taken for one of ours in that window; there is no way to know better.
+    """
+
+    def __init__(self, count: int, now: float) -> None:
+        self._seen = count
+        self._unclaimed = 0
+        self._seen_at = now
+
+    def observe(self, count: int, now: float) -> None:
+        """Take note of the kernel's count."""
+        if count > self._seen:
+            self._unclaimed += count - self._seen
+            self._seen_at = now
+        elif now - self._seen_at > limits.OOM_CLAIM_SECONDS:
+            self._unclaimed = 0
+        self._seen = count
+
+    def claim(self, count: int, now: float) -> bool:
+        """Return whether a SIGKILL seen now is explained by the killer; each counted kill explains one."""
+        self.observe(count, now)
+        if self._unclaimed == 0:
+            return False
+        self._unclaimed -= 1
+        return True
+
+
+class OomWatch:
+    """Reads the out-of-memory count of this process's memory group; silent where it cannot be read."""
+
+    def __init__(self, now: float) -> None:
+        self._fd = -1
+        try:
+            cgroups = Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="replace")
+            mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return
+        for name in memory_event_paths(cgroups, mounts):
+            try:
+                self._fd = os.open(name, os.O_RDONLY)
+            except OSError:
+                continue
+            count = self._read()
+            if count is not None:
+                self._ledger = OomLedger(count, now)
+                return
+            os.close(self._fd)
+            self._fd = -1
+
+    def _read(self) -> int | None:
+        try:
+            return parse_oom_kills(os.pread(self._fd, _EVENTS_BYTES, 0).decode("ascii", errors="replace"))
+        except OSError:
+            return None
+
+    def explains_kill(self, now: float) -> bool:
+        """Return whether a SIGKILL seen now was the out-of-memory killer's."""
+        count = None if self._fd < 0 else self._read()
+        return count is not None and self._ledger.claim(count, now)
+
+
+# ---- the ladder ------------------------------------------------------------------------------------------
+
+
+def process_state(pid: int) -> str:
+    """Return the kernel's one-letter state of a process (R, S, D, T, Z, ...), or "" when it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return text.rpartition(")")[2].split()[0]
+
+
+@trio.lowlevel.enable_ki_protection
+async def end_child(
+    child: Child,
+    *,
+    term_seconds: float = limits.TERM_SECONDS,
+    kill_seconds: float = limits.KILL_SECONDS,
+) -> ExitReport | None:
+    """End a process and its group: SIGTERM, `term_seconds`, SIGKILL, `kill_seconds`.
+
+    A stopped process is continued first, so that SIGTERM reaches it. Runs shielded: it is bounded by its own arguments.
+
+    Args:
+        child: A process of this one.
+        term_seconds: 0 goes straight to SIGKILL.
+        kill_seconds: After it a process that is still there is stuck in the kernel (D state); it is reported in the
+            log and abandoned. It ends by itself as soon as the kernel lets it.
+
+    Returns:
+        Its report, or None when it was abandoned.
+
+    Blocking: checkpoint, at most the sum of both bounds.
+    """
+    with trio.CancelScope(shield=True):
+        if child.report is None and term_seconds > 0:
+            child.signal(signal.SIGTERM)
+            child.signal(signal.SIGCONT)
+            with trio.move_on_after(term_seconds):
+                return await child.wait_exited()
+        child.signal(signal.SIGKILL)
+        with trio.move_on_after(kill_seconds):
+            return await child.wait_exited()
+    log_abandoned(child.name, child.pid)
+    return None
+
+
+def log_abandoned(name: str, pid: int) -> None:
+    """Log that a process could not be ended (rule Z08)."""
+    text = (
+        "%s (pid %d, state %s) is still there after SIGKILL and is abandoned; the kernel ends it when it can, "
+        "unless this process, which acts for user %d, may not signal it"
+    )
+    _log.error(text, name, pid, process_state(pid) or "gone", os.geteuid())

@@ -1,0 +1,218 @@
+"""What workers write (rule O7): cut into lines, bounded, and shown by the controller with coordinates.
+
+    worker --pipe--> LineCutter --> OutputQueue --records--> OutputPrinter --> sys.stdout, sys.stderr
+                     (one a stream)  (one a spawner)          (the controller)
+
+The worker never waits: the spawner always reads, and drops lines, counting them, when the controller is slow.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from collections.abc import Iterable
+from typing import Final, TextIO
+
+from trimesh import limits
+from trimesh._runtime.spawner.wire import OutputChunk
+
+STDOUT: Final = 1
+STDERR: Final = 2
+
+MODES: Final = ("forward", "inherit", "discard")
+"""Values of `output`, besides a path."""
+
+
+class LineCutter:
+    """Cuts a stream of bytes into lines of at most `limits.OUTPUT_LINE_BYTES_MAX` bytes.
+
+    A progress bar is one line that is overwritten again and again, by carriage returns, before its newline comes: what
+    it shows at the moment is a line, too, when it is shown first and then every `limits.OUTPUT_PROGRESS_SECONDS`.
+    """
+
+    def __init__(self, line_bytes_max: int = limits.OUTPUT_LINE_BYTES_MAX) -> None:
+        self._line_bytes_max = line_bytes_max
+        self._rest = b""
+        self._progress_at = -math.inf
+
+    def feed(self, data: bytes, now: float | None = None) -> list[bytes]:
+        """Return the lines that `data` completes, without their newlines.
+
+        Args:
+            data: What has come.
+            now: When, in seconds; without it no progress is told.
+        """
+        *complete, rest = (self._rest + data).split(b"\n")
+        lines = list[bytes]()
+        for line in complete:
+            lines += self._cut(line)
+        if b"\r" in rest[:-1] and rest.strip(b"\r"):  # one at the end may belong to a newline that has not come
+            rest = _visible(rest)
+            if now is not None and now >= self._progress_at + limits.OUTPUT_PROGRESS_SECONDS:
+                self._progress_at = now
+                lines.append(rest)
+        if len(rest) > self._line_bytes_max:
+            *pieces, rest = self._cut(rest)
+            lines += pieces
+        self._rest = rest
+        return lines
+
+    def close(self) -> list[bytes]:
+        """Return what was written after the last newline, if anything."""
+        rest, self._rest = self._rest, b""
+        return [rest] if rest else []
+
+    def _cut(self, line: bytes) -> list[bytes]:
+        size = self._line_bytes_max
+        return [line[start : start + size] for start in range(0, max(len(line), 1), size)]
+
+
+def _visible(line: bytes) -> bytes:
+    """Return what a terminal shows of a line with carriage returns: the text after the last one that text follows."""
+    text = line.rstrip(b"\r")
+    return line[text.rfind(b"\r") :] if b"\r" in text else line
+
+
+class Tail:
+    """The last bytes of a stream."""
+
+    def __init__(self, size: int = limits.STDERR_TAIL_BYTES) -> None:
+        self._size = size
+        self._data = b""
+
+    def feed(self, data: bytes) -> None:
+        """Append `data`, forget what is too old."""
+        self._data = (self._data + data)[-self._size :]
+
+    def read(self) -> bytes:
+        """Return what is kept."""
+        return self._data
+
+
+class OutputQueue:
+    """Lines on their way to the controller: first in, first out, bounded by bytes.
+
+    Markers ride in the queue too; they come out in order, between batches, and are never dropped.
+
+    Args:
+        bytes_max: Beyond it lines are dropped and counted.
+    """
+
+    def __init__(self, bytes_max: int = limits.OUTPUT_QUEUE_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._items: deque[OutputChunk | int] = deque()
+        self._bytes = 0
+        self._dropped: dict[tuple[str, int], int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    def put(self, member: str, stream: int, lines: list[bytes]) -> None:
+        """Append lines of one stream; what has no room is dropped and counted."""
+        kept = list[bytes]()
+        for line in lines:
+            cost = len(line) + 1
+            if self._bytes + cost > self._bytes_max:
+                break
+            self._bytes += cost
+            kept.append(line)
+        if kept:
+            dropped = self._dropped.pop((member, stream), 0)
+            self._append(OutputChunk(member, stream, dropped, tuple(kept)))
+        if len(kept) < len(lines):
+            lost = self._dropped.get((member, stream), 0) + len(lines) - len(kept)
+            self._dropped[(member, stream)] = lost
+
+    def close(self, member: str, stream: int) -> None:
+        """Learn that a stream has ended: a count of dropped lines that no line follows is told by itself."""
+        dropped = self._dropped.pop((member, stream), 0)
+        if dropped:
+            self._append(OutputChunk(member, stream, dropped, ()))
+
+    def mark(self, number: int) -> None:
+        """Append a marker, after the counts of what was dropped until now."""
+        for member, stream in list(self._dropped):
+            self.close(member, stream)
+        self._items.append(number)
+
+    def take(self, bytes_max: int = limits.OUTPUT_BATCH_BYTES_MAX) -> tuple[OutputChunk, ...] | int | None:
+        """Remove and return the next batch of about `bytes_max` bytes, or the next marker, or None."""
+        batch, size = list[OutputChunk](), 0
+        while self._items and size < bytes_max:
+            item = self._items[0]
+            if isinstance(item, int):
+                if batch:
+                    break
+                return int(self._items.popleft())  # type: ignore[arg-type]
+            chunk, rest = _split(item, bytes_max - size)
+            if rest is None:
+                self._items.popleft()
+            else:
+                self._items[0] = rest
+            batch.append(chunk)
+            taken = _cost(chunk)
+            size += max(taken, 1)
+            self._bytes -= taken
+        return tuple(batch) or None
+
+    def _append(self, chunk: OutputChunk) -> None:
+        self._items.append(chunk)
+
+
+def _cost(chunk: OutputChunk) -> int:
+    return sum(map(len, chunk.lines)) + len(chunk.lines)
+
+
+def _split(chunk: OutputChunk, bytes_max: int) -> tuple[OutputChunk, OutputChunk | None]:
+    """Cut `chunk` after the line that reaches `bytes_max`."""
+    size = 0
+    for count, line in enumerate(chunk.lines, 1):
+        size += len(line) + 1
+        if size >= bytes_max and count < len(chunk.lines):
+            first = OutputChunk(chunk.member, chunk.stream, chunk.dropped, chunk.lines[:count])
+            return first, OutputChunk(chunk.member, chunk.stream, 0, chunk.lines[count:])
+    return chunk, None
+
+
+class OutputPrinter:
+    """Writes worker output to `sys.stdout` and `sys.stderr` as they are at that moment, so that capture works."""
+
+    def write(self, chunks: Iterable[OutputChunk]) -> None:
+        """Write chunks in order, one call for each run of one stream; a broken stream loses them silently."""
+        texts, stream = list[str](), STDOUT
+        for chunk in chunks:
+            if chunk.stream != stream and texts:
+                _write(stream, "".join(texts))
+                texts = []
+            stream = chunk.stream
+            texts += _shown(chunk)
+        if texts:
+            _write(stream, "".join(texts))
+
+
+def _shown(chunk: OutputChunk) -> list[str]:
+    prefix = f"{chunk.member} | "
+    shown = list[str]()
+    if chunk.dropped:
+        shown.append(f"{prefix}({chunk.dropped} lines lost: they came faster than they could be shown)\n")
+    for line in chunk.lines:
+        # What a terminal would show of a progress bar: the text after the last carriage return.
+        text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
+        shown.append(f"{prefix}{text}\n")
+    return shown
+
+
+def _write(stream: int, text: str) -> None:
+    target: TextIO | None = sys.stdout if stream == STDOUT else sys.stderr
+    if target is None:  # pyright: ignore[reportUnnecessaryComparison] - a program without a console
+        return
+    try:
+        try:
+            target.write(text)
+        except UnicodeEncodeError:
+            encoding = target.encoding
+            target.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        target.flush()
+    except (OSError, ValueError):  # the terminal is gone or the stream was closed: there is nobody to tell
+        return

@@ -1,0 +1,249 @@
+"""How the values of a process travel in a family where nothing is pickled (`pickle="off"`).
+
+What `Values` is by pickle this is by annotations: the arguments and the result of an endpoint are what its signature
+says, on both sides. Everything else travels by what it is. Classes and functions go by name, never by value.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from trimesh._runtime.actors.agent import Agent
+from trimesh._runtime.channels.port import Port
+from trimesh._runtime.channels.receiver import Receiver
+from trimesh._runtime.values import buffer_kind, torch_values
+from trimesh._runtime.values.codec import Values, describe
+from trimesh._runtime.values.endpoint_spec import EndpointSpec, Kind
+from trimesh._wire import typed_kinds
+from trimesh._wire.annotations import Arguments, Field, constructor_hints, resolved_hints, result_of
+from trimesh._wire.by_value import DefinitionBytes
+from trimesh._wire.exceptions import decode_exception, encode_exception
+from trimesh._wire.item_types import WHAT, ItemType, item_type_described, item_type_of
+from trimesh._wire.kinds import Kind as ValueKind
+from trimesh._wire.kinds import Source, register_kind
+from trimesh._wire.payload import Bindings, Encoded
+from trimesh._wire.reducers import DefinitionId, Sink
+from trimesh._wire.regions import Buffer
+from trimesh._wire.typed import Reader, Writer
+from trimesh._wire.typed_kinds import TypedDecoder, TypedEncoder, name_of
+from trimesh.errors import Origin, ProtocolError, TrimeshInternalError
+from trimesh.ids import ProcId
+
+if TYPE_CHECKING:
+    from trimesh._runtime.channels.registry import Channels
+    from trimesh._runtime.peers.peer import Peer
+
+
+class TypedValues(Values):
+    """Encodes and decodes for one process, by annotations."""
+
+    is_pickled = False
+
+    def __init__(self, bindings: Bindings | None = None) -> None:
+        self._bindings = dict(bindings or {})
+        self._typed_encoder = TypedEncoder()
+        self._typed_decoder = TypedDecoder(Source(bindings=self._bindings))
+        # By function, not by endpoint: a class that goes takes its own with it.
+        self._arguments: weakref.WeakKeyDictionary[Callable[..., Any], Arguments] = weakref.WeakKeyDictionary()
+        self._constructors: weakref.WeakKeyDictionary[type, Arguments] = weakref.WeakKeyDictionary()
+        self._results: weakref.WeakKeyDictionary[Callable[..., Any], Field] = weakref.WeakKeyDictionary()
+
+    # ---- by what they are ----
+
+    def encode(self, value: object, *, what: str) -> Encoded:
+        """Encode a value by what it is; `TypeError` names `what` and why it cannot travel."""
+        return self._typed_encoder.encode(value, what=what)
+
+    def decode(self, payload: Buffer, bodies: Sequence[memoryview], *, what: str = "a value") -> Any:
+        """Decode such a value; `ProtocolError` for bytes that are none."""
+        return self._typed_decoder.decode(payload, bodies, what=what)
+
+    # ---- by annotations ----
+
+    def encode_call(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        endpoint: object,
+        names: Sequence[str] = (),
+        spec: EndpointSpec | None = None,
+    ) -> Encoded:
+        """Encode the arguments of a call; `TypeError` names the argument that does not fit its annotation."""
+        if spec is None:
+            return self.encode((args, kwargs), what=f"the arguments of {endpoint}()")
+        writer = Writer()
+        arguments = self._arguments_of(spec)
+        if spec.fn is Agent.spawn:
+            bound = spec.signature.bind(*args, **kwargs)
+            cls = bound.arguments["cls"]
+            inner = self._construction(writer, cls, bound.arguments["args"], bound.arguments["kwargs"])
+            bound.arguments |= {"args": (inner,), "kwargs": {}}
+            args, kwargs = bound.args, {}
+        return writer.finish(arguments.write(writer, args, kwargs, str(endpoint)))
+
+    def decode_call(
+        self, payload: Buffer, bodies: Sequence[memoryview], spec: EndpointSpec, peer: Peer
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Decode the arguments of a call; `ProtocolError` for bytes that do not fit the endpoint."""
+        reader = Reader.of_message(payload, bodies, Source(peer.is_owner, self._bindings))
+        try:
+            args, kwargs = self._arguments_of(spec).read(reader)
+            if spec.fn is Agent.spawn:
+                bound = spec.signature.bind(*args, **kwargs)
+                inner = reader.part(*bound.arguments["args"])
+                found = self._constructor(bound.arguments["cls"]).read(inner)
+                bound.arguments |= dict(zip(("args", "kwargs"), found, strict=True))
+                args, kwargs = bound.args, {}
+        except ProtocolError as error:
+            raise ProtocolError(f"{spec.arguments_text} do not fit it: {error}") from error
+        return args, kwargs
+
+    def encode_construction(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str) -> Encoded:
+        """Encode a class and what it is called with; `TypeError` names the argument that does not fit."""
+        writer = Writer()
+        inner = self._construction(writer, cls, args, kwargs)
+        return writer.finish(writer.plain((cls, inner)))
+
+    def decode_construction(
+        self, payload: Buffer, bodies: Sequence[memoryview], *, name: str
+    ) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
+        """Decode them, for the owner of this process; `ProtocolError` for bytes that do not fit."""
+        reader = Reader.of_message(payload, bodies, Source(may_import=True, bindings=self._bindings))
+        try:
+            cls, inner = reader.value()
+            return cls, *self._constructor(cls).read(reader.part(inner))
+        except (TypeError, ValueError) as error:
+            raise ProtocolError(f"a kept actor must be a class and its arguments: {error}") from error
+        except ProtocolError as error:
+            raise ProtocolError(f"the arguments of {name} do not fit it: {error}") from error
+
+    def _construction(self, writer: Writer, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        name_of(cls, f"the actor class {cls.__qualname__}")
+        return self._constructor(cls).write(writer, args, kwargs, cls.__qualname__)
+
+    def encode_result(self, value: object, spec: EndpointSpec) -> Encoded:
+        """Encode what an endpoint has returned; `TypeError` when it does not fit its annotation."""
+        if spec.kind is Kind.GENERATOR:
+            return self.encode(value, what=f"the end of {spec.name}()")  # the annotation is that of its items
+        writer = Writer()
+        return writer.finish(self._result_of(spec).write(writer, value, spec.result_text))
+
+    def encode_item(self, value: object, spec: EndpointSpec) -> Encoded:
+        """Encode what a generator endpoint has yielded; `TypeError` when it does not fit its annotation."""
+        writer = Writer()
+        return writer.finish(self._result_of(spec).write(writer, value, spec.item_text))
+
+    def decode_result(self, payload: Buffer, bodies: Sequence[memoryview], spec: EndpointSpec | None) -> Any:
+        """Decode a result or an item; `ProtocolError` for bytes that do not fit."""
+        if spec is None:
+            return self.decode(payload, bodies, what="a result")
+        return self._result_of(spec).read(Reader.of_message(payload, bodies, Source(bindings=self._bindings)))
+
+    def item_type(self, annotation: Any) -> ItemType | None:
+        """Return what the items of a channel are; `TypeError` when nothing of that type can travel."""
+        return None if annotation is None else item_type_of(annotation)
+
+    def encode_sent(self, value: object, item_type: ItemType | None) -> Encoded:
+        """Encode an item of a channel; `TypeError` when it does not fit, `PayloadError` when its type is not here."""
+        if item_type is None:
+            return super().encode_sent(value, item_type)
+        writer = Writer()
+        return writer.finish(item_type.field.write(writer, value, WHAT))
+
+    def decode_sent(self, payload: Buffer, bodies: Sequence[memoryview], item_type: ItemType | None) -> Any:
+        """Decode an item of a channel; `ProtocolError` for bytes that do not fit."""
+        if item_type is None:
+            return super().decode_sent(payload, bodies, item_type)
+        return item_type.field.read(Reader.of_message(payload, bodies, Source(bindings=self._bindings)))
+
+    def _arguments_of(self, spec: EndpointSpec) -> Arguments:
+        found = self._arguments.get(spec.fn)
+        if found is None:
+            hints = resolved_hints(spec.fn, spec.name)
+            found = self._arguments[spec.fn] = Arguments(hints, spec.signature, spec.name)
+        return found
+
+    def _constructor(self, cls: type) -> Arguments:
+        found = self._constructors.get(cls)
+        if found is None:
+            hints = constructor_hints(cls)
+            found = self._constructors[cls] = Arguments(hints, inspect.signature(cls), cls.__qualname__)
+        return found
+
+    def _result_of(self, spec: EndpointSpec) -> Field:
+        found = self._results.get(spec.fn)
+        if found is None:
+            found = self._results[spec.fn] = result_of(spec.fn, spec.name)
+        return found
+
+    # ---- exceptions and definitions ----
+
+    def encode_error(self, error: BaseException, origin: Origin) -> Encoded:
+        """Encode an exception with its traceback and coordinates. Never raises."""
+        return encode_exception(error, self._typed_encoder, where=origin, note=describe(origin))
+
+    def decode_error(self, payload: Buffer) -> Exception:
+        """Rebuild an exception; `ProtocolError` for bytes that are none."""
+        return decode_exception(payload, self._typed_decoder)
+
+    def definition(self, definition: DefinitionId) -> DefinitionBytes:
+        """Refuse: nothing goes by value."""
+        raise TrimeshInternalError(f"a definition ({definition}) was to be sent with pickle='off'")
+
+    def define(
+        self, definition: DefinitionId, payload: Buffer, cargo: object = None, attachments: tuple[object, ...] = ()
+    ) -> None:
+        """Refuse: nothing comes by value."""
+        del payload, cargo, attachments
+        raise ProtocolError(f"a peer must send no definitions with pickle='off', got {definition}")
+
+
+def make_values(proc_id: ProcId, main: ModuleType | None, channels: Channels, *, pickled: bool) -> Values:
+    """Return how the values of a process travel."""
+    if pickled:
+        return Values(proc_id, main, channels.reducers(), channels.bindings())
+    return TypedValues(channels.bindings())
+
+
+def _take_port_apart(port: Port[Any], sink: Sink) -> tuple[Any, ...]:
+    if port.holding is None:
+        raise TypeError("a port must be open to be sent, got a closed one")
+    rebuild, parts = port.holding.channels.reducers()[Port](port, sink)
+    item_type = port.holding.item_type
+    return rebuild.__module__, rebuild.__qualname__, None if item_type is None else item_type.described, *parts
+
+
+def _put_port_together(source: Source, module: Any, name: Any, described: Any, *parts: Any) -> Any:
+    rebuild = source.bindings.get((module, name))
+    if rebuild is None:
+        raise ProtocolError(f"a port must be rebuilt by what this process has, got {module}.{name}")
+    item_type = None if described is None else item_type_described(described, may_import=source.may_import)
+    port: Port[Any] = rebuild(*parts)
+    if port.holding is not None and port.holding.item_type is None:
+        port.holding.item_type = item_type
+    return port
+
+
+def _refuse_receiver(_: Source, *parts: Any) -> Receiver[Any]:
+    raise ProtocolError(f"a receiver stays where its channel was opened, got one with {parts!r:.100}")
+
+
+typed_kinds.register()
+register_kind(ValueKind("receiver", Receiver, lambda receiver, _: receiver.__reduce_ex__(5), _refuse_receiver))
+register_kind(
+    ValueKind(
+        "port",
+        Port,
+        _take_port_apart,
+        _put_port_together,
+        stands_for=lambda cls: cls is trio.abc.SendChannel,
+    )
+)
+torch_values.register_kinds()
+buffer_kind.register_kinds()

@@ -1,0 +1,1 @@
+"""What a process tells of itself: reports, stacks, stalls, statistics, events, logs."""

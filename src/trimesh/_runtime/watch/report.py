@@ -1,0 +1,203 @@
+"""What a process waits for, in words: for the log of a block that does not end (M4), and for `trimesh.dump`."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final, TextIO
+
+import trio
+
+from trimesh._routing.collector import Rank
+from trimesh._runtime.actors.context import find_proc
+from trimesh._runtime.system.exits import process_state
+from trimesh._runtime.tasks.foreign import in_trio_now
+from trimesh._runtime.watch.stack import TASKS_SECONDS, Report, read_report, request_report
+from trimesh._runtime.watch.task_tree import describe_actors, describe_threads, is_in_loop
+from trimesh.ids import AGENT
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from trimesh._runtime.calls.outgoing import OutgoingCall
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.meshes.member import Member
+    from trimesh._runtime.peers.abandoned import AbandonedCall
+
+_LOOK_SECONDS: Final = 0.005
+"""How often a process that has been asked is looked at."""
+
+_STATES = {
+    "T": "stopped",
+    "t": "stopped by a debugger",
+    "D": "in an uninterruptible wait (D)",
+    "Z": "ended",
+    "": "gone",
+}
+
+
+def dump(file: TextIO | None = None) -> None:
+    """Write what this process waits for, and what its actors and child processes do.
+
+    Blocks that are left; every child process, with the calls that run in it, those that are queued behind them, their
+    tasks and what these await, its threads, and the stack of a main thread that is not free; every unended call and
+    `Port.send` of this process, also calls that were given up and may still run.
+
+    Args:
+        file: Where to; standard error if None.
+
+    Blocking: not a checkpoint; takes up to `TASKS_SECONDS` (0.5 s) when there are child processes, until each has
+    answered; a process that is stopped, or holds the GIL in C, does not.
+    """
+    in_trio_now(_dump)(file if file is not None else sys.stderr)
+
+
+def _dump(out: TextIO) -> None:
+    proc = find_proc()
+    if proc is None:
+        out.write("trimesh: no mesh is open in this process\n")
+        return
+    asked = Asked([member for member in proc.members.values() if not member.gone.is_set()])
+    while not asked.is_answered:
+        time.sleep(_LOOK_SECONDS)
+    out.writelines(line + "\n" for line in _lines(proc, asked))
+
+
+class Asked:
+    """Child processes that were asked what they do.
+
+    Attributes:
+        reports: What they have said, by process.
+    """
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.reports: dict[Member, Report] = {}
+        self._asked_at = {member: request_report(member.pid) for member in members if member.stack_fd >= 0}
+        self._ends_at = time.monotonic() + TASKS_SECONDS
+        self._members = members
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """Those that were to be asked; simulated ones cannot."""
+        return self._members
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether all have said what they do, or had their time to; looks now."""
+        for member, asked_at in self._asked_at.items():
+            found = self.reports.get(member)
+            if found is None or found.tasks is None:
+                self.reports[member] = read_report(member.pid, member.stack_fd, asked_at)
+        is_said = all(report.tasks is not None for report in self.reports.values())
+        return is_said or time.monotonic() >= self._ends_at
+
+
+def _lines(proc: Proc, asked: Asked) -> Iterator[str]:
+    yield f"trimesh: process {proc.pid} on {proc.host_name}"
+    for block in proc.stopping_blocks:
+        yield f"  block {block.name} is being left, {grace_left(block.deadline)}"
+    for member in asked.members:
+        yield from _describe_member(proc, member, asked.reports.get(member))
+    for call in proc.unended_calls():
+        yield from _describe_outgoing(proc, call)
+    for peer in proc.peers():
+        for abandoned in peer.abandoned:
+            yield f"  {describe_abandoned(abandoned)}"
+    for holding, one in proc.channels.blocked():
+        home = proc.members.get(holding.home.proc_id)
+        where = "" if home is None else f" of {home.label}"
+        yield f"  send to channel {holding.channel}{where}: waits, {trio.current_time() - one.began_at:.1f} s old"
+    for line in describe_actors(proc):
+        yield f"  {line}"
+
+
+def describe_abandoned(call: AbandonedCall) -> str:
+    """Describe a call that was given up, in one line."""
+    now, where = trio.current_time(), call.where()
+    member = "" if where.point is None else f" to {where.mesh}{where.point!r}"
+    return (
+        f"call {call.what}{member}: given up {now - call.cancelled_at:.1f} s ago, may still run, "
+        f"{now - call.started_at:.1f} s old"
+    )
+
+
+def describe_self(proc: Proc, frame: FrameType | None) -> tuple[bool, str]:
+    """Describe this process to its owner; see `stack.Describe`."""
+    return is_in_loop(frame), "\n".join([*describe_actors(proc), *describe_threads()])
+
+
+async def describe_waiting(proc: Proc, members: Sequence[Member]) -> Sequence[str]:
+    """Return lines on those child processes of a block which is being left that it waits for."""
+    waiting = [member for member in members if not member.gone.is_set() and _doing_of(proc, member)]
+    asked = Asked(waiting)
+    while not asked.is_answered:  # noqa: ASYNC110 - another process answers, by a file
+        await trio.sleep(_LOOK_SECONDS)
+    others = len(members) - len(waiting)
+    lines = [line for member in waiting for line in _describe_member(proc, member, asked.reports.get(member))]
+    if waiting and others:
+        lines.append(f"  and for nothing of {others} other {'process' if others == 1 else 'processes'}")
+    return lines
+
+
+def _describe_member(proc: Proc, member: Member, report: Report | None) -> Iterator[str]:
+    """Yield lines on one child process: state, what it is asked to do, what it does."""
+    state = _STATES.get(process_state(member.pid), "running")
+    yield f"  {member.label} pid {member.pid}: {state}" + "".join(f", {one}" for one in _doing_of(proc, member))
+    if report is None:
+        return
+    tasks = report.tasks
+    for line in () if tasks is None else tasks.splitlines():
+        yield f"    {line}"
+    for line in () if report.is_in_loop else report.stack.splitlines():
+        yield f"    {line}"
+
+
+def _doing_of(proc: Proc, member: Member) -> list[str]:
+    """Return what this process has asked a child process to do; whether a call runs there, that one knows."""
+    doing = [
+        f"{_doing(call)} for {trio.current_time() - call.started_at:.1f} s"
+        for call in proc.unended_calls()
+        if call.is_open_at(member.peer)
+    ]
+    doing += [f"not done with {call.what}, which was given up" for call in member.peer.abandoned]
+    if member.is_expected:
+        doing.append("asked to exit")
+    return doing
+
+
+_OF_AGENT = {
+    "setup": "in the setup function",
+    "spawn": "in the start of an actor",
+    "drain": "in accepted messages of {mesh}",
+    "stop": "in the clean-up of {mesh}",
+}
+
+
+def _doing(call: OutgoingCall) -> str:
+    mesh, _, endpoint = call.what.rpartition(".")
+    if call.targets[0].mesh == AGENT and endpoint in _OF_AGENT:
+        return _OF_AGENT[endpoint].format(mesh=mesh)
+    return f"called {call.what}"
+
+
+def grace_left(deadline: float | None) -> str:
+    """Say how long clean-up may still take."""
+    if deadline is None:
+        return "accepted messages still run"
+    if deadline == math.inf:
+        return "grace is infinite"
+    return f"{max(0.0, deadline - trio.current_time()):.1f} s of grace left"
+
+
+def _describe_outgoing(proc: Proc, call: OutgoingCall) -> Iterator[str]:
+    age = trio.current_time() - call.started_at
+    budget = "" if call.budget is None else f", budget {call.budget:.1f} s"
+    states = call.collector.states()
+    for index, state in enumerate(states):
+        if state is not Rank.SETTLED:
+            how = "queued here" if state is Rank.UNSENT else "sent"
+            member = proc.members.get(call.targets[index].peer.proc_id)
+            where = f"member {index}" if member is None else member.label
+            yield f"  call {call.what} to {where}: {how}, {age:.1f} s old{budget}"

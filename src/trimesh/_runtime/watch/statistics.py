@@ -1,0 +1,133 @@
+"""What is known in this process of meshes, links and mailboxes, as frozen records; nobody is asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+import msgspec
+
+from trimesh._transport.base import LinkStatistics
+from trimesh.ids import MeshId
+from trimesh.shape.point import Point
+
+if TYPE_CHECKING:
+    from trimesh._runtime.actors.mailbox import Mailbox
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.peer import Peer
+
+
+@attrs.frozen
+class MailboxStatistics:
+    """The mailbox of one actor, in its own process.
+
+    Attributes:
+        calls_queued: Accepted calls that wait for a slot.
+        calls_running: Calls that run.
+    """
+
+    calls_queued: int
+    calls_running: int
+
+
+@attrs.frozen
+class MemberStatistics:
+    """One member of a mesh, as this process sees it.
+
+    Attributes:
+        point: Its coordinates in the view that was asked.
+        pid: Process id on its host; None while there is no process, as it is being started again.
+        incarnation: 0 for the first at its point, one more for each restart.
+        is_alive: Whether nothing is known here of its end.
+        calls_unended: Calls of this process that it has been sent and has not ended, abandoned ones included.
+        calls_waiting: Calls and broadcasts of this process that wait here for room in its mailbox.
+        mailbox: Its mailbox when the actor lives in this very process, else None.
+        link: Counters of the link of this process to its process, in messages and bytes, since the link was made; None
+            when there is none, and for this very process.
+        stalled_seconds: For how long its Trio loop had not run when it was last heard of, in seconds; 0.0 when it runs,
+            and for processes that this one does not own.
+        stalls: How often it has stalled.
+    """
+
+    point: Point
+    pid: int | None
+    incarnation: int
+    is_alive: bool
+    calls_unended: int
+    calls_waiting: int
+    mailbox: MailboxStatistics | None
+    link: LinkStatistics | None
+    stalled_seconds: float
+    stalls: int
+
+
+@attrs.frozen
+class MeshStatistics:
+    """A mesh, or a view of one, as this process sees it.
+
+    Attributes:
+        name: Of the mesh.
+        members: In view order.
+        replies_dropped: Replies to this process, of all meshes, that came after their call had been given up.
+    """
+
+    name: str
+    members: Sequence[MemberStatistics]
+    replies_dropped: int
+
+    @property
+    def calls_unended(self) -> int:
+        """Calls of this process that the members have been sent and have not ended."""
+        return sum(member.calls_unended for member in self.members)
+
+    @property
+    def calls_waiting(self) -> int:
+        """Calls and broadcasts of this process that wait here for room."""
+        return sum(member.calls_waiting for member in self.members)
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A member to be looked at.
+
+    Attributes:
+        point: In the view.
+        peer: Its process.
+        pid: As `MemberInfo` has it: 0 for none.
+        incarnation, is_alive: As `MemberStatistics` has them.
+    """
+
+    point: Point
+    peer: Peer
+    pid: int
+    incarnation: int
+    is_alive: bool
+
+
+def statistics_of(proc: Proc, name: str, mesh: MeshId, seen: Iterable[Seen]) -> MeshStatistics:
+    """Return what `proc` knows of members of a mesh."""
+    return MeshStatistics(name, tuple(_member(proc, mesh, one) for one in seen), proc.dropped_replies)
+
+
+def _member(proc: Proc, mesh: MeshId, seen: Seen) -> MemberStatistics:
+    peer = seen.peer
+    is_here = peer is proc.me
+    box = peer.find_outbox(mesh)
+    cell = proc.cells.get(mesh) if is_here else None
+    stall = proc.members[peer.proc_id].stall if peer.proc_id in proc.members else None
+    return MemberStatistics(
+        point=seen.point,
+        pid=seen.pid or None,  # 0 is what os.kill takes for the whole process group
+        incarnation=seen.incarnation,
+        is_alive=seen.is_alive,
+        calls_unended=0 if box is None else box.load,
+        calls_waiting=0 if box is None else box.waiting,
+        mailbox=None if cell is None else _mailbox(cell.mailbox),
+        link=None if is_here or peer.link is None else peer.link.statistics(),
+        stalled_seconds=0.0 if stall is None else stall.seconds,
+        stalls=0 if stall is None else stall.count,
+    )
+
+
+def _mailbox(mailbox: Mailbox) -> MailboxStatistics:
+    return MailboxStatistics(sum(1 for _ in mailbox.queued()), sum(1 for _ in mailbox.running()))
