@@ -112,7 +112,7 @@ def _all_of(file: Any) -> str:
 def serve(number: int) -> NoReturn:
     """Fork a program for each request and tell how it ended, until nobody is there to ask."""
 
-    import trimesh.tensor.service  # noqa: F401 - for the copies
+    import trimesh.tensor.session.service  # noqa: F401 - for the copies
 
     requests = socket.socket(fileno=number)
     requests.send(b"here")

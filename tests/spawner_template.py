@@ -41,7 +41,7 @@ FDS_MAX = 16
 WARM = ("pytest", "tests.conformance.meshes", "tests.conformance.probe")
 """What the modules of the tests import, and with them each worker that is to find an actor in one."""
 
-WARM_WITH_TORCH = (*WARM, "torch.distributed.tensor", "torch._dynamo", "trimesh.tensor.service")
+WARM_WITH_TORCH = (*WARM, "torch.distributed.tensor", "torch._dynamo", "trimesh.tensor.session.service")
 """The same for tests that need torch, which takes each process a second to import; `torch._dynamo` takes another one of
 each process that makes a DTensor, or a fake tensor."""
 

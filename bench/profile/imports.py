@@ -16,9 +16,10 @@ from pathlib import Path
 def spawner_disables_the_collector() -> bool:
     """Return whether the spawner of the tree on the path has no collector while it imports."""
     for folder in sys.path:
-        source = Path(folder, "trimesh", "_runtime", "spawner_process.py")
-        if source.is_file():
-            return "gc.disable()" in source.read_text()
+        runtime = Path(folder, "trimesh", "_runtime")
+        for source in (runtime / "spawner" / "process.py", runtime / "spawner_process.py"):  # of trees before the rooms
+            if source.is_file():
+                return "gc.disable()" in source.read_text()
     raise ModuleNotFoundError("no folder of sys.path has trimesh")
 
 

@@ -22,7 +22,7 @@ from bench.scaling.tree import Network, Shape
 from trimesh._transport.base import Lane
 from trimesh._transport.pipe import Delivery
 from trimesh.ids import ProcId
-from trimesh.testing.sim_host import World, open_world
+from trimesh.testing.simulated.host import World, open_world
 
 CALLER = ProcId(1)
 VALUE = 0.5

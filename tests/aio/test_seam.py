@@ -11,7 +11,7 @@ import trio
 
 from trimesh._runtime.tasks import foreign
 
-SOURCE = Path(foreign.__file__).parents[1]
+SOURCE = Path(foreign.__file__).parents[2]
 PUBLIC = ["actor/*.py", "_runtime/channels/port.py", "_runtime/channels/receiver.py", "_runtime/watch/event_hub.py"]
 INSIDE = {"Home", "MeshView"}
 """Classes there that no user sees."""

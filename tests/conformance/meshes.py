@@ -32,8 +32,8 @@ from trimesh._transport.pipe import Delivery
 from trimesh.errors import TrimeshInternalError
 from trimesh.ids import AGENT, ProcId
 from trimesh.rdma.publications import publications_of
-from trimesh.testing.determinism import scheduled_by
-from trimesh.testing.sim_host import World, open_world
+from trimesh.testing.plans.determinism import scheduled_by
+from trimesh.testing.simulated.host import World, open_world
 
 SIM_SECONDS = 100_000.0
 """A simulated test that has not ended by then, in virtual time, hangs."""

@@ -20,7 +20,7 @@ from trimesh._wire import messages
 from trimesh.errors import leaves
 from trimesh.ids import MeshId
 from trimesh.shape.extent import Extent
-from trimesh.testing.sim_host import open_world
+from trimesh.testing.simulated.host import open_world
 
 
 class Subject(Actor):

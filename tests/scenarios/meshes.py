@@ -24,7 +24,7 @@ from tests.scenarios.script import Command, Scene
 from tests.scenarios.supervision import VOCABULARY
 
 from trimesh import Actor, Lagged, MeshErrorGroup, TrimeshError, endpoint, leaves, origin, this_host
-from trimesh.testing.sim_host import SimChild, World, open_world
+from trimesh.testing.simulated.host import SimChild, World, open_world
 
 
 class Counter(Actor):

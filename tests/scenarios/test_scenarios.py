@@ -17,7 +17,7 @@ from tests.scenarios.script import Scene, ScriptError, difference, parse, render
 from tests.scenarios.streams import StreamScene
 from tests.scenarios.supervision import SupervisionScene
 
-from trimesh.testing.determinism import scheduled_by
+from trimesh.testing.plans.determinism import scheduled_by
 
 SCRIPTS = Path(__file__).parent / "scripts"
 FILES = sorted(SCRIPTS.glob("*/*.txt"))

@@ -27,7 +27,7 @@ from trimesh._transport.base import Link, LinkDown
 from trimesh._transport.memory import MemoryLink
 from trimesh._wire import messages
 from trimesh.ids import ProcId
-from trimesh.testing.seeded_run import HangError
+from trimesh.testing.simulated.seeded_run import HangError
 
 CONTROLLER: Final = ProcId(1)
 """In a simulation."""

@@ -24,8 +24,8 @@ from tests.soak.schedule import Schedule, Trouble
 
 import trimesh
 from trimesh import FailFast, Restart, RestartLimit, this_host
-from trimesh.testing.seeded_run import Options, Outcome, run_once
-from trimesh.testing.vocabulary import Death, EndpointFault, Fault, LinkFault, LoopLag, LostCall, Partition, Where
+from trimesh.testing.plans.vocabulary import Death, EndpointFault, Fault, LinkFault, LoopLag, LostCall, Partition, Where
+from trimesh.testing.simulated.seeded_run import Options, Outcome, run_once
 
 STATES: Final = ("nothing went wrong", "all answered after trouble", "the block failed")
 """What some of a few seeds reach."""

@@ -13,10 +13,10 @@ from torch.utils import _pytree as pytree
 import trimesh
 from trimesh import this_host
 from trimesh._runtime.actors.context import current_proc
-from trimesh.tensor.activation import active_team
-from trimesh.tensor.opening import shapes_of
-from trimesh.tensor.tensor import MeshTensor
-from trimesh.tensor.upload import upload
+from trimesh.tensor.controller.tensor import MeshTensor
+from trimesh.tensor.controller.upload import upload
+from trimesh.tensor.session.activation import active_team
+from trimesh.tensor.session.opening import shapes_of
 
 Runs = list[tuple[str, str]]
 """Names of cases, each with a way to hold tensors.

@@ -16,7 +16,7 @@ from trimesh._runtime.actors.context import current_proc
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
-from trimesh.tensor.function_parts import Here  # noqa: E402 - imports torch
+from trimesh.tensor.rank.function_parts import Here  # noqa: E402 - imports torch
 
 pytestmark = [pytest.mark.real, pytest.mark.torch]
 

@@ -22,14 +22,16 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from trimesh.shape.extent import Extent  # noqa: E402
-from trimesh.tensor import expected, protocol, service  # noqa: E402
-from trimesh.tensor.answers import values_of  # noqa: E402
-from trimesh.tensor.arguments import read  # noqa: E402
-from trimesh.tensor.engine import Request  # noqa: E402
-from trimesh.tensor.function_parts import Look, Operand  # noqa: E402
-from trimesh.tensor.rank import Rank, TeamOnRank  # noqa: E402
-from trimesh.tensor.reader import Reader  # noqa: E402
-from trimesh.tensor.signature import define  # noqa: E402
+from trimesh.tensor.controller import expected  # noqa: E402
+from trimesh.tensor.controller.answers import values_of  # noqa: E402
+from trimesh.tensor.controller.engine import Request  # noqa: E402
+from trimesh.tensor.protocol import messages  # noqa: E402
+from trimesh.tensor.protocol.arguments import read  # noqa: E402
+from trimesh.tensor.rank.function_parts import Look, Operand  # noqa: E402
+from trimesh.tensor.rank.rank import Rank, TeamOnRank  # noqa: E402
+from trimesh.tensor.rank.reader import Reader  # noqa: E402
+from trimesh.tensor.rank.signature import define  # noqa: E402
+from trimesh.tensor.session import service  # noqa: E402
 
 assert service, "it puts the kernels into their table"
 
@@ -57,13 +59,13 @@ DESCRIPTIONS = st.tuples(
 @given(st.binary(max_size=200))
 def test_bytes(payload: bytes) -> None:
     with suppress(ProtocolError):
-        protocol.decode(payload)
+        messages.decode(payload)
 
 
 @given(st.lists(VALUES, max_size=8))
 def test_structs(parts: list[Any]) -> None:
     with suppress(ProtocolError):
-        protocol.decode(msgspec.msgpack.encode(parts))
+        messages.decode(msgspec.msgpack.encode(parts))
 
 
 @given(VALUES)
@@ -87,7 +89,7 @@ class _Outside:
         return lambda *_: None
 
 
-@given(st.lists(st.tuples(st.just(protocol.DEFINE), st.integers(16, 18), DESCRIPTIONS), max_size=3), STREAMS)
+@given(st.lists(st.tuples(st.just(messages.DEFINE), st.integers(16, 18), DESCRIPTIONS), max_size=3), STREAMS)
 def test_streams(definitions: list[tuple[Any, ...]], stream: list[Any]) -> None:
     """What is understood is executed: whatever it is, the rank lives on."""
     team = TeamOnRank(1, Extent(gpus=1), [0], [], 0, 0)
@@ -153,7 +155,7 @@ class Forger(Actor):
     async def answer(self, sent: Any) -> None:
         def forged(self: Any, request: int, value: Any) -> None:
             encoded = self.proc.values.encode(sent, what="a forged answer")
-            self._send(protocol.Reply(self.engine, request, b"", None), [encoded.payload, *encoded.buffers])
+            self._send(messages.Reply(self.engine, request, b"", None), [encoded.payload, *encoded.buffers])
 
         service._Hosted._reply = forged
 

@@ -16,9 +16,9 @@ torch = pytest.importorskip("torch", reason="torch is an extra")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from trimesh.tensor.activation import active_team  # noqa: E402
-from trimesh.tensor.tensor import MeshTensor  # noqa: E402
-from trimesh.tensor.upload import upload  # noqa: E402
+from trimesh.tensor.controller.tensor import MeshTensor  # noqa: E402
+from trimesh.tensor.controller.upload import upload  # noqa: E402
+from trimesh.tensor.session.activation import active_team  # noqa: E402
 
 pytestmark = [pytest.mark.real, pytest.mark.torch]
 

@@ -35,7 +35,7 @@ class Gate(Actor):
     """Holds its rank back in an operation until it is told to let it go on."""
 
     def __init__(self) -> None:
-        from trimesh.tensor.kernel import kernel
+        from trimesh.tensor.rank.kernel import kernel
 
         self._opened = opened = threading.Event()
         self._reached = reached = threading.Event()
@@ -71,7 +71,7 @@ class Gate(Actor):
 
 
 def _gated(tensor: Any, held: int) -> Any:
-    from trimesh.tensor.call import call_kernel
+    from trimesh.tensor.controller.call import call_kernel
 
     [made] = call_kernel(tensor._held.team, "test_gate", tensor, held, outputs=[tensor._meta])
     return made

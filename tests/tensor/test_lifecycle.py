@@ -153,7 +153,7 @@ class Gauge(Actor):
     @endpoint
     async def count(self) -> int:
         """Return how many values it has."""
-        from trimesh.tensor.service import TensorService
+        from trimesh.tensor.session.service import TensorService
 
         await trio.lowlevel.checkpoint()
         service = current_proc().above[TensorService]
@@ -238,7 +238,7 @@ def instruments() -> list[Any]:
 
 async def progress(procs: ProcMesh) -> Any:
     """Return what counts the commands that some rank has not executed."""
-    from trimesh.tensor.opening import engine_of
+    from trimesh.tensor.session.opening import engine_of
 
     assert procs._owned is not None
     engine = engine_of(procs._owned)

@@ -24,7 +24,7 @@ class Gauge(Actor):
         from pathlib import Path
 
         from trimesh._runtime.actors.context import current_proc
-        from trimesh.tensor.service import TensorService
+        from trimesh.tensor.session.service import TensorService
 
         service = current_proc().above[TensorService]
         assert isinstance(service, TensorService)

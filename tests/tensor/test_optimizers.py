@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch", reason="torch is an extra")
 from tests.tensor.test_gradients import net, on_mesh  # noqa: E402
 from torch import nn  # noqa: E402 - after the skip
 
-from trimesh.tensor.activation import active_team  # noqa: E402
-from trimesh.tensor.upload import upload  # noqa: E402
+from trimesh.tensor.controller.upload import upload  # noqa: E402
+from trimesh.tensor.session.activation import active_team  # noqa: E402
 
 pytestmark = [pytest.mark.real, pytest.mark.torch]
 

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is an extra")
 
 from trimesh import ShapeError
-from trimesh.tensor.placement import Placements, cuts_by_label, placements_of
+from trimesh.tensor.protocol.placement import Placements, cuts_by_label, placements_of
 
 pytestmark = pytest.mark.torch
 

@@ -44,8 +44,8 @@ async def test_values_without_await() -> None:
 
 def own_place(procs: ProcMesh) -> Any:
     """Return 0 on the first rank and 1 on the second."""
-    from trimesh.tensor.call import call_kernel
-    from trimesh.tensor.mesh import team_of
+    from trimesh.tensor.controller.call import call_kernel
+    from trimesh.tensor.session.mesh import team_of
 
     team = team_of(procs, "for tests:")
     looks = team.engine.shapes.meta((), (), torch.int64, torch.device("cpu"))

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from trimesh import Actor, endpoint
-from trimesh.testing.seeded_run import Options, Outcome, run_once
+from trimesh.testing.simulated.seeded_run import Options, Outcome, run_once
 
 
 class Worker(Actor):

@@ -12,9 +12,9 @@ from tests.testing.actors import Worker
 import trimesh
 from trimesh import ProcDied, this_host
 from trimesh.testing import UnfiredFault, UnsupportedFault, simulate
-from trimesh.testing.plan import FaultPlan
-from trimesh.testing.real_run import run_real
-from trimesh.testing.seeded_run import Options
+from trimesh.testing.plans.plan import FaultPlan
+from trimesh.testing.real.run import run_real
+from trimesh.testing.simulated.seeded_run import Options
 
 both = pytest.mark.mesh_backend("sim", "proc")
 

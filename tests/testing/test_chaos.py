@@ -11,14 +11,14 @@ from tests.testing.actors import Worker, run_body
 import trimesh
 from trimesh import ProcDied, this_host
 from trimesh.testing import simulate
-from trimesh.testing.chaos import KINDS, ChaosPlan, LivenessError
-from trimesh.testing.decorator import Simulated
-from trimesh.testing.determinism import stream
-from trimesh.testing.item_run import ItemRun, NeverReached, Settings, run_simulated
-from trimesh.testing.plan import FaultPlan
-from trimesh.testing.seed_plan import SeedPlan
-from trimesh.testing.seeded_run import Options
-from trimesh.testing.shrinking import smallest
+from trimesh.testing.plans.chaos import KINDS, ChaosPlan, LivenessError
+from trimesh.testing.plans.determinism import stream
+from trimesh.testing.plans.plan import FaultPlan
+from trimesh.testing.plans.seed_plan import SeedPlan
+from trimesh.testing.plans.shrinking import smallest
+from trimesh.testing.running.decorator import Simulated
+from trimesh.testing.running.item_run import ItemRun, NeverReached, Settings, run_simulated
+from trimesh.testing.simulated.seeded_run import Options
 
 SEEDS = 20
 

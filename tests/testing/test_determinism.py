@@ -13,9 +13,10 @@ import trio
 from tests.testing.actors import Relay, Worker, run_body
 
 import trimesh
-from trimesh.testing import determinism, is_bit_exact
-from trimesh.testing.determinism import run_seeded, stream
-from trimesh.testing.trace import Trace
+from trimesh.testing import is_bit_exact
+from trimesh.testing.plans import determinism
+from trimesh.testing.plans.determinism import run_seeded, stream
+from trimesh.testing.simulated.trace import Trace
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,9 +13,9 @@ from tests.testing.actors import Worker, is_exact
 import trimesh
 from trimesh import Actor, LinkLost, MeshErrorGroup, ProcDied, SpawnError, endpoint, limits, this_host
 from trimesh.testing import UnfiredFault, simulate
-from trimesh.testing.plan import FaultPlan
-from trimesh.testing.real_run import run_real
-from trimesh.testing.seeded_run import Options
+from trimesh.testing.plans.plan import FaultPlan
+from trimesh.testing.real.run import run_real
+from trimesh.testing.simulated.seeded_run import Options
 
 both = pytest.mark.mesh_backend("sim", "proc")
 

@@ -20,8 +20,8 @@ from trimesh._runtime.actors.mailbox import Mailbox, SlotGroup
 from trimesh._runtime.actors.serve import Server
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.peers.peer import Outbox
-from trimesh.testing.oracles import OracleError
-from trimesh.testing.seeded_run import HangError
+from trimesh.testing.simulated.oracles import OracleError
+from trimesh.testing.simulated.seeded_run import HangError
 
 SEEDS = 20
 

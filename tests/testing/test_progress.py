@@ -11,10 +11,10 @@ import trio
 from tests.testing.actors import Worker
 
 from trimesh import Actor, endpoint
-from trimesh.testing import real_run
-from trimesh.testing.plan import FaultPlan
-from trimesh.testing.progress import STEPS_MAX
-from trimesh.testing.seeded_run import HangError, Options, run_once
+from trimesh.testing.plans.plan import FaultPlan
+from trimesh.testing.real import run as real_run
+from trimesh.testing.simulated.progress import STEPS_MAX
+from trimesh.testing.simulated.seeded_run import HangError, Options, run_once
 
 
 class Stuck(Actor):

@@ -11,7 +11,7 @@ from tests.testing.actors import Worker
 import trimesh
 from trimesh import Actor, ActorFailed, Backoff, Isolate, MeshError, ProcDied, Restart, endpoint, limits, this_host
 from trimesh.testing import simulate
-from trimesh.testing.seeded_run import Options, run_once
+from trimesh.testing.simulated.seeded_run import Options, run_once
 
 
 class Fragile(Actor):

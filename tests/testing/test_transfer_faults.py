@@ -17,10 +17,10 @@ import trimesh
 from trimesh import Isolate, MeshErrorGroup, ProcDied, limits
 from trimesh.rdma import Published
 from trimesh.testing import UnfiredFault, UnsupportedFault, simulate
-from trimesh.testing.plan import FaultPlan
-from trimesh.testing.real_run import run_real
-from trimesh.testing.seeded_run import Options, run_once
-from trimesh.testing.vocabulary import TransferFault
+from trimesh.testing.plans.plan import FaultPlan
+from trimesh.testing.plans.vocabulary import TransferFault
+from trimesh.testing.real.run import run_real
+from trimesh.testing.simulated.seeded_run import Options, run_once
 
 both = pytest.mark.mesh_backend("sim", "proc")
 

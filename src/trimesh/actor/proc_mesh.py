@@ -33,7 +33,7 @@ from trimesh.shape.region import Region
 if TYPE_CHECKING:
     import torch
 
-    from trimesh.tensor.process_group import ProcessGroup
+    from trimesh.tensor.groups.process_group import ProcessGroup
 
 P = ParamSpec("P")
 A = TypeVar("A", bound=Actor)
@@ -340,7 +340,7 @@ async def _kill(members: Sequence[Member]) -> None:
 
 def _tensors() -> Any:
     """Return the tensor engine, which is above this floor: imported when a mesh is first asked for it."""
-    return importlib.import_module("trimesh.tensor.mesh")
+    return importlib.import_module("trimesh.tensor.session.mesh")
 
 
 class _Reference(ProcMesh):

@@ -10,23 +10,23 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from error
 
-from trimesh.tensor.compiled import compile  # noqa: A004 - as torch's own
-from trimesh.tensor.errors import RecordingError
-from trimesh.tensor.fallbacks import Fallbacks, fallbacks
-from trimesh.tensor.fetching import fetch, fetch_shard
-from trimesh.tensor.function import RemoteFunction, call_on_shard_and_fetch, remote
-from trimesh.tensor.global_tensor import distribute, placements, redistribute, replicate
-from trimesh.tensor.gradients import grad_generator
-from trimesh.tensor.mesh import activate
-from trimesh.tensor.modules import module_to_mesh, optimizer_to_mesh
-from trimesh.tensor.placement import Placements
-from trimesh.tensor.publishing import rdma_buffers
-from trimesh.tensor.reduction import reduce, reduce_
-from trimesh.tensor.references import rref
-from trimesh.tensor.seeding import get_rng_state, manual_seed, set_rng_state
-from trimesh.tensor.showing import inspect, show
-from trimesh.tensor.state_publication import Publication, publication
-from trimesh.tensor.tensor import MeshTensor
+from trimesh.tensor.controller.tensor import MeshTensor
+from trimesh.tensor.issue.fetching import fetch, fetch_shard
+from trimesh.tensor.issue.showing import inspect, show
+from trimesh.tensor.ops.compiled import compile  # noqa: A004 - as torch's own
+from trimesh.tensor.ops.fallbacks import Fallbacks, fallbacks
+from trimesh.tensor.ops.function import RemoteFunction, call_on_shard_and_fetch, remote
+from trimesh.tensor.ops.global_tensor import distribute, placements, redistribute, replicate
+from trimesh.tensor.ops.gradients import grad_generator
+from trimesh.tensor.ops.modules import module_to_mesh, optimizer_to_mesh
+from trimesh.tensor.ops.publishing import rdma_buffers
+from trimesh.tensor.ops.reduction import reduce, reduce_
+from trimesh.tensor.ops.references import rref
+from trimesh.tensor.ops.seeding import get_rng_state, manual_seed, set_rng_state
+from trimesh.tensor.ops.state_publication import Publication, publication
+from trimesh.tensor.protocol.errors import RecordingError
+from trimesh.tensor.protocol.placement import Placements
+from trimesh.tensor.session.mesh import activate
 
 __all__ = [
     "Fallbacks",

@@ -10,47 +10,47 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from trimesh.testing.chaos import Chaos, ChaosPlan, LivenessError
-    from trimesh.testing.decorator import simulate
-    from trimesh.testing.determinism import NotDeterministicWarning, is_bit_exact
-    from trimesh.testing.dropping import CleanupRunsWarning
-    from trimesh.testing.faults import Faults, UnsupportedFault
-    from trimesh.testing.history import History, Recorded
-    from trimesh.testing.item_run import NeverFired, NeverReached
-    from trimesh.testing.linearizability import NotLinearizable, UndecidedError, check_linearizable
-    from trimesh.testing.model import Model
-    from trimesh.testing.operation import Operation
-    from trimesh.testing.oracles import OracleError
-    from trimesh.testing.plan import UnfiredFault
-    from trimesh.testing.seeded_run import HangError
-    from trimesh.testing.trace import Entry, Trace
-    from trimesh.testing.vocabulary import Fired
+    from trimesh.testing.histories.history import History, Recorded
+    from trimesh.testing.histories.linearizability import NotLinearizable, UndecidedError, check_linearizable
+    from trimesh.testing.histories.model import Model
+    from trimesh.testing.histories.operation import Operation
+    from trimesh.testing.plans.chaos import Chaos, ChaosPlan, LivenessError
+    from trimesh.testing.plans.determinism import NotDeterministicWarning, is_bit_exact
+    from trimesh.testing.plans.faults import Faults, UnsupportedFault
+    from trimesh.testing.plans.plan import UnfiredFault
+    from trimesh.testing.plans.vocabulary import Fired
+    from trimesh.testing.running.decorator import simulate
+    from trimesh.testing.running.item_run import NeverFired, NeverReached
+    from trimesh.testing.simulated.dropping import CleanupRunsWarning
+    from trimesh.testing.simulated.oracles import OracleError
+    from trimesh.testing.simulated.seeded_run import HangError
+    from trimesh.testing.simulated.trace import Entry, Trace
 
 _HOMES: Final = {
-    "Chaos": "chaos",
-    "ChaosPlan": "chaos",
-    "CleanupRunsWarning": "dropping",
-    "HangError": "seeded_run",
-    "History": "history",
-    "LivenessError": "chaos",
-    "Model": "model",
-    "NeverFired": "item_run",
-    "NeverReached": "item_run",
-    "Entry": "trace",
-    "Faults": "faults",
-    "Fired": "vocabulary",
-    "NotDeterministicWarning": "determinism",
-    "NotLinearizable": "linearizability",
-    "Operation": "operation",
-    "OracleError": "oracles",
-    "Recorded": "history",
-    "Trace": "trace",
-    "UndecidedError": "linearizability",
-    "UnfiredFault": "plan",
-    "UnsupportedFault": "faults",
-    "check_linearizable": "linearizability",
-    "is_bit_exact": "determinism",
-    "simulate": "decorator",
+    "Chaos": "plans.chaos",
+    "ChaosPlan": "plans.chaos",
+    "CleanupRunsWarning": "simulated.dropping",
+    "HangError": "simulated.seeded_run",
+    "History": "histories.history",
+    "LivenessError": "plans.chaos",
+    "Model": "histories.model",
+    "NeverFired": "running.item_run",
+    "NeverReached": "running.item_run",
+    "Entry": "simulated.trace",
+    "Faults": "plans.faults",
+    "Fired": "plans.vocabulary",
+    "NotDeterministicWarning": "plans.determinism",
+    "NotLinearizable": "histories.linearizability",
+    "Operation": "histories.operation",
+    "OracleError": "simulated.oracles",
+    "Recorded": "histories.history",
+    "Trace": "simulated.trace",
+    "UndecidedError": "histories.linearizability",
+    "UnfiredFault": "plans.plan",
+    "UnsupportedFault": "plans.faults",
+    "check_linearizable": "histories.linearizability",
+    "is_bit_exact": "plans.determinism",
+    "simulate": "running.decorator",
 }
 
 __all__ = [

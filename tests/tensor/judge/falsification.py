@@ -131,8 +131,8 @@ FALSIFIED: Final[dict[str, Falsified]] = {
 
 def plant(name: str) -> None:
     """Falsify a rule in this process, which is a rank."""
-    import trimesh.tensor.global_operator  # noqa: F401 - it fills the table
-    from trimesh.tensor.kernel import FAMILIES, Kernel
+    import trimesh.tensor.dtensor.global_operator  # noqa: F401 - it fills the table
+    from trimesh.tensor.rank.kernel import FAMILIES, Kernel
 
     wrong = FALSIFIED[name]
     right = FAMILIES["global"]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TENSORS: Final = "tensors"
 
-MODULES: Final = {TENSORS: "trimesh.tensor.service"}
+MODULES: Final = {TENSORS: "trimesh.tensor.session.service"}
 """Where each service is; its function `open_service(proc)` returns the `Handler` of a process."""
 
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trimesh.tensor.placement import WHOLE
+from trimesh.tensor.controller.tracing import traced
+from trimesh.tensor.protocol.placement import WHOLE
 from trimesh.tensor.rules.arguments import is_global, replaced
 from trimesh.tensor.rules.call import Look
 from trimesh.tensor.rules.cuts import Cuts, local_part, part_of, placements_of
 from trimesh.tensor.rules.sums import lies_so, ordered
-from trimesh.tensor.tracing import traced
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode

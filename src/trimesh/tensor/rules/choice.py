@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from trimesh.tensor.placement import WHOLE
+from trimesh.tensor.protocol.placement import WHOLE
 from trimesh.tensor.rules.call import Call, Chosen, Look, Strategy
 from trimesh.tensor.rules.cuts import SUM, has_empty_part
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from trimesh.tensor.random import generator_of
-from trimesh.tensor.rank import Rank, TeamOnRank
+from trimesh.tensor.rank.random import generator_of
+from trimesh.tensor.rank.rank import Rank, TeamOnRank
 from trimesh.tensor.rules.row import words
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trimesh import limits
-from trimesh.tensor.placement import WHOLE
-from trimesh.tensor.rank import Rank
+from trimesh.tensor.controller.shapes import DATA_DEPENDENT
+from trimesh.tensor.protocol.placement import WHOLE
+from trimesh.tensor.rank.rank import Rank
 from trimesh.tensor.rules.arguments import (
     bound,
     count_in,
@@ -34,7 +35,6 @@ from trimesh.tensor.rules.composed import COMPOSED, Compose
 from trimesh.tensor.rules.cuts import SUM, Cuts, added_up, cuts_of, dense_strides, placements_of
 from trimesh.tensor.rules.sums import Sums, moved
 from trimesh.tensor.rules.table import rows_of
-from trimesh.tensor.shapes import DATA_DEPENDENT
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

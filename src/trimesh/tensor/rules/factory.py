@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from trimesh.tensor.placement import WHOLE
+from trimesh.tensor.protocol.placement import WHOLE
 from trimesh.tensor.rules.call import Call, Chosen, Strategy, localized
 from trimesh.tensor.rules.cuts import SUM, dense_strides
 from trimesh.tensor.rules.row import Row, words

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from trimesh.tensor.placement import WHOLE
+from trimesh.tensor.protocol.placement import WHOLE
 from trimesh.tensor.rules.call import Call, Chosen, Strategy
 from trimesh.tensor.rules.cuts import SUM
 from trimesh.tensor.rules.row import Row, words

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from trimesh.tensor.placement import WHOLE
+from trimesh.tensor.protocol.placement import WHOLE
 from trimesh.tensor.rules.call import Call, Look, Strategy
 from trimesh.tensor.rules.cuts import SUM
 from trimesh.tensor.rules.row import Row, words

@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from trimesh.tensor.placement import WHOLE
+from trimesh.tensor.protocol.placement import WHOLE
 from trimesh.tensor.rules.call import Call, Look, Strategy
 from trimesh.tensor.rules.cuts import SUM
 from trimesh.tensor.rules.row import Row, words

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trimesh.tensor.poison import memory_of
+from trimesh.tensor.rank.poison import memory_of
 from trimesh.tensor.rules.collectives import all_reduced
 from trimesh.tensor.rules.cuts import SUM, Cuts, added_up, cuts_of, dense_strides, placements_of
 

@@ -1,0 +1,431 @@
+"""The controller's side of one mesh of processes that holds tensors: what is sent to the ranks and what comes back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+import trio
+
+from trimesh import limits
+from trimesh._runtime.actors.incoming import take_payload
+from trimesh._runtime.services.registry import TENSORS
+from trimesh.errors import MeshError, MeshStopped, ProcDied, ProtocolError, set_origin
+from trimesh.tensor.controller import generator_states
+from trimesh.tensor.controller.team import Failure, Team
+from trimesh.tensor.protocol import messages
+from trimesh.tensor.protocol.device import default_device
+from trimesh.tensor.rank.moves import moves_of
+
+if TYPE_CHECKING:
+    from trimesh._runtime.channels.registry import Cargo
+    from trimesh._runtime.life.ownership import OwnedProcs
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.peer import Peer
+    from trimesh._runtime.values.reference import MeshInfo
+    from trimesh.errors import Origin
+    from trimesh.shape.region import Region
+    from trimesh.tensor.controller.expected import Expected
+    from trimesh.tensor.controller.shapes import Shapes
+
+_log = logging.getLogger("trimesh")
+
+_Answer = tuple[Any, list[memoryview], "tuple[int, int] | None", Any]
+"""Payload, bodies, the command that failed, cargo."""
+
+
+def unexplained_death(name: str, origin: Origin) -> ProcDied:
+    """Return the error for a process whose end is known, and how it has ended not yet: tasks find that out."""
+    error = ProcDied(f"{name}: the process at {origin.point!r} (pid {origin.pid}) has ended", reason="lost")
+    set_origin(error, origin)
+    return error
+
+
+_WARNED_MAX = 20
+"""Failures of one team that a warning shows: more are the same mistake in a loop."""
+
+
+@attrs.define(eq=False)
+class Request:
+    """Values that ranks are to send.
+
+    Attributes:
+        number: Known to the ranks.
+        team: Whose.
+        expected: What they are to send.
+        waiting: Ranks of the team, by place, that have not answered.
+        answers: What the others have sent, or why they cannot, by place.
+        lent: Memory of ranks that have answered, which is to be read, by process: as `Handle.fields`.
+        complete: Set when all have.
+    """
+
+    number: int
+    team: Team
+    expected: Expected
+    waiting: dict[Peer, int]
+    answers: dict[int, _Answer | Exception] = attrs.field(factory=dict[int, Any])
+    lent: dict[Peer, tuple[Any, ...]] = attrs.field(factory=dict["Peer", tuple[Any, ...]])
+    complete: trio.Event = attrs.field(factory=trio.Event)
+
+    def settle(self, peer: Peer, answer: _Answer | Exception) -> bool:
+        """Take the answer of a rank; return False if none was expected."""
+        place = self.waiting.pop(peer, None)
+        if place is None:
+            return False
+        self.answers[place] = answer
+        if not self.waiting:
+            self.complete.set()
+        return True
+
+
+@attrs.define(eq=False)
+class Engine:
+    """One mesh of processes, and something that its block owns: what was issued runs to its end when that is left.
+
+    Attributes:
+        proc: The controller's process.
+        number: Known to the ranks.
+        owned: The mesh.
+        shapes: The plans of this process.
+        engines: All of this process, by number.
+        on_closed: Called when its block has been left.
+        device: Where ranks make tensors unless they are told.
+        current: The team that commands were issued to last.
+        is_closed: Set when nothing more can be issued.
+        stuck: What ranks have said to wait for, by process; only a wait without `await` looks.
+        thread: The one of its Trio loop, in which everything is issued.
+    """
+
+    proc: Proc
+    number: int
+    owned: OwnedProcs
+    shapes: Shapes
+    engines: Mapping[int, Engine]
+    on_closed: Callable[[Engine], None]
+    device: torch.device = attrs.field(factory=default_device)
+    current: Team | None = None
+    is_closed: bool = False
+    stuck: dict[Peer, messages.Stuck] = attrs.field(factory=dict["Peer", messages.Stuck])
+    thread: int = attrs.field(factory=get_ident)
+    _token: trio.lowlevel.TrioToken = attrs.field(factory=trio.lowlevel.current_trio_token)
+    _progress: trio.Event = attrs.field(factory=trio.Event)
+    _refusals: dict[Peer, str] = attrs.field(factory=dict["Peer", str])
+    _lost: list[Team] = attrs.field(factory=list[Team])
+    _lost_numbers: set[int] = attrs.field(factory=set[int])
+    _teams: dict[Region, Team] = attrs.field(factory=dict["Region", Team])
+    _by_number: dict[int, Team] = attrs.field(factory=dict[int, Team])
+    _opened: set[Peer] = attrs.field(factory=set["Peer"])
+    _refs: int = 1
+    _requests: dict[int, Request] = attrs.field(factory=dict[int, Request])
+
+    @property
+    def name(self) -> str:
+        """Of the mesh."""
+        return self.owned.info.name
+
+    def new_refs(self, number: int) -> int:
+        """Return the first of some unused refs."""
+        first = self._refs
+        self._refs += number
+        return first
+
+    @property
+    def teams(self) -> list[Team]:
+        """Those that commands can be issued to."""
+        return list(self._by_number.values())
+
+    # ---- teams -----------------------------------------------------------------------------------------------
+
+    def team(self, region: Region) -> Team:
+        """Return the team of a view; a new one when a process of it has been restarted since.
+
+        Raises:
+            ValueError: The view is empty.
+        """
+        team = self._teams.get(region)
+        if team is not None and not team.is_lost:
+            return team
+        ranks = region.ranks()
+        if not ranks:
+            raise ValueError("tensors need at least one process, got an empty view")
+        info = self.owned.info
+        peers = [self.proc.peer(info.members[rank].proc_id) for rank in ranks]
+        team = Team(self, self.shapes.new_number(), region, peers, [info.origin(rank) for rank in ranks])
+        self.check_open(team)
+        self._teams[region] = self._by_number[team.number] = team
+        whole = self.owned.whole.extent
+        for rank, peer in zip(ranks, peers, strict=True):
+            if peer not in self._opened:
+                self._opened.add(peer)
+                opening = messages.Open(self.number, self.name, list(whole), list(whole.values()), rank)
+                self._send([peer], opening)
+        table = attrs.evolve(region, excluded=frozenset[int]()).ranks()
+        procs = [info.members[rank].proc_id if rank in region else 0 for rank in table]
+        extent = region.extent
+        self._send(
+            peers,
+            messages.Team(self.number, team.number, list(extent), list(extent.values()), list(table), procs),
+        )
+        generator_states.joined(team)
+        return team
+
+    def switch_to(self, team: Team) -> None:
+        """Keep the order of commands on ranks that both teams have."""
+        for other in self._by_number.values():
+            if other is not team and other.stream and not set(other.peers).isdisjoint(team.peers):
+                self.flush_team(other)
+        self.current = team
+
+    def check_open(self, team: Team) -> None:
+        """Refuse commands when there is nobody to execute them.
+
+        Raises:
+            MeshStopped: The block that owns the processes is being left, or was.
+            ProcDied: A process of the team has ended.
+            MeshError: One cannot hold tensors, or is not there yet.
+        """
+        if self.is_closed or self.owned.is_stopping:
+            raise MeshStopped(f"{self.name} computes no more: the block that owns its processes is being left")
+        for peer, origin in zip(team.peers, team.origins, strict=True):
+            if peer.death is not None:
+                error = peer.death(maybe_executed=False)
+            elif peer in self._refusals:
+                error = MeshError(self._refusals[peer])
+            elif peer.link is None and peer in self._opened:
+                error = unexplained_death(team.name, origin)
+            elif peer.link is None:
+                error = MeshError(f"a process of {team.name} is being restarted: write `await procs.settled()` first")
+            else:
+                continue
+            set_origin(error, origin)
+            raise error
+
+    def check_thread(self) -> None:
+        """Refuse operations of other threads; the engine of autograd has threads of its own, while that of Trio waits.
+
+        Raises:
+            RuntimeError: This is none of those.
+        """
+        if torch._C._current_graph_task_id() == -1:
+            raise RuntimeError(
+                f"operations on tensors of {self.name} are issued in the thread of its Trio loop, got another thread: "
+                "call the function that does so by trio.from_thread.run_sync(function)"
+            )
+
+    # ---- sending ---------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Have what is issued sent, also where no turn of Trio's loop ends soon: in a task of asyncio."""
+        if not trio.lowlevel.in_trio_task():
+            self._token.run_sync_soon(self.flush, idempotent=True)
+
+    def flush(self) -> None:
+        """Send everything that was issued."""
+        teams = list(self._by_number.values())
+        # What one team forgets may be used by commands of another that have not been sent: those go first. Teams with
+        # commands have no rank in common (`switch_to`).
+        for team in teams:
+            if team.stream:
+                self._post(team)
+        for team in teams:
+            if team.has_freed:
+                self._post(team)
+        for team in self._lost:  # those of its ranks that live keep what nobody has given up
+            if team.has_freed:
+                self._post(team)
+        self._lost = [team for team in self._lost if team.living]
+
+    def flush_team(self, team: Team) -> None:
+        """Send what was issued to a team; read what has come, and wait when the ranks are far behind.
+
+        Raises:
+            trio.TooSlowError: The deadline of the task has passed meanwhile.
+        """
+        self._post(team)
+        if self.proc.is_simulated or get_ident() != self.thread:  # of autograd, while the thread of Trio waits for it
+            return
+        self.proc.pump(0)
+        team.is_lost |= any(peer.link is None for peer in team.peers)  # the next operation says so
+        while team.issued - team.executed > limits.TENSOR_COMMANDS_AHEAD and not team.is_lost:
+            self.wait_now("the ranks caught up with what was issued")
+            team.is_lost |= any(peer.link is None for peer in team.peers)
+
+    def wait_now(self, what: str) -> None:
+        """Read what has come, waiting for a moment, without `await`.
+
+        Raises:
+            trio.TooSlowError: The deadline of the task has passed.
+        """
+        seconds = limits.SIGNAL_SECONDS
+        if trio.lowlevel.in_trio_task():
+            left = trio.current_effective_deadline() - trio.current_time()
+            if left <= 0:
+                raise trio.TooSlowError(f"the deadline passed before {what}")
+            seconds = min(left, seconds)
+        self.proc.pump(seconds)
+
+    def _post(self, team: Team) -> None:
+        first, stream, bodies = team.take()
+        # Bodies are made for their command, and nobody writes to them, so that nobody needs to wait for them to leave.
+        self._send(team.peers, messages.Run(self.number, team.number, first, stream), bodies)
+
+    def _send(self, peers: Sequence[Peer], message: messages.AnyMessage, bodies: Sequence[Any] = ()) -> None:
+        self.proc.services.cast(peers, TENSORS, messages.encode(message), bodies)
+
+    # ---- values ----------------------------------------------------------------------------------------------
+
+    def ask(self, team: Team, places: Sequence[int], issue: Callable[[int], object], expected: Expected) -> Request:
+        """Make a request that `issue`, given its number, lets the ranks at some places of a team answer."""
+        request = Request(self.shapes.new_number(), team, expected, {team.peers[place]: place for place in places})
+        self._requests[request.number] = request
+        try:
+            issue(request.number)
+            self.flush_team(team)
+        except BaseException:
+            self.forget(request)
+            raise
+        return request
+
+    def failure(self, team: int, number: int) -> Failure | None:
+        """Return the record of a command that has failed, of whatever mesh: tensors move between them."""
+        for engine in self.engines.values():
+            found = engine._by_number.get(team)
+            if found is not None:
+                return found.failure(number)
+        return None
+
+    def forget(self, request: Request) -> None:
+        """Drop a request: its answers have been taken, or whoever asked has left."""
+        self._requests.pop(request.number, None)
+        for peer in request.lent:
+            self._leave(peer, request.number)
+        request.lent.clear()
+
+    def _leave(self, peer: Peer, number: int) -> None:
+        moves_of(self.proc).leave(peer, self.number, (self.proc.proc_id, number))
+
+    # ---- messages --------------------------------------------------------------------------------------------
+
+    def done(self, peer: Peer, message: messages.Done) -> None:
+        """Take a report of progress."""
+        team = self._by_number.get(message.team)
+        if team is None and message.team in self._lost_numbers:
+            return  # the others of its ranks go on with what they were given
+        if team is None or peer not in team.peers:
+            raise ProtocolError(f"progress must be that of a team, got {message.team}")
+        if not 0 <= message.count <= team.issued:
+            raise ProtocolError(f"of {team.issued} commands that many can have been executed, got {message.count}")
+        team.progressed(peer, message.count, message.failed)
+        self._progress.set()
+
+    def replied(self, peer: Peer, message: messages.Reply, bodies: list[memoryview], cargo: Cargo | None) -> None:
+        """Take a value."""
+        request = self._requests.get(message.request)
+        if request is None:
+            if message.lent is not None:
+                self._leave(peer, message.request)
+            return  # whoever asked has left
+        payload, rest = take_payload(message.payload, bodies)
+        if not request.settle(peer, (payload, rest, message.failed_at, cargo)):
+            raise ProtocolError(f"a rank must answer once, and when asked; request {message.request} got another")
+        if message.lent is not None:
+            request.lent[peer] = message.lent
+
+    def refused(self, peer: Peer, why: str) -> None:
+        """Learn that a process cannot hold tensors."""
+        if peer in self._opened:
+            self._refusals[peer] = f"a process of {self.name} cannot hold tensors: {why}"
+            self._lose(peer, MeshError(self._refusals[peer]))
+
+    def gone(self, peer: Peer) -> None:
+        """Learn that a process has ended: the tensors of its teams are lost."""
+        assert peer.death is not None
+        self._refusals.pop(peer, None)
+        self._lose(peer, peer.death(maybe_executed=True))
+
+    def _lose(self, peer: Peer, error: Exception) -> None:
+        if peer not in self._opened:
+            return
+        self._opened.discard(peer)
+        for number, team in list(self._by_number.items()):
+            if peer in team.peers:
+                team.is_lost = True
+                self._warn_of(team)
+                if team.stream:  # its groups end with the message, and the next team takes their names
+                    self._post(team)
+                self._send(team.peers, messages.Lost(self.number, number))
+                del self._by_number[number]
+                self._lost.append(team)
+                self._lost_numbers.add(number)
+        for request in list(self._requests.values()):
+            request.settle(peer, error)
+        self._progress.set()
+
+    # ---- as something that a block owns ------------------------------------------------------------------------
+
+    @property
+    def info(self) -> MeshInfo:
+        """See `Owned`."""
+        return self.owned.info
+
+    def abandon(self) -> None:
+        """Take no more operations."""
+        if not self.is_closed:
+            self.flush()
+            self.is_closed = True
+
+    def cancel_background(self, reason: str) -> None:
+        """Nothing: what was issued is executed, or ends with its rank."""
+
+    async def drain(self) -> list[Exception]:
+        """Wait until everything that was issued has been executed (rule M3)."""
+        await trio.lowlevel.checkpoint()
+        while any(team.executed < team.issued for team in self._by_number.values()):
+            self._progress = trio.Event()
+            with trio.move_on_after(limits.TENSOR_DRAIN_SECONDS) as patience:
+                await self._progress.wait()
+            if patience.cancelled_caught:
+                _log.warning("leaving %s waits for its ranks:\n%s", self.name, "\n".join(self._awaited()))
+                await self._progress.wait()
+        return []
+
+    def _awaited(self) -> list[str]:
+        """Say which commands are being executed, and by which ranks, though others have done them."""
+        lines: list[str] = []
+        for team in self._by_number.values():
+            if team.executed == team.issued:
+                continue
+            behind = [origin for peer, origin in zip(team.peers, team.origins, strict=True) if team.is_behind(peer)]
+            lines.append(
+                f"  {', '.join(repr(one.point) for one in behind)} of {len(team.peers)} execute what was issued at "
+                f"{team.awaited_line}, or soon after it; a collective there that the other ranks did not call waits "
+                f"for them for {limits.COLLECTIVE_SECONDS:.0f} s"
+            )
+        return lines
+
+    async def stop(self, deadline: float) -> list[Exception]:
+        """Forget everything; the processes are stopped after this."""
+        del deadline
+        await trio.lowlevel.checkpoint()
+        for team in self._by_number.values():
+            self._warn_of(team)
+        self.on_closed(self)
+        return []
+
+    def kill_now(self) -> None:
+        """Nothing of this waits for the ranks."""
+
+    def _warn_of(self, team: Team) -> None:
+        """Say what has failed and was never seen, since nothing that depends on it was fetched."""
+        untold = [failure for failure in team.failed.values() if not failure.is_told and failure.what]
+        if untold:
+            lines = "\n".join(f"  {failure.what}, issued at {failure.line}" for failure in untold[:_WARNED_MAX])
+            more = f"\n  and {len(untold) - _WARNED_MAX} more" if len(untold) > _WARNED_MAX else ""
+            _log.warning(
+                "%d operations on %s have failed, and nobody has fetched what depends on them:\n%s%s",
+                len(untold), team.name, lines, more,
+            )  # fmt: skip

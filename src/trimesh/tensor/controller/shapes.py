@@ -1,0 +1,139 @@
+"""What is known at the controller of a tensor on the ranks, and what an operation makes of it.
+
+Shapes and dtypes come from torch itself, by fake tensors, the first time an operation is seen with such arguments; a
+`Plan` remembers them. Numbers that cannot change a shape are operands of the command rather than part of what is
+remembered, so that a loop with a new learning rate each step finds its plans again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from trimesh import limits
+from trimesh.tensor.controller.tracing import quiet
+from trimesh.tensor.protocol.messages import kinds_of
+
+if TYPE_CHECKING:
+    from trimesh.tensor.controller.recording import Recorder
+
+FRESH: Final = -1
+"""A leaf of a result that is a new tensor; others are a tensor among the arguments, or a value."""
+
+DATA_DEPENDENT: Final = (DataDependentOutputException, DynamicOutputShapeException)
+"""What fake tensors raise for an operation whose result has a shape, or a value, that only the data says."""
+
+
+@attrs.frozen(eq=False)
+class Meta:
+    """The looks of a tensor; equal ones are the same object, so they are compared by identity.
+
+    Attributes:
+        size, stride, dtype, device: As torch's.
+        is_global: Whether the ranks hold parts of one tensor, rather than a tensor each.
+    """
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    is_global: bool = False
+
+
+@attrs.frozen(eq=False)
+class Plan:
+    """One operation with arguments of certain looks.
+
+    Attributes:
+        number: The code of its commands.
+        name: Of the operator.
+        description: What ranks are told of it.
+        metas: Of the new tensors.
+        leaves: For each leaf of the result: `FRESH`, or the place among the tensors of the arguments, or a value.
+        tree: How leaves become the result.
+        has_alias: By leaf, whether it is a place.
+        is_single: Whether the result is just one new tensor.
+        counted: Places among the tensors of what it writes to and torch does not count as written.
+        kinds: "r", "n" or "b" for each operand of its commands.
+    """
+
+    number: int
+    name: str
+    description: list[Any]
+    metas: Sequence[Meta]
+    leaves: Sequence[Any]
+    has_alias: Sequence[bool]
+    tree: pytree.TreeSpec
+    is_single: bool = False
+    counted: Sequence[int] = ()
+    kinds: str = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        _, args, kwargs, _, _ = self.description
+        object.__setattr__(self, "kinds", kinds_of(args) + kinds_of(kwargs))
+
+
+@attrs.define(eq=False)
+class Shapes:
+    """The plans and looks of one process.
+
+    Attributes:
+        recorder: Listens to all commands while a function is being recorded.
+        fake: Makes the fake tensors.
+        plans: By operation and looks of its arguments.
+        generation: How often they have been forgotten.
+    """
+
+    recorder: Recorder | None = None
+    fake: FakeTensorMode = attrs.field(factory=FakeTensorMode)
+    plans: dict[tuple[Any, ...], Plan] = attrs.field(factory=dict[tuple[Any, ...], Plan])
+    generation: int = 0
+    _numbers: int = 0
+    _metas: dict[tuple[Any, ...], Meta] = attrs.field(factory=dict[tuple[Any, ...], Meta])
+
+    def new_number(self) -> int:
+        """Return a number for a plan, a team, a request; none is used twice in this process."""
+        self._numbers += 1
+        return self._numbers
+
+    def meta(
+        self,
+        size: Sequence[int],
+        stride: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        is_global: bool = False,
+    ) -> Meta:
+        """Return the one object for these looks."""
+        key = (tuple(size), tuple(stride), dtype, device, is_global)
+        found = self._metas.get(key)
+        if found is None:
+            found = self._metas[key] = Meta(*key)
+        return found
+
+    def meta_of(self, tensor: torch.Tensor, *, is_global: bool = False) -> Meta:
+        """Return the looks of a tensor, fake or not."""
+        return self.meta(tensor.size(), tensor.stride(), tensor.dtype, tensor.device, is_global=is_global)
+
+    def example(self, meta: Meta) -> torch.Tensor:
+        """Return a fake tensor with these looks."""
+        with self.fake:
+            return torch.empty_strided(meta.size, meta.stride, dtype=meta.dtype, device=meta.device)
+
+    def remember(self, key: tuple[Any, ...], plan: Plan) -> None:
+        """Keep a plan; when there are too many, all are forgotten here, and by the ranks with their next commands."""
+        if len(self.plans) >= limits.TENSOR_PLANS:
+            self.plans.clear()
+            self.generation += 1
+        self.plans[key] = plan
+
+    def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run an operation on fake tensors."""
+        with quiet(), self.fake, torch.no_grad():
+            return function(*args, **kwargs)

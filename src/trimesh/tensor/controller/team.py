@@ -1,0 +1,246 @@
+"""The ranks that hold tensors together, and the commands that are on their way to them."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Sequence
+from threading import get_ident
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from trimesh import limits
+from trimesh._transport.base import Buffer
+from trimesh.shape.region import Region
+from trimesh.tensor.protocol.messages import DEFINE, FREE, RESET
+
+if TYPE_CHECKING:
+    from trimesh._runtime.peers.peer import Peer
+    from trimesh.errors import Origin
+    from trimesh.tensor.controller.engine import Engine
+    from trimesh.tensor.controller.shapes import Plan
+
+Line = tuple[CodeType, int]
+"""Where a command was issued: the code and the line in it."""
+
+
+@attrs.define(eq=False)
+class Failure:
+    """A command that has failed by itself.
+
+    Attributes:
+        line: Where it was issued.
+        what: The operation and what it has raised, as text.
+        is_told: Whether somebody has got the error.
+    """
+
+    line: str
+    what: str
+    is_told: bool = False
+
+
+_OWN = __file__.rsplit("/", 2)[0]
+
+
+@attrs.define(eq=False)
+class Team:
+    """One view of a mesh of processes that tensors live on.
+
+    Attributes:
+        engine: Of the mesh.
+        number: Known to the ranks.
+        region: The view.
+        peers: The processes, by place in the view.
+        issued: Commands so far, those in `stream` included.
+        stream: Commands that have not been sent.
+        first: Number of the first of them.
+        bodies: What they carry.
+        done: Commands executed, by process.
+        lines: Where commands were issued that some rank has not executed: (number of the first, lines).
+        failed: Commands that have failed by themselves, by number.
+        is_lost: Set when a process of it has ended: its tensors are gone.
+        origins: Of errors of its processes, by place in the view.
+        living: Tensors that somebody holds.
+    """
+
+    engine: Engine
+    number: int
+    region: Region
+    peers: Sequence[Peer]
+    origins: Sequence[Origin]
+    issued: int = 0
+    stream: list[Any] = attrs.field(factory=list[Any])
+    first: int = 0
+    bodies: list[Buffer] = attrs.field(factory=list[Buffer])
+    done: dict[Peer, int] = attrs.field(factory=dict["Peer", int])
+    lines: deque[tuple[int, list[Line]]] = attrs.field(factory=deque[tuple[int, list[Line]]])
+    failed: dict[int, Failure] = attrs.field(factory=dict[int, Failure])
+    is_lost: bool = False
+    living: int = 0
+    _freed: list[int] = attrs.field(factory=list[int])
+    _defined: set[int] = attrs.field(factory=set[int])
+    _generation: int = 0
+    _new_lines: list[Line] = attrs.field(factory=list[Line])
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.engine.name}{dict(self.region.extent)!r}"
+
+    def free(self, ref: int) -> None:
+        """Forget a tensor, with the next commands. May be called from anywhere, by the collector, at any time."""
+        self._freed.append(ref)
+
+    def emit(self, plan: Plan, operands: Sequence[Any], outputs: int) -> int:
+        """Add a command; return the ref of its first output.
+
+        Raises:
+            ProcDied: A process of the team has ended.
+            MeshStopped: The block that owns the processes is being left.
+            RuntimeError: This is another thread than that of the mesh.
+            MeshError: One cannot hold tensors, or is not there yet.
+            trio.TooSlowError: The deadline of the task has passed while the ranks were far behind.
+        """
+        engine = self.engine
+        if get_ident() != engine.thread:
+            engine.check_thread()
+        if engine.current is not self:
+            engine.switch_to(self)
+        if self.is_lost or engine.is_closed:
+            self.check()
+        stream = self.stream
+        if not stream:
+            self.first = self.issued
+            engine.wake()
+        freed: Sequence[int] = ()
+        if self._freed:
+            freed = self.take_freed()
+        if plan.number not in self._defined:
+            self._define(plan)
+        first = engine.new_refs(outputs)
+        stream += (plan.number, first)
+        stream += operands
+        line = issuing_line()
+        self._new_lines.append(line)
+        self.issued += 1  # it will be executed, even if the recorder refuses it
+        recorder = engine.shapes.recorder
+        if recorder is not None:
+            recorder.took(self, plan, first, outputs, operands, line, freed)
+        if self.issued - self.first >= limits.TENSOR_BATCH_COMMANDS:
+            engine.flush_team(self)
+        return first
+
+    def emit_words(self, *words: Any) -> None:
+        """Add a command that is no operation: see `protocol`.
+
+        Raises:
+            MeshStopped, ProcDied: See `Engine.check_open`.
+        """
+        engine = self.engine
+        if get_ident() != engine.thread:
+            engine.check_thread()
+        if engine.current is not self:
+            engine.switch_to(self)
+        self.check()
+        if not self.stream:
+            self.first = self.issued
+            engine.wake()
+        self.stream += words
+        self._new_lines.append(issuing_line())
+        self.issued += 1
+
+    def take_freed(self) -> list[int]:
+        """Send word of what was freed, and return it."""
+        freed, self._freed = self._freed, []
+        if not self.stream:
+            self.first = self.issued
+        self.living -= len(freed)
+        self.stream += (FREE, freed)
+        return freed
+
+    def add_body(self, body: Buffer) -> int:
+        """Let the next command carry a body; return its number, an operand."""
+        self.bodies.append(body)
+        return len(self.bodies) - 1
+
+    def check(self) -> None:
+        """Refuse commands when there is nobody to execute them."""
+        self.engine.check_open(self)
+
+    def _define(self, plan: Plan) -> None:
+        generation = self.engine.shapes.generation
+        if generation != self._generation:
+            self._generation = generation
+            self._defined.clear()
+            self.stream.append(RESET)
+        self._defined.add(plan.number)
+        self.stream += (DEFINE, plan.number, plan.description)
+
+    def take(self) -> tuple[int, list[Any], list[Buffer]]:
+        """Take out what is to be sent: number of the first command, commands, bodies."""
+        if self._freed:
+            self.take_freed()
+        taken = self.first, self.stream, self.bodies
+        if self._new_lines:
+            self.lines.append((self.first, self._new_lines))
+        self.stream, self.bodies, self._new_lines = [], [], []
+        self.first = self.issued
+        return taken
+
+    @property
+    def has_freed(self) -> bool:
+        """Whether tensors wait to be freed."""
+        return bool(self._freed)
+
+    def progressed(self, peer: Peer, count: int, failed: Sequence[tuple[int, str]]) -> None:
+        """Learn what a rank has executed, and what of it has failed."""
+        for number, what in failed:
+            self.failure(number, what)
+        self.done[peer] = max(count, self.done.get(peer, 0))
+        executed = self.executed
+        while self.lines and self.lines[0][0] + len(self.lines[0][1]) <= executed:
+            self.lines.popleft()
+
+    @property
+    def executed(self) -> int:
+        """Commands that every rank has executed."""
+        return min(self.done.get(peer, 0) for peer in self.peers)
+
+    def is_behind(self, peer: Peer) -> bool:
+        """Whether a process has not executed all that was issued."""
+        return self.done.get(peer, 0) < self.issued
+
+    @property
+    def awaited_line(self) -> str:
+        """Where the first command was issued that some rank has not executed."""
+        return self._line_of(self.executed)
+
+    def failure(self, number: int, what: str = "") -> Failure:
+        """Return the record of a command that has failed; a rank may have said why before it reports its progress."""
+        found = self.failed.get(number)
+        if found is None:
+            found = Failure(self._line_of(number), what)
+            if len(self.failed) < limits.TENSOR_FAILURES:
+                self.failed[number] = found
+        return found
+
+    def _line_of(self, number: int) -> str:
+        for first, lines in self.lines:
+            if first <= number < first + len(lines):
+                code, line = lines[number - first]
+                return f"{code.co_filename}:{line} in {code.co_qualname}"
+        return "a line that is not known any more"
+
+
+def issuing_line() -> Line:
+    """Return the innermost line that is neither of torch nor of this package."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if "/torch/" not in file and not file.startswith(_OWN):
+            return frame.f_code, frame.f_lineno
+        frame = frame.f_back
+    here = sys._getframe(0)
+    return here.f_code, here.f_lineno

@@ -1,0 +1,1 @@
+"""Global tensors on the ranks, as torch's DTensor: by the table of rules, or whole."""

@@ -1,0 +1,106 @@
+"""Views of global tensors that torch could only make by copying, and that are to be views all the same.
+
+A row of a tensor that is cut by rows lies on one rank; torch gathers it, so that what is written to it would never
+reach the tensor, nor the other way round. Here a write to such a view is copied back, and one to the tensor makes the
+view again before it is read next. Every rank knows the same of each, so all of them take part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from trimesh.tensor.rank.poison import memory_of
+from trimesh.tensor.rank.rank import Rank
+from trimesh.tensor.rules.engine import Engine, engine_of
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+@attrs.define(eq=False)
+class _Copied:
+    """One such view.
+
+    Attributes:
+        base: What it is a view of.
+        view: Makes it of `base`, or of a whole tensor with the same values.
+        is_stale: Whether `base` has been written to since.
+    """
+
+    base: DTensor
+    view: Callable[[Any], Any]
+    is_stale: bool = False
+
+
+@attrs.define(eq=False)
+class CopiedViews:
+    """All of one rank."""
+
+    _engine: Engine
+    _found: Any = attrs.field(factory=WeakIdKeyDictionary)
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return len(self._found) > 0
+
+    def made(self, base: DTensor, results: Sequence[Any], view: Callable[[Any], Sequence[Any]]) -> None:
+        """Learn what an operator that makes views has made."""
+        for index, result in enumerate(results):
+            if not isinstance(result, torch.Tensor):
+                continue
+            if memory_of(result) != memory_of(base) or base in self._found:
+                self._found[result] = _Copied(base, partial(_at, view, index))
+
+    def refresh(self, tensor: DTensor) -> None:
+        """Let a tensor that is about to be read be what it is a view of."""
+        copied = self._found.get(tensor)
+        if copied is None:
+            return
+        self.refresh(copied.base)
+        if copied.is_stale:
+            again = copied.view(copied.base)
+            tensor._local_tensor, tensor._spec = again._local_tensor, again._spec
+            copied.is_stale = False
+
+    def written(self, tensor: DTensor) -> None:
+        """Carry a write to all that the tensor is a view of, and to what are views of these."""
+        memory = memory_of(tensor)
+        for other, copied in list(self._found.items()):
+            if other is not tensor and memory_of(copied.base) == memory:
+                self._forget(other, copied)
+        own = self._found.get(tensor)
+        if own is None:
+            return
+        self.refresh(own.base)
+        engine = self._engine
+        engine.settle(own.base)
+        whole = engine.whole(own.base).clone(memory_format=torch.preserve_format)
+        own.view(whole).copy_(engine.whole(tensor))
+        engine.write(own.base, whole)
+        self.written(own.base)
+        own.is_stale = False
+
+    def _forget(self, tensor: DTensor, copied: _Copied) -> None:
+        copied.is_stale = True
+        for other, further in list(self._found.items()):
+            if further.base is tensor and not further.is_stale:
+                self._forget(other, further)
+
+
+def _at(view: Callable[[Any], Sequence[Any]], index: int, base: Any) -> Any:
+    return view(base)[index]
+
+
+def copied_views(rank: Rank) -> CopiedViews:
+    """Return those of a rank."""
+    found = rank.above.get(CopiedViews)
+    if found is None:
+        found = rank.above[CopiedViews] = CopiedViews(engine_of(rank))
+    assert isinstance(found, CopiedViews)
+    return found

@@ -1,0 +1,221 @@
+"""The process groups of a team, one for each set of its dimensions, and the device mesh that torch wants (rule N3)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh
+
+from trimesh.errors import ShapeError
+from trimesh.tensor.groups.group import BACKEND, Group
+from trimesh.tensor.rank.rank import Rank, TeamOnRank
+
+
+@attrs.define(eq=False)
+class _Groups:
+    """What a team has here.
+
+    Attributes:
+        number: In the names of its groups; see `_Numbers`.
+        made: By key.
+        published: Names that torch's registry knows.
+        mesh: See `device_mesh`.
+    """
+
+    number: int
+    made: dict[str, Group] = attrs.field(factory=dict[str, Group])
+    published: set[str] = attrs.field(factory=set[str])
+    mesh: DeviceMesh | None = None
+
+
+@attrs.define(eq=False)
+class _Numbers:
+    """Numbers in the names of groups, so that those of a team that follows another on the same ranks have its names.
+
+    To torch, device meshes over the same ranks are equal, whatever groups they name, and it remembers the layouts of
+    results with the mesh that it saw first: what it makes for a team names the groups of the one before.
+
+    Attributes:
+        by_layout: By extent, ranks and which of them are there.
+        holders: Number of the team that has each now.
+    """
+
+    by_layout: dict[Hashable, int] = attrs.field(factory=dict[Hashable, int])
+    holders: dict[int, int] = attrs.field(factory=dict[int, int])
+
+    def take(self, team: TeamOnRank) -> int:
+        """Return the number for a team: its own, unless one that is gone was on the same ranks."""
+        layout = team.extent, tuple(team.ranks), tuple(map(bool, team.procs))
+        number = self.by_layout.setdefault(layout, team.number)
+        return number if self.holders.setdefault(number, team.number) == team.number else team.number
+
+    def free(self, number: int, team: TeamOnRank) -> None:
+        """Give up the number of a team."""
+        if self.holders.get(number) == team.number:
+            del self.holders[number]
+
+
+@attrs.define(eq=False)
+class _World:
+    """Torch's default group in this process, made here.
+
+    Attributes:
+        group: It has the right rank and size, and no backend: nothing is done in it.
+    """
+
+    group: dist.ProcessGroup
+
+
+def group_of(rank: Rank, team: TeamOnRank, labels: Sequence[str]) -> Group:
+    """Return the group of the ranks that differ from this one in some dimensions of the team only.
+
+    Nothing is connected yet. Call it in the rank's own thread, in a command that all ranks of the team execute.
+
+    Args:
+        rank: This rank.
+        team: The team.
+        labels: The dimensions.
+
+    Raises:
+        ShapeError: The team has no such dimension.
+    """
+    extent = team.extent
+    for label in labels:
+        if label not in extent:
+            raise ShapeError(f"a process group spans dimensions of {extent!r}, got {label!r}")
+    here = extent.point(team.place)
+    fixed = {label: here[label] for label in extent if label not in labels}
+    key = ",".join(label for label in extent if label in labels)
+    key += "".join(f" {label}={index}" for label, index in fixed.items())
+    groups = _of(rank, team)
+    found = groups.made.get(key)
+    if found is None:
+        places = [
+            place
+            for place in range(extent.nelements)
+            if team.procs[place] and all(extent.point(place)[label] == index for label, index in fixed.items())
+        ]
+        found = groups.made[key] = Group(rank, team, groups.number, places, key)
+    return found
+
+
+def torch_group(rank: Rank, team: TeamOnRank, labels: Sequence[str]) -> dist.ProcessGroup:
+    """Return a group that `torch.distributed` takes as `group=`; see `group_of`.
+
+    Raises:
+        RuntimeError: Code of this process has initialised `torch.distributed` itself.
+    """
+    group = group_of(rank, team, labels)
+    _publish(rank, team, group)
+    return group
+
+
+def device_mesh(rank: Rank, team: TeamOnRank) -> DeviceMesh:
+    """Return the device mesh over the extent of a team; see `group_of`.
+
+    Raises:
+        RuntimeError: Code of this process has initialised `torch.distributed` itself.
+        ShapeError: Members are missing from the view.
+    """
+    groups = _of(rank, team)
+    if groups.mesh is not None:
+        return groups.mesh
+    extent = team.extent
+    if not all(team.procs):
+        raise ShapeError(f"a global tensor needs every member of its view, got {extent!r} with some excluded")
+    labels = list(extent) or ["all"]
+    made = [torch_group(rank, team, [label] if extent else []) for label in labels]
+    table = torch.tensor(list(team.ranks)).reshape(list(extent.values()) or [1])
+    groups.mesh = DeviceMesh.from_group(list[Any](made), rank.device.type, mesh=table, mesh_dim_names=tuple(labels))
+
+    return groups.mesh
+
+
+@attrs.frozen
+class Disband:
+    """A process of the team has ended: let go of what its groups hold open."""
+
+    def execute(self, rank: Rank, team: TeamOnRank) -> None:
+        """See `Step`."""
+        groups = _of(rank, team)
+        for group in groups.made.values():
+            group.destroy()
+            if group.full_name in groups.published:
+                _unregister(group, group.full_name)
+        groups.published.clear()
+        _numbers(rank).free(groups.number, team)
+
+
+def _of(rank: Rank, team: TeamOnRank) -> _Groups:
+    found = team.above.get(_Groups)
+    if found is None:
+        found = team.above[_Groups] = _Groups(_numbers(rank).take(team))
+    assert isinstance(found, _Groups)
+    return found
+
+
+def _numbers(rank: Rank) -> _Numbers:
+    found = rank.above.setdefault(_Numbers, _Numbers())
+    assert isinstance(found, _Numbers)
+    return found
+
+
+# ---- what torch must know ------------------------------------------------------------------------------------
+
+
+def _publish(rank: Rank, team: TeamOnRank, group: Group) -> None:
+    """Put a group where `torch.distributed` and its functional collectives look it up."""
+    published = _of(rank, team).published
+    if group.full_name in published:
+        return
+    _make_world(rank, group)
+    _register(group, group.full_name, [team.ranks[place] for place in group.places], group.store)
+    published.add(group.full_name)
+    # Operations of torch may use it from now on, and one that is not done here would leave the others waiting.
+    team.on_failed.append(group.destroy)
+
+
+def _make_world(rank: Rank, group: Group) -> None:
+    world = rank.above.get(_World)
+    if dist.is_initialized():
+        if world is None or c10d._get_default_group() is not world.group:
+            raise RuntimeError(
+                "torch.distributed must be left to the mesh in a process that holds its tensors, but code of this "
+                "process has called init_process_group: destroy that group first, or keep such actors on another mesh"
+            )
+        return
+    # Ranks are those of the whole mesh. Nobody is connected: a collective in it says that it has no backend.
+    default = dist.ProcessGroup(group.store, rank.number, rank.extent.nelements)
+    _register(default, f"{rank.mesh}/all", list(range(rank.extent.nelements)), group.store)
+    c10d._update_default_pg(default)
+    rank.above[_World] = _World(default)
+
+
+def _register(group: dist.ProcessGroup, name: str, ranks: Sequence[int], store: Any) -> None:
+    """Do what `torch.distributed.new_group` does, for a group that exists; there is no public way."""
+    world: Any = c10d._world
+    world.pg_map[group] = BACKEND, store
+    world.pg_names[group] = name
+    world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(ranks)}
+    world.pg_backend_config[group] = f"cpu:{BACKEND},cuda:{BACKEND}"
+    tag = f"ptd:{name}"
+    world.pg_to_tag[group] = tag
+    world.tags_to_pg.setdefault(tag, []).append(group)
+    register: Any = getattr(c10d, "_register_process_group")  # noqa: B009 - not among what its stub exports
+    register(name, group)
+
+
+def _unregister(group: dist.ProcessGroup, name: str) -> None:
+    """Undo `_register`."""
+    world: Any = c10d._world
+    for table in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config):
+        table.pop(group, None)
+    tag = world.pg_to_tag.pop(group, None)
+    world.tags_to_pg.pop(tag, None)
+    unregister: Any = getattr(c10d, "_unregister_process_group")  # noqa: B009 - see above
+    unregister(name)

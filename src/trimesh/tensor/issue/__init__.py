@@ -1,0 +1,1 @@
+"""From an operator of torch to a command, and from values on the ranks to values here."""

@@ -1,0 +1,208 @@
+"""Values of mesh tensors at the controller: with `await`, or, where torch leaves no choice, without."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from trimesh import limits
+from trimesh._runtime.tasks.foreign import in_trio
+from trimesh.shape.value_mesh import ValueMesh
+from trimesh.tensor.controller.answers import answers, answers_now
+from trimesh.tensor.controller.call import call_kernel
+from trimesh.tensor.controller.engine import Request
+from trimesh.tensor.controller.expected import LARGE, ONE_TENSOR, tensors_like
+from trimesh.tensor.controller.shapes import Meta
+from trimesh.tensor.controller.team import Team
+from trimesh.tensor.controller.tensor import MeshTensor
+from trimesh.tensor.issue.gathering import gathered
+
+
+async def fetch(tree: Any) -> Any:
+    """Return the whole value of a mesh tensor, or of all in a dict, list or other tree of them, asked for at once.
+
+    Args:
+        tree: What holds the tensors: `model.state_dict()`, say. Tensors of this process in it are copied, anything
+            else is returned as it is.
+
+    Returns:
+        The same with, for a global tensor, the tensor; for one with a tensor on each rank, a `ValueMesh` of them.
+        Copies, on the CPU.
+
+    Raises:
+        MeshErrorGroup: An operation that it depends on has failed, with the line that issued it; or a process has
+            ended.
+        TypeError: There is no mesh tensor in it.
+
+    Blocking: a checkpoint, cancellable; the ranks go on.
+    """
+    leaves, shape = pytree.tree_flatten(tree)
+    if not any(isinstance(leaf, MeshTensor) for leaf in leaves):
+        checked(tree)
+    made = pytree.tree_unflatten(await in_trio(_fetched)(leaves), shape)
+    versions = getattr(tree, "_metadata", None)
+    if versions is not None:  # of the state of a module, which it reads when it loads it
+        made._metadata = versions
+    return made
+
+
+async def _fetched(leaves: list[Any]) -> list[Any]:
+    groups: dict[tuple[Team, bool], list[int]] = {}
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, MeshTensor):
+            groups.setdefault((leaf._held.team, leaf._meta.is_global), []).append(index)
+    requests = [_ask_all(team, [leaves[index] for index in group], group) for (team, _), group in groups.items()]
+    # A state has tensors of this process in it, too (an optimizer's steps), which go on changing.
+    whole = [leaf.detach().clone() if _is_local(leaf) else leaf for leaf in leaves]
+    try:
+        for group, request, metas in requests:
+            found = await (answers(request) if metas is None else gathered(request, metas or None))
+            for number, index in enumerate(group):
+                values = [found[place][number] for place in sorted(found) if found[place]]
+                tensor = leaves[index]
+                whole[index] = values[0] if tensor._meta.is_global else ValueMesh(tensor._held.team.region, values)
+    finally:
+        for _, request, _ in requests:  # those after one that failed
+            request.team.engine.forget(request)
+    return whole
+
+
+def _is_local(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and not isinstance(leaf, MeshTensor)
+
+
+async def fetch_shard(tensor: torch.Tensor, coordinates: Mapping[str, int] | None = None, /, **coords: int) -> Any:
+    """Return what one rank has of a mesh tensor.
+
+    Args:
+        tensor: The tensor.
+        coordinates: Of the rank, in the labels of the view that the tensor is on.
+        **coords: The same, by keyword. A view of one rank needs none.
+
+    Returns:
+        The rank's own tensor; of a global one, its part. A copy, on the CPU.
+
+    Raises:
+        MeshErrorGroup: See `fetch`.
+        ShapeError: The coordinates are of no rank.
+    """
+    mesh_tensor = checked(tensor)
+    team = mesh_tensor._held.team
+    place = place_of(team, {**(coordinates or {}), **coords})
+    return await in_trio(_fetched_at)(mesh_tensor, place)
+
+
+async def _fetched_at(tensor: MeshTensor, place: int) -> Any:
+    team = tensor._held.team
+    is_large = _is_large(team, [tensor])
+    if tensor._meta.is_global:
+        kernel, form = ("fetch_large_part", LARGE) if is_large else ("fetch_part", ONE_TENSOR)
+        request = team.engine.ask(team, [place], lambda number: call_kernel(team, kernel, tensor, number, place), form)
+        return (await gathered(request, None))[place][0] if is_large else (await answers(request))[place]
+    request = _ask(team, [tensor], [place], is_large=is_large)
+    return (await (gathered(request, None) if is_large else answers(request)))[place][0]
+
+
+def place_of(team: Team, coordinates: Mapping[str, int]) -> int:
+    """Return the place in a team of the rank with these coordinates; without any, of the only one.
+
+    Raises:
+        ShapeError: There is none.
+    """
+    if not coordinates and len(team.peers) == 1:
+        return 0
+    rank = team.region.extent.rank(coordinates)
+    return list(team.region.ranks()).index(team.region.base_rank(rank))
+
+
+def checked(tensor: Any) -> MeshTensor:
+    """Return a mesh tensor.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if not isinstance(tensor, MeshTensor):
+        raise TypeError(f"this takes a tensor on a mesh, got {type(tensor).__qualname__}: its value is here already")
+    return tensor
+
+
+def scalar_now(tensor: MeshTensor) -> Any:
+    """Return the one number that a tensor is on every rank; see `answers_now`.
+
+    Raises:
+        ValueError: The ranks have different ones.
+    """
+    values = [value.item() for value in values_now(tensor)]
+    first = values[0]
+    if any(value != first and not (value != value and first != first) for value in values):  # noqa: PLR0124 - nan
+        raise ValueError(
+            f"a number of a mesh tensor must be the same on every rank, got {values[:8]}: "
+            "write `await trimesh.fetch(t)` for all of them, or `await trimesh.fetch_shard(t, ...)` for one"
+        )
+    return first
+
+
+def same_now(tensor: MeshTensor) -> torch.Tensor:
+    """Return the value that a tensor has on every rank; see `answers_now`.
+
+    Raises:
+        ValueError: The ranks have different ones.
+    """
+    values = values_now(tensor)
+    if not all(torch.equal(value, values[0]) or _equal_with_nan(value, values[0]) for value in values[1:]):
+        raise ValueError(
+            f"the values of {tensor!r} differ between the ranks: write `await trimesh.fetch(t)` for all of them, "
+            "or `await trimesh.fetch_shard(t, ...)` for those of one rank"
+        )
+    return values[0]
+
+
+def _equal_with_nan(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.is_floating_point() and one.shape == other.shape and torch.allclose(one, other, 0, 0, equal_nan=True)
+
+
+def values_now(tensor: MeshTensor) -> list[torch.Tensor]:
+    """Return the tensor of each rank, or a list of the one global tensor; see `answers_now`."""
+    found = answers_now(_ask(tensor._held.team, [tensor]))
+    return [values[0] for _, values in sorted(found.items()) if values]
+
+
+def _is_large(team: Team, tensors: Sequence[MeshTensor]) -> bool:
+    """Whether tensors are read from the ranks' memory, rather than sent in messages."""
+    nbytes = sum(tensor._meta.dtype.itemsize * math.prod(tensor._meta.size) for tensor in tensors)
+    return nbytes >= limits.TENSOR_LENT_BYTES_MIN and not team.engine.proc.is_simulated
+
+
+def _ask_all(
+    team: Team, tensors: Sequence[MeshTensor], group: list[int]
+) -> tuple[list[int], Request, list[Meta] | None]:
+    """Ask for some tensors; return with the request the looks of global ones that are to be gathered.
+
+    That is None if they come in messages, and empty for tensors of each rank's own.
+    """
+    is_large = _is_large(team, tensors)
+    request = _ask(team, tensors, is_large=is_large)
+    is_global = tensors[0]._meta.is_global
+    return group, request, [one._meta for one in tensors if is_global] if is_large else None
+
+
+def _ask(
+    team: Team, tensors: Sequence[MeshTensor], places: Sequence[int] | None = None, *, is_large: bool = False
+) -> Request:
+    """Ask for tensors of one team, all global or none.
+
+    Every rank answers for a global one, the first with the value: what one of them lacks is then known at once, with
+    its cause, where the first one would only see its peers leave.
+    """
+    asked = list(range(len(team.peers)) if places is None else places)
+    wanted, is_global = list(tensors), tensors[0]._meta.is_global
+    form = LARGE if is_large else tensors_like(wanted, only_first=is_global)
+    if is_global:
+        kernel = "fetch_large_full" if is_large else "fetch_full"
+        return team.engine.ask(team, asked, lambda number: call_kernel(team, kernel, wanted, number), form)
+    kernel = "fetch_large" if is_large else "fetch"
+    return team.engine.ask(team, asked, lambda number: call_kernel(team, kernel, wanted, number, asked), form)

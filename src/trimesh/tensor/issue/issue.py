@@ -1,0 +1,287 @@
+"""The way of one operation, from torch to the ranks: check, plan, command, result. Nothing here waits.
+
+`__torch_dispatch__` comes here below autograd, with the operators that torch itself has made of what the user wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch.autograd.graph import increment_version
+from torch.utils import _pytree as pytree
+
+from trimesh.tensor.controller.shapes import DATA_DEPENDENT, FRESH, Meta, Plan, Shapes
+from trimesh.tensor.controller.team import Team
+from trimesh.tensor.controller.tensor import MeshTensor, make
+from trimesh.tensor.controller.tracing import traced
+from trimesh.tensor.issue import binary as binary  # noqa: PLC0414 - puts the operators of Python into the class
+from trimesh.tensor.issue import checks
+from trimesh.tensor.issue.asking import issue_asking
+from trimesh.tensor.issue.replaced import REPLACED, is_composite
+from trimesh.tensor.issue.temporaries import LocalTensor, adopted
+from trimesh.tensor.protocol import arguments
+from trimesh.tensor.protocol.arguments import NUMBER_SLOT, SLOT
+from trimesh.tensor.protocol.messages import FIRST_SIGNATURE, kinds_of
+
+_STATIC: Final = frozenset({type(None), bool, int, str, torch.dtype, torch.device, torch.layout, torch.memory_format})
+
+
+class _Call:
+    """One call of an operator, taken apart.
+
+    Attributes:
+        key: What its plan depends on.
+        tensors: The mesh tensors among its arguments, in order.
+        operands: Their refs, and the numbers that vary, in order.
+        has_local: Whether a tensor of this process is among the arguments.
+        is_mixed: Whether global tensors are, and tensors on each rank.
+    """
+
+    __slots__ = ("has_local", "is_mixed", "key", "operands", "tensors")
+
+    def __init__(self, func: Any) -> None:
+        self.key: list[Any] = [func]
+        self.tensors: list[MeshTensor] = []
+        self.operands: list[Any] = []
+        self.has_local = False
+        self.is_mixed = False
+
+    def take(self, value: Any, *, varies: bool) -> None:
+        """Take one argument apart."""
+        kind = type(value)
+        if kind is MeshTensor:
+            meta = value._meta
+            if self.tensors and meta.is_global is not self.tensors[0]._meta.is_global:
+                self.is_mixed = True
+            self.key.append(meta)
+            self.tensors.append(value)
+            self.operands.append(value._held.ref)
+        elif kind in _STATIC:
+            if varies and kind is int:
+                self.key.append(int)
+                self.operands.append(value)
+            else:
+                self.key += (kind, value)
+        elif kind is float:
+            self.key.append(float)
+            if varies:
+                self.operands.append(value)
+            else:
+                self.key.append(value.hex())  # -0.0 equals 0.0, and nan nothing
+        elif kind is list or kind is tuple:
+            self.key += (kind, len(value))
+            for item in value:
+                self.take(item, varies=varies)
+        elif isinstance(value, torch.Tensor):
+            self.has_local = True
+        else:
+            self.key += (kind, value)
+
+
+def issue(func: Any, args: Sequence[Any], kwargs: dict[str, Any], active: Team | None = None) -> Any:
+    """Run an operator of torch on the ranks.
+
+    Args:
+        func: The operator, an `OpOverload`.
+        args: Its arguments; mesh tensors are of one team.
+        kwargs: The others.
+        active: The team of an operator without tensors among its arguments.
+
+    Raises:
+        TypeError: The arguments do not belong together, as its text shows.
+        MeshStopped: The mesh is being left.
+        ProcDied: A process of it has ended.
+    """
+    replaced = REPLACED.get(func)
+    if replaced is not None:
+        return replaced(*args, **kwargs)
+    varying = _varying(func)
+    call = _Call(func)
+    value: Any = None
+    for index, value in enumerate(args):
+        call.take(value, varies=index in varying)
+    for name, value in kwargs.items():
+        call.key.append(name)
+        call.take(value, varies=name in varying)
+    if call.has_local or call.is_mixed:
+        del value, call  # they hold arguments
+        return _issue_adopting(func, args, kwargs, active)
+    tensors = call.tensors
+    team = tensors[0]._held.team if tensors else active
+    assert team is not None, "an operator without tensors is issued for the active team"
+    for tensor in tensors:
+        if tensor._held.team is not team:
+            raise checks.explain(func, args, kwargs)
+    shapes = team.engine.shapes
+    key = tuple(call.key)
+    plan = shapes.plans.get(key)
+    if plan is None:
+        if is_composite(func):  # torch takes those apart itself, but not in inference mode
+            REPLACED[func] = func.decompose
+            return func.decompose(*args, **kwargs)
+        try:
+            plan = _plan(shapes, func, args, kwargs, call, team)
+        except DATA_DEPENDENT:
+            is_global = any(tensor._meta.is_global for tensor in tensors)
+            described = _described(func, args, kwargs, is_global=is_global)
+            return issue_asking(func, described, key, call.operands, team, is_global=is_global)
+        shapes.remember(key, plan)
+    first = team.emit(plan, call.operands, len(plan.metas))
+    if plan.is_single:
+        return make(plan.metas[0], team, first)
+    if plan.counted:
+        increment_version([tensors[place] for place in plan.counted])
+    return _result(plan, team, first, tensors)
+
+
+def _issue_adopting(func: Any, args: Sequence[Any], kwargs: dict[str, Any], active: Team | None) -> Any:
+    """Run an operator among whose arguments are tensors that torch has made on the way, elsewhere than the others."""
+    seen = {
+        (one._held.team, one._meta.is_global) for one in pytree.tree_leaves((args, kwargs)) if type(one) is MeshTensor
+    }
+    team, is_global = max(seen, key=lambda pair: pair[1], default=(active, False))
+    assert team is not None
+    try:
+        args, kwargs = adopted(func, args, kwargs, team, is_global=is_global)
+    except LocalTensor:
+        raise checks.explain(func, args, kwargs) from None
+    return issue(func, args, kwargs, active)
+
+
+def _result(plan: Plan, team: Team, first: int, tensors: Sequence[MeshTensor]) -> Any:
+    leaves: list[Any] = []
+    new = iter(enumerate(plan.metas, first))
+    for leaf, is_alias in zip(plan.leaves, plan.has_alias, strict=True):
+        if leaf is FRESH:
+            ref, meta = next(new)
+            leaves.append(make(meta, team, ref))
+        else:
+            leaves.append(tensors[leaf] if is_alias else leaf)
+    return pytree.tree_unflatten(leaves, plan.tree)
+
+
+_CANNOT_SHAPE: Final = frozenset({"number", "float", "Tensor", "List[number"})  # less a bracket at the end
+
+_VARYING: Final[dict[Any, frozenset[int | str]]] = {}
+
+
+def _varying(func: Any) -> frozenset[int | str]:
+    """Return the parameters of an operator whose numbers cannot change the shape of what it returns.
+
+    Those that are called Scalar, Scalar[], float or Tensor in its schema, where there is a tensor besides: `arange` is
+    shaped by its numbers, `add` is not. Lists are what a foreach optimizer takes, new ones each step.
+    """
+    found = _VARYING.get(func)
+    if found is None:
+        parameters = func._schema.arguments
+        names: set[int | str] = set()
+        kinds = [str(parameter.type) for parameter in parameters]
+        if any("Tensor" in kind for kind in kinds):
+            for index, (parameter, kind) in enumerate(zip(parameters, kinds, strict=True)):
+                if kind.removeprefix("Optional[").removesuffix("]") in _CANNOT_SHAPE:
+                    names.add(parameter.name if parameter.kwarg_only else index)
+                    names.add(parameter.name)
+        found = _VARYING[func] = frozenset(names)
+    return found
+
+
+def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any], call: _Call, team: Team) -> Plan:
+    """Find out what an operator makes of such arguments, by fake tensors."""
+    looks = [(one._meta.size, one._meta.stride, one._meta.dtype, one._meta.device) for one in call.tensors]
+
+    def filled(fakes: Sequence[torch.Tensor]) -> tuple[Sequence[Any], dict[str, Any]]:
+        places = iter(fakes)
+        found: tuple[Sequence[Any], dict[str, Any]] = pytree.tree_map_only(
+            MeshTensor, lambda _: next(places), (tuple(args), kwargs)
+        )
+        return found
+
+    result, fakes = traced(func, looks, filled, shapes.fake)
+    is_global = any(tensor._meta.is_global for tensor in call.tensors)
+    checks.check_in_place(func, fakes, call.tensors)
+    leaves, tree = pytree.tree_flatten(result)
+    metas: list[Meta] = []
+    found: list[Any] = []
+    aliases: list[bool] = []
+    outs: list[int] = []
+    for leaf in leaves:
+        place = next((place for place, one in enumerate(fakes) if one is leaf), None)
+        aliases.append(place is not None)
+        if place is not None:
+            found.append(place)
+            outs.append(-1)
+        elif isinstance(leaf, torch.Tensor):
+            checks.check_dense(func, leaf)
+            outs.append(len(metas))
+            device = looks[0][3] if fakes and fakes[0].device.type == "meta" else leaf.device
+            metas.append(shapes.meta(leaf.size(), leaf.stride(), leaf.dtype, device, is_global=is_global))
+            found.append(FRESH)
+        else:
+            outs.append(-1)
+            found.append(leaf)
+    writes = _writes(func, args, kwargs)
+    described = [*_described(func, args, kwargs, is_global=is_global), outs, writes]
+    is_single = found == [FRESH] and isinstance(result, torch.Tensor)
+    number = FIRST_SIGNATURE + shapes.new_number()
+    counted: list[int] = []
+    if writes and not _counts_writes(func):
+        counted = _tensors_at(kinds_of(described[1]) + kinds_of(described[2]), writes)
+    return Plan(number, func.name(), described, metas, found, aliases, tree, is_single, counted)
+
+
+def _counts_writes(func: Any) -> bool:
+    """Whether torch counts for autograd what an operator writes to; those on lists leave it to what they call."""
+    has: bool = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "ADInplaceOrView")
+    return has
+
+
+def _tensors_at(operands: str, writes: Sequence[int]) -> list[int]:
+    """Return places among the tensors for places among the operands, "r" for each that is one."""
+    return [operands.count("r", 0, place) for place in writes]
+
+
+def _described(func: Any, args: Sequence[Any], kwargs: dict[str, Any], *, is_global: bool) -> list[Any]:
+    """Return the name and the arguments of an operator as ranks are told of them."""
+    varying = _varying(func)
+
+    def slot(value: Any, *, varies: bool) -> Any:
+        if isinstance(value, MeshTensor):
+            return SLOT
+        if varies and type(value) in (int, float):
+            return NUMBER_SLOT
+        if isinstance(value, list | tuple):
+            return type(value)(slot(item, varies=varies) for item in value)
+        return value
+
+    return [
+        f"global::{func.name()}" if is_global else func.name(),
+        arguments.describe([slot(value, varies=index in varying) for index, value in enumerate(args)]),
+        arguments.describe({name: slot(value, varies=name in varying) for name, value in kwargs.items()}),
+    ]
+
+
+def _writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
+    """Return the places among the operands of what an operator changes in place."""
+    if not func._schema.is_mutable:
+        return []
+    varying = _varying(func)
+    writes: list[int] = []
+    at = 0
+    parameters = {parameter.name: parameter for parameter in func._schema.arguments}
+    names = list(parameters)
+    for key, value in [*enumerate(args), *kwargs.items()]:
+        parameter = parameters[names[key] if isinstance(key, int) else key]
+        is_written = parameter.alias_info is not None and parameter.alias_info.is_write
+        for leaf in pytree.tree_leaves(value):
+            if isinstance(leaf, MeshTensor):
+                if is_written:
+                    writes.append(at)
+                at += 1
+            elif key in varying and type(leaf) in (int, float):
+                at += 1
+    return writes
+
+
+MeshTensor._issue = staticmethod(issue)

@@ -1,0 +1,228 @@
+"""Functions of the user's on the ranks: defined once, called with tensors and what came beside them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch.utils import _pytree as pytree
+
+from trimesh._wire.regions import STOP
+from trimesh.tensor.rank.function_parts import Look, Named, OnRank, look_of, put_together, take_apart
+from trimesh.tensor.rank.kernel import kernel
+from trimesh.tensor.rank.poison import Poison
+from trimesh.tensor.rank.rank import Rank, TeamOnRank
+
+Body = memoryview
+
+
+@attrs.define(eq=False)
+class _Functions:
+    """Those of one rank.
+
+    Attributes:
+        table: By number.
+    """
+
+    table: dict[int, Callable[..., Any]] = attrs.field(factory=dict[int, "Callable[..., Any]"])
+
+
+@attrs.frozen(eq=False)
+class _Graph:
+    """What is needed to differentiate a call later.
+
+    Attributes:
+        inputs: Those that need a gradient.
+        outputs: What it has returned.
+    """
+
+    inputs: Sequence[torch.Tensor]
+    outputs: Sequence[torch.Tensor]
+
+
+def _functions(rank: Rank) -> dict[int, Callable[..., Any]]:
+    found = rank.above.get(_Functions)
+    if found is None:
+        found = rank.above[_Functions] = _Functions()
+    assert isinstance(found, _Functions)
+    return found.table
+
+
+@kernel("define_function")
+def define_function(rank: Rank, _: TeamOnRank, number: int, payload: Body, bodies: Sequence[Body]) -> None:
+    """Take a function, or where it is."""
+
+    def missing(*_: Any, **__: Any) -> Any:
+        raise error
+
+    try:
+        found = _decode(rank, payload, bodies, "a remote function")
+        if isinstance(found, Named):
+            found = _imported(found)
+    except Exception as caught:  # noqa: BLE001 - told to whoever uses what it was to compute
+        error = caught
+        found = missing
+    _functions(rank)[number] = found
+
+
+def _imported(named: Named) -> Callable[..., Any]:
+    found: Any = importlib.import_module(named.module)
+    for part in named.qualname.split("."):
+        found = getattr(found, part)
+    function: Callable[..., Any] = getattr(found, "__trimesh_function__", found)
+    return function
+
+
+@kernel("function")
+def function(
+    rank: Rank,
+    team: TeamOnRank,
+    number: int,
+    tensors: Sequence[torch.Tensor],
+    payload: Body,
+    bodies: Sequence[Body],
+    looks: Sequence[Sequence[Any]],
+) -> list[torch.Tensor]:
+    """Call a function; return the tensors in its result, which must have the looks that the controller expects."""
+    name, result = _call(rank, team, number, tensors, payload, bodies)
+    return _checked(name, result, looks)
+
+
+@kernel("function_graph")
+def function_graph(
+    rank: Rank,
+    team: TeamOnRank,
+    number: int,
+    tensors: Sequence[torch.Tensor],
+    payload: Body,
+    bodies: Sequence[Body],
+    looks: Sequence[Sequence[Any]],
+    needed: Sequence[int],
+) -> list[Any]:
+    """Do the same and keep what its gradient needs: the last of the outputs."""
+    inputs = [one.detach().requires_grad_(index in needed) for index, one in enumerate(tensors)]
+    with torch.enable_grad():
+        name, result = _call(rank, team, number, inputs, payload, bodies)
+        made = _checked(name, result, looks)
+    return [*(one.detach() for one in made), _Graph([inputs[index] for index in needed], made)]
+
+
+@kernel("function_backward")
+def function_backward(
+    _: Rank, __: TeamOnRank, graph: _Graph, grads: Sequence[torch.Tensor], given: Sequence[int]
+) -> list[torch.Tensor]:
+    """Return the gradients of what a call was given, from those of some of what it has returned."""
+    pairs = [(graph.outputs[index], grad) for index, grad in zip(given, grads, strict=True)]
+    pairs = [(output, grad) for output, grad in pairs if output.requires_grad]
+    found: Sequence[torch.Tensor | None] = [None] * len(graph.inputs)
+    if pairs:
+        outputs, wanted = zip(*pairs, strict=True)
+        # Kept, for it may be asked for again; it goes when the controller lets go of it.
+        found = torch.autograd.grad(outputs, graph.inputs, wanted, allow_unused=True, retain_graph=True)
+    return [
+        torch.zeros_like(one, memory_format=torch.contiguous_format) if grad is None else grad.contiguous()
+        for one, grad in zip(graph.inputs, found, strict=True)
+    ]
+
+
+@kernel("function_fetch", takes_poison=True)
+def function_fetch(
+    rank: Rank,
+    team: TeamOnRank,
+    number: int,
+    tensors: Sequence[Any],
+    payload: Body,
+    bodies: Sequence[Body],
+    request: int,
+    places: Sequence[int],
+) -> None:
+    """Call a function at some places of the team, and send what it returns to the controller."""
+    if team.index not in places:
+        return
+    reply = rank.outside.reply
+    poison = next((one for one in tensors if isinstance(one, Poison)), None)
+    if poison is not None:
+        reply(request, poison)
+        return
+    try:
+        _, result = _call(rank, team, number, tensors, payload, bodies)
+        # Copies: what comes next may write to them before their bytes have left.
+        reply(request, pytree.tree_map_only(torch.Tensor, lambda one: one.detach().cpu().clone(), result))
+    except BaseException as error:
+        reply(request, Poison(team.number, team.done, "trimesh::function", error))
+        raise
+
+
+@kernel("function_inspect")
+def function_inspect(
+    rank: Rank,
+    team: TeamOnRank,
+    number: int,
+    tensors: Sequence[torch.Tensor],
+    payload: Body,
+    bodies: Sequence[Body],
+    request: int,
+) -> _Graph:
+    """Call a function, keep what it returns, and tell the controller how that looks."""
+    try:
+        made, parts = take_apart(*_call(rank, team, number, tensors, payload, bodies))
+    except BaseException as error:
+        rank.outside.reply(request, Poison(team.number, team.done, "trimesh::function", error))
+        raise
+    rank.outside.reply(request, (list(map(look_of, made)), parts))
+    return _Graph((), made)
+
+
+@kernel("function_parts")
+def function_parts(_: Rank, __: TeamOnRank, kept: _Graph) -> list[torch.Tensor]:
+    """Return the tensors that an inspected call has made."""
+    return list(kept.outputs)
+
+
+def _call(
+    rank: Rank, team: TeamOnRank, number: int, tensors: Sequence[torch.Tensor], payload: Body, bodies: Sequence[Body]
+) -> tuple[str, Any]:
+    """Return the name of a function and what it returns."""
+    called = _functions(rank)[number]
+    parts = put_together(_decode(rank, payload, bodies, "an argument of a remote function"), tensors)
+    args, kwargs = pytree.tree_map_only(OnRank, lambda one: one.on_rank(rank, team), parts)
+    return str(getattr(called, "__qualname__", called)), called(*args, **kwargs)
+
+
+def _decode(rank: Rank, payload: Body, bodies: Sequence[Body], what: str) -> Any:
+    proc = rank.outside.proc
+    # What needs no table of the process is decoded here; the rest where all else is that uses the tables.
+    if proc.is_simulated or payload[-1] == STOP:
+        return proc.values.decode(payload, bodies, what=what)
+
+    async def decode() -> Any:
+        return proc.values.decode(payload, bodies, what=what)
+
+    return rank.outside.run_in_trio(decode)
+
+
+def _checked(name: str, result: Any, looks: Sequence[Sequence[Any]]) -> list[torch.Tensor]:
+    made, _ = take_apart(name, result)
+    expected = [Look(tuple(size), tuple(stride), dtype) for size, stride, dtype in looks]
+    found = list(map(look_of, made))
+    if [(one.size, one.dtype) for one in found] != [(one.size, one.dtype) for one in expected]:
+        raise TypeError(
+            f"a remote function must return what its propagation says, {name} returned "
+            f"{_shown(found)} here and was to return {_shown(expected)}: see `propagate` of trimesh.remote"
+        )
+    return [_strided(one, look.stride) for one, look in zip(made, expected, strict=True)]
+
+
+def _strided(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """Return a tensor laid out as the controller believes: what comes next is planned by that."""
+    if tuple(tensor.stride()) == tuple(stride):
+        return tensor
+    made = torch.empty_strided(tensor.size(), stride, dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor)
+
+
+def _shown(looks: Sequence[Look]) -> str:
+    return ", ".join(f"{str(one.dtype).removeprefix('torch.')}{list(one.size)}" for one in looks) or "no tensor"

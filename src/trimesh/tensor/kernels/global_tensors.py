@@ -1,0 +1,212 @@
+"""Global tensors on the ranks: made, laid out anew, taken apart, brought out.
+
+Collectives are torch's own. Every rank of the team runs each of these kernels, so all of them take part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import attrs
+import torch
+
+from trimesh.tensor.dtensor.copied_view import copied_views
+from trimesh.tensor.dtensor.sharding import (
+    assemble,
+    box_by_placements,
+    boxed,
+    is_first_replica,
+    part_on_rank,
+    placements_by_label,
+    unsummed,
+)
+from trimesh.tensor.groups.groups import device_mesh
+from trimesh.tensor.protocol.box import Box
+from trimesh.tensor.protocol.placement import WHOLE
+from trimesh.tensor.rank.delivery import arrived, deliver, unneeded
+from trimesh.tensor.rank.kernel import kernel
+from trimesh.tensor.rank.poison import Poison
+from trimesh.tensor.rank.rank import Rank, TeamOnRank
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor, Placement
+
+
+@attrs.frozen
+class Layout:
+    """What `redistribute` changes, kept for its gradient."""
+
+    placements: tuple[Placement, ...]
+
+
+@kernel("distribute")
+def distribute(
+    rank: Rank,
+    team: TeamOnRank,
+    data: memoryview,
+    move: int,
+    dtype: torch.dtype,
+    size: tuple[int, ...],
+    cuts: tuple[int, ...],
+) -> torch.Tensor:
+    """Make a global tensor of one of the controller, of which each rank takes its own part."""
+    mesh, placements = device_mesh(rank, team), placements_by_label(cuts)
+    part = arrived(rank, data, move, dtype, size, box_by_placements(size, mesh, placements))
+    return assemble(part, mesh, placements, torch.empty(size, device="meta"))
+
+
+@kernel("distribute_like", takes_poison=True)
+def distribute_like(
+    rank: Rank, team: TeamOnRank, data: memoryview, move: int, dtype: torch.dtype, like: DTensor | Poison
+) -> torch.Tensor | Poison:
+    """Make a global tensor of one of the controller that lies as another of the same size."""
+    if isinstance(like, Poison):
+        if like.kept is None:
+            unneeded(rank, move)
+            rank.leave(team, like)
+            return like
+        like = cast("DTensor", like.kept)
+    size, mesh, placements = tuple(like.size()), like.device_mesh, boxed(like.placements)
+    part = arrived(rank, data, move, dtype, size, box_by_placements(size, mesh, placements))
+    return assemble(part, mesh, placements, torch.empty(size, device="meta"))
+
+
+@kernel("redistribute")
+def redistribute(rank: Rank, team: TeamOnRank, value: DTensor, cuts: tuple[int, ...]) -> tuple[DTensor, Layout]:
+    """Lay a tensor out anew; return how it lay, too."""
+    placements = placements_by_label(cuts)
+    return _detached(value, refreshed(rank, value).redistribute(placements=placements)), Layout(value.placements)
+
+
+@kernel("redistribute_back")
+def redistribute_back(rank: Rank, team: TeamOnRank, value: DTensor, layout: Layout) -> DTensor:
+    """Lay a gradient out as the tensor that it is of."""
+    return _detached(value, refreshed(rank, value).redistribute(placements=unsummed(layout.placements)))
+
+
+@kernel("to_local")
+def to_local(rank: Rank, team: TeamOnRank, value: DTensor, cuts: tuple[int, ...]) -> torch.Tensor:
+    """Return this rank's part as a tensor of its own."""
+    return refreshed(rank, value).redistribute(placements=placements_by_label(cuts)).to_local().clone()
+
+
+@kernel("to_global")
+def to_global(
+    rank: Rank,
+    team: TeamOnRank,
+    value: torch.Tensor,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    cuts: tuple[int, ...],
+) -> DTensor:
+    """Make one global tensor of the tensors of the ranks."""
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415
+
+    mesh, placements = device_mesh(rank, team), placements_by_label(cuts)
+    local = value.clone(memory_format=torch.contiguous_format)
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(size), stride=stride)
+
+
+@kernel("placements", takes_poison=True)
+def placements(rank: Rank, team: TeamOnRank, value: DTensor | Poison, request: int) -> None:
+    """Tell the controller how a tensor lies."""
+
+    def find(fresh: DTensor) -> tuple[list[int], list[str]]:
+        cuts = [getattr(one, "dim", WHOLE) for one in fresh.placements]
+        return cuts, [getattr(one, "reduce_op", "") for one in fresh.placements]
+
+    _answer(rank, team, [value], request, lambda found: find(found[0]), is_asked=team.index == 0)
+
+
+@kernel("fetch_full", takes_poison=True)
+def fetch_full(rank: Rank, team: TeamOnRank, values: list[DTensor | Poison], request: int) -> None:
+    """Bring whole tensors out: the first rank sends them, the others only say that they could."""
+
+    def find(fresh: list[DTensor]) -> list[torch.Tensor]:
+        wholes = [one.full_tensor() for one in fresh]
+        return [_copy(whole) for whole in wholes] if team.index == 0 else []
+
+    _answer(rank, team, values, request, find, is_asked=True)
+
+
+@kernel("fetch_large_full", takes_poison=True)
+def fetch_large_full(rank: Rank, team: TeamOnRank, values: list[DTensor | Poison], request: int) -> None:
+    """Let the controller read whole tensors: of each part the first rank that has it gives it."""
+
+    def find(fresh: list[DTensor]) -> list[tuple[int, Box, torch.Tensor]]:
+        found = []
+        for index, value in enumerate(fresh):
+            box, local, lying = part_on_rank(value)
+            if is_first_replica(lying) and box.count:
+                found.append((index, box, local))
+        return found
+
+    _answer(rank, team, values, request, find, is_asked=True, is_large=True)
+
+
+@kernel("fetch_large_part", takes_poison=True)
+def fetch_large_part(rank: Rank, team: TeamOnRank, value: DTensor | Poison, request: int, place: int) -> None:
+    """Let the controller read one rank's part; see `fetch_part`."""
+
+    def find(fresh: list[DTensor]) -> list[tuple[int, Box, torch.Tensor]]:
+        local = _unsummed(fresh[0])
+        return [(0, Box.of_all(local.size()), local)]
+
+    _answer(rank, team, [value], request, find, is_asked=team.index == place, is_large=True)
+
+
+@kernel("fetch_part", takes_poison=True)
+def fetch_part(rank: Rank, team: TeamOnRank, value: DTensor | Poison, request: int, place: int) -> None:
+    """Bring one rank's part out; all take part, because what is partial is added up first."""
+
+    def find(fresh: list[DTensor]) -> torch.Tensor:
+        return _copy(_unsummed(fresh[0]))
+
+    _answer(rank, team, [value], request, find, is_asked=team.index == place)
+
+
+def _answer(
+    rank: Rank,
+    team: TeamOnRank,
+    values: Sequence[DTensor | Poison],
+    request: int,
+    find: Callable[[list[DTensor]], Any],
+    *,
+    is_asked: bool,
+    is_large: bool = False,
+) -> None:
+    """Send what `find` makes of global tensors, or why there is nothing to send."""
+    poison = next((value for value in values if isinstance(value, Poison)), None)
+    found: Any = None
+    if poison is not None:
+        rank.leave(team, poison)
+    else:
+        try:
+            found = find([refreshed(rank, value) for value in values if not isinstance(value, Poison)])
+        except Exception as error:  # noqa: BLE001 - goes to whoever fetches
+            poison = Poison(team.number, team.done, "trimesh::fetch", error)
+            rank.leave(team, poison)
+    if is_asked and is_large and poison is None:
+        deliver(rank, team, request, found)
+    elif is_asked:
+        rank.outside.reply(request, found if poison is None else poison)
+
+
+def _unsummed(value: DTensor) -> torch.Tensor:
+    return value.redistribute(placements=unsummed(value.placements)).to_local()
+
+
+def _copy(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+
+def _detached(value: DTensor, made: DTensor) -> DTensor:
+    """Return what was made of a tensor, with memory of its own: torch gives the same where nothing was to be done."""
+    return cast("DTensor", made.clone()) if made._local_tensor is value._local_tensor else made
+
+
+def refreshed(rank: Rank, value: DTensor) -> DTensor:
+    """Return a tensor that has what was written to those that it is a view of."""
+    copied_views(rank).refresh(value)
+    return value

@@ -1,0 +1,222 @@
+"""`@trimesh.compile`: a function whose operations are sent once and run again by one message."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import attrs
+import torch
+from torch.utils import _pytree as pytree
+
+from trimesh._runtime.actors.context import current_proc
+from trimesh.tensor.controller.recording import Recorder, Recording, compare
+from trimesh.tensor.controller.shapes import Meta
+from trimesh.tensor.controller.team import Team
+from trimesh.tensor.controller.tensor import MeshTensor, make
+from trimesh.tensor.issue.watched import Watched
+from trimesh.tensor.ops.surroundings import Surroundings
+from trimesh.tensor.protocol.errors import RecordingError
+from trimesh.tensor.protocol.messages import FORGET, RECORD, REPLAY
+from trimesh.tensor.session.opening import shapes_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@attrs.frozen
+class _Replayable:
+    """What the ranks keep of a function.
+
+    Attributes:
+        team: The ranks.
+        number: Of the recording.
+        key: What it was recorded with: looks and values of the arguments.
+        metas: Looks of what it returns.
+        leaves: What else it returns, with None in the place of tensors.
+        is_tensor: By leaf, whether it is one.
+        tree: How they are put together.
+        watched, surroundings: What must be as it was.
+    """
+
+    team: Team
+    number: int
+    key: Sequence[Any]
+    metas: Sequence[Meta]
+    leaves: Sequence[Any]
+    is_tensor: Sequence[bool]
+    tree: pytree.TreeSpec
+    watched: Watched
+    surroundings: Surroundings
+
+
+class Compiled(Generic[P, R]):
+    """A function that is recorded: its first call is an ordinary one, the next two are recorded, the rest replayed."""
+
+    def __init__(self, function: Callable[P, R]) -> None:
+        self.__name__ = type(function).__name__  # of what has no name of its own, as a partial
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._key: Sequence[Any] | None = None
+        self._before: Recorder | None = None
+        self._replayable: _Replayable | None = None
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the next call is a replay."""
+        return self._replayable is not None
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function, or let the ranks run again what it did."""
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, MeshTensor)]
+        key = _key(leaves, tree)
+        found = self._replayable
+        if found is not None:
+            _check(self.__name__, found, key)
+            found.watched.check(self.__name__)
+            found.surroundings.check(self.__name__, Surroundings.of(self._function))
+            result: R = _replay(found, tensors)
+            return result
+        if key != self._key:
+            self._key, self._before = key, None
+            return self._function(*args, **kwargs)
+        return self._record(key, tensors, lambda: self._function(*args, **kwargs))
+
+    def reset(self) -> None:
+        """Forget what was recorded: the next call is an ordinary one. The ranks let go of what it had captured."""
+        found, self._replayable = self._replayable, None
+        self._key = self._before = None
+        if found is not None and not found.team.is_lost and not found.team.engine.is_closed:
+            found.team.emit_words(FORGET, found.number)
+
+    def _record(self, key: Sequence[Any], tensors: Sequence[MeshTensor], call: Callable[[], R]) -> R:
+        shapes = shapes_of(current_proc())
+        if shapes.recorder is not None:
+            return call()  # part of a recording already
+        formals = list(dict.fromkeys(tensor._held.ref for tensor in tensors))
+        recorder = shapes.recorder = Recorder(formals)
+        watched, around = Watched(), Surroundings.of(self._function)
+        try:
+            with watched.watching():
+                result = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, call())
+        finally:
+            shapes.recorder = None
+        before, self._before = self._before, recorder
+        if recorder.team is None:
+            raise RecordingError(f"{self._function!r} computes nothing on a mesh, so there is nothing to record")
+        if before is not None:
+            self._before = None
+            result = self._keep(key, before, recorder, recorder.team, result, watched, around)
+        given: R = result
+        return given
+
+    def _keep(
+        self,
+        key: Sequence[Any],
+        before: Recorder,
+        after: Recorder,
+        team: Team,
+        result: Any,
+        watched: Watched,
+        around: Surroundings,
+    ) -> Any:
+        leaves, tree = pytree.tree_flatten(result)
+        outs = [leaf for leaf in leaves if isinstance(leaf, MeshTensor)]
+        metas = [out._meta for out in outs]
+        results = [out._held.ref for out in outs]
+        # What the caller gets must not be what the next replay writes to.
+        given = pytree.tree_map_only(MeshTensor, torch.Tensor.detach, result)
+        del outs, result
+        is_tensor = [isinstance(leaf, MeshTensor) for leaf in leaves]
+        values = [None if is_one else leaf for leaf, is_one in zip(leaves, is_tensor, strict=True)]
+        del leaves
+        gc.collect()  # a graph of autograd that only the collector finds would count as kept
+        freed = {ref for one in after.commands for ref in one.freed} | set(team.take_freed())
+        engine = team.engine
+        recording = compare(before, after, results, freed, engine.new_refs(len(after.formals)))
+        around.check_own(self.__name__, Surroundings.of(self._function))
+        number = engine.new_refs(1)
+        body = len(team.bodies)
+        team.bodies += after.bodies
+        _send(team, number, body, recording)
+        self._replayable = _Replayable(team, number, key, metas, values, is_tensor, tree, watched, around)
+        return given
+
+
+def _send(team: Team, number: int, body: int, recording: Recording) -> None:
+    carried = [list(pair) for pair in recording.carried]
+    team.emit_words(
+        RECORD, number, body, recording.stream, recording.formals, recording.results, recording.captured, carried
+    )
+
+
+def _replay(found: _Replayable, tensors: Sequence[MeshTensor]) -> Any:
+    team = found.team
+    first = team.engine.new_refs(len(found.metas))
+    team.emit_words(REPLAY, found.number, first, list(dict.fromkeys(tensor._held.ref for tensor in tensors)))
+    team.engine.flush_team(team)
+    made = iter([make(meta, team, first + index) for index, meta in enumerate(found.metas)])
+    leaves = [next(made) if is_tensor else leaf for leaf, is_tensor in zip(found.leaves, found.is_tensor, strict=True)]
+    return pytree.tree_unflatten(leaves, found.tree)
+
+
+def _key(leaves: Sequence[Any], tree: pytree.TreeSpec) -> list[Any]:
+    """Return what a recording depends on: looks of tensors, which of them are the same, and all other values."""
+    seen: dict[int, int] = {}
+    key: list[Any] = [tree, torch.is_grad_enabled()]
+    for leaf in leaves:
+        if isinstance(leaf, MeshTensor):
+            place = seen.setdefault(leaf._held.ref, len(seen))
+            key.append((leaf._held.team, leaf._meta, place, leaf.requires_grad))
+        else:
+            key.append(leaf)
+    return key
+
+
+def _check(name: str, found: _Replayable, key: Sequence[Any]) -> None:
+    if key == found.key:
+        return
+    for recorded, given in zip(found.key, key, strict=False):
+        if recorded != given:
+            raise RecordingError(
+                f"{name} was recorded with {_shown(recorded)} and can be replayed only so, got {_shown(given)}: write "
+                f"{name}.reset() before it, so that the next calls record it anew, or give such arguments to a "
+                "trimesh.compile of their own"
+            )
+    raise RecordingError(f"{name} was recorded with other arguments: write {name}.reset() before it")
+
+
+def _shown(part: Any) -> str:
+    match part:
+        case (Team() as team, Meta() as meta, place, requires_grad):
+            dtype = str(meta.dtype).removeprefix("torch.")
+            more = ", requires_grad" if requires_grad else ""
+            return f"{dtype}{list(meta.size)} on {team.name} (argument {place}{more})"
+        case _:
+            return repr(part)
+
+
+def compile(function: Callable[P, R]) -> Compiled[P, R]:  # noqa: A001 - as torch's own
+    """Record what a function does on the ranks, and run it again by one message a call.
+
+    The first call is an ordinary one (an optimizer makes its state then), the second and third are recorded and
+    compared, the rest are replayed: the ranks do what they did, with the tensors that they are given, and with what the
+    calls before have left in parameters and other tensors. None of the Python code of the function runs again.
+
+    Args:
+        function: Takes and returns tensors of one mesh, and data. It may contain a whole training step: forward,
+            backward, optimizer. Data among its arguments must stay the same.
+
+    Returns:
+        A callable with `reset()`. What it returns is detached from autograd.
+
+    Raises:
+        RecordingError: By its calls: the function looks at values, or does something else in its third call than in its
+            second; or a replay is asked for with other shapes or values.
+
+    Cost: a replay is one message of some 20 bytes, whatever the function does.
+    """
+    return Compiled(function)

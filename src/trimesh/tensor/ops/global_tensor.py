@@ -1,0 +1,238 @@
+"""Global tensors at the controller: one tensor of which the ranks have parts, or all of them the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from trimesh._runtime.tasks.foreign import in_trio
+from trimesh.actor.proc_mesh import ProcMesh
+from trimesh.errors import ShapeError
+from trimesh.tensor.controller.answers import answers, answers_now
+from trimesh.tensor.controller.call import call_kernel
+from trimesh.tensor.controller.engine import Request
+from trimesh.tensor.controller.expected import layout_along
+from trimesh.tensor.controller.shapes import Meta
+from trimesh.tensor.controller.team import Team
+from trimesh.tensor.controller.tensor import MeshTensor
+from trimesh.tensor.controller.upload import Sizes, supplied
+from trimesh.tensor.issue.fetching import checked
+from trimesh.tensor.protocol.box import contiguous_strides
+from trimesh.tensor.protocol.placement import WHOLE, Cut, Placements, cuts_by_label, placements_of
+from trimesh.tensor.session.mesh import team_of
+
+
+def distribute(tensor: torch.Tensor, mesh: ProcMesh, placements: Sequence[Cut] | None = None) -> MeshTensor:
+    """Put a tensor of this process onto a mesh, as one global tensor.
+
+    Args:
+        tensor: Of this process; it is copied.
+        mesh: The processes.
+        placements: For each dimension of the tensor, the label of the mesh, or a tuple of labels, that it is cut along,
+            or None. Parts need not be equal. None for all of it: every rank has the whole.
+
+    Returns:
+        A tensor of the same size, on which every operation of torch computes what it computes on `tensor`. Needs
+        gradients as `tensor` does.
+
+    Raises:
+        ShapeError: The placements do not fit the tensor and the mesh.
+        TypeError: The tensor is on a mesh already.
+        RuntimeError: See `ProcMesh.activate`.
+
+    Blocking: no checkpoint.
+
+    Example:
+        >>> w = trimesh.distribute(torch.randn(1024, 1024), procs, ["gpus", None])
+    """
+    if isinstance(tensor, MeshTensor):
+        raise TypeError(
+            f"a tensor of this process is distributed, got {tensor!r}: "
+            "write trimesh.redistribute(t, [...]) for a global one, t.to_global([...]) for a tensor on each rank"
+        )
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(
+            f"a tensor of this process is distributed, got {type(tensor).__qualname__}: "
+            "write torch.as_tensor(...) of it"
+        )
+    return put(tensor, checked_team(team_of(mesh, "a global tensor is on")), placements)
+
+
+def replicate(tensor: torch.Tensor, mesh: ProcMesh) -> MeshTensor:
+    """Put a tensor of this process onto a mesh, the whole on every rank, as one global tensor; see `distribute`."""
+    return distribute(tensor, mesh)
+
+
+def put(tensor: torch.Tensor, team: Team, placements: Sequence[Cut] | None) -> MeshTensor:
+    """Return a tensor of this process as a global one."""
+    cuts = cuts_by_label(placements, tensor.ndim, team.region.extent)
+    meta = global_meta(team, tuple(tensor.size()), tensor.dtype)
+    with supplied(tensor, team) as (data, move):
+        [made] = call_kernel(team, "distribute", data, move, meta.dtype, Sizes(meta.size), Sizes(cuts), outputs=[meta])
+    made.requires_grad_(tensor.requires_grad)
+    return made
+
+
+def put_like(tensor: torch.Tensor, like: MeshTensor) -> MeshTensor:
+    """Return a tensor of this process as a global one that lies as another of its size."""
+    team = like._held.team
+    meta = global_meta(team, tuple(tensor.size()), tensor.dtype)
+    with supplied(tensor, team) as (data, move):
+        [made] = call_kernel(team, "distribute_like", data, move, meta.dtype, like, outputs=[meta])
+    return made
+
+
+def redistribute(tensor: torch.Tensor, placements: Sequence[Cut] | None) -> MeshTensor:
+    """Lay a global tensor out anew: same values, other parts on the ranks. Differentiable.
+
+    Args:
+        tensor: A global tensor.
+        placements: See `distribute`; None for the whole on every rank.
+
+    Raises:
+        ShapeError: The placements do not fit the tensor and the mesh.
+        TypeError: It is no global tensor.
+
+    Blocking: no checkpoint.
+    """
+    value = checked_global(tensor)
+    cuts = cuts_by_label(placements, value.ndim, value._held.team.region.extent)
+    apply: Any = _Redistribute.apply
+    made: MeshTensor = apply(value, cuts)
+    return made
+
+
+class _Redistribute(torch.autograd.Function):
+    """The gradient lies as the tensor that it is of."""
+
+    @staticmethod
+    def forward(ctx: Any, value: MeshTensor, cuts: tuple[int, ...]) -> torch.Tensor:
+        team = value._held.team
+        nothing = team.engine.shapes.meta((0,), (1,), torch.uint8, value.device)
+        meta = global_meta(team, value._meta.size, value.dtype)
+        made, ctx.layout = call_kernel(team, "redistribute", value, Sizes(cuts), outputs=[meta, nothing])
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor, None]:
+        [grad] = grads
+        meta = global_meta(grad._held.team, grad._meta.size, grad.dtype)
+        [made] = call_kernel(grad._held.team, "redistribute_back", grad, ctx.layout, outputs=[meta])
+        return made, None
+
+
+async def placements(tensor: torch.Tensor) -> Placements:
+    """Ask the ranks how a global tensor lies, in the form that `distribute` takes.
+
+    Raises:
+        MeshErrorGroup: See `fetch`.
+        TypeError: It is no global tensor.
+
+    Blocking: a checkpoint, cancellable.
+    """
+    value = checked_global(tensor)
+    team = value._held.team
+    cuts, partial = await in_trio(_asked)(value)
+    labels = list(team.region.extent)
+    return placements_of(cuts[: len(labels)], partial[: len(labels)], value.ndim, labels)
+
+
+async def _asked(tensor: MeshTensor) -> tuple[list[int], list[str]]:
+    found: tuple[list[int], list[str]] = (await answers(_asking(tensor)))[0]
+    return found
+
+
+def _asking(tensor: MeshTensor) -> Request:
+    team = tensor._held.team
+    form = layout_along(max(1, len(team.region.extent)))
+    return team.engine.ask(team, [0], lambda number: call_kernel(team, "placements", tensor, number), form)
+
+
+def to_local(tensor: torch.Tensor, cuts: Sequence[Cut] | None) -> MeshTensor:
+    """See `MeshTensor.local`."""
+    value = checked_global(tensor)
+    if value.requires_grad and torch.is_grad_enabled():
+        raise TypeError(
+            f"gradients do not pass from one global tensor to a tensor on each rank, got {value!r}: detach it"
+        )
+    team = value._held.team
+    if cuts is None:
+        lying, _ = answers_now(_asking(value))[0]
+        along = tuple(max(cut, WHOLE) for cut in lying[: len(team.region.extent)])
+    else:
+        along = cuts_by_label(cuts, value.ndim, team.region.extent)
+    size = list(value._meta.size)
+    for (label, count), dim in zip(team.region.extent.items(), along, strict=True):
+        if dim != WHOLE:
+            if size[dim] % count:
+                raise ShapeError(
+                    f"a tensor on each rank has one size: dimension {dim} of {value._meta.size} cannot be cut into "
+                    f"equal parts along {label!r}, of size {count}"
+                )
+            size[dim] //= count
+    meta = team.engine.shapes.meta(size, contiguous_strides(size), value.dtype, value.device)
+    [made] = call_kernel(team, "to_local", value, Sizes(along), outputs=[meta])
+    return made
+
+
+def to_global(tensor: torch.Tensor, cuts: Sequence[Cut] | None) -> MeshTensor:
+    """See `MeshTensor.to_global`."""
+    value = checked(tensor)
+    if value._meta.is_global:
+        raise TypeError(f"a tensor on each rank is made global, got {value!r}: write trimesh.redistribute(t, [...])")
+    if value.requires_grad and torch.is_grad_enabled():
+        raise TypeError(
+            f"gradients do not pass from a tensor on each rank to one global tensor, got {value!r}: detach it"
+        )
+    return _joined(value, checked_team(value._held.team), cuts)
+
+
+def whole(value: MeshTensor, team: Team) -> MeshTensor:
+    """Return a tensor that is the same on each rank as a global one."""
+    if value._held.team is not team:
+        return value
+    return _joined(value, team, None)
+
+
+def _joined(value: MeshTensor, team: Team, cuts: Sequence[Cut] | None) -> MeshTensor:
+    along = cuts_by_label(cuts, value.ndim, team.region.extent)
+    size = list(value._meta.size)
+    for count, dim in zip(team.region.extent.values(), along, strict=True):
+        if dim != WHOLE:
+            size[dim] *= count
+    meta = global_meta(team, tuple(size), value.dtype)
+    [made] = call_kernel(team, "to_global", value, Sizes(meta.size), Sizes(meta.stride), Sizes(along), outputs=[meta])
+    return made
+
+
+def checked_global(tensor: Any) -> MeshTensor:
+    """Return a global tensor.
+
+    Raises:
+        TypeError: It is none.
+    """
+    value = checked(tensor)
+    if not value._meta.is_global:
+        raise TypeError(f"this takes a global tensor, got {value!r}: write t.to_global([...])")
+    return value
+
+
+def checked_team(team: Team) -> Team:
+    """Return ranks that can hold a global tensor.
+
+    Raises:
+        ShapeError: Some of them are missing in their extent.
+    """
+    if len(team.peers) != team.region.extent.nelements:
+        raise ShapeError(
+            f"a global tensor needs every rank of its mesh, got {team.name} with {len(team.peers)} of "
+            f"{team.region.extent.nelements}: write mesh.slice(...) for a view without holes"
+        )
+    return team
+
+
+def global_meta(team: Team, size: tuple[int, ...], dtype: torch.dtype) -> Meta:
+    """Return the looks of a global tensor."""
+    return team.engine.shapes.meta(size, contiguous_strides(size), dtype, team.engine.device, is_global=True)

@@ -1,0 +1,149 @@
+"""Tensors from some ranks to others: a part of a mesh, another view of it, another mesh of the same controller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from trimesh.actor.proc_mesh import ProcMesh
+from trimesh.errors import ShapeError
+from trimesh.tensor.controller.call import call_kernel
+from trimesh.tensor.controller.shapes import Meta
+from trimesh.tensor.controller.team import Team
+from trimesh.tensor.controller.tensor import MeshTensor
+from trimesh.tensor.controller.upload import Sizes
+from trimesh.tensor.issue.fetching import checked
+from trimesh.tensor.ops.global_movement import global_to_mesh
+from trimesh.tensor.protocol.box import contiguous_strides
+from trimesh.tensor.session.mesh import team_of
+
+Pairs = tuple[tuple[int, int], ...]
+"""Places in the source and in the target that a tensor moves between."""
+
+
+class Routes(tuple[Sizes, ...]):
+    """By place in a team, processes: part of an operation."""
+
+    __slots__ = ()
+
+
+def slice_mesh(tensor: torch.Tensor, **selection: int | slice) -> MeshTensor:
+    """Return a tensor as a part of its ranks have it; see `MeshTensor.slice_mesh`."""
+    found = _local(tensor, "slice_mesh")
+    team = found._held.team
+    region = team.region.slice(**selection)
+    part = team.engine.team(region)
+    if part is team:
+        return found
+    if torch.is_grad_enabled() and found.requires_grad:
+        return _applied(_Slice, found, part)
+    return _sliced(found, part)
+
+
+def to_mesh(tensor: torch.Tensor, target: ProcMesh) -> MeshTensor:
+    """Return a copy of a tensor on other ranks; see `MeshTensor.to_mesh`."""
+    found = checked(tensor)
+    source = found._held.team
+    team = team_of(target, "tensors move to")
+    if found._meta.is_global:
+        return global_to_mesh(found, team)
+    pairs = _pairs(source, team)
+    if torch.is_grad_enabled() and found.requires_grad:
+        return _applied(_Move, found, team, pairs)
+    return _moved(found, team, pairs)
+
+
+def _local(tensor: torch.Tensor, name: str) -> MeshTensor:
+    found = checked(tensor)
+    if found._meta.is_global:
+        raise TypeError(
+            f"{name} takes a tensor on each rank, got {found!r}, whose ranks have parts of one: "
+            "write t.local() for the parts, or fetch it and distribute it over the other mesh"
+        )
+    return found
+
+
+def _pairs(source: Team, target: Team) -> Pairs:
+    """Return who sends to whom: rank by rank, or one to all.
+
+    Raises:
+        ShapeError: The two do not fit.
+    """
+    sizes, wanted = (list(team.region.extent.values()) for team in (source, target))
+    if len(source.peers) == 1:
+        return tuple((0, place) for place in range(len(target.peers)))
+    if sizes != wanted or len(source.peers) != len(target.peers):
+        raise ShapeError(
+            f"to_mesh moves a tensor rank by rank between meshes of the same sizes, or from one rank to all, "
+            f"got {source.name} to {target.name}: write t.slice_mesh(...) first, or flatten or split the target"
+        )
+    return tuple((place, place) for place in range(len(source.peers)))
+
+
+def _sliced(tensor: MeshTensor, part: Team) -> MeshTensor:
+    [made] = call_kernel(part, "same", tensor, outputs=[tensor._meta])
+    return made
+
+
+def _moved(tensor: MeshTensor, target: Team, pairs: Pairs) -> MeshTensor:
+    source, meta = tensor._held.team, tensor._meta
+    ids = [[peer.proc_id for peer in team.peers] for team in (source, target)]
+    engine = source.engine
+    if engine.proc.is_simulated and any(ids[0][one] != ids[1][other] for one, other in pairs):
+        raise RuntimeError("tensors of a simulated mesh cannot move to other processes: use real ones for this test")
+    meta = _contiguous(target, meta)
+    move = engine.shapes.new_number()
+    call_kernel(source, "send", tensor, move, _routes(pairs, ids[1], len(ids[0])))
+    # The target may be waited for without anything else being sent: what it waits for must be under way.
+    engine.flush_team(source)
+    back = tuple((other, one) for one, other in pairs)
+    routes = _routes(back, ids[0], len(ids[1]))
+    [made] = call_kernel(target, "receive", move, routes, meta.dtype, Sizes(meta.size), outputs=[meta])
+    return made
+
+
+def _routes(pairs: Pairs, ids: Sequence[int], places: int) -> Routes:
+    return Routes(Sizes(ids[other] for one, other in pairs if one == place) for place in range(places))
+
+
+def _contiguous(team: Team, meta: Meta) -> Meta:
+    return team.engine.shapes.meta(meta.size, contiguous_strides(meta.size), meta.dtype, team.engine.device)
+
+
+def _applied(function: Any, *args: Any) -> MeshTensor:
+    """Run a function that has a gradient; torch's own types do not say what that returns."""
+    made: MeshTensor = function.apply(*args)
+    return made
+
+
+class _Slice(torch.autograd.Function):
+    """The gradient of the ranks that were left out is zero."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: MeshTensor, part: Team) -> MeshTensor:
+        ctx.whole = tensor._held.team
+        return _sliced(tensor, part)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        [grad] = grads
+        whole: Team = ctx.whole
+        places = {peer: place for place, peer in enumerate(whole.peers)}
+        pairs = tuple((place, places[peer]) for place, peer in enumerate(grad._held.team.peers))
+        return _applied(_Move, grad, whole, pairs), None
+
+
+class _Move(torch.autograd.Function):
+    """Gradients move back; those of one rank that has sent to several are added."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: MeshTensor, target: Team, pairs: Pairs) -> MeshTensor:
+        ctx.source, ctx.pairs = tensor._held.team, pairs
+        return _moved(tensor, target, pairs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        [grad] = grads
+        return _applied(_Move, grad, ctx.source, tuple((other, one) for one, other in ctx.pairs)), None, None

@@ -1,0 +1,94 @@
+"""`rref`: tensors that actors' endpoints return, as tensors of the mesh that the actors live on."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import trio
+
+from trimesh import limits
+from trimesh._runtime.calls.invoke import Request, invoke
+from trimesh._runtime.services.registry import TENSORS
+from trimesh._runtime.values.target import Target
+from trimesh.actor.endpoint import Endpoint
+from trimesh.actor.verbs import bare, bind
+from trimesh.ids import MeshId
+from trimesh.tensor.ops.function import remote
+from trimesh.tensor.protocol import messages
+from trimesh.tensor.rank.function_parts import Here
+
+
+def rref(
+    endpoint: Endpoint[..., Any],
+    /,
+    *args: Any,
+    propagate: Callable[..., Any] | Literal["inspect"] = "inspect",
+    **kwargs: Any,
+) -> Any:
+    """Call an endpoint of the actors beside the ranks, and return the tensors that it returns as tensors of the mesh.
+
+    It runs after what has been issued before, and before what is issued next: each rank waits for the actor of its own
+    process. Tensors among its arguments arrive as copies; an error poisons the result.
+
+    Args:
+        endpoint: `actors.name`; of each rank's process there must be one member.
+        *args: For the endpoint: mesh tensors, and other values.
+        propagate: As of `remote`: a function that returns examples of what the endpoint will return, given the same
+            arguments, or "inspect", which waits for it.
+        **kwargs: Like `args`.
+
+    Raises:
+        TypeError: The tensors are not on the same ranks, or `endpoint` is none.
+        RuntimeError: There are no tensors among the arguments, and no mesh is active.
+
+    Blocking: with "inspect", as `.item()` does.
+    """
+    if not isinstance(endpoint, Endpoint):
+        raise TypeError(f"rref calls an endpoint of an actor mesh, `actors.name`, got {endpoint!r}")
+    if propagate != "inspect" and not callable(propagate):
+        raise ValueError(f"propagate must be a function or 'inspect', got {propagate!r}: an endpoint cannot run here")
+    view, spec = endpoint._mesh, endpoint._spec
+    bind(view, spec, args, kwargs)
+    view.check_open()
+    how: Any = propagate
+    if callable(propagate):
+        example = propagate
+        how = functools.wraps(example)(lambda _, __, ___, args, kwargs: example(*args, **kwargs))
+    return remote(_call_member, propagate=how)(Here(), int(view.info.mesh), spec.name, args, kwargs)
+
+
+def _call_member(rank: Any, mesh: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call the member of an actor mesh in the process of a rank; runs in the rank's thread."""
+    proc = rank.outside.proc
+
+    async def call() -> Any:
+        cell = proc.cells.get(MeshId(mesh))
+        spec = None if cell is None else cell.endpoints.get(name)
+        if cell is None or spec is None:
+            raise LookupError(f"no actor with the endpoint {name!r} that was called lives in the process of this rank")
+        request = Request(cell.spec.name, name, args, kwargs, lambda _: cell.origin(name), spec=spec)
+        watch = trio.CancelScope()
+        proc.serve(_watch, rank.outside, trio.lowlevel.current_task(), watch)
+        try:
+            return bare(await invoke(proc, [Target(proc.me, MeshId(mesh))], request, fail_fast=False))
+        finally:
+            watch.cancel()
+
+    return rank.outside.run_in_trio(call)
+
+
+async def _watch(outside: Any, task: trio.lowlevel.Task, scope: trio.CancelScope) -> None:
+    """Tell the controller, from time to time, that a task waits for an actor there: it may wait for us (rule N2)."""
+    patience = limits.SIGNAL_SECONDS
+    with scope:
+        while True:
+            await trio.sleep(patience)
+            patience = min(2 * patience, limits.TENSOR_STUCK_SECONDS_MAX)
+            most = limits.DEADLOCK_REFS_MAX
+            calls, waits = outside.proc.deadlocks.in_the_way(task, outside.controller.proc_id)
+            if calls or waits:
+                stuck = messages.Stuck(outside.engine, list(calls[:most]), tuple(waits[:most]))
+                message = messages.encode(stuck)
+                outside.proc.services.cast([outside.controller], TENSORS, message)

@@ -1,0 +1,1 @@
+"""Messages between the controller and the ranks, and the records in them. Pure."""

@@ -1,0 +1,146 @@
+"""Arguments of operations as plain lists, and back: what a description of `protocol` says of each.
+
+None, bool, int, float, str    themselves
+["r"] ["n"] ["b"]              a tensor; a number that varies; a body of the message
+["l", ...] ["t", ...]          list, tuple
+["d", key, value, ...]         dict with string keys
+[kind, text]                   a dtype, device, layout, memory format
+["c", real, imaginary]         a complex number
+["y", bytes]                   bytes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+
+from trimesh.errors import ProtocolError
+from trimesh.tensor.protocol.messages import BODY, NUMBER, REF
+
+Build = Callable[[Sequence[Any]], Any]
+"""Makes an argument of the operands of a command."""
+
+PLAIN: Final = frozenset({type(None), bool, int, float, str})
+
+_NAMED: Final[dict[type, str]] = {
+    torch.dtype: "dtype",
+    torch.device: "device",
+    torch.layout: "layout",
+    torch.memory_format: "format",
+}
+_KINDS: Final = {kind: cls for cls, kind in _NAMED.items()}
+
+
+class Slot:
+    """Stands for an operand in the arguments that are described."""
+
+    __slots__ = ("kind",)
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+
+SLOT: Final = Slot(REF)
+NUMBER_SLOT: Final = Slot(NUMBER)
+BODY_SLOT: Final = Slot(BODY)
+
+
+def describe(value: Any) -> Any:
+    """Describe an argument whose tensors and varying numbers have been replaced by slots.
+
+    Raises:
+        TypeError: It is something that cannot travel.
+    """
+    if type(value) in PLAIN:
+        return value
+    match value:
+        case Slot():
+            return [value.kind]
+        case list():
+            return ["l", *map(describe, value)]
+        case tuple():
+            return ["t", *map(describe, value)]
+        case dict():
+            return ["d", *(part for key, item in value.items() for part in (key, describe(item)))]
+        case torch.device():
+            return ["device", value.type]  # each rank has its own one of the type
+        case complex():
+            return ["c", value.real, value.imag]
+        case bytes():
+            return ["y", value]
+        case _:
+            kind = _NAMED.get(type(value))
+            if kind is None:
+                raise TypeError(f"an argument of a tensor operation must be data, got {value!r}")
+            return [kind, str(value).removeprefix("torch.")]
+
+
+def read(described: Any, at: int, device: torch.device) -> tuple[Build | None, Any, int]:
+    """Understand one described argument.
+
+    Args:
+        described: By `describe`, in another process.
+        at: Index of the next operand.
+        device: What a device of its type means on this rank.
+
+    Returns:
+        What builds it, or None for a constant; the constant; the index of the next operand.
+
+    Raises:
+        ProtocolError: It describes nothing.
+    """
+    if not isinstance(described, list):
+        if type(described) not in PLAIN:
+            raise ProtocolError(f"an argument must be described as data, got {described!r}")
+        return None, described, at
+    match described:
+        case ["r"] | ["n"] | ["b"]:
+            return _pick(at), None, at + 1
+        case ["l" | "t" as kind, *parts]:
+            builds, after = _read_all(parts, at, device)
+            return *_joined(list if kind == "l" else tuple, builds), after
+        case ["d", *parts] if len(parts) % 2 == 0:
+            keys = parts[::2]
+            builds, after = _read_all(parts[1::2], at, device)
+            return *_joined(lambda values: dict(zip(keys, values, strict=True)), builds), after
+        case ["c", float(real), float(imaginary)]:
+            return None, complex(real, imaginary), at
+        case ["y", bytes(data)]:
+            return None, data, at
+        case [str(kind), str(text)] if kind in _KINDS:
+            return None, _named(kind, text, device), at
+        case _:
+            raise ProtocolError(f"an argument must be described by its kind and parts, got {described!r}")
+
+
+def _pick(at: int) -> Build:
+    return lambda operands: operands[at]
+
+
+def _read_all(parts: Sequence[Any], at: int, device: torch.device) -> tuple[list[tuple[Build | None, Any]], int]:
+    found: list[tuple[Build | None, Any]] = []
+    for part in parts:
+        build, constant, at = read(part, at, device)
+        found.append((build, constant))
+    return found, at
+
+
+def _joined(make: Callable[[list[Any]], Any], parts: list[tuple[Build | None, Any]]) -> tuple[Build | None, Any]:
+    if all(build is None for build, _ in parts):
+        # Lists are made anew for each command: what is called may keep or change them.
+        values = [constant for _, constant in parts]
+        return (lambda _: make(list(values))), None
+    return (lambda operands: make([constant if build is None else build(operands) for build, constant in parts])), None
+
+
+def _named(kind: str, text: str, device: torch.device) -> Any:
+    if kind == "device":
+        if text not in ("cpu", "meta", device.type):
+            raise ProtocolError(f"a rank on {device} has no device {text!r}")
+        return device if text == device.type else torch.device(text)
+    found = getattr(torch, text, None)
+    if not isinstance(found, _KINDS[kind]):
+        raise ProtocolError(f"torch has no {kind} {text!r}")
+    return found

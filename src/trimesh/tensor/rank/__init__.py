@@ -1,0 +1,1 @@
+"""One rank: its thread, its stream of commands, its tensors."""

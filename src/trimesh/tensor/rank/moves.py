@@ -1,0 +1,368 @@
+"""Tensors on their way between processes, in one of them: what it has for others, and what it waits for.
+
+    source                                          target
+      a copy, in memory that others can map
+      Offer: the handle of that memory --------->   reads it, when its own commands say so
+      <------------------------------------ Taken
+      the memory goes back
+
+A small one rides in the offer. What comes from the controller, or goes there, is lent in the same way, but its handle
+rides in the command, or in the reply. Where nothing carries bytes between two processes, the target says so, and gets
+an offer with all of them.
+
+Everything here runs in Trio's thread, but for `kept`, which is the rank's own. Nothing can wait in a ring: the
+controller issues both halves of a move one after the other, so that each waits only for what was issued before it.
+What the controller has to read never waits for room: it may be waiting without `await`, and reads nothing then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+import trio
+
+from trimesh import limits
+from trimesh._runtime.services.bulk import Registration
+from trimesh._runtime.services.registry import TENSORS
+from trimesh._transport.mover import Kind, Right, Span, Transfer
+from trimesh.errors import LimitExceeded, LinkLost, Origin, ProtocolError
+from trimesh.ids import ProcId
+from trimesh.rdma.handle import Handle, handle_of
+from trimesh.rdma.memory import address_of, memory_of
+from trimesh.tensor.protocol import messages
+from trimesh.tensor.rank.poison import Poison
+
+if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.peer import Peer
+
+Move = tuple[ProcId, int]
+"""The controller, and the number that it has given to the move, or to the request that it answers."""
+
+Piece = tuple[int, torch.Tensor]
+"""Offset in lent memory, in bytes, and a contiguous tensor on the CPU that is to be read from there."""
+
+
+@attrs.define(eq=False)
+class _Lent:
+    """Memory that others read.
+
+    Attributes:
+        registration: It.
+        memory: The same.
+        readers: Those that have not said that they are done.
+    """
+
+    registration: Registration
+    memory: memoryview
+    readers: dict[Peer, None]
+
+
+@attrs.define(eq=False)
+class _Expected:
+    """What one source has, or will have, for this process.
+
+    Attributes:
+        came: Set when it has come, or its source is gone.
+        offer: What has come, with its body.
+    """
+
+    came: trio.Event = attrs.field(factory=trio.Event)
+    offer: tuple[messages.Offer, memoryview | None] | None = None
+
+
+@attrs.define(eq=False)
+class Moves:
+    """All of one process.
+
+    Attributes:
+        proc: The process.
+        kept: What a rank here has sent to itself, by move; of the rank's thread.
+        lent_bytes: Of what others may read now.
+    """
+
+    proc: Proc
+    kept: dict[Move, Any] = attrs.field(factory=dict[Move, Any])
+    lent_bytes: int = 0
+    _lent: dict[Move, _Lent] = attrs.field(factory=dict[Move, _Lent])
+    _room: trio.Event = attrs.field(factory=trio.Event)
+    _expected: dict[tuple[Move, ProcId], _Expected] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self.proc.on_gone.append(self._gone)
+
+    # ---- the source ------------------------------------------------------------------------------------------
+
+    async def stage(self, nbytes: int) -> memoryview:
+        """Return memory for a copy that others will read; wait while too much has not been read yet."""
+        while (memory := self.stage_now(nbytes)) is None:
+            self._room = trio.Event()
+            await self._room.wait()
+        return memory
+
+    async def stage_if_room(self, nbytes: int) -> memoryview | None:
+        """Do what `stage_now` does, for the thread of a rank."""
+        await trio.lowlevel.checkpoint()
+        return self.stage_now(nbytes)
+
+    def stage_now(self, nbytes: int) -> memoryview | None:
+        """Return memory for a copy that others will read, or None if too much has not been read yet."""
+        if self.lent_bytes + nbytes > limits.TENSOR_MOVE_BYTES and self._lent:
+            return None
+        self.lent_bytes += nbytes
+        with contextlib.suppress(LimitExceeded, OSError):  # it is faster there, and works elsewhere
+            return self.proc.bulk.take_block(nbytes)
+        return memoryview(bytearray(nbytes))
+
+    def send(
+        self, move: Move, engine: int, targets: Sequence[ProcId], what: Any, origin: Origin, part: Any = None
+    ) -> None:
+        """Offer something to other processes.
+
+        Args:
+            move: Which.
+            engine: Of the source.
+            targets: The processes.
+            what: A `memoryview` from `stage`; bytes that are few; or a `Poison`.
+            origin: Of the source, for an error.
+            part: See `Offer`.
+        """
+        self.proc.serve(self._send, move, engine, targets, what, origin, part)
+
+    async def _send(
+        self, move: Move, engine: int, targets: Sequence[ProcId], what: Any, origin: Origin, part: Any
+    ) -> None:
+        peers = [self.proc.peer(target) for target in targets]
+        family = self.proc.family
+        assert family is not None, "a rank is of a process with a family"
+        await family.connect(peers)
+        living = [peer for peer in peers if peer.link is not None]
+        controller, number = move
+        values = self.proc.values
+        if isinstance(what, memoryview):
+            try:
+                what = self.lend(move, what, living)
+            except (LimitExceeded, trio.ClosedResourceError) as error:
+                what = Poison(-1, -1, "trimesh::send", error)
+        if isinstance(what, Poison):
+            encoded = values.encode_error(what.error, origin)
+            for peer in living:
+                peer.prepare(encoded.definitions, encoded.attachments)
+            poison = (what.team, what.number, what.what)
+            self._cast(living, messages.Offer(engine, controller, number, poison=poison), encoded.payload)
+        elif isinstance(what, Handle):
+            self._cast(living, messages.Offer(engine, controller, number, what.fields(), part=part))
+        else:
+            self._cast(living, messages.Offer(engine, controller, number, part=part), what)
+
+    def lend(self, move: Move, memory: memoryview, readers: Sequence[Peer]) -> Handle:
+        """Let processes read memory until each has said that it is done, or has ended.
+
+        Args:
+            move: By what they name it.
+            memory: From `stage` or `stage_now`.
+            readers: The processes.
+
+        Raises:
+            LimitExceeded: This process has `limits.GRANTS_MAX` buffers.
+            trio.ClosedResourceError: It is ending.
+        """
+        span = Span(address_of(memory), memory.nbytes, memory)
+        try:
+            # Its readers say when it goes, whichever actor has asked for it: in a context without any.
+            registration = contextvars.Context().run(self.proc.bulk.register, span, Right.READ)
+        except BaseException:
+            self.unstage(memory)
+            raise
+        self._lent[move] = _Lent(registration, memory, dict.fromkeys(readers))
+        handle = Handle(registration.granted(Right.READ), span.address, 0, span.nbytes, Right.READ)
+        if not readers:
+            self.take_back(move)
+        return handle
+
+    def unstage(self, memory: memoryview) -> None:
+        """Give back memory that was never lent."""
+        self.lent_bytes -= memory.nbytes
+        self._room.set()
+
+    def taken(self, peer: Peer, message: messages.Taken) -> None:
+        """Learn that a reader needs what it was offered no more; or that it cannot read it, and needs a message."""
+        move = ProcId(message.controller), message.move
+        lent = self._lent.get(move)
+        if lent is None or peer not in lent.readers:
+            return
+        if message.is_unread:
+            offer = messages.Offer(message.engine, message.controller, message.move)
+            self._cast([peer], offer, bytes(lent.memory))
+        del lent.readers[peer]
+        if not lent.readers:
+            self.take_back(move)
+
+    def take_back(self, move: Move) -> None:
+        """Let nobody read any more what was lent, if it still is."""
+        lent = self._lent.pop(move, None)
+        if lent is not None:
+            self.lent_bytes -= lent.memory.nbytes
+            lent.registration.revoke()
+            self._room.set()
+
+    def _cast(self, peers: Sequence[Peer], message: messages.AnyMessage, body: bytes | None = None) -> None:
+        self.proc.services.cast(peers, TENSORS, messages.encode(message), [body] if body else [])
+
+    # ---- the target ------------------------------------------------------------------------------------------
+
+    async def receive(self, move: Move, source: ProcId, destination: torch.Tensor) -> Poison | None:
+        """Wait for a tensor that another process has for this one, and copy it here.
+
+        Args:
+            move: Which.
+            source: The process.
+            destination: Contiguous, on the CPU.
+
+        Returns:
+            What had failed there, if it is that.
+
+        Raises:
+            ProcDied, MeshStopped: The source has ended.
+        """
+        offer, body = await self.wait_offer(move, source)
+        if offer.poison is not None:
+            return self.poison_of(offer, body)
+        nbytes = destination.numel() * destination.element_size()
+        await self.take(move, source, offer, body, [(0, destination)] if nbytes else [], nbytes)
+        return None
+
+    async def wait_offer(self, move: Move, source: ProcId) -> tuple[messages.Offer, memoryview | None]:
+        """Wait until another process has something for this one; return that, with its body.
+
+        Raises:
+            ProcDied, MeshStopped: It has ended.
+        """
+        peer = self.proc.peer(source)
+        key = move, source
+        expected = self._expected.setdefault(key, _Expected())
+        try:
+            family = self.proc.family
+            assert family is not None, "a rank is of a process with a family"
+            await family.connect([peer])  # by that link its end is seen
+            if peer.death is None:
+                await expected.came.wait()
+        finally:
+            self._expected.pop(key, None)
+        if expected.offer is None:
+            assert peer.death is not None
+            raise peer.death(maybe_executed=True)
+        return expected.offer
+
+    def poison_of(self, offer: messages.Offer, body: memoryview | None) -> Poison:
+        """Return what has failed at a source that has nothing else to offer."""
+        assert offer.poison is not None
+        return Poison(*offer.poison, self.proc.values.decode_error(b"" if body is None else body))
+
+    async def take(
+        self,
+        move: Move,
+        source: ProcId,
+        offer: messages.Offer,
+        body: memoryview | None,
+        pieces: Sequence[Piece],
+        nbytes: int,
+    ) -> None:
+        """Copy pieces of what was offered, which must have so many bytes in all; nothing else is needed of it."""
+        if offer.handle is None:
+            _copy(body, pieces, nbytes)
+            return
+        await self.pull(self.proc.peer(source), offer.engine, move, offer.handle, pieces, nbytes)
+
+    async def pull(
+        self, peer: Peer, engine: int, move: Move, handle: Sequence[Any], pieces: Sequence[Piece], nbytes: int
+    ) -> None:
+        """Copy pieces of what another process has lent, and say that nothing else is needed of it.
+
+        Args:
+            peer: The process.
+            engine: That the move belongs to.
+            move: Which.
+            handle: Of the memory, as `Handle.fields`.
+            pieces: What to copy.
+            nbytes: Of all that was lent.
+
+        Raises:
+            ProcDied, MeshStopped: The process has ended.
+            ProtocolError: It has lent something else.
+        """
+        is_unread = False
+        try:
+            found = handle_of(*handle)
+            if found.nbytes != nbytes:
+                raise ProtocolError(f"a tensor of {nbytes} bytes must be lent whole, got {found.nbytes} bytes")
+            for offset, destination in pieces:
+                span = memory_of(destination, "what a tensor moves to").span
+                transfer = Transfer(Kind.READ, found.granted.grant, found.offset + offset, span)
+                await self.proc.bulk.move(found.granted, transfer)
+        except LinkLost:  # nothing carries bytes between the two: let them come in a message
+            is_unread = peer.link is not None
+            if not is_unread:
+                raise
+        finally:
+            self.leave(peer, engine, move, is_unread=is_unread)
+        if is_unread:
+            _, body = await self.wait_offer(move, peer.proc_id)
+            _copy(body, pieces, nbytes)
+
+    def leave(self, peer: Peer, engine: int, move: Move, *, is_unread: bool = False) -> None:
+        """Say that nothing is needed any more of what another process has lent."""
+        if peer.link is not None:
+            controller, number = move
+            self._cast([peer], messages.Taken(engine, controller, number, is_unread))
+
+    def offered(self, peer: Peer, message: messages.Offer, bodies: list[memoryview]) -> None:
+        """Take what another process has for this one; it may come before anybody here asks for it."""
+        key = (ProcId(message.controller), message.move), peer.proc_id
+        expected = self._expected.setdefault(key, _Expected())
+        if expected.offer is not None or len(bodies) > 1:
+            raise ProtocolError(f"a tensor must be offered once, with one body at most, got move {message.move} again")
+        expected.offer = message, bodies[0] if bodies else None
+        expected.came.set()
+
+    # ---- ends ------------------------------------------------------------------------------------------------
+
+    def _gone(self, peer: Peer) -> None:
+        for move, lent in list(self._lent.items()):
+            lent.readers.pop(peer, None)
+            if not lent.readers or move[0] == peer.proc_id:
+                self.take_back(move)
+        for key, expected in list(self._expected.items()):
+            (controller, _), source = key
+            if controller == peer.proc_id:
+                del self._expected[key]
+            elif source == peer.proc_id:
+                expected.came.set()
+
+
+def _copy(body: memoryview | None, pieces: Sequence[Piece], nbytes: int) -> None:
+    came = 0 if body is None else body.nbytes
+    if came != nbytes:
+        raise ProtocolError(f"a tensor of {nbytes} bytes must be offered whole, got {came} bytes")
+    for offset, destination in pieces:
+        assert body is not None, "pieces of nothing are not asked for"
+        count = destination.numel() * destination.element_size()
+        flat = torch.frombuffer(body[offset : offset + count], dtype=torch.uint8)
+        destination.reshape(-1).view(torch.uint8).copy_(flat)
+
+
+def open_moves(proc: Proc) -> None:
+    """Let a process send and receive tensors."""
+    proc.above[Moves] = Moves(proc)
+
+
+def moves_of(proc: Proc) -> Moves:
+    """Return the tensors on their way in a process."""
+    found = proc.above[Moves]
+    assert isinstance(found, Moves)
+    return found

@@ -1,0 +1,307 @@
+"""The tensors of one rank, and what commands do to them. Runs in the rank's own thread; knows no link.
+
+A command that fails poisons its outputs, and what it writes to; a command that takes something poisoned is not run and
+poisons its own. Nothing else is touched, and the error waits for whoever fetches. What was to be written to keeps its
+memory meanwhile: a command that overwrites all of it heals it, and whatever shares no more than that memory.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+import torch
+
+from trimesh import limits
+from trimesh.errors import Origin
+from trimesh.ids import ProcId
+from trimesh.shape.extent import Extent
+from trimesh.tensor.protocol.messages import Answer
+from trimesh.tensor.rank.poison import Poison, heal, kept_of, memory_of, take_kept
+from trimesh.tensor.rank.signature import Signature
+
+if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.peer import Peer
+    from trimesh.tensor.rank.replay import Record
+
+
+@attrs.define(eq=False)
+class TeamOnRank:
+    """Some ranks of the mesh, as one of them sees it.
+
+    Attributes:
+        number: Of the team.
+        extent: The labels of the view.
+        ranks: Of the mesh, row-major.
+        procs: Their processes.
+        index: Of this rank among those that are not missing from the view.
+        place: Of this rank in the extent, whose missing ones count.
+        done: Commands executed.
+        steps: Operations executed, each of those in a recording by itself: the same number at the same one everywhere.
+        failed: Those that failed by themselves and have not been reported: number, what has happened.
+        recordings: Commands that it keeps, by number.
+        above: What kernels keep for it, by class.
+        on_failed: Called when an operation was not done here.
+    """
+
+    number: int
+    extent: Extent
+    ranks: Sequence[int]
+    procs: Sequence[ProcId]
+    index: int
+    place: int
+    done: int = 0
+    steps: int = 0
+    failed: list[tuple[int, str]] = attrs.field(factory=list[tuple[int, str]])
+    recordings: dict[int, Record] = attrs.field(factory=dict[int, "Record"])
+    above: dict[type, Any] = attrs.field(factory=dict[type, Any])
+    on_failed: list[Callable[[], None]] = attrs.field(factory=list[Callable[[], None]])
+
+
+class Step(Protocol):
+    """Something that a stream of commands says."""
+
+    def execute(self, rank: Rank, team: TeamOnRank) -> None:
+        """Do it. Never raises."""
+        ...
+
+
+@attrs.frozen
+class Free:
+    """Forget tensors."""
+
+    refs: Sequence[int]
+
+    def execute(self, rank: Rank, team: TeamOnRank) -> None:
+        """See `Step`."""
+        del team
+        for ref in self.refs:
+            rank.values.pop(ref, None)
+            if rank.results:
+                rank.results.pop(ref, None)
+
+
+@attrs.frozen
+class Command:
+    """An operation with its operands, as it came.
+
+    Attributes:
+        signature: What to do.
+        first: Ref of the first new tensor.
+        operands: Refs, numbers, bodies.
+    """
+
+    signature: Signature
+    first: int
+    operands: Sequence[Any]
+
+    def execute(self, rank: Rank, team: TeamOnRank) -> None:
+        """See `Step`."""
+        rank.execute(team, self)
+
+
+class Outside(Protocol):
+    """What a rank can ask of the process around it; every method may be called from the rank's thread.
+
+    Attributes:
+        proc: The process.
+        controller: Whose commands the rank obeys.
+        engine: Number there.
+    """
+
+    proc: Proc
+    controller: Peer
+    engine: int
+
+    def reply(self, request: int, value: Any) -> None:
+        """Send a value, or a `Poison`, to the controller."""
+        ...
+
+    def reply_lent(self, request: int, described: list[Any], memory: memoryview, *, is_staged: bool) -> None:
+        """Send a description of what lies in memory, which the controller reads; `deliver` says of what."""
+        ...
+
+    def run_in_trio(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run an async function in the Trio loop of the process and return what it returns."""
+        ...
+
+    def ask(
+        self,
+        team: TeamOnRank,
+        verb: str,
+        keys: Sequence[str],
+        values: Sequence[bytes] = (),
+        numbers: Sequence[int] = (),
+        error: BaseException | None = None,
+        seconds: float = limits.COLLECTIVE_SECONDS,
+    ) -> Answer:
+        """Ask the store of a team something and wait for the answer; see `Stores.ask`."""
+        ...
+
+    def leave(self, team: TeamOnRank, error: BaseException, *, is_waited_for: bool = True) -> None:
+        """Say that this rank takes no part in the current operation of a team.
+
+        Args:
+            team: The team.
+            error: Why.
+            is_waited_for: Return only when the others can know it.
+        """
+        ...
+
+    def tell(self, function: Callable[..., Any], *args: Any) -> None:
+        """Call a function in Trio's thread, soon, and do not wait for it."""
+        ...
+
+    def origin(self, what: str) -> Origin:
+        """Return the coordinates of the rank, for an error of the operation `what`."""
+        ...
+
+
+@attrs.define(eq=False)
+class Rank:
+    """One rank of a mesh of processes.
+
+    Attributes:
+        mesh: Name of the mesh.
+        extent: Of the whole mesh.
+        number: This rank.
+        device: Where its tensors are.
+        outside: The process around it.
+        values: Its tensors, by ref.
+        teams: Those that it is in, by number.
+        above: What kernels keep for it, by class.
+        results: For a tensor that says whether others are right: these others.
+    """
+
+    mesh: str
+    extent: Extent
+    number: int
+    device: torch.device
+    outside: Outside
+    values: dict[int, Any] = attrs.field(factory=dict[int, Any])
+    teams: dict[int, TeamOnRank] = attrs.field(factory=dict[int, TeamOnRank])
+    above: dict[type, Any] = attrs.field(factory=dict[type, Any])
+    results: dict[int, range] = attrs.field(factory=dict[int, range])
+
+    def execute(self, team: TeamOnRank, command: Command) -> None:
+        """Run one command of a team. Never raises."""
+        signature = command.signature
+        operands = command.operands
+        poison: Poison | None = None
+        if "r" in signature.kinds:
+            operands = list(operands)
+            for index, kind in enumerate(signature.kinds):
+                if kind == "r":
+                    found = operands[index] = self._value(team, signature, operands[index])
+                    if type(found) is Poison:
+                        poison = poison or found
+        kernel = signature.kernel
+        is_good = poison is None or (kernel is not None and kernel.takes_poison)
+        if is_good or take_kept(signature, operands):
+            try:
+                result = signature.run(operands) if kernel is None else signature.run(operands, self, team)
+                self._keep(signature, command.first, result)
+                if not is_good:
+                    self._kept(command, operands, poison)
+            except BaseException as error:  # noqa: BLE001 - waits for whoever fetches
+                traceback.clear_frames(error.__traceback__)  # they hold tensors
+                team.failed.append((team.done, _said(signature, error)))
+                poison = Poison(team.number, team.done, signature.name, error)
+                self._spoil(command, operands, poison)
+                self.leave(team, poison)
+        else:
+            assert poison is not None
+            self._spoil(command, operands, poison)
+            self.leave(team, poison)
+        team.done += 1
+        team.steps += 1
+
+    def leave(self, team: TeamOnRank, poison: Poison) -> None:
+        """Free the ranks that wait, in the current operation, for this one, which has nothing to give (rule N3)."""
+        try:
+            self.outside.leave(team, poison.error, is_waited_for=bool(team.on_failed))
+        except BaseException as error:  # noqa: BLE001 - the process, or the team, has come to its end
+            traceback.clear_frames(error.__traceback__)
+        for function in team.on_failed:
+            function()
+
+    def _value(self, team: TeamOnRank, signature: Signature, ref: int) -> Any:
+        found = self.values.get(ref)
+        if found is None:
+            error = LookupError("the tensor was lost with a process that has been restarted since")
+            return Poison(team.number, team.done, signature.name, error)
+        return found
+
+    def _keep(self, signature: Signature, first: int, result: Any) -> None:
+        outs = signature.outs
+        if isinstance(result, torch.Tensor) and len(outs) == 1:
+            if outs[0] >= 0:
+                self.values[first + outs[0]] = result
+            return
+        leaves = list(_leaves(result))
+        if len(leaves) != len(outs):
+            raise RuntimeError(f"{signature.name} returned {len(leaves)} values here and {len(outs)} at the controller")
+        for leaf, out in zip(leaves, outs, strict=True):
+            if out >= 0:
+                self.values[first + out] = leaf.of_result() if type(leaf) is Poison else leaf
+        if signature.has_info:
+            self.results[first + max(outs)] = range(first, first + max(outs) + 1)
+
+    def _spoil(self, command: Command, operands: Sequence[Any], poison: Poison) -> None:
+        poison = poison.of_result()
+        for out in command.signature.outs:
+            if out >= 0:
+                self.values[command.first + out] = poison
+        signature = command.signature
+        for index in signature.writes:
+            self._spoil_storage(command.operands[index], operands[index], poison)
+        is_of_torch = signature.kernel is None or signature.kernel.operator is not None
+        if is_of_torch and max(signature.outs, default=-1) < 0 and not signature.writes:
+            # It makes nothing that could carry the error: a check, and what it has looked at is not to be used.
+            for ref in [ref for ref, kind in zip(command.operands, signature.kinds, strict=True) if kind == "r"]:
+                self.values.update(dict.fromkeys(self.values.keys() & self.results.get(ref, (ref,)), poison))
+
+    def _spoil_storage(self, ref: int, value: Any, poison: Poison) -> None:
+        """Poison what an operation may have written to half, or was to write to, and all that share its memory."""
+        memory = memory_of(kept_of(value))
+        if memory is not None:
+            for table in self._tables():
+                for other, found in table.items():
+                    kept = kept_of(found)
+                    if memory_of(kept) == memory:
+                        table[other] = attrs.evolve(poison, kept=kept)
+        self.values[ref] = attrs.evolve(poison, kept=kept_of(value))
+
+    def _kept(self, command: Command, operands: Sequence[Any], poison: Poison | None) -> None:
+        """Heal what a command has overwritten; what it has made as views of something poisoned is so, too."""
+        assert poison is not None
+        for out in command.signature.outs:
+            if out >= 0:
+                made = self.values[command.first + out]
+                self.values[command.first + out] = attrs.evolve(poison, kept=made)
+        for index in command.signature.writes:
+            for table in self._tables():
+                heal(table, operands[index])
+
+    def _tables(self) -> Iterator[dict[int, Any]]:
+        """Yield what has tensors: this rank, and each of its recordings."""
+        yield self.values
+        for team in self.teams.values():
+            for recording in team.recordings.values():
+                yield recording.held
+
+
+def _said(signature: Signature, error: BaseException) -> str:
+    lines = traceback.format_exception_only(error)
+    return f"{signature.name}: {''.join(lines).strip()}"[: limits.REASON_CHARS_MAX]
+
+
+def _leaves(result: Any) -> Iterator[Any]:
+    if isinstance(result, list | tuple):
+        for part in result:
+            yield from _leaves(part)
+    else:
+        yield result

@@ -1,0 +1,103 @@
+"""The stream of commands, as a rank reads it: checked whole before anything of it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import attrs
+import torch
+
+from trimesh.errors import ProtocolError
+from trimesh.tensor.protocol import messages
+from trimesh.tensor.protocol.messages import FIRST_SIGNATURE, FREE
+from trimesh.tensor.rank.rank import Command, Free, Step
+from trimesh.tensor.rank.replay import Forget, Record, Replay
+from trimesh.tensor.rank.signature import Signature, define
+
+
+@attrs.define(eq=False)
+class Reader:
+    """Reads the commands of one team.
+
+    Attributes:
+        device: Of the rank.
+    """
+
+    device: torch.device
+    _signatures: dict[int, Signature] = attrs.field(factory=dict[int, Signature])
+
+    def read(self, stream: Sequence[Any], bodies: Sequence[memoryview]) -> list[Step]:
+        """Return what a stream says.
+
+        Raises:
+            ProtocolError: It says nothing.
+        """
+        steps: list[Step] = []
+        at = 0
+        try:
+            while at < len(stream):
+                code = stream[at]
+                if code >= FIRST_SIGNATURE:
+                    signature = self._signatures[code]
+                    end = at + 2 + signature.arity
+                    steps.append(_command(signature, stream[at + 1], stream[at + 2 : end], bodies))
+                    at = end
+                elif code == FREE:
+                    steps.append(Free(_refs(stream[at + 1])))
+                    at += 2
+                else:
+                    at += self._read_rare(stream[at : at + _WORDS[code]], bodies, steps)
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"commands must be what they were defined as, got {error!r} at {at}") from error
+        return steps
+
+    def _read_rare(self, words: Sequence[Any], bodies: Sequence[memoryview], steps: list[Step]) -> int:
+        """Read a command that is no operation; return how many words it has."""
+        match words:
+            case [messages.DEFINE, int(number), description]:
+                self._signatures[number] = define(description, self.device)
+            case [messages.RESET]:
+                self._signatures.clear()
+            case [messages.RECORD, int(number), int(body), [*stream], formals, results, captured, [*carried]]:
+                inner = self.read(stream, bodies[body:])
+                pairs = [(one, other) for one, other in map(_refs, carried)]
+                steps.append(Record(number, inner, _refs(formals), _refs(results), _refs(captured), pairs))
+            case [messages.REPLAY, int(number), int(first), formals]:
+                steps.append(Replay(number, first, _refs(formals)))
+            case [messages.FORGET, int(number)]:
+                steps.append(Forget(number))
+            case _:
+                raise ProtocolError(f"a command must be one of those that there are, got {words!r}")
+        return len(words)
+
+
+_WORDS: Final = {
+    messages.DEFINE: 3,
+    messages.RESET: 1,
+    messages.RECORD: 8,
+    messages.REPLAY: 4,
+    messages.FORGET: 2,
+}
+
+
+def _refs(refs: Any) -> list[int]:
+    if not isinstance(refs, list) or not all(type(ref) is int for ref in refs):
+        raise ProtocolError(f"tensors are forgotten by a list of numbers, got {refs!r}")
+    return refs
+
+
+def _command(signature: Signature, first: Any, operands: Sequence[Any], bodies: Sequence[memoryview]) -> Command:
+    if len(operands) != signature.arity or type(first) is not int:
+        raise ProtocolError(f"{signature.name} takes {signature.arity} operands, got {operands!r}")
+    if signature.kinds.count("n") != signature.arity:
+        operands = [_operand(kind, operand, bodies) for kind, operand in zip(signature.kinds, operands, strict=True)]
+    return Command(signature, first, operands)
+
+
+def _operand(kind: str, operand: Any, bodies: Sequence[memoryview]) -> Any:
+    if kind == "n":
+        return operand
+    if type(operand) is not int or operand < 0:
+        raise ProtocolError(f"a tensor, or a body, has a number, got {operand!r}")
+    return operand if kind == "r" else bodies[operand]

@@ -1,0 +1,1 @@
+"""The tensor engine of one process and of one mesh: opened, active, closed."""

@@ -1,0 +1,177 @@
+"""`with mesh.activate():`, under which the factories of torch make their tensors on the ranks (rule N1).
+
+Torch's own dispatch modes are per thread: one that a task enters catches the other tasks of the thread, too. So there
+is one mode, in a thread's stack for as long as anything is activated there, that asks a context variable each time.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import Any, Final
+from weakref import ReferenceType, ref
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+
+from trimesh.tensor.controller.team import Team
+from trimesh.tensor.controller.tensor import MeshTensor
+from trimesh.tensor.controller.upload import upload
+from trimesh.tensor.issue.issue import issue
+
+
+class _Active:
+    """That a mesh is active: it lives as long as a context in which it is, of a child that has inherited it, say."""
+
+    __slots__ = ("__weakref__", "is_global", "team")
+
+    def __init__(self, team: Team, *, is_global: bool) -> None:
+        self.team = team
+        self.is_global = is_global
+
+
+_active: ContextVar[_Active | None] = ContextVar("trimesh_active_mesh", default=None)
+
+_LIFTS: Final = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
+
+
+def active_team() -> Team | None:
+    """Return the ranks on which the running task makes tensors, or None."""
+    active = _active.get()
+    return None if active is None else active.team
+
+
+@contextmanager
+def nothing_active() -> Generator[None]:
+    """Let the factories of torch make ordinary tensors in a block, whatever is active around it."""
+    token = _active.set(None)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sends the factories of tasks that have activated a mesh to its ranks."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if MeshTensor in types:
+            return issue(func, args, kwargs or {})
+        active = _active.get()
+        if active is None:
+            return func(*args, **(kwargs or {}))
+        team = active.team
+        if func in _LIFTS:  # what `torch.tensor` has made of data of this process
+            return _above().put_global(args[0], team) if active.is_global else upload(args[0], team)
+        if not _is_factory(func):
+            return func(*args, **(kwargs or {}))
+        make = _above().make_global if active.is_global else issue
+        return make(func, args, _on_device(func, kwargs or {}, team), team)
+
+
+def _above() -> Any:
+    """Return what makes global tensors, which needs this module."""
+    return importlib.import_module("trimesh.tensor.ops.global_factories")
+
+
+_FACTORIES: Final[dict[Any, bool]] = {}
+
+
+def _is_factory(func: Any) -> bool:
+    found = _FACTORIES.get(func)
+    if found is None:
+        schema = func._schema
+        makes = any("Tensor" in str(one.type) for one in schema.returns)
+        takes = any("Tensor" in str(one.type) for one in schema.arguments)
+        found = _FACTORIES[func] = makes and not takes
+    return found
+
+
+def _on_device(func: Any, kwargs: dict[str, Any], team: Team) -> dict[str, Any]:
+    if kwargs.get("device") is None and any(one.name == "device" for one in func._schema.arguments):
+        return {**kwargs, "device": team.engine.device}
+    return kwargs
+
+
+class _Stack(threading.local):
+    """What is active in the tasks of a thread, and the mode that is there meanwhile."""
+
+    def __init__(self) -> None:
+        self.living: list[ReferenceType[_Active]] = []
+        self.mode: _Mode | None = None
+
+    def push(self, active: _Active) -> None:
+        self.living.append(ref(active))
+        if self.mode is None:
+            # Below those of others: each of them takes the topmost off when it is left, which must not be this one.
+            above = _pop_until(None)
+            self.mode = _Mode()  # type: ignore[no-untyped-call]
+            _push_mode(self.mode)
+            _push_all(above)
+
+    def sweep(self) -> None:
+        """Take the mode away when no task has anything active."""
+        self.living = [one for one in self.living if one() is not None]
+        if self.mode is not None and not self.living:
+            above = _pop_until(self.mode)
+            self.mode = None
+            _push_all(above)
+
+    def clear(self) -> None:
+        """Take it away whoever has something active: nothing can be issued any more."""
+        self.living.clear()
+        self.sweep()
+
+
+def _pop_until(last: _Mode | None) -> list[Any]:
+    """Take modes off the stack of this thread; return those that were above `last`, topmost first."""
+    above: list[Any] = []
+    while _get_current_dispatch_mode_stack():
+        mode = _pop_mode()
+        if mode is last:
+            break
+        above.append(mode)
+    return above
+
+
+def _push_all(modes: list[Any]) -> None:
+    for mode in reversed(modes):
+        _push_mode(mode)
+
+
+_stack: Final = _Stack()
+
+sweep_activations = _stack.sweep
+clear_activations = _stack.clear
+
+
+class Activation:
+    """What `activate()` returns: entered in one task, left in the same one; it nests.
+
+    A worker thread may run under a copy of the task's context, and has a stack of modes of its own: nothing is active
+    there.
+    """
+
+    def __init__(self, team: Team, *, is_global: bool = False) -> None:
+        self._team = team
+        self._is_global = is_global
+        self._tokens: list[Token[_Active | None]] = []
+
+    def __enter__(self) -> None:
+        """Make tensors on the ranks from here on, in this task and those that it starts."""
+        active = _Active(self._team, is_global=self._is_global)
+        self._tokens.append(_active.set(active))
+        _stack.push(active)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Make them where they were made before; tasks that were started meanwhile go on as they have begun."""
+        _active.reset(self._tokens.pop())
+        _stack.sweep()

@@ -1,0 +1,1 @@
+"""Histories of operations, and whether one order explains them."""

@@ -1,0 +1,1 @@
+"""The same faults over real processes."""

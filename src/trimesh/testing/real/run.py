@@ -1,0 +1,336 @@
+"""Run a test body once over real processes of this machine, with the same faults that simulated ones can have.
+
+Endpoints raise, are late, lose their link; processes get real signals, exit, hold the GIL, have their clocks set; their
+links and what the system gives them are disturbed by the table of the native library (`real_links.py`).
+"""
+
+from __future__ import annotations
+
+import io
+import secrets
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, closing
+from typing import Any, Final
+
+import attrs
+import trio
+
+from trimesh._runtime.actors.cell import Cell
+from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.actors.incoming import IncomingCall, place_payload
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.peers.host import LaunchRequest
+from trimesh._runtime.peers.peer import Parcel, Peer
+from trimesh._runtime.values.endpoint_spec import EndpointSpec
+from trimesh._runtime.watch.report import dump
+from trimesh._transport.base import Link
+from trimesh._transport.fault_table import FaultTable
+from trimesh._transport.native import NativeTransport
+from trimesh._wire import messages
+from trimesh.actor.host_mesh import this_host
+from trimesh.ids import ProcId
+from trimesh.testing.plans.armed import ARMED
+from trimesh.testing.plans.chaos import Chaos
+from trimesh.testing.plans.determinism import stream
+from trimesh.testing.plans.failing_starts import FailingStarts
+from trimesh.testing.plans.faults import Faults, UnsupportedFault
+from trimesh.testing.plans.plan import FaultPlan, Planned
+from trimesh.testing.plans.transfers import FailingTransfers
+from trimesh.testing.plans.vocabulary import (
+    SIGNALS,
+    ClockFault,
+    Death,
+    EndpointFault,
+    LinkFault,
+    LoopLag,
+    LostCall,
+    Partition,
+    Place,
+    ProcessorFault,
+    ResourceFault,
+    SpawnFault,
+    TransferFault,
+    parse_how,
+)
+from trimesh.testing.real.links import LiveLog, RealLinks
+from trimesh.testing.real.proc_clock import ProcClock
+from trimesh.testing.simulated.seeded_run import HangError, Options
+
+REAL_SECONDS: Final = 60.0
+"""A test over real processes that has not ended by then hangs."""
+
+_MESH: Final = "real processes"
+"""Key of all places here: a process is named by its id, so a fault is for one incarnation."""
+
+
+def _healed() -> None:
+    """Heal what is over at once."""
+
+
+@attrs.define(eq=False)
+class RealExecutor:
+    """Makes faults happen in real processes; stands at the sites of the test's own.
+
+    Attributes:
+        proc: The test's own process.
+        plan: Faults that were planned, and have fired.
+        token: What the processes of the test are armed with.
+        links: Disturbs their links.
+    """
+
+    proc: Proc
+    plan: FaultPlan
+    token: str
+    seed: int = 0
+    links: RealLinks = attrs.field(init=False)
+    _starts: FailingStarts = attrs.field(init=False)
+    _transfers: FailingTransfers = attrs.field(init=False)
+    _clock: ProcClock = attrs.field(factory=ProcClock)
+    _armed: set[ProcId] = attrs.field(factory=set[ProcId])
+    _started_at: float = attrs.field(factory=trio.current_time)
+
+    def __attrs_post_init__(self) -> None:
+        assert isinstance(self.proc.transport, NativeTransport)
+        self.links = RealLinks(FaultTable(self.proc.transport), self.proc.proc_id, self.seed, self._fire_late)
+        self._starts = FailingStarts(lambda index, site, where: self._fire(self.plan.planned[index], site, where))
+        self._transfers = FailingTransfers(
+            lambda index, _: self._fire(self.plan.planned[index], "transfer", "controller")
+        )
+        self._armed.add(self.proc.proc_id)
+        self.proc.sites = self
+        self.proc.routes[messages.Fired] = self._take
+
+    def close(self) -> None:
+        """Look for what has happened a last time, and undo what would outlive the test."""
+        self.links.harvest()
+        self.links.table.close()
+        self._clock.restore()
+
+    # ---- sites -----------------------------------------------------------------------------------------------
+
+    def received(self, proc: Proc, peer: Peer, link: Link, message: messages.Message) -> bool:
+        """Let every message pass; see `Sites.received`."""
+        del proc, peer, link, message
+        return True
+
+    def launching(self, request: LaunchRequest) -> LaunchRequest:
+        """Learn of a start; see `Sites.launching`."""
+        return self._starts.launching(request)
+
+    def dispatch(self, cell: Cell, call: IncomingCall) -> EndpointSpec:
+        """Run what was called: the actors of the test's own process have no faults; see `Sites.dispatch`."""
+        del cell
+        return call.spec
+
+    def moving(self, proc: Proc) -> Callable[[], Awaitable[None]] | None:
+        """Disturb a transfer of the test itself; see `Sites.moving`."""
+        del proc
+        return self._transfers.moving(None)
+
+    # ---- what has happened -----------------------------------------------------------------------------------
+
+    def _take(self, peer: Peer, message: messages.Fired, bodies: list[memoryview]) -> None:
+        del bodies
+        if message.index == ARMED:
+            self._armed.add(peer.proc_id)
+        elif 0 <= message.index < len(self.plan.planned):
+            self._fire(self.plan.planned[message.index], message.site, message.where)
+
+    def _fire(self, planned: Planned, site: str, where: str) -> None:
+        self._fire_late(planned, 0.0, site, where)
+
+    def _fire_late(self, planned: Planned, ago: float, site: str, where: str) -> None:
+        self.plan.fire(planned.index, trio.current_time() - self._started_at - ago, site, where)
+        self.plan.log.sort(key=lambda fired: fired.time)
+
+    # ---- planning --------------------------------------------------------------------------------------------
+
+    def place_of(self, proc_id: ProcId) -> Place:
+        """Return where a process belongs."""
+        return (_MESH, proc_id)
+
+    def is_alive(self, place: Place) -> bool:
+        """Tell whether there is a living process at a place."""
+        member = self.proc.members.get(ProcId(place[1])) if place is not None else None
+        return member is not None and not member.gone.is_set()
+
+    def execute(self, planned: Planned) -> Callable[[], None]:
+        """Make a planned fault happen; return what heals it.
+
+        Raises:
+            UnsupportedFault: Real processes cannot have it, or were not armed.
+        """
+        fault = planned.fault
+        if planned.is_left_out:
+            return _healed
+        match fault:
+            case EndpointFault() | LostCall() | ProcessorFault():
+                return self._arm_all(planned, fault)
+            case Death():
+                return self._kill(planned, fault)
+            case LoopLag():
+                self._misbehave(fault.where.places, "lag", fault.seconds)
+                self._fire(planned, "loop", fault.where.text)
+            case ClockFault():
+                self._set_clocks(planned, fault)
+                self._fire(planned, "clock", fault.where.text)
+            case LinkFault():
+                self._check_armed((*fault.a.places, *fault.b.places))
+                return self.links.disturb(planned, fault)
+            case Partition():
+                self._check_armed((*fault.a.places, *fault.b.places))
+                self._fire(planned, "partition", f"{fault.a.text} - {fault.b.text}")
+                return self.links.part(fault)
+            case ResourceFault():
+                self._check_armed(fault.where.places)
+                return self.links.refuse(planned, fault)
+            case SpawnFault():
+                self._starts.plan(planned, fault)
+            case TransferFault():
+                return self._disturb_transfers(planned, fault)
+        return _healed
+
+    def _arm_all(self, planned: Planned, fault: EndpointFault | LostCall | ProcessorFault) -> Callable[[], None]:
+        places = fault.where.places
+        for peer in self._peers(places):
+            self._arm(peer, planned)
+        if not isinstance(fault, ProcessorFault):
+            return _healed
+        return lambda: self._misbehave(tuple(filter(self.is_alive, places)), "quicken", planned.index)
+
+    def _check_armed(self, places: tuple[Place, ...]) -> None:
+        if any(place is not None and place[1] not in self._armed for place in places):
+            raise UnsupportedFault(
+                "faults of real processes need processes that are armed: those of the fixture mesh, or "
+                "spawn_procs(..., setup=faults.armed())"
+            )
+
+    def _peers(self, places: tuple[Place, ...]) -> list[Peer]:
+        self._check_armed(places)
+        if None in places:
+            raise UnsupportedFault("the process of a test runs the test itself: this fault is for the others")
+        return [self.proc.peer(ProcId(place[1])) for place in places if place is not None]
+
+    def _disturb_transfers(self, planned: Planned, fault: TransferFault) -> Callable[[], None]:
+        others = tuple(place for place in fault.where.places if place is not None)
+        for peer in self._peers(others):
+            self._arm(peer, planned)
+        if len(others) < len(fault.where.places):
+            return self._transfers.plan(planned.index, fault, (None,))
+        return _healed
+
+    def _set_clocks(self, planned: Planned, fault: ClockFault) -> None:
+        self._peers(tuple(place for place in fault.where.places if place is not None))  # all of them, or none
+        jumps = fault.jumps(stream(self.seed, "clock", planned.index))
+        for place, jump in zip(fault.where.places, jumps, strict=True):
+            kind, number = ("drift", fault.drift) if fault.drift else ("jump", jump)
+            if place is None:
+                (self._clock.drift if fault.drift else self._clock.jump)(number)
+            else:
+                self._misbehave((place,), kind, number)
+
+    def _arm(self, peer: Peer, planned: Planned) -> None:
+        value = self.proc.values.encode_call((planned.fault,), {}, endpoint="a planned fault")
+        payload, bodies = place_payload(value)
+        head = messages.encode(messages.Arm(self.token, planned.index, payload))
+        peer.send(Parcel(head, bodies, value.definitions))
+
+    def _misbehave(self, places: tuple[Place, ...], kind: str, number: float) -> None:
+        for peer in self._peers(places):
+            peer.send(Parcel(messages.encode(messages.Misbehave(self.token, kind, number))))
+
+    def _kill(self, planned: Planned, fault: Death) -> Callable[[], None]:
+        kind, number = parse_how(fault.how)
+        places = fault.where.places
+        if kind in ("exit", "hold_gil"):
+            self._misbehave(places, kind, number)
+        else:
+            self._signal(places, signal.SIGSTOP if kind == "sigstop" else SIGNALS[kind])
+        self._fire(planned, "process", fault.where.text)
+        return (lambda: self._signal(places, signal.SIGCONT)) if kind == "sigstop" else _healed
+
+    def _signal(self, places: tuple[Place, ...], signum: int) -> None:
+        for place in places:
+            member = self.proc.members.get(ProcId(place[1])) if place is not None else None
+            if member is not None and member.child is not None and not member.gone.is_set():
+                member.child.signal(signum)
+
+
+def run_real(
+    body: Callable[..., Awaitable[None]],
+    wanted: Mapping[str, Any],
+    options: Options,
+    plan: FaultPlan,
+    seed: int = 0,
+) -> dict[str, int]:
+    """Run `body(**wanted)` over real processes; then everything that was planned must have fired.
+
+    Args:
+        body: The test.
+        wanted: Its arguments; those that are ours are filled in.
+        options: What the fixture `mesh` is made with.
+        plan: Where the faults are noted.
+        seed: Of faults by chance.
+
+    Returns:
+        How often each state of `chaos.sometimes` was reached.
+
+    Raises:
+        UnfiredFault: Something was planned and did not happen.
+        HangError: It did not end within `REAL_SECONDS`.
+    """
+    return trio.run(_main, body, wanted, options, plan, seed)
+
+
+async def _watch(scope: trio.CancelScope, found: list[HangError]) -> None:
+    """End a run that hangs, and say what it was waiting for."""
+    await trio.sleep(REAL_SECONDS)
+    text = io.StringIO()
+    dump(text)
+    found.append(HangError(f"the run has not ended after {REAL_SECONDS:g} seconds; the controller:\n{text.getvalue()}"))
+    scope.cancel(reason="the run hangs")
+
+
+async def _main(
+    body: Callable[..., Awaitable[None]], wanted: Mapping[str, Any], options: Options, plan: FaultPlan, seed: int
+) -> dict[str, int]:
+    hangs: list[HangError] = []
+    reached: dict[str, int] = {}
+    with trio.CancelScope() as scope:
+        trio.lowlevel.spawn_system_task(_watch, scope, hangs)  # it ends with the run
+        try:
+            reached = await _run(body, wanted, options, plan, seed)
+        except trio.Cancelled:
+            raise
+        except BaseException as error:
+            if not hangs:
+                raise
+            raise hangs[0] from error  # what it said when it was ended
+    if hangs:
+        raise hangs[0]
+    plan.check()
+    return reached
+
+
+async def _run(
+    body: Callable[..., Awaitable[None]], wanted: Mapping[str, Any], options: Options, plan: FaultPlan, seed: int
+) -> dict[str, int]:
+    async with this_host().warm() as host:
+        with closing(RealExecutor(current_proc(), plan, secrets.token_hex(16), seed)) as executor:
+            faults = Faults(executor, token=executor.token, table=executor.links.table.key)
+            chaos = Chaos(faults, seed)
+            given: dict[str, Any] = {
+                "faults": faults,
+                "fault_log": LiveLog(plan.log, executor.links.harvest),
+                "chaos": chaos,
+            }
+            arguments = {name: given.get(name, value) for name, value in wanted.items()}
+            async with AsyncExitStack() as stack:
+                if "mesh" in wanted:
+                    spawn: dict[str, Any] = {**options.spawn, "setup": faults.armed(options.spawn.get("setup"))}
+                    mesh = await stack.enter_async_context(host.spawn_procs(options.per_host, **spawn))
+                    faults.mesh = arguments["mesh"] = mesh
+                with faults.healed_after():
+                    await body(**arguments)
+            return chaos.reached

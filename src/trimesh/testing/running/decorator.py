@@ -1,0 +1,75 @@
+"""`@simulate`: one test, many seeds, each in a world of its own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, TypeVar, cast
+
+import attrs
+
+from trimesh.testing.simulated.progress import STEPS_MAX
+from trimesh.testing.simulated.seeded_run import Options
+
+F = TypeVar("F", bound=Callable[..., Awaitable[None]])
+
+OPTIONS: Final = "__trimesh_simulate__"
+"""Attribute of a test function that `simulate` has decorated."""
+
+SEEDS_DEFAULT: Final = 20
+"""Seeds of a test that does not say how many: enough to see a race that every tenth schedule has."""
+
+
+@attrs.frozen
+class Simulated:
+    """What `simulate` was told.
+
+    Attributes:
+        seeds: How many.
+        sometimes: Conditions that at least one seed must reach.
+        options: For each run.
+    """
+
+    seeds: int
+    sometimes: tuple[str, ...]
+    options: Options
+
+
+def simulate(
+    *,
+    seeds: int = SEEDS_DEFAULT,
+    per_host: Mapping[str, int] | None = None,
+    sometimes: tuple[str, ...] = (),
+    steps_max: int = STEPS_MAX,
+    **spawn: Any,
+) -> Callable[[F], F]:
+    """Run an async test under many seeds, each in a simulated mesh of its own, as one test item.
+
+    A seed decides everything that is drawn: the order of tasks, ids, how long messages are under way, faults by chance.
+    A failure names its seed and the command that repeats it: `pytest path::test --mesh-seed=0x2a`.
+
+    Args:
+        seeds: How many; 0, 1, 2, ... `--mesh-seeds` overrides it.
+        per_host: Extent of the fixture `mesh`; by default `{"gpus": 2}`.
+        sometimes: Names given to `chaos.sometimes` of which each must be reached under some seed.
+        steps_max: Steps of tasks after which a run counts as hanging (`HangError`).
+        **spawn: Further arguments of `spawn_procs` for the fixture `mesh`: grace, supervision, setup.
+
+    The test may ask for the fixtures `mesh`, `faults`, `fault_log` and `chaos`, and for those of pytest. It needs the
+    plugin `trimesh.testing.plugin`, which an installed trimesh brings.
+
+    Raises:
+        TypeError: The test is no coroutine function.
+        ValueError: `seeds` is below 1.
+    """
+    if seeds < 1:
+        raise ValueError(f"simulate needs at least one seed, got seeds={seeds!r}")
+    simulated = Simulated(seeds, tuple(sometimes), Options(dict(per_host or {"gpus": 2}), spawn, steps_max))
+
+    def decorate(test: F) -> F:
+        if not inspect.iscoroutinefunction(cast("Any", test)):
+            raise TypeError(f"simulate decorates an async test, got {test!r}")
+        setattr(test, OPTIONS, simulated)
+        return test
+
+    return decorate

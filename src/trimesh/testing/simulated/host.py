@@ -1,0 +1,358 @@
+"""A simulated host: every process of a mesh is a task tree in this one, joined by in-memory links.
+
+The same runtime runs above it, so a test that passes here and over real processes tests the runtime, and a test under
+Trio's `MockClock` waits for nothing.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import signal
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from typing import Protocol
+
+import attrs
+import trio
+
+from trimesh._runtime.actors.agent import run_with_agent
+from trimesh._runtime.actors.context import set_proc_of_task
+from trimesh._runtime.actors.sites import Sites
+from trimesh._runtime.life.family import Family
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.life.worker import serve_owner
+from trimesh._runtime.peers.host import LaunchRequest, NoLinkError
+from trimesh._runtime.system.exits import ExitReport
+from trimesh._runtime.system.seeds import ProcSeeds
+from trimesh._runtime.tasks.interrupt import forget_blocks
+from trimesh._transport.base import Link
+from trimesh._transport.memory import MemoryLink, MemoryNetwork, MemoryTransport
+from trimesh.errors import SpawnError
+from trimesh.ids import ProcId
+from trimesh.shape.extent import Extent
+from trimesh.testing.plans.places import coordinates
+from trimesh.testing.plans.vocabulary import Place
+from trimesh.testing.simulated.dropping import drop_tasks
+
+
+@attrs.define(eq=False)
+class SimChild:
+    """A simulated process.
+
+    Attributes:
+        pid: A number of its own; no process of the machine.
+        proc_id: Its id.
+        link: The owner's end of the link.
+        task: The one that everything of it runs in, once it runs.
+        report: How it ended, or None while it lives.
+        place: Its process mesh and rank, the same for all incarnations.
+        label: `mesh{coordinates}`, for people.
+        children: Those that it has started, living or not.
+    """
+
+    world: World
+    pid: int
+    proc_id: ProcId
+    on_exit: Callable[[ExitReport], None]
+    owner: SimChild | None
+    link: Link = attrs.field(init=False)
+    place: Place = None
+    label: str = ""
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    task: trio.lowlevel.Task | None = None
+    report: ExitReport | None = None
+    ended: trio.Event = attrs.field(factory=trio.Event)
+    children: list[SimChild] = attrs.field(factory=list["SimChild"])
+
+    def signal(self, signum: int) -> None:
+        """End the process: SIGTERM and SIGKILL both end it at once, without clean-up."""
+        self.die(signum=signum)
+
+    def kill(self) -> None:
+        """End the process at once, as its lifeline would."""
+        self.die(signum=signal.SIGKILL)
+
+    def die(
+        self,
+        *,
+        signum: int | None = None,
+        code: int | None = None,
+        oom_killed: bool = False,
+        last_words: str = "",
+    ) -> None:
+        """End the process as a signal or `os._exit` would, at once and without clean-up; its children end with it."""
+        if self.report is None:
+            self._end(code, signum, oom_killed=oom_killed, last_words=last_words)
+            self._drop()
+
+    def leave(self) -> None:
+        """Note that the process has run to its end."""
+        if self.report is None:
+            self._end(0, None)
+
+    def _end(self, code: int | None, signum: int | None, *, oom_killed: bool = False, last_words: str = "") -> None:
+        self.report = ExitReport(
+            proc_id=self.proc_id,
+            pid=self.pid,
+            exit_code=code,
+            signal=signum,
+            oom_killed=oom_killed,
+            stderr_tail=last_words,
+            ended_at=0,
+        )
+        if self.world.watcher is not None:
+            self.world.watcher.ended(self)
+        self.world.sever(self.proc_id)
+        for child in self.children:
+            child.die(signum=signal.SIGKILL)
+        self.ended.set()
+        self.on_exit(self.report)
+
+    def _drop(self) -> None:
+        """Run nothing of the process any more: what a real one has under way when it is killed is gone."""
+        if self.task is not None and drop_tasks(self.task, self.world.proc(self.proc_id).cells.values()):
+            forget_blocks(self.world.proc(self.proc_id))
+            self.world.transport(self.proc_id).close()
+        self.scope.cancel(reason=f"simulated process {self.pid} has ended")
+
+
+class Watcher(Protocol):
+    """Learns what happens to the processes of a world, and may interfere."""
+
+    def started(self, child: SimChild, seeds: ProcSeeds) -> None:
+        """Learn of a new process, and of what its random numbers start from."""
+
+    def linking(self, owner: ProcId) -> None:
+        """Learn that a process is about to make its end of a link.
+
+        Raises:
+            OSError: The system refuses what it needs for that.
+        """
+
+    def linked(self, owner: ProcId, peer: ProcId, link: MemoryLink) -> None:
+        """Learn of one end of a new link."""
+
+    def ended(self, child: SimChild) -> None:
+        """Learn of the end of a process."""
+
+
+@attrs.define(eq=False)
+class World:
+    """All simulated processes of one family.
+
+    Attributes:
+        network: Their links.
+        nursery: Where they run.
+        pickled: Whether values are pickled.
+        children: Every process that was ever started, by id.
+        seed: Of all ids.
+        sites, watcher: Where a test looks and interferes.
+    """
+
+    nursery: trio.Nursery
+    seed: int = 0
+    sites: Sites | None = None
+    watcher: Watcher | None = None
+    pickled: bool = True
+    network: MemoryNetwork = attrs.field(factory=MemoryNetwork)
+    children: dict[ProcId, SimChild] = attrs.field(factory=dict[ProcId, SimChild])
+    _ends: dict[ProcId, list[tuple[ProcId, MemoryLink]]] = attrs.field(
+        factory=dict["ProcId", "list[tuple[ProcId, MemoryLink]]"]
+    )
+    _procs: dict[ProcId, Proc] = attrs.field(factory=dict[ProcId, Proc])
+    _next_pid: int = 10_000_000
+
+    def make_proc(self, proc_id: ProcId, parent: ProcId | None) -> Proc:
+        """Make the `Proc` of a simulated process."""
+        transport = self.network.transport(proc_id)
+        proc = Proc(proc_id, transport, seed=(self.seed << 64) | proc_id, pickled=self.pickled)
+        proc.sites, proc.host_name, proc.pid = self.sites, "simulated", self._next_pid
+        host = SimHost(self, proc)
+        root = next(iter(self._procs), None)
+        proc.family = Family(proc, lambda _: nullcontext(host), parent, host, root)
+        self._procs[proc_id] = proc
+        return proc
+
+    def connect(self, one: ProcId, other: ProcId) -> tuple[MemoryLink, MemoryLink]:
+        """Make a link between two processes; the caller puts its ends into service."""
+        near, far = self.network.connect(self.transport(one), self.transport(other))
+        self._ends.setdefault(one, []).append((other, near))
+        self._ends.setdefault(other, []).append((one, far))
+        if self.watcher is not None:
+            self.watcher.linked(one, other, near)
+            self.watcher.linked(other, one, far)
+        return near, far
+
+    def transport(self, proc_id: ProcId) -> MemoryTransport:
+        """Return the links of a simulated process."""
+        transport = self._procs[proc_id].transport
+        assert isinstance(transport, MemoryTransport)
+        return transport
+
+    def proc(self, proc_id: ProcId) -> Proc:
+        """Return the `Proc` of a simulated process."""
+        return self._procs[proc_id]
+
+    def living(self) -> Iterator[tuple[str, Proc]]:
+        """Yield the label and the `Proc` of every process that lives, the controller first."""
+        for proc_id, proc in self._procs.items():
+            child = self.children.get(proc_id)
+            if child is None or child.report is None:
+                yield ("controller" if child is None else child.label), proc
+
+    def kill_all(self) -> None:
+        """End every process but the controller."""
+        for child in list(self.children.values()):
+            child.kill()
+
+    def sever(self, proc_id: ProcId) -> None:
+        """Cut every link of a process, as its end does: the others see EOF, and reach its memory no more."""
+        for _, link in self._ends.get(proc_id, ()):
+            link.abort()
+        self.transport(proc_id).end()
+
+    def quiet_pairs(self) -> list[tuple[ProcId, ProcId]]:
+        """Return the pairs (sender, receiver) that have a link, and nothing of the sender's is on its wire."""
+        found: dict[tuple[ProcId, ProcId], bool] = {}
+        for sender, ends in self._ends.items():
+            for receiver, link in ends:
+                found[sender, receiver] = found.get((sender, receiver), True) and not link.outgoing.depth and link.is_up
+        return [pair for pair, is_quiet in found.items() if is_quiet]
+
+    def new_pid(self) -> int:
+        """Return a number for a new process."""
+        self._next_pid += 1
+        return self._next_pid
+
+
+@attrs.define(eq=False)
+class SimHost:
+    """The host as one simulated process sees it."""
+
+    world: World
+    proc: Proc
+
+    @property
+    def name(self) -> str:
+        """Name of the machine."""
+        return "simulated"
+
+    async def launch(self, request: LaunchRequest, on_exit: Callable[[ExitReport], None]) -> SimChild:
+        """Start a simulated process; see `Host.launch`."""
+        await trio.lowlevel.checkpoint()
+        watcher = self.world.watcher
+        point = request.whole.point(request.rank)
+        label = f"{request.mesh}{coordinates(point)}"
+        try:
+            self._take_resources(self.proc.proc_id)
+        except OSError as error:
+            raise SpawnError(f"{label}: no link to the new process could be made: {error}") from error
+        child_proc = self.world.make_proc(request.proc_id, self.proc.proc_id)
+        owner = self.world.children.get(self.proc.proc_id)
+        child = SimChild(self.world, self.world.new_pid(), request.proc_id, on_exit, owner)
+        child.place, child.label = (request.whole.mesh, request.rank), label
+        child_proc.pid = child.pid
+        self.world.children[request.proc_id] = child
+        if owner is not None:
+            owner.children.append(child)
+        child.link, far = self.world.connect(self.proc.proc_id, request.proc_id)
+        if watcher is not None:
+            watcher.started(child, ProcSeeds.of(request.seed, request.mesh, request.rank, request.incarnation))
+        if request.entry is not None:  # the only one that is planned here ends before its first word
+            self.world.nursery.start_soon(_end_unheard, child)
+            return child
+
+        async def live() -> None:
+            if child.report is not None:
+                child_proc.transport.close()
+                return
+            child.task = trio.lowlevel.current_task()
+            set_proc_of_task(child_proc)
+            with child.scope:
+                owner = child_proc.adopt_link(self.proc.proc_id, far)
+                assert child_proc.family is not None
+                await serve_owner(child_proc, child_proc.family, owner, point, child.kill)
+            child.leave()
+            child_proc.transport.close()
+
+        contextvars.Context().run(self.world.nursery.start_soon, live)
+        return child
+
+    async def connect(self, target: ProcId) -> Link:
+        """Make a link to another simulated process; see `Host.connect`."""
+        await trio.lowlevel.checkpoint()
+        child = self.world.children.get(target)
+        if child is not None and child.report is not None:
+            raise SpawnError("there is no such process any more")
+        try:
+            self._take_resources(self.proc.proc_id)
+        except OSError as error:
+            raise NoLinkError(f"no link to process {target} could be made: {error}") from error
+        near, far = self.world.connect(self.proc.proc_id, target)
+        try:
+            self._take_resources(target)
+        except OSError:  # as on a real host: this side sees the end of the link, and that is all that can be told
+            far.abort()
+        else:
+            self.world.proc(target).adopt_link(self.proc.proc_id, far)
+        return near
+
+    def _take_resources(self, owner: ProcId) -> None:
+        if self.world.watcher is not None:
+            self.world.watcher.linking(owner)
+
+    async def exit_of(self, target: ProcId) -> ExitReport:
+        """Wait for the end of any simulated process; see `Host.exit_of`."""
+        child = self.world.children.get(target)
+        if child is None:
+            await trio.lowlevel.checkpoint()
+            return ExitReport.unknown(target, ended_at=0)
+        await child.ended.wait()
+        assert child.report is not None
+        return child.report
+
+    def retire(self) -> None:
+        """Nothing: a simulated host is no process."""
+
+    async def flush_output(self) -> None:
+        """Do nothing: a simulated process writes to the streams of the test itself."""
+
+
+async def _end_unheard(child: SimChild) -> None:
+    await trio.lowlevel.checkpoint()
+    child.die(code=1, last_words="simulated: it ended before its first word")
+    child.world.proc(child.proc_id).transport.close()
+
+
+@asynccontextmanager
+async def open_world(
+    prepare: Callable[[World], None] | None = None, *, seed: int = 0, pickled: bool = True
+) -> AsyncGenerator[World, None]:
+    """Make the running task the controller of a simulated family.
+
+    Args:
+        prepare: Called with the world before there is any process in it.
+        seed: Of all ids.
+        pickled: Whether values are pickled in it.
+    """
+    async with trio.open_nursery() as nursery:
+        world = World(nursery, seed, pickled=pickled)
+        if prepare is not None:
+            prepare(world)
+        proc = world.make_proc(ProcId(1), None)
+        with proc_of_task(proc):
+            await nursery.start(run_with_agent, proc, proc.me, Extent().point(0))
+            try:
+                yield world
+            finally:
+                nursery.cancel_scope.cancel(reason="the simulated family has ended")
+
+
+@contextmanager
+def proc_of_task(proc: Proc) -> Generator[None, None, None]:
+    """Make `proc` that of the running task, for a while."""
+    token = set_proc_of_task(proc)
+    try:
+        yield
+    finally:
+        token.var.reset(token)

@@ -1,0 +1,222 @@
+"""The random numbers of simulated processes: each has generators of its own, and all of them follow from the seed.
+
+`random`, numpy and torch keep one generator for a whole process of the machine. It is lent to the simulated process
+whose task runs, and starts there as it does in a real one: from the seed of the mesh, by `ProcSeeds`. What asks the
+system for entropy - `os.urandom`, `secrets`, `uuid4`, generators without a seed - gets it from the seed of the run.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import sys
+import uuid
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import attrs
+import trio
+
+from trimesh._runtime.actors.context import cell_in, find_proc_anywhere, proc_in
+from trimesh._runtime.system.import_watch import when_imported
+from trimesh._runtime.system.seeds import ProcSeeds
+from trimesh.ids import ProcId
+from trimesh.testing.plans.determinism import stream
+from trimesh.testing.simulated.guards import replaced
+
+_CONTROLLER: Final = ProcId(1)
+
+_UUID_TICKS: Final = 10_000_000
+"""Ticks a second of the time in a UUID of version 1."""
+
+_UUID_EPOCH: Final = 0x01B21DD213814000
+"""Those from its epoch, in 1582, to that of Unix."""
+
+
+@attrs.define(eq=False)
+class _Generators:
+    """The generators of one process, while another one runs.
+
+    Attributes:
+        seeds: What they start from.
+        python, numpy, torch: Their states; None of what has not been used.
+        entropy: What the system would give.
+    """
+
+    seeds: ProcSeeds
+    entropy: random.Random
+    python: Any = None
+    numpy: Any = None
+    torch: Any = None
+
+    def lend(self) -> None:
+        """Make them those of the machine's process."""
+        if self.python is None:
+            random.seed(self.seeds.python)
+        else:
+            random.setstate(self.python)
+        numpy = sys.modules.get("numpy.random")
+        if hasattr(numpy, "set_bit_generator"):
+            self.lend_numpy(numpy)
+        torch = sys.modules.get("torch")
+        if hasattr(torch, "default_generator"):
+            self.lend_torch(torch)
+
+    def lend_numpy(self, numpy: Any) -> None:
+        """Make numpy draw from the generator of this process."""
+        if self.numpy is None:
+            self.numpy = numpy.RandomState(self.seeds.numpy)._bit_generator  # noqa: SLF001 - as `seed` seeds it
+        numpy.set_bit_generator(self.numpy)
+
+    def lend_torch(self, torch: Any) -> None:
+        """Make torch draw from the generator of this process.
+
+        Asked for itself: `torch.set_rng_state` would also set the generators of meshes of tensors back.
+        """
+        if self.torch is None:
+            self.torch = torch.Generator().manual_seed(self.seeds.torch).get_state()
+        torch.default_generator.set_state(self.torch)
+
+    def take_back(self) -> None:
+        """Keep their states."""
+        self.python = random.getstate()
+        torch: Any = sys.modules.get("torch")
+        if self.torch is not None:
+            self.torch = torch.default_generator.get_state()
+
+
+class SimRandom(trio.abc.Instrument):
+    """The random numbers of one simulated run; an instrument of its Trio run."""
+
+    def __init__(self, seed: int, wall: Callable[[], float]) -> None:
+        self._seed = seed
+        self._wall = wall
+        self._of: dict[ProcId, _Generators] = {}
+        self._of_imports = stream(seed, "imports")
+        self._lent: _Generators | None = None
+
+    def start(self, proc_id: ProcId, seeds: ProcSeeds) -> None:
+        """Learn of a new process."""
+        self._of[proc_id] = _Generators(seeds, stream(self._seed, "entropy", proc_id))
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """Lend the generators to the process whose user's code is about to run."""
+        proc = proc_in(task.context)
+        if proc is not None and (proc.proc_id == _CONTROLLER or cell_in(task.context) is not None):
+            generators = self._of.get(proc.proc_id)
+            if generators is not self._lent and generators is not None:
+                self._lend(generators)
+
+    def _lend(self, generators: _Generators | None) -> None:
+        if self._lent is not None:
+            self._lent.take_back()
+        self._lent = generators
+        if generators is not None:
+            generators.lend()
+
+    def _entropy(self) -> random.Random | None:
+        proc = find_proc_anywhere()
+        if proc is None or not proc.is_simulated:
+            return None
+        if _is_importing():  # once in the life of a process of the machine, and not again when the seed is replayed
+            return self._of_imports
+        found = self._of.get(proc.proc_id)
+        return None if found is None else found.entropy
+
+    def _uuid_bytes(self, entropy: random.Random) -> bytes:
+        """Return a UUID of version 1, of the time of this place and its entropy."""
+        ticks = round(self._wall() * _UUID_TICKS) + _UUID_EPOCH + entropy.getrandbits(8)
+        return uuid.UUID(
+            fields=(
+                ticks & 0xFFFFFFFF,
+                ticks >> 32 & 0xFFFF,
+                ticks >> 48 & 0x0FFF,
+                entropy.getrandbits(6),
+                entropy.getrandbits(8),
+                entropy.getrandbits(48),
+            ),
+            version=1,
+        ).bytes
+
+    def imported(self, adopt: Callable[[_Generators, Any], None], module: Any) -> None:
+        """Lend the generator of a module that has just been imported to the process that has imported it."""
+        if self._lent is not None:
+            adopt(self._lent, module)
+
+    @contextmanager
+    def installed(self) -> Generator[None, None, None]:
+        """Have simulated processes draw these numbers, while a simulation runs."""
+        self.start(_CONTROLLER, ProcSeeds.of(self._seed, "controller", 0, 0))
+        urandom, seed = os.urandom, random.Random.seed
+        of_time: Any = vars(uuid).get("_generate_time_safe")
+
+        def simulated_urandom(size: int, *_: Any) -> bytes:
+            entropy = self._entropy()
+            return urandom(size) if entropy is None else entropy.randbytes(size)
+
+        def simulated_seed(generator: random.Random, a: Any = None, version: int = 2) -> None:
+            seed(generator, int.from_bytes(simulated_urandom(32)) if a is None else a, version)
+
+        def simulated_of_time() -> Any:
+            entropy = self._entropy()
+            return of_time() if entropy is None else (self._uuid_bytes(entropy), None)
+
+        changes: list[tuple[Any, str, Any]] = [
+            (os, "urandom", simulated_urandom),
+            (os, "getrandom", simulated_urandom),
+            (random, "_urandom", simulated_urandom),
+            (random.Random, "seed", simulated_seed),
+        ]
+        if of_time is not None:
+            changes.append((uuid, "_generate_time_safe", simulated_of_time))
+        _watch_imports()
+        with _kept(), replaced(changes):
+            _running.append(self)
+            try:
+                yield
+            finally:
+                _running.remove(self)
+                self._lent = None
+
+
+def _is_importing() -> bool:
+    frame = sys._getframe()  # noqa: SLF001
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+    return False
+
+
+_running: Final[list[SimRandom]] = []
+"""The simulation that runs, told of modules that are imported in it."""
+
+
+@functools.cache
+def _watch_imports() -> None:
+    def tell(adopt: Callable[[_Generators, Any], None], module: Any) -> None:
+        for one in _running:
+            one.imported(adopt, module)
+
+    when_imported("numpy.random", functools.partial(tell, _Generators.lend_numpy))
+    when_imported("torch", functools.partial(tell, _Generators.lend_torch))
+
+
+@contextmanager
+def _kept() -> Generator[None, None, None]:
+    """Give the generators of this process of the machine back as they were."""
+    numpy: Any = sys.modules.get("numpy.random")
+    torch: Any = sys.modules.get("torch")
+    python = random.getstate()
+    of_numpy = numpy.get_bit_generator() if hasattr(numpy, "set_bit_generator") else None
+    of_torch = torch.default_generator.get_state() if hasattr(torch, "default_generator") else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        if of_numpy is not None:
+            numpy.set_bit_generator(of_numpy)
+        if of_torch is not None:
+            torch.default_generator.set_state(of_torch)

@@ -1,0 +1,162 @@
+"""Run a test body once, in a new world, under one seed; then judge it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from typing import Any, Final, cast
+
+import attrs
+import trio
+import trio.testing
+
+from trimesh._runtime.watch.report import dump
+from trimesh.actor.host_mesh import this_host
+from trimesh.errors import leaves
+from trimesh.testing.plans.chaos import Chaos
+from trimesh.testing.plans.determinism import run_seeded, virtual_clock
+from trimesh.testing.plans.faults import Faults
+from trimesh.testing.simulated.host import open_world
+from trimesh.testing.simulated.progress import HANG_SECONDS, STEPS_MAX, Progress, what_it_waits_for
+from trimesh.testing.simulated.simulation import Simulation
+
+UNWIND_SECONDS: Final = 60.0
+"""Virtual time in which what a killed process leaves behind unwinds: its waits for acknowledgements, and its grace."""
+
+PROVIDED: Final = ("mesh", "faults", "fault_log", "chaos")
+"""What a body may ask for by the names of its parameters."""
+
+
+@attrs.frozen
+class Options:
+    """What a simulated test is run with.
+
+    Attributes:
+        per_host: Extent of the fixture `mesh`.
+        spawn: Further arguments of its `spawn_procs`.
+        steps_max: Steps of tasks after which it hangs.
+    """
+
+    per_host: Mapping[str, int]
+    spawn: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
+    steps_max: int = STEPS_MAX
+
+
+class HangError(AssertionError):
+    """A run did not end; the text says what everybody was waiting for."""
+
+
+@attrs.define(eq=False)
+class Outcome:
+    """What one run came to.
+
+    Attributes:
+        simulation: Trace, faults, oracles.
+        error: What it raised, or None.
+        hang: Set when it did not end by itself.
+        reached: How often each state of `chaos.sometimes` was reached.
+    """
+
+    simulation: Simulation
+    error: BaseException | None = None
+    hang: HangError | None = None
+    reached: dict[str, int] = attrs.field(factory=dict[str, int])
+
+
+def run_once(
+    body: Callable[..., Awaitable[None]],
+    wanted: Mapping[str, Any],
+    options: Options,
+    seed: int,
+    *,
+    left_out: frozenset[str] = frozenset(),
+) -> Outcome:
+    """Run `body(**wanted)` under one seed; what is in `PROVIDED` is filled in for this run."""
+    simulation = Simulation(seed, left_out=left_out)
+    outcome = Outcome(simulation)
+    progress = Progress(options.steps_max)
+
+    async def main() -> None:
+        async with open_world(simulation.prepare, seed=seed):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_watch, outcome, progress, nursery.cancel_scope)
+                outcome.error = await _run_body(body, wanted, options, outcome)
+                nursery.cancel_scope.cancel()
+            outcome.error = outcome.hang or outcome.error
+            simulation.calm()
+            if simulation.has_killed:
+                await trio.sleep(UNWIND_SECONDS)
+            await trio.testing.wait_all_tasks_blocked()
+            if outcome.error is None:
+                simulation.judge()
+            else:
+                simulation.oracles.check()
+
+    clock = virtual_clock()
+    with simulation.surroundings():
+        try:
+            run_seeded(seed, main, clock=clock, instruments=[simulation.numbers, progress])
+        except BaseException as error:  # noqa: BLE001 - told by the caller, with the seed
+            found = _single(error)
+            if outcome.error is not None:
+                found.__context__ = outcome.error
+            outcome.error = found
+    return outcome
+
+
+async def _watch(outcome: Outcome, progress: Progress, scope: trio.CancelScope) -> None:
+    """End a run that hangs, and say what it was waiting for."""
+    with trio.move_on_after(HANG_SECONDS):
+        await progress.is_stuck.wait()
+    world = outcome.simulation.world
+    lines = [f"the run has not ended {progress.stuck or f'after {HANG_SECONDS:g} virtual seconds'}:"]
+    lines += what_it_waits_for(world)
+    if progress.stuck:
+        lines += ["most steps were made by:", *progress.busiest(world)]
+    text = io.StringIO()
+    dump(text)
+    outcome.hang = HangError("\n".join([*lines, "the controller:", text.getvalue()]))
+    world.kill_all()  # what never waits does not let the clock go on, and cannot be asked to end
+    scope.cancel(reason="the run hangs")
+
+
+async def _run_body(
+    body: Callable[..., Awaitable[None]], wanted: Mapping[str, Any], options: Options, outcome: Outcome
+) -> BaseException | None:
+    """Run the body; return what it has raised, or what the block of `mesh` has."""
+    raised: BaseException | None = None
+    simulation = outcome.simulation
+    faults = Faults(simulation)
+    chaos = Chaos(faults, simulation.seed, outcome.reached)
+    given: dict[str, Any] = {"faults": faults, "fault_log": simulation.plan.log, "chaos": chaos}
+    try:
+        async with AsyncExitStack() as stack:
+            if "mesh" in wanted:
+                spawning = this_host().spawn_procs(options.per_host, **options.spawn)
+                faults.mesh = given["mesh"] = await stack.enter_async_context(spawning)
+            arguments = {name: given.get(name, value) for name, value in wanted.items()}
+            try:
+                await body(**arguments)
+                simulation.judge_loads()
+            except trio.Cancelled:
+                raise
+            except BaseException as error:
+                raised = error
+                raise
+            finally:
+                faults.heal()
+    except trio.Cancelled:
+        raise
+    except BaseException as error:  # noqa: BLE001 - returned
+        own = raised is not None and list(leaves(error)) == list(leaves(raised))
+        return raised if own else error
+    return None
+
+
+def _single(error: BaseException) -> BaseException:
+    """Unwrap the groups that the nurseries of the run itself have put around one error."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    inside: tuple[BaseException, ...] = cast("BaseExceptionGroup[BaseException]", error).exceptions
+    return _single(inside[0]) if len(inside) == 1 else cast("BaseException", error)

@@ -1,0 +1,462 @@
+"""One simulated run: a world, what disturbs it, what watches it, and the trace of it.
+
+It stands at the sites of every simulated process (`received`, `dispatch`), learns of every start, link and end, and
+makes planned faults happen.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, Final
+
+import attrs
+import trio
+
+from trimesh._runtime.actors.cell import Cell
+from trimesh._runtime.actors.incoming import IncomingCall
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.peers.host import LaunchRequest
+from trimesh._runtime.peers.peer import Peer
+from trimesh._runtime.system.seeds import ProcSeeds
+from trimesh._runtime.values.endpoint_spec import EndpointSpec, Kind
+from trimesh._transport.base import DownReason, Link, LinkDown
+from trimesh._transport.memory import MemoryLink
+from trimesh._wire import messages
+from trimesh.ids import AGENT, ProcId
+from trimesh.testing.plans.determinism import stream
+from trimesh.testing.plans.failing_starts import FailingStarts
+from trimesh.testing.plans.injector import Injector, Rule, run, watched
+from trimesh.testing.plans.places import coordinates
+from trimesh.testing.plans.plan import FaultPlan, Planned
+from trimesh.testing.plans.refusals import Refusals
+from trimesh.testing.plans.slow_processors import SlowProcessors
+from trimesh.testing.plans.transfers import FailingTransfers
+from trimesh.testing.plans.vocabulary import (
+    SIGNALS,
+    ClockFault,
+    Death,
+    EndpointFault,
+    LinkFault,
+    LoopLag,
+    LostCall,
+    Partition,
+    Place,
+    ProcessorFault,
+    ResourceFault,
+    SpawnFault,
+    TransferFault,
+    parse_how,
+)
+from trimesh.testing.simulated.deadlines import Deadlines
+from trimesh.testing.simulated.files import SimFiles
+from trimesh.testing.simulated.guards import guarded
+from trimesh.testing.simulated.host import SimChild, World
+from trimesh.testing.simulated.oracles import Oracles
+from trimesh.testing.simulated.random import SimRandom
+from trimesh.testing.simulated.threads import SimThreads
+from trimesh.testing.simulated.time import SimTime
+from trimesh.testing.simulated.trace import Trace
+from trimesh.testing.simulated.wire import Hold, SimWire, Wired
+
+JITTERS: Final = (0.0, 0.0, 0.001, 0.05)
+"""Seconds that a message may be under way; which of them a run has, its seed decides."""
+
+TRANSFERS: Final = (1e-6, 1e-6, 0.001, 0.05)
+"""Seconds that a transfer of a buffer, and a chunk of a large one, may take; which of them a run has, its seed decides.
+Never none: who reads again and again would not let the clock go on."""
+
+_EOF = LinkDown(DownReason.EOF, "lost by a planned fault")
+
+Heal = Callable[[], None]
+
+
+def _healed() -> None:
+    """Heal what is over at once."""
+
+
+@attrs.define(eq=False, init=False)
+class Simulation:
+    """One run under one seed.
+
+    Attributes:
+        seed: Of everything that is drawn.
+        trace: What happened.
+        plan: Faults that were planned, and have fired.
+        oracles: What must hold.
+        world: The processes.
+        wire: The links between them.
+    """
+
+    seed: int
+    trace: Trace
+    plan: FaultPlan
+    oracles: Oracles
+    world: World
+    wire: SimWire
+    _deadlines: Deadlines
+    _injector: Injector
+    numbers: SimRandom
+    _time: SimTime
+    _files: SimFiles
+    _threads: SimThreads
+    _spawns: FailingStarts
+    _refusals: Refusals
+    _transfers: FailingTransfers
+    _processors: SlowProcessors
+    _moves: random.Random
+    _move_seconds: float
+    _heard: set[ProcId]
+    _severed: set[frozenset[ProcId]]
+    _killed: bool
+    _felled: set[ProcId]
+    _helpers: list[trio.CancelScope]
+
+    def __init__(self, seed: int, *, left_out: frozenset[str] = frozenset()) -> None:
+        self.seed = seed
+        self.trace = Trace(seed)
+        self.plan = FaultPlan(left_out=left_out)
+        self.oracles = Oracles()
+        self._deadlines = Deadlines(self.oracles, self._proc, self._drifts, self._start_soon)
+        self._injector = Injector(self._fired_in_actor)
+        self._time = SimTime(self.place_of, self._sleep)
+        self._files = SimFiles()
+        self._threads = SimThreads(stream(seed, "threads"), self._time)
+        self.numbers = SimRandom(seed, self._time.wall)
+        self._spawns = FailingStarts(self.fire)
+        self._refusals = Refusals(self.fire)
+        self._transfers = FailingTransfers(partial(self._fired_at, "transfer"))
+        self._processors = SlowProcessors(partial(self._fired_at, "processor"))
+        self._moves = stream(seed, "transfers")
+        self._move_seconds = self._moves.choice(TRANSFERS)
+        self._heard = set()
+        self._severed = set()
+        self._killed = False
+        self._felled = set()
+        self._helpers = []
+
+    def prepare(self, world: World) -> None:
+        """Take a world that has no process yet."""
+        self.world = world
+        world.sites, world.watcher = self, self
+        draw = stream(self.seed, "wire")
+        self.wire = SimWire(draw, draw.choice(JITTERS), self.place_of, self._start_soon)
+        world.network.delivery = self.wire
+        world.network.memory.chunk_seconds = self._move_seconds
+
+    def _start_soon(self, function: Callable[..., Awaitable[object]], *args: Any) -> None:
+        """Start a task of the simulation itself, which is no task of any process."""
+        scope = trio.CancelScope()
+        self._helpers.append(scope)
+
+        async def run_helper() -> None:
+            with scope:
+                await function(*args)
+            self._helpers.remove(scope)
+
+        self.world.nursery.start_soon(run_helper)
+
+    def calm(self) -> None:
+        """Heal the wires and end what the simulation itself has under way."""
+        self.wire.release_all()
+        for scope in self._helpers:
+            scope.cancel()
+
+    def note(self, site: str, where: str, what: str) -> None:
+        """Put an entry into the trace."""
+        self.trace.add(trio.current_time(), site, where, what)
+
+    @contextmanager
+    def surroundings(self) -> Generator[None, None, None]:
+        """Give the code of actors the clocks, threads and random numbers of this run, and refuse what has none here."""
+        ours = (self._time, self._threads, self.numbers, self._files)
+        with guarded(), ExitStack() as stack:
+            for one in ours:
+                stack.enter_context(one.installed())
+            yield
+
+    def _sleep(self, place: Place, seconds: float) -> None:
+        self._stick((place,), seconds)
+
+    # ---- names -----------------------------------------------------------------------------------------------
+
+    def place_of(self, proc_id: ProcId) -> Place:
+        """Return where a process belongs."""
+        child = self.world.children.get(proc_id)
+        return None if child is None else child.place
+
+    def label_of(self, proc_id: ProcId) -> str:
+        """Return what a process is called in traces."""
+        child = self.world.children.get(proc_id)
+        return "controller" if child is None else child.label
+
+    # ---- sites -----------------------------------------------------------------------------------------------
+
+    def received(self, proc: Proc, peer: Peer, link: Link, message: messages.Message) -> bool:
+        """Look at one message; see `Sites.received`."""
+        self.note("receive", self.label_of(proc.proc_id), f"{_describe(message)} from {self.label_of(peer.proc_id)}")
+        if self._injector.loses_request(proc.cells, message):
+            link.abort()
+            proc.link_down(link, _EOF)
+            return False
+        self.oracles.received(proc, peer, message)
+        self._deadlines.received(proc, peer, message)
+        return True
+
+    def dispatch(self, cell: Cell, call: IncomingCall) -> EndpointSpec:
+        """Return what runs for a call; see `Sites.dispatch`."""
+        spec = call.spec
+        if call.mesh == AGENT:
+            return spec
+        return watched(spec, lambda: self._begin(cell, call, self._without_thread(spec)), run)
+
+    def moving(self, proc: Proc) -> Callable[[], Awaitable[None]] | None:
+        """Let a transfer take its time, or disturb it; see `Sites.moving`."""
+        disturbed = self._transfers.moving(self.place_of(proc.proc_id))
+        return disturbed or partial(trio.sleep, self._moves.uniform(1e-6, self._move_seconds))
+
+    def _without_thread(self, spec: EndpointSpec) -> EndpointSpec:
+        """Return what runs inline instead of in a thread, which would go on in real time, whatever fault it has."""
+        if spec.kind is not Kind.THREAD:
+            return spec
+
+        async def inline(*args: Any, **kwargs: Any) -> Any:
+            return await self._threads.run(lambda: spec.fn(*args, **kwargs))
+
+        return attrs.evolve(spec, fn=inline, kind=Kind.ASYNC)
+
+    def _begin(self, cell: Cell, call: IncomingCall, spec: EndpointSpec) -> EndpointSpec:
+        where = f"{cell.spec.name}{coordinates(cell.spec.point)}"
+        self.note("dispatch", where, f"{spec.name} for {self.label_of(call.peer.proc_id)}")
+        self.oracles.started(cell, call)
+        self._deadlines.started(cell.proc, call)
+        place = self.place_of(cell.proc.proc_id)
+        self._time.spend(place, self._processors.seconds(place))
+        before = len(self.plan.log)
+        chosen = self._injector.spec_for(cell, call, spec)
+        for fired in self.plan.log[before:]:
+            if isinstance(fired.fault, EndpointFault) and fired.fault.error is not None:
+                self.oracles.injected(cell, call)
+            if isinstance(fired.fault, LostCall):
+                self._severed.add(frozenset((call.peer.proc_id, cell.proc.proc_id)))
+        drift = self._time.drift(place)
+        if drift:
+            now = trio.current_time()
+            call.set_deadline(now + (call.deadline - now) / (1 + drift))
+        return chosen
+
+    def _proc(self, proc_id: ProcId) -> Proc:
+        return self.world.proc(proc_id)
+
+    def _drifts(self, proc_id: ProcId) -> bool:
+        return self._time.drift(self.place_of(proc_id)) != 0
+
+    def _fired_in_actor(self, rule: Rule, cell: Cell) -> None:
+        site = "receive" if isinstance(rule.fault, LostCall) and rule.fault.what == "request" else "dispatch"
+        self.fire(rule.index, site, f"{cell.spec.name}{coordinates(cell.spec.point)}")
+
+    def _fired_at(self, site: str, index: int, place: Any) -> None:
+        where = [child.label for child in self.world.children.values() if place is not None and child.place == place]
+        self.fire(index, site, where[-1] if where else "controller")
+
+    def fire(self, index: int, site: str, where: str) -> None:
+        """Note that a planned fault happens now."""
+        fired = self.plan.fire(index, trio.current_time(), site, where)
+        self.note("fault", where, str(fired.fault))
+
+    # ---- processes -------------------------------------------------------------------------------------------
+
+    def launching(self, request: LaunchRequest) -> LaunchRequest:
+        """Learn of a start; see `Sites.launching`."""
+        self.oracles.launched((request.whole.mesh, request.rank), request.incarnation)
+        return self._spawns.launching(request)
+
+    def linking(self, owner: ProcId) -> None:
+        """Learn of a link that is about to be made; see `Watcher.linking`."""
+        self._refusals.check(self.place_of(owner))
+
+    def started(self, child: SimChild, seeds: ProcSeeds) -> None:
+        """Learn of a new process, and of what its random numbers start from."""
+        self.numbers.start(child.proc_id, seeds)
+        self.note("spawn", child.label, "starts")
+
+    def linked(self, owner: ProcId, peer: ProcId, link: MemoryLink) -> None:
+        """Learn of one end of a new link."""
+        proc, child = self.world.proc(owner), self.world.children.get(peer)
+        if owner not in self._heard:
+            self._heard.add(owner)
+            proc.on_gone.append(lambda gone: self._gone(owner, gone))
+        # The owner of a process holds a lease on it, and nobody else does.
+        starter = None if child is None else child.owner
+        owns = child is not None and (starter.proc_id if starter is not None else self._controller) == owner
+        self.wire.add(Wired(owner, peer, link, (lambda down: proc.link_down(link, down)) if owns else None))
+
+    @property
+    def _controller(self) -> ProcId:
+        return ProcId(1)
+
+    def ended(self, child: SimChild) -> None:
+        """Learn of the end of a process."""
+        assert child.report is not None
+        self.oracles.exited.add(child.proc_id)
+        self._severed.update(frozenset((child.proc_id, other)) for other in self.wire.unheard_with(child.proc_id))
+        self._killed = self._killed or child.report.exit_code != 0 or child.proc_id in self._felled
+        self._files.ended(child.proc_id, is_killed=child.report.exit_code != 0 or child.proc_id in self._felled)
+        self.note("exit", child.label, child.report.describe())
+
+    def _gone(self, owner: ProcId, peer: Peer) -> None:
+        child = self.world.children.get(peer.proc_id)
+        if child is None or child.report is None:
+            self._severed.add(frozenset((owner, peer.proc_id)))  # the link was lost, not the process
+
+    @property
+    def has_killed(self) -> bool:
+        """Whether a process has ended otherwise than by itself: what it leaves unwinds after it."""
+        return self._killed
+
+    def judge_loads(self) -> None:
+        """Look at what the processes believe to be under way, while the mesh is still there."""
+        living = [child.proc_id for child in self.world.children.values() if child.report is None]
+        for proc_id in (self._controller, *living):
+            self.oracles.judge_loads(self.world.proc(proc_id))
+        quiet = self.world.quiet_pairs()
+        for one, other in quiet:
+            if not {one, other} & self.oracles.exited and frozenset((one, other)) not in self._severed:
+                sender, receiver = self.world.proc(one), self.world.proc(other)
+                self.oracles.judge_sent(sender, receiver)
+                if (other, one) in quiet:
+                    self.oracles.judge_credits(sender, receiver)
+
+    def _has_lived(self, child: SimChild) -> bool:
+        return child.report is None or (child.report.exit_code == 0 and child.proc_id not in self._felled)
+
+    def judge(self) -> None:
+        """Look back at the run: what the oracles have to say, then what was planned and has not fired."""
+        lived = [self._controller]
+        lived += [child.proc_id for child in self.world.children.values() if self._has_lived(child)]
+        self.oracles.judge_calls(lived, self._severed)
+        alive = [child.label for child in self.world.children.values() if child.report is None]
+        if alive:
+            self.oracles.breach("OR-8", f"processes are left: {alive}")
+        if len(self.world.nursery.child_tasks) > 1:
+            tasks = sorted(task.name for task in self.world.nursery.child_tasks)
+            self.oracles.breach("OR-8", f"tasks are left: {tasks}")
+        self.oracles.judge_tables(self.world.proc(self._controller), is_over=True)
+        self.oracles.check()
+        self.plan.check()
+
+    # ---- faults ----------------------------------------------------------------------------------------------
+
+    def execute(self, planned: Planned) -> Heal:
+        """Make a planned fault happen, now or when its time comes; return what heals it."""
+        fault = planned.fault
+        if planned.is_left_out:
+            return _healed
+        match fault:
+            case EndpointFault() | LostCall():
+                self._injector.rules.append(Rule(planned.index, fault))
+                return _healed
+            case Death():
+                return self._kill(planned, fault)
+            case LinkFault():
+                draw = stream(self.seed, "link", planned.index)
+                where = f"{fault.a.text} - {fault.b.text}"
+                return self.wire.disturb(fault, draw, lambda _: self.fire(planned.index, "link", where))
+            case Partition():
+                return self._part(planned, fault)
+            case SpawnFault():
+                self._spawns.plan(planned, fault)
+                return _healed
+            case ClockFault():
+                self._time.set_clocks(fault, stream(self.seed, "clock", planned.index))
+                self.fire(planned.index, "clock", fault.where.text)
+                return _healed
+            case ProcessorFault():
+                return self._processors.plan(planned.index, fault, frozenset(fault.where.places))
+            case ResourceFault():
+                return self._refusals.plan(planned, fault)
+            case TransferFault():
+                return self._transfers.plan(planned.index, fault, frozenset(fault.where.places))
+            case LoopLag():
+                self.fire(planned.index, "loop", fault.where.text)
+                return self._stick(fault.where.places, fault.seconds)
+
+    def _kill(self, planned: Planned, fault: Death) -> Heal:
+        kind, number = parse_how(fault.how)
+        self.fire(planned.index, "process", fault.where.text)
+        if kind == "sigstop":
+            return self._freeze(fault.where.places, None)
+        if kind == "hold_gil":
+            return self._stick(fault.where.places, number)
+        for child in list(self.world.children.values()):
+            if child.report is None and child.place in fault.where.places:
+                self._felled.add(child.proc_id)
+                if kind == "exit":
+                    child.die(code=int(number))
+                else:
+                    child.die(signum=SIGNALS[kind], oom_killed=kind == "oom", last_words="simulated")
+        return _healed
+
+    def _stick(self, places: tuple[Place, ...], seconds: float) -> Heal:
+        """Let the loops of some places not run for a while; their owners hear that they are stalled."""
+        stuck = [
+            self.world.transport(child.proc_id)
+            for child in self.world.children.values()
+            if child.report is None and child.place in places
+        ]
+        for transport in stuck:
+            transport.lag(seconds)
+        thaw = self._freeze(places, seconds)
+
+        def heal() -> None:
+            thaw()
+            for transport in stuck:
+                transport.stop_lagging()
+
+        return heal
+
+    def _freeze(self, places: tuple[Place, ...], seconds: float | None) -> Heal:
+        """Let nothing come to some places and nothing from them; for good (None), or while a loop does not run."""
+        stops = seconds is None
+        here = frozenset(places)
+        heals = [self.wire.hold(Hold(here, None, stops)), self.wire.hold(Hold(None, here, stops))]
+
+        def heal() -> None:
+            for one in heals:
+                one()
+
+        if seconds is not None:
+            self._start_soon(_heal_after, seconds, heal)
+        return heal
+
+    def _part(self, planned: Planned, fault: Partition) -> Heal:
+        self.fire(planned.index, "partition", f"{fault.a.text} - {fault.b.text}")
+        a, b = frozenset(fault.a.places), frozenset(fault.b.places)
+        heals: list[Heal] = []
+        if fault.direction in ("both", "a_to_b"):
+            heals.append(self.wire.hold(Hold(a, b)))
+        if fault.direction in ("both", "b_to_a"):
+            heals.append(self.wire.hold(Hold(b, a)))
+
+        def heal() -> None:
+            for one in heals:
+                one()
+
+        return heal
+
+    def is_alive(self, place: Place) -> bool:
+        """Tell whether there is a living process at a place."""
+        return any(child.place == place and child.report is None for child in self.world.children.values())
+
+
+async def _heal_after(seconds: float, heal: Heal) -> None:
+    await trio.sleep(seconds)
+    heal()
+
+
+def _describe(message: messages.Message) -> str:
+    """Return kind and number of a message; no id, no size, no payload."""
+    fields: Mapping[str, Any] = {name: getattr(message, name, None) for name in ("endpoint", "call")}
+    return " ".join([type(message).__name__, *(str(value) for value in fields.values() if value)])
