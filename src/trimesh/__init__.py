@@ -59,13 +59,13 @@ from trimesh.errors import (
 from trimesh.events.records import (
     Died,
     Failed,
-    FellSilent,
     GaveUp,
     Lagged,
     Restarted,
     Restarting,
     Stalled,
     Started,
+    Unacknowledged,
 )
 from trimesh.shape.extent import Extent
 from trimesh.shape.point import Point
@@ -116,7 +116,6 @@ __all__ = [
     "Extent",
     "FailFast",
     "Failed",
-    "FellSilent",
     "GaveUp",
     "HostLost",
     "HostMesh",
@@ -160,6 +159,7 @@ __all__ = [
     "Started",
     "TrimeshError",
     "TrimeshInternalError",
+    "Unacknowledged",
     "Unresponsive",
     "ValueMesh",
     "aio",

@@ -15,7 +15,7 @@ from tests.conformance.supervised import reading
 from tests.conformance.test_stalls import listening
 
 import trimesh
-from trimesh import Died, FellSilent, Isolate, endpoint, limits
+from trimesh import Died, Isolate, Unacknowledged, endpoint, limits
 from trimesh._runtime.actors.context import current_proc
 
 
@@ -89,7 +89,7 @@ async def test_abandoned_call_is_said_once_when_it_is_silent(backend: SimBackend
                 "slow.unwind was given up: it has not acknowledged its cancel for 5.0 s, is 6.0 s old"
             )
             assert f"at slow{{'gpus': {rank}/2}}" in text
-        assert {event.point["gpus"] async for event in _first(events, FellSilent, 2)} == {0, 1}
+        assert {event.point["gpus"] async for event in _first(events, Unacknowledged, 2)} == {0, 1}
 
         await slow.wait.call("unwind over", 2)
         assert slow.statistics().calls_unended == 0

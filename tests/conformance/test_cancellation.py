@@ -14,7 +14,7 @@ from tests.conformance.meshes import Backend, RealBackend, SimBackend, attempt, 
 from tests.conformance.probe import Probe, Tidy
 
 import trimesh
-from trimesh import Actor, FellSilent, MeshErrorGroup, MeshStopped, RemoteCancelled, Unresponsive, endpoint, limits
+from trimesh import Actor, MeshErrorGroup, MeshStopped, RemoteCancelled, Unacknowledged, Unresponsive, endpoint, limits
 from trimesh._runtime.actors.context import current_proc
 
 
@@ -371,7 +371,7 @@ async def test_endpoint_in_c_code_ignores_cancel(backend: RealBackend, monkeypat
             assert sitting.cancelled
             assert trio.current_time() - asked_at >= limits.CANCEL_ACK_SECONDS
             echoed = attempt(nursery, deaf.echo.call, 5)
-            silent = {event.point["gpus"] async for event in first(events, FellSilent, 2)}
+            silent = {event.point["gpus"] async for event in first(events, Unacknowledged, 2)}
             assert silent == {0, 1}
             assert not echoed.over.is_set()
             assert current_proc().dropped_replies == dropped

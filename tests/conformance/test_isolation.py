@@ -19,7 +19,6 @@ from trimesh import (
     Died,
     Failed,
     FailFast,
-    FellSilent,
     Isolate,
     MeshErrorGroup,
     MeshStopped,
@@ -27,6 +26,7 @@ from trimesh import (
     Restarted,
     Restarting,
     ShapeError,
+    Unacknowledged,
     Unresponsive,
     endpoint,
     limits,
@@ -227,10 +227,10 @@ async def test_unresponsive_member_is_an_event(backend: SimBackend, is_caller_el
                     await relay.relay.call_one(target, "ignore", "call_one")
                 else:
                     await target.ignore.call_one()
-            event = await log.wait(FellSilent)
+            event = await log.wait(Unacknowledged)
             assert event.point == {"gpus": 1}
             assert isinstance(event.error, Unresponsive)
-            assert (await proc_log.wait(FellSilent)).point == {"gpus": 1}
+            assert (await proc_log.wait(Unacknowledged)).point == {"gpus": 1}
         assert await target.rank.call_one() == 1
 
 
@@ -295,7 +295,12 @@ async def test_process_that_hears_no_cancel_is_restarted_if_the_policy_names_it(
         assert computing.cancelled
         event = await log.wait(Restarted)
         assert event.incarnation == 1
-        assert [type(event).__name__ for event in log.events[2:]] == ["FellSilent", "Restarting", "Died", "Restarted"]
+        assert [type(event).__name__ for event in log.events[2:]] == [
+            "Unacknowledged",
+            "Restarting",
+            "Died",
+            "Restarted",
+        ]
         assert await target.rank.call_one() == 1
 
 

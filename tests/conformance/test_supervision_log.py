@@ -13,7 +13,7 @@ from tests.conformance.probe import Probe
 from tests.conformance.supervised import kill_and_see, kill_and_wait, reading, remake, restart
 
 import trimesh
-from trimesh import Died, Failed, FellSilent, GaveUp, Isolate, MeshErrorGroup, ProcDied, Restarted, endpoint, limits
+from trimesh import Died, Failed, GaveUp, Isolate, MeshErrorGroup, ProcDied, Restarted, Unacknowledged, endpoint, limits
 
 
 class Messy(Probe):
@@ -97,7 +97,7 @@ async def test_member_that_falls_silent_to_another_is_logged(backend: SimBackend
         probes = await procs.spawn("probes", Asking)
         async with reading(probes) as log:
             await probes.slice(gpus=0).give_up.call_one(probes.slice(gpus=1))
-            await log.wait(FellSilent)
+            await log.wait(Unacknowledged)
     lines = [line for line in logged(caplog) if line.startswith("procs: Unresponsive")]
     assert len(lines) == 1
     assert lines[0].endswith("; its process goes on")

@@ -23,12 +23,12 @@ def open_at_home() -> Holders:
     return holders
 
 
-def lend(holders: Holders, lender: ProcId, loan: int, holder: ProcId) -> None:
-    holders.lent(lender, loan, holder, is_gone=False)
+def send(holders: Holders, sender: ProcId, transit: int, holder: ProcId) -> None:
+    holders.sent(sender, transit, holder, is_gone=False)
 
 
-def take(holders: Holders, lender: ProcId, loan: int, holder: ProcId) -> bool:
-    return holders.taken(lender, loan, holder, is_gone=False)
+def take(holders: Holders, sender: ProcId, transit: int, holder: ProcId) -> bool:
+    return holders.taken(sender, transit, holder, is_gone=False)
 
 
 def test_opener_holds_until_it_drops():
@@ -41,7 +41,7 @@ def test_opener_holds_until_it_drops():
 
 def test_undelivered_message_holds():
     holders = open_at_home()
-    lend(holders, HOME, 1, A)
+    send(holders, HOME, 1, A)
     holders.dropped(HOME, 1)
     assert not holders.is_over
     assert take(holders, HOME, 1, A)
@@ -50,23 +50,23 @@ def test_undelivered_message_holds():
     assert holders.is_over
 
 
-def test_loan_may_be_taken_before_it_is_told():
+def test_transit_may_be_taken_before_it_is_told():
     holders = open_at_home()
     take(holders, HOME, 1, A)
     take(holders, A, 9, B)
     holders.dropped(B, 1)
-    lend(holders, A, 9, B)
+    send(holders, A, 9, B)
     holders.dropped(A, 1)
-    lend(holders, HOME, 1, A)
+    send(holders, HOME, 1, A)
     assert not holders.is_over
     holders.dropped(HOME, 1)
     assert holders.is_over
 
 
-def test_cast_is_a_loan_for_each():
+def test_cast_is_a_transit_for_each():
     holders = open_at_home()
     for holder in (A, B, C):
-        lend(holders, HOME, 1, holder)
+        send(holders, HOME, 1, holder)
     holders.dropped(HOME, 1)
     for holder in (A, B, C):
         assert not holders.is_over
@@ -77,27 +77,27 @@ def test_cast_is_a_loan_for_each():
 
 def test_dead_holder_releases():
     holders = open_at_home()
-    lend(holders, HOME, 1, A)
+    send(holders, HOME, 1, A)
     take(holders, HOME, 1, A)
-    lend(holders, HOME, 2, A)
+    send(holders, HOME, 2, A)
     holders.dropped(HOME, 1)
     assert holders.gone(A) == []
     assert holders.is_over
 
 
-def test_loan_to_a_dead_process_is_none():
+def test_transit_to_a_dead_process_is_none():
     holders = open_at_home()
-    holders.lent(HOME, 1, A, is_gone=True)
+    holders.sent(HOME, 1, A, is_gone=True)
     holders.dropped(HOME, 1)
     assert holders.is_over
 
 
 def test_message_of_a_dead_lender_holds_until_its_receiver_has_settled():
     holders = open_at_home()
-    lend(holders, HOME, 1, A)
+    send(holders, HOME, 1, A)
     take(holders, HOME, 1, A)
-    for loan, holder in ((1, B), (2, B), (3, C)):
-        lend(holders, A, loan, holder)
+    for transit, holder in ((1, B), (2, B), (3, C)):
+        send(holders, A, transit, holder)
     holders.dropped(HOME, 1)
     assert holders.gone(A) == [B, C]
     holders.taken(A, 1, B, is_gone=True)
@@ -110,9 +110,9 @@ def test_message_of_a_dead_lender_holds_until_its_receiver_has_settled():
 
 def test_receiver_that_dies_before_it_has_settled_releases():
     holders = open_at_home()
-    lend(holders, HOME, 1, A)
+    send(holders, HOME, 1, A)
     take(holders, HOME, 1, A)
-    lend(holders, A, 1, B)
+    send(holders, A, 1, B)
     holders.dropped(HOME, 1)
     assert holders.gone(A) == [B]
     assert not holders.is_over
@@ -125,7 +125,7 @@ def test_over_is_over():
     holders = open_at_home()
     holders.dropped(HOME, 1)
     assert not take(holders, HOME, 1, A)
-    lend(holders, HOME, 1, A)
+    send(holders, HOME, 1, A)
     holders.dropped(A, 1)
     assert holders.gone(A) == []
     assert holders.is_over
@@ -140,32 +140,32 @@ def test_units_that_nobody_took_break_the_protocol(units: int):
         holders.dropped(A, 1)
 
 
-def test_loan_of_a_stranger_breaks_the_protocol():
+def test_transit_of_a_stranger_breaks_the_protocol():
     holders = open_at_home()
     with pytest.raises(ProtocolError, match="only a holder"):
-        lend(holders, A, 1, B)
+        send(holders, A, 1, B)
 
 
-def test_loan_that_is_told_twice_breaks_the_protocol():
+def test_transit_that_is_told_twice_breaks_the_protocol():
     holders = open_at_home()
-    lend(holders, HOME, 1, A)
+    send(holders, HOME, 1, A)
     with pytest.raises(ProtocolError, match="new number"):
-        lend(holders, HOME, 1, A)
+        send(holders, HOME, 1, A)
 
 
-def test_loan_that_is_taken_twice_breaks_the_protocol():
+def test_transit_that_is_taken_twice_breaks_the_protocol():
     holders = open_at_home()
     take(holders, HOME, 1, A)
     with pytest.raises(ProtocolError, match="once"):
         take(holders, HOME, 1, A)
 
 
-def test_loans_that_nobody_tells_are_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(limits, "EARLY_LOANS", 10)
+def test_transits_that_nobody_tells_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "EARLY_TRANSITS", 10)
     holders = open_at_home()
-    for loan in range(10):
-        take(holders, HOME, loan, A)
-    with pytest.raises(ProtocolError, match="EARLY_LOANS"):
+    for transit in range(10):
+        take(holders, HOME, transit, A)
+    with pytest.raises(ProtocolError, match="EARLY_TRANSITS"):
         take(holders, HOME, 10, A)
 
 
@@ -186,7 +186,7 @@ def test_share_gives_back_with_its_last_reference():
 
 @attrs.define(eq=False)
 class Process:
-    """What one process of the model has: references by its own count, and the loans it asked to be told of the end."""
+    """What one process of the model has: its own count of references, and the transits it asked to be told of."""
 
     proc_id: ProcId
     share: Share = attrs.field(factory=Share)
@@ -208,7 +208,7 @@ class Model:
     holders: Holders = attrs.field(factory=open_at_home)
     processes: dict[ProcId, Process] = attrs.field(init=False)
     links: dict[tuple[ProcId, ProcId], deque[Callable[[], None] | None]] = attrs.field(factory=dict)
-    loans: int = 0
+    transits: int = 0
     early_end: str = ""
 
     def __attrs_post_init__(self) -> None:
@@ -225,15 +225,15 @@ class Model:
     def tell_home(self, source: ProcId, what: Callable[[], None]) -> None:
         self.put(source, HOME, what)
 
-    def lend(self, lender: ProcId, holder: ProcId) -> None:
-        self.loans += 1
-        loan = self.loans
-        self.tell_home(lender, lambda: self.home_lent(lender, loan, holder))
-        self.put(lender, holder, lambda: self.take(lender, loan, holder))
+    def send(self, sender: ProcId, holder: ProcId) -> None:
+        self.transits += 1
+        transit = self.transits
+        self.tell_home(sender, lambda: self.home_sent(sender, transit, holder))
+        self.put(sender, holder, lambda: self.take(sender, transit, holder))
 
-    def take(self, lender: ProcId, loan: int, holder: ProcId) -> None:
+    def take(self, sender: ProcId, transit: int, holder: ProcId) -> None:
         self.processes[holder].share.take()
-        self.tell_home(holder, lambda: self.home_taken(lender, loan, holder))
+        self.tell_home(holder, lambda: self.home_taken(sender, transit, holder))
 
     def release(self, holder: ProcId) -> None:
         units = self.processes[holder].share.release()
@@ -256,22 +256,22 @@ class Model:
             for holder in self.holders.gone(process):
                 self.put(HOME, holder, lambda holder=holder: self.asked(process, holder))
 
-    def asked(self, lender: ProcId, holder: ProcId) -> None:
-        if lender in self.processes[holder].gone:
-            self.settle(lender, holder)
+    def asked(self, sender: ProcId, holder: ProcId) -> None:
+        if sender in self.processes[holder].gone:
+            self.settle(sender, holder)
         else:
-            self.processes[holder].settling.add(lender)
+            self.processes[holder].settling.add(sender)
 
-    def settle(self, lender: ProcId, holder: ProcId) -> None:
-        self.tell_home(holder, lambda: self.holders.settled(lender, holder))
+    def settle(self, sender: ProcId, holder: ProcId) -> None:
+        self.tell_home(holder, lambda: self.holders.settled(sender, holder))
 
     # ---- what the home does ----
 
-    def home_lent(self, lender: ProcId, loan: int, holder: ProcId) -> None:
-        self.holders.lent(lender, loan, holder, is_gone=holder in self.processes[HOME].gone)
+    def home_sent(self, sender: ProcId, transit: int, holder: ProcId) -> None:
+        self.holders.sent(sender, transit, holder, is_gone=holder in self.processes[HOME].gone)
 
-    def home_taken(self, lender: ProcId, loan: int, holder: ProcId) -> None:
-        if not self.holders.taken(lender, loan, holder, is_gone=lender in self.processes[HOME].gone):
+    def home_taken(self, sender: ProcId, transit: int, holder: ProcId) -> None:
+        if not self.holders.taken(sender, transit, holder, is_gone=sender in self.processes[HOME].gone):
             self.early_end = f"process {holder} took a port after the end"
 
     def home_dropped(self, holder: ProcId, units: int) -> None:
@@ -309,7 +309,7 @@ class Model:
         process = self.random.choice(holding)
         chance = self.random.random()
         if chance < 0.5:
-            self.lend(process, self.random.choice(list(self.processes)))
+            self.send(process, self.random.choice(list(self.processes)))
         elif chance < 0.93:
             self.release(process)
         elif process != HOME:

@@ -43,15 +43,15 @@ def sent(link: RecordingLink, kind: type[Any]) -> list[Any]:
     return [message for message in link.sent if isinstance(message, kind)]
 
 
-def open_and_lend(proc: Proc, peer: Peer, capacity: int = 2) -> tuple[Port[Any], Any, messages.Loan]:
+def open_and_send(proc: Proc, peer: Peer, capacity: int = 2) -> tuple[Port[Any], Any, messages.Transit]:
     """Open a channel and send its port to `peer`, who has taken it."""
     port, home = proc.channels.open(capacity)
     assert peer.link is not None
-    proc.channels.lend(peer, peer.link, [port])
+    proc.channels.send(peer, peer.link, [port])
     assert isinstance(peer.link, RecordingLink)
-    [loan] = sent(peer.link, messages.Carried)[-1].loans
-    receive(proc, peer.link, messages.Accepted(loan.channel, HOME, loan.loan, 5))
-    return port, home, loan
+    [transit] = sent(peer.link, messages.Carried)[-1].transits
+    receive(proc, peer.link, messages.Accepted(transit.channel, HOME, transit.transit, 5))
+    return port, home, transit
 
 
 # ---- a home ----------------------------------------------------------------------------------------------------------
@@ -59,8 +59,8 @@ def open_and_lend(proc: Proc, peer: Peer, capacity: int = 2) -> tuple[Port[Any],
 
 async def test_items_wait_until_they_are_received(proc: Proc):
     peer, link = meet(proc, 2)
-    port, home, loan = open_and_lend(proc, peer)
-    receive(proc, link, item(proc, loan.channel, "first"), item(proc, loan.channel, "second"))
+    port, home, transit = open_and_send(proc, peer)
+    receive(proc, link, item(proc, transit.channel, "first"), item(proc, transit.channel, "second"))
     assert await home.receive() == "first"
     assert sent(link, messages.Room) == [messages.Room(5, 1, recalled=False)]
     assert link.lanes[-1] is Lane.CONTROL
@@ -73,14 +73,14 @@ async def test_holder_that_breaks_the_rules_loses_its_link(proc: Proc, number: i
     """E12: nothing reaches a receiver, nothing else is touched."""
     peer, link = meet(proc, 2)
     stranger, strange_link = meet(proc, 3)
-    port, home, loan = open_and_lend(proc, peer, 1)
-    channel = loan.channel
+    port, home, transit = open_and_send(proc, peer, 1)
+    channel = transit.channel
     wrong: list[tuple[RecordingLink, list[messages.Message]]] = [
         (link, [item(proc, channel, 1), item(proc, channel, 2)]),  # more than its room
         (strange_link, [item(proc, channel, 1)]),  # holds nothing
         (strange_link, [messages.Dropped(channel, 1)]),
         (link, [messages.Dropped(channel, 2)]),
-        (strange_link, [messages.Lent(channel, 1, 2)]),
+        (strange_link, [messages.InTransit(channel, 1, 2)]),
         (link, [messages.Accepted(channel, 9, 9, 5), messages.Accepted(channel, 9, 9, 5)]),
     ]
     at, what = wrong[number]
@@ -95,7 +95,7 @@ async def test_holder_that_breaks_the_rules_loses_its_link(proc: Proc, number: i
 @pytest.mark.parametrize(
     "message",
     [
-        messages.Lent(99, 1, 2),
+        messages.InTransit(99, 1, 2),
         messages.Dropped(99, 1),
         messages.Settled(99, 3),
         messages.PortItem(99, b"\x80\x05N."),
@@ -122,14 +122,16 @@ async def test_port_that_comes_after_the_end_is_told_so(proc: Proc):
 
 async def test_recall_gives_back_what_waits_and_nothing_else(proc: Proc):
     peer, link = meet(proc, 2)
-    port, home, loan = open_and_lend(proc, peer, 0)
-    receive(proc, link, item(proc, loan.channel, 1), messages.Recall(loan.channel), messages.Recall(loan.channel))
+    port, home, transit = open_and_send(proc, peer, 0)
+    receive(
+        proc, link, item(proc, transit.channel, 1), messages.Recall(transit.channel), messages.Recall(transit.channel)
+    )
     assert sent(link, messages.Room) == [messages.Room(5, 1, recalled=True)]
     with pytest.raises(trio.WouldBlock):
         home.receive_nowait()
-    receive(proc, link, item(proc, loan.channel, 2))
+    receive(proc, link, item(proc, transit.channel, 2))
     assert home.receive_nowait() == 2
-    receive(proc, link, messages.Recall(loan.channel))
+    receive(proc, link, messages.Recall(transit.channel))
     assert sent(link, messages.Room)[1:] == [messages.Room(5, 2, recalled=False)]
     port.close()
 
@@ -137,9 +139,9 @@ async def test_recall_gives_back_what_waits_and_nothing_else(proc: Proc):
 async def test_holder_that_comes_back_begins_anew(proc: Proc):
     """What it sent before still waits, and does not count for its new window."""
     peer, link = meet(proc, 2)
-    port, home, loan = open_and_lend(proc, peer, 1)
-    receive(proc, link, item(proc, loan.channel, "old"), messages.Dropped(loan.channel, 1))
-    receive(proc, link, messages.Accepted(loan.channel, 3, 1, 6), item(proc, loan.channel, "new"))
+    port, home, transit = open_and_send(proc, peer, 1)
+    receive(proc, link, item(proc, transit.channel, "old"), messages.Dropped(transit.channel, 1))
+    receive(proc, link, messages.Accepted(transit.channel, 3, 1, 6), item(proc, transit.channel, "new"))
     assert home.receive_nowait() == "old"
     assert home.receive_nowait() == "new"
     assert sent(link, messages.Room) == [messages.Room(5, 1, recalled=False), messages.Room(6, 1, recalled=False)]
@@ -149,9 +151,11 @@ async def test_holder_that_comes_back_begins_anew(proc: Proc):
 # ---- a holder --------------------------------------------------------------------------------------------------------
 
 
-def carry(proc: Proc, link: RecordingLink, *loans: int, capacity: int = 2) -> None:
+def carry(proc: Proc, link: RecordingLink, *transits: int, capacity: int = 2) -> None:
     """Let ports of channels of process 7 arrive."""
-    receive(proc, link, messages.Carried(tuple(messages.Loan(7, number, number + 100, capacity) for number in loans)))
+    receive(
+        proc, link, messages.Carried(tuple(messages.Transit(7, number, number + 100, capacity) for number in transits))
+    )
 
 
 async def test_message_that_is_never_decoded_gives_its_ports_back(proc: Proc):
@@ -228,11 +232,11 @@ async def test_process_that_ends_has_told_the_homes_of_its_ports(proc: Proc, aut
 
 
 async def test_many_ports_in_one_message_are_named_in_several_frames(proc: Proc, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(limits, "LOANS_PER_FRAME", 3)
+    monkeypatch.setattr(limits, "TRANSITS_PER_FRAME", 3)
     peer, link = meet(proc, 2)
     opened = [proc.channels.open(1) for _ in range(7)]
-    proc.channels.lend(peer, link, [port for port, _ in opened])
-    assert [len(message.loans) for message in sent(link, messages.Carried)] == [3, 3, 1]
+    proc.channels.send(peer, link, [port for port, _ in opened])
+    assert [len(message.transits) for message in sent(link, messages.Carried)] == [3, 3, 1]
     for port, home in opened:
         port.close()
         home.close()
@@ -240,11 +244,11 @@ async def test_many_ports_in_one_message_are_named_in_several_frames(proc: Proc,
 
 async def test_answer_to_settle_waits_for_the_end_of_the_lender(proc: Proc):
     """HO-3."""
-    lender, _ = meet(proc, 2)
+    sender, _ = meet(proc, 2)
     _, home = meet(proc, 7)
     receive(proc, home, messages.Settle(1, 2))
     assert not home.sent
-    proc.declare_gone(lender, died("gone"))
+    proc.declare_gone(sender, died("gone"))
     assert home.sent == [messages.Settled(1, 2)]
     receive(proc, home, messages.Settle(4, 2))
     assert home.sent[1:] == [messages.Settled(4, 2)]
@@ -261,7 +265,7 @@ async def test_room_that_is_too_much_or_of_a_stranger_breaks_the_protocol(proc: 
     assert home.aborted
 
 
-async def test_port_without_a_loan_arrives_closed(proc: Proc):
+async def test_port_without_a_transit_arrives_closed(proc: Proc):
     port, home = proc.channels.open(1)
     encoded = proc.values.encode(port, what="a port")
     assert proc.values.decode(encoded.payload, []).holding is port.holding

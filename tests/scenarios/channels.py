@@ -1,7 +1,7 @@
 """Who holds the port of one channel, as its home counts.
 
 open home                  `home` opens the channel and holds the first unit
-lent a 1 b                 the news that `a` is about to send a message with a port to `b`: its loan number 1
+sent a 1 b                 the news that `a` is about to send a message with a port to `b`: its transit number 1
 took a 1 b                 the news that it has come
 drops b                    the last port of `b` is gone: all its units
 dies a                     process `a` has ended
@@ -41,14 +41,14 @@ class ChannelScene(Scene):
     def _share(self, name: str) -> Share:
         return self.shares.setdefault(name, Share())
 
-    def lent(self, command: Command) -> str:
-        lender, loan, holder = command.words
-        self.holders.lent(self._id(lender), int(loan), self._id(holder), is_gone=holder in self.dead)
+    def sent(self, command: Command) -> str:
+        sender, transit, holder = command.words
+        self.holders.sent(self._id(sender), int(transit), self._id(holder), is_gone=holder in self.dead)
         return self._state()
 
     def took(self, command: Command) -> str:
-        lender, loan, holder = command.words
-        if not self.holders.taken(self._id(lender), int(loan), self._id(holder), is_gone=lender in self.dead):
+        sender, transit, holder = command.words
+        if not self.holders.taken(self._id(sender), int(transit), self._id(holder), is_gone=sender in self.dead):
             return f"{holder} is told that its port leads nowhere"
         self._share(holder).take()
         return self._state()
@@ -73,8 +73,8 @@ class ChannelScene(Scene):
         return self._state() + (f"; asks {','.join(asked)} what still came from {name}" if asked else "")
 
     def settled(self, command: Command) -> str:
-        lender, holder = command.words
-        self.holders.settled(self._id(lender), self._id(holder))
+        sender, holder = command.words
+        self.holders.settled(self._id(sender), self._id(holder))
         return self._state()
 
     def _state(self) -> str:
@@ -82,7 +82,9 @@ class ChannelScene(Scene):
             return "over: nobody can send any more"
         held = [f"{self._name(proc)}:{units}" for proc, units in self.holders._units.items()]
         parts = [f"held by {' '.join(held) or 'nobody'}"]
-        for what, loans in (("on its way", self.holders._loans), ("came early", self.holders._early)):
-            shown = [f"{self._name(lender)}>{self._name(holder)}#{loan}" for lender, loan, holder in sorted(loans)]
+        for what, transits in (("on its way", self.holders._transits), ("came early", self.holders._early)):
+            shown = [
+                f"{self._name(sender)}>{self._name(holder)}#{transit}" for sender, transit, holder in sorted(transits)
+            ]
             parts += [f"{what}: {' '.join(shown)}"] if shown else []
         return "; ".join(parts)

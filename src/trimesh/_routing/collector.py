@@ -40,12 +40,12 @@ class Returned(msgspec.Struct, frozen=True):
 
     Attributes:
         payload, bodies: The value.
-        cargo: Kept as long as the payload is.
+        carried: Kept as long as the payload is.
     """
 
     payload: Buffer
     bodies: Sequence[memoryview] = ()
-    cargo: object = None
+    carried: object = None
 
 
 POSTED: Final = Returned(b"")
@@ -57,7 +57,7 @@ class Raised(msgspec.Struct, frozen=True):
 
     payload: Buffer
     bodies: Sequence[memoryview] = ()
-    cargo: object = None
+    carried: object = None
 
 
 class Failed(msgspec.Struct, frozen=True):

@@ -2,18 +2,18 @@ r"""Who holds the port of one channel: what decides when its receiver has seen t
 
 The home of a channel keeps `Holders`, every process that has a port of it a `Share`:
 
-    lender ----Lent----> home        a message that carries the port is about to leave
-    lender --(message)-> holder      and does
-    holder --Accepted--> home        the loan is over, the holder has one unit more
+    sender --InTransit--> home       a message that carries the port is about to leave
+    sender --(message)-> holder      and does
+    holder --Accepted--> home        the transit is over, the holder has one unit more
     holder ---Dropped--> home        its last port object is gone: all units that it took so far
 
 HO-1 Messages of one process to another arrive in the order in which they were sent; nothing else is ordered. So
-     `Accepted` may overtake `Lent`; the loan is then remembered as one that has been taken early.
-HO-2 A process lends only what it holds, so what it dropped comes after what it lent: from the first unit on there is
-     always a unit or a loan for each port that somebody has, or may yet get, and the channel does not end early.
-HO-3 A process that is gone holds nothing, gets nothing, and lends nothing that has not been told. What it has lent to a
+     `Accepted` may overtake `InTransit`; the transit is then remembered as one that has been taken early.
+HO-2 A process sends only what it holds, so what it dropped comes after what it sent: from the first unit on there is
+     always a unit or a transit for each port that somebody has, or may yet get, and the channel does not end early.
+HO-3 A process that is gone holds nothing, gets nothing, and sends nothing that has not been told. What it has sent to a
      living process may still be read there: that process is asked (`Settle`), and answers when nothing can come any
-     more. So each loan ends, and the channel does.
+     more. So each transit ends, and the channel does.
 HO-4 Once over, over: who takes a port after that is told that it leads nowhere.
 """
 
@@ -25,8 +25,8 @@ from trimesh import limits
 from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId
 
-_Loan = tuple[ProcId, int, ProcId]
-"""Lender, its number for the loan, holder: a cast of one message to many is one loan for each."""
+_Transit = tuple[ProcId, int, ProcId]
+"""Sender, its number for the transit, holder: a cast of one message to many is one transit for each."""
 
 
 class Share:
@@ -34,7 +34,7 @@ class Share:
 
     Attributes:
         references: Port objects, and undecoded messages that carry one.
-        units: Loans taken since the first reference.
+        units: Transits taken since the first reference.
     """
 
     __slots__ = ("references", "units")
@@ -44,7 +44,7 @@ class Share:
         self.units = 0
 
     def take(self) -> None:
-        """Count a loan; the message that carried it is a reference."""
+        """Count a transit; the message that carried it is a reference."""
         self.references += 1
         self.units += 1
 
@@ -70,13 +70,13 @@ class Holders:
         is_over: Whether there are none any more, and never will be.
     """
 
-    __slots__ = ("_early", "_loans", "_units", "is_over")
+    __slots__ = ("_early", "_transits", "_units", "is_over")
 
     def __init__(self) -> None:
         self.is_over = False
         self._units: dict[ProcId, int] = {}
-        self._loans: set[_Loan] = set()
-        self._early: set[_Loan] = set()
+        self._transits: set[_Transit] = set()
+        self._early: set[_Transit] = set()
 
     def holding(self) -> Collection[ProcId]:
         """Return the processes that hold a unit."""
@@ -91,54 +91,55 @@ class Holders:
         assert not self._units
         self._units[holder] = 1
 
-    def lent(self, lender: ProcId, loan: int, holder: ProcId, *, is_gone: bool) -> None:
-        """Take the news of a loan.
+    def sent(self, sender: ProcId, transit: int, holder: ProcId, *, is_gone: bool) -> None:
+        """Take the news of a transit.
 
         Args:
-            lender: Who sends the message.
-            loan: Its number.
+            sender: Who sends the message.
+            transit: Its number.
             holder: Where to.
             is_gone: Whether the holder has ended, so that it gets nothing.
 
         Raises:
-            ProtocolError: The loan is known, or the lender holds nothing that it could lend.
+            ProtocolError: The transit is known, or the sender holds nothing that it could send.
         """
         if self.is_over:
             return
-        key = (lender, loan, holder)
+        key = (sender, transit, holder)
         if key in self._early:
             self._early.discard(key)
             return
-        if key in self._loans:
-            raise ProtocolError(f"a loan must have a new number, got {loan} of process {lender} again")
-        if lender not in self._units:
-            raise ProtocolError(f"only a holder may lend a port, got a loan of process {lender}, which holds none")
+        if key in self._transits:
+            raise ProtocolError(f"a transit must have a new number, got {transit} of process {sender} again")
+        if sender not in self._units:
+            raise ProtocolError(f"only a holder may send a port, got a transit of process {sender}, which holds none")
         if not is_gone:
-            self._loans.add(key)
+            self._transits.add(key)
 
-    def taken(self, lender: ProcId, loan: int, holder: ProcId, *, is_gone: bool) -> bool:
+    def taken(self, sender: ProcId, transit: int, holder: ProcId, *, is_gone: bool) -> bool:
         """Take the news of a message that has come; return False when the channel is over.
 
         Args:
-            lender: Who has sent it.
-            loan: Its number.
+            sender: Who has sent it.
+            transit: Its number.
             holder: Where it came.
-            is_gone: Whether the lender has ended, so that it tells nothing any more.
+            is_gone: Whether the sender has ended, so that it tells nothing any more.
 
         Raises:
-            ProtocolError: The loan was taken before.
+            ProtocolError: The transit was taken before.
         """
         if self.is_over:
             return False
-        key = (lender, loan, holder)
-        if key in self._loans:
-            self._loans.discard(key)
+        key = (sender, transit, holder)
+        if key in self._transits:
+            self._transits.discard(key)
         elif not is_gone:
             if key in self._early:
-                raise ProtocolError(f"a loan must be taken once, got loan {loan} of process {lender} again")
-            if len(self._early) >= limits.EARLY_LOANS:
+                raise ProtocolError(f"a transit must be taken once, got transit {transit} of process {sender} again")
+            if len(self._early) >= limits.EARLY_TRANSITS:
                 raise ProtocolError(
-                    f"limits.EARLY_LOANS ({limits.EARLY_LOANS}) loans may be taken before they are told, got another"
+                    f"limits.EARLY_TRANSITS ({limits.EARLY_TRANSITS}) transits may be taken before they are told, "
+                    "got another"
                 )
             self._early.add(key)
         self._units[holder] = self._units.get(holder, 0) + 1
@@ -165,16 +166,16 @@ class Holders:
         """Forget a process that has ended; return those to be asked what they still got from it."""
         self._units.pop(process, None)
         self._early = {key for key in self._early if process not in (key[0], key[2])}
-        self._loans = {key for key in self._loans if key[2] != process}
+        self._transits = {key for key in self._transits if key[2] != process}
         self._look()
-        return sorted({holder for lender, _, holder in self._loans if lender == process})
+        return sorted({holder for sender, _, holder in self._transits if sender == process})
 
-    def settled(self, lender: ProcId, holder: ProcId) -> None:
-        """Forget what a process that is gone had lent to `holder`: nothing of it will come any more."""
-        self._loans = {key for key in self._loans if (key[0], key[2]) != (lender, holder)}
+    def settled(self, sender: ProcId, holder: ProcId) -> None:
+        """Forget what a process that is gone had sent to `holder`: nothing of it will come any more."""
+        self._transits = {key for key in self._transits if (key[0], key[2]) != (sender, holder)}
         self._look()
 
     def _look(self) -> None:
-        if not self._units and not self._loans:
+        if not self._units and not self._transits:
             self.is_over = True
             self._early.clear()

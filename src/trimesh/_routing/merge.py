@@ -24,13 +24,13 @@ class Item(msgspec.Struct, frozen=True):
     Attributes:
         index: Of the rank, in the view that was called.
         payload, bodies: The value.
-        cargo: Kept as long as the payload is.
+        carried: Kept as long as the payload is.
     """
 
     index: int
     payload: Buffer
     bodies: Sequence[memoryview] = ()
-    cargo: object = None
+    carried: object = None
 
     @property
     def nbytes(self) -> int:

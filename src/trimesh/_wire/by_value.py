@@ -152,7 +152,7 @@ class Definitions:
         self._objects: dict[DefinitionId, Any] = {}  # keeps them alive, so that no `id()` in _ids is used again
         self._bytes: dict[DefinitionId, DefinitionBytes] = {}
         self._received: dict[DefinitionId, Definition] = {}
-        self._cargo: dict[DefinitionId, object] = {}  # kept until the body is unpickled
+        self._carried: dict[DefinitionId, object] = {}  # kept until the body is unpickled
         self._globals: dict[tuple[DefinitionId, str], _Global] = {}
         self._main = main
         self._placed: dict[str, Any] = {}
@@ -238,14 +238,14 @@ class Definitions:
     # ---- receiving -------------------------------------------------------------------------------------------
 
     def define(
-        self, definition: DefinitionId, payload: Buffer, cargo: object = None, attachments: tuple[object, ...] = ()
+        self, definition: DefinitionId, payload: Buffer, carried: object = None, attachments: tuple[object, ...] = ()
     ) -> None:
         """Take a definition that a peer has sent; its body is not unpickled before it is needed.
 
         Args:
             definition: Its id.
             payload: Its bytes.
-            cargo: Kept until the body has been unpickled.
+            carried: Kept until the body has been unpickled.
             attachments: For those that it is sent on to.
 
         Raises:
@@ -262,8 +262,8 @@ class Definitions:
         needed = tuple(DefinitionId(name) for name in record.definitions)
         self._received[definition] = record
         self._bytes[definition] = DefinitionBytes(bytes(payload), needed, attachments)
-        if cargo is not None:
-            self._cargo[definition] = cargo
+        if carried is not None:
+            self._carried[definition] = carried
 
     def load(self, definition: DefinitionId) -> Any:
         """Return the object of a definition, made at the first call.
@@ -297,7 +297,7 @@ class Definitions:
                 raise TypeError(f"{record.name} came by value and cannot be made here: {error}") from error
             raise
         self._received.pop(definition, None)
-        self._cargo.pop(definition, None)
+        self._carried.pop(definition, None)
         return self._objects[definition]
 
     def peek(self, definition: DefinitionId) -> Any:

@@ -179,19 +179,19 @@ class Taken(Message, frozen=True, tag=11):
     count: int
 
 
-class Loan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+class Transit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """One port that a message carries.
 
     Attributes:
         home: The process that receives what is sent to the port.
         channel: The channel's number there.
-        loan: The lender's number for this one loan.
+        transit: The sender's number for this one transit.
         capacity: Items of one process that may wait at home.
     """
 
     home: int
     channel: int
-    loan: int
+    transit: int
     capacity: int
 
 
@@ -201,14 +201,14 @@ class Carried(Message, frozen=True, tag=15):
     They are named outside of its payload, so that a message that is never decoded gives them back all the same.
     """
 
-    loans: tuple[Loan, ...]
+    transits: tuple[Transit, ...]
 
 
-class Lent(Message, frozen=True, tag=16):
-    """Lender to home: a message that carries a port is about to leave for `holder`."""
+class InTransit(Message, frozen=True, tag=16):
+    """Sender to home: a message that carries a port is about to leave for `holder`."""
 
     channel: int
-    loan: int
+    transit: int
     holder: int
 
 
@@ -217,14 +217,14 @@ class Accepted(Message, frozen=True, tag=17):
 
     Attributes:
         channel: The channel.
-        lender: Who sent the message.
-        loan: Its number there.
+        sender: Who sent the message.
+        transit: Its number there.
         holding: The holder's number for what it holds of the channel until it drops it; `Room` names it.
     """
 
     channel: int
-    lender: int
-    loan: int
+    sender: int
+    transit: int
     holding: int
 
 
@@ -236,17 +236,17 @@ class Dropped(Message, frozen=True, tag=18):
 
 
 class Settle(Message, frozen=True, tag=19):
-    """Home to holder: `lender` is gone; say so when everything that it has sent you has been read."""
+    """Home to holder: `sender` is gone; say so when everything that it has sent you has been read."""
 
     channel: int
-    lender: int
+    sender: int
 
 
 class Settled(Message, frozen=True, tag=20):
-    """Holder to home: nothing will come from `lender` any more."""
+    """Holder to home: nothing will come from `sender` any more."""
 
     channel: int
-    lender: int
+    sender: int
 
 
 class PortItem(Message, frozen=True, tag=21):
@@ -412,7 +412,7 @@ Terminal = Return | Error | CancelAck | Refused
 """What ends a call."""
 
 _Calls = Call | Return | Error | CancelAck | Refused | Cancel | Credit | Define | Failure | Item | Taken
-_Channels = Carried | Lent | Accepted | Dropped | Settle | Settled | PortItem | Room | Ended | Recall
+_Channels = Carried | InTransit | Accepted | Dropped | Settle | Settled | PortItem | Room | Ended | Recall
 _Supervision = Finished | Silent
 _Deadlocks = Suspect | Look | Seen | Break | Broken | Circle
 _Publications = Subscribe | Published | Unpinned

@@ -5,7 +5,7 @@ the tasks of this loop: it is done in Trio, and a cancel of the asyncio task can
 """
 
 from trimesh.actor.host_mesh import this_host, this_proc
-from trimesh.aio.ferry import open_trio
+from trimesh.aio.portal import open_trio
 
 __all__ = ["open_trio", "spawn_procs", "this_host", "this_proc"]
 

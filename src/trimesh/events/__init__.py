@@ -4,7 +4,6 @@ from trimesh.events.records import (
     Died,
     Event,
     Failed,
-    FellSilent,
     GaveUp,
     Lagged,
     MemberEvent,
@@ -12,13 +11,13 @@ from trimesh.events.records import (
     Restarting,
     Stalled,
     Started,
+    Unacknowledged,
 )
 
 __all__ = [
     "Died",
     "Event",
     "Failed",
-    "FellSilent",
     "GaveUp",
     "Lagged",
     "MemberEvent",
@@ -26,4 +25,5 @@ __all__ = [
     "Restarting",
     "Stalled",
     "Started",
+    "Unacknowledged",
 ]

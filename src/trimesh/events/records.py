@@ -66,7 +66,7 @@ class Failed(MemberEvent):
 
 
 @attrs.frozen(kw_only=True)
-class FellSilent(MemberEvent):
+class Unacknowledged(MemberEvent):
     """The member did not acknowledge the cancel of a call in time; it may still run (rule C2).
 
     Attributes:
@@ -135,5 +135,5 @@ class Lagged:
     count: int
 
 
-Event = Started | Died | Failed | FellSilent | Stalled | Restarting | Restarted | GaveUp | Lagged
+Event = Started | Died | Failed | Unacknowledged | Stalled | Restarting | Restarted | GaveUp | Lagged
 """Anything that `events()` yields."""

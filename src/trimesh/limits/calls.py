@@ -81,11 +81,11 @@ made by the program while nothing else of it runs."""
 
 # ---- channels -----------------------------------------------------------------------------------------------
 
-LOANS_PER_FRAME: Final = 512
+TRANSITS_PER_FRAME: Final = 512
 """Ports named in one frame: 20 KiB of numbers, which fit a head (49 KiB); a message with more has several frames."""
 
-EARLY_LOANS: Final = 65_536
-"""Loans of one channel that have been taken before their lender's word of them came. They differ by the few
+EARLY_TRANSITS: Final = 65_536
+"""Transits of one channel that have been taken before their sender's word of them came. They differ by the few
 milliseconds between two links; more is a peer that makes them up."""
 
 ITEM_TYPE_DEPTH: Final = 16

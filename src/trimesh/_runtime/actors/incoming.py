@@ -23,7 +23,7 @@ from trimesh.ids import MeshId
 
 if TYPE_CHECKING:
     from trimesh._runtime.actors.item_sender import ItemSender
-    from trimesh._runtime.channels.registry import Cargo
+    from trimesh._runtime.channels.registry import CarriedPorts
     from trimesh._runtime.peers.peer import Peer
 
 
@@ -41,7 +41,7 @@ class IncomingCall(msgspec.Struct, eq=False):
         count: What the actor has taken out of what its sender has sent it.
         deadline: When its budget ends (Trio time).
         received_at: Trio time.
-        cargo: Keeps the ports among the arguments alive until those are decoded.
+        carried: Keeps the ports among the arguments alive until those are decoded.
         scope: What it runs in: cancelled by the caller, by the budget, or by the stop of the actor.
         cancelled_by: "caller" or "other" once somebody asked.
         cancel_reason: Theirs.
@@ -63,7 +63,7 @@ class IncomingCall(msgspec.Struct, eq=False):
     count: ReceiveCount
     deadline: float
     received_at: float
-    cargo: Cargo | None = None
+    carried: CarriedPorts | None = None
     scope: trio.CancelScope | None = None
     cancelled_by: str | None = None
     cancel_reason: str = ""
@@ -177,8 +177,8 @@ class IncomingCall(msgspec.Struct, eq=False):
     def forget_arguments(self) -> None:
         """Let go of the arguments: they have been decoded, or never will be."""
         self.payload = b""
-        if self.bodies or self.cargo is not None:
-            self.bodies, self.cargo = (), None
+        if self.bodies or self.carried is not None:
+            self.bodies, self.carried = (), None
 
 
 def take_one(link: Link, mesh: MeshId, count: ReceiveCount, nbytes: int) -> None:

@@ -60,11 +60,11 @@ def report_silent(proc: Proc, peer: Peer, mesh: MeshId, what: str) -> None:
 
 def _failure(proc: Proc, peer: Peer, message: messages.Failure, bodies: list[memoryview]) -> None:
     owner = proc.owners.get(MeshId(message.mesh))
-    cargo = peer.take_cargo()
+    carried = peer.take_carried()
     if owner is not None:
         payload, _ = take_payload(message.payload, bodies)
         owner.actor_failed(peer, message.endpoint, proc.values.decode_error(payload), ended=message.ended)
-    del cargo
+    del carried
 
 
 def _ended(proc: Proc, peer: Peer, message: messages.Finished, _: list[memoryview]) -> None:

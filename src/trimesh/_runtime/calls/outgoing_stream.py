@@ -103,7 +103,7 @@ class OutgoingStream(OutgoingCall):
 
     # ---- what comes ------------------------------------------------------------------------------------------
 
-    def item(self, peer: Peer, payload: bytes, bodies: list[memoryview], cargo: object = None) -> None:
+    def item(self, peer: Peer, payload: bytes, bodies: list[memoryview], carried: object = None) -> None:
         """Take one item of a rank.
 
         Raises:
@@ -112,7 +112,7 @@ class OutgoingStream(OutgoingCall):
         index = self._index.get(peer)
         if not self.window or index is None or not self.collector.is_running(index):
             raise ProtocolError(f"items must come from the running ranks of a stream; call {self.call_id} got another")
-        self._merge.put(Item(index, *take_payload(payload, bodies), cargo))
+        self._merge.put(Item(index, *take_payload(payload, bodies), carried))
         self._wake()
 
     def terminal(self, peer: Peer, outcome: Outcome) -> None:
@@ -122,7 +122,7 @@ class OutgoingStream(OutgoingCall):
             return
         super().terminal(peer, POSTED)
         if not self.window:
-            self._merge.put(Item(self._index[peer], outcome.payload, outcome.bodies, outcome.cargo))
+            self._merge.put(Item(self._index[peer], outcome.payload, outcome.bodies, outcome.carried))
 
     def _progress(self) -> None:
         super()._progress()
@@ -197,11 +197,11 @@ def serve_streams(proc: Proc) -> None:
 
     def take_item(peer: Peer, message: messages.Item, bodies: list[memoryview]) -> None:
         stream = proc.unended_call(message.call)
-        cargo = peer.take_cargo()
+        carried = peer.take_carried()
         if stream is None:
             proc.dropped_replies += 1
         elif isinstance(stream, OutgoingStream):
-            stream.item(peer, message.payload, bodies, cargo)
+            stream.item(peer, message.payload, bodies, carried)
         else:
             raise ProtocolError(f"only a stream has items, one came for call {message.call}")
 

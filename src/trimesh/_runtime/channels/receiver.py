@@ -21,7 +21,7 @@ from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.channels.registry import Cargo, Channels
+    from trimesh._runtime.channels.registry import CarriedPorts, Channels
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -47,7 +47,7 @@ class Waiting(msgspec.Struct, frozen=True):
     payload: Buffer
     bodies: Sequence[memoryview]
     nbytes: int
-    cargo: Cargo | None
+    carried: CarriedPorts | None
 
 
 class Returned(msgspec.Struct, frozen=True):
@@ -107,7 +107,7 @@ class Home:
     def taken(self, peer: Peer, message: messages.Accepted, *, is_gone: bool) -> bool:
         """Count a port that has come to `peer`; return False when the channel is over."""
         is_new = not self.holders.holds(peer.proc_id)
-        if not self.holders.taken(ProcId(message.lender), message.loan, peer.proc_id, is_gone=is_gone):
+        if not self.holders.taken(ProcId(message.sender), message.transit, peer.proc_id, is_gone=is_gone):
             return False
         if is_new:
             self._sources[peer.proc_id] = Source(peer, message.holding, Intake(self.capacity))
@@ -121,7 +121,7 @@ class Home:
         self.look()
 
     def gone(self, peer: Peer) -> None:
-        """Forget a process, and ask those that it had lent ports to."""
+        """Forget a process, and ask those that it had sent ports to."""
         self._sources.pop(peer.proc_id, None)
         for holder in self.holders.gone(peer.proc_id):
             self.channels.tell(self.channels.proc.peer(holder), messages.Settle(self.number, peer.proc_id))
@@ -134,7 +134,9 @@ class Home:
 
     # ---- items -----------------------------------------------------------------------------------------------
 
-    def arrived(self, peer: Peer, message: messages.PortItem, bodies: list[memoryview], cargo: Cargo | None) -> None:
+    def arrived(
+        self, peer: Peer, message: messages.PortItem, bodies: list[memoryview], carried: CarriedPorts | None
+    ) -> None:
         """Take an item.
 
         Raises:
@@ -148,7 +150,7 @@ class Home:
         nbytes = len(message.payload) + sum(body.nbytes for body in bodies)
         source.intake.arrived(nbytes)
         payload, buffers = take_payload(message.payload, bodies)
-        self._items.append(Waiting(source, payload, buffers, nbytes, cargo))
+        self._items.append(Waiting(source, payload, buffers, nbytes, carried))
         self._report(source)
         self._receivers.unpark()
 

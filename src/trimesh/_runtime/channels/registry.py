@@ -1,7 +1,7 @@
 """The channels of one process, and its ports of channels elsewhere: what moves their messages.
 
 Which process holds a port is counted by `_routing/holders.py`. All messages of a holder to a home take the DATA lane of
-one link, so that what it gives up comes after what it has lent and sent.
+one link, so that what it gives up comes after the ports and items that it has sent.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _REBUILD = ("trimesh._runtime.channels.registry", "rebuild_port")
 """What stands for a port in a payload; the decoder of each process gives it its meaning."""
 
 
-class Cargo:
+class CarriedPorts:
     """The ports of a message that has come: a reference to each, until this object is dropped."""
 
     __slots__ = ("channels", "holdings")
@@ -72,7 +72,7 @@ class Channels:
         self._connecting: set[Peer] = set()
         routes: dict[type[messages.Message], Callable[[Peer, Any, list[memoryview]], None]] = {
             messages.Carried: self._carried,
-            messages.Lent: self._lent,
+            messages.InTransit: self._in_transit,
             messages.Accepted: self._taken,
             messages.Dropped: self._dropped,
             messages.Settle: self._settle,
@@ -175,22 +175,22 @@ class Channels:
         return rebuild_port, (holding.home.proc_id, holding.channel)
 
     def _rebuild(self, home: object, channel: object) -> Port[Any]:
-        # A port that was closed between its encoding and its sending has not been lent, and arrives closed.
+        # A port that was closed between its encoding and its sending has not been sent, and arrives closed.
         return Port(self._holdings.get((home, channel)))  # type: ignore[arg-type]
 
     # ---- messages that carry ports ---------------------------------------------------------------------------
 
-    def lend(self, peer: Peer, link: Link, attachments: Sequence[object]) -> None:
+    def send(self, peer: Peer, link: Link, attachments: Sequence[object]) -> None:
         """Say that the next message to `peer` carries the ports among `attachments`."""
-        loans: list[messages.Loan] = []
+        transits: list[messages.Transit] = []
         for holding in dict.fromkeys(self._held(thing) for thing in attachments):
             if holding is None:
                 continue
-            loan = messages.Loan(holding.home.proc_id, holding.channel, next(self._numbers), holding.capacity)
-            self.tell(holding.home, messages.Lent(loan.channel, loan.loan, peer.proc_id))
-            loans.append(loan)
-        for first in range(0, len(loans), limits.LOANS_PER_FRAME):
-            link.send(messages.encode(messages.Carried(tuple(loans[first : first + limits.LOANS_PER_FRAME]))))
+            transit = messages.Transit(holding.home.proc_id, holding.channel, next(self._numbers), holding.capacity)
+            self.tell(holding.home, messages.InTransit(transit.channel, transit.transit, peer.proc_id))
+            transits.append(transit)
+        for first in range(0, len(transits), limits.TRANSITS_PER_FRAME):
+            link.send(messages.encode(messages.Carried(tuple(transits[first : first + limits.TRANSITS_PER_FRAME]))))
 
     def _held(self, thing: object) -> Holding | None:
         """Return what this process holds of a channel that a message refers to, or None."""
@@ -200,13 +200,13 @@ class Channels:
 
     def _carried(self, peer: Peer, message: messages.Carried, bodies: list[memoryview]) -> None:
         del bodies
-        if peer.cargo is None:
-            peer.cargo = Cargo(self)
-        for loan in message.loans:
-            holding = self._hold(self.proc.peer(ProcId(loan.home)), loan.channel, loan.capacity)
+        if peer.carried is None:
+            peer.carried = CarriedPorts(self)
+        for transit in message.transits:
+            holding = self._hold(self.proc.peer(ProcId(transit.home)), transit.channel, transit.capacity)
             holding.share.take()
-            peer.cargo.holdings.append(holding)
-            self.tell(holding.home, messages.Accepted(loan.channel, peer.proc_id, loan.loan, holding.number))
+            peer.carried.holdings.append(holding)
+            self.tell(holding.home, messages.Accepted(transit.channel, peer.proc_id, transit.transit, holding.number))
 
     # ---- other processes -------------------------------------------------------------------------------------
 
@@ -252,7 +252,7 @@ class Channels:
                 holding.send_waiting()
 
     def _gone(self, peer: Peer) -> None:
-        peer.cargo = None
+        peer.carried = None
         self._mail.pop(peer, None)
         for holding in [holding for holding in self._holdings.values() if holding.home is peer]:
             holding.end()
@@ -263,18 +263,18 @@ class Channels:
 
     # ---- messages to a home ----------------------------------------------------------------------------------
 
-    def _lent(self, peer: Peer, message: messages.Lent, bodies: list[memoryview]) -> None:
+    def _in_transit(self, peer: Peer, message: messages.InTransit, bodies: list[memoryview]) -> None:
         del bodies
         home = self._homes.get(message.channel)
         if home is not None:
             holder = self.proc.peer(ProcId(message.holder))
-            home.holders.lent(peer.proc_id, message.loan, holder.proc_id, is_gone=holder.death is not None)
+            home.holders.sent(peer.proc_id, message.transit, holder.proc_id, is_gone=holder.death is not None)
             self.start_connecting(holder)  # by that link its word comes, and its end is seen
 
     def _taken(self, peer: Peer, message: messages.Accepted, bodies: list[memoryview]) -> None:
         del bodies
         home = self._homes.get(message.channel)
-        is_gone = self.proc.peer(ProcId(message.lender)).death is not None
+        is_gone = self.proc.peer(ProcId(message.sender)).death is not None
         if home is None or not home.taken(peer, message, is_gone=is_gone):
             self.tell_ended(peer, message.channel)
 
@@ -288,14 +288,14 @@ class Channels:
         del bodies
         home = self._homes.get(message.channel)
         if home is not None:
-            home.holders.settled(ProcId(message.lender), peer.proc_id)
+            home.holders.settled(ProcId(message.sender), peer.proc_id)
             home.look()
 
     def _item(self, peer: Peer, message: messages.PortItem, bodies: list[memoryview]) -> None:
-        cargo = peer.take_cargo()
+        carried = peer.take_carried()
         home = self._homes.get(message.channel)
         if home is not None:
-            home.arrived(peer, message, bodies, cargo)
+            home.arrived(peer, message, bodies, carried)
 
     def _recall(self, peer: Peer, message: messages.Recall, bodies: list[memoryview]) -> None:
         del bodies
@@ -321,13 +321,13 @@ class Channels:
 
     def _settle(self, peer: Peer, message: messages.Settle, bodies: list[memoryview]) -> None:
         del bodies
-        lender = self.proc.peer(ProcId(message.lender))
-        if lender.death is not None:
-            self.tell(peer, messages.Settled(message.channel, message.lender))
+        sender = self.proc.peer(ProcId(message.sender))
+        if sender.death is not None:
+            self.tell(peer, messages.Settled(message.channel, message.sender))
             return
-        self._settling.setdefault(lender, []).append((peer, message.channel))
-        if lender.link is None and self.proc.family is not None:
-            self.proc.nursery.start_soon(self.proc.family.find_out, lender)
+        self._settling.setdefault(sender, []).append((peer, message.channel))
+        if sender.link is None and self.proc.family is not None:
+            self.proc.nursery.start_soon(self.proc.family.find_out, sender)
 
     # ---- the state, for those who look -----------------------------------------------------------------------
 

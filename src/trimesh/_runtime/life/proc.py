@@ -364,9 +364,9 @@ class Proc:
             if type(message) is messages.Call:
                 self._call(peer, link, message, len(head), bodies)
             elif type(message) is messages.Return:
-                self._terminal(peer, message, Returned(*take_payload(message.payload, bodies), peer.take_cargo()))
+                self._terminal(peer, message, Returned(*take_payload(message.payload, bodies), peer.take_carried()))
             elif type(message) is messages.Error:
-                self._terminal(peer, message, Raised(*take_payload(message.payload, bodies), peer.take_cargo()))
+                self._terminal(peer, message, Raised(*take_payload(message.payload, bodies), peer.take_carried()))
             elif type(message) is messages.CancelAck or type(message) is messages.Refused:
                 self._terminal(peer, message, message)
             elif type(message) is messages.Cancel:
@@ -412,7 +412,7 @@ class Proc:
     def _call(self, peer: Peer, link: Link, message: messages.Call, size: int, bodies: list[memoryview]) -> None:
         peer.calls_received += 1
         number = message.call
-        cargo = None if peer.cargo is None else peer.take_cargo()
+        carried = None if peer.carried is None else peer.take_carried()
         early_cancel = peer.early_cancels.pop(number, None) if peer.early_cancels else None
         mesh = message.mesh
         count = peer.count_of(mesh)
@@ -437,7 +437,7 @@ class Proc:
             return
         now = self.now()
         deadline = math.inf if message.budget is None else now + message.budget
-        call = IncomingCall(peer, link, number, mesh, spec, payload, bodies, nbytes, count, deadline, now, cargo)
+        call = IncomingCall(peer, link, number, mesh, spec, payload, bodies, nbytes, count, deadline, now, carried)
         if message.window:
             call.items = ItemSender(message.window)
         if number:

@@ -40,7 +40,7 @@ from trimesh.errors import (
     origin,
     set_origin,
 )
-from trimesh.events.records import Died, Failed, FellSilent, GaveUp, Restarted, Restarting
+from trimesh.events.records import Died, Failed, GaveUp, Restarted, Restarting, Unacknowledged
 from trimesh.ids import AGENT, ProcId
 
 
@@ -279,7 +279,7 @@ class ActorMembers:
             label = f"{what} at {self.info.name}{self.info.whole.point(rank)!r}"
             error = Unresponsive(f"{label} did not acknowledge its cancel in time; it may still run")
             set_origin(error, self.info.origin(rank))
-            self.events.tell(FellSilent, rank, error=error)
+            self.events.tell(Unacknowledged, rank, error=error)
             if self.processes is not None:
                 self.processes.member_silent(self.proc_ranks[rank], error, is_logged=is_logged)
 

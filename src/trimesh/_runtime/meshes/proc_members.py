@@ -36,7 +36,7 @@ from trimesh._supervision.policy import Ending, FailFast, Policy, Restart, Verdi
 from trimesh._supervision.supervisor import Round, Supervisor
 from trimesh._supervision.units import units_of
 from trimesh.errors import MeshErrorGroup, MeshStopped, ProcDied, RestartLimit, SpawnError, Unresponsive, set_origin
-from trimesh.events.records import Died, FellSilent, GaveUp, Restarted, Restarting, Stalled
+from trimesh.events.records import Died, GaveUp, Restarted, Restarting, Stalled, Unacknowledged
 from trimesh.ids import AGENT, ProcId
 from trimesh.shape.region import Region
 
@@ -252,7 +252,7 @@ class ProcMembers:
 
     def member_silent(self, rank: int, error: Unresponsive, *, is_logged: bool) -> None:
         """Learn that an actor of a member did not acknowledge a cancel: an event, unless the policy names it (C2)."""
-        self.events.tell(FellSilent, rank, error=error)
+        self.events.tell(Unacknowledged, rank, error=error)
         verdict = judge(self.policy, Unresponsive, Ending.ERROR, has_ended=False)
         if verdict is Verdict.FAIL:
             self.block.fail(error)

@@ -25,7 +25,7 @@ from trimesh.ids import AGENT, CallId, MeshId, ProcId
 if TYPE_CHECKING:
     from trimesh._runtime.actors.incoming import IncomingCall
     from trimesh._runtime.calls.outgoing import OutgoingCall
-    from trimesh._runtime.channels.registry import Cargo
+    from trimesh._runtime.channels.registry import CarriedPorts
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.deaths import DeathOf
 
@@ -152,7 +152,7 @@ class Peer:
         is_stalled: Whether its Trio loop did not run when it was last heard of.
         early_cancels: Cancels that overtook their calls, by call id.
         calls_received, calls_sent: `Call` frames so far.
-        cargo: Ports that its next message carries; see `take_cargo`.
+        carried: Ports that its next message carries; see `take_carried`.
     """
 
     __slots__ = (
@@ -163,7 +163,7 @@ class Peer:
         "calls",
         "calls_received",
         "calls_sent",
-        "cargo",
+        "carried",
         "death",
         "early_cancels",
         "inbound",
@@ -187,7 +187,7 @@ class Peer:
         self.early_cancels: dict[int, str] = {}
         self.calls_received = 0
         self.calls_sent = 0
-        self.cargo: Cargo | None = None
+        self.carried: CarriedPorts | None = None
         self._outboxes: dict[MeshId, Outbox] = {}
         self._counts: dict[MeshId, ReceiveCount] = {}
         self._defined: set[DefinitionId] = set()
@@ -255,16 +255,16 @@ class Peer:
         """
         self.define(definitions)
         if attachments and self.link is not None:
-            self.proc.channels.lend(self, self.link, attachments)
+            self.proc.channels.send(self, self.link, attachments)
 
-    def take_cargo(self) -> Cargo | None:
+    def take_carried(self) -> CarriedPorts | None:
         """Return what keeps the ports of the message that is being read alive until it has been decoded.
 
         Whoever keeps the payload of a message keeps this, and drops it when the payload has been decoded or will
         never be: then the ports that nobody has made an object of are given back.
         """
-        cargo, self.cargo = self.cargo, None
-        return cargo
+        carried, self.carried = self.carried, None
+        return carried
 
     def define(self, definitions: Sequence[DefinitionId]) -> None:
         """Send the definitions among `definitions` that the peer has not got yet."""
@@ -288,8 +288,10 @@ class Peer:
         """Take a definition of the peer: a `Route`."""
         payload, _ = take_payload(message.payload, bodies)
         self.knows([message.definition])
-        cargo = self.take_cargo()
-        self.proc.values.define(message.definition, payload, cargo, () if cargo is None else tuple(cargo.holdings))
+        carried = self.take_carried()
+        self.proc.values.define(
+            message.definition, payload, carried, () if carried is None else tuple(carried.holdings)
+        )
 
     def cancel(self, call: CallId, position: int, reason: str, *, is_leaving: bool = False) -> None:
         """Ask the peer to cancel one of our calls.
@@ -308,7 +310,7 @@ class Peer:
 class Route(Protocol):
     """Takes the messages of one kind; raises `ProtocolError` when one breaks the rules.
 
-    If they carry user values, it takes `peer.take_cargo()` with each and keeps that as long as the payload.
+    If they carry user values, it takes `peer.take_carried()` with each and keeps that as long as the payload.
     """
 
     def __call__(self, peer: Peer, message: Any, bodies: list[memoryview], /) -> None:

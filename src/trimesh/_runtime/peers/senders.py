@@ -49,9 +49,9 @@ SENDERS: Final[dict[type[messages.Message], Sender]] = {
     messages.Failure: _MEMBER,
     messages.Finished: _MEMBER,
     messages.Silent: _ANYONE,
-    # channels: by the numbers of what was lent and accepted
+    # channels: by the numbers of what was sent and accepted
     messages.Carried: _ANYONE,
-    messages.Lent: _ANYONE,
+    messages.InTransit: _ANYONE,
     messages.Accepted: _ANYONE,
     messages.Dropped: _ANYONE,
     messages.Settle: _ANYONE,

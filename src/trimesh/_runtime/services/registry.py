@@ -24,7 +24,7 @@ from trimesh._wire.not_yet import NotYet
 from trimesh.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from trimesh._runtime.channels.registry import Cargo
+    from trimesh._runtime.channels.registry import CarriedPorts
     from trimesh._runtime.life.proc import Proc
 
 TENSORS: Final = "tensors"
@@ -36,14 +36,14 @@ MODULES: Final = {TENSORS: "trimesh.tensor.session.service"}
 class Handler(Protocol):
     """What a package makes of its messages in one process."""
 
-    def received(self, peer: Peer, payload: Buffer, bodies: list[memoryview], cargo: Cargo | None) -> None:
+    def received(self, peer: Peer, payload: Buffer, bodies: list[memoryview], carried: CarriedPorts | None) -> None:
         """Take one message; it must not wait, nor run user code. `ProtocolError` when it breaks the rules.
 
         Args:
             peer: Who has sent it.
             payload: Valid until this returns.
             bodies: The receiver's own.
-            cargo: See `Peer.take_cargo`.
+            carried: See `Peer.take_carried`.
         """
 
     def refused(self, peer: Peer, why: str) -> None:
@@ -58,8 +58,8 @@ class Handler(Protocol):
         """
 
 
-_Early = tuple[Peer, bytes, list[memoryview], "Cargo | None"]
-"""A message that has come before its service: who sent it, payload, bodies, cargo."""
+_Early = tuple[Peer, bytes, list[memoryview], "CarriedPorts | None"]
+"""A message that has come before its service: who sent it, payload, bodies, carried ports."""
 
 
 def rebuild(name: str, *fields: Any) -> Any:
@@ -85,12 +85,12 @@ class Services:
     def put(self, name: str, handler: Handler) -> None:
         """Let `handler` take the messages of a service."""
         self._handlers[name] = handler
-        for peer, payload, bodies, cargo in self._take_early(name):
+        for peer, payload, bodies, carried in self._take_early(name):
             link = peer.link
             if link is None:
                 continue
             try:
-                handler.received(peer, payload, bodies, cargo)
+                handler.received(peer, payload, bodies, carried)
             except ProtocolError as error:
                 self.proc.misbehaved(link, error)
 
@@ -130,7 +130,7 @@ class Services:
     # ---- messages --------------------------------------------------------------------------------------------
 
     def _received(self, peer: Peer, message: messages.Service, bodies: list[memoryview]) -> None:
-        cargo = peer.take_cargo()
+        carried = peer.take_carried()
         name = message.service
         handler = self._handlers.get(name)
         if message.failure:
@@ -139,7 +139,7 @@ class Services:
             return
         payload, rest = take_payload(message.payload, bodies)
         if handler is not None:
-            handler.received(peer, payload, rest, cargo)
+            handler.received(peer, payload, rest, carried)
         elif name not in MODULES:
             raise ProtocolError(f"a service must be one of {', '.join(MODULES)}, got {name!r}")
         else:
@@ -151,7 +151,7 @@ class Services:
             elif name not in self._opening:
                 self._opening[name] = trio.Event()
                 self.proc.serve(partial(self._open, name))
-            kept.append((peer, bytes(payload), rest, cargo))
+            kept.append((peer, bytes(payload), rest, carried))
 
     @trio.lowlevel.enable_ki_protection
     async def _open(self, name: str) -> None:

@@ -1,9 +1,9 @@
-"""Where users' awaits come from: a Trio task, or the task of another loop that needs a ferry into Trio.
+"""Where users' awaits come from: a Trio task, or the task of another loop that needs a portal into Trio.
 
 Every public coroutine function passes its work through `in_trio`; every public async context manager is a `Block` or
 passes through `in_trio_block`; every public sync function that looks at the runtime passes through `in_trio_now`. In a
 Trio task they cost one look and return what they were given. Elsewhere they return the same thing, done in Trio by the
-ferry that `trimesh.aio` brings.
+portal that `trimesh.aio` brings.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Ferry(Protocol):
+class Portal(Protocol):
     """What takes the work of code outside of Trio there, and brings back what comes of it."""
 
     async def run(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -48,13 +48,13 @@ class Ferry(Protocol):
         ...
 
 
-_ferry: Ferry | None = None
+_portal: Portal | None = None
 
 
-def set_ferry(ferry: Ferry) -> None:
-    """Make `ferry` the one that code outside of Trio takes."""
-    global _ferry  # noqa: PLW0603 - one for all loops of the process: it keeps them apart itself
-    _ferry = ferry
+def set_portal(portal: Portal) -> None:
+    """Make `portal` the one that code outside of Trio takes."""
+    global _portal  # noqa: PLW0603 - one for all loops of the process: it keeps them apart itself
+    _portal = portal
 
 
 def in_trio(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
@@ -63,7 +63,7 @@ def in_trio(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
     Raises:
         RuntimeError: The caller is no Trio task, and `trimesh.aio` is not in use.
     """
-    return function if in_trio_task() else partial(_the_ferry().run, function)
+    return function if in_trio_task() else partial(_the_portal().run, function)
 
 
 def in_trio_taking(step: Callable[[], Awaitable[T]], put_back: Callable[[T], None]) -> Awaitable[T]:
@@ -72,7 +72,7 @@ def in_trio_taking(step: Callable[[], Awaitable[T]], put_back: Callable[[T], Non
     Outside of Trio a cancel may come between the end of the step in Trio and its caller; `put_back` is given what would
     be lost then.
     """
-    return step() if in_trio_task() else _the_ferry().take(step, put_back)
+    return step() if in_trio_task() else _the_portal().take(step, put_back)
 
 
 def in_trio_block(block: AbstractAsyncContextManager[T]) -> AbstractAsyncContextManager[T]:
@@ -84,8 +84,8 @@ def in_trio_block(block: AbstractAsyncContextManager[T]) -> AbstractAsyncContext
 
 
 def in_trio_now(function: Callable[P, T]) -> Callable[P, T]:
-    """Return `function` where the caller is in Trio; elsewhere what runs it there, if there is a ferry."""
-    return function if _ferry is None or in_trio_task() else partial(_ferry.run_now, function)
+    """Return `function` where the caller is in Trio; elsewhere what runs it there, if there is a portal."""
+    return function if _portal is None or in_trio_task() else partial(_portal.run_now, function)
 
 
 class Block(ABC, Generic[T]):
@@ -97,7 +97,7 @@ class Block(ABC, Generic[T]):
         """Enter it."""
         if in_trio_task():
             return await self._enter()
-        self._ferried = _the_ferry().block(self._enter, self._leave)
+        self._ferried = _the_portal().block(self._enter, self._leave)
         return await self._ferried.__aenter__()
 
     async def __aexit__(
@@ -132,9 +132,9 @@ class _Wrapped(Block[T], Generic[T]):
         return await self._block.__aexit__(type(error), error, error.__traceback__)
 
 
-def _the_ferry() -> Ferry:
-    if _ferry is not None:
-        return _ferry
+def _the_portal() -> Portal:
+    if _portal is not None:
+        return _portal
     if in_trio_run():
         raise RuntimeError("meshes must be used in Trio tasks, got a callback of a Trio run: start a task from it")
     raise RuntimeError(

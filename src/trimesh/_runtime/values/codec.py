@@ -150,10 +150,10 @@ class Values:
         return self._definitions.bytes_of(definition)
 
     def define(
-        self, definition: DefinitionId, payload: Buffer, cargo: object = None, attachments: tuple[object, ...] = ()
+        self, definition: DefinitionId, payload: Buffer, carried: object = None, attachments: tuple[object, ...] = ()
     ) -> None:
         """Take a definition of a peer; see `Definitions.define`. `ProtocolError` for bytes that are none."""
-        self._definitions.define(definition, payload, cargo, attachments)
+        self._definitions.define(definition, payload, carried, attachments)
 
 
 def _refuse_guarded(encoded: Encoded, what: str) -> None:

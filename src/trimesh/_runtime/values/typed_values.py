@@ -197,10 +197,10 @@ class TypedValues(Values):
         raise TrimeshInternalError(f"a definition ({definition}) was to be sent with pickle='off'")
 
     def define(
-        self, definition: DefinitionId, payload: Buffer, cargo: object = None, attachments: tuple[object, ...] = ()
+        self, definition: DefinitionId, payload: Buffer, carried: object = None, attachments: tuple[object, ...] = ()
     ) -> None:
         """Refuse: nothing comes by value."""
-        del payload, cargo, attachments
+        del payload, carried, attachments
         raise ProtocolError(f"a peer must send no definitions with pickle='off', got {definition}")
 
 

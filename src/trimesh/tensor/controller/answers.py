@@ -116,7 +116,7 @@ def values_of(request: Request) -> Mapping[int, Any]:
             set_origin(answer, team.origins[place])
             deaths.append(answer)
             continue
-        payload, bodies, failed_at, cargo = answer
+        payload, bodies, failed_at, carried = answer
         try:
             if failed_at is None:
                 found[place] = _value(request, place, payload, bodies)
@@ -125,7 +125,7 @@ def values_of(request: Request) -> Mapping[int, Any]:
         except (PayloadError, ProtocolError) as error:
             set_origin(error, team.origins[place])
             errors.append(error)
-        del cargo
+        del carried
     if deaths or errors:
         causes = causes_first(team, deaths, errors)
         raise MeshErrorGroup(f"a tensor on {team.name} could not be computed", causes, mesh=team.engine.name)

@@ -22,7 +22,7 @@ from trimesh.tensor.protocol.device import default_device
 from trimesh.tensor.rank.moves import moves_of
 
 if TYPE_CHECKING:
-    from trimesh._runtime.channels.registry import Cargo
+    from trimesh._runtime.channels.registry import CarriedPorts
     from trimesh._runtime.life.ownership import OwnedProcs
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.peer import Peer
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("trimesh")
 
 _Answer = tuple[Any, list[memoryview], "tuple[int, int] | None", Any]
-"""Payload, bodies, the command that failed, cargo."""
+"""Payload, bodies, the command that failed, carried ports."""
 
 
 def unexplained_death(name: str, origin: Origin) -> ProcDied:
@@ -322,7 +322,9 @@ class Engine:
         team.progressed(peer, message.count, message.failed)
         self._progress.set()
 
-    def replied(self, peer: Peer, message: messages.Reply, bodies: list[memoryview], cargo: Cargo | None) -> None:
+    def replied(
+        self, peer: Peer, message: messages.Reply, bodies: list[memoryview], carried: CarriedPorts | None
+    ) -> None:
         """Take a value."""
         request = self._requests.get(message.request)
         if request is None:
@@ -330,7 +332,7 @@ class Engine:
                 self._leave(peer, message.request)
             return  # whoever asked has left
         payload, rest = take_payload(message.payload, bodies)
-        if not request.settle(peer, (payload, rest, message.failed_at, cargo)):
+        if not request.settle(peer, (payload, rest, message.failed_at, carried)):
             raise ProtocolError(f"a rank must answer once, and when asked; request {message.request} got another")
         if message.lent is not None:
             request.lent[peer] = message.lent

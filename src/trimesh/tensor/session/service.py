@@ -32,7 +32,7 @@ from trimesh.tensor.rank.reader import Reader
 from trimesh.tensor.rank.runner import Runner
 
 if TYPE_CHECKING:
-    from trimesh._runtime.channels.registry import Cargo
+    from trimesh._runtime.channels.registry import CarriedPorts
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.peer import Peer
     from trimesh._transport.base import Buffer
@@ -270,7 +270,7 @@ class TensorService:
 
         raise NotYet(fail)
 
-    def received(self, peer: Peer, payload: Buffer, bodies: list[memoryview], cargo: Cargo | None) -> None:
+    def received(self, peer: Peer, payload: Buffer, bodies: list[memoryview], carried: CarriedPorts | None) -> None:
         """See `Handler`."""
         message = messages.decode(payload)
         match message:
@@ -281,7 +281,7 @@ class TensorService:
             case messages.Reply():
                 engine = self.engines.get(message.engine)
                 if engine is not None:
-                    engine.replied(peer, message, bodies, cargo)
+                    engine.replied(peer, message, bodies, carried)
             case messages.Stuck():
                 engine = self.engines.get(message.engine)
                 if engine is not None:

@@ -1,4 +1,4 @@
-"""The ferry between the tasks of asyncio and Trio, and the block that keeps it running."""
+"""The portal between the tasks of asyncio and Trio, and the block that keeps it running."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class AsyncioFerry:
-    """Brings the work of asyncio tasks to the Trio run of their loop; see `foreign.Ferry`."""
+class AsyncioPortal:
+    """Brings the work of asyncio tasks to the Trio run of their loop; see `foreign.Portal`."""
 
     async def run(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a coroutine function in Trio, inside the innermost block that the running task is in."""
@@ -98,4 +98,4 @@ async def _settle_nothing(error: BaseException | None) -> bool:
     return False
 
 
-foreign.set_ferry(AsyncioFerry())
+foreign.set_portal(AsyncioPortal())
