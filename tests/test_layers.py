@@ -22,6 +22,7 @@ PLANTED = [
     ("Nobody imports the package itself", "_runtime/life/proc.py", "import trimesh"),
     ("Only _native talks to the native library", "_transport/base.py", "import cffi"),
     ("Only the tensor floors import torch", "_wire/payload.py", "import torch"),
+    ("Rooms of testing", "testing/plans/armed.py", "if TYPE_CHECKING:\n    from trimesh.testing.real import links"),
 ]
 
 

@@ -14,10 +14,10 @@ from trimesh.testing import simulate
 from trimesh.testing.plans.chaos import KINDS, ChaosPlan, LivenessError
 from trimesh.testing.plans.determinism import stream
 from trimesh.testing.plans.plan import FaultPlan
-from trimesh.testing.plans.seed_plan import SeedPlan
-from trimesh.testing.plans.shrinking import smallest
 from trimesh.testing.running.decorator import Simulated
 from trimesh.testing.running.item_run import ItemRun, NeverReached, Settings, run_simulated
+from trimesh.testing.running.seed_plan import SeedPlan
+from trimesh.testing.running.shrinking import smallest
 from trimesh.testing.simulated.seeded_run import Options
 
 SEEDS = 20

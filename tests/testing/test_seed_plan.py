@@ -7,8 +7,8 @@ import itertools
 import attrs
 import pytest
 
-from trimesh.testing.plans import seed_plan
-from trimesh.testing.plans.seed_plan import SEEDED, SeedPlan, read_seed, runs_told
+from trimesh.testing.running import seed_plan
+from trimesh.testing.running.seed_plan import SEEDED, SeedPlan, read_seed, runs_told
 
 
 def test_test_says_how_many_unless_the_command_line_does():

@@ -14,9 +14,9 @@ from typing import Any, cast
 import pytest
 
 from trimesh.testing.plans.keys import expand
-from trimesh.testing.plans.seed_plan import FRESH, SEEDED, SeedPlan, read_seed, runs_told
 from trimesh.testing.running.decorator import OPTIONS, Simulated
 from trimesh.testing.running.item_run import BACKENDS, ItemRun, Settings
+from trimesh.testing.running.seed_plan import FRESH, SEEDED, SeedPlan, read_seed, runs_told
 from trimesh.testing.zombie_guard import guard
 
 _BODY: pytest.StashKey[Any] = pytest.StashKey()

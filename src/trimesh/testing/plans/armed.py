@@ -32,10 +32,10 @@ from trimesh.ids import AGENT
 from trimesh.shape.point import Point
 from trimesh.testing.plans.injector import Injector, Rule, run, watched
 from trimesh.testing.plans.places import coordinates
+from trimesh.testing.plans.proc_clock import ProcClock
 from trimesh.testing.plans.slow_processors import SlowProcessors
 from trimesh.testing.plans.transfers import FailingTransfers
 from trimesh.testing.plans.vocabulary import EndpointFault, LostCall, ProcessorFault, TransferFault
-from trimesh.testing.real.proc_clock import ProcClock
 
 ARMED = -1
 """Index of the `Fired` message by which a process says that it is armed."""

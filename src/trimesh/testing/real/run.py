@@ -36,6 +36,7 @@ from trimesh.testing.plans.determinism import stream
 from trimesh.testing.plans.failing_starts import FailingStarts
 from trimesh.testing.plans.faults import Faults, UnsupportedFault
 from trimesh.testing.plans.plan import FaultPlan, Planned
+from trimesh.testing.plans.proc_clock import ProcClock
 from trimesh.testing.plans.transfers import FailingTransfers
 from trimesh.testing.plans.vocabulary import (
     SIGNALS,
@@ -54,7 +55,6 @@ from trimesh.testing.plans.vocabulary import (
     parse_how,
 )
 from trimesh.testing.real.links import LiveLog, RealLinks
-from trimesh.testing.real.proc_clock import ProcClock
 from trimesh.testing.simulated.seeded_run import HangError, Options
 
 REAL_SECONDS: Final = 60.0

@@ -14,10 +14,10 @@ import attrs
 from trimesh.errors import leaves
 from trimesh.testing.plans.keys import compact, rest_after
 from trimesh.testing.plans.plan import FaultPlan
-from trimesh.testing.plans.seed_plan import SeedPlan
-from trimesh.testing.plans.shrinking import smallest
 from trimesh.testing.real.run import run_real
 from trimesh.testing.running.decorator import SEEDS_DEFAULT, Simulated
+from trimesh.testing.running.seed_plan import SeedPlan
+from trimesh.testing.running.shrinking import smallest
 from trimesh.testing.simulated.seeded_run import Options, Outcome, run_once
 
 SHRINK_RUNS: Final = 64
