@@ -44,8 +44,8 @@ def take(name: str, source: Path, seconds: float) -> dict[str, Profile]:
     workload = WORKLOADS[name]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(source / "src"), str(ROOT)])}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    if not workload.is_looking:
-        environment["TRIMESH_LOOK"] = "off"
+    if not workload.is_spinning:
+        environment["TRIMESH_SPIN"] = "off"
     if workload.step is None:
         return {workload.sides[0]: _take_programs(environment, seconds)}
     return _take_program(name, workload, environment, seconds)
@@ -76,7 +76,7 @@ def _take_program(name: str, workload: Workload, environment: dict[str, str], se
             with contextlib.ExitStack() as ended:
                 for side, pid in said["pids"].items():
                     options = ["--pid", str(pid), "--duration", f"{max(1, round(seconds))}"]
-                    ended.enter_context(_sampling(files[side], options, has_native=not workload.is_looking))
+                    ended.enter_context(_sampling(files[side], options, has_native=not workload.is_spinning))
         finally:
             program.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):

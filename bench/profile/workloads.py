@@ -25,15 +25,15 @@ class Workload:
         item: What its microseconds are divided by.
         step: Of the program, over and over; None for programs that only import, one after the other.
         ranks: Of the mesh; 0 for a warm host, whose spawner is then the other side.
-        is_looking: Processes may look before they sleep. The sampler stops a process for each sample, which ends the
-            look, so elsewhere it is off, and here samples are taken without stopping, and without native frames.
+        is_spinning: Processes may spin before they sleep. The sampler stops a process for each sample, which ends the
+            spin, so elsewhere it is off, and here samples are taken without stopping, and without native frames.
     """
 
     title: str
     item: str
     step: Step | None
     ranks: int = 1
-    is_looking: bool = False
+    is_spinning: bool = False
 
     @property
     def sides(self) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ async def _kill(host: Any) -> int:
 
 WORKLOADS = {
     "call_one": Workload("`call_one`, one after the other", "call", _calls),
-    "call_one_looking": Workload("`call_one`, looking before sleeping", "call", _calls, is_looking=True),
+    "call_one_spinning": Workload("`call_one`, spinning before sleeping", "call", _calls, is_spinning=True),
     "tasks": Workload("`call_one`, a task a call", "call", _tasks),
     "map": Workload("`map`, window 128", "item", _map),
     "broadcast": Workload("`broadcast`, sent and drained", "message", _broadcast),

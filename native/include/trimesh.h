@@ -66,7 +66,7 @@ typedef struct {
     uint32_t beat_ms;         /* interval of heartbeats */
     uint32_t lease_ms;        /* silence after which a peer counts as stopped; at least 2 beats */
     uint32_t stall_ms;        /* tell peers when the caller has not polled for this long; 0 = never */
-    uint32_t look_us;         /* `tm_before_wait` looks for at most this long; 0 = never; up to limit LOOK_US_MAX */
+    uint32_t spin_us;         /* `tm_before_wait` spins for at most this long; 0 = never; up to limit SPIN_US_MAX */
 } tm_bus_options;
 
 /* Make a bus and start T1. The bus is the caller's until `tm_bus_destroy`. */
@@ -288,10 +288,10 @@ int32_t tm_arm(tm_bus *bus);
  * come already, for the wait to end at once. The bell counts each time that it is rung, not while it is readable
  * (EPOLLET).
  *
- * `poller` is a descriptor that is readable when there is anything to wake for, or -1. With one, it is looked at the
- * bell for a while first. To be given when nothing else is to be done in `look_us`. It looks only after traffic, when
- * the last waits were short, and when no core is wanted by others. 1 = something has come; 2 = nothing has come in the
- * time; 3 = `poller` is readable for another reason; 0 = it did not look. */
+ * `poller` is a descriptor that is readable when there is anything to wake for, or -1. With one, the bell is polled
+ * for a while first. To be given when nothing else is to be done in `spin_us`. It spins only after traffic, when the
+ * last waits were short, and when no core is wanted by others. 1 = something has come; 2 = nothing has come in the
+ * time; 3 = `poller` is readable for another reason; 0 = it did not spin. */
 int32_t tm_before_wait(tm_bus *bus, int32_t poller);
 
 /* ---- bulk data: memory that others read and write themselves ---- */

@@ -91,8 +91,8 @@ pub const MOVER_SILENCE_MS = 5_000;
 /// most.
 pub const EXPORT_BYTES_MAX = 4_096;
 
-/// Longest time that T0 may be asked to look at its bell before it sleeps.
-pub const LOOK_US_MAX = 10_000;
+/// Longest time that T0 may be asked to spin on its bell before it sleeps.
+pub const SPIN_US_MAX = 10_000;
 
 // ---- native only ----
 
@@ -100,10 +100,10 @@ pub const LOOK_US_MAX = 10_000;
 pub const FLIGHTS_MAX = 16;
 
 /// Looks at the bell between two of the clock and of the other descriptors: 1 to 4 us, a system call each.
-pub const LOOKS = 32;
+pub const SPINS = 32;
 
-/// So long a pause between two looks means that another thread had the core: ten times what a system call takes.
-pub const LOOK_PAUSE_NS = 20_000;
+/// So long a pause between two polls means that another thread had the core: ten times what a system call takes.
+pub const SPIN_PAUSE_NS = 20_000;
 
 /// Cores are counted again after this: 6 us each time.
 pub const CORES_AGAIN_MS = 10;
@@ -185,7 +185,7 @@ pub const FAULT_FRAMES_MAX = 1_024;
 pub const FAULT_SECONDS_MAX = 1e9;
 
 /// While an armed link is held, its process looks this often whether it still is: healing rings no bell.
-pub const FAULT_LOOK_MS = 5;
+pub const FAULT_POLL_MS = 5;
 
 /// Largest body of one request over TCP: what one connection moves before another has its turn, and what a revocation
 /// may leave to be padded. Fewer bytes cost throughput, more buy none.
@@ -247,10 +247,10 @@ pub const TCP_IDLE_TICKS = 5_000 / TCP_TICK_MS;
 pub const TCP_FORGOTTEN_TICKS = 60_000 / TCP_TICK_MS;
 
 /// After a connection was lost, T2 looks this often whether its owner has ended,
-pub const TCP_LOOK_MS = 5;
+pub const TCP_POLL_MS = 5;
 
 /// so many times: sockets are closed less than a millisecond before the process counts as ended, on an idle machine.
-pub const TCP_END_LOOKS = 40;
+pub const TCP_END_POLLS = 40;
 
 /// Path of a library that a variable of the environment names: PATH_MAX of Linux.
 pub const PATH_BYTES = 4_096;
@@ -278,10 +278,10 @@ pub const UCX_QUIET_MS = 2_000;
 pub const UCX_IDLE_MS = 60_000;
 
 /// T2 looks at UCX at least this often while anything is under way: a lost bell costs this, not a hang.
-pub const UCX_LOOK_MS = 50;
+pub const UCX_POLL_MS = 50;
 
 /// The same while others may come to what was exported.
-pub const UCX_IDLE_LOOK_MS = 1_000;
+pub const UCX_IDLE_POLL_MS = 1_000;
 
 /// Rounds of progress that closing may take, a millisecond each.
 pub const UCX_SHUT_ROUNDS = 1_000;

@@ -30,7 +30,7 @@ test {
     _ = @import("limits.zig");
     _ = @import("links/link.zig");
     _ = @import("system/loading.zig");
-    _ = @import("links/lookout.zig");
+    _ = @import("links/busy_poll.zig");
     _ = @import("mover/mover.zig");
     _ = @import("mover/race_test.zig");
     _ = @import("mover/stage.zig");

@@ -52,7 +52,7 @@ const BusOptions = extern struct {
     beat_ms: u32,
     lease_ms: u32,
     stall_ms: u32,
-    look_us: u32,
+    spin_us: u32,
 };
 
 export fn tm_bus_create(options: ?*const BusOptions, bus_out: ?*?*Bus) i32 {
@@ -66,7 +66,7 @@ export fn tm_bus_create(options: ?*const BusOptions, bus_out: ?*?*Bus) i32 {
     if (o.beat_ms == 0 or o.beat_ms > limits.BEAT_MS_MAX) return status.ERR_ARGUMENT;
     if (o.lease_ms < 2 * o.beat_ms or o.lease_ms > limits.BEAT_MS_MAX) return status.ERR_ARGUMENT;
     if (o.stall_ms > limits.BEAT_MS_MAX) return status.ERR_ARGUMENT;
-    if (o.look_us > limits.LOOK_US_MAX) return status.ERR_ARGUMENT;
+    if (o.spin_us > limits.SPIN_US_MAX) return status.ERR_ARGUMENT;
     crossing.use(loading.symbol(null, "memcpy"));
     const rc = Bus.create(.{
         .epoch = o.epoch,
@@ -76,7 +76,7 @@ export fn tm_bus_create(options: ?*const BusOptions, bus_out: ?*?*Bus) i32 {
         .beat_ms = o.beat_ms,
         .lease_ms = o.lease_ms,
         .stall_ms = o.stall_ms,
-        .look_us = o.look_us,
+        .spin_us = o.spin_us,
     }, out);
     if (rc < 0) return rc;
     if (!buses.add(out.*.?)) {

@@ -12,7 +12,7 @@ const carriage = @import("../rings/carriage.zig");
 const frame = @import("../protocol/frame.zig");
 const limits = @import("../limits.zig");
 const link = @import("link.zig");
-const lookout = @import("lookout.zig");
+const busy_poll = @import("busy_poll.zig");
 const records = @import("../protocol/record.zig");
 const segment = @import("../rings/segment.zig");
 const reactor = @import("reactor.zig");
@@ -32,7 +32,7 @@ pub const Options = struct {
     beat_ms: u32,
     lease_ms: u32,
     stall_ms: u32,
-    look_us: u32 = 0,
+    spin_us: u32 = 0,
 };
 
 pub const Bus = struct {
@@ -68,7 +68,7 @@ pub const Bus = struct {
         const table: [*]Link = @ptrCast(@alignCast(memory + std.mem.alignForward(usize, @sizeOf(Bus), 4096)));
         // The memory is zeroed: generations, bits, counts and flags begin at 0, and slots as `.free`.
         self.links = table[0..options.links_max];
-        self.wait = .{ .lookout = .{ .bound_ns = @as(u64, options.look_us) * 1_000 } };
+        self.wait = .{ .busy_poll = .{ .bound_ns = @as(u64, options.spin_us) * 1_000 } };
         const rc = self.start(options);
         if (rc < 0) {
             self.releaseMemory();
@@ -306,8 +306,8 @@ pub const Bus = struct {
 
     /// A peer that looks is shown the first message at once; the others, and those who sleep, wait for the flush.
     fn published(self: *Bus, one: *Link) void {
-        self.wait.lookout.traffic = true;
-        if (!one.dirty and one.has_tx and one.peer_bell.isLookedAt()) {
+        self.wait.busy_poll.traffic = true;
+        if (!one.dirty and one.has_tx and one.peer_bell.isSpunOn()) {
             one.peer_bell.ring(one.peer_slot);
         } else {
             self.markDirty(one);
@@ -417,7 +417,7 @@ pub const Bus = struct {
             }
         }
         self.turn = (self.turn + 1) % words;
-        if (count > 0) self.wait.lookout.came() else self.pollDone();
+        if (count > 0) self.wait.busy_poll.came() else self.pollDone();
         return @intCast(count);
     }
 
@@ -486,7 +486,7 @@ pub const Bus = struct {
     }
 
     /// T0 is about to wait for many things, its bell among them; see `Wait.begin`.
-    pub fn beforeWait(self: *Bus, poller: i32) lookout.Seen {
+    pub fn beforeWait(self: *Bus, poller: i32) busy_poll.Seen {
         self.flush();
         return self.wait.begin(self.common.bell, &self.ready, poller);
     }

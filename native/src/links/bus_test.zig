@@ -167,9 +167,9 @@ const Player = struct {
     }
 
     fn wait(self: *Player, epoll: i32) void {
-        self.bus.wait.lookout.trust = 3; // look every time, whatever else this machine does
-        self.bus.wait.lookout.counted_ns = sys.monotonicNs();
-        self.bus.wait.lookout.spare = true;
+        self.bus.wait.busy_poll.trust = 3; // look every time, whatever else this machine does
+        self.bus.wait.busy_poll.counted_ns = sys.monotonicNs();
+        self.bus.wait.busy_poll.spare = true;
         self.seen[@intCast(@intFromEnum(self.bus.beforeWait(epoll)))] += 1;
         var events: [1]sys.Event = undefined;
         self.lost = sys.epollWait(epoll, &events, 30_000) == 0;
@@ -188,7 +188,7 @@ test "no message is lost between looking and sleeping" {
             .beat_ms = 60_000, // nobody is woken by anything but messages
             .lease_ms = 120_000,
             .stall_ms = 0,
-            .look_us = 20, // about what an answer takes: looks end in all ways
+            .spin_us = 20, // about what an answer takes: looks end in all ways
         });
         var id: u32 = 0;
         try testing.expectEqual(status.OK, bus.openLink(fd, .local, false, 60_000, 0, &id));
@@ -210,7 +210,7 @@ test "no message is lost between looking and sleeping" {
 test "who must not look, or has no traffic, does not" {
     const epoll = sys.epollCreate();
     defer sys.close(epoll);
-    for ([_]u32{ 0, 10 }, [_]bool{ true, false }) |look_us, traffic| {
+    for ([_]u32{ 0, 10 }, [_]bool{ true, false }) |spin_us, traffic| {
         const bus = try newBusOf(.{
             .epoch = 1,
             .host = 0,
@@ -219,10 +219,10 @@ test "who must not look, or has no traffic, does not" {
             .beat_ms = 60_000,
             .lease_ms = 120_000,
             .stall_ms = 0,
-            .look_us = look_us,
+            .spin_us = spin_us,
         });
         defer bus.destroy();
-        bus.wait.lookout.traffic = traffic;
+        bus.wait.busy_poll.traffic = traffic;
         try testing.expectEqual(.none, bus.beforeWait(epoll));
     }
 }

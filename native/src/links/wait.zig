@@ -3,13 +3,13 @@
 //! Armed, it is woken by whoever rings. Awake, it looks by itself before it waits again, so nobody needs to wake it.
 
 const bells = @import("../rings/bell.zig");
-const lookouts = @import("lookout.zig");
+const busy_polls = @import("busy_poll.zig");
 
 pub const Wait = struct {
     armed: bool = false,
     /// The bell may be readable for what has been taken already.
     unread: bool = false,
-    lookout: lookouts.Lookout,
+    busy_poll: busy_polls.BusyPoll,
 
     /// T0 takes what has come, and has woken for the bell, if it was armed.
     pub fn end(self: *Wait, bell: bells.Bell) void {
@@ -43,12 +43,12 @@ pub const Wait = struct {
 
     /// T0 is about to wait for many things: see to it that it wakes at once for what has come already, and look at the
     /// bell for a while first, if there is a `poller` to look at meanwhile, and it may pay off.
-    pub fn begin(self: *Wait, bell: bells.Bell, ready: *const bells.Bits, poller: i32) lookouts.Seen {
+    pub fn begin(self: *Wait, bell: bells.Bell, ready: *const bells.Bits, poller: i32) busy_polls.Seen {
         if (!self.isUnrung(bell) and self.arm(bell, ready)) {
             bell.call();
             return .none;
         }
-        return if (poller < 0) .none else self.lookout.look(bell, poller);
+        return if (poller < 0) .none else self.busy_poll.spin(bell, poller);
     }
 
     fn isUnrung(self: *const Wait, bell: bells.Bell) bool {

@@ -5,7 +5,7 @@
 //! `sleeping`; look at the bits again; wait for the eventfd. Both sides write, then read the other's word, in one
 //! total order (seq_cst), so one of them always sees the other.
 //!
-//! An owner that looks at its bits instead of sleeping says so in the same word: nobody writes the eventfd for it, and
+//! An owner that spins on its bits instead of sleeping says so in the same word: nobody writes the eventfd for it, and
 //! who has something for it need not wait with the rest of its ringing.
 
 const std = @import("std");
@@ -18,7 +18,7 @@ pub const PAGE_BYTES = 4096;
 /// What `sleeping` says. Any other word that a peer writes counts as awake.
 const AWAKE = 0;
 const ASLEEP = 1;
-const LOOKING = 2;
+const SPINNING = 2;
 
 /// Shared: fixed layout.
 pub const Page = extern struct {
@@ -78,13 +78,13 @@ pub const Bell = struct {
         return false;
     }
 
-    /// The owner, which is armed, looks at its bits itself from now on. False: it has been rung already.
-    pub fn beginLooking(self: Bell) bool {
-        return self.change(ASLEEP, LOOKING);
+    /// The owner, which is armed, spins on its bits from now on. False: it has been rung already.
+    pub fn beginSpinning(self: Bell) bool {
+        return self.change(ASLEEP, SPINNING);
     }
 
-    /// The owner has looked for long enough, and sleeps. The eventfd is readable if anything has come meanwhile.
-    pub fn endLooking(self: Bell) void {
+    /// The owner has spun for long enough, and sleeps. The eventfd is readable if anything has come meanwhile.
+    pub fn endSpinning(self: Bell) void {
         if (self.arm()) self.call();
     }
 
@@ -93,9 +93,9 @@ pub const Bell = struct {
         return @atomicLoad(u32, &self.page.sleeping, .seq_cst) == ASLEEP;
     }
 
-    /// Whether the owner of this bell looks at it.
-    pub fn isLookedAt(self: Bell) bool {
-        return @atomicLoad(u32, &self.page.sleeping, .monotonic) == LOOKING;
+    /// Whether the owner of this bell spins on it.
+    pub fn isSpunOn(self: Bell) bool {
+        return @atomicLoad(u32, &self.page.sleeping, .monotonic) == SPINNING;
     }
 
     /// The owner is awake again. Always reads the eventfd: a ringer may have cleared the word and not yet written,
@@ -149,29 +149,29 @@ test "a ring after arming wakes the owner once" {
     try std.testing.expectEqual(0, sys.epollWait(epoll, &events, 0));
 }
 
-test "an owner that looks is not woken, and wakes itself for what has come" {
+test "an owner that spins is not woken, and wakes itself for what has come" {
     var page align(64) = std.mem.zeroes(Page);
     const bell = Bell{ .page = &page, .fd = sys.eventfd() };
     defer sys.close(bell.fd);
 
     try std.testing.expect(!bell.arm());
-    try std.testing.expect(bell.beginLooking());
-    try std.testing.expect(bell.isLookedAt());
+    try std.testing.expect(bell.beginSpinning());
+    try std.testing.expect(bell.isSpunOn());
     bell.ring(3);
     try std.testing.expect(!sys.isReadable(bell.fd));
     try std.testing.expect(bell.hasBits());
-    bell.endLooking();
+    bell.endSpinning();
 
     try std.testing.expect(sys.isReadable(bell.fd));
 }
 
-test "an owner that was rung does not begin to look" {
+test "an owner that was rung does not begin to spin" {
     var page align(64) = std.mem.zeroes(Page);
     const bell = Bell{ .page = &page, .fd = sys.eventfd() };
     defer sys.close(bell.fd);
 
     try std.testing.expect(!bell.arm());
     bell.ring(3);
-    try std.testing.expect(!bell.beginLooking());
+    try std.testing.expect(!bell.beginSpinning());
     try std.testing.expect(sys.isReadable(bell.fd));
 }

@@ -168,7 +168,7 @@ pub const Gate = struct {
 
     /// When this link is to be looked at again; null: when its bell rings.
     pub fn wakeAt(self: *Gate, link: anytype, now: u64) ?u64 {
-        const soon = now + limits.FAULT_LOOK_MS * std.time.ns_per_ms;
+        const soon = now + limits.FAULT_POLL_MS * std.time.ns_per_ms;
         if (isHeld(link)) return soon;
         var at: ?u64 = null;
         for (self.fronts()) |place| {

@@ -331,7 +331,7 @@ pub fn Client(comptime Owners: type) type {
             const ended = self.hasEnded(one) orelse false;
             one.looks += 1;
             if (ended) return self.bury(one, status.ERR_GONE);
-            if (one.looks > limits.TCP_END_LOOKS) self.bury(one, one.failure);
+            if (one.looks > limits.TCP_END_POLLS) self.bury(one, one.failure);
         }
 
         fn bury(self: *Self, one: *Stream, why: i32) void {

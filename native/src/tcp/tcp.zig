@@ -64,7 +64,7 @@ pub fn Tcp(comptime Grants: type, comptime Owners: type) type {
             }
             self.server.tryLocked();
             if (now_ns >= self.look_at) {
-                self.look_at = now_ns + limits.TCP_LOOK_MS * 1_000_000;
+                self.look_at = now_ns + limits.TCP_POLL_MS * 1_000_000;
                 self.client.lookAgain();
             }
             if (now_ns < self.tick_at) return;

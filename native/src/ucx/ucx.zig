@@ -202,8 +202,8 @@ pub const Ucx = struct {
         self.lock.lock();
         defer self.lock.unlock();
         if (has_moved or !self.worker.arm()) return 0; // others of T2 have their turn first
-        if (self.client.isBusy()) return limits.UCX_LOOK_MS;
-        return if (self.owner.count > 0 or self.client.isOpen()) limits.UCX_IDLE_LOOK_MS else -1;
+        if (self.client.isBusy()) return limits.UCX_POLL_MS;
+        return if (self.owner.count > 0 or self.client.isOpen()) limits.UCX_IDLE_POLL_MS else -1;
     }
 
     fn move(self: *Ucx) bool {

@@ -42,9 +42,9 @@ class AroundWait(trio.abc.Instrument):
         self._before_wait = transport.library.lib.tm_before_wait
         self._has_news = transport.library.lib.tm_has_news
         # A guest run has other work than Trio's, which nothing may hold up. Without a look no wait is long enough.
-        may_look = poller is not None and not poller.is_guest and transport.look_seconds > 0
-        self._poller = poller.epoll.fileno() if poller is not None and may_look else -1
-        self._look_seconds = transport.look_seconds if may_look else math.inf
+        may_spin = poller is not None and not poller.is_guest and transport.spin_seconds > 0
+        self._poller = poller.epoll.fileno() if poller is not None and may_spin else -1
+        self._spin_seconds = transport.spin_seconds if may_spin else math.inf
         self._has_sent = False  # since the wait before, and tasks can run
 
     def before_io_wait(self, timeout: float) -> None:
@@ -58,9 +58,9 @@ class AroundWait(trio.abc.Instrument):
         if transport.lending.returned:
             transport.lending.give_back()
         transport.dirty = False
-        seen = self._before_wait(transport.bus, self._poller if timeout > self._look_seconds else -1)
+        seen = self._before_wait(transport.bus, self._poller if timeout > self._spin_seconds else -1)
         if seen > 0:
-            transport.looks[seen] += 1
+            transport.spins[seen] += 1
         elif seen < 0:
             self._fail(status.error_of(seen, "waiting for messages"))
 

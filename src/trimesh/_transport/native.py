@@ -27,10 +27,10 @@ from trimesh._transport.around_wait import AroundWait
 from trimesh._transport.assembly import AssemblyError
 from trimesh._transport.base import DownReason, Link, LinkHandler, Transport
 from trimesh._transport.lending import Lending
-from trimesh._transport.looking import chosen_look_seconds
 from trimesh._transport.native_link import NativeGroup, NativeLink
 from trimesh._transport.native_mover import NativeMover
 from trimesh._transport.poller import poller_of_run
+from trimesh._transport.spinning import chosen_spin_seconds
 from trimesh.ids import ProcId
 
 __all__ = ["NativeGroup", "NativeLink", "NativeTransport"]
@@ -63,11 +63,11 @@ class NativeTransport(Transport):
         beat_seconds, lease_seconds: Interval of heartbeats, and the silence that ends a link that holds a lease.
         stall_seconds: Peers are told when the Trio loop has not run for this long; None never tells them, and spares
             an idle loop being woken once a beat.
-        look_seconds: For how long the loop may look at its links before it sleeps; 0 never looks, None lets the
+        spin_seconds: For how long the loop may spin on its links before it sleeps; 0 never spins, None lets the
             environment choose.
 
     Attributes:
-        looks: How often the loop has looked before it slept, by what `tm_before_wait` returned.
+        spins: How often the loop has spun before it slept, by what `tm_before_wait` returned.
 
     Raises:
         NativeLibraryError: The native library cannot be loaded.
@@ -84,12 +84,12 @@ class NativeTransport(Transport):
         beat_seconds: float = limits.BEAT_SECONDS,
         lease_seconds: float = limits.LEASE_SECONDS,
         stall_seconds: float | None = None,
-        look_seconds: float | None = None,
+        spin_seconds: float | None = None,
     ) -> None:
         self.library: Library = load()
         self.dirty = False
-        self.look_seconds: Final = chosen_look_seconds() if look_seconds is None else look_seconds
-        self.looks = [0, 0, 0, 0]
+        self.spin_seconds: Final = chosen_spin_seconds() if spin_seconds is None else spin_seconds
+        self.spins = [0, 0, 0, 0]
         ffi, lib = self.library.ffi, self.library.lib
         options = ffi.new("tm_bus_options *")
         options.epoch = epoch
@@ -99,7 +99,7 @@ class NativeTransport(Transport):
         options.beat_ms = _milliseconds(beat_seconds)
         options.lease_ms = _milliseconds(lease_seconds)
         options.stall_ms = 0 if stall_seconds is None else _milliseconds(stall_seconds)
-        options.look_us = round(self.look_seconds * 1e6)
+        options.spin_us = round(self.spin_seconds * 1e6)
         out = ffi.new("tm_bus **")
         status.check(lib.tm_bus_create(options, out), "starting the native transport", limit="BUSES_MAX")
         self.bus: Any = out[0]

@@ -32,16 +32,16 @@ RING_BYTES: Final = 1 << 18
 RING_CONTROL_RESERVE_BYTES: Final = 1 << 14
 """Part of a ring that data may not use, so that cancels and credits get in when data has filled it."""
 
-LOOK_SECONDS: Final = 100e-6
-"""How long a process looks at its links before it sleeps, when it expects something soon: an answer takes 30 to 60 us
-where the other process looks, too, and waking a sleeper on another core 12 to 30 us on the machines measured. Twice
+SPIN_SECONDS: Final = 100e-6
+"""How long a process spins on its links before it sleeps, when it expects something soon: an answer takes 30 to 60 us
+where the other process spins, too, and waking a sleeper on another core 12 to 30 us on the machines measured. Twice
 in a row in vain, it sleeps at once until its waits have been shorter again."""
 
-LOOK_US_MAX: Final = 10_000
-"""Longest time that the native library may be asked to look: Trio's own grain of time is a thousandth of a second."""
+SPIN_US_MAX: Final = 10_000
+"""Longest time that the native library may be asked to spin: Trio's own grain of time is a thousandth of a second."""
 
-LOOK_CORES_MIN: Final = 2
-"""With fewer cores, by affinity or by quota, looking takes the core from who is waited for."""
+SPIN_CORES_MIN: Final = 2
+"""With fewer cores, by affinity or by quota, spinning takes the core from who is waited for."""
 
 LINKS_MAX: Final = 1_024
 """Links of one process: a controller of the largest single host (several hundred workers) with room."""

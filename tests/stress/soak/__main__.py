@@ -34,7 +34,7 @@ SLOPE_MAX = 1.0
 SLOPE_RESTARTS_MIN = 500
 """With fewer restarts the noise of a few hundred KiB would decide."""
 
-SETTLE_LOOKS = 30
+SETTLE_ROUNDS = 30
 """Counts that differ after so many half seconds differ for good; threads of a pool that idle end after 10 s."""
 
 PRELOAD = ("numpy",)
@@ -90,7 +90,7 @@ class Soak:
 
     async def compare(self, start: dict[str, Held]) -> None:
         """Compare what is held with the start, as soon as it is the same."""
-        for _ in range(SETTLE_LOOKS):
+        for _ in range(SETTLE_ROUNDS):
             end = await self.counts()
             if end == start:
                 break

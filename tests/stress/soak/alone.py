@@ -38,7 +38,7 @@ SAMPLES = 40
 BURST = 5
 """Operations between two looks at the clock."""
 
-SETTLE_LOOKS = 60
+SETTLE_ROUNDS = 60
 """Counts that differ after so many half seconds differ for good; threads that idle end after 10 s."""
 
 FETCH_BYTES = 4 << 20
@@ -100,7 +100,7 @@ class Alone:
 
     async def _compare(self, kind: str, start: dict[str, Held], do: Do) -> None:
         end = self._held()
-        for _ in range(SETTLE_LOOKS):
+        for _ in range(SETTLE_ROUNDS):
             if end == start:
                 return
             await trio.sleep(0.5)

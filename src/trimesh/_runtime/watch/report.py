@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trimesh._runtime.meshes.member import Member
     from trimesh._runtime.peers.abandoned import AbandonedCall
 
-_LOOK_SECONDS: Final = 0.005
+_POLL_SECONDS: Final = 0.005
 """How often a process that has been asked is looked at."""
 
 _STATES = {
@@ -61,7 +61,7 @@ def _dump(out: TextIO) -> None:
         return
     asked = Asked([member for member in proc.members.values() if not member.gone.is_set()])
     while not asked.is_answered:
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     out.writelines(line + "\n" for line in _lines(proc, asked))
 
 
@@ -133,7 +133,7 @@ async def describe_waiting(proc: Proc, members: Sequence[Member]) -> Sequence[st
     waiting = [member for member in members if not member.gone.is_set() and _doing_of(proc, member)]
     asked = Asked(waiting)
     while not asked.is_answered:  # noqa: ASYNC110 - another process answers, by a file
-        await trio.sleep(_LOOK_SECONDS)
+        await trio.sleep(_POLL_SECONDS)
     others = len(members) - len(waiting)
     lines = [line for member in waiting for line in _describe_member(proc, member, asked.reports.get(member))]
     if waiting and others:

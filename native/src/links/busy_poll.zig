@@ -1,9 +1,9 @@
-//! Whether T0 keeps looking at its bell for a while before it sleeps. An answer that comes soon is seen at once then;
+//! Whether T0 keeps polling its bell for a while before it sleeps. An answer that comes soon is seen at once then;
 //! the kernel takes longer to wake a sleeper on another core than most answers take.
 //!
-//! LO-1 Only a wait that follows traffic counts: a process that nobody talks to sleeps. LO-2 It looks only if the last
-//! waits were short, whether it looked in them or slept. LO-3 It does not look while cores are short; that is asked
-//! again every `limits.CORES_AGAIN_MS`. LO-4 What it looks at ends at a bound that the caller of the library gave.
+//! LO-1 Only a wait that follows traffic counts: a process that nobody talks to sleeps. LO-2 It spins only if the last
+//! waits were short, whether it spun in them or slept. LO-3 It does not spin while cores are short; that is asked
+//! again every `limits.CORES_AGAIN_MS`. LO-4 Spinning ends at a bound that the caller of the library gave.
 
 const std = @import("std");
 const bells = @import("../rings/bell.zig");
@@ -17,7 +17,7 @@ const SURE = 3;
 
 /// What came of it.
 pub const Seen = enum(i32) {
-    /// T0 did not look: nothing is expected soon, cores are short, or it may not.
+    /// T0 did not spin: nothing is expected soon, cores are short, or it may not.
     none = 0,
     /// Something has come; the bell is readable.
     came = 1,
@@ -27,8 +27,8 @@ pub const Seen = enum(i32) {
     other = 3,
 };
 
-pub const Lookout = struct {
-    /// The longest time to look; 0 = never.
+pub const BusyPoll = struct {
+    /// The longest time to spin; 0 = never.
     bound_ns: u64 = 0,
     /// How short the last waits were: 0 .. SURE.
     trust: u8 = SURE,
@@ -41,29 +41,29 @@ pub const Lookout = struct {
     spare: bool = false,
 
     /// Look at the bell of this process, which is armed, for a while, if that may pay off.
-    pub fn look(self: *Lookout, bell: bells.Bell, poller: i32) Seen {
+    pub fn spin(self: *BusyPoll, bell: bells.Bell, poller: i32) Seen {
         if (!self.counts()) return .none;
         const now = sys.monotonicNs();
         if (!self.begin(now)) return .none;
         const free = cores.allowed();
         if (free < 2) return .none;
         if (self.mustCount(now)) self.counted(now, cores.areSpare(free, cores.runnable()));
-        if (!self.spare or !bell.beginLooking()) return .none;
+        if (!self.spare or !bell.beginSpinning()) return .none;
         const seen = self.watch(bell, poller, now);
         if (seen != .other) self.end(sys.monotonicNs());
-        bell.endLooking();
+        bell.endSpinning();
         return seen;
     }
 
-    fn watch(self: *Lookout, bell: bells.Bell, poller: i32, began: u64) Seen {
+    fn watch(self: *BusyPoll, bell: bells.Bell, poller: i32, began: u64) Seen {
         var last = began;
         while (true) {
-            for (0..limits.LOOKS) |_| {
+            for (0..limits.SPINS) |_| {
                 if (bell.hasBits()) return .came;
                 std.atomic.spinLoopHint();
             }
             const now = sys.monotonicNs();
-            if (now - last > limits.LOOK_PAUSE_NS) self.counted(now, false);
+            if (now - last > limits.SPIN_PAUSE_NS) self.counted(now, false);
             if (now - began > self.bound_ns or !self.spare) return .vain;
             if (sys.isReadable(poller)) return .other;
             last = now;
@@ -71,25 +71,25 @@ pub const Lookout = struct {
     }
 
     /// Messages have come.
-    pub fn came(self: *Lookout) void {
+    pub fn came(self: *BusyPoll) void {
         self.traffic = true;
         if (self.began_ns != 0) self.end(sys.monotonicNs());
     }
 
     /// Whether the wait that begins now counts (LO-1).
-    fn counts(self: *const Lookout) bool {
+    fn counts(self: *const BusyPoll) bool {
         return self.bound_ns != 0 and self.traffic;
     }
 
     /// A wait that counts begins. Whether it is expected to be short (LO-2).
-    fn begin(self: *Lookout, now: u64) bool {
+    fn begin(self: *BusyPoll, now: u64) bool {
         self.traffic = false;
         self.began_ns = now;
         return self.trust > HALF;
     }
 
-    /// The wait is over: something has come, or T0 has looked for long enough and sleeps.
-    fn end(self: *Lookout, now: u64) void {
+    /// The wait is over: something has come, or T0 has spun for long enough and sleeps.
+    fn end(self: *BusyPoll, now: u64) void {
         if (self.began_ns == 0) return;
         if (now - self.began_ns <= self.bound_ns) {
             self.trust = @min(SURE, self.trust + 1);
@@ -100,12 +100,12 @@ pub const Lookout = struct {
     }
 
     /// Whether the cores are to be counted again (LO-3).
-    fn mustCount(self: *const Lookout, now: u64) bool {
+    fn mustCount(self: *const BusyPoll, now: u64) bool {
         return self.counted_ns == 0 or now - self.counted_ns > limits.CORES_AGAIN_MS * 1_000_000;
     }
 
     /// What counting them gave; also: another thread has taken this one's core, so they are short.
-    fn counted(self: *Lookout, now: u64, spare: bool) void {
+    fn counted(self: *BusyPoll, now: u64, spare: bool) void {
         self.counted_ns = now;
         self.spare = spare;
     }
@@ -114,9 +114,9 @@ pub const Lookout = struct {
 const testing = std.testing;
 
 test "without a bound, or without traffic, no wait counts" {
-    var never = Lookout{ .traffic = true };
+    var never = BusyPoll{ .traffic = true };
     try testing.expect(!never.counts());
-    var idle = Lookout{ .bound_ns = 100 };
+    var idle = BusyPoll{ .bound_ns = 100 };
     try testing.expect(!idle.counts());
     idle.traffic = true;
     try testing.expect(idle.counts());
@@ -124,18 +124,18 @@ test "without a bound, or without traffic, no wait counts" {
     try testing.expect(!idle.counts());
 }
 
-test "two long waits end the looking, two short ones bring it back" {
-    var one = Lookout{ .bound_ns = 100 };
+test "two long waits end the spinning, two short ones bring it back" {
+    var one = BusyPoll{ .bound_ns = 100 };
     var now: u64 = 1;
-    for ([_]u64{ 101, 500, 500, 90, 100, 7 }, [_]bool{ true, true, false, false, false, true }) |wait, looks| {
-        try testing.expectEqual(looks, one.begin(now));
+    for ([_]u64{ 101, 500, 500, 90, 100, 7 }, [_]bool{ true, true, false, false, false, true }) |wait, spins| {
+        try testing.expectEqual(spins, one.begin(now));
         now += wait;
         one.end(now);
     }
 }
 
 test "a wait that has ended does not end again" {
-    var one = Lookout{ .bound_ns = 100 };
+    var one = BusyPoll{ .bound_ns = 100 };
     _ = one.begin(1);
     one.end(500);
     const trust = one.trust;
@@ -144,19 +144,19 @@ test "a wait that has ended does not end again" {
 }
 
 test "cores are counted now and then" {
-    var one = Lookout{ .bound_ns = 100 };
+    var one = BusyPoll{ .bound_ns = 100 };
     try testing.expect(one.mustCount(1));
     one.counted(1, true);
     try testing.expect(!one.mustCount(limits.CORES_AGAIN_MS * 1_000_000));
     try testing.expect(one.mustCount(limits.CORES_AGAIN_MS * 1_000_000 + 2));
 }
 
-/// A bell that is armed, and a lookout that expects something, on a machine with cores to spare.
+/// A bell that is armed, and a `BusyPoll` that expects something, on a machine with cores to spare.
 const Rig = struct {
     page: bells.Page align(64),
     bell: bells.Bell,
     poller: i32,
-    lookout: Lookout,
+    busy_poll: BusyPoll,
 
     fn init(self: *Rig) !void {
         if (cores.allowed() < 2) return error.SkipZigTest;
@@ -164,8 +164,8 @@ const Rig = struct {
         self.bell = .{ .page = &self.page, .fd = sys.eventfd() };
         self.poller = sys.epollCreate();
         _ = sys.epollAdd(self.poller, self.bell.fd, sys.IN, 0);
-        self.lookout = .{ .bound_ns = 50_000, .traffic = true };
-        self.lookout.counted(sys.monotonicNs(), true);
+        self.busy_poll = .{ .bound_ns = 50_000, .traffic = true };
+        self.busy_poll.counted(sys.monotonicNs(), true);
         try testing.expect(!self.bell.arm());
     }
 
@@ -175,19 +175,19 @@ const Rig = struct {
     }
 };
 
-test "a look in vain ends, and the owner sleeps" {
+test "spinning in vain ends, and the owner sleeps" {
     var rig: Rig = undefined;
     try rig.init();
     defer rig.deinit();
 
-    try testing.expectEqual(.vain, rig.lookout.look(rig.bell, rig.poller));
+    try testing.expectEqual(.vain, rig.busy_poll.spin(rig.bell, rig.poller));
 
     try testing.expect(!sys.isReadable(rig.poller));
     rig.bell.ring(0);
     try testing.expect(sys.isReadable(rig.poller));
 }
 
-test "a look ends for what else the owner waits for, which stays there" {
+test "spinning ends for what else the owner waits for, which stays there" {
     var rig: Rig = undefined;
     try rig.init();
     defer rig.deinit();
@@ -195,31 +195,31 @@ test "a look ends for what else the owner waits for, which stays there" {
     defer sys.close(other);
     _ = sys.epollAdd(rig.poller, other, sys.IN, 0);
     sys.eventfdSignal(other);
-    rig.lookout.bound_ns = 3_600_000_000_000;
+    rig.busy_poll.bound_ns = 3_600_000_000_000;
 
-    try testing.expectEqual(.other, rig.lookout.look(rig.bell, rig.poller));
+    try testing.expectEqual(.other, rig.busy_poll.spin(rig.bell, rig.poller));
 
     try testing.expect(sys.isReadable(rig.poller));
 }
 
-test "one wait is looked through for one batch of traffic" {
+test "one wait is spun through for one batch of traffic" {
     var rig: Rig = undefined;
     try rig.init();
     defer rig.deinit();
 
-    _ = rig.lookout.look(rig.bell, rig.poller);
+    _ = rig.busy_poll.spin(rig.bell, rig.poller);
 
-    try testing.expectEqual(.none, rig.lookout.look(rig.bell, rig.poller));
+    try testing.expectEqual(.none, rig.busy_poll.spin(rig.bell, rig.poller));
 }
 
-test "nobody looks while cores are short" {
+test "nobody spins while cores are short" {
     var rig: Rig = undefined;
     try rig.init();
     defer rig.deinit();
-    rig.lookout.counted(sys.monotonicNs(), false);
+    rig.busy_poll.counted(sys.monotonicNs(), false);
 
-    const before = rig.lookout.counted_ns;
-    if (rig.lookout.look(rig.bell, rig.poller) != .none) { // this test was held up, so that they were counted again
-        try testing.expect(rig.lookout.counted_ns != before);
+    const before = rig.busy_poll.counted_ns;
+    if (rig.busy_poll.spin(rig.bell, rig.poller) != .none) { // this test was held up, so that they were counted again
+        try testing.expect(rig.busy_poll.counted_ns != before);
     }
 }

@@ -1,4 +1,4 @@
-"""When a process may look at its links before it sleeps, when its loop asks for it, and how it wakes."""
+"""When a process may spin on its links before it sleeps, when its loop asks for it, and how it wakes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from trimesh._native import status
 from trimesh._transport import native
 from trimesh._transport.around_wait import AroundWait
 from trimesh._transport.base import Link, LinkDown, LinkHandler
-from trimesh._transport.looking import chosen_look_seconds
 from trimesh._transport.poller import Poller, poller_of_run
+from trimesh._transport.spinning import chosen_spin_seconds
 from trimesh.ids import ProcId
 
 
@@ -31,21 +31,21 @@ def quota(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"), [("", limits.LOOK_SECONDS), (" auto ", limits.LOOK_SECONDS), ("off", 0.0)]
+    ("said", "seconds"), [("", limits.SPIN_SECONDS), (" auto ", limits.SPIN_SECONDS), ("off", 0.0)]
 )
-def test_environment_says_whether_a_process_may_look(quota: Path, said: str, seconds: float):
-    assert chosen_look_seconds({"TRIMESH_LOOK": said}, quota) == seconds
+def test_environment_says_whether_a_process_may_spin(quota: Path, said: str, seconds: float):
+    assert chosen_spin_seconds({"TRIMESH_SPIN": said}, quota) == seconds
 
 
 def test_other_word_in_the_environment_is_refused(quota: Path):
-    with pytest.raises(ValueError, match=r"TRIMESH_LOOK must be one of auto, off, got 'on'"):
-        chosen_look_seconds({"TRIMESH_LOOK": "on"}, quota)
+    with pytest.raises(ValueError, match=r"TRIMESH_SPIN must be one of auto, off, got 'on'"):
+        chosen_spin_seconds({"TRIMESH_SPIN": "on"}, quota)
 
 
 @pytest.mark.parametrize(("said", "may"), [("150000 100000", False), ("200000 100000", True), ("max 100000", True)])
 def test_quota_below_two_cores_ends_looking(quota: Path, said: str, may: bool):
     quota.write_text(said)
-    assert (chosen_look_seconds({}, quota) > 0) is may
+    assert (chosen_spin_seconds({}, quota) > 0) is may
 
 
 def test_run_waits_on_a_set_that_tells_of_other_work():
@@ -98,12 +98,12 @@ def test_trio_that_keeps_its_set_otherwise_has_none(monkeypatch: pytest.MonkeyPa
 class Fake:
     """A transport that notes what it is asked for."""
 
-    def __init__(self, look_seconds: float, seen: int = 2) -> None:
+    def __init__(self, spin_seconds: float, seen: int = 2) -> None:
         self.asked: list[str] = []
-        self.look_seconds = look_seconds
+        self.spin_seconds = spin_seconds
         self.dirty = False
         self.lending = SimpleNamespace(returned=[])
-        self.looks = [0, 0, 0, 0]
+        self.spins = [0, 0, 0, 0]
         self.bus = None
         self.library = SimpleNamespace(
             lib=SimpleNamespace(tm_before_wait=self._before_wait, tm_has_news=self._has_news)
@@ -155,7 +155,7 @@ def test_loop_with_a_deadline_in_that_time_does_not_look(poller: Poller):
     fake = Fake(1e-4)
     around_wait(fake, poller).before_io_wait(1e-4)
     assert fake.asked == ["wait on -1"]
-    assert fake.looks == [0, 0, 0, 0]
+    assert fake.spins == [0, 0, 0, 0]
 
 
 def test_loop_that_is_about_to_sleep_looks(poller: Poller):
@@ -164,7 +164,7 @@ def test_loop_that_is_about_to_sleep_looks(poller: Poller):
     around_wait(fake, poller).before_io_wait(86400)
     assert fake.asked == [f"wait on {poller.epoll.fileno()}"]
     assert not fake.dirty
-    assert fake.looks == [0, 0, 1, 0]
+    assert fake.spins == [0, 0, 1, 0]
 
 
 @pytest.mark.parametrize(
