@@ -103,14 +103,13 @@ async def test_cast_includes_the_process_itself(proc: Proc):
     [
         b"",
         b"garbage",
-        messages.encode(messages.Credit(MESH, 3)),
         messages.encode(messages.Return(1, MESH, 3, b"")),
     ],
 )
 async def test_frame_that_breaks_the_protocol_ends_the_link(proc: Proc, head: bytes):
-    """E12: and nothing else; a credit for more than was sent is one."""
+    """E12: and nothing else; an answer that counts more messages than were sent is one."""
     peer, link = meet(proc, 2)
-    peer.outbox(MESH)
+    proc.begin(OutgoingCall(proc, CallId(1), REQUEST, [Target(peer, MESH)], fail_fast=False), parcel())
     other, fine = meet(proc, 3)
     proc.received(link, memoryview(head), [])
     assert link.aborted
@@ -121,13 +120,67 @@ async def test_frame_that_breaks_the_protocol_ends_the_link(proc: Proc, head: by
 
 
 async def test_message_for_an_actor_that_is_not_here_is_refused(proc: Proc):
-    """X3: in one terminal frame; a broadcast has none. The sender's window is credited for both."""
-    _, link = meet(proc, 2)
+    """X3: in one terminal frame; a broadcast has none. The sender learns by both that nothing is counted here."""
+    peer, link = meet(proc, 2)
     for number in (0, 7):
         head = messages.encode(messages.Call(number, MESH, "endpoint", None, b""))
         proc.received(link, memoryview(head), [])
-    (refused,) = link.sent
-    assert (refused.call, refused.kind, refused.dequeued) == (7, "stopped", 2)
+    told, refused = link.sent
+    assert told == messages.Credit(MESH, 0)
+    assert (refused.call, refused.kind, refused.dequeued) == (7, "stopped", 0)
+    assert peer.counts() == []
+
+
+@pytest.mark.parametrize("end", [messages.Credit(MESH, 0), messages.Refused(1, MESH, 0, "stopped", "")])
+async def test_what_waits_for_room_leaves_when_its_actor_has_ended(proc: Proc, end: messages.Message):
+    """S07: it is refused over there, instead of waiting for room for ever; nothing is kept of the actor."""
+    peer, link = meet(proc, 2)
+    target = Target(peer, MESH)
+    calls = [
+        OutgoingCall(proc, CallId(1 + number), REQUEST, [target], fail_fast=False)
+        for number in range(limits.MAILBOX_MESSAGES + 2)
+    ]
+    for call in calls:
+        proc.begin(call, parcel())
+    assert len(link.sent) == limits.MAILBOX_MESSAGES
+    proc.received(link, memoryview(messages.encode(end)), [])
+    assert len(link.sent) == len(calls)
+    assert peer.outboxes() == []
+
+
+async def test_late_news_of_an_actor_that_has_ended_does_no_harm(proc: Proc):
+    """E12: an answer that was overtaken counts by its own messages, a credit that was overtaken may be too high."""
+    peer, link = meet(proc, 2)
+    calls = [
+        OutgoingCall(proc, CallId(1 + number), REQUEST, [Target(peer, MESH)], fail_fast=False) for number in range(5)
+    ]
+    for call in calls[:3]:
+        proc.begin(call, parcel())
+    proc.received(link, memoryview(messages.encode(messages.Credit(MESH, 0))), [])
+    proc.begin(calls[3], parcel())
+    late = [
+        *(messages.Credit(MESH, total) for total in (2, 3)),
+        *(messages.Return(1 + index, MESH, 1 + index, b"") for index in range(3)),
+        messages.Return(99, MESH, 3, b""),
+    ]
+    for message in late:
+        proc.received(link, memoryview(messages.encode(message)), [])
+    assert not link.aborted
+    assert [call.collector.is_complete for call in calls[:4]] == [True, True, True, False]
+    proc.received(link, memoryview(messages.encode(messages.Refused(4, MESH, 0, "stopped", ""))), [])
+    assert calls[3].collector.is_complete
+    assert peer.outboxes() == []
+
+
+async def test_outbox_that_was_never_used_is_not_kept(proc: Proc):
+    """With one rank dead, the others are not called: they will not tell of the end of their actors."""
+    alive, _ = meet(proc, 2)
+    dead, _ = meet(proc, 3)
+    proc.declare_gone(dead, died("gone"))
+    call = OutgoingCall(proc, CallId(1), REQUEST, [Target(dead, MESH), Target(alive, MESH)], fail_fast=True)
+    proc.begin(call, parcel())
+    assert call.collector.is_complete
+    assert alive.outboxes() == []
 
 
 async def test_cancel_of_a_call_that_is_refused_is_forgotten(proc: Proc):

@@ -113,7 +113,10 @@ def leak_a_load(patch: pytest.MonkeyPatch) -> None:
 
 def swallow_errors(patch: pytest.MonkeyPatch) -> None:
     def raised(self: IncomingCall, error: Any) -> Any:
-        return self._end(incoming.messages.encode(incoming.messages.Return(self.call_id, self.mesh, 0, b"\x80\x05N.")))
+        head = incoming.messages.encode(
+            incoming.messages.Return(self.call_id, self.mesh, self.count.report(), b"\x80\x05N.")
+        )
+        return self._end(head)
 
     patch.setattr(IncomingCall, "raised", raised)
 

@@ -6,7 +6,8 @@ travels as `Call` on the DATA lane and ends in exactly one terminal frame of the
 before that. `Cancel`, `Credit` and `Taken` use the CONTROL lane.
 
 Cumulative counts make the frames idempotent: `dequeued` is how many messages of this sender the actor has taken out of
-its mailbox so far, so a lost or repeated credit does no harm.
+its mailbox so far, so a lost or repeated credit does no harm. 0 says that there is no such actor, and that no count is
+kept (docs/adr/0018).
 """
 
 # Annotations are not texts here: msgspec would compile each of them in every new process.

@@ -174,11 +174,7 @@ class MeshView:
         if len(ranks) == 1:
             self.turn[0] = ranks[0] + 1
             return ranks[0]
-        loads = [
-            (target.peer.outbox(target.mesh).load + (_STALLED_LOAD if target.peer.is_stalled else 0), rank)
-            for rank in ranks
-            for target in [self.target(proc, rank)]
-        ]
+        loads = [(_load_of(self.target(proc, rank)), rank) for rank in ranks]
         least = min(loads)[0]
         candidates = [rank for load, rank in loads if load == least]
         chosen = next((rank for rank in candidates if rank >= self.turn[0]), candidates[0])
@@ -191,3 +187,8 @@ class MeshView:
 
     def __repr__(self) -> str:
         return f"{self.info.name}{dict(self.region.extent)!r}"
+
+
+def _load_of(target: Target) -> int:
+    box = target.peer.find_outbox(target.mesh)
+    return (0 if box is None else box.load) + (_STALLED_LOAD if target.peer.is_stalled else 0)

@@ -92,7 +92,7 @@ class Agent:
             if before is None:
                 cell.release()
                 if self.proc.cells.get(mesh) is cell:  # who stops it meanwhile may have taken it away
-                    del self.proc.cells[mesh]
+                    self.proc.end_cell(mesh)
             raise
 
     @trio.lowlevel.enable_ki_protection
@@ -142,7 +142,7 @@ class Agent:
             finally:
                 if not hold:
                     cell.release()
-                    self.proc.cells.pop(mesh, None)
+                    self.proc.end_cell(mesh)
 
     @trio.lowlevel.enable_ki_protection
     async def exit(self) -> None:

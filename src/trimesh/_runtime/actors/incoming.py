@@ -195,6 +195,15 @@ def refuse(link: Link, call_id: int, mesh: MeshId, count: ReceiveCount, nbytes: 
         link.send(messages.encode(messages.Refused(call_id, mesh, count.report(), kind, text)))
 
 
+def refuse_unaddressed(peer: Peer, call_id: int, mesh: MeshId) -> None:
+    """Answer a message to an actor that is not here: nothing is kept of it, so nothing is counted."""
+    if not call_id:
+        peer.refuse_credit(mesh)
+    elif peer.link is not None:
+        text = "the mesh has stopped, or was never here"
+        peer.link.send(messages.encode(messages.Refused(call_id, mesh, 0, "stopped", text)))
+
+
 def place_payload(value: Encoded) -> tuple[bytes, Sequence[Buffer]]:
     """Return (what rides in the head, bodies): a large payload becomes the first body."""
     if len(value.payload) <= limits.HEAD_PAYLOAD_BYTES_MAX:

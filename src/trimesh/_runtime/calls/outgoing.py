@@ -170,9 +170,13 @@ class OutgoingCall:
             TypeError: Something of it cannot be sent to these actors, or by this verb.
         """
         self._attachments = attachments
-        for thing in attachments:
-            if isinstance(thing, Guarded):
-                thing.check(self.peers(), is_broadcast=self.is_broadcast)
+        try:
+            for thing in attachments:
+                if isinstance(thing, Guarded):
+                    thing.check(self.peers(), is_broadcast=self.is_broadcast)
+        except TypeError:
+            self._drop_unused()
+            raise
 
     def start(self, parcel: Parcel) -> None:
         """Send to every target that has room, queue for the others, settle the dead ones."""
@@ -191,10 +195,15 @@ class OutgoingCall:
                 alive.append(index)
         if self.collector.wants_cancel:  # some are dead: the others need not begin
             self.collector.withdraw_unsent()
+            self._drop_unused()
             return
         for index in alive:
             self._boxes[index].peer.calls[self] = None
         self._send_to(alive, parcel)
+
+    def _drop_unused(self) -> None:
+        for box in self._boxes:
+            box.drop_unused()
 
     def _send_to(self, alive: Sequence[int], parcel: Parcel) -> None:
         boxes = [self._boxes[index] for index in alive]
@@ -228,8 +237,8 @@ class OutgoingCall:
         else:
             self._boxes[index].load += 1
 
-    def terminal(self, peer: Peer, outcome: Outcome) -> None:
-        """Take a terminal frame.
+    def terminal(self, peer: Peer, outcome: Outcome) -> Outbox:
+        """Take a terminal frame; return what the call was sent by.
 
         Raises:
             ProtocolError: The peer was not asked, or has answered before.
@@ -239,6 +248,7 @@ class OutgoingCall:
             raise ProtocolError(f"a call must get one terminal frame from each rank; call {self.call_id} got another")
         self._leave(index)
         self._progress()
+        return self._boxes[index]
 
     def peer_gone(self, peer: Peer) -> None:
         """Settle the rank of a process that is gone, with the error that its `death` makes."""
@@ -274,12 +284,13 @@ class OutgoingCall:
                 if self.cancelled_at is None or self.is_broadcast:
                     self._leave(index)
                     continue
-                peer = self._boxes[index].peer
+                box = self._boxes[index]
+                peer = box.peer
                 peer.calls.pop(self, None)
                 where = partial(self.request.origin, index)
                 tell = partial(report_silent, self.proc, peer, self.mesh, self.what)
                 peer.abandoned.add(
-                    AbandonedCall(self.call_id, self.mesh, self.what, where, self.started_at, self.cancelled_at, tell)
+                    AbandonedCall(self.call_id, box, self.what, where, self.started_at, self.cancelled_at, tell)
                 )
             for box in self._boxes:  # whatever still waits for room
                 box.peer.calls.pop(self, None)

@@ -29,7 +29,7 @@ from trimesh.ids import CallId
 if TYPE_CHECKING:
     from trimesh._runtime.calls.invoke import Request
     from trimesh._runtime.life.proc import Proc
-    from trimesh._runtime.peers.peer import Peer
+    from trimesh._runtime.peers.peer import Outbox, Peer
 
 
 class OutgoingStream(OutgoingCall):
@@ -115,14 +115,14 @@ class OutgoingStream(OutgoingCall):
         self._merge.put(Item(index, *take_payload(payload, bodies), carried))
         self._wake()
 
-    def terminal(self, peer: Peer, outcome: Outcome) -> None:
+    def terminal(self, peer: Peer, outcome: Outcome) -> Outbox:
         """Take a terminal frame; the result of an endpoint that is no generator is its one item."""
         if not isinstance(outcome, Returned):
-            super().terminal(peer, outcome)
-            return
-        super().terminal(peer, POSTED)
+            return super().terminal(peer, outcome)
+        box = super().terminal(peer, POSTED)
         if not self.window:
             self._merge.put(Item(self._index[peer], outcome.payload, outcome.bodies, outcome.carried))
+        return box
 
     def _progress(self) -> None:
         super()._progress()

@@ -238,13 +238,17 @@ class LocalWaits:
             return None
         outgoing, peer = found
         mesh = outgoing.mesh
-        room = NodeRef(Kind.ROOM, peer.proc_id, mesh, self._proc.proc_id, peer.outbox(mesh).window.acknowledged_total)
+        box = peer.find_outbox(mesh)
+        if box is None:
+            return None
+        room = NodeRef(Kind.ROOM, peer.proc_id, mesh, self._proc.proc_id, box.window.acknowledged_total)
         return NodeReport(ref, needs_all=False, waits_for=(room,), can_break=True)
 
     def _room(self, ref: NodeRef) -> NodeReport | None:
         """A mailbox has room for a sender as soon as any of the sender's messages can leave it."""
         cell, peer = self._proc.cells.get(MeshId(ref.a)), self._proc.find_peer(ref.b)
-        if cell is None or peer is None or peer.count_of(MeshId(ref.a)).reported != ref.c:
+        count = None if peer is None else peer.find_count(MeshId(ref.a))
+        if cell is None or count is None or count.reported != ref.c:
             return None  # news of room is on its way
         holders: dict[NodeRef, None] = {}
         if not cell.mailbox.is_open:

@@ -21,7 +21,7 @@ import trio
 from trimesh import limits
 from trimesh._routing.collector import Outcome, Raised, Returned
 from trimesh._runtime.actors.cell import Cell
-from trimesh._runtime.actors.incoming import IncomingCall, refuse, take_payload
+from trimesh._runtime.actors.incoming import IncomingCall, refuse, refuse_unaddressed, take_payload
 from trimesh._runtime.actors.item_sender import ItemSender
 from trimesh._runtime.actors.reports import FailureHandler, serve_reports
 from trimesh._runtime.actors.sites import Sites
@@ -310,6 +310,12 @@ class Proc:
         self._peers.pop(peer.proc_id, None)
         self._deaths.add(peer.proc_id, death)
 
+    def end_cell(self, mesh: MeshId) -> None:
+        """Forget an actor that has ended for good; whoever has sent it messages forgets it, too. Idempotent."""
+        self.cells.pop(mesh, None)
+        for peer in self._peers.values():
+            peer.end_count(mesh)
+
     # ---- calls -----------------------------------------------------------------------------------------------
 
     def begin(self, call: OutgoingCall, parcel: Parcel) -> None:
@@ -415,16 +421,16 @@ class Proc:
         carried = None if peer.carried is None else peer.take_carried()
         early_cancel = peer.early_cancels.pop(number, None) if peer.early_cancels else None
         mesh = message.mesh
+        cell = self.cells.get(mesh)
+        if cell is None:
+            refuse_unaddressed(peer, number, mesh)
+            return
         count = peer.count_of(mesh)
         nbytes = size  # as the sender's window counts it
         payload: Buffer = message.payload
         if bodies:
             nbytes += sum(body.nbytes for body in bodies)
             payload, bodies = take_payload(message.payload, bodies)
-        cell = self.cells.get(mesh)
-        if cell is None:
-            refuse(link, number, mesh, count, nbytes, "stopped", "the mesh has stopped, or was never here")
-            return
         if not mesh:  # AGENT
             check_agent_caller(peer, message.endpoint)
         spec = cell.endpoints.get(message.endpoint)
@@ -455,14 +461,14 @@ class Proc:
         if call is None:
             self.dropped_replies += 1
             peer.abandoned.ended(message.call)
+            self._acknowledged(peer, message)
         else:
-            call.terminal(peer, outcome)
-        self._acknowledged(peer, message)
+            call.terminal(peer, outcome).acknowledged(message.dequeued)
 
     def _acknowledged(self, peer: Peer, message: messages.Terminal | messages.Credit) -> None:
         box = peer.find_outbox(message.mesh)
         if box is not None:  # else of a mesh that has ended, or that nothing was sent to
-            box.acknowledged(message.dequeued)
+            box.told(message.dequeued)
 
     def _cancel(self, peer: Peer, message: messages.Cancel) -> None:
         call = peer.inbound.get(message.call)

@@ -19,10 +19,9 @@ import trio
 from trimesh import limits
 from trimesh._runtime.values.codec import describe
 from trimesh.errors import Origin
-from trimesh.ids import MeshId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.peers.peer import Peer
+    from trimesh._runtime.peers.peer import Outbox, Peer
 
 _log = logging.getLogger("trimesh")
 
@@ -32,7 +31,7 @@ class AbandonedCall(msgspec.Struct, eq=False):
 
     Attributes:
         call_id: Its number.
-        mesh: The actor mesh that was called.
+        box: What it was sent by, of which it is a load.
         what: `mesh.endpoint`, for people.
         where: Gives the coordinates of the member.
         started_at: When it was sent (Trio time).
@@ -42,7 +41,7 @@ class AbandonedCall(msgspec.Struct, eq=False):
     """
 
     call_id: int
-    mesh: MeshId
+    box: Outbox
     what: str
     where: Callable[[], Origin]
     started_at: float
@@ -88,7 +87,7 @@ class AbandonedCalls:
         """Learn that a call which is not waited for has ended there: its member has one call less."""
         found = self._calls.pop(call_id, None)
         if found is not None:
-            self.peer.outbox(found.mesh).load -= 1
+            found.box.load -= 1
 
     def clear(self) -> None:
         """Forget all: the process has ended."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 import trio
@@ -75,13 +75,18 @@ class Pending(msgspec.Struct, frozen=True, eq=False):
     on_sent: Callable[[int, trio.Event | None], None]
 
 
+_UNBOUNDED: Final = (2**31, 2**62)
+"""Messages and bytes on their way to a receiver that lets none of them wait."""
+
+
 class Outbox:
     """Messages of this process for one actor elsewhere, in order, within its credits."""
 
-    __slots__ = ("_queue", "load", "peer", "window")
+    __slots__ = ("_queue", "load", "mesh", "peer", "window")
 
-    def __init__(self, peer: Peer, window: SendWindow) -> None:
+    def __init__(self, peer: Peer, mesh: MeshId, window: SendWindow) -> None:
         self.peer = peer
+        self.mesh = mesh
         self.window = window
         self.load = 0
         self._queue: deque[Pending] = deque()
@@ -121,9 +126,27 @@ class Outbox:
         return pending
 
     def acknowledged(self, total: int) -> None:
-        """Take the actor's count of messages taken out; send what now has room."""
+        """Take the actor's count of messages taken out; send what now has room. 0 says that the actor has ended."""
         if self.window.acknowledged(total):
             self._send_queued()
+        elif not total:
+            self.end()
+
+    def told(self, total: int) -> None:
+        """Take a count that may be about an outbox before this one, whose actor has ended: it can be too high then."""
+        if total <= self.window.sent_total:
+            self.acknowledged(total)
+
+    def end(self) -> None:
+        """Learn that no actor takes these messages any more: what waits goes out, and is refused. Idempotent."""
+        self.window.messages_max, self.window.bytes_max = _UNBOUNDED
+        self.peer.drop_outbox(self)
+        self._send_queued()
+
+    def drop_unused(self) -> None:
+        """Be forgotten if nothing was ever sent: then nobody will tell of the end of the actor."""
+        if not (self._queue or self.window.sent_total):
+            self.peer.drop_outbox(self)
 
     def withdraw(self, pending: Pending) -> None:
         """Take back a message that waits; it may have kept later, smaller ones waiting."""
@@ -207,11 +230,15 @@ class Peer:
         found = self._outboxes.get(mesh)
         if found is None:
             # The agent obeys its owner only and never lets a message wait, so nothing has to be bounded.
-            messages_max = limits.MAILBOX_MESSAGES if mesh != AGENT else 2**31
-            bytes_max = limits.MAILBOX_BYTES if mesh != AGENT else 2**62
-            found = Outbox(self, SendWindow(messages_max, bytes_max, limits.MAILBOX_REPORT_BYTES))
+            messages_max, bytes_max = (limits.MAILBOX_MESSAGES, limits.MAILBOX_BYTES) if mesh != AGENT else _UNBOUNDED
+            found = Outbox(self, mesh, SendWindow(messages_max, bytes_max, limits.MAILBOX_REPORT_BYTES))
             self._outboxes[mesh] = found
         return found
+
+    def drop_outbox(self, box: Outbox) -> None:
+        """Forget an outbox whose actor has ended; messages to the same actor get another one. Idempotent."""
+        if self._outboxes.get(box.mesh) is box:
+            del self._outboxes[box.mesh]
 
     def shed(self) -> None:
         """Let go of what only a living process needs."""
@@ -231,6 +258,24 @@ class Peer:
         if found is None:
             found = self._counts[mesh] = ReceiveCount(limits.MAILBOX_MESSAGES // 4, limits.MAILBOX_REPORT_BYTES)
         return found
+
+    def find_count(self, mesh: MeshId) -> ReceiveCount | None:
+        """Return the same if it has sent any message to that actor."""
+        return self._counts.get(mesh)
+
+    def counts(self) -> Sequence[MeshId]:
+        """Return the actor meshes of this process that it has sent messages to and that have not ended."""
+        return list(self._counts)
+
+    def end_count(self, mesh: MeshId) -> None:
+        """Forget the count of an actor that has ended for good, and let it forget its outbox."""
+        if self._counts.pop(mesh, None) is not None:
+            self.refuse_credit(mesh)
+
+    def refuse_credit(self, mesh: MeshId) -> None:
+        """Tell it that messages to an actor are not counted any more, because there is none."""
+        if self.link is not None:
+            self.link.send(messages.encode(messages.Credit(mesh, 0)), lane=Lane.CONTROL)
 
     def stalled(self, seconds: float) -> None:
         """Learn for how long its Trio loop has not run; 0 when it runs again."""

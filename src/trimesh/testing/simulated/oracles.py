@@ -94,8 +94,12 @@ class Oracles:
             self._arrived[key] = message.endpoint
         if message.mesh == AGENT:
             return
+        if message.mesh not in proc.cells:  # it will be refused: there is no mailbox
+            self._received.pop(where, None)
+            return
         self._received[where] = self._received.get(where, 0) + 1
-        waiting = self._received[where] - peer.count_of(message.mesh).dequeued
+        count = peer.find_count(message.mesh)
+        waiting = self._received[where] - (0 if count is None else count.dequeued)
         if waiting > limits.MAILBOX_MESSAGES:
             self.breach("OR-6", f"{waiting} messages of one sender wait for {message.endpoint}")
 
@@ -155,10 +159,10 @@ class Oracles:
         if proc.unended_calls():
             return
         for peer in proc.peers():
-            abandoned = Counter(call.mesh for call in peer.abandoned)
-            for mesh, box in peer.outboxes():
-                if box.load != abandoned[mesh]:
-                    self.breach("OR-8", f"a load of {box.load} is left, and {abandoned[mesh]} calls that were given up")
+            abandoned = Counter(call.box for call in peer.abandoned)
+            for _, box in peer.outboxes():
+                if box.load != abandoned[box]:
+                    self.breach("OR-8", f"a load of {box.load} is left, and {abandoned[box]} calls that were given up")
 
     def judge_sent(self, sender: Proc, receiver: Proc) -> None:
         """Look at what a process has sent to the actors of another, when nothing of it is on the wire.
@@ -168,12 +172,13 @@ class Oracles:
         """
         there = receiver.peer(sender.proc_id)
         for mesh, box in sender.peer(receiver.proc_id).outboxes():
-            cell = receiver.cells.get(mesh)
-            waiting = 0 if cell is None else sum(call.peer is there for call in cell.waiting())
-            taken = there.count_of(mesh).dequeued
+            cell, count = receiver.cells.get(mesh), there.find_count(mesh)
+            if cell is None:
+                continue  # that there is none, and what it means, is told like what was taken
+            waiting = sum(call.peer is there for call in cell.waiting())
+            taken = 0 if count is None else count.dequeued
             if box.window.sent_total != taken + waiting:
-                name = "an actor that has ended" if cell is None else cell.spec.name
-                text = f"of {box.window.sent_total} messages to {name} {taken} were taken and {waiting} wait"
+                text = f"of {box.window.sent_total} messages to {cell.spec.name} {taken} were taken and {waiting} wait"
                 self.breach("OR-6", text)
 
     def judge_credits(self, sender: Proc, receiver: Proc) -> None:
@@ -183,9 +188,15 @@ class Oracles:
         """
         there = receiver.peer(sender.proc_id)
         for mesh, box in sender.peer(receiver.proc_id).outboxes():
-            count = there.count_of(mesh)
-            if box.window.acknowledged_total != count.reported:
-                text = f"{count.reported} messages count as reported, and the sender knows of"
+            if mesh not in receiver.cells:
+                self.breach(
+                    "OR-8", f"a sender of {box.window.sent_total} messages to an actor that has ended keeps count"
+                )
+                continue
+            count = there.find_count(mesh)
+            reported = 0 if count is None else count.reported
+            if box.window.acknowledged_total != reported:
+                text = f"{reported} messages count as reported, and the sender knows of"
                 self.breach("OR-6", f"{text} {box.window.acknowledged_total}")
 
     def judge_tables(self, proc: Proc, *, is_over: bool) -> None:
@@ -195,8 +206,9 @@ class Oracles:
             left["messages of peers"] = [call.spec.name for call in peer.inbound.values()]
             left["early cancels"] = list(peer.early_cancels.values())
             left["queued messages"] = [mesh for mesh, box in peer.outboxes() if box.is_waiting]
-            abandoned = Counter(call.mesh for call in peer.abandoned)
-            left["loads"] = [box.load for mesh, box in peer.outboxes() if box.load != abandoned[mesh]]
+            abandoned = Counter(call.box for call in peer.abandoned)
+            left["loads"] = [box.load for _, box in peer.outboxes() if box.load != abandoned[box]]
+            left["counts of ended actors"] = [mesh for mesh in peer.counts() if mesh not in proc.cells]
             for what in [what for what, things in left.items() if things]:
                 self.breach("OR-8", f"{what} are left: {left[what]}")
         if is_over:
