@@ -135,7 +135,7 @@ int32_t tm_link_get_info(tm_bus *bus, uint32_t link, tm_link_info *info_out);
 
 #define TM_LANE_CONTROL 0
 #define TM_LANE_DATA 1
-#define TM_LANE_PART 2         /* DATA, of a message with bodies that is part of a larger one: TM_FLAG_PART there */
+#define TM_LANE_CHUNK 2         /* DATA, with bodies: a chunk of a larger message; TM_FLAG_CHUNK there */
 
 typedef struct {
     const uint8_t *bytes;
@@ -150,14 +150,14 @@ typedef struct {
     uint64_t started;         /* not 0: the first frame is out */
 } tm_cursor;
 
-/* Send a message, or the next part of one. Bytes are copied before it returns, as many whole frames as fit.
+/* Send a message, or the rest of one. Bytes are copied before it returns, as many whole frames as fit.
  * TM_OK: all of it is out. TM_FULL: call again with the same arguments after a SPACE record; another DATA message is
  * refused (TM_ERR_STATE) until then, CONTROL ones are not. Peers are woken by `tm_flush`. */
 int32_t tm_link_send(tm_bus *bus, uint32_t link, uint32_t lane, const uint8_t *head, uint32_t head_size,
                      tm_span *bodies, uint32_t n_bodies, tm_cursor *cursor_io);
 
 /* On local links bodies above FRAME_PAYLOAD_BYTES_MAX are copied once into shared memory, however many links they are
- * sent on; `bodies` remembers it, so it is the same array for all links and all parts of a message. To be called when
+ * sent on; `bodies` remembers it, so it is the same array for all links and all calls for a message. To be called when
  * the message has left on all of them, or is given up. */
 int32_t tm_bodies_done(tm_bus *bus, tm_span *bodies, uint32_t n_bodies);
 
@@ -182,7 +182,7 @@ int32_t tm_flush(tm_bus *bus);
 
 #define TM_FLAG_MORE 1        /* fragments follow */
 #define TM_FLAG_CONTROL 2     /* came on the CONTROL lane */
-#define TM_FLAG_PART 4        /* was sent as TM_LANE_PART; counts as no message of `tm_link_info` */
+#define TM_FLAG_CHUNK 4        /* was sent as TM_LANE_CHUNK; counts as no message of `tm_link_info` */
 
 #define TM_DOWN_CLOSED 1
 #define TM_DOWN_EOF 2

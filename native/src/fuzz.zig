@@ -29,7 +29,7 @@ fn forge(smith: *Smith, to: *[frame.BYTES]u8) void {
         .kind = @enumFromInt(smith.valueRangeAtMost(u8, 1, 8)),
         .lane = @enumFromInt(smith.valueRangeAtMost(u8, 0, 1)),
         .more = smith.value(bool),
-        .part = smith.boolWeighted(3, 1),
+        .chunk = smith.boolWeighted(3, 1),
         .length = switch (smith.valueRangeAtMost(u8, 0, 4)) {
             0 => 32,
             3 => frame.Hello.FRAME_BYTES,

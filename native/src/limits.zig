@@ -53,8 +53,8 @@ pub const SEGMENTS_MAX = 128;
 /// Bytes in segments that one peer has been sent and has not looked at; a single larger body is let through.
 pub const SEGMENT_FLIGHT_BYTES_MAX = 1 << 24;
 
-/// The same of parts of larger messages: what a small message has to wait for at the receiver, 0.3 ms each MiB.
-pub const PART_FLIGHT_BYTES_MAX = 1 << 22;
+/// The same of chunks of larger messages: what a small message has to wait for at the receiver, 0.3 ms each MiB.
+pub const CHUNK_FLIGHT_BYTES_MAX = 1 << 22;
 
 /// Rules of one table of planned faults: one for each direction of each link.
 pub const FAULT_RULES_MAX = 1_024;

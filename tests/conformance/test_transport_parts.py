@@ -67,7 +67,7 @@ async def test_message_behind_a_held_one_waits_with_it(native: World):
 
 async def test_large_messages_of_several_flows_arrive_whole(native: World):
     here, _, _, there_sees = native.pair()
-    bodies = {bytes([flow]): pattern(3 * MIB, seed=flow) for flow in range(1, limits.PARTED_MAX + 5)}
+    bodies = {bytes([flow]): pattern(3 * MIB, seed=flow) for flow in range(1, limits.CHUNKED_MAX + 5)}
 
     await wait_sent([here.send(head, [body], flow=head[0]) for head, body in bodies.items()])
 
@@ -107,7 +107,7 @@ async def test_large_message_to_a_group_arrives_at_all(native: World):
     native.start(transport)
     ends = [native.connect(transport, native.transport()) for _ in range(2)]
     recorders = [native.start(there.transport) for _, there in ends]
-    body = pattern(limits.PARTED_BYTES_MIN)
+    body = pattern(limits.CHUNKED_BYTES_MIN)
     group = transport.define_group([here for here, _ in ends])
 
     await wait_sent([group.cast(b"head", [body], flow=5)])

@@ -15,7 +15,7 @@ SHARED = [name for name in dir(limits) if name.isupper() and load().limit(name) 
 
 
 def test_bounds_of_both_are_found() -> None:
-    assert {"FRAME_HEADER_BYTES", "PART_FLIGHT_BYTES_MAX", "SPIN_US_MAX", "TCP_STRANGERS_SHARE"} <= set(SHARED)
+    assert {"FRAME_HEADER_BYTES", "CHUNK_FLIGHT_BYTES_MAX", "SPIN_US_MAX", "TCP_STRANGERS_SHARE"} <= set(SHARED)
 
 
 @pytest.mark.parametrize("name", SHARED)

@@ -144,13 +144,13 @@ async def test_small_large_and_empty_bodies_mix(world: World):
     assert [message.contents for message in messages] == [bodies[i:] for i in range(len(bodies))]
 
 
-async def test_body_above_the_largest_segment_goes_in_parts(world: World):
+async def test_body_above_the_largest_segment_goes_in_chunks(world: World):
     (link,), (sees,) = star(world, 1)
     body = pattern(MIB) * (limits.SEGMENT_BYTES_MAX // MIB) + b"x"
 
     assert (await pass_one(link, sees, body)) == body
 
-    assert 0 < segments() <= 4 * limits.PART_FLIGHT_BYTES_MAX // limits.PART_BYTES
+    assert 0 < segments() <= 4 * limits.CHUNK_FLIGHT_BYTES_MAX // limits.CHUNK_BYTES
 
 
 async def test_same_buffer_twice_in_a_message_arrives_as_two(world: World):

@@ -5,17 +5,17 @@ from __future__ import annotations
 import attrs
 
 from trimesh import limits
-from trimesh._transport.convoy import Convoy
+from trimesh._transport.chunked import ChunkedMessage
 from trimesh._transport.precedence import ORDERED, Precedence
 
 
 @attrs.define
 class Done:
-    def part_done(self) -> None: ...
+    def chunk_done(self) -> None: ...
 
 
-def convoy(flow: int) -> Convoy:
-    return Convoy(b"", [b"x"], flow, Done())
+def chunked(flow: int) -> ChunkedMessage:
+    return ChunkedMessage(b"", [b"x"], flow, Done())
 
 
 class Small:
@@ -37,7 +37,7 @@ def test_everything_goes_while_nothing_large_is_under_way():
 
 def test_another_flow_passes_and_the_same_one_does_not():
     precedence = Precedence()
-    assert precedence.add(convoy(5))
+    assert precedence.add(chunked(5))
 
     assert precedence.may_pass(6)
     assert not precedence.may_pass(5)
@@ -46,15 +46,15 @@ def test_another_flow_passes_and_the_same_one_does_not():
 
 def test_nothing_passes_what_keeps_order_with_all():
     precedence = Precedence()
-    assert precedence.add(convoy(ORDERED))
+    assert precedence.add(chunked(ORDERED))
 
     assert not precedence.may_pass(5)
-    assert not precedence.add(convoy(6))
+    assert not precedence.add(chunked(6))
 
 
 def test_nothing_passes_a_held_message_that_it_must_not():
     precedence = Precedence()
-    precedence.add(convoy(5))
+    precedence.add(chunked(5))
     hold(precedence, ORDERED)
 
     assert not precedence.may_pass(6)
@@ -62,11 +62,11 @@ def test_nothing_passes_a_held_message_that_it_must_not():
 
 def test_held_messages_go_in_their_order_when_the_large_one_is_out():
     precedence = Precedence()
-    large, other = convoy(5), convoy(6)
+    large, other = chunked(5), chunked(6)
     precedence.add(large)
     precedence.add(other)
     first, second = hold(precedence, 5), hold(precedence, 5)
-    behind = convoy(5)
+    behind = chunked(5)
     assert not precedence.add(behind)
     last, of_other = hold(precedence, 5), hold(precedence, 6)
     sent: list[object] = []
@@ -84,9 +84,9 @@ def test_held_messages_go_in_their_order_when_the_large_one_is_out():
 
 def test_more_than_some_large_ones_wait():
     precedence = Precedence()
-    large = [convoy(flow) for flow in range(1, limits.PARTED_MAX + 2)]
+    large = [chunked(flow) for flow in range(1, limits.CHUNKED_MAX + 2)]
 
-    assert [precedence.add(one) for one in large] == [True] * limits.PARTED_MAX + [False]
+    assert [precedence.add(one) for one in large] == [True] * limits.CHUNKED_MAX + [False]
 
     precedence.out(large[0], lambda _: None)
     assert list(precedence.under_way) == large[1:]
@@ -94,7 +94,7 @@ def test_more_than_some_large_ones_wait():
 
 def test_all_of_it_can_be_taken_back():
     precedence = Precedence()
-    large = convoy(5)
+    large = chunked(5)
     precedence.add(large)
     held = hold(precedence, ORDERED)
     assert precedence.waiting_bytes == 2

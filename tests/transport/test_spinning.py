@@ -270,7 +270,7 @@ def test_loop_wakes_for_messages_and_large_ones_with_any_trio(monkeypatch: pytes
             for i in range(3):
                 await trio.testing.wait_all_tasks_blocked()
                 to_there.send(b"small", [])
-                to_there.send(b"large", [bytearray(3 * limits.PART_BYTES)])
+                to_there.send(b"large", [bytearray(3 * limits.CHUNK_BYTES)])
                 to_here.send(b"back")
                 await there.wait_for(2 * i + 2)
                 await here.wait_for(i + 1)

@@ -244,10 +244,10 @@ export fn tm_link_send(
     const self = live(bus, &why) orelse return why;
     const one = self.find(id) orelse return status.ERR_LINK;
     const cursor = cursor_io orelse return status.ERR_ARGUMENT;
-    const PART = 2;
-    if (lane > PART or (lane == 0 and n_bodies > 0) or (lane == PART and n_bodies == 0)) return status.ERR_ARGUMENT;
+    const CHUNK = 2;
+    if (lane > CHUNK or (lane == 0 and n_bodies > 0) or (lane == CHUNK and n_bodies == 0)) return status.ERR_ARGUMENT;
     var message = messageOf(head, head_size, bodies, n_bodies, &why) orelse return why;
-    message.part = lane == PART;
+    message.chunk = lane == CHUNK;
     return self.send(one, if (lane == 0) .control else .data, message, cursor);
 }
 

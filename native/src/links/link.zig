@@ -407,7 +407,7 @@ pub const Link = struct {
         var one = self.newRecord(if (header.kind == .message) .message else .fragment);
         if (header.more) one.flags |= records.FLAG_MORE;
         if (header.lane == .control) one.flags |= records.FLAG_CONTROL;
-        if (header.part) one.flags |= records.FLAG_PART;
+        if (header.chunk) one.flags |= records.FLAG_CHUNK;
         one.n_bodies = header.n_bodies;
         one.head_offset = base + frame.BYTES;
         one.head_size = header.head_size;

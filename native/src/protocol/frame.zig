@@ -4,7 +4,7 @@
 //!     4  u8  version
 //!     5  u8  kind
 //!     6  u8  lane
-//!     7  u8  flags     1 = more fragments of this message follow; 2 = the message is a part of a larger one
+//!     7  u8  flags     1 = more fragments of this message follow; 2 = the message is a chunk of a larger one
 //!     8  u64 epoch     incarnation of the sender
 //!    16  u64 sequence  of its lane, from 0; CREDIT: bytes granted since the link began; BEAT: milliseconds
 //!                      for which the sender's T0 has not turned, 0 = it does
@@ -42,8 +42,8 @@ pub const Header = struct {
     kind: Kind,
     lane: Lane = .control,
     more: bool = false,
-    /// What is in a part, those who send and take messages know.
-    part: bool = false,
+    /// What is in a chunk, those who send and take messages know.
+    chunk: bool = false,
     /// Header and payload.
     length: u32 = BYTES,
     epoch: u64,
@@ -101,7 +101,7 @@ fn checkOf(words: [4]u64) u32 {
 
 /// Write a header.
 pub fn encode(header: Header, to: *[BYTES]u8) void {
-    const flags: u64 = @as(u64, @intFromBool(header.more)) | @as(u64, @intFromBool(header.part)) << 1;
+    const flags: u64 = @as(u64, @intFromBool(header.more)) | @as(u64, @intFromBool(header.chunk)) << 1;
     var words = [4]u64{
         @as(u64, header.length) | @as(u64, limits.PROTOCOL_VERSION) << 32 | @as(u64, @intFromEnum(header.kind)) << 40 |
             @as(u64, @intFromEnum(header.lane)) << 48 | flags << 56,
@@ -125,7 +125,7 @@ pub fn decode(from: *const [BYTES]u8) DecodeError!Header {
         .kind = std.enums.fromInt(Kind, copy[5]) orelse return error.Kind,
         .lane = std.enums.fromInt(Lane, copy[6]) orelse return error.Lane,
         .more = copy[7] & 1 != 0,
-        .part = copy[7] & 2 != 0,
+        .chunk = copy[7] & 2 != 0,
         .length = @truncate(words[0]),
         .epoch = words[1],
         .sequence = words[2],
@@ -140,7 +140,7 @@ pub fn decode(from: *const [BYTES]u8) DecodeError!Header {
 fn checkShape(header: Header) DecodeError!void {
     if (header.length < BYTES or header.length > limits.FRAME_BYTES_MAX) return error.Length;
     const payload = header.length - BYTES;
-    if (header.part and (header.kind != .message or header.n_bodies == 0)) return error.Flags;
+    if (header.chunk and (header.kind != .message or header.n_bodies == 0)) return error.Flags;
     switch (header.kind) {
         .message => {
             if (header.head_size > limits.HEAD_BYTES_MAX or header.n_bodies > limits.BODIES_MAX) return error.Length;
@@ -229,7 +229,7 @@ test "a header survives encoding" {
             .n_bodies = 2,
         },
         .{ .kind = .message, .length = 32 + 5, .epoch = std.math.maxInt(u64), .head_size = 5 },
-        .{ .kind = .message, .lane = .data, .part = true, .length = 32 + 8, .epoch = 1, .n_bodies = 1 },
+        .{ .kind = .message, .lane = .data, .chunk = true, .length = 32 + 8, .epoch = 1, .n_bodies = 1 },
         .{ .kind = .fragment, .lane = .data, .length = 33, .epoch = 1 },
         .{ .kind = .credit, .epoch = 1, .sequence = 99 },
         .{ .kind = .bye, .epoch = 1 },
@@ -281,12 +281,12 @@ test "control carries no bodies" {
     try std.testing.expectError(error.Lane, decode(&bytes));
 }
 
-test "only a message with bodies is a part" {
+test "only a message with bodies is a chunk" {
     var bytes: [BYTES]u8 = undefined;
     for ([_]Header{
-        .{ .kind = .message, .lane = .data, .part = true, .length = 32, .epoch = 1 },
-        .{ .kind = .fragment, .lane = .data, .part = true, .length = 40, .epoch = 1 },
-        .{ .kind = .bye, .part = true, .epoch = 1 },
+        .{ .kind = .message, .lane = .data, .chunk = true, .length = 32, .epoch = 1 },
+        .{ .kind = .fragment, .lane = .data, .chunk = true, .length = 40, .epoch = 1 },
+        .{ .kind = .bye, .chunk = true, .epoch = 1 },
     }) |header| {
         encode(header, &bytes);
         try std.testing.expectError(error.Flags, decode(&bytes));

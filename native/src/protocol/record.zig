@@ -35,4 +35,4 @@ pub const Record = extern struct {
 
 pub const FLAG_MORE = 1;
 pub const FLAG_CONTROL = 2;
-pub const FLAG_PART = 4;
+pub const FLAG_CHUNK = 4;

@@ -121,7 +121,7 @@ pub const Inbound = struct {
         if (here > announced or (here < announced) != header.more) // SN-4
             return self.fail("a message whose sizes do not add up");
         if (header.n_bodies > 0) self.missing = announced - here;
-        self.messages += @intFromBool(!header.part);
+        self.messages += @intFromBool(!header.chunk);
         self.bytes += header.head_size + here + carried;
         return .{ .message = header };
     }
@@ -174,8 +174,8 @@ pub const Message = struct {
     total: u64 = 0,
     /// Bodies go in the segments that their spans name; else all in frames.
     carrying: bool = false,
-    /// It is a part of a larger message.
-    part: bool = false,
+    /// It is a chunk of a larger message.
+    chunk: bool = false,
 
     fn segmentOf(self: Message, span: Span) ?body.Ref {
         return if (self.carrying) span.ref() else null;
@@ -243,7 +243,7 @@ pub const Outbound = struct {
         const here = length - header.bodyOffset();
         const carried = message.carried();
         header.more = here < message.total - carried;
-        header.part = message.part;
+        header.chunk = message.chunk;
         frame.encode(header, to[0..frame.BYTES]);
         @memcpy(to[frame.BYTES..][0..head.len], head);
         for (bodies, 0..) |span, i| {
@@ -252,7 +252,7 @@ pub const Outbound = struct {
         }
         copySpans(to[header.bodyOffset()..][0..here], message, 0);
         if (bodies.len > 0) self.missing = message.total - carried - here;
-        self.messages += @intFromBool(!message.part);
+        self.messages += @intFromBool(!message.chunk);
         self.bytes += head.len + here + carried;
         return here + carried;
     }

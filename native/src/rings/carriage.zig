@@ -58,7 +58,7 @@ fn note(self: *Carriage, flight: Flight) void {
 /// pool. If not, a space record will follow.
 fn mayFly(link: anytype, message: session.Message) bool {
     const self = &link.carriage;
-    const max: u64 = if (message.part) limits.PART_FLIGHT_BYTES_MAX else limits.SEGMENT_FLIGHT_BYTES_MAX;
+    const max: u64 = if (message.chunk) limits.CHUNK_FLIGHT_BYTES_MAX else limits.SEGMENT_FLIGHT_BYTES_MAX;
     // Not before half of them have landed: one wake for several messages, and the peer is never out of work.
     const wanted = @min(max / 2, max -| message.total);
     if (self.flight_bytes + message.total <= max or land(link) <= wanted) return true;

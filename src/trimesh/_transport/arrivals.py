@@ -1,6 +1,6 @@
-"""Large messages on their way in, whose parts are copied into the memory of the receiver as they come.
+"""Large messages on their way in, whose chunks are copied into the memory of the receiver as they come.
 
-PURE but for memory. Nothing that a peer says is believed; see `convoy` for what a part is.
+PURE but for memory. Nothing that a peer says is believed; see `chunked` for what a chunk is.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 
 from trimesh import limits
 from trimesh._transport.assembly import AssemblyError, allocate
-from trimesh._transport.convoy import IMMUTABLE, PART
+from trimesh._transport.chunked import CHUNK, IMMUTABLE
 from trimesh._wire.large_bytes import new_bytes
 
 
@@ -75,26 +75,26 @@ class Arrival:
 
 
 class Arrivals:
-    """All messages of one link that have come in part."""
+    """All messages of one link of which some has come."""
 
     def __init__(self) -> None:
         self._by_number: Final[dict[int, Arrival]] = {}
 
     def take(self, head: memoryview, bodies: list[memoryview]) -> Arrival | None:
-        """Take a part; return its message if that is whole now.
+        """Take a chunk; return its message if that is whole now.
 
         Raises:
-            AssemblyError: The parts do not fit each other.
+            AssemblyError: The chunks do not fit each other.
         """
-        if len(head) != PART.size:
-            raise AssemblyError("a part of a message with a head that cannot be")
-        number, is_first = PART.unpack(head)
+        if len(head) != CHUNK.size:
+            raise AssemblyError("a chunk of a message with a head that cannot be")
+        number, is_first = CHUNK.unpack(head)
         if is_first:
             arrival = self._open(number, bodies)
         else:
             found = self._by_number.get(number)
             if found is None:
-                raise AssemblyError("a part of no message")
+                raise AssemblyError("a chunk of no message")
             arrival = found
             for body in bodies:
                 arrival.add(body)
@@ -104,12 +104,12 @@ class Arrivals:
         return arrival
 
     def _open(self, number: int, bodies: list[memoryview]) -> Arrival:
-        if number in self._by_number or len(self._by_number) == limits.PARTED_MAX:
-            raise AssemblyError("the first part of a message that has begun, or of too many at one time")
+        if number in self._by_number or len(self._by_number) == limits.CHUNKED_MAX:
+            raise AssemblyError("the first chunk of a message that has begun, or of too many at one time")
         if len(bodies) != 2 or bodies[0].nbytes % 8 or bodies[0].nbytes > 8 * limits.BODIES_MAX:
-            raise AssemblyError("the first part of a message without its table and its head")
+            raise AssemblyError("the first chunk of a message without its table and its head")
         if bodies[1].nbytes > limits.HEAD_BYTES_MAX:
-            raise AssemblyError("the first part of a message whose head is above HEAD_BYTES_MAX")
+            raise AssemblyError("the first chunk of a message whose head is above HEAD_BYTES_MAX")
         words = struct.unpack(f"<{bodies[0].nbytes // 8}Q", bodies[0])
         arrival = self._by_number[number] = Arrival(bytes(bodies[1]), words)
         return arrival

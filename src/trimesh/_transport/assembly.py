@@ -63,10 +63,10 @@ class Assembly:
 
     Attributes:
         head: A copy of the head, kept by whoever waits for more pieces.
-        is_part: Whether it is a part of a larger one.
+        is_chunk: Whether it is a chunk of a larger one.
     """
 
-    __slots__ = ("_announced", "_at", "_bodies", "head", "is_part")
+    __slots__ = ("_announced", "_at", "_bodies", "head", "is_chunk")
 
     def __init__(self, sizes: memoryview, piece: memoryview, take: Callable[[int], memoryview]) -> None:
         words = struct.unpack(f"<{len(sizes) // 8}Q", sizes)
@@ -74,7 +74,7 @@ class Assembly:
         if total > limits.MESSAGE_BYTES_MAX:
             raise AssemblyError(f"a message of {total} bytes, above MESSAGE_BYTES_MAX")
         self.head = b""
-        self.is_part = False
+        self.is_chunk = False
         self._announced = [word if word < _IN_SEGMENT else take(word) for word in words]
         self._at = 0
         self._bodies: list[memoryview] = []

@@ -118,7 +118,7 @@ class Link(ABC):
             bodies: At most `limits.BODIES_MAX` buffers, lent until they have left. CONTROL carries none.
             lane: CONTROL overtakes what waits on DATA.
             flow: What order on DATA this message needs: 0, with all others; else it may pass large ones of other flows
-                (but 0) that are under way in parts, and be passed by messages of other flows while it is.
+                (but 0) that are under way in chunks, and be passed by messages of other flows while it is.
 
         Returns:
             None when every byte has been copied out of the caller's buffers; else an event set when that is so

@@ -291,13 +291,13 @@ class NativeTransport(Transport):
                 return found
 
     def start_moving(self, link: NativeLink) -> None:
-        """Send the parts of large messages of a link, one at a turn of the loop, until it has no room or no more."""
+        """Send the chunks of large messages of a link, one at a turn of the loop, until it has no room or no more."""
         if link not in self._moving:
             self._moving.append(link)
             self.wake()
 
     def _move(self) -> bool:
-        """Send one part, of each link in turn. Return whether there may be another one to send at once."""
+        """Send one chunk, of each link in turn. Return whether there may be another one to send at once."""
         while self._moving:
             link = self._moving.popleft()
             if link.move():

@@ -23,7 +23,7 @@ from trimesh._transport.base import (
     LinkHandler,
     LinkStatistics,
 )
-from trimesh._transport.convoy import Convoy, goes_in_parts
+from trimesh._transport.chunked import ChunkedMessage, goes_in_chunks
 from trimesh._transport.outgoing import Bodies, Completion, Departure, Outgoing
 from trimesh._transport.precedence import ORDERED, Precedence
 from trimesh.errors import LimitExceeded
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from trimesh._transport.native import NativeTransport
 
 _FLAG_MORE: Final = 1
-_FLAG_PART: Final = 4
-_LANE_PART: Final = 2
-_CONVOY_NUMBER_MAX: Final = (1 << 32) - 1
+_FLAG_CHUNK: Final = 4
+_LANE_CHUNK: Final = 2
+_CHUNKED_NUMBER_MAX: Final = (1 << 32) - 1
 
 
 class NativeLink(Link):
@@ -65,13 +65,13 @@ class NativeLink(Link):
         self._data: deque[Outgoing] = deque()
         self._large = Precedence()
         self._busy: Final = self._large.busy
-        self._part: Outgoing | None = None  # has found no room
-        self._convoys_sent = 0
-        self._convoys_received = 0
+        self._chunk: Outgoing | None = None  # has found no room
+        self._chunked_sent = 0
+        self._chunked_received = 0
         self._arrivals = Arrivals()
-        self._unsent: list[tuple[Outgoing | Convoy, Lane, int]] = []
+        self._unsent: list[tuple[Outgoing | ChunkedMessage, Lane, int]] = []
         self.local: Final = local
-        self._convoys_begun = 0
+        self._chunked_begun = 0
         self._ended = False
         self._closing = False
         self._bye_said = False
@@ -103,9 +103,9 @@ class NativeLink(Link):
         if len(bodies) == 1 and not is_held and not self._data and self._departure.leave(head, bodies[0]):
             self.transport.dirty = True
             return None
-        if bodies and goes_in_parts(bodies, local=self.local):
+        if bodies and goes_in_chunks(bodies, local=self.local):
             completion = Completion(1)
-            self.launch(Convoy(head, bodies, flow, completion))
+            self.launch(ChunkedMessage(head, bodies, flow, completion))
             return completion.event
         if len(head) > limits.HEAD_BYTES_MAX:
             raise LimitExceeded("HEAD_BYTES_MAX", len(head))
@@ -136,7 +136,7 @@ class NativeLink(Link):
     def _advance(self, one: Outgoing, lane: Lane) -> bool:
         """Send what fits of a message. True: no more of it has to wait."""
         bodies = one.bodies
-        number = _LANE_PART if one.is_part else lane
+        number = _LANE_CHUNK if one.is_chunk else lane
         code = self.transport.library.lib.tm_link_send(
             self._bus, self.handle, number, one.head, len(one.head), bodies.spans, bodies.count, one.cursor
         )
@@ -156,55 +156,55 @@ class NativeLink(Link):
         """Whether a DATA message would go out at once (if there is room)."""
         return not (self._data or self._ended or self._closing or (self._busy and not self._large.may_pass(flow)))
 
-    def resend(self, one: Outgoing | Convoy, lane: Lane, flow: int) -> None:
+    def resend(self, one: Outgoing | ChunkedMessage, lane: Lane, flow: int) -> None:
         """Send what could not go at once, in order with what waits."""
-        if isinstance(one, Convoy):
+        if isinstance(one, ChunkedMessage):
             self.launch(one)
         elif lane and self._busy and not self._large.may_pass(flow):
             self._large.hold(one, flow)
         else:
             self.enqueue(one, lane)
 
-    def launch(self, convoy: Convoy) -> None:
-        """Send a large message in parts."""
-        if self._large.add(convoy):
+    def launch(self, chunked: ChunkedMessage) -> None:
+        """Send a large message in chunks."""
+        if self._large.add(chunked):
             self.transport.start_moving(self)
 
     def move(self) -> bool:
-        """Send one part of a large message. Return whether another one could go at once."""
+        """Send one chunk of a large message. Return whether another one could go at once."""
         if self._control or self._data or self._ended or not self.up.is_set():
             return False  # tried again when those have left
-        one = self._part or self._next_part()
-        if one is None or not self._try_part(one):
+        one = self._chunk or self._next_chunk()
+        if one is None or not self._try_chunk(one):
             return False
-        convoy = self._large.under_way[0]
-        if convoy.is_out:
-            self._convoys_sent += 1
-            self._large.out(convoy, lambda held: self.enqueue(held, Lane.DATA))
+        chunked = self._large.under_way[0]
+        if chunked.is_out:
+            self._chunked_sent += 1
+            self._large.out(chunked, lambda held: self.enqueue(held, Lane.DATA))
         else:
             self._large.under_way.rotate(-1)
         if self._closing and self._has_sent_all():
             self._say_bye()
         return bool(self._large.under_way) and not self._data
 
-    def _next_part(self) -> Outgoing | None:
+    def _next_chunk(self) -> Outgoing | None:
         if not self._large.under_way:
             return None
-        convoy = self._large.under_way[0]
-        if not convoy.number:
-            self._convoys_begun = self._convoys_begun % _CONVOY_NUMBER_MAX + 1
-            convoy.number = self._convoys_begun
-        head, bodies = convoy.next_part(limits.PART_BYTES if self.local else limits.STREAM_PART_BYTES)
+        chunked = self._large.under_way[0]
+        if not chunked.number:
+            self._chunked_begun = self._chunked_begun % _CHUNKED_NUMBER_MAX + 1
+            chunked.number = self._chunked_begun
+        head, bodies = chunked.next_chunk(limits.CHUNK_BYTES if self.local else limits.STREAM_CHUNK_BYTES)
         library = self.transport.library
         spans = Bodies(library, self._bus, bodies)
-        return Outgoing(head, spans, library.ffi.new("tm_cursor *"), convoy, is_part=True)
+        return Outgoing(head, spans, library.ffi.new("tm_cursor *"), chunked, is_chunk=True)
 
-    def _try_part(self, one: Outgoing) -> bool:
-        """Send a part if there is room for it; smaller messages may find some before it does."""
-        self._part = None
+    def _try_chunk(self, one: Outgoing) -> bool:
+        """Send a chunk if there is room for it; smaller messages may find some before it does."""
+        self._chunk = None
         if not self._advance(one, Lane.DATA):
             if not one.cursor.started:
-                self._part = one
+                self._chunk = one
                 return False
             self._data.append(one)
         return True
@@ -267,8 +267,8 @@ class NativeLink(Link):
         self.view = memoryview(b"")
         for one, _ in self._large.take_all():
             one.finish()
-        if self._part is not None:
-            self._part.finish()
+        if self._chunk is not None:
+            self._chunk.finish()
         for queue in (self._control, self._data):
             while queue:
                 queue.popleft().finish()
@@ -289,10 +289,10 @@ class NativeLink(Link):
             return self._last
         info = self.transport.info_of(self.handle)
         waiting = sum(one.waiting_bytes for queue in (self._control, self._data) for one in queue)
-        waiting += self._large.waiting_bytes + (0 if self._part is None else self._part.waiting_bytes)
+        waiting += self._large.waiting_bytes + (0 if self._chunk is None else self._chunk.waiting_bytes)
         return LinkStatistics(
-            messages_sent=info.messages_sent + self._convoys_sent,
-            messages_received=info.messages_received + self._convoys_received,
+            messages_sent=info.messages_sent + self._chunked_sent,
+            messages_received=info.messages_received + self._chunked_received,
             bytes_sent=info.bytes_sent,
             bytes_received=info.bytes_received,
             queued_bytes=waiting,
@@ -313,7 +313,7 @@ class NativeLink(Link):
             return
         sizes, piece = view[sizes_at : sizes_at + 8 * n_bodies], view[body_at : body_at + body_size]
         assembly = Assembly(sizes, piece, self._take)
-        assembly.is_part = bool(flags & _FLAG_PART)
+        assembly.is_chunk = bool(flags & _FLAG_CHUNK)
         if flags & _FLAG_MORE:
             assembly.head = bytes(view[head_at : head_at + head_size])
             self._assembly = assembly
@@ -323,12 +323,12 @@ class NativeLink(Link):
         head.release()
 
     def _hand_over(self, handler: LinkHandler, head: memoryview, assembly: Assembly) -> None:
-        if not assembly.is_part:
+        if not assembly.is_chunk:
             handler.received(self, head, assembly.finish())
             return
         arrival = self._arrivals.take(head, assembly.finish())
         if arrival is not None:
-            self._convoys_received += 1
+            self._chunked_received += 1
             handler.received(self, memoryview(arrival.head), arrival.bodies())
 
     def _take(self, word: int) -> memoryview:
@@ -395,7 +395,7 @@ class NativeGroup(Group):
         clear: list[NativeLink] = []
         behind: list[NativeLink] = []
         for link in self._links:
-            if bodies and link.is_open() and goes_in_parts(bodies, local=link.local, shared=True):
+            if bodies and link.is_open() and goes_in_chunks(bodies, local=link.local, shared=True):
                 parted.append(link)
             elif link.is_clear(flow):
                 clear.append(link)
@@ -412,7 +412,7 @@ class NativeGroup(Group):
         for link, cursor in rest:
             link.resend(Outgoing(head, spans, cursor, completion), Lane.DATA, flow)
         for link in parted:
-            link.launch(Convoy(head, bodies, flow, completion))
+            link.launch(ChunkedMessage(head, bodies, flow, completion))
         return completion.event
 
     def _send(self, head: bytes, spans: Bodies, clear: Sequence[NativeLink]) -> list[tuple[NativeLink, Any]]:

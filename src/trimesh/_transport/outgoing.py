@@ -11,7 +11,7 @@ from trimesh import limits
 from trimesh._native import status
 from trimesh._native.lib import Library
 from trimesh._transport.base import Buffer, Lane
-from trimesh._transport.convoy import Told
+from trimesh._transport.chunked import Told
 from trimesh.errors import LimitExceeded
 
 _LANE_DATA: Final = int(Lane.DATA)  # to look at a member of an enumeration is a call
@@ -22,14 +22,14 @@ _TABLE_BYTES: Final = 16
 class Completion:
     """One event for a message that goes out on one or several links."""
 
-    def __init__(self, parts: int) -> None:
+    def __init__(self, chunks: int) -> None:
         self.event = trio.Event()
-        self._parts = parts
+        self._chunks = chunks
 
-    def part_done(self) -> None:
+    def chunk_done(self) -> None:
         """Note that it has left on one link."""
-        self._parts -= 1
-        if self._parts == 0:
+        self._chunks -= 1
+        if self._chunks == 0:
             self.event.set()
 
 
@@ -104,10 +104,10 @@ class Outgoing:
         head, bodies: What is sent.
         cursor: Where it goes on.
         completion: Told when all of it has left; None while nobody can be waiting for that.
-        is_part: Whether it is a part of a larger one.
+        is_chunk: Whether it is a chunk of a larger one.
     """
 
-    __slots__ = ("bodies", "completion", "cursor", "head", "is_part")
+    __slots__ = ("bodies", "completion", "cursor", "head", "is_chunk")
 
     def __init__(
         self,
@@ -116,19 +116,19 @@ class Outgoing:
         cursor: Any,
         completion: Told | None = None,
         *,
-        is_part: bool = False,
+        is_chunk: bool = False,
     ) -> None:
         self.head = head
         self.bodies = bodies
         self.cursor = cursor
         self.completion = completion
-        self.is_part = is_part
+        self.is_chunk = is_chunk
 
     def finish(self) -> None:
         """Give back what was lent."""
         self.bodies.left()
         if self.completion is not None:
-            self.completion.part_done()
+            self.completion.chunk_done()
 
     @property
     def waiting_bytes(self) -> int:

@@ -50,7 +50,7 @@ SEGMENT_BYTES_MIN: Final = 1 << 17
 """Smallest pooled segment: nearly twice the size up to which a body is copied inline."""
 
 SEGMENT_BYTES_MAX: Final = 1 << 27
-"""Largest pooled segment; a larger body travels in parts. Nothing else runs in the sender's loop while it copies:
+"""Largest pooled segment; a larger body travels in chunks. Nothing else runs in the sender's loop while it copies:
 7 ms for 128 MiB, 90 ms when the pages are new."""
 
 SEGMENT_IDLE_BYTES_MAX: Final = 1 << 28
@@ -63,22 +63,22 @@ SEGMENTS_MAX: Final = 128
 SEGMENT_FLIGHT_BYTES_MAX: Final = 1 << 24
 """Bytes in segments sent to one peer that has not looked at them; beyond it messages wait, but one alone."""
 
-PART_FLIGHT_BYTES_MAX: Final = 1 << 22
-"""The same of parts of larger messages: one that overtakes them waits for what is under way, some 0.3 ms a MiB."""
+CHUNK_FLIGHT_BYTES_MAX: Final = 1 << 22
+"""The same of chunks of larger messages: one that overtakes them waits for what is under way, some 0.3 ms a MiB."""
 
-PART_BYTES: Final = 1 << 20
-"""One part of a large message to a process of this host. Copying it takes the loop of either side 0.2 ms; smaller ones
+CHUNK_BYTES: Final = 1 << 20
+"""One chunk of a large message to a process of this host. Copying it takes the loop of either side 0.2 ms; smaller ones
 cost more turns of the loop, larger ones are slower for a core's cache."""
 
-STREAM_PART_BYTES: Final = 1 << 17
+STREAM_CHUNK_BYTES: Final = 1 << 17
 """The same between hosts: what a small message may find before it in the ring of the link, half of that."""
 
-PARTED_BYTES_MIN: Final = 2 << 20
-"""From this size on messages go in parts between hosts, and to processes of this host if most of it is `bytes`. Those
-are copied out of shared memory anyway: in parts, while the sender is still copying in."""
+CHUNKED_BYTES_MIN: Final = 2 << 20
+"""From this size on messages go in chunks between hosts, and to processes of this host if most of it is `bytes`. Those
+are copied out of shared memory anyway: in chunks, while the sender is still copying in."""
 
-PARTED_MAX: Final = 16
-"""Large messages of one link under way in parts at one time; more wait for their turn."""
+CHUNKED_MAX: Final = 16
+"""Large messages of one link under way in chunks at one time; more wait for their turn."""
 
 SEGMENT_POOL_BYTES_MAX: Final = 1 << 31
 """Shared memory that one process may hold for bodies on their way: 2 GiB; beyond it bodies travel as fragments."""

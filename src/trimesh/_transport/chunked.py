@@ -1,9 +1,9 @@
-"""A large message on its way in parts, which other messages may pass between.
+"""A large message on its way in chunks, which other messages may pass between.
 
-A part is a message of its own for the link below: its head says which convoy it belongs to, its bodies are the next
+A chunk is a message of its own for the link below: its head says which message it belongs to, its bodies are the next
 bytes, in order. The first one has two bodies, the table of sizes and the head of the whole:
 
-    part      u32 convoy | u8 1 = the first one
+    chunk     u32 message | u8 1 = the first one
     table     u64 for each body: its size, bit 63 = a `bytes`
 """
 
@@ -16,19 +16,19 @@ from typing import Final, Protocol
 from trimesh import limits
 from trimesh._transport.base import Buffer, checked_size
 
-PART: Final = struct.Struct("<IB")
+CHUNK: Final = struct.Struct("<IB")
 IMMUTABLE: Final = 1 << 63
 
 
 class Told(Protocol):
     """Who is told when a message has left on one link."""
 
-    def part_done(self) -> None:
+    def chunk_done(self) -> None:
         """Note it."""
 
 
-class Convoy:
-    """One large message, lent by its sender until `part_done` of `completion`.
+class ChunkedMessage:
+    """One large message, lent by its sender until `chunk_done` of `completion`.
 
     Args:
         head, bodies: As given to `Link.send`.
@@ -37,7 +37,7 @@ class Convoy:
 
     Attributes:
         number: Its number on the link; given when it starts.
-        waiting_bytes: Bytes that are in no part yet.
+        waiting_bytes: Bytes that are in no chunk yet.
     """
 
     def __init__(self, head: bytes, bodies: Sequence[Buffer], flow: int, completion: Told) -> None:
@@ -57,13 +57,13 @@ class Convoy:
         self._is_told = False
         self.waiting_bytes = size
 
-    def next_part(self, bytes_max: int) -> tuple[bytes, list[Buffer]]:
-        """Return head and bodies of the next part; call `part_done` when it has left."""
+    def next_chunk(self, bytes_max: int) -> tuple[bytes, list[Buffer]]:
+        """Return head and bodies of the next chunk; call `chunk_done` when it has left."""
         self._under_way += 1
         if not self._begun:
             self._begun = True
             self.waiting_bytes -= len(self._head)
-            return PART.pack(self.number, 1), [self._table, self._head]
+            return CHUNK.pack(self.number, 1), [self._table, self._head]
         pieces: list[Buffer] = []
         index, offset = self._at
         left = bytes_max
@@ -77,15 +77,15 @@ class Convoy:
                 index, offset = index + 1, 0
         self._at = (index, offset)
         self.waiting_bytes -= bytes_max - left
-        return PART.pack(self.number, 0), pieces
+        return CHUNK.pack(self.number, 0), pieces
 
     @property
     def is_out(self) -> bool:
-        """Whether there is no further part."""
+        """Whether there is no further chunk."""
         return self._begun and not self.waiting_bytes
 
-    def part_done(self) -> None:
-        """Note that a part has left."""
+    def chunk_done(self) -> None:
+        """Note that a chunk has left."""
         self._under_way -= 1
         if self.is_out and not self._under_way:
             self.finish()
@@ -94,7 +94,7 @@ class Convoy:
         """Note that all of it has left, or the rest never will. Idempotent."""
         if not self._is_told:
             self._is_told = True
-            self._completion.part_done()
+            self._completion.chunk_done()
 
 
 def is_immutable(body: Buffer) -> bool:
@@ -102,8 +102,8 @@ def is_immutable(body: Buffer) -> bool:
     return type(body) is bytes or (type(body) is memoryview and body.readonly and type(body.obj) is bytes)
 
 
-def goes_in_parts(bodies: Sequence[Buffer], *, local: bool, shared: bool = False) -> bool:
-    """Whether a message is to go in parts: see `limits.PARTED_BYTES_MIN`.
+def goes_in_chunks(bodies: Sequence[Buffer], *, local: bool, shared: bool = False) -> bool:
+    """Whether a message is to go in chunks: see `limits.CHUNKED_BYTES_MIN`.
 
     Args:
         bodies: What it has beside its head.
@@ -116,9 +116,9 @@ def goes_in_parts(bodies: Sequence[Buffer], *, local: bool, shared: bool = False
         if nbytes > limits.SEGMENT_BYTES_MAX:
             return True
         total += nbytes
-        if nbytes >= limits.PARTED_BYTES_MIN and is_immutable(body):
+        if nbytes >= limits.CHUNKED_BYTES_MIN and is_immutable(body):
             owned += nbytes
-    return total >= limits.PARTED_BYTES_MIN and (not local or (2 * owned >= total and not shared))
+    return total >= limits.CHUNKED_BYTES_MIN and (not local or (2 * owned >= total and not shared))
 
 
 def _flat(body: Buffer) -> memoryview:

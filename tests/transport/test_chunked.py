@@ -1,4 +1,4 @@
-"""Large messages that go in parts: what is sent is what arrives, and nothing that a peer says is believed."""
+"""Large messages that go in chunks: what is sent is what arrives, and nothing that a peer says is believed."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from trimesh import limits
 from trimesh._transport.arrivals import Arrival, Arrivals
 from trimesh._transport.assembly import AssemblyError
-from trimesh._transport.convoy import IMMUTABLE, PART, Convoy, goes_in_parts, is_immutable
+from trimesh._transport.chunked import CHUNK, IMMUTABLE, ChunkedMessage, goes_in_chunks, is_immutable
 from trimesh.errors import LimitExceeded
 
-LARGE = limits.PARTED_BYTES_MIN
+LARGE = limits.CHUNKED_BYTES_MIN
 
 
 @attrs.define
 class Done:
     times: int = 0
 
-    def part_done(self) -> None:
+    def chunk_done(self) -> None:
         self.times += 1
 
 
@@ -33,21 +33,21 @@ def take(arrivals: Arrivals, head: bytes, bodies) -> Arrival | None:
 @given(
     head=st.binary(max_size=20),
     bodies=st.lists(st.one_of(st.binary(max_size=50), st.binary(max_size=50).map(bytearray)), max_size=6),
-    part_bytes=st.integers(1, 40),
+    chunk_bytes=st.integers(1, 40),
 )
-def test_message_arrives_whole_and_leaves_once(head: bytes, bodies: list[bytes | bytearray], part_bytes: int):
+def test_message_arrives_whole_and_leaves_once(head: bytes, bodies: list[bytes | bytearray], chunk_bytes: int):
     done = Done()
-    convoy = Convoy(head, bodies, 7, done)
-    convoy.number = 3
+    chunked = ChunkedMessage(head, bodies, 7, done)
+    chunked.number = 3
     arrivals = Arrivals()
     arrival = None
 
-    while not convoy.is_out:
+    while not chunked.is_out:
         assert arrival is None
-        part_head, pieces = convoy.next_part(part_bytes)
-        arrival = take(arrivals, part_head, pieces)
+        chunk_head, pieces = chunked.next_chunk(chunk_bytes)
+        arrival = take(arrivals, chunk_head, pieces)
         assert done.times == 0
-        convoy.part_done()
+        chunked.chunk_done()
 
     assert done.times == 1
     assert arrival is not None
@@ -62,23 +62,23 @@ def test_message_arrives_whole_and_leaves_once(head: bytes, bodies: list[bytes |
 
 def test_message_that_is_given_up_leaves_once():
     done = Done()
-    convoy = Convoy(b"", [bytes(100)], 7, done)
-    convoy.next_part(10)
+    chunked = ChunkedMessage(b"", [bytes(100)], 7, done)
+    chunked.next_chunk(10)
 
-    convoy.finish()
-    convoy.part_done()
-    convoy.finish()
+    chunked.finish()
+    chunked.chunk_done()
+    chunked.finish()
 
     assert done.times == 1
 
 
 def test_bodies_may_be_any_contiguous_buffer():
     grid = memoryview(bytes(range(12))).cast("B", (3, 4))
-    convoy = Convoy(b"", [grid, memoryview(b"")], 7, Done())
+    chunked = ChunkedMessage(b"", [grid, memoryview(b"")], 7, Done())
     arrivals = Arrivals()
-    assert take(arrivals, *convoy.next_part(100)) is None
+    assert take(arrivals, *chunked.next_chunk(100)) is None
 
-    arrival = take(arrivals, *convoy.next_part(100))
+    arrival = take(arrivals, *chunked.next_chunk(100))
 
     assert arrival is not None
     assert [bytes(body) for body in arrival.bodies()] == [bytes(range(12)), b""]
@@ -89,7 +89,7 @@ def test_bodies_may_be_any_contiguous_buffer():
 )
 def test_what_no_link_takes_is_refused(head: bytes, bodies: list[bytes]):
     with pytest.raises(LimitExceeded):
-        Convoy(head, bodies, 7, Done())
+        ChunkedMessage(head, bodies, 7, Done())
 
 
 def test_bytes_and_views_of_them_are_immutable():
@@ -101,7 +101,7 @@ def test_bytes_and_views_of_them_are_immutable():
 
 
 @pytest.mark.parametrize(
-    ("bodies", "local", "shared", "parts"),
+    ("bodies", "local", "shared", "chunks"),
     [
         ([bytes(LARGE)], True, False, True),
         ([bytes(LARGE)], True, True, False),
@@ -114,59 +114,59 @@ def test_bytes_and_views_of_them_are_immutable():
         ([memoryview(bytearray(1)), b""], True, False, False),
     ],
 )
-def test_who_goes_in_parts(bodies: list[bytes | bytearray], local: bool, shared: bool, parts: bool):
-    assert goes_in_parts(bodies, local=local, shared=shared) is parts
+def test_who_goes_in_chunks(bodies: list[bytes | bytearray], local: bool, shared: bool, chunks: bool):
+    assert goes_in_chunks(bodies, local=local, shared=shared) is chunks
 
 
-# ---- foreign parts ---------------------------------------------------------------------------------------------------
+# ---- foreign chunks --------------------------------------------------------------------------------------------------
 
 
 def first(*words: int, head: bytes = b"") -> tuple[bytes, list[bytes]]:
-    return PART.pack(1, 1), [struct.pack(f"<{len(words)}Q", *words), head]
+    return CHUNK.pack(1, 1), [struct.pack(f"<{len(words)}Q", *words), head]
 
 
-def next_part(*pieces: bytes) -> tuple[bytes, list[bytes]]:
-    return PART.pack(1, 0), list(pieces)
+def next_chunk(*pieces: bytes) -> tuple[bytes, list[bytes]]:
+    return CHUNK.pack(1, 0), list(pieces)
 
 
 @pytest.mark.parametrize(
-    "parts",
+    "chunks",
     [
         [(b"", [b"x"])],
-        [next_part(b"x")],
+        [next_chunk(b"x")],
         [first(2), first(2)],
-        [first(2), next_part(b"xyz")],
-        [first(1), next_part(b"x"), next_part(b"x")],
-        [(PART.pack(1, 1), [b"1234567", b""])],
-        [(PART.pack(1, 1), [b"12345678"])],
-        [(PART.pack(1, 1), [bytes(8 * limits.BODIES_MAX + 8), b""])],
+        [first(2), next_chunk(b"xyz")],
+        [first(1), next_chunk(b"x"), next_chunk(b"x")],
+        [(CHUNK.pack(1, 1), [b"1234567", b""])],
+        [(CHUNK.pack(1, 1), [b"12345678"])],
+        [(CHUNK.pack(1, 1), [bytes(8 * limits.BODIES_MAX + 8), b""])],
         [first(2, head=bytes(limits.HEAD_BYTES_MAX + 1))],
         [first(limits.MESSAGE_BYTES_MAX, 1)],
         [first((1 << 63) - 1)],
         [first(IMMUTABLE | ((1 << 63) - 1))],
     ],
 )
-def test_parts_that_do_not_fit_are_refused(parts: list[tuple[bytes, list[bytes]]]):
+def test_chunks_that_do_not_fit_are_refused(chunks: list[tuple[bytes, list[bytes]]]):
     arrivals = Arrivals()
 
     with pytest.raises(AssemblyError):
-        for head, bodies in parts:
+        for head, bodies in chunks:
             take(arrivals, head, bodies)
 
 
 def test_too_many_messages_at_one_time_are_refused():
     arrivals = Arrivals()
-    for number in range(limits.PARTED_MAX):
-        assert take(arrivals, PART.pack(number, 1), [struct.pack("<Q", 1), b""]) is None
+    for number in range(limits.CHUNKED_MAX):
+        assert take(arrivals, CHUNK.pack(number, 1), [struct.pack("<Q", 1), b""]) is None
 
     with pytest.raises(AssemblyError):
-        take(arrivals, PART.pack(limits.PARTED_MAX, 1), [struct.pack("<Q", 1), b""])
+        take(arrivals, CHUNK.pack(limits.CHUNKED_MAX, 1), [struct.pack("<Q", 1), b""])
 
 
 @given(
     st.lists(
         st.tuples(
-            st.one_of(st.builds(PART.pack, st.integers(0, 2), st.integers(0, 1)), st.binary(max_size=6)),
+            st.one_of(st.builds(CHUNK.pack, st.integers(0, 2), st.integers(0, 1)), st.binary(max_size=6)),
             st.lists(
                 st.one_of(st.binary(max_size=16), st.builds(lambda n: struct.pack("<Q", n), st.integers(0, 40))),
                 max_size=3,
@@ -175,9 +175,9 @@ def test_too_many_messages_at_one_time_are_refused():
         max_size=20,
     )
 )
-def test_no_parts_raise_anything_else(parts: list[tuple[bytes, list[bytes]]]):
+def test_no_chunks_raise_anything_else(chunks: list[tuple[bytes, list[bytes]]]):
     arrivals = Arrivals()
-    for head, bodies in parts:
+    for head, bodies in chunks:
         try:
             arrival = take(arrivals, head, bodies)
         except AssemblyError:
