@@ -20,11 +20,11 @@ from trimesh import limits
 from trimesh._runtime.spawner.launcher import Launcher, open_spawner
 from trimesh._runtime.spawner.orphans import ExecutingError, marked_proc
 from trimesh._runtime.system import prctl
+from trimesh._runtime.system.child import end_child
 from trimesh._runtime.system.exits import (
     ExitReport,
     OomLedger,
     decode_tail,
-    end_child,
     memory_event_paths,
     parse_oom_kills,
     signal_name,

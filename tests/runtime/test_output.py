@@ -20,8 +20,8 @@ from tests.runtime.processes import wait_reaped
 
 from trimesh import limits, this_host
 from trimesh._runtime.spawner.launcher import Launcher, open_spawner
-from trimesh._runtime.spawner.wire import OutputChunk
 from trimesh._runtime.system.output import STDERR, STDOUT, LineCutter, OutputPrinter, OutputQueue, Tail
+from trimesh._runtime.system.records import OutputChunk
 
 real = pytest.mark.real
 

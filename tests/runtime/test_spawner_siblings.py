@@ -19,8 +19,9 @@ from tests.runtime.worker_entries import say
 from trimesh import limits
 from trimesh._runtime.spawner.launcher import Launcher, attach_launcher, open_spawner
 from trimesh._runtime.spawner.siblings import Siblings
-from trimesh._runtime.spawner.wire import Connect, WorkerConfig, encode
+from trimesh._runtime.spawner.wire import Connect, encode
 from trimesh._runtime.system.child import Child
+from trimesh._runtime.system.records import WorkerConfig
 from trimesh.errors import MeshError
 from trimesh.ids import ProcId
 

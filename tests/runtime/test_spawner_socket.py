@@ -16,6 +16,7 @@ from trimesh import limits
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.caller import capture_caller
 from trimesh._runtime.spawner.socket import BrokerSocket, broker_pair, memfd_of
+from trimesh._runtime.system import records
 from trimesh.errors import LimitExceeded, ProtocolError
 
 
@@ -33,7 +34,7 @@ Pair = tuple[BrokerSocket, BrokerSocket]
 
 def launch_of(size: int) -> wire.Launch:
     """Return a request that carries `size` bytes."""
-    config = wire.WorkerConfig(proc_id=1, parent_id=2, root_id=3, mesh="m", extra=bytes(size))
+    config = records.WorkerConfig(proc_id=1, parent_id=2, root_id=3, mesh="m", extra=bytes(size))
     return wire.Launch(request=7, config=config, context=capture_caller({}, are_several=False))
 
 
@@ -75,7 +76,7 @@ RECORDS = [
     wire.ConnectFailed(1, "text", is_gone=True),
     wire.Incoming(5),
     wire.ExitKnown(1, None),
-    wire.Output((wire.OutputChunk("m", 1, 0, (b"line",)),)),
+    wire.Output((records.OutputChunk("m", 1, 0, (b"line",)),)),
     wire.Flushed(1),
 ]
 
@@ -115,8 +116,8 @@ def test_member_is_named_by_its_coordinates(
     labels: tuple[str, ...], sizes: tuple[int, ...], rank: int, name: str
 ) -> None:
     """The last label varies fastest."""
-    config = wire.WorkerConfig(proc_id=1, parent_id=1, root_id=1, mesh="m", labels=labels, sizes=sizes, rank=rank)
-    assert wire.member_name(config) == name
+    config = records.WorkerConfig(proc_id=1, parent_id=1, root_id=1, mesh="m", labels=labels, sizes=sizes, rank=rank)
+    assert records.member_name(config) == name
 
 
 # ---- sockets ---------------------------------------------------------------------------------------------------------

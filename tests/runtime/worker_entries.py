@@ -25,8 +25,8 @@ from typing import Any
 import trio
 
 from trimesh._runtime.spawner.launcher import attach_launcher
-from trimesh._runtime.spawner.wire import WorkerConfig
 from trimesh._runtime.system.child import LaunchSpec
+from trimesh._runtime.system.records import WorkerConfig
 from trimesh.ids import ProcId
 
 

@@ -14,9 +14,9 @@ from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.host import Host, LaunchRequest, NoLinkError
 from trimesh._runtime.spawner.launcher import Launcher, open_spawner
 from trimesh._runtime.spawner.siblings import Siblings
-from trimesh._runtime.spawner.wire import ENTRY
 from trimesh._runtime.system.child import Child, LaunchSpec
 from trimesh._runtime.system.exits import ExitReport
+from trimesh._runtime.system.records import ENTRY
 from trimesh._transport.base import Link
 from trimesh._transport.native import NativeLink, NativeTransport
 from trimesh.errors import LimitExceeded, MeshError, SpawnError

@@ -20,8 +20,8 @@ from trimesh._runtime.life.local_host import LocalHost, accept_links
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.spawner.launcher import attach_launcher
-from trimesh._runtime.spawner.wire import WorkerConfig
 from trimesh._runtime.system import prctl
+from trimesh._runtime.system.records import WorkerConfig
 from trimesh._runtime.watch.report import describe_self
 from trimesh._runtime.watch.stack import arm_stack
 from trimesh._transport.native import NativeTransport

@@ -36,7 +36,7 @@ from trimesh import limits
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.privileges import Privileges, assume
 from trimesh._runtime.spawner.socket import BrokerSocket, memfd_of, read_exactly
-from trimesh._runtime.system import prctl
+from trimesh._runtime.system import prctl, records
 from trimesh._runtime.system.script_pickle import carry_script
 from trimesh._runtime.system.seeds import ProcSeeds
 from trimesh._runtime.system.tracker import keep_trackers
@@ -186,7 +186,7 @@ def _reset_signals(handled: Sequence[int]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _name_process(config: wire.WorkerConfig) -> None:
+def _name_process(config: records.WorkerConfig) -> None:
     prctl.set_process_name(f"{config.mesh[:9]}.{config.rank}")
 
 
@@ -406,7 +406,7 @@ def _refuse(broker: BrokerSocket, error: BaseException) -> NoReturn:
 
 def run_entry(
     entry: Callable[..., int],
-    config: wire.WorkerConfig,
+    config: records.WorkerConfig,
     link: int,
     broker: BrokerSocket,
     lifelines: list[int],

@@ -18,6 +18,7 @@ from trimesh import limits
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.boot import WorkerStart
 from trimesh._runtime.spawner.socket import BrokerSocket, broker_pair
+from trimesh._runtime.system import records
 from trimesh._runtime.system.exits import decode_tail
 from trimesh._runtime.system.output import STDERR, STDOUT, LineCutter, OutputQueue, Tail
 
@@ -145,7 +146,7 @@ class Member:
     @property
     def name(self) -> str:
         """Mesh and coordinates."""
-        return wire.member_name(self.launch.config)
+        return records.member_name(self.launch.config)
 
     def take_link(self) -> int:
         """Return the owner's end of the link, which is the caller's from now on."""
@@ -221,7 +222,7 @@ def prepare(blank: WorkerStart, owner: Connection, output: OutputQueue) -> Prepa
         OSError: There are not enough descriptors; nothing stays open.
     """
     launch = blank.launch
-    name = wire.member_name(launch.config)
+    name = records.member_name(launch.config)
     queue = output if launch.output == "forward" else None
     with ExitStack() as undo:
         link, child_link = (undo.enter_context(end) for end in socket.socketpair())
@@ -257,14 +258,14 @@ class ExitHistory:
 
     def __init__(self, size: int = limits.EXIT_REPORTS) -> None:
         self._size = size
-        self._reports: OrderedDict[int, wire.ExitRecord] = OrderedDict()
+        self._reports: OrderedDict[int, records.ExitRecord] = OrderedDict()
 
-    def add(self, report: wire.ExitRecord) -> None:
+    def add(self, report: records.ExitRecord) -> None:
         """Remember `report`, forget the oldest."""
         self._reports[report.proc_id] = report
         if len(self._reports) > self._size:
             self._reports.popitem(last=False)
 
-    def get(self, proc_id: int) -> wire.ExitRecord | None:
+    def get(self, proc_id: int) -> records.ExitRecord | None:
         """Return the report of `proc_id`, if it is remembered."""
         return self._reports.get(proc_id)

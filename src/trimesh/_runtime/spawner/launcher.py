@@ -35,8 +35,8 @@ from trimesh._runtime.spawner.client import SpawnerClient, SpawnerLostError
 from trimesh._runtime.spawner.process import SpawnerProcess
 from trimesh._runtime.spawner.siblings import Siblings
 from trimesh._runtime.spawner.socket import BrokerSocket, Received, close_all
-from trimesh._runtime.system import exits, prctl
-from trimesh._runtime.system.child import Child, ExitHook, LaunchSpec, config_of, name_of, output_of
+from trimesh._runtime.system import exits, prctl, records
+from trimesh._runtime.system.child import Child, ExitHook, LaunchSpec, config_of, end_child, name_of, output_of
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.system.output import OutputPrinter
 from trimesh.errors import LimitExceeded, LinkLost, SpawnError
@@ -47,7 +47,7 @@ IncomingHook = Callable[[ProcId, socket.socket], None]
 _STOP_SECONDS: Final = limits.KILL_SECONDS + 2 * limits.EXIT_REPORT_SECONDS
 """A spawner that was told to stop gives up stuck workers after `KILL_SECONDS` and needs moments for the rest."""
 
-_MODULES: Final = {wire.ENTRY: ("trimesh._runtime.life.local_host",)}
+_MODULES: Final = {records.ENTRY: ("trimesh._runtime.life.local_host",)}
 """What an entry imports when it runs, so better before the fork: here the native transport, and the launcher itself."""
 
 
@@ -196,7 +196,7 @@ class Launcher:
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as nursery:
                 for child in list(self._children.values()):
-                    nursery.start_soon(lambda child=child: exits.end_child(child, term_seconds=0))  # type: ignore[misc]
+                    nursery.start_soon(lambda child=child: end_child(child, term_seconds=0))  # type: ignore[misc]
             await trio.lowlevel.checkpoint()
 
     # ---- launching ---------------------------------------------------------------------------------------
@@ -392,7 +392,7 @@ async def open_spawner(
     python: str | None = None,
     preload: Sequence[str] = (),
     incoming: IncomingHook | None = None,
-    entry: str = wire.ENTRY,
+    entry: str = records.ENTRY,
     siblings: Siblings | None = None,
 ) -> AsyncGenerator[Launcher, None]:
     """Start a spawner; this process is the controller of the family.
@@ -493,5 +493,5 @@ async def _serving(
         raise raised
 
 
-def _report_of(proc_id: ProcId, record: wire.ExitRecord | None) -> ExitReport:
+def _report_of(proc_id: ProcId, record: records.ExitRecord | None) -> ExitReport:
     return ExitReport.unknown(proc_id) if record is None else ExitReport.of(record)

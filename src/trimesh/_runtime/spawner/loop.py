@@ -27,7 +27,7 @@ from trimesh._runtime.spawner.foreign_children import ForeignQuestions
 from trimesh._runtime.spawner.orphans import Children, Orphans
 from trimesh._runtime.spawner.privileges import privileges_of
 from trimesh._runtime.spawner.socket import BrokerSocket, close_all
-from trimesh._runtime.system import exits, prctl
+from trimesh._runtime.system import exits, prctl, records
 from trimesh._runtime.system.output import OutputQueue
 from trimesh.errors import ProtocolError
 
@@ -432,7 +432,7 @@ class Spawner:
             self._unwatch(pipe.fd)
             pipe.close()
         self._pump_output()  # its last lines come before the news of its end, as far as there is room
-        report = wire.ExitRecord(
+        report = records.ExitRecord(
             proc_id=member.proc_id,
             pid=member.pid,
             exit_code=exit_code,
@@ -450,7 +450,7 @@ class Spawner:
             if child.owner.proc_id == member.proc_id:
                 child.signal_group(signal.SIGKILL)  # its owner is gone; its own lifeline says the same
 
-    def _report(self, member: Member, report: wire.ExitRecord) -> None:
+    def _report(self, member: Member, report: records.ExitRecord) -> None:
         if member.has_entered:
             self._send(member.owner, wire.Exited(report, not self._output))
             if member.owner is not self._root:

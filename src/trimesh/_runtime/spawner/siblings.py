@@ -30,6 +30,7 @@ from trimesh._runtime.spawner.client import SpawnerClient, SpawnerLostError
 from trimesh._runtime.spawner.families import ExitHistory
 from trimesh._runtime.spawner.orphans import kill_marked
 from trimesh._runtime.spawner.socket import Received, close_all
+from trimesh._runtime.system import records
 
 Question = wire.ForeignConnect | wire.ForeignExitOf
 
@@ -121,7 +122,7 @@ class Siblings:
             return wire.ConnectFailed(question.request, "the controller has no descriptor left"), ()
         return wire.Connected(question.request), received.fds
 
-    async def _exit_of(self, others: list[SpawnerClient], proc_id: int) -> wire.ExitRecord | None:
+    async def _exit_of(self, others: list[SpawnerClient], proc_id: int) -> records.ExitRecord | None:
         async def ask(client: SpawnerClient) -> Received | None:
             if client in self._stopping:
                 await client.ended.wait()

@@ -14,58 +14,21 @@ Texts of the operating system (paths, environment) are bytes, because they need 
 
 # Annotations are not texts here: msgspec would compile each of them in every new process.
 
-from typing import Annotated, Final
+from typing import Annotated
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
+from trimesh._runtime.system.records import ENTRY, Count, ExitRecord, Id, OutputChunk, Record, WorkerConfig
 from trimesh.errors import ProtocolError
 from trimesh.ids import ID_MAX
 
-Id = Annotated[int, Meta(ge=1, le=ID_MAX)]
-Count = Annotated[int, Meta(ge=0, le=ID_MAX)]
 Request = Annotated[int, Meta(ge=1, le=ID_MAX)]
-
-ENTRY: Final = "trimesh._runtime.life.worker:main"
-"""What a worker runs unless its launch says otherwise: `module:function(config, link, broker, lifelines) -> int`."""
-
-
-class _Record(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Base of every record: an array whose first item is the name of its type."""
-
 
 # ---- parts of records ------------------------------------------------------------------------------------
 
 
-class WorkerConfig(_Record, frozen=True, kw_only=True):
-    """What a worker is told about itself; `main` of the worker gets it.
-
-    Attributes:
-        proc_id, parent_id, root_id: This incarnation, the process that asked for it, the controller of the family.
-        mesh: Name of the process mesh.
-        labels, sizes, rank: Extent of the mesh as spawned, and the place in it.
-        incarnation: 0 for the first process at this point, one more for each restart.
-        seed: Seed of the mesh; generators are seeded from (seed, mesh, rank, incarnation).
-        grace: Seconds for clean-up; may be infinite.
-        pickled: Whether values are pickled in its family.
-        extra: Bytes of the floors above.
-    """
-
-    proc_id: Id
-    parent_id: Id
-    root_id: Id
-    mesh: str
-    labels: tuple[str, ...] = ()
-    sizes: tuple[int, ...] = ()
-    rank: Count = 0
-    incarnation: Count = 0
-    seed: int = 0
-    grace: float = 0.0
-    pickled: bool = True
-    extra: bytes = b""
-
-
-class WarningFilter(_Record, frozen=True):
+class WarningFilter(Record, frozen=True):
     """One entry of `warnings.filters`; patterns as texts, the category by module and qualified name."""
 
     action: str
@@ -76,7 +39,7 @@ class WarningFilter(_Record, frozen=True):
     line: Count
 
 
-class CallerContext(_Record, frozen=True, kw_only=True):
+class CallerContext(Record, frozen=True, kw_only=True):
     """What a new process takes over from the one that asked for it (rule O2).
 
     Attributes:
@@ -101,38 +64,10 @@ class CallerContext(_Record, frozen=True, kw_only=True):
     version: tuple[int, int]
 
 
-class ExitRecord(_Record, frozen=True, kw_only=True):
-    """How a process ended; see `exits.ExitReport`."""
-
-    proc_id: Id
-    pid: Id
-    exit_code: int | None
-    signal: int | None
-    oom_killed: bool
-    stderr_tail: str
-    ended_at: int
-
-
-class OutputChunk(_Record, frozen=True):
-    """Lines of one stream of one worker, in order.
-
-    Attributes:
-        member: Name and coordinates, as they are shown.
-        stream: 1 for standard output, 2 for standard error.
-        dropped: Lines lost before the first one here, because the reader was slow.
-        lines: Without their newlines.
-    """
-
-    member: str
-    stream: Annotated[int, Meta(ge=1, le=2)]
-    dropped: Count
-    lines: tuple[bytes, ...]
-
-
 # ---- requests --------------------------------------------------------------------------------------------
 
 
-class Hello(_Record, frozen=True, tag=True):
+class Hello(Record, frozen=True, tag=True):
     """First record of the controller.
 
     Attributes:
@@ -144,7 +79,7 @@ class Hello(_Record, frozen=True, tag=True):
     modules: tuple[str, ...]
 
 
-class Launch(_Record, frozen=True, tag=True, kw_only=True):
+class Launch(Record, frozen=True, tag=True, kw_only=True):
     """Start a worker. Answered by `Launched` or `LaunchFailed`.
 
     Attributes:
@@ -168,24 +103,24 @@ class Launch(_Record, frozen=True, tag=True, kw_only=True):
     output_path: bytes = b""
 
 
-class Entered(_Record, frozen=True, tag=True):
+class Entered(Record, frozen=True, tag=True):
     """First record of a worker: everything is set up and its entry is about to run."""
 
 
-class Refused(_Record, frozen=True, tag=True):
+class Refused(Record, frozen=True, tag=True):
     """First and last record of a worker whose set-up failed; it exits."""
 
     text: str
 
 
-class Signal(_Record, frozen=True, tag=True):
+class Signal(Record, frozen=True, tag=True):
     """Send `signum` to the process group of a worker that the sender has launched; the controller may reach all."""
 
     proc_id: Id
     signum: Annotated[int, Meta(ge=1, le=64)]
 
 
-class Connect(_Record, frozen=True, tag=True):
+class Connect(Record, frozen=True, tag=True):
     """Make a connection to `target`. Answered by `Connected` or `ConnectFailed`; the target gets `Incoming`.
 
     Attributes:
@@ -199,65 +134,65 @@ class Connect(_Record, frozen=True, tag=True):
     source: Id | None = None
 
 
-class ExitOf(_Record, frozen=True, tag=True):
+class ExitOf(Record, frozen=True, tag=True):
     """Ask how `proc_id` ended. Answered by `ExitKnown` once it has."""
 
     request: Request
     proc_id: Id
 
 
-class Flush(_Record, frozen=True, tag=True):
+class Flush(Record, frozen=True, tag=True):
     """Controller only: answered by `Flushed` after all output that workers have written until now."""
 
     request: Request
 
 
-class OutputTaken(_Record, frozen=True, tag=True):
+class OutputTaken(Record, frozen=True, tag=True):
     """Controller only: one `Output` has been written; another may come."""
 
 
-class Retire(_Record, frozen=True, tag=True):
+class Retire(Record, frozen=True, tag=True):
     """Controller only: it launches nothing more. Exit as by `Stop` once the last worker has been reaped."""
 
 
-class Stop(_Record, frozen=True, tag=True):
+class Stop(Record, frozen=True, tag=True):
     """Controller only: kill what is left, send the rest of the output, exit with 0."""
 
 
 # ---- notices ---------------------------------------------------------------------------------------------
 
 
-class Ready(_Record, frozen=True, tag=True):
+class Ready(Record, frozen=True, tag=True):
     """Everything is imported; workers can be launched."""
 
 
-class Fatal(_Record, frozen=True, tag=True):
+class Fatal(Record, frozen=True, tag=True):
     """The spawner ends for this reason, and every worker with it."""
 
     text: str
 
 
-class Launched(_Record, frozen=True, tag=True):
+class Launched(Record, frozen=True, tag=True):
     """The worker has entered. Descriptors: its pidfd, the owner's end of the link."""
 
     request: Request
     pid: Id
 
 
-class LaunchFailed(_Record, frozen=True, tag=True):
+class LaunchFailed(Record, frozen=True, tag=True):
     """No such worker runs; nothing of it is left."""
 
     request: Request
     text: str
 
 
-class Connected(_Record, frozen=True, tag=True):
+class Connected(Record, frozen=True, tag=True):
     """Descriptor: one end of a stream socket whose other end the target got."""
 
     request: Request
 
 
-class ConnectFailed(_Record, frozen=True, tag=True):
+class ConnectFailed(Record, frozen=True, tag=True):
     """The target is gone (`exit` tells how, while it is remembered) or never was, or a descriptor was wanting."""
 
     request: Request
@@ -266,13 +201,13 @@ class ConnectFailed(_Record, frozen=True, tag=True):
     exit: ExitRecord | None = None
 
 
-class Incoming(_Record, frozen=True, tag=True):
+class Incoming(Record, frozen=True, tag=True):
     """Another process has connected. Descriptor: our end of the stream socket."""
 
     source: Id
 
 
-class Exited(_Record, frozen=True, tag=True):
+class Exited(Record, frozen=True, tag=True):
     """To the owner, with a copy to the controller: a worker that had entered has ended and was reaped.
 
     Attributes:
@@ -283,26 +218,26 @@ class Exited(_Record, frozen=True, tag=True):
     is_shown: bool = False
 
 
-class ExitKnown(_Record, frozen=True, tag=True):
+class ExitKnown(Record, frozen=True, tag=True):
     """Answer to `ExitOf`; None for a process that never was, or ended too long ago."""
 
     request: Request
     exit: ExitRecord | None
 
 
-class Output(_Record, frozen=True, tag=True):
+class Output(Record, frozen=True, tag=True):
     """To the controller: what workers have written."""
 
     chunks: tuple[OutputChunk, ...]
 
 
-class Flushed(_Record, frozen=True, tag=True):
+class Flushed(Record, frozen=True, tag=True):
     """Answer to `Flush`, in order with `Output`."""
 
     request: Request
 
 
-class ForeignConnect(_Record, frozen=True, tag=True):
+class ForeignConnect(Record, frozen=True, tag=True):
     """To the controller: `source` asks for a connection to a process that this spawner does not know."""
 
     request: Request
@@ -310,7 +245,7 @@ class ForeignConnect(_Record, frozen=True, tag=True):
     target: Id
 
 
-class ForeignExitOf(_Record, frozen=True, tag=True):
+class ForeignExitOf(Record, frozen=True, tag=True):
     """To the controller: a worker asks how a process ended that this spawner does not know."""
 
     request: Request
@@ -341,7 +276,7 @@ AnyNotice = (
 )
 
 
-class Detached(_Record, frozen=True, tag=True):
+class Detached(Record, frozen=True, tag=True):
     """Stands for a record too large for a packet. Descriptor before all others: a memfd that holds the record."""
 
     size: Count
@@ -370,17 +305,3 @@ def decode(data: bytes) -> AnyRecord | Detached:
         return _decoder.decode(data)
     except (ValueError, RecursionError) as error:  # msgspec's own errors and UnicodeDecodeError are ValueErrors
         raise ProtocolError(f"a broker socket carries spawner records, got {len(data)} bytes: {error}") from None
-
-
-def member_name(config: WorkerConfig) -> str:
-    """Return mesh and coordinates as people read them: `trainers[hosts=0,gpus=2]`, or `trainers` for one process.
-
-    The last label varies fastest: rank 5 of hosts=2, gpus=4 is hosts=1, gpus=1.
-    """
-    if not config.labels:
-        return config.mesh
-    rest, parts = config.rank, list[str]()
-    for label, size in zip(reversed(config.labels), reversed(config.sizes), strict=False):
-        parts.append(f"{label}={rest % max(size, 1)}")
-        rest //= max(size, 1)
-    return f"{config.mesh}[{','.join(reversed(parts))}]"

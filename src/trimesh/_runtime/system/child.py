@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,9 +13,8 @@ import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._runtime.spawner import wire
-from trimesh._runtime.system import prctl
-from trimesh._runtime.system.exits import ExitReport
+from trimesh._runtime.system import prctl, records
+from trimesh._runtime.system.exits import ExitReport, log_abandoned
 from trimesh._runtime.system.output import MODES
 from trimesh.ids import ProcId
 
@@ -56,7 +56,7 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     output: OutputMode = "forward"
     python: str | None = None
     preload: tuple[str, ...] = ()
-    entry: str = wire.ENTRY
+    entry: str = records.ENTRY
     pickled: bool = True
     extra: bytes = b""
 
@@ -131,9 +131,9 @@ class Child:
         self._on_exit = None
 
 
-def config_of(spec: LaunchSpec, parent_id: ProcId, root_id: ProcId) -> wire.WorkerConfig:
+def config_of(spec: LaunchSpec, parent_id: ProcId, root_id: ProcId) -> records.WorkerConfig:
     """Return what the worker of `spec` is told."""
-    return wire.WorkerConfig(
+    return records.WorkerConfig(
         proc_id=spec.proc_id,
         parent_id=parent_id,
         root_id=root_id,
@@ -151,7 +151,7 @@ def config_of(spec: LaunchSpec, parent_id: ProcId, root_id: ProcId) -> wire.Work
 
 def name_of(spec: LaunchSpec) -> str:
     """Return mesh and coordinates as people read them."""
-    return wire.member_name(config_of(spec, spec.proc_id, spec.proc_id))
+    return records.member_name(config_of(spec, spec.proc_id, spec.proc_id))
 
 
 def checked_output(output: Any) -> OutputMode:
@@ -177,3 +177,38 @@ def output_of(output: OutputMode) -> tuple[str, bytes]:
     """
     output = checked_output(output)
     return (output, b"") if isinstance(output, str) else ("file", os.fsencode(Path(output).absolute()))
+
+
+@trio.lowlevel.enable_ki_protection
+async def end_child(
+    child: Child,
+    *,
+    term_seconds: float = limits.TERM_SECONDS,
+    kill_seconds: float = limits.KILL_SECONDS,
+) -> ExitReport | None:
+    """End a process and its group: SIGTERM, `term_seconds`, SIGKILL, `kill_seconds`.
+
+    A stopped process is continued first, so that SIGTERM reaches it. Runs shielded: it is bounded by its own arguments.
+
+    Args:
+        child: A process of this one.
+        term_seconds: 0 goes straight to SIGKILL.
+        kill_seconds: After it a process that is still there is stuck in the kernel (D state); it is reported in the
+            log and abandoned. It ends by itself as soon as the kernel lets it.
+
+    Returns:
+        Its report, or None when it was abandoned.
+
+    Blocking: checkpoint, at most the sum of both bounds.
+    """
+    with trio.CancelScope(shield=True):
+        if child.report is None and term_seconds > 0:
+            child.signal(signal.SIGTERM)
+            child.signal(signal.SIGCONT)
+            with trio.move_on_after(term_seconds):
+                return await child.wait_exited()
+        child.signal(signal.SIGKILL)
+        with trio.move_on_after(kill_seconds):
+            return await child.wait_exited()
+    log_abandoned(child.name, child.pid)
+    return None

@@ -1,6 +1,6 @@
-"""How processes end: the report of one exit, its diagnosis, and the ladder that ends a process.
+"""How processes end: the report of one exit, and its diagnosis.
 
-The spawner makes the reports, since it is the parent; the owner of a process climbs the ladder.
+The spawner makes the reports, since it is the parent; the owner of a process ends it (`child.end_child`).
 """
 
 from __future__ import annotations
@@ -10,18 +10,14 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
-import trio
 
 from trimesh import limits
-from trimesh._runtime.spawner.wire import ExitRecord
+from trimesh._runtime.system.records import ExitRecord
 from trimesh.errors import ProcDied
 from trimesh.ids import ProcId
-
-if TYPE_CHECKING:
-    from trimesh._runtime.system.child import Child
 
 _EVENTS_BYTES: Final = 4_096
 """The kernel's count stands in a file of some ten short lines."""
@@ -243,7 +239,7 @@ class OomWatch:
         return count is not None and self._ledger.claim(count, now)
 
 
-# ---- the ladder ------------------------------------------------------------------------------------------
+# ---- processes that do not end ---------------------------------------------------------------------------
 
 
 def process_state(pid: int) -> str:
@@ -253,41 +249,6 @@ def process_state(pid: int) -> str:
     except OSError:
         return ""
     return text.rpartition(")")[2].split()[0]
-
-
-@trio.lowlevel.enable_ki_protection
-async def end_child(
-    child: Child,
-    *,
-    term_seconds: float = limits.TERM_SECONDS,
-    kill_seconds: float = limits.KILL_SECONDS,
-) -> ExitReport | None:
-    """End a process and its group: SIGTERM, `term_seconds`, SIGKILL, `kill_seconds`.
-
-    A stopped process is continued first, so that SIGTERM reaches it. Runs shielded: it is bounded by its own arguments.
-
-    Args:
-        child: A process of this one.
-        term_seconds: 0 goes straight to SIGKILL.
-        kill_seconds: After it a process that is still there is stuck in the kernel (D state); it is reported in the
-            log and abandoned. It ends by itself as soon as the kernel lets it.
-
-    Returns:
-        Its report, or None when it was abandoned.
-
-    Blocking: checkpoint, at most the sum of both bounds.
-    """
-    with trio.CancelScope(shield=True):
-        if child.report is None and term_seconds > 0:
-            child.signal(signal.SIGTERM)
-            child.signal(signal.SIGCONT)
-            with trio.move_on_after(term_seconds):
-                return await child.wait_exited()
-        child.signal(signal.SIGKILL)
-        with trio.move_on_after(kill_seconds):
-            return await child.wait_exited()
-    log_abandoned(child.name, child.pid)
-    return None
 
 
 def log_abandoned(name: str, pid: int) -> None:

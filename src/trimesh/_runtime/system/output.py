@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Final, TextIO
 
 from trimesh import limits
-from trimesh._runtime.spawner.wire import OutputChunk
+from trimesh._runtime.system.records import OutputChunk
 
 STDOUT: Final = 1
 STDERR: Final = 2

@@ -12,7 +12,7 @@ import attrs
 import msgspec
 
 from trimesh._runtime.peers.host import LaunchRequest
-from trimesh._runtime.spawner.wire import WorkerConfig
+from trimesh._runtime.system.records import WorkerConfig
 from trimesh.errors import SpawnError
 from trimesh.testing.plans.places import coordinates
 from trimesh.testing.plans.plan import Planned

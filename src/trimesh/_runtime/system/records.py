@@ -1,0 +1,92 @@
+"""Records of one process that its spawner and its owner read alike: what it is told, how it ended, what it printed.
+
+Each is one msgpack array, a part of the records of `spawner/wire`.
+"""
+
+# Annotations are not texts here: msgspec would compile each of them in every new process.
+
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from trimesh.ids import ID_MAX
+
+Id = Annotated[int, Meta(ge=1, le=ID_MAX)]
+Count = Annotated[int, Meta(ge=0, le=ID_MAX)]
+
+ENTRY: Final = "trimesh._runtime.life.worker:main"
+"""What a worker runs unless its launch says otherwise: `module:function(config, link, broker, lifelines) -> int`."""
+
+
+class Record(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of every record: an array whose first item is the name of its type."""
+
+
+class WorkerConfig(Record, frozen=True, kw_only=True):
+    """What a worker is told about itself; `main` of the worker gets it.
+
+    Attributes:
+        proc_id, parent_id, root_id: This incarnation, the process that asked for it, the controller of the family.
+        mesh: Name of the process mesh.
+        labels, sizes, rank: Extent of the mesh as spawned, and the place in it.
+        incarnation: 0 for the first process at this point, one more for each restart.
+        seed: Seed of the mesh; generators are seeded from (seed, mesh, rank, incarnation).
+        grace: Seconds for clean-up; may be infinite.
+        pickled: Whether values are pickled in its family.
+        extra: Bytes of the floors above.
+    """
+
+    proc_id: Id
+    parent_id: Id
+    root_id: Id
+    mesh: str
+    labels: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    rank: Count = 0
+    incarnation: Count = 0
+    seed: int = 0
+    grace: float = 0.0
+    pickled: bool = True
+    extra: bytes = b""
+
+
+class ExitRecord(Record, frozen=True, kw_only=True):
+    """How a process ended; see `exits.ExitReport`."""
+
+    proc_id: Id
+    pid: Id
+    exit_code: int | None
+    signal: int | None
+    oom_killed: bool
+    stderr_tail: str
+    ended_at: int
+
+
+class OutputChunk(Record, frozen=True):
+    """Lines of one stream of one worker, in order.
+
+    Attributes:
+        member: Name and coordinates, as they are shown.
+        stream: 1 for standard output, 2 for standard error.
+        dropped: Lines lost before the first one here, because the reader was slow.
+        lines: Without their newlines.
+    """
+
+    member: str
+    stream: Annotated[int, Meta(ge=1, le=2)]
+    dropped: Count
+    lines: tuple[bytes, ...]
+
+
+def member_name(config: WorkerConfig) -> str:
+    """Return mesh and coordinates as people read them: `trainers[hosts=0,gpus=2]`, or `trainers` for one process.
+
+    The last label varies fastest: rank 5 of hosts=2, gpus=4 is hosts=1, gpus=1.
+    """
+    if not config.labels:
+        return config.mesh
+    rest, parts = config.rank, list[str]()
+    for label, size in zip(reversed(config.labels), reversed(config.sizes), strict=False):
+        parts.append(f"{label}={rest % max(size, 1)}")
+        rest //= max(size, 1)
+    return f"{config.mesh}[{','.join(reversed(parts))}]"
