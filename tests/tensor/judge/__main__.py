@@ -116,8 +116,8 @@ async def one(options: argparse.Namespace) -> int:
     """Run the program of one seed and print everything about it."""
     program = generate(options.seed, lines=options.lines)
     print(short(program) + "\n")
-    async with session() as found, found.fresh(program.extent) as bench:
-        verdict = await bench.judge_one(program)
+    async with session() as found:
+        verdict = await (await found.bench(program.extent)).judge_one(program)
         for finding in verdict.findings:
             print(f"{finding.kind} {finding.name} {finding.text}\n  by {finding.operation}")
         if verdict.kind == "wrong":

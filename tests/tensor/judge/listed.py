@@ -137,5 +137,10 @@ LISTED: Final[dict[str, Program]] = {
         "x0 * 2", "v0.view((1, -1))", "torch._foreach_mul_([v0], 0.5)", "torch._foreach_add_([v0, v0], [x0, x0])",
         "torch.autograd.grad(v1.sum(), x0)",
     ),
+    "a list with a tensor and a view of it that was gathered": written(
+        [begin((2, 2), 1), begin((2, 2), 1)],
+        "x0 * 2", "v0.as_strided((1,), (1,))", "torch._foreach_mul_([v0, v1], 0.5)",
+        "torch._foreach_add_([v1, v0, x1], [v0.as_strided((1,), (1,)), x1, v0], alpha=2)",
+    ),
 }  # fmt: skip
 """By what they show."""

@@ -7,7 +7,7 @@ view again before it is read next. Every rank knows the same of each, so all of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,10 @@ class CopiedViews:
     def __bool__(self) -> bool:
         """Whether there are any."""
         return len(self._found) > 0
+
+    def has(self, tensors: Iterable[DTensor]) -> bool:
+        """Whether one of some tensors is such a view."""
+        return any(one in self._found for one in tensors)
 
     def made(self, base: DTensor, results: Sequence[Any], view: Callable[[Any], Sequence[Any]]) -> None:
         """Learn what an operator that makes views has made."""

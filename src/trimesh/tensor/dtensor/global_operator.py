@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -41,6 +41,10 @@ def operator_on_globals(name: str, operator: Operator) -> Kernel:
                 views.refresh(one)
         if writes:
             written = list(written_in(operator, args, kwargs).values()) if views else []
+            if len(written) > 1 and isinstance(args[0], list | tuple) and views.has(globals_in((args, kwargs))):
+                for one, named in _places(args, kwargs):
+                    run(rank, team, *one, **named)
+                return None
             result = compute(rank, team, *args, **kwargs)
             for one in written:
                 views.written(one)
@@ -51,6 +55,19 @@ def operator_on_globals(name: str, operator: Operator) -> Kernel:
         return result
 
     return Kernel(name, run, takes_poison=False, operator=operator)
+
+
+def _places(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[list[Any], dict[str, Any]]]:
+    """Yield the arguments of an operator on lists for each place of these.
+
+    What is written at one place is read at the next, where that is a view of it.
+    """
+
+    def at(place: int, value: Any) -> Any:
+        return value[place : place + 1] if isinstance(value, list | tuple) else value
+
+    for place in range(len(args[0])):
+        yield [at(place, one) for one in args], {name: at(place, one) for name, one in kwargs.items()}
 
 
 def _again(
