@@ -137,6 +137,12 @@ LISTED: Final[dict[str, Program]] = {
         "x0 * 2", "v0.view((1, -1))", "torch._foreach_mul_([v0], 0.5)", "torch._foreach_add_([v0, v0], [x0, x0])",
         "torch.autograd.grad(v1.sum(), x0)",
     ),
+    "the second derivative of an infinite norm": written(
+        [begin((2, 2), 0, grad=True)],
+        "torch.autograd.grad(x0.norm(inf, 1).pow(3).sum(), x0, create_graph=True)[0]",
+        "torch.autograd.grad(v0.sum(), x0)",
+        "torch.autograd.grad(x0.sgn().add(x0).pow(2).sum(), x0)",
+    ),
     "a list with a tensor and a view of it that was gathered": written(
         [begin((2, 2), 1), begin((2, 2), 1)],
         "x0 * 2", "v0.as_strided((1,), (1,))", "torch._foreach_mul_([v0, v1], 0.5)",

@@ -17,6 +17,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trimesh.tensor.controller.tensor import MeshTensor
@@ -70,6 +71,10 @@ def _adopted(holder: Any, key: Any, adopt: partial[MeshTensor], *, is_written: b
         kind is MeshTensor and (holder[key]._meta.is_global or not adopt.keywords["is_global"])
     ):
         return holder[key]
+    if holder[key].is_meta and not is_written:  # so torch asks what becomes of a zero of a derivative, without data
+        with no_dispatch():
+            zeros = torch.zeros(holder[key].size(), dtype=holder[key].dtype)
+        return adopt(zeros).to("meta")
     limit = _references_of_temporaries()
     if is_written or sys.getrefcount(holder[key]) > limit:
         raise LocalTensor
