@@ -143,6 +143,14 @@ LISTED: Final[dict[str, Program]] = {
         "torch.autograd.grad(v0.sum(), x0)",
         "torch.autograd.grad(x0.sgn().add(x0).pow(2).sum(), x0)",
     ),
+    "gradients of losses of NaN and infinity": written(
+        [begin((8, 2), 1, kind="special", grad=True), begin((8, 2), 1, kind="special")],
+        "torch.autograd.grad(F.smooth_l1_loss(x0, x1, beta=0.5), x0)",
+        "torch.autograd.grad(F.smooth_l1_loss(x0, x1, reduction='sum'), x0)",
+        "torch.autograd.grad(F.soft_margin_loss(x0, x1), x0)",
+        "torch.autograd.grad(F.huber_loss(x0, x1), x0)",
+        "torch.autograd.grad(F.mse_loss(x0, x1, reduction='none').sum(), x0)",
+    ),
     "a list with a tensor and a view of it that was gathered": written(
         [begin((2, 2), 1), begin((2, 2), 1)],
         "x0 * 2", "v0.as_strided((1,), (1,))", "torch._foreach_mul_([v0, v1], 0.5)",

@@ -20,9 +20,8 @@ Compose = Callable[["Engine", Any, Sequence[Any], dict[str, Any]], Any]
 aten = torch.ops.aten
 
 _DECOMPOSED: Final = words("""
-    mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward
-    binary_cross_entropy binary_cross_entropy_backward soft_margin_loss soft_margin_loss_backward
-    native_batch_norm_backward
+    mse_loss mse_loss_backward smooth_l1_loss huber_loss huber_loss_backward binary_cross_entropy
+    binary_cross_entropy_backward soft_margin_loss native_batch_norm_backward
 """)
 """As torch itself takes them apart; what comes of that is a program on whole tensors, whose operators have rules."""
 
@@ -66,6 +65,30 @@ _MEAN: Final = 1
 _SUMMED: Final = 2
 
 
+def _smooth_l1_backward(engine: Engine, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Do what torch's kernel does: its decomposition makes 0 of NaN."""
+    from trimesh.tensor.rules.engine import OnParts  # noqa: PLC0415 - see above
+
+    del kwargs
+    grad, value, target, reduction, beta = args
+    with OnParts(engine):
+        apart = value - target
+        share = grad / apart.numel() if reduction == _MEAN else grad
+        return torch.where(apart <= -beta, -share, torch.where(apart >= beta, share, apart * share / beta))
+
+
+def _soft_margin_backward(engine: Engine, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Do what torch's operator does: its decomposition makes infinity of NaN."""
+    from trimesh.tensor.rules.engine import OnParts  # noqa: PLC0415 - see above
+
+    del kwargs
+    grad, value, target, reduction = args
+    with OnParts(engine):
+        power = (-target * value).exp()
+        share = -1 / value.numel() if reduction == _MEAN else -1.0
+        return (target * power).mul(share).div(power + 1).mul(grad)
+
+
 def _nll(engine: Engine, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The mean is of what all ranks count: one may have more labels to ignore than another."""
     value, target, weight, reduction, ignored = args
@@ -97,6 +120,8 @@ def _unscale(engine: Engine, operator: Any, args: Sequence[Any], kwargs: dict[st
 
 COMPOSED: Final[dict[str, Compose]] = {
     **dict.fromkeys(_DECOMPOSED, _decomposed),
+    "smooth_l1_loss_backward": _smooth_l1_backward,
+    "soft_margin_loss_backward": _soft_margin_backward,
     "native_batch_norm": _batch_norm,
     "nll_loss_forward": _nll,
     "nll_loss2d_forward": _nll,
