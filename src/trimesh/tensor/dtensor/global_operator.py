@@ -42,8 +42,8 @@ def operator_on_globals(name: str, operator: Operator) -> Kernel:
         if writes:
             written = list(written_in(operator, args, kwargs).values()) if views else []
             if len(written) > 1 and isinstance(args[0], list | tuple) and views.has(globals_in((args, kwargs))):
-                for one, named in _places(args, kwargs):
-                    run(rank, team, *one, **named)
+                for at_place, named in _places(args, kwargs):
+                    run(rank, team, *at_place, **named)
                 return None
             result = compute(rank, team, *args, **kwargs)
             for one in written:

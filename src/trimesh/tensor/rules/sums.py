@@ -84,7 +84,13 @@ def lay_anew(value: DTensor, cuts: Cuts) -> None:
 
 def moved(value: DTensor, cuts: Cuts) -> torch.Tensor:
     """Return this rank's part of a tensor as it would lie otherwise, in memory in the order of the whole."""
-    local = value.redistribute(placements=placements_of(cuts))._local_tensor
+    from torch.distributed.tensor._redistribute import redistribute_local_tensor  # noqa: PLC0415 - see `sharding`
+
+    if cuts == cuts_of(value.placements):
+        return ordered(value._local_tensor, value.size(), value.stride())
+    # `DTensor.redistribute` of torch 2.9 refuses parts of a sum that stay so.
+    with torch.no_grad():
+        local = redistribute_local_tensor(value._local_tensor, value._spec, respecified(value, cuts))
     return ordered(local, value.size(), value.stride())
 
 
