@@ -35,7 +35,7 @@ def test_failure_is_an_error_of_its_own(outcome: Outcome):
 @pytest.mark.parametrize("outcome", OTHERS)
 def test_value_or_our_own_cancel_is_no_failure(outcome: Outcome):
     """CO-4."""
-    assert not is_failure(outcome)
+    assert is_failure(outcome) is False
 
 
 def test_empty_call_is_complete():
@@ -131,3 +131,14 @@ def test_collector_agrees_with_a_table(events: list[tuple[int, object]], fail_fa
         assert list(collector.running()) == [i for i in state if state[i] is Rank.SENT]
         assert collector.wants_cancel is (fail_fast and bool(failures) and len(settled) < 5)
         assert [collector.outcomes[i] for i in range(5)] == [settled.get(i) for i in range(5)]
+
+
+def test_each_rank_tells_how_far_it_is():
+    collector = Collector(3, fail_fast=False)
+    collector.sent(0)
+    collector.sent(1)
+    collector.settle(1, Returned(b""))
+    assert collector.size == 3
+    assert list(collector.states()) == [Rank.SENT, Rank.SETTLED, Rank.UNSENT]
+    assert [collector.is_running(index) for index in range(3)] == [True, False, False]
+    assert list(collector.running()) == [0]

@@ -334,3 +334,43 @@ def test_channel_ends_with_its_last_port_in_every_order(block: int):
     """T2: with links of any pace, casts of any number, and processes that die at any moment."""
     for seed in range(block * 1_000, block * 1_000 + 1_000):
         Model(seed).run()
+
+
+def test_units_are_given_back_in_any_portions():
+    holders = open_at_home()
+    for transit in (1, 2):
+        send(holders, HOME, transit, A)
+        take(holders, HOME, transit, A)
+    holders.dropped(HOME, 1)
+    holders.dropped(A, 1)
+    assert holders.holds(A)
+    assert not holders.holds(HOME)
+    holders.dropped(A, 1)
+    assert not holders.holds(A)
+    assert holders.is_over
+    assert take(holders, A, 3, B) is False
+
+
+def test_what_is_gone_and_settled_holds_no_more():
+    holders = open_at_home()
+    send(holders, HOME, 1, A)
+    assert list(holders.gone(HOME)) == [A]
+    assert not holders.is_over
+    holders.settled(HOME, A)
+    assert holders.is_over
+
+
+def test_transits_that_are_told_or_never_will_be_make_room_for_others(monkeypatch: pytest.MonkeyPatch):
+    """Only those count that may still be told."""
+    monkeypatch.setattr(limits, "EARLY_TRANSITS", 2)
+    holders = open_at_home()
+    for transit in range(6):
+        take(holders, HOME, transit, A)
+        send(holders, HOME, transit, A)
+    for transit in range(2):
+        take(holders, A, transit, B)
+    holders.gone(A)
+    take(holders, B, 1, C)
+    take(holders, B, 2, C)
+    with pytest.raises(ProtocolError, match="EARLY_TRANSITS"):
+        take(holders, B, 3, C)

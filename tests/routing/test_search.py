@@ -56,3 +56,26 @@ def test_what_has_changed_between_the_looks_is_no_deadlock(is_changed: bool):
     answer(search, cycle)
     assert search.is_done
     assert (search.verdict is None) == is_changed
+
+
+def test_search_for_nothing_is_over_at_once():
+    search = Search(10, [])
+    assert search.is_done
+    assert search.verdict is None
+    assert list(search.questions) == []
+
+
+def test_search_looks_at_no_more_nodes_than_it_may():
+    """SE-3: what is left out waits for nobody, so no deadlock is made of it."""
+    refs = [NodeRef(Kind.CALL, 1, 1, number) for number in range(4)]
+    search = Search(10, refs, nodes_max=2)
+    assert [question.refs for question in search.questions] == [tuple(refs[:2])]
+
+
+def test_first_word_about_a_node_counts():
+    """A process that says two things of one node in a look is believed the first."""
+    one, two, three = (NodeRef(Kind.CALL, 1, 1, number) for number in (1, 2, 3))
+    search = Search(10, [one])
+    search.questions.clear()
+    search.answered(1, 10, [NodeReport(one, True, (two,)), NodeReport(one, True, (three,))])
+    assert [question.refs for question in search.questions] == [(two,)]

@@ -16,10 +16,12 @@ from trimesh._supervision.policy import (
     Ending,
     FailFast,
     Isolate,
+    Policy,
     Restart,
     Verdict,
     checked_policy,
     ending_of,
+    is_healing,
     judge,
 )
 from trimesh._supervision.units import check_units, units_of
@@ -182,3 +184,14 @@ def test_units_need_a_dimension_that_is_there() -> None:
     check_units(Isolate(), WHOLE.extent)
     with pytest.raises(ShapeError, match="'replica', 'gpus'"):
         check_units(Restart(along="hosts"), WHOLE.extent)
+
+
+@pytest.mark.parametrize(("policy", "heals"), [(FailFast(), False), (Isolate(), True), (Restart(), True)])
+def test_policy_is_taken_as_it_is(policy: Policy, heals: bool) -> None:
+    assert checked_policy(policy) is policy
+    assert is_healing(policy) is heals
+
+
+def test_backoff_that_grows_without_end_is_refused() -> None:
+    with pytest.raises(ValueError, match="factor"):
+        Backoff(factor=math.inf)

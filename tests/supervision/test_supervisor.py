@@ -248,3 +248,27 @@ def test_failed_start_of_a_round_that_all_members_have_left_begins_none() -> Non
     assert machine.start_failed(round_, KeyError(), 1.0) is None
     assert machine.rounds == []
     assert begin(machine.failed(1, KeyError(), 2.0)).ranks == [1]
+
+
+def test_round_knows_its_cause_and_how_far_it_is() -> None:
+    machine = supervisor()
+    cause = KeyError("why")
+    round_ = begin(machine.failed(0, cause, 0.0))
+    assert round_.cause is cause
+    phases: list[Phase] = []
+    for step in (machine.is_down, machine.rested, machine.started):
+        step(round_)
+        phases.append(round_.phase)
+    assert phases == [Phase.RESTING, Phase.STARTING, Phase.OVER]
+
+
+def test_what_has_been_handed_to_another_does_not_count_any_more() -> None:
+    """P1: after giving up, the supervisor goes on with a clean record."""
+    machine = supervisor(intensity=1)
+    finish(machine, begin(machine.failed(0, KeyError(), 0.0)))
+    assert isinstance(machine.failed(0, KeyError(), 1.0), GiveUp)
+    assert machine.is_stopped
+    machine.resume()
+    assert not machine.is_stopped
+    finish(machine, begin(machine.failed(0, KeyError(), 2.0)))
+    assert isinstance(machine.failed(0, KeyError(), 3.0), GiveUp)
