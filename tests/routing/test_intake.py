@@ -71,3 +71,26 @@ def test_sender_and_home_agree_in_every_order(seed: int):
         if not wire and not told:  # all news is in
             assert window.waiting < window.messages_max or len(waiting) == capacity
             assert waiting or window.has_room(limits.MAILBOX_BYTES * 2)
+
+
+def test_sender_is_told_when_half_of_its_window_was_taken():
+    intake = Intake(10)
+    for _ in range(8):
+        intake.arrived(1)
+    for _ in range(4):
+        intake.take(1)
+    assert not intake.is_due
+    intake.take(1)
+    assert intake.is_due
+    assert intake.report() == 5
+
+
+@pytest.mark.parametrize("capacity", range(4))
+def test_sender_with_little_room_is_told_of_each(capacity: int):
+    intake = Intake(capacity)
+    for total in (1, 2):
+        intake.arrived(1)
+        assert not intake.is_due
+        intake.take(1)
+        assert intake.is_due
+        assert intake.report() == total

@@ -125,3 +125,19 @@ def test_producers_and_consumer_never_wait_for_each_other(window: int, ranks: in
         steps += [take] if len(merge) else []
         assert steps, "everybody waits"
         draw.choice(steps)()
+
+
+def test_merge_knows_what_came_and_what_each_rank_was_told():
+    merge = Merge(2, 4)
+    for number in range(3):
+        put(merge, 1, number)
+    assert [merge.received(index) for index in range(2)] == [0, 3]
+    assert [merge.reported(index) for index in range(2)] == [0, 0]
+    merge.take()
+    assert [merge.reported(index) for index in range(2)] == [0, 1]
+    assert [merge.received(index) for index in range(2)] == [0, 3]
+
+
+def test_item_weighs_as_much_as_its_payload_and_its_bodies():
+    assert Item(0, b"1234").nbytes == 4
+    assert Item(0, b"1234", [memoryview(bytes(5)), memoryview(bytes(7))]).nbytes == 16
