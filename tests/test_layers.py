@@ -62,6 +62,50 @@ def test_layers_are_documented() -> None:
     assert {package for package in packages if package not in architecture} == set()
 
 
+# ---- the rooms of the runtime ----------------------------------------------------------------------------------------
+
+RUNTIME = ROOT / "src" / "trimesh" / "_runtime"
+RUNTIME_ROOMS = [
+    *("system", "spawner", "tasks", "values", "peers", "calls", "actors", "channels"),
+    *("deadlock", "services", "watch", "meshes", "life"),
+]
+"""From the ground up. A room imports from rooms below, for annotations, too."""
+
+UPWARDS = {
+    ("peers", "calls"),
+    ("peers", "actors"),
+    ("peers", "channels"),
+    ("peers", "life"),
+    ("calls", "actors"),
+    ("calls", "life"),
+    ("actors", "channels"),
+    ("actors", "life"),
+    ("channels", "life"),
+    ("deadlock", "watch"),
+    ("deadlock", "life"),
+    ("services", "life"),
+    ("watch", "meshes"),
+    ("watch", "life"),
+    ("meshes", "life"),
+}
+"""Imports that are still to go: this set may only shrink."""
+
+ROOM_IMPORT = re.compile(r"(?:from|import) trimesh\._runtime\.(\w+)")
+
+
+def test_runtime_rooms_import_downwards() -> None:
+    rooms = {path.parent.name for path in RUNTIME.glob("*/__init__.py")}
+    used = {
+        (path.parent.name, other)
+        for path in RUNTIME.glob("*/*.py")
+        for other in ROOM_IMPORT.findall(path.read_text())
+        if other != path.parent.name
+    }
+
+    assert rooms == set(RUNTIME_ROOMS)
+    assert {pair for pair in used if RUNTIME_ROOMS.index(pair[0]) < RUNTIME_ROOMS.index(pair[1])} == UPWARDS
+
+
 # ---- the native library ----------------------------------------------------------------------------------------------
 
 NATIVE = ROOT / "native" / "src"

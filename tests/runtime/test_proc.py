@@ -13,7 +13,7 @@ from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.deaths import died
 from trimesh._runtime.peers.peer import Parcel, Peer
-from trimesh._runtime.values.target import Target
+from trimesh._runtime.peers.target import Target
 from trimesh._transport.base import DownReason, LinkDown
 from trimesh._wire import messages
 from trimesh.errors import ProcDied

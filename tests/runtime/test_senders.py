@@ -5,6 +5,7 @@ from __future__ import annotations
 import typing
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.runtime.frames import RecordingLink, RecordingTransport
 from trimesh import limits
 from trimesh._runtime.actors.agent import Agent
 from trimesh._runtime.actors.cell import ActorSpec, Cell
+from trimesh._runtime.life.crash import crash
 from trimesh._runtime.life.family import Family
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.meshes.member import Member
@@ -61,7 +63,7 @@ def make(nursery: trio.Nursery) -> tuple[Proc, dict[ProcId, RecordingLink]]:
     links = {proc_id: RecordingLink() for proc_id in (OWNER, ROOT, CHILD, SIBLING)}
     for proc_id, link in links.items():
         proc.adopt_link(proc_id, link)
-    proc.nursery = Tasks(proc, nursery)
+    proc.nursery = Tasks(partial(crash, proc), nursery)
     proc.members[CHILD] = Member(proc, proc.peer(CHILD), 0, "child", 0, lambda _: None)
     agent = Agent(proc)
     proc.cells[AGENT] = Cell(proc, ActorSpec(AGENT, "agent", Agent, lambda: agent, Extent().point(0)), proc.peer(OWNER))

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimesh import limits
+from trimesh._runtime.channels import typed_ports
 from trimesh._runtime.spawner import wire as spawner_wire
 from trimesh._runtime.values import typed_values as typed_values  # noqa: PLC0414 - registers its kinds
 from trimesh._wire import messages, waits
@@ -24,6 +25,8 @@ from trimesh._wire.regions import STOP
 from trimesh._wire.typed import BYTEARRAY, FROZENSET, KIND, PAIRS, SET, TUPLE
 from trimesh._wire.typed_kinds import TypedDecoder, TypedEncoder
 from trimesh.errors import PayloadError, ProtocolError
+
+typed_ports.register_kinds()
 
 numpy = pytest.importorskip("numpy")
 

@@ -12,8 +12,8 @@ from trimesh._runtime.actors.context import current_proc
 from trimesh._runtime.calls.invoke import Err, Ok, Request, Result, invoke, post, post_nowait
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.meshes.survivors import fold_into_deaths
+from trimesh._runtime.peers.target import Target
 from trimesh._runtime.values.endpoint_spec import GENERATOR, EndpointSpec
-from trimesh._runtime.values.target import Target
 from trimesh.actor.options import NO_OPTIONS, Options
 from trimesh.actor.outcome import Outcome
 from trimesh.actor.per_rank import PerRank, Spread, spread

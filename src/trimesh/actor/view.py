@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from trimesh._runtime.actors.context import current_proc, find_proc, find_proc_anywhere
+from trimesh._runtime.calls.membership import Membership, family_of, membership_of
 from trimesh._runtime.life.proc import Proc
-from trimesh._runtime.peers.membership import Membership, family_of, membership_of
 from trimesh._runtime.peers.peer import Peer
+from trimesh._runtime.peers.target import Target
 from trimesh._runtime.tasks.foreign import in_trio_now
 from trimesh._runtime.values.endpoint_spec import EndpointSpec
 from trimesh._runtime.values.reference import MeshInfo
-from trimesh._runtime.values.target import Target
 from trimesh._runtime.watch.statistics import MeshStatistics, Seen, statistics_of
 from trimesh.errors import MeshStopped
 from trimesh.ids import ProcId

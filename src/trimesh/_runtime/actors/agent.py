@@ -17,7 +17,7 @@ from trimesh._runtime.actors.cell import ActorSpec, Cell
 from trimesh._runtime.actors.context import Context, set_context
 from trimesh._runtime.actors.recipe import Kept, make_from
 from trimesh._runtime.actors.serve import LocatedError
-from trimesh._runtime.peers.membership import Place
+from trimesh._runtime.calls.membership import Place
 from trimesh._runtime.tasks.cancelled import split_cancelled
 from trimesh._runtime.values.endpoint_spec import ENDPOINTS, EndpointSpec, Kind
 from trimesh.errors import Origin

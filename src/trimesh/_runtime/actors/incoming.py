@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
-from trimesh import limits
 from trimesh._routing.credit import ReceiveCount
 from trimesh._runtime.values.endpoint_spec import EndpointSpec
+from trimesh._runtime.values.payload import place_payload
 from trimesh._transport.base import Buffer, Lane, Link
 from trimesh._wire import messages
 from trimesh._wire.payload import Encoded
@@ -202,17 +202,3 @@ def refuse_unaddressed(peer: Peer, call_id: int, mesh: MeshId) -> None:
     elif peer.link is not None:
         text = "the mesh has stopped, or was never here"
         peer.link.send(messages.encode(messages.Refused(call_id, mesh, 0, "stopped", text)))
-
-
-def place_payload(value: Encoded) -> tuple[bytes, Sequence[Buffer]]:
-    """Return (what rides in the head, bodies): a large payload becomes the first body."""
-    if len(value.payload) <= limits.HEAD_PAYLOAD_BYTES_MAX:
-        return value.payload, value.buffers
-    return b"", [value.payload, *value.buffers]
-
-
-def take_payload(payload: bytes, bodies: list[memoryview]) -> tuple[Buffer, list[memoryview]]:
-    """Undo `place_payload`: return (payload, buffers). A message without any payload gives an empty one."""
-    if payload or not bodies:
-        return payload, bodies
-    return bodies[0], bodies[1:]

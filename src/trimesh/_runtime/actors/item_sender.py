@@ -15,9 +15,9 @@ import trio
 
 from trimesh import limits
 from trimesh._routing.credit import SendWindow
-from trimesh._runtime.actors.incoming import place_payload
 from trimesh._runtime.peers.peer import Parcel
 from trimesh._runtime.tasks.run_in_context import run_in_context
+from trimesh._runtime.values.payload import place_payload
 from trimesh._wire import messages
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from trimesh._runtime.actors.incoming import take_payload
-from trimesh._runtime.peers.membership import ask_for_followers
+from trimesh._runtime.calls.membership import ask_for_followers
 from trimesh._runtime.peers.peer import Parcel, Peer
+from trimesh._runtime.values.payload import take_payload
 from trimesh._transport.base import Buffer
 from trimesh._wire import messages
 from trimesh.ids import MeshId, ProcId
@@ -49,13 +49,6 @@ def report_failure(cell: Cell, endpoint: str, error: Exception, *, ended: bool) 
 def report_ended(cell: Cell) -> None:
     """Tell the owner of an actor that it has ended by itself, without an error."""
     cell.owner.send(Parcel(messages.encode(messages.Finished(cell.spec.mesh))))
-
-
-def report_silent(proc: Proc, peer: Peer, mesh: MeshId, what: str) -> None:
-    """Tell the owner of an actor that it did not acknowledge a cancel in time (rule C2)."""
-    known = proc.memberships.get(mesh)
-    if known is not None:
-        proc.peer(known.info.owner).send(Parcel(messages.encode(messages.Silent(mesh, peer.proc_id, what))))
 
 
 def _failure(proc: Proc, peer: Peer, message: messages.Failure, bodies: list[memoryview]) -> None:

@@ -16,7 +16,7 @@ from trimesh import limits
 from trimesh._runtime.calls.invoke import Request, budget_until, encode_request
 from trimesh._runtime.calls.outgoing import AnyWait, OutgoingCall
 from trimesh._runtime.life.proc import Proc
-from trimesh._runtime.values.target import Target
+from trimesh._runtime.peers.target import Target
 from trimesh.ids import CallId
 
 

@@ -19,14 +19,14 @@ from trimesh import limits
 from trimesh._routing.collector import POSTED, Failed, Outcome, Raised, Returned
 from trimesh._routing.merge import Item
 from trimesh._runtime.actors.agent import Agent
-from trimesh._runtime.actors.incoming import place_payload
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.peer import Outbox, Parcel, SpreadParcel
+from trimesh._runtime.peers.target import Target
 from trimesh._runtime.tasks.consequences import without_consequences
 from trimesh._runtime.values.codec import describe
 from trimesh._runtime.values.endpoint_spec import EndpointSpec, endpoints_of
-from trimesh._runtime.values.target import Target
+from trimesh._runtime.values.payload import place_payload
 from trimesh._wire import messages
 from trimesh._wire.reducers import DefinitionId
 from trimesh.errors import (

@@ -16,11 +16,11 @@ from trio.lowlevel import current_task, reschedule, wait_task_rescheduled
 
 from trimesh import limits
 from trimesh._routing.collector import POSTED, Collector, Failed, Outcome
-from trimesh._runtime.actors.reports import report_silent
+from trimesh._runtime.calls.silence import report_silent
 from trimesh._runtime.peers.abandoned import AbandonedCall
 from trimesh._runtime.peers.peer import Outbox, Parcel, Peer, Pending, SpreadParcel
-from trimesh._runtime.tasks.guarded import Guarded
-from trimesh._runtime.values.target import Target
+from trimesh._runtime.peers.target import Target
+from trimesh._runtime.values.guarded import Guarded
 from trimesh.errors import ProtocolError
 from trimesh.ids import CallId, MeshId
 

@@ -18,9 +18,9 @@ import trio
 
 from trimesh._routing.collector import POSTED, Outcome, Returned
 from trimesh._routing.merge import Item, Merge
-from trimesh._runtime.actors.incoming import take_payload
 from trimesh._runtime.calls.outgoing import AnyWait, OutgoingCall
-from trimesh._runtime.values.target import Target
+from trimesh._runtime.peers.target import Target
+from trimesh._runtime.values.payload import take_payload
 from trimesh._transport.base import Lane
 from trimesh._wire import messages
 from trimesh.errors import ProtocolError

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import trio
 
-from trimesh._runtime.actors.incoming import place_payload
 from trimesh._runtime.peers.peer import Parcel
 from trimesh._runtime.tasks.foreign import in_trio, in_trio_now
+from trimesh._runtime.values.payload import place_payload
 from trimesh._wire import messages
 
 if TYPE_CHECKING:

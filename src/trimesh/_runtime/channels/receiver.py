@@ -11,9 +11,9 @@ import trio
 
 from trimesh._routing.holders import Holders
 from trimesh._routing.intake import Intake
-from trimesh._runtime.actors.incoming import take_payload
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.tasks.foreign import in_trio, in_trio_now, in_trio_taking
+from trimesh._runtime.values.payload import take_payload
 from trimesh._transport.base import Buffer, Lane
 from trimesh._wire import messages
 from trimesh._wire.item_types import ItemType

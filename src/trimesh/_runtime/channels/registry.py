@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from trimesh import limits
+from trimesh._runtime.channels import typed_ports
 from trimesh._runtime.channels.holding import Holding, Sending
 from trimesh._runtime.channels.port import Port
 from trimesh._runtime.channels.receiver import Home
@@ -59,6 +60,7 @@ class Channels:
     """
 
     def __init__(self, proc: Proc) -> None:
+        typed_ports.register_kinds()
         self.proc = proc
         self._homes: dict[int, Home] = {}
         self._holdings: dict[tuple[ProcId, int], Holding] = {}

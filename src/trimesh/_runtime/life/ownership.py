@@ -15,13 +15,13 @@ import msgspec
 import trio
 
 from trimesh import limits
+from trimesh._runtime.calls.membership import Membership, family_of
 from trimesh._runtime.life.controller import lease_proc
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.meshes.actor_members import ActorMembers
 from trimesh._runtime.meshes.block import Block, Owned, run_block
 from trimesh._runtime.meshes.proc_members import ProcMembers
 from trimesh._runtime.peers.host import Host
-from trimesh._runtime.peers.membership import Membership, family_of
 from trimesh._runtime.spawner.proc_options import ProcOptions
 from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.reference import MemberInfo, MeshInfo

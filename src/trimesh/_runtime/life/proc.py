@@ -13,6 +13,7 @@ import random
 import socket
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -20,26 +21,29 @@ import trio
 
 from trimesh import limits
 from trimesh._routing.collector import Outcome, Raised, Returned
+from trimesh._runtime.actors.agent import Agent
 from trimesh._runtime.actors.cell import Cell
-from trimesh._runtime.actors.incoming import IncomingCall, refuse, refuse_unaddressed, take_payload
+from trimesh._runtime.actors.incoming import IncomingCall, refuse, refuse_unaddressed
 from trimesh._runtime.actors.item_sender import ItemSender
 from trimesh._runtime.actors.reports import FailureHandler, serve_reports
 from trimesh._runtime.actors.sites import Sites
+from trimesh._runtime.calls.membership import Membership
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.calls.outgoing_stream import serve_streams
 from trimesh._runtime.channels.registry import Channels
 from trimesh._runtime.deadlock.suspicion import Deadlocks
+from trimesh._runtime.life.crash import crash
 from trimesh._runtime.meshes.stopping_blocks import StoppingBlocks
 from trimesh._runtime.peers.deaths import DeathOf, Deaths
 from trimesh._runtime.peers.loopback import LoopbackLink
-from trimesh._runtime.peers.membership import Membership
 from trimesh._runtime.peers.peer import Parcel, Peer, Route
 from trimesh._runtime.peers.senders import check_agent_caller, check_sender
 from trimesh._runtime.services.bulk import Bulk
 from trimesh._runtime.services.registry import Services
-from trimesh._runtime.tasks.background import Tasks, crash
+from trimesh._runtime.tasks.background import Tasks
 from trimesh._runtime.values.codec import Values
 from trimesh._runtime.values.endpoint_spec import GENERATOR
+from trimesh._runtime.values.payload import take_payload
 from trimesh._runtime.values.typed_values import make_values
 from trimesh._transport.base import Buffer, DownReason, Group, Link, LinkDown, Transport
 from trimesh._wire import messages
@@ -148,7 +152,10 @@ class Proc:
         self.on_gone: list[Callable[[Peer], None]] = []
         self.on_link: list[Callable[[Peer], None]] = []
         self.channels = Channels(self)
-        self.values: Values = make_values(proc_id, main, self.channels, pickled=pickled)
+        ports = self.channels
+        self.values: Values = make_values(
+            proc_id, main, ports.reducers(), ports.bindings(), Agent.spawn, pickled=pickled
+        )
         self.sites: Sites | None = None
         self.above: dict[type, object] = {}
         self.services = Services(self)
@@ -185,7 +192,7 @@ class Proc:
         self.now = trio.lowlevel.current_clock().current_time
         links = trio.CancelScope(shield=True)
         async with trio.open_nursery() as nursery:
-            self.nursery = Tasks(self, nursery)
+            self.nursery = Tasks(partial(crash, self), nursery)
             self.nursery.start_soon(self._serve_links, links)
             try:
                 async with trio.open_nursery() as self.actors:

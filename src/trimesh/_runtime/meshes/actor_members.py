@@ -18,14 +18,14 @@ from trimesh import limits
 from trimesh._runtime.actors.agent_results import errors_of, is_silent, news_of, raise_errors
 from trimesh._runtime.actors.recipe import Recipe, keep
 from trimesh._runtime.calls.invoke import Request, Result, invoke, invoke_until, post_nowait
+from trimesh._runtime.calls.membership import Membership, Standing
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.meshes.block import Block
 from trimesh._runtime.meshes.restarts import Restarts
-from trimesh._runtime.peers.membership import Membership, Standing
 from trimesh._runtime.peers.peer import Peer
+from trimesh._runtime.peers.target import Target
 from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.reference import MemberInfo, MeshInfo
-from trimesh._runtime.values.target import Target
 from trimesh._runtime.watch.event_hub import EventHub
 from trimesh._runtime.watch.supervision_log import log_kept_back
 from trimesh._supervision.policy import Ending, FailFast, Policy, Restart, Verdict, is_healing, judge

@@ -18,6 +18,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.actors.agent_results import raise_errors
 from trimesh._runtime.calls.invoke import Ok, Request, invoke, post_nowait
+from trimesh._runtime.calls.membership import family_of
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.meshes.actor_members import ActorMembers
 from trimesh._runtime.meshes.block import Block
@@ -25,11 +26,10 @@ from trimesh._runtime.meshes.member import Member
 from trimesh._runtime.meshes.rendezvous import Rendezvous
 from trimesh._runtime.meshes.restarts import Restarts
 from trimesh._runtime.peers.host import Host, LaunchRequest
-from trimesh._runtime.peers.membership import family_of
+from trimesh._runtime.peers.target import Target
 from trimesh._runtime.spawner.proc_options import ProcOptions
 from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.reference import MemberInfo, MeshInfo
-from trimesh._runtime.values.target import Target
 from trimesh._runtime.watch.event_hub import EventHub
 from trimesh._runtime.watch.supervision_log import log_kept_back
 from trimesh._supervision.policy import Ending, FailFast, Policy, Restart, Verdict, ending_of, is_healing, judge

@@ -1,1 +1,1 @@
-"""Other processes: the link to one, who lives at each rank of a mesh, how they ended, what they may send."""
+"""Other processes: the link to one, an actor of one, how they ended, what they may send."""

@@ -15,8 +15,8 @@ import trio
 
 from trimesh import limits
 from trimesh._routing.credit import ReceiveCount, SendWindow
-from trimesh._runtime.actors.incoming import take_payload
 from trimesh._runtime.peers.abandoned import AbandonedCalls
+from trimesh._runtime.values.payload import take_payload
 from trimesh._transport.base import Buffer, Lane, Link
 from trimesh._wire import messages
 from trimesh._wire.reducers import DefinitionId

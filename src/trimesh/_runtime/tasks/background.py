@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
 from trimesh._runtime.tasks.cancelled import split_cancelled
-from trimesh.errors import TrimeshInternalError
-
-if TYPE_CHECKING:
-    from trimesh._runtime.life.proc import Proc
-
-_log = logging.getLogger("trimesh")
 
 
 class Tasks:
-    """A nursery whose first failure is told while it is one, before all that depends on it comes apart."""
+    """A nursery whose first failure is told while it is one, before all that depends on it comes apart.
 
-    def __init__(self, proc: Proc, nursery: trio.Nursery) -> None:
-        self._proc = proc
+    Args:
+        on_failure: Told of what a task has raised, before its nursery is.
+        nursery: Holds the tasks.
+    """
+
+    def __init__(self, on_failure: Callable[[BaseException], None], nursery: trio.Nursery) -> None:
+        self._on_failure = on_failure
         self._nursery = nursery
 
     def start_soon(self, function: Callable[..., Awaitable[object]], *args: Any) -> None:
@@ -35,25 +33,5 @@ class Tasks:
         except BaseException as error:
             failure = split_cancelled(error)[1]
             if failure is not None:
-                crash(self._proc, failure)
+                self._on_failure(failure)
             raise
-
-
-def crash(proc: Proc, cause: BaseException) -> None:
-    """Let nobody wait for a process whose own runtime has failed; log the failure, whatever else comes of it."""
-
-    def broken(maybe_executed: bool) -> Exception:  # noqa: FBT001 - a DeathOf
-        del maybe_executed
-        error = TrimeshInternalError("the runtime of this process has failed; please report this")
-        error.__cause__ = cause
-        return error
-
-    if not proc.has_crashed:
-        _log.critical("the runtime of process %d has failed; please report this", proc.pid, exc_info=cause)
-    proc.has_crashed = True
-    for block in proc.blocks:
-        block.fail(broken(maybe_executed=False))
-    for member in proc.members.values():
-        member.gone.set()
-    for peer in proc.peers():
-        proc.declare_gone(peer, broken)

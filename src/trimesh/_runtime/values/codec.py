@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from trimesh._runtime.tasks.guarded import Guarded
 from trimesh._runtime.values import torch_values
 from trimesh._runtime.values.endpoint_spec import EndpointSpec
+from trimesh._runtime.values.guarded import Guarded
 from trimesh._wire.by_value import DefinitionBytes, Definitions
 from trimesh._wire.exception_text import type_name
 from trimesh._wire.exceptions import decode_exception, encode_exception
@@ -19,8 +19,14 @@ from trimesh._wire.regions import Buffer
 from trimesh.errors import Origin, RemoteError, set_origin
 from trimesh.ids import ProcId
 
-if TYPE_CHECKING:
-    from trimesh._runtime.peers.peer import Peer
+
+class ValueSender(Protocol):
+    """The process that has sent a value."""
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether it has started this one."""
+        ...
 
 
 class Values:
@@ -89,7 +95,7 @@ class Values:
         return self._decoder.decode(payload, bodies, what=what)
 
     def decode_call(
-        self, payload: Buffer, bodies: Sequence[memoryview], spec: EndpointSpec, peer: Peer
+        self, payload: Buffer, bodies: Sequence[memoryview], spec: EndpointSpec, peer: ValueSender
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Decode the arguments of a call of `peer`; see `decode`."""
         del peer

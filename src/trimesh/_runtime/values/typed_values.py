@@ -8,44 +8,41 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import trio
-
-from trimesh._runtime.actors.agent import Agent
-from trimesh._runtime.channels.port import Port
-from trimesh._runtime.channels.receiver import Receiver
 from trimesh._runtime.values import buffer_kind, torch_values
-from trimesh._runtime.values.codec import Values, describe
+from trimesh._runtime.values.codec import Values, ValueSender, describe
 from trimesh._runtime.values.endpoint_spec import EndpointSpec, Kind
 from trimesh._wire import typed_kinds
 from trimesh._wire.annotations import Arguments, Field, constructor_hints, resolved_hints, result_of
 from trimesh._wire.by_value import DefinitionBytes
 from trimesh._wire.exceptions import decode_exception, encode_exception
-from trimesh._wire.item_types import WHAT, ItemType, item_type_described, item_type_of
-from trimesh._wire.kinds import Kind as ValueKind
-from trimesh._wire.kinds import Source, register_kind
+from trimesh._wire.item_types import WHAT, ItemType, item_type_of
+from trimesh._wire.kinds import Source
 from trimesh._wire.payload import Bindings, Encoded
-from trimesh._wire.reducers import DefinitionId, Sink
+from trimesh._wire.reducers import DefinitionId, Reducer
 from trimesh._wire.regions import Buffer
 from trimesh._wire.typed import Reader, Writer
 from trimesh._wire.typed_kinds import TypedDecoder, TypedEncoder, name_of
 from trimesh.errors import Origin, ProtocolError, TrimeshInternalError
 from trimesh.ids import ProcId
 
-if TYPE_CHECKING:
-    from trimesh._runtime.channels.registry import Channels
-    from trimesh._runtime.peers.peer import Peer
-
 
 class TypedValues(Values):
-    """Encodes and decodes for one process, by annotations."""
+    """Encodes and decodes for one process, by annotations.
+
+    Args:
+        bindings: What rebuilds objects that stand for something of this process, as `Source` takes it.
+        constructing: The endpoint's function whose parameters `cls`, `args` and `kwargs` are a class and what it is
+            called with: these go by the annotations of that class. None for no such endpoint.
+    """
 
     is_pickled = False
 
-    def __init__(self, bindings: Bindings | None = None) -> None:
+    def __init__(self, bindings: Bindings | None = None, constructing: Callable[..., Any] | None = None) -> None:
+        self._constructing = constructing
         self._bindings = dict(bindings or {})
         self._typed_encoder = TypedEncoder()
         self._typed_decoder = TypedDecoder(Source(bindings=self._bindings))
@@ -79,7 +76,7 @@ class TypedValues(Values):
             return self.encode((args, kwargs), what=f"the arguments of {endpoint}()")
         writer = Writer()
         arguments = self._arguments_of(spec)
-        if spec.fn is Agent.spawn:
+        if spec.fn is self._constructing:
             bound = spec.signature.bind(*args, **kwargs)
             cls = bound.arguments["cls"]
             inner = self._construction(writer, cls, bound.arguments["args"], bound.arguments["kwargs"])
@@ -88,13 +85,13 @@ class TypedValues(Values):
         return writer.finish(arguments.write(writer, args, kwargs, str(endpoint)))
 
     def decode_call(
-        self, payload: Buffer, bodies: Sequence[memoryview], spec: EndpointSpec, peer: Peer
+        self, payload: Buffer, bodies: Sequence[memoryview], spec: EndpointSpec, peer: ValueSender
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Decode the arguments of a call; `ProtocolError` for bytes that do not fit the endpoint."""
         reader = Reader.of_message(payload, bodies, Source(peer.is_owner, self._bindings))
         try:
             args, kwargs = self._arguments_of(spec).read(reader)
-            if spec.fn is Agent.spawn:
+            if spec.fn is self._constructing:
                 bound = spec.signature.bind(*args, **kwargs)
                 inner = reader.part(*bound.arguments["args"])
                 found = self._constructor(bound.arguments["cls"]).read(inner)
@@ -204,46 +201,19 @@ class TypedValues(Values):
         raise ProtocolError(f"a peer must send no definitions with pickle='off', got {definition}")
 
 
-def make_values(proc_id: ProcId, main: ModuleType | None, channels: Channels, *, pickled: bool) -> Values:
-    """Return how the values of a process travel."""
-    if pickled:
-        return Values(proc_id, main, channels.reducers(), channels.bindings())
-    return TypedValues(channels.bindings())
-
-
-def _take_port_apart(port: Port[Any], sink: Sink) -> tuple[Any, ...]:
-    if port.holding is None:
-        raise TypeError("a port must be open to be sent, got a closed one")
-    rebuild, parts = port.holding.channels.reducers()[Port](port, sink)
-    item_type = port.holding.item_type
-    return rebuild.__module__, rebuild.__qualname__, None if item_type is None else item_type.described, *parts
-
-
-def _put_port_together(source: Source, module: Any, name: Any, described: Any, *parts: Any) -> Any:
-    rebuild = source.bindings.get((module, name))
-    if rebuild is None:
-        raise ProtocolError(f"a port must be rebuilt by what this process has, got {module}.{name}")
-    item_type = None if described is None else item_type_described(described, may_import=source.may_import)
-    port: Port[Any] = rebuild(*parts)
-    if port.holding is not None and port.holding.item_type is None:
-        port.holding.item_type = item_type
-    return port
-
-
-def _refuse_receiver(_: Source, *parts: Any) -> Receiver[Any]:
-    raise ProtocolError(f"a receiver stays where its channel was opened, got one with {parts!r:.100}")
+def make_values(
+    proc_id: ProcId,
+    main: ModuleType | None,
+    reducers: Mapping[type, Reducer],
+    bindings: Bindings,
+    constructing: Callable[..., Any],
+    *,
+    pickled: bool,
+) -> Values:
+    """Return how the values of a process travel; see `Values` and `TypedValues`."""
+    return Values(proc_id, main, reducers, bindings) if pickled else TypedValues(bindings, constructing)
 
 
 typed_kinds.register()
-register_kind(ValueKind("receiver", Receiver, lambda receiver, _: receiver.__reduce_ex__(5), _refuse_receiver))
-register_kind(
-    ValueKind(
-        "port",
-        Port,
-        _take_port_apart,
-        _put_port_together,
-        stands_for=lambda cls: cls is trio.abc.SendChannel,
-    )
-)
 torch_values.register_kinds()
 buffer_kind.register_kinds()

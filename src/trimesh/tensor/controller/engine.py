@@ -12,8 +12,8 @@ import torch
 import trio
 
 from trimesh import limits
-from trimesh._runtime.actors.incoming import take_payload
 from trimesh._runtime.services.registry import TENSORS
+from trimesh._runtime.values.payload import take_payload
 from trimesh.errors import MeshError, MeshStopped, ProcDied, ProtocolError, set_origin
 from trimesh.tensor.controller import generator_states
 from trimesh.tensor.controller.team import Failure, Team

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trimesh._runtime.services.registry import TENSORS, rebuild
-from trimesh._runtime.tasks.guarded import Guarded
+from trimesh._runtime.values.guarded import Guarded
 from trimesh._wire.reducers import Sink, register_reducer
 from trimesh.tensor.controller.tensor import MeshTensor
-
-if TYPE_CHECKING:
-    from trimesh._runtime.peers.peer import Peer
 
 
 class _Loan(Guarded):
@@ -21,7 +18,7 @@ class _Loan(Guarded):
         self._held = tensor._held
         self._text = repr(tensor)
 
-    def check(self, peers: AbstractSet[Peer], *, is_broadcast: bool) -> None:
+    def check(self, peers: AbstractSet[object], *, is_broadcast: bool) -> None:
         """See `Guarded`."""
         if is_broadcast:
             raise TypeError(

@@ -10,8 +10,8 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.calls.invoke import Request, invoke
+from trimesh._runtime.peers.target import Target
 from trimesh._runtime.services.registry import TENSORS
-from trimesh._runtime.values.target import Target
 from trimesh.actor.endpoint import Endpoint
 from trimesh.actor.verbs import bare, bind
 from trimesh.ids import MeshId

@@ -18,11 +18,12 @@ import attrs
 
 from trimesh._runtime.actors.cell import Cell
 from trimesh._runtime.actors.context import context, current_proc
-from trimesh._runtime.actors.incoming import IncomingCall, take_payload
+from trimesh._runtime.actors.incoming import IncomingCall
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.host import LaunchRequest
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.values.endpoint_spec import EndpointSpec
+from trimesh._runtime.values.payload import take_payload
 from trimesh._transport.base import DownReason, Link, LinkDown
 from trimesh._transport.fault_table import TableKey
 from trimesh._transport.native import NativeTransport

@@ -18,11 +18,12 @@ import trio
 
 from trimesh._runtime.actors.cell import Cell
 from trimesh._runtime.actors.context import current_proc
-from trimesh._runtime.actors.incoming import IncomingCall, place_payload
+from trimesh._runtime.actors.incoming import IncomingCall
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.host import LaunchRequest
 from trimesh._runtime.peers.peer import Parcel, Peer
 from trimesh._runtime.values.endpoint_spec import EndpointSpec
+from trimesh._runtime.values.payload import place_payload
 from trimesh._runtime.watch.report import dump
 from trimesh._transport.base import Link
 from trimesh._transport.fault_table import FaultTable

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from trimesh._runtime.peers.peer import Peer
 
 
 class Guarded(ABC):
     """What a reducer attaches to a message for such a thing."""
 
     @abstractmethod
-    def check(self, peers: AbstractSet[Peer], *, is_broadcast: bool) -> None:
+    def check(self, peers: AbstractSet[object], *, is_broadcast: bool) -> None:
         """Refuse a call, before anything of it is sent.
 
         Args:
-            peers: The processes of the actors that are called.
+            peers: The processes of the actors that are called, each a `Peer`.
             is_broadcast: Whether nobody learns when it has ended.
 
         Raises:

@@ -23,8 +23,8 @@ import msgspec
 import trio
 
 from trimesh import limits
+from trimesh._runtime.peers.target import Target
 from trimesh._runtime.values.reference import MemberInfo, MeshInfo
-from trimesh._runtime.values.target import Target
 from trimesh.errors import MeshError
 from trimesh.ids import AGENT, ProcId
 
