@@ -156,13 +156,19 @@ def _raise_killed() -> NoReturn:
 def _suspended(*roots: object) -> Iterator[object]:
     """Yield the coroutines and generators that can be reached from some objects of one process."""
     seen: set[int] = set()
+    ends: dict[type, bool] = {}  # a question to an abstract class is slow, and of thousands of objects few types differ
     found = list(roots)
     while found:
         thing = found.pop()
-        if id(thing) in seen or isinstance(thing, _NOT_THROUGH) or not gc.is_tracked(thing):
+        if id(thing) in seen or not gc.is_tracked(thing):
+            continue
+        kind = type(thing)
+        if (is_end := ends.get(kind)) is None:
+            is_end = ends[kind] = issubclass(kind, _NOT_THROUGH)
+        if is_end:
             continue
         seen.add(id(thing))
-        if isinstance(thing, SUSPENDED):
+        if kind in SUSPENDED:
             yield thing
         found += gc.get_referents(thing)
 
