@@ -25,6 +25,7 @@ from trimesh.shape.extent import Extent  # noqa: E402
 from trimesh.tensor.controller import expected  # noqa: E402
 from trimesh.tensor.controller.answers import values_of  # noqa: E402
 from trimesh.tensor.controller.engine import Request  # noqa: E402
+from trimesh.tensor.kernels.table import KERNELS  # noqa: E402
 from trimesh.tensor.protocol import messages  # noqa: E402
 from trimesh.tensor.protocol.arguments import read  # noqa: E402
 from trimesh.tensor.rank.function_parts import Look, Operand  # noqa: E402
@@ -79,7 +80,7 @@ def test_arguments(described: Any) -> None:
 @given(DESCRIPTIONS | VALUES)
 def test_descriptions(described: Any) -> None:
     with suppress(ProtocolError):
-        assert define(described, CPU).arity >= 0
+        assert define(described, CPU, KERNELS).arity >= 0
 
 
 class _Outside:
@@ -95,7 +96,9 @@ def test_streams(definitions: list[tuple[Any, ...]], stream: list[Any]) -> None:
     team = TeamOnRank(1, Extent(gpus=1), [0], [], 0, 0)
     rank = Rank("procs", Extent(gpus=1), 0, CPU, _Outside())
     with suppress(ProtocolError):
-        steps = Reader(CPU).read([word for words in definitions for word in words] + stream, [memoryview(b"1234")])
+        steps = Reader(CPU, KERNELS).read(
+            [word for words in definitions for word in words] + stream, [memoryview(b"1234")]
+        )
         for step in steps:
             step.execute(rank, team)
         assert team.done <= len(stream)

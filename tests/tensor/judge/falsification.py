@@ -131,11 +131,11 @@ FALSIFIED: Final[dict[str, Falsified]] = {
 
 def plant(name: str) -> None:
     """Falsify a rule in this process, which is a rank."""
-    import trimesh.tensor.dtensor.global_operator  # noqa: F401 - it fills the table
-    from trimesh.tensor.rank.kernel import FAMILIES, Kernel
+    from trimesh.tensor.kernels.table import KERNELS
+    from trimesh.tensor.rank.kernel import Kernel
 
     wrong = FALSIFIED[name]
-    right = FAMILIES["global"]
+    right = KERNELS.families["global"]
 
     def made(called: str, operator: Callable[..., Any]) -> Kernel:
         kernel = right(called, operator)
@@ -149,4 +149,4 @@ def plant(name: str) -> None:
 
         return Kernel(kernel.name, run, takes_poison=kernel.takes_poison, operator=kernel.operator)
 
-    FAMILIES["global"] = made
+    KERNELS.families["global"] = made

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from trimesh.tensor.dtensor.copied_view import copied_views
-from trimesh.tensor.rank.kernel import FAMILIES, Kernel
+from trimesh.tensor.rank.kernel import Kernel
 from trimesh.tensor.rank.rank import Rank, TeamOnRank
 from trimesh.tensor.rules.arguments import globals_in, is_global, written_in
 from trimesh.tensor.rules.draws import draw_of
@@ -79,6 +79,3 @@ def _again(
 
 def _parts(value: Any) -> Sequence[torch.Tensor]:
     return value if isinstance(value, list | tuple) else [value]
-
-
-FAMILIES["global"] = operator_on_globals

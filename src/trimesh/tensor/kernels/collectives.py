@@ -11,7 +11,7 @@ from torch.distributed import distributed_c10d
 
 from trimesh.tensor.groups.group import Group
 from trimesh.tensor.groups.groups import group_of
-from trimesh.tensor.rank.kernel import kernel
+from trimesh.tensor.rank.kernel import Kernel
 from trimesh.tensor.rank.poison import Poison
 from trimesh.tensor.rank.rank import Rank, TeamOnRank
 
@@ -32,7 +32,6 @@ _WIDER: Final = {torch.int16: torch.int32, torch.bool: torch.uint8}
 """What no backend of torch adds up, and what it is added up as."""
 
 
-@kernel("reduce", takes_poison=True)
 def reduce(
     rank: Rank,
     team: TeamOnRank,
@@ -51,7 +50,6 @@ def reduce(
     return _scatter(group, value, reduction) if is_scattered else _reduce(group, value, reduction)
 
 
-@kernel("reduce_", takes_poison=True)
 def reduce_in_place(
     rank: Rank,
     team: TeamOnRank,
@@ -115,3 +113,9 @@ def _exchange(group: Group, value: torch.Tensor) -> torch.Tensor:
     result = torch.empty_like(value)
     group.alltoall_base(result, value, [], [], _c10d.AllToAllOptions())
     return result
+
+
+KERNELS: Final = (
+    Kernel("reduce", reduce, takes_poison=True),
+    Kernel("reduce_", reduce_in_place, takes_poison=True),
+)

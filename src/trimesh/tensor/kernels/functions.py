@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import torch
@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from trimesh._wire.regions import STOP
 from trimesh.tensor.rank.function_parts import Look, Named, OnRank, look_of, put_together, take_apart
-from trimesh.tensor.rank.kernel import kernel
+from trimesh.tensor.rank.kernel import Kernel
 from trimesh.tensor.rank.poison import Poison
 from trimesh.tensor.rank.rank import Rank, TeamOnRank
 
@@ -51,7 +51,6 @@ def _functions(rank: Rank) -> dict[int, Callable[..., Any]]:
     return found.table
 
 
-@kernel("define_function")
 def define_function(rank: Rank, _: TeamOnRank, number: int, payload: Body, bodies: Sequence[Body]) -> None:
     """Take a function, or where it is."""
 
@@ -76,7 +75,6 @@ def _imported(named: Named) -> Callable[..., Any]:
     return function
 
 
-@kernel("function")
 def function(
     rank: Rank,
     team: TeamOnRank,
@@ -91,7 +89,6 @@ def function(
     return _checked(name, result, looks)
 
 
-@kernel("function_graph")
 def function_graph(
     rank: Rank,
     team: TeamOnRank,
@@ -110,7 +107,6 @@ def function_graph(
     return [*(one.detach() for one in made), _Graph([inputs[index] for index in needed], made)]
 
 
-@kernel("function_backward")
 def function_backward(
     _: Rank, __: TeamOnRank, graph: _Graph, grads: Sequence[torch.Tensor], given: Sequence[int]
 ) -> list[torch.Tensor]:
@@ -128,7 +124,6 @@ def function_backward(
     ]
 
 
-@kernel("function_fetch", takes_poison=True)
 def function_fetch(
     rank: Rank,
     team: TeamOnRank,
@@ -156,7 +151,6 @@ def function_fetch(
         raise
 
 
-@kernel("function_inspect")
 def function_inspect(
     rank: Rank,
     team: TeamOnRank,
@@ -176,7 +170,6 @@ def function_inspect(
     return _Graph((), made)
 
 
-@kernel("function_parts")
 def function_parts(_: Rank, __: TeamOnRank, kept: _Graph) -> list[torch.Tensor]:
     """Return the tensors that an inspected call has made."""
     return list(kept.outputs)
@@ -226,3 +219,14 @@ def _strided(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
 
 def _shown(looks: Sequence[Look]) -> str:
     return ", ".join(f"{str(one.dtype).removeprefix('torch.')}{list(one.size)}" for one in looks) or "no tensor"
+
+
+KERNELS: Final = (
+    Kernel("define_function", define_function),
+    Kernel("function", function),
+    Kernel("function_graph", function_graph),
+    Kernel("function_backward", function_backward),
+    Kernel("function_fetch", function_fetch, takes_poison=True),
+    Kernel("function_inspect", function_inspect),
+    Kernel("function_parts", function_parts),
+)

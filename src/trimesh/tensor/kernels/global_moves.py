@@ -7,7 +7,7 @@ target. Each rank of the target waits for all of them, and reads what it needs o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import torch
@@ -21,7 +21,7 @@ from trimesh.tensor.kernels.global_tensors import Layout, refreshed
 from trimesh.tensor.protocol import messages
 from trimesh.tensor.protocol.box import Box
 from trimesh.tensor.protocol.placement import WHOLE
-from trimesh.tensor.rank.kernel import kernel
+from trimesh.tensor.rank.kernel import Kernel
 from trimesh.tensor.rank.moves import Moves, moves_of
 from trimesh.tensor.rank.parts import Part, Reading, fill, part_of
 from trimesh.tensor.rank.poison import Poison
@@ -46,7 +46,6 @@ class _Kept:
     value: torch.Tensor
 
 
-@kernel("send_parts", takes_poison=True)
 def send_parts(
     rank: Rank, team: TeamOnRank, value: DTensor | Poison, move: int, targets: Sequence[int]
 ) -> Layout | Poison:
@@ -129,7 +128,6 @@ def _offer(rank: Rank, moves: Moves, move: int, targets: Sequence[int], what: An
         outside.tell(moves.send, key, outside.engine, elsewhere, what, outside.origin(name), part)
 
 
-@kernel("receive_parts", takes_poison=True)
 def receive_parts(
     rank: Rank,
     team: TeamOnRank,
@@ -231,3 +229,9 @@ def _bytes_of(fields: Any, dtype: torch.dtype) -> int:
     if part.dtype != dtype or part.offset:
         raise ProtocolError(f"a part must be of a tensor of {dtype}, got {part!r}")
     return part.nbytes
+
+
+KERNELS: Final = (
+    Kernel("send_parts", send_parts, takes_poison=True),
+    Kernel("receive_parts", receive_parts, takes_poison=True),
+)

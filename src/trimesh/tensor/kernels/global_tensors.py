@@ -6,7 +6,7 @@ Collectives are torch's own. Every rank of the team runs each of these kernels, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
 import torch
@@ -25,7 +25,7 @@ from trimesh.tensor.groups.groups import device_mesh
 from trimesh.tensor.protocol.box import Box
 from trimesh.tensor.protocol.placement import WHOLE
 from trimesh.tensor.rank.delivery import arrived, deliver, unneeded
-from trimesh.tensor.rank.kernel import kernel
+from trimesh.tensor.rank.kernel import Kernel
 from trimesh.tensor.rank.poison import Poison
 from trimesh.tensor.rank.rank import Rank, TeamOnRank
 
@@ -40,7 +40,6 @@ class Layout:
     placements: tuple[Placement, ...]
 
 
-@kernel("distribute")
 def distribute(
     rank: Rank,
     team: TeamOnRank,
@@ -56,7 +55,6 @@ def distribute(
     return assemble(part, mesh, placements, torch.empty(size, device="meta"))
 
 
-@kernel("distribute_like", takes_poison=True)
 def distribute_like(
     rank: Rank, team: TeamOnRank, data: memoryview, move: int, dtype: torch.dtype, like: DTensor | Poison
 ) -> torch.Tensor | Poison:
@@ -72,26 +70,22 @@ def distribute_like(
     return assemble(part, mesh, placements, torch.empty(size, device="meta"))
 
 
-@kernel("redistribute")
 def redistribute(rank: Rank, team: TeamOnRank, value: DTensor, cuts: tuple[int, ...]) -> tuple[DTensor, Layout]:
     """Lay a tensor out anew; return how it lay, too."""
     placements = placements_by_label(cuts)
     return _detached(value, refreshed(rank, value).redistribute(placements=placements)), Layout(value.placements)
 
 
-@kernel("redistribute_back")
 def redistribute_back(rank: Rank, team: TeamOnRank, value: DTensor, layout: Layout) -> DTensor:
     """Lay a gradient out as the tensor that it is of."""
     return _detached(value, refreshed(rank, value).redistribute(placements=unsummed(layout.placements)))
 
 
-@kernel("to_local")
 def to_local(rank: Rank, team: TeamOnRank, value: DTensor, cuts: tuple[int, ...]) -> torch.Tensor:
     """Return this rank's part as a tensor of its own."""
     return refreshed(rank, value).redistribute(placements=placements_by_label(cuts)).to_local().clone()
 
 
-@kernel("to_global")
 def to_global(
     rank: Rank,
     team: TeamOnRank,
@@ -108,7 +102,6 @@ def to_global(
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(size), stride=stride)
 
 
-@kernel("placements", takes_poison=True)
 def placements(rank: Rank, team: TeamOnRank, value: DTensor | Poison, request: int) -> None:
     """Tell the controller how a tensor lies."""
 
@@ -119,7 +112,6 @@ def placements(rank: Rank, team: TeamOnRank, value: DTensor | Poison, request: i
     _answer(rank, team, [value], request, lambda found: find(found[0]), is_asked=team.index == 0)
 
 
-@kernel("fetch_full", takes_poison=True)
 def fetch_full(rank: Rank, team: TeamOnRank, values: list[DTensor | Poison], request: int) -> None:
     """Bring whole tensors out: the first rank sends them, the others only say that they could."""
 
@@ -130,7 +122,6 @@ def fetch_full(rank: Rank, team: TeamOnRank, values: list[DTensor | Poison], req
     _answer(rank, team, values, request, find, is_asked=True)
 
 
-@kernel("fetch_large_full", takes_poison=True)
 def fetch_large_full(rank: Rank, team: TeamOnRank, values: list[DTensor | Poison], request: int) -> None:
     """Let the controller read whole tensors: of each part the first rank that has it gives it."""
 
@@ -145,7 +136,6 @@ def fetch_large_full(rank: Rank, team: TeamOnRank, values: list[DTensor | Poison
     _answer(rank, team, values, request, find, is_asked=True, is_large=True)
 
 
-@kernel("fetch_large_part", takes_poison=True)
 def fetch_large_part(rank: Rank, team: TeamOnRank, value: DTensor | Poison, request: int, place: int) -> None:
     """Let the controller read one rank's part; see `fetch_part`."""
 
@@ -156,7 +146,6 @@ def fetch_large_part(rank: Rank, team: TeamOnRank, value: DTensor | Poison, requ
     _answer(rank, team, [value], request, find, is_asked=team.index == place, is_large=True)
 
 
-@kernel("fetch_part", takes_poison=True)
 def fetch_part(rank: Rank, team: TeamOnRank, value: DTensor | Poison, request: int, place: int) -> None:
     """Bring one rank's part out; all take part, because what is partial is added up first."""
 
@@ -210,3 +199,18 @@ def refreshed(rank: Rank, value: DTensor) -> DTensor:
     """Return a tensor that has what was written to those that it is a view of."""
     copied_views(rank).refresh(value)
     return value
+
+
+KERNELS: Final = (
+    Kernel("distribute", distribute),
+    Kernel("distribute_like", distribute_like, takes_poison=True),
+    Kernel("redistribute", redistribute),
+    Kernel("redistribute_back", redistribute_back),
+    Kernel("to_local", to_local),
+    Kernel("to_global", to_global),
+    Kernel("placements", placements, takes_poison=True),
+    Kernel("fetch_full", fetch_full, takes_poison=True),
+    Kernel("fetch_large_full", fetch_large_full, takes_poison=True),
+    Kernel("fetch_large_part", fetch_large_part, takes_poison=True),
+    Kernel("fetch_part", fetch_part, takes_poison=True),
+)

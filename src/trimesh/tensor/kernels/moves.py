@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from trimesh import limits
 from trimesh.ids import ProcId
-from trimesh.tensor.rank.kernel import kernel
+from trimesh.tensor.rank.kernel import Kernel
 from trimesh.tensor.rank.moves import moves_of
 from trimesh.tensor.rank.poison import Poison
 from trimesh.tensor.rank.rank import Rank, TeamOnRank
@@ -19,13 +19,11 @@ Routes = Sequence[Sequence[int]]
 """By place in the team, the processes that a rank sends to, or receives from."""
 
 
-@kernel("same")
 def same(_: Rank, __: TeamOnRank, value: torch.Tensor) -> torch.Tensor:
     """Return a tensor of a larger team for a part of its ranks: the very same."""
     return value
 
 
-@kernel("send", takes_poison=True)
 def send(rank: Rank, team: TeamOnRank, value: Any, move: int, routes: Routes) -> None:
     """Offer a copy of a tensor, or its error, to the processes of some ranks."""
     outside = rank.outside
@@ -51,7 +49,6 @@ def send(rank: Rank, team: TeamOnRank, value: Any, move: int, routes: Routes) ->
     outside.tell(moves.send, key, outside.engine, targets, what, outside.origin(name))
 
 
-@kernel("receive")
 def receive(rank: Rank, team: TeamOnRank, move: int, routes: Routes, dtype: torch.dtype, size: Sequence[int]) -> Any:
     """Return the tensor that comes from the processes of some ranks: their sum if several, zeros if none."""
     outside = rank.outside
@@ -78,3 +75,10 @@ def receive(rank: Rank, team: TeamOnRank, move: int, routes: Routes, dtype: torc
 
 def _contiguous(value: torch.Tensor) -> torch.Tensor:
     return torch.empty(value.size(), dtype=value.dtype, device=value.device).copy_(value)
+
+
+KERNELS: Final = (
+    Kernel("same", same),
+    Kernel("send", send, takes_poison=True),
+    Kernel("receive", receive),
+)

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
-from trimesh.tensor.rank.kernel import kernel
+from trimesh.tensor.rank.kernel import Kernel
 from trimesh.tensor.rank.random import generator_of
 from trimesh.tensor.rank.rank import Rank, TeamOnRank
 
 
-@kernel("seed")
 def seed_generators(rank: Rank, team: TeamOnRank, seed: int, step: int) -> None:
     """Seed the generators of this process, and, with one seed, that of the team's global tensors."""
     torch.manual_seed(seed + step * team.index)
     generator_of(rank, team).manual_seed(seed)
 
 
-@kernel("get_generator")
 def tell_generator(rank: Rank, team: TeamOnRank, request: int) -> None:
     """Tell the controller the state of this rank's generator, and after it that of the team's global tensors."""
     *_, own, shared = _generators(rank, team)
     rank.outside.reply(request, torch.cat([own.get_state(), shared.get_state()]))
 
 
-@kernel("set_generator")
 def set_generator(rank: Rank, team: TeamOnRank, states: list[memoryview]) -> None:
     """Give this rank's generator a state; and the one of the team's global tensors, if the first of them has it."""
     *_, own, shared = _generators(rank, team)
@@ -34,13 +33,11 @@ def set_generator(rank: Rank, team: TeamOnRank, states: list[memoryview]) -> Non
         shared.set_state(torch.frombuffer(bytearray(states[0]), dtype=torch.uint8)[length:].clone())
 
 
-@kernel("keep_generators")
 def keep_generators(rank: Rank, team: TeamOnRank) -> torch.Tensor:
     """Return the states of all generators that operations of a team may draw from on this rank."""
     return torch.cat([generator.get_state() for generator in _generators(rank, team)])
 
 
-@kernel("give_generators_back")
 def give_generators_back(rank: Rank, team: TeamOnRank, states: torch.Tensor, known: tuple[int, ...]) -> None:
     """Give them the states that they had; those of the process itself only where no other team has kept them before."""
     at = 0
@@ -61,3 +58,12 @@ def _generators(rank: Rank, team: TeamOnRank) -> list[torch.Generator]:
     if rank.device.type == "cuda":
         own.append(torch.cuda.default_generators[rank.device.index or 0])
     return [*own, generator_of(rank, team)]
+
+
+KERNELS: Final = (
+    Kernel("seed", seed_generators),
+    Kernel("get_generator", tell_generator),
+    Kernel("set_generator", set_generator),
+    Kernel("keep_generators", keep_generators),
+    Kernel("give_generators_back", give_generators_back),
+)

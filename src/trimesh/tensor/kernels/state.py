@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import msgspec
@@ -17,7 +17,7 @@ from trimesh.tensor.dtensor.sharding import is_first_replica, part_on_rank
 from trimesh.tensor.kernels.global_tensors import refreshed
 from trimesh.tensor.protocol.box import Box
 from trimesh.tensor.protocol.state_layout import LAYOUT, PartOfState
-from trimesh.tensor.rank.kernel import kernel
+from trimesh.tensor.rank.kernel import Kernel
 from trimesh.tensor.rank.poison import Poison
 from trimesh.tensor.rank.rank import Rank, TeamOnRank
 
@@ -29,7 +29,6 @@ class _Open:
     by_number: dict[int, Publisher] = attrs.field(factory=dict[int, Publisher])
 
 
-@kernel("publication_open")
 def publication_open(rank: Rank, team: TeamOnRank, number: int, slots: int, request: int) -> None:
     """Begin a publication; answer with a handle on it."""
 
@@ -41,7 +40,6 @@ def publication_open(rank: Rank, team: TeamOnRank, number: int, slots: int, requ
     _answer(rank, team, request, lambda: _in_trio(rank, begin))
 
 
-@kernel("publish", takes_poison=True)
 def publish(
     rank: Rank, team: TeamOnRank, values: list[Any], names: tuple[str, ...], number: int, version: int, request: int
 ) -> None:
@@ -80,7 +78,6 @@ def publish(
     _answer(rank, team, request, run)
 
 
-@kernel("publication_close")
 def publication_close(rank: Rank, team: TeamOnRank, number: int, request: int) -> None:
     """End a publication."""
     publisher = rank.above[_Open].by_number.pop(number)
@@ -108,3 +105,10 @@ def _answer(rank: Rank, team: TeamOnRank, request: int, function: Callable[[], A
         found = Poison(team.number, team.done, "trimesh::publish", error)
         rank.leave(team, found)
     rank.outside.reply(request, found)
+
+
+KERNELS: Final = (
+    Kernel("publication_open", publication_open),
+    Kernel("publish", publish, takes_poison=True),
+    Kernel("publication_close", publication_close),
+)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
-from trimesh.tensor.dtensor import global_operator as global_operator  # noqa: PLC0414 - puts it into the table
-from trimesh.tensor.kernels import collectives as collectives  # noqa: PLC0414 - puts its kernels into the table
-from trimesh.tensor.kernels import fallbacks as fallbacks  # noqa: PLC0414 - puts its kernel into the table
-from trimesh.tensor.kernels import global_tensors as global_tensors  # noqa: PLC0414 - puts them into the table
-from trimesh.tensor.kernels import seeding as seeding  # noqa: PLC0414 - puts its kernels into the table
 from trimesh.tensor.protocol.box import Box
 from trimesh.tensor.rank.delivery import arrived, deliver
-from trimesh.tensor.rank.kernel import kernel
+from trimesh.tensor.rank.kernel import Kernel
 from trimesh.tensor.rank.poison import Poison
 from trimesh.tensor.rank.rank import Rank, TeamOnRank
 
 
-@kernel("put")
 def put(
     rank: Rank,
     _: TeamOnRank,
@@ -35,7 +29,6 @@ def put(
     return flat.as_strided(size, stride).to(rank.device)
 
 
-@kernel("fetch", takes_poison=True)
 def fetch(rank: Rank, team: TeamOnRank, values: list[Any], request: int, places: list[int]) -> None:
     """Send values to the controller, from the ranks at some places of the team."""
     if team.index not in places:
@@ -51,7 +44,6 @@ def fetch(rank: Rank, team: TeamOnRank, values: list[Any], request: int, places:
     rank.outside.reply(request, found)
 
 
-@kernel("fetch_large", takes_poison=True)
 def fetch_large(rank: Rank, team: TeamOnRank, values: list[Any], request: int, places: list[int]) -> None:
     """Let the controller read values, from the ranks at some places of the team."""
     if team.index not in places:
@@ -63,7 +55,6 @@ def fetch_large(rank: Rank, team: TeamOnRank, values: list[Any], request: int, p
     deliver(rank, team, request, [(index, Box.of_all(value.size()), value) for index, value in enumerate(values)])
 
 
-@kernel("looks", takes_poison=True)
 def looks(rank: Rank, _: TeamOnRank, request: int, *values: Any) -> None:
     """Tell the controller how tensors look whose shapes follow from their values."""
     poison = next((value for value in values if isinstance(value, Poison)), None)
@@ -74,7 +65,15 @@ def looks(rank: Rank, _: TeamOnRank, request: int, *values: Any) -> None:
     rank.outside.reply(request, found)
 
 
-@kernel("index")
 def index(rank: Rank, team: TeamOnRank, label: str) -> torch.Tensor:
     """Return this rank's own coordinate along a dimension of its team."""
     return torch.tensor(team.extent.point(team.place)[label], device=rank.device)
+
+
+KERNELS: Final = (
+    Kernel("put", put),
+    Kernel("fetch", fetch, takes_poison=True),
+    Kernel("fetch_large", fetch_large, takes_poison=True),
+    Kernel("looks", looks, takes_poison=True),
+    Kernel("index", index),
+)

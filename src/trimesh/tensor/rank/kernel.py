@@ -1,13 +1,11 @@
-"""Operations of ours on the ranks, beside those of torch: a table that the files of this package put theirs into."""
+"""Operations of ours on the ranks, beside those of torch: `kernels/table.py` has them all."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any
 
 import attrs
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @attrs.frozen
@@ -23,21 +21,18 @@ class Kernel:
 
     name: str
     function: Callable[..., Any]
-    takes_poison: bool
+    takes_poison: bool = False
     operator: Callable[..., Any] | None = None
 
 
-KERNELS: Final[dict[str, Kernel]] = {}
+@attrs.frozen
+class Kernels:
+    """What a command may name beside torch's own operators.
 
-FAMILIES: Final[dict[str, Callable[[str, Callable[..., Any]], Kernel]]] = {}
-"""What makes a kernel of an operator of torch, by the word before its name: "global::aten::add.Tensor"."""
+    Attributes:
+        by_name: Kernels that commands call "trimesh::name".
+        families: What makes a kernel of an operator of torch, by the word before its name: "global::aten::add.Tensor".
+    """
 
-
-def kernel(name: str, *, takes_poison: bool = False) -> Callable[[F], F]:
-    """Put a function into the table."""
-
-    def put(function: F) -> F:
-        KERNELS[name] = Kernel(name, function, takes_poison)
-        return function
-
-    return put
+    by_name: dict[str, Kernel]
+    families: dict[str, Callable[[str, Callable[..., Any]], Kernel]]

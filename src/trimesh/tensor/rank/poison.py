@@ -6,14 +6,11 @@ overwrites all of it makes the tensor right again, whatever was in it.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from collections.abc import MutableMapping
+from typing import Any, Final, Literal
 
 import attrs
 import torch
-
-if TYPE_CHECKING:
-    from trimesh.tensor.rank.signature import Signature
 
 OnKept = Literal["", "overwrites", "views"]
 """What an operation does with the memory of its target, or of what it views, that is safe if that is poisoned."""
@@ -62,20 +59,6 @@ def on_kept_of(operator: Any, *, is_global: bool) -> OnKept:
         return "overwrites"
     is_view = name in _SAME if is_global else bool(operator.is_view)
     return "views" if is_view else ""
-
-
-def take_kept(signature: Signature, operands: Sequence[Any]) -> bool:
-    """Put what is left of poisoned operands into their place, if an operation may be run on that; return whether."""
-    if not signature.on_kept:
-        return False
-    places = signature.writes if signature.on_kept == "overwrites" else [signature.kinds.index("r")]
-    poisoned = [index for index, kind in enumerate(signature.kinds) if kind == "r" and type(operands[index]) is Poison]
-    if any(index not in places or operands[index].kept is None for index in poisoned):
-        return False
-    assert isinstance(operands, list)
-    for index in poisoned:
-        operands[index] = operands[index].kept
-    return True
 
 
 def heal(table: MutableMapping[int, Any], written: torch.Tensor) -> None:

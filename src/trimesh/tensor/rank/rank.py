@@ -19,13 +19,12 @@ from trimesh.errors import Origin
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent
 from trimesh.tensor.protocol.messages import Answer
-from trimesh.tensor.rank.poison import Poison, heal, kept_of, memory_of, take_kept
+from trimesh.tensor.rank.poison import Poison, heal, kept_of, memory_of
 from trimesh.tensor.rank.signature import Signature
 
 if TYPE_CHECKING:
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.peer import Peer
-    from trimesh.tensor.rank.replay import Record
 
 
 @attrs.define(eq=False)
@@ -56,7 +55,7 @@ class TeamOnRank:
     done: int = 0
     steps: int = 0
     failed: list[tuple[int, str]] = attrs.field(factory=list[tuple[int, str]])
-    recordings: dict[int, Record] = attrs.field(factory=dict[int, "Record"])
+    recordings: dict[int, Recording] = attrs.field(factory=dict[int, "Recording"])
     above: dict[type, Any] = attrs.field(factory=dict[type, Any])
     on_failed: list[Callable[[], None]] = attrs.field(factory=list[Callable[[], None]])
 
@@ -101,6 +100,15 @@ class Command:
     def execute(self, rank: Rank, team: TeamOnRank) -> None:
         """See `Step`."""
         rank.execute(team, self)
+
+
+class Recording(Protocol):
+    """Commands that a rank keeps, as it looks into them; `replay` has the rest."""
+
+    @property
+    def held(self) -> dict[int, object]:
+        """The tensors that they have captured, by ref."""
+        ...
 
 
 class Outside(Protocol):
@@ -200,7 +208,7 @@ class Rank:
                         poison = poison or found
         kernel = signature.kernel
         is_good = poison is None or (kernel is not None and kernel.takes_poison)
-        if is_good or take_kept(signature, operands):
+        if is_good or signature.take_kept(operands):
             try:
                 result = signature.run(operands) if kernel is None else signature.run(operands, self, team)
                 self._keep(signature, command.first, result)

@@ -11,6 +11,7 @@ import torch
 from trimesh.errors import ProtocolError
 from trimesh.tensor.protocol import messages
 from trimesh.tensor.protocol.messages import FIRST_SIGNATURE, FREE
+from trimesh.tensor.rank.kernel import Kernels
 from trimesh.tensor.rank.rank import Command, Free, Step
 from trimesh.tensor.rank.replay import Forget, Record, Replay
 from trimesh.tensor.rank.signature import Signature, define
@@ -22,9 +23,11 @@ class Reader:
 
     Attributes:
         device: Of the rank.
+        kernels: What commands may name beside torch's own operators.
     """
 
     device: torch.device
+    kernels: Kernels
     _signatures: dict[int, Signature] = attrs.field(factory=dict[int, Signature])
 
     def read(self, stream: Sequence[Any], bodies: Sequence[memoryview]) -> list[Step]:
@@ -56,7 +59,7 @@ class Reader:
         """Read a command that is no operation; return how many words it has."""
         match words:
             case [messages.DEFINE, int(number), description]:
-                self._signatures[number] = define(description, self.device)
+                self._signatures[number] = define(description, self.device, self.kernels)
             case [messages.RESET]:
                 self._signatures.clear()
             case [messages.RECORD, int(number), int(body), [*stream], formals, results, captured, [*carried]]:

@@ -59,6 +59,7 @@ class Replay:
         """See `Step`."""
         number, values = team.done, rank.values
         recording = team.recordings[self.number]
+        assert isinstance(recording, Record)
         borrowed = [ref for ref in recording.held if ref not in values]  # its own handle is gone at the controller
         for ref in borrowed:
             values[ref] = recording.held[ref]

@@ -11,8 +11,8 @@ import torch
 from trimesh.errors import ProtocolError
 from trimesh.tensor.protocol.arguments import Build, read
 from trimesh.tensor.protocol.messages import kinds_of
-from trimesh.tensor.rank.kernel import FAMILIES, KERNELS, Kernel
-from trimesh.tensor.rank.poison import OnKept, on_kept_of
+from trimesh.tensor.rank.kernel import Kernel, Kernels
+from trimesh.tensor.rank.poison import OnKept, Poison, on_kept_of
 
 
 @attrs.frozen
@@ -50,8 +50,21 @@ class Signature:
         kwargs = {name: constant if build is None else build(operands) for name, build, constant in self._kwargs}
         return self._function(*first, *args, **kwargs)
 
+    def take_kept(self, operands: Sequence[Any]) -> bool:
+        """Put what is left of poisoned operands into their place, if it may be run on that; return whether."""
+        if not self.on_kept:
+            return False
+        places = self.writes if self.on_kept == "overwrites" else [self.kinds.index("r")]
+        poisoned = [index for index, kind in enumerate(self.kinds) if kind == "r" and type(operands[index]) is Poison]
+        if any(index not in places or operands[index].kept is None for index in poisoned):
+            return False
+        assert isinstance(operands, list)
+        for index in poisoned:
+            operands[index] = operands[index].kept
+        return True
 
-def define(description: Any, device: torch.device) -> Signature:
+
+def define(description: Any, device: torch.device, kernels: Kernels) -> Signature:
     """Understand a description: [name, args, kwargs, outs, writes].
 
     Raises:
@@ -76,7 +89,7 @@ def define(description: Any, device: torch.device) -> Signature:
     kinds = "".join(map(kinds_of, (*args, *kwargs[1::2])))
     if any(not 0 <= index < len(kinds) for index in writes) or at != len(kinds):
         raise ProtocolError(f"{name} is described with operands that it does not have")
-    name, kernel = _kernel(name)
+    name, kernel = _kernel(name, kernels)
     function = kernel.function if kernel is not None else _operator(name)
     operator = function if kernel is None else kernel.operator
     schema = getattr(operator, "_schema", None)
@@ -85,13 +98,13 @@ def define(description: Any, device: torch.device) -> Signature:
     return Signature(name, at, kinds, outs, writes, kernel, has_info, on_kept, function, positional, named)
 
 
-def _kernel(name: str) -> tuple[str, Kernel | None]:
+def _kernel(name: str, kernels: Kernels) -> tuple[str, Kernel | None]:
     """Return a kernel, if it is one, and its name, or that of the operator that it is for."""
     space, _, rest = name.partition("::")
-    family = FAMILIES.get(space)
+    family = kernels.families.get(space)
     if family is not None:
         return rest, family(rest, _operator(rest))
-    return name, KERNELS.get(rest) if space == "trimesh" else None
+    return name, kernels.by_name.get(rest) if space == "trimesh" else None
 
 
 def _operator(name: str) -> Callable[..., Any]:

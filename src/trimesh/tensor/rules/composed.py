@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch._prims_common import suggest_memory_format
 
 from trimesh.tensor.rules.collectives import all_reduced
+from trimesh.tensor.rules.on_parts import OnParts, Operators
 from trimesh.tensor.rules.row import words
 
-if TYPE_CHECKING:
-    from trimesh.tensor.rules.engine import Engine
-
-Compose = Callable[["Engine", Any, Sequence[Any], dict[str, Any]], Any]
-"""Takes the engine, the operator and its arguments."""
+Compose = Callable[[Operators, Any, Sequence[Any], dict[str, Any]], Any]
+"""Takes what runs operators, the operator and its arguments."""
 
 aten = torch.ops.aten
 
@@ -26,16 +24,14 @@ _DECOMPOSED: Final = words("""
 """As torch itself takes them apart; what comes of that is a program on whole tensors, whose operators have rules."""
 
 
-def _decomposed(engine: Engine, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _decomposed(engine: Operators, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     from torch._decomp import decomposition_table  # noqa: PLC0415 - takes a while
-
-    from trimesh.tensor.rules.engine import OnParts  # noqa: PLC0415 - it uses the table, which uses this
 
     with OnParts(engine):
         return decomposition_table[operator](*args, **kwargs)
 
 
-def _batch_norm(engine: Engine, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _batch_norm(engine: Operators, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Do what torch's does; that writes to the running statistics without saying so."""
     value, weight, bias, mean, variance, training, momentum, eps = args
     if not training or mean is None:
@@ -52,7 +48,7 @@ def _batch_norm(engine: Engine, _operator: Any, args: Sequence[Any], kwargs: dic
     return tuple(found)
 
 
-def _laid_out(engine: Engine, value: Any, found: Sequence[Any]) -> Sequence[Any]:
+def _laid_out(engine: Operators, value: Any, found: Sequence[Any]) -> Sequence[Any]:
     """Lay out what batch norm makes as torch's does: contiguous, or with channels last."""
     form = suggest_memory_format(value)
     made, *rest = found
@@ -65,10 +61,8 @@ _MEAN: Final = 1
 _SUMMED: Final = 2
 
 
-def _smooth_l1_backward(engine: Engine, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _smooth_l1_backward(engine: Operators, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Do what torch's kernel does: its decomposition makes 0 of NaN."""
-    from trimesh.tensor.rules.engine import OnParts  # noqa: PLC0415 - see above
-
     del kwargs
     grad, value, target, reduction, beta = args
     with OnParts(engine):
@@ -77,10 +71,8 @@ def _smooth_l1_backward(engine: Engine, _operator: Any, args: Sequence[Any], kwa
         return torch.where(apart <= -beta, -share, torch.where(apart >= beta, share, apart * share / beta))
 
 
-def _soft_margin_backward(engine: Engine, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _soft_margin_backward(engine: Operators, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Do what torch's operator does: its decomposition makes infinity of NaN."""
-    from trimesh.tensor.rules.engine import OnParts  # noqa: PLC0415 - see above
-
     del kwargs
     grad, value, target, reduction = args
     with OnParts(engine):
@@ -89,7 +81,7 @@ def _soft_margin_backward(engine: Engine, _operator: Any, args: Sequence[Any], k
         return (target * power).mul(share).div(power + 1).mul(grad)
 
 
-def _nll(engine: Engine, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _nll(engine: Operators, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The mean is of what all ranks count: one may have more labels to ignore than another."""
     value, target, weight, reduction, ignored = args
     if reduction != _MEAN:
@@ -98,14 +90,14 @@ def _nll(engine: Engine, operator: Any, args: Sequence[Any], kwargs: dict[str, A
     return engine.run(aten.div.Tensor, (total, count), {}), count
 
 
-def _norms(engine: Engine, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _norms(engine: Operators, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     order = args[1] if len(args) > 1 else kwargs.get("ord", 2)
     dtype = args[2] if len(args) > 2 else kwargs.get("dtype")
     vector = aten.linalg_vector_norm.default
     return [engine.run(vector, (one, order), {"dtype": dtype}) for one in args[0]]
 
 
-def _unscale(engine: Engine, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _unscale(engine: Operators, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """A rank whose part has an infinity says so to all."""
     del kwargs
     grads, found, scale = args

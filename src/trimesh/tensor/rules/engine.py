@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from trimesh import limits
 from trimesh.tensor.controller.shapes import DATA_DEPENDENT
@@ -267,19 +266,6 @@ def _way(row: Row, call: Call, chosen: Chosen, aliases: Sequence[int | None]) ->
             made.append((spec_of(chosen.device_mesh, chosen.results[number], look), torch.Size(size), strides))
         number += 1
     return _Way(chosen.args, function or call.operator, made, is_view=row.is_view)
-
-
-class OnParts(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
-    """Lets code that computes with global tensors, as torch's decompositions do, run by the table."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
-        self._engine = engine
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one operator."""
-        del types
-        return self._engine.run(func, args, kwargs or {})
 
 
 def engine_of(rank: Rank) -> Engine:

@@ -18,11 +18,7 @@ from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent
 from trimesh.tensor.groups.groups import Disband
 from trimesh.tensor.groups.stores import Key, Stores
-from trimesh.tensor.kernels import functions as functions  # noqa: PLC0414 - puts them into the table
-from trimesh.tensor.kernels import global_moves as global_moves  # noqa: PLC0414 - and so does each of these
-from trimesh.tensor.kernels import moves as moves  # noqa: PLC0414
-from trimesh.tensor.kernels import state as state  # noqa: PLC0414
-from trimesh.tensor.kernels import values as values  # noqa: PLC0414
+from trimesh.tensor.kernels.table import KERNELS
 from trimesh.tensor.protocol import messages
 from trimesh.tensor.protocol.device import rank_device
 from trimesh.tensor.rank.moves import moves_of, open_moves
@@ -77,7 +73,7 @@ class _Hosted:
         place = ranks.index(self.rank.number)
         index = sum(map(bool, procs[:place]))
         self.rank.teams[message.team] = TeamOnRank(message.team, extent, ranks, procs, index, place)
-        self.readers[message.team] = Reader(self.rank.device)
+        self.readers[message.team] = Reader(self.rank.device, KERNELS)
 
     def run(self, message: messages.Run, bodies: list[memoryview]) -> None:
         """Execute commands."""

@@ -1,0 +1,37 @@
+"""Everything that a command to a rank may name beside torch's own operators. A new module of kernels is listed here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from trimesh.tensor.dtensor.global_operator import operator_on_globals
+from trimesh.tensor.kernels import (
+    collectives,
+    fallbacks,
+    functions,
+    global_moves,
+    global_tensors,
+    moves,
+    seeding,
+    state,
+    values,
+)
+from trimesh.tensor.rank.kernel import Kernels
+
+KERNELS: Final = Kernels(
+    {
+        one.name: one
+        for one in (
+            *values.KERNELS,
+            *collectives.KERNELS,
+            *moves.KERNELS,
+            *global_tensors.KERNELS,
+            *global_moves.KERNELS,
+            *functions.KERNELS,
+            *seeding.KERNELS,
+            *state.KERNELS,
+            *fallbacks.KERNELS,
+        )
+    },
+    {"global": operator_on_globals},
+)
