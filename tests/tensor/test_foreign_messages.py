@@ -104,7 +104,7 @@ def test_streams(definitions: list[tuple[Any, ...]], stream: list[Any]) -> None:
         assert team.done <= len(stream)
 
 
-_LIKE = SimpleNamespace(_meta=SimpleNamespace(size=(2,), dtype=torch.float32))
+_LIKE = SimpleNamespace(size=(2,), dtype=torch.float32)
 FORMS = st.sampled_from(
     [expected.ANYTHING, expected.ONE_TENSOR, expected.RNG_STATE, expected.RESULTS, expected.layout_along(1),
      expected.looks_of(1), expected.tensors_like([_LIKE] * 2), expected.tensors_like([_LIKE], only_first=True)]

@@ -10,6 +10,7 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from error
 
+from trimesh.tensor.assembly import assemble as _assemble
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.issue.fetching import fetch, fetch_shard
 from trimesh.tensor.issue.showing import inspect, show
@@ -27,6 +28,8 @@ from trimesh.tensor.ops.state_publication import Publication, publication
 from trimesh.tensor.protocol.errors import RecordingError
 from trimesh.tensor.protocol.placement import Placements
 from trimesh.tensor.session.mesh import activate
+
+_assemble()
 
 __all__ = [
     "Fallbacks",

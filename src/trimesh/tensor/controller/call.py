@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-from trimesh.tensor.controller.shapes import FRESH, Meta, Plan
+from trimesh.tensor.controller.plan import FRESH, Meta, Plan
 from trimesh.tensor.controller.team import Team
 from trimesh.tensor.controller.tensor import MeshTensor, make
 from trimesh.tensor.protocol import arguments

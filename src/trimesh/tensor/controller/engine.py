@@ -15,7 +15,6 @@ from trimesh import limits
 from trimesh._runtime.services.registry import TENSORS
 from trimesh._runtime.values.payload import take_payload
 from trimesh.errors import MeshError, MeshStopped, ProcDied, ProtocolError, set_origin
-from trimesh.tensor.controller import generator_states
 from trimesh.tensor.controller.team import Failure, Team
 from trimesh.tensor.protocol import messages
 from trimesh.tensor.protocol.device import default_device
@@ -93,6 +92,7 @@ class Engine:
         shapes: The plans of this process.
         engines: All of this process, by number.
         on_closed: Called when its block has been left.
+        on_team: Called with each new team.
         device: Where ranks make tensors unless they are told.
         current: The team that commands were issued to last.
         is_closed: Set when nothing more can be issued.
@@ -106,6 +106,7 @@ class Engine:
     shapes: Shapes
     engines: Mapping[int, Engine]
     on_closed: Callable[[Engine], None]
+    on_team: Callable[[Team], None]
     device: torch.device = attrs.field(factory=default_device)
     current: Team | None = None
     is_closed: bool = False
@@ -170,7 +171,7 @@ class Engine:
             peers,
             messages.Team(self.number, team.number, list(extent), list(extent.values()), list(table), procs),
         )
-        generator_states.joined(team)
+        self.on_team(team)
         return team
 
     def switch_to(self, team: Team) -> None:

@@ -12,8 +12,7 @@ from torch.utils import _pytree as pytree
 from trimesh.tensor.rank.function_parts import Look, Operand
 
 if TYPE_CHECKING:
-    from trimesh.tensor.controller.shapes import Meta
-    from trimesh.tensor.controller.tensor import MeshTensor
+    from trimesh.tensor.controller.plan import Meta
 
 
 @attrs.frozen
@@ -74,12 +73,11 @@ RESULTS: Final = Expected(
 """What "inspect" asks for; the results may be parts of an object of the user's."""
 
 
-def tensors_like(tensors: Sequence[MeshTensor], *, only_first: bool = False) -> Expected:
-    """Expect a tensor for each of some, of its looks; with `only_first`, none from other ranks than the first."""
-    metas = [one._meta for one in tensors]
+def tensors_like(metas: Sequence[Meta], *, only_first: bool = False) -> Expected:
+    """Expect a tensor of each of some looks; with `only_first`, none from other ranks than the first."""
 
     def is_form(value: Any, place: int) -> bool:
-        wanted: list[Meta] = [] if only_first and place else metas
+        wanted: Sequence[Meta] = [] if only_first and place else metas
         return _is_list(value, lambda one: isinstance(one, torch.Tensor), len(wanted)) and all(
             tuple(one.size()) == meta.size and one.dtype is meta.dtype for one, meta in zip(value, wanted, strict=True)
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from trimesh._runtime.services.registry import TENSORS, rebuild
 from trimesh._runtime.values.guarded import Guarded
-from trimesh._wire.reducers import Sink, register_reducer
+from trimesh._wire.reducers import Sink
 from trimesh.tensor.controller.tensor import MeshTensor
 
 
@@ -34,7 +34,8 @@ class _Loan(Guarded):
             )
 
 
-def _reduce(tensor: MeshTensor, sink: Sink) -> Any:
+def reduce_tensor(tensor: MeshTensor, sink: Sink) -> Any:
+    """Say how a mesh tensor travels to the actors beside its ranks."""
     if tensor._meta.is_global:
         raise TypeError(f"an endpoint takes a tensor that each rank has, got {tensor!r}: write t.local()")
     team = tensor._held.team
@@ -43,6 +44,3 @@ def _reduce(tensor: MeshTensor, sink: Sink) -> Any:
     sink.attach(_Loan(tensor))
     engine = team.engine
     return rebuild, (TENSORS, engine.proc.proc_id, engine.number, team.number, team.issued, tensor._held.ref)
-
-
-register_reducer(MeshTensor, _reduce)

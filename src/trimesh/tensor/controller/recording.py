@@ -15,7 +15,7 @@ RC-2 a replay reads of the world only what is formal, captured or carried, so th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import attrs
 
@@ -23,8 +23,19 @@ from trimesh.tensor.protocol.errors import RecordingError
 from trimesh.tensor.protocol.messages import DEFINE, FREE
 
 if TYPE_CHECKING:
-    from trimesh.tensor.controller.shapes import Plan
-    from trimesh.tensor.controller.team import Line, Team
+    from trimesh._transport.base import Buffer
+    from trimesh.tensor.controller.plan import Line, Plan
+
+
+class Issuer(Protocol):
+    """What issues the commands that are recorded: a `Team`."""
+
+    bodies: list[Buffer]
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        ...
 
 
 @attrs.frozen
@@ -60,14 +71,14 @@ class Recorder:
     """
 
     formals: Sequence[int]
-    team: Team | None = None
+    team: Issuer | None = None
     commands: list[Recorded] = attrs.field(factory=list[Recorded])
     bodies: list[bytes] = attrs.field(factory=list[bytes])
-    _early: list[tuple[Team, Recorded]] = attrs.field(factory=list["tuple[Team, Recorded]"])
+    _early: list[tuple[Issuer, Recorded]] = attrs.field(factory=list["tuple[Issuer, Recorded]"])
 
     def took(
         self,
-        team: Team,
+        team: Issuer,
         plan: Plan,
         first: int,
         outputs: int,

@@ -8,74 +8,19 @@ remembered, so that a loop with a new learning rate each step finds its plans ag
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import attrs
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-from torch.utils import _pytree as pytree
 
 from trimesh import limits
+from trimesh.tensor.controller.plan import Meta, Plan
+from trimesh.tensor.controller.recording import Recorder
 from trimesh.tensor.controller.tracing import quiet
-from trimesh.tensor.protocol.messages import kinds_of
-
-if TYPE_CHECKING:
-    from trimesh.tensor.controller.recording import Recorder
-
-FRESH: Final = -1
-"""A leaf of a result that is a new tensor; others are a tensor among the arguments, or a value."""
 
 DATA_DEPENDENT: Final = (DataDependentOutputException, DynamicOutputShapeException)
 """What fake tensors raise for an operation whose result has a shape, or a value, that only the data says."""
-
-
-@attrs.frozen(eq=False)
-class Meta:
-    """The looks of a tensor; equal ones are the same object, so they are compared by identity.
-
-    Attributes:
-        size, stride, dtype, device: As torch's.
-        is_global: Whether the ranks hold parts of one tensor, rather than a tensor each.
-    """
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    is_global: bool = False
-
-
-@attrs.frozen(eq=False)
-class Plan:
-    """One operation with arguments of certain looks.
-
-    Attributes:
-        number: The code of its commands.
-        name: Of the operator.
-        description: What ranks are told of it.
-        metas: Of the new tensors.
-        leaves: For each leaf of the result: `FRESH`, or the place among the tensors of the arguments, or a value.
-        tree: How leaves become the result.
-        has_alias: By leaf, whether it is a place.
-        is_single: Whether the result is just one new tensor.
-        counted: Places among the tensors of what it writes to and torch does not count as written.
-        kinds: "r", "n" or "b" for each operand of its commands.
-    """
-
-    number: int
-    name: str
-    description: list[Any]
-    metas: Sequence[Meta]
-    leaves: Sequence[Any]
-    has_alias: Sequence[bool]
-    tree: pytree.TreeSpec
-    is_single: bool = False
-    counted: Sequence[int] = ()
-    kinds: str = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        _, args, kwargs, _, _ = self.description
-        object.__setattr__(self, "kinds", kinds_of(args) + kinds_of(kwargs))
 
 
 @attrs.define(eq=False)

@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from threading import get_ident
-from types import CodeType, FrameType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -14,16 +14,14 @@ import attrs
 from trimesh import limits
 from trimesh._transport.base import Buffer
 from trimesh.shape.region import Region
+from trimesh.tensor.controller.plan import Line
 from trimesh.tensor.protocol.messages import DEFINE, FREE, RESET
 
 if TYPE_CHECKING:
     from trimesh._runtime.peers.peer import Peer
     from trimesh.errors import Origin
     from trimesh.tensor.controller.engine import Engine
-    from trimesh.tensor.controller.shapes import Plan
-
-Line = tuple[CodeType, int]
-"""Where a command was issued: the code and the line in it."""
+    from trimesh.tensor.controller.plan import Plan
 
 
 @attrs.define(eq=False)

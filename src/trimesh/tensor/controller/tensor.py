@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
-import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 
+from trimesh.tensor.controller.binary import WithOperators
+
 if TYPE_CHECKING:
     from trimesh.actor.proc_mesh import ProcMesh
-    from trimesh.tensor.controller.shapes import Meta
+    from trimesh.tensor.controller.operations import Operations
+    from trimesh.tensor.controller.plan import Meta
     from trimesh.tensor.controller.team import Team
     from trimesh.tensor.protocol.placement import Cut
 
@@ -38,17 +40,18 @@ class Held:
         self.team.free(self.ref)
 
 
-class MeshTensor(torch.Tensor):
+class MeshTensor(WithOperators):
     """A tensor on the ranks of a mesh. Made by torch's own functions, never by its class.
 
     Attributes:
         _meta: Its looks.
         _held: Where it is.
+        _above: What the rooms above do with it, handed in once by `assembly`.
     """
 
     _meta: Meta
     _held: Held
-    _issue: ClassVar[Any]  # set by `issue`, which needs this class
+    _above: ClassVar[Operations]
 
     __slots__ = ("_held", "_meta")
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -59,7 +62,7 @@ class MeshTensor(torch.Tensor):
     ) -> Any:
         """Run an operation on the ranks: see `issue`."""
         del types
-        return cls._issue(func, args, kwargs or {})
+        return cls._above.issue(func, args, kwargs or {})
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Say what it is without asking the ranks; `str(t)` and `print(t)` ask them."""
@@ -118,20 +121,18 @@ class MeshTensor(torch.Tensor):
             return here.to(device, copy=True).requires_grad_(requires_grad)
         team = self._held.team
         made: MeshTensor = (
-            _above("ops.global_tensor").put(here, team, None)
-            if self._meta.is_global
-            else _above("controller.upload").upload(here, team)
+            self._above.put_global(here, team) if self._meta.is_global else self._above.upload(here, team)
         )
         return made.requires_grad_(requires_grad)
 
     def reduce(self, dims: str | Sequence[str], reduction: str = "sum", *, scatter: bool = False) -> MeshTensor:
         """Return what the ranks make of their tensors together: see `trimesh.tensor.reduce`."""
-        result: MeshTensor = _above("ops.reduction").reduce(self, dims, reduction, scatter=scatter)
+        result: MeshTensor = self._above.reduce(self, dims, reduction, scatter=scatter)
         return result
 
     def reduce_(self, dims: str | Sequence[str], reduction: str = "sum", *, scatter: bool = False) -> MeshTensor:
         """Do it in the memory of this tensor: see `trimesh.tensor.reduce_`."""
-        result: MeshTensor = _above("ops.reduction").reduce_(self, dims, reduction, scatter=scatter)
+        result: MeshTensor = self._above.reduce_(self, dims, reduction, scatter=scatter)
         return result
 
     def slice_mesh(self, **selection: int | slice) -> MeshTensor:
@@ -147,7 +148,7 @@ class MeshTensor(torch.Tensor):
             ShapeError: The tensor has no such ranks.
             TypeError: It is global: its ranks have parts of one tensor.
         """
-        sliced: MeshTensor = _above("ops.movement").slice_mesh(self, **selection)
+        sliced: MeshTensor = self._above.slice_mesh(self, **selection)
         return sliced
 
     def to_mesh(self, target: ProcMesh) -> MeshTensor:
@@ -168,7 +169,7 @@ class MeshTensor(torch.Tensor):
             TypeError: `target` is no mesh of processes.
             ProcDied, MeshStopped: Of either mesh.
         """
-        moved: MeshTensor = _above("ops.movement").to_mesh(self, target)
+        moved: MeshTensor = self._above.to_mesh(self, target)
         return moved
 
     def local(self, placements: Sequence[Cut] | None = None) -> MeshTensor:
@@ -185,7 +186,7 @@ class MeshTensor(torch.Tensor):
 
         Blocking: with `placements`, nothing waits; without, until the ranks have answered, and no other task runs.
         """
-        made: MeshTensor = _above("ops.global_tensor").to_local(self, placements)
+        made: MeshTensor = self._above.to_local(self, placements)
         return made
 
     def to_global(self, placements: Sequence[Cut] | None = None) -> MeshTensor:
@@ -199,23 +200,23 @@ class MeshTensor(torch.Tensor):
             ShapeError: The placements do not fit the tensor.
             TypeError: It is global, or it needs gradients.
         """
-        made: MeshTensor = _above("ops.global_tensor").to_global(self, placements)
+        made: MeshTensor = self._above.to_global(self, placements)
         return made
 
     # ---- values: these wait (rule N2) ------------------------------------------------------------------------
 
     def tolist(self) -> Any:
         """Return the values as torch's own does, if every rank has the same; see `blocking`."""
-        return _above("issue.blocking").list_now(self)
+        return self._above.list_now(self)
 
     def __str__(self) -> str:
         """Return the values as text, for `print`; `repr(t)` asks nobody."""
-        text: str = _above("issue.showing").text_now(self)
+        text: str = self._above.text_now(self)
         return text
 
     def __format__(self, spec: str) -> str:
         """Return the values as text; those of a single number, with a format, as that number is formatted."""
-        text: str = _above("issue.showing").formatted_now(self, spec)
+        text: str = self._above.formatted_now(self, spec)
         return text
 
     # ---- what is not here ------------------------------------------------------------------------------------
@@ -259,11 +260,6 @@ class MeshTensor(torch.Tensor):
             f"{self!r} has its values on the ranks, and {what}: write `await trimesh.fetch(t)` for all of them, "
             "or `await trimesh.fetch_shard(t, ...)` for those of one rank"
         )
-
-
-def _above(module: str) -> Any:
-    """Return a module that makes tensors, which needs this one; loaded when a tensor is first asked for it."""
-    return importlib.import_module(f"trimesh.tensor.{module}")
 
 
 def make(meta: Meta, team: Team, ref: int) -> MeshTensor:

@@ -19,7 +19,7 @@ import trio
 from trimesh import limits
 from trimesh.errors import LimitExceeded
 from trimesh.tensor.controller.call import call_kernel
-from trimesh.tensor.controller.shapes import Meta
+from trimesh.tensor.controller.plan import Meta
 from trimesh.tensor.controller.team import Team
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.protocol.box import Box, contiguous_strides

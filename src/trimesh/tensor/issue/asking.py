@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from trimesh.tensor.controller.answers import answers_now
 from trimesh.tensor.controller.call import call_kernel
 from trimesh.tensor.controller.expected import looks_of
-from trimesh.tensor.controller.shapes import FRESH, Plan
+from trimesh.tensor.controller.plan import FRESH, Plan
 from trimesh.tensor.controller.team import Team
 from trimesh.tensor.controller.tensor import make, make_held
 from trimesh.tensor.issue.checks import explain_data_dependent

@@ -16,7 +16,7 @@ from trimesh.tensor.controller.answers import answers, answers_now
 from trimesh.tensor.controller.call import call_kernel
 from trimesh.tensor.controller.engine import Request
 from trimesh.tensor.controller.expected import LARGE, ONE_TENSOR, tensors_like
-from trimesh.tensor.controller.shapes import Meta
+from trimesh.tensor.controller.plan import Meta
 from trimesh.tensor.controller.team import Team
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.issue.gathering import gathered
@@ -200,7 +200,7 @@ def _ask(
     """
     asked = list(range(len(team.peers)) if places is None else places)
     wanted, is_global = list(tensors), tensors[0]._meta.is_global
-    form = LARGE if is_large else tensors_like(wanted, only_first=is_global)
+    form = LARGE if is_large else tensors_like([one._meta for one in wanted], only_first=is_global)
     if is_global:
         kernel = "fetch_large_full" if is_large else "fetch_full"
         return team.engine.ask(team, asked, lambda number: call_kernel(team, kernel, wanted, number), form)

@@ -12,7 +12,7 @@ import trio
 from trimesh.errors import MeshErrorGroup, ProtocolError, set_origin
 from trimesh.tensor.controller.answers import values_of
 from trimesh.tensor.controller.engine import Request
-from trimesh.tensor.controller.shapes import Meta
+from trimesh.tensor.controller.plan import Meta
 from trimesh.tensor.protocol.box import Box
 from trimesh.tensor.rank.moves import moves_of
 from trimesh.tensor.rank.parts import Part, Reading, part_of

@@ -12,11 +12,11 @@ import torch
 from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 
-from trimesh.tensor.controller.shapes import DATA_DEPENDENT, FRESH, Meta, Plan, Shapes
+from trimesh.tensor.controller.plan import FRESH, Meta, Plan
+from trimesh.tensor.controller.shapes import DATA_DEPENDENT, Shapes
 from trimesh.tensor.controller.team import Team
 from trimesh.tensor.controller.tensor import MeshTensor, make
 from trimesh.tensor.controller.tracing import traced
-from trimesh.tensor.issue import binary as binary  # noqa: PLC0414 - puts the operators of Python into the class
 from trimesh.tensor.issue import checks
 from trimesh.tensor.issue.asking import issue_asking
 from trimesh.tensor.issue.replaced import REPLACED, is_composite
@@ -282,6 +282,3 @@ def _writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]
             elif key in varying and type(leaf) in (int, float):
                 at += 1
     return writes
-
-
-MeshTensor._issue = staticmethod(issue)

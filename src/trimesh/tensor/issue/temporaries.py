@@ -10,7 +10,6 @@ called an operation. How many they are is measured once, because it differs betw
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Sequence
 from functools import cache, partial
@@ -57,8 +56,8 @@ def adopted(
 def _adopt(team: Team, tensor: torch.Tensor, *, is_global: bool) -> MeshTensor:
     if not is_global:
         return upload(tensor, team)
-    above: Any = importlib.import_module("trimesh.tensor.ops.global_tensor")  # which imports this
-    adopted: MeshTensor = above.whole(tensor, team) if type(tensor) is MeshTensor else above.put(tensor, team, None)
+    above = MeshTensor._above
+    adopted: MeshTensor = above.whole(tensor, team) if type(tensor) is MeshTensor else above.put_global(tensor, team)
     return adopted
 
 

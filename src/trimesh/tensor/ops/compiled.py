@@ -12,8 +12,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from trimesh._runtime.actors.context import current_proc
+from trimesh.tensor.controller.plan import Meta
 from trimesh.tensor.controller.recording import Recorder, Recording, compare
-from trimesh.tensor.controller.shapes import Meta
 from trimesh.tensor.controller.team import Team
 from trimesh.tensor.controller.tensor import MeshTensor, make
 from trimesh.tensor.issue.watched import Watched
@@ -109,6 +109,7 @@ class Compiled(Generic[P, R]):
             raise RecordingError(f"{self._function!r} computes nothing on a mesh, so there is nothing to record")
         if before is not None:
             self._before = None
+            assert isinstance(recorder.team, Team)
             result = self._keep(key, before, recorder, recorder.team, result, watched, around)
         given: R = result
         return given

@@ -20,7 +20,8 @@ from trimesh.shape.value_mesh import ValueMesh
 from trimesh.tensor.controller import expected
 from trimesh.tensor.controller.answers import answers, answers_now
 from trimesh.tensor.controller.call import call_kernel
-from trimesh.tensor.controller.shapes import Meta, Shapes
+from trimesh.tensor.controller.plan import Meta
+from trimesh.tensor.controller.shapes import Shapes
 from trimesh.tensor.controller.team import Team
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.controller.upload import Sizes

@@ -14,7 +14,7 @@ from trimesh.tensor.controller.answers import answers, answers_now
 from trimesh.tensor.controller.call import call_kernel
 from trimesh.tensor.controller.engine import Request
 from trimesh.tensor.controller.expected import layout_along
-from trimesh.tensor.controller.shapes import Meta
+from trimesh.tensor.controller.plan import Meta
 from trimesh.tensor.controller.team import Team
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.controller.upload import Sizes, supplied

@@ -10,7 +10,7 @@ import torch
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import ShapeError
 from trimesh.tensor.controller.call import call_kernel
-from trimesh.tensor.controller.shapes import Meta
+from trimesh.tensor.controller.plan import Meta
 from trimesh.tensor.controller.team import Team
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.controller.upload import Sizes

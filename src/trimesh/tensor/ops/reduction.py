@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from trimesh.errors import ShapeError
 from trimesh.tensor.controller.call import call_kernel
-from trimesh.tensor.controller.shapes import Meta
+from trimesh.tensor.controller.plan import Meta
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.issue.fetching import checked
 from trimesh.tensor.protocol.box import contiguous_strides

@@ -6,7 +6,6 @@ is one mode, in a thread's stack for as long as anything is activated there, tha
 
 from __future__ import annotations
 
-import importlib
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -68,16 +67,11 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **(kwargs or {}))
         team = active.team
         if func in _LIFTS:  # what `torch.tensor` has made of data of this process
-            return _above().put_global(args[0], team) if active.is_global else upload(args[0], team)
+            return MeshTensor._above.put_global(args[0], team) if active.is_global else upload(args[0], team)
         if not _is_factory(func):
             return func(*args, **(kwargs or {}))
-        make = _above().make_global if active.is_global else issue
+        make = MeshTensor._above.make_global if active.is_global else issue
         return make(func, args, _on_device(func, kwargs or {}, team), team)
-
-
-def _above() -> Any:
-    """Return what makes global tensors, which needs this module."""
-    return importlib.import_module("trimesh.tensor.ops.global_factories")
 
 
 _FACTORIES: Final[dict[Any, bool]] = {}

@@ -9,7 +9,6 @@ from trimesh._runtime.life.ownership import OwnedProcs
 from trimesh._runtime.life.proc import Proc
 from trimesh.errors import MeshStopped
 from trimesh.tensor.controller import generator_states
-from trimesh.tensor.controller import lending as lending  # noqa: PLC0414 - says how mesh tensors travel
 from trimesh.tensor.controller.engine import Engine
 from trimesh.tensor.controller.shapes import Shapes
 from trimesh.tensor.session.activation import clear_activations, sweep_activations
@@ -68,7 +67,9 @@ def engine_of(owned: OwnedProcs) -> Engine:
     engine = found.engines.get(number)
     if engine is None:
         owned.block.check_open()
-        engine = found.engines[number] = Engine(proc, number, owned, found.shapes, found.engines, found.closed)
+        engine = found.engines[number] = Engine(
+            proc, number, owned, found.shapes, found.engines, found.closed, generator_states.joined
+        )
         owned.block.adopt(engine)
         generator_states.follow(engine)
     return engine

@@ -1,0 +1,37 @@
+"""Hands in, once, what lower rooms use of higher ones: the operations of mesh tensors, and how these travel."""
+
+from __future__ import annotations
+
+from trimesh._wire.reducers import register_reducer
+from trimesh.tensor.controller.lending import reduce_tensor
+from trimesh.tensor.controller.operations import Operations
+from trimesh.tensor.controller.tensor import MeshTensor
+from trimesh.tensor.controller.upload import upload
+from trimesh.tensor.issue.blocking import list_now
+from trimesh.tensor.issue.issue import issue
+from trimesh.tensor.issue.showing import formatted_now, text_now
+from trimesh.tensor.ops.global_factories import make_global, put_global
+from trimesh.tensor.ops.global_tensor import to_global, to_local, whole
+from trimesh.tensor.ops.movement import slice_mesh, to_mesh
+from trimesh.tensor.ops.reduction import reduce, reduce_
+
+
+def assemble() -> None:
+    """Make the engine whole; the package does so when it is imported."""
+    MeshTensor._above = Operations(
+        issue=issue,
+        make_global=make_global,
+        upload=upload,
+        put_global=put_global,
+        whole=whole,
+        reduce=reduce,
+        reduce_=reduce_,
+        slice_mesh=slice_mesh,
+        to_mesh=to_mesh,
+        to_local=to_local,
+        to_global=to_global,
+        list_now=list_now,
+        text_now=text_now,
+        formatted_now=formatted_now,
+    )
+    register_reducer(MeshTensor, reduce_tensor)
