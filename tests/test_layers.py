@@ -22,6 +22,8 @@ PLANTED = [
     ("Nobody imports the package itself", "_runtime/life/proc.py", "import trimesh"),
     ("Only _native talks to the native library", "_transport/base.py", "import cffi"),
     ("Only the tensor floors import torch", "_wire/payload.py", "import torch"),
+    ("Rooms of tensor", "tensor/controller/team.py", "if TYPE_CHECKING:\n    from trimesh.tensor.session import mesh"),
+    ("The ranks' rooms of tensor", "tensor/kernels/moves.py", "from trimesh.tensor.controller import team"),
     ("Rooms of testing", "testing/plans/armed.py", "if TYPE_CHECKING:\n    from trimesh.testing.real import links"),
 ]
 

@@ -8,19 +8,16 @@ remembered, so that a loop with a new learning rate each step finds its plans ag
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import attrs
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trimesh import limits
 from trimesh.tensor.controller.plan import Meta, Plan
 from trimesh.tensor.controller.recording import Recorder
-from trimesh.tensor.controller.tracing import quiet
-
-DATA_DEPENDENT: Final = (DataDependentOutputException, DynamicOutputShapeException)
-"""What fake tensors raise for an operation whose result has a shape, or a value, that only the data says."""
+from trimesh.tensor.protocol.tracing import quiet
 
 
 @attrs.define(eq=False)

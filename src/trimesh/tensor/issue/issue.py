@@ -13,10 +13,9 @@ from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 
 from trimesh.tensor.controller.plan import FRESH, Meta, Plan
-from trimesh.tensor.controller.shapes import DATA_DEPENDENT, Shapes
+from trimesh.tensor.controller.shapes import Shapes
 from trimesh.tensor.controller.team import Team
 from trimesh.tensor.controller.tensor import MeshTensor, make
-from trimesh.tensor.controller.tracing import traced
 from trimesh.tensor.issue import checks
 from trimesh.tensor.issue.asking import issue_asking
 from trimesh.tensor.issue.replaced import REPLACED, is_composite
@@ -24,6 +23,7 @@ from trimesh.tensor.issue.temporaries import LocalTensor, adopted
 from trimesh.tensor.protocol import arguments
 from trimesh.tensor.protocol.arguments import NUMBER_SLOT, SLOT
 from trimesh.tensor.protocol.messages import FIRST_SIGNATURE, kinds_of
+from trimesh.tensor.protocol.tracing import DATA_DEPENDENT, traced
 
 _STATIC: Final = frozenset({type(None), bool, int, str, torch.dtype, torch.device, torch.layout, torch.memory_format})
 

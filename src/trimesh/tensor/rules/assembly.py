@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trimesh.tensor.controller.tracing import traced
 from trimesh.tensor.protocol.placement import WHOLE
+from trimesh.tensor.protocol.tracing import traced
 from trimesh.tensor.rules.arguments import is_global, replaced
 from trimesh.tensor.rules.call import Look
 from trimesh.tensor.rules.cuts import Cuts, local_part, part_of, placements_of

@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from trimesh import limits
-from trimesh.tensor.controller.shapes import DATA_DEPENDENT
 from trimesh.tensor.protocol.placement import WHOLE
+from trimesh.tensor.protocol.tracing import DATA_DEPENDENT
 from trimesh.tensor.rank.rank import Rank
 from trimesh.tensor.rules.arguments import (
     bound,

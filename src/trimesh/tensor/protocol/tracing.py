@@ -11,9 +11,12 @@ from typing import Any, Final
 import torch
 from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_impls import op_implementations_dict
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
 aten = torch.ops.aten
+
+DATA_DEPENDENT: Final = (DataDependentOutputException, DynamicOutputShapeException)
+"""What fake tensors raise for an operation whose result has a shape, or a value, that only the data says."""
 
 Looks = tuple[Sequence[int], Sequence[int], torch.dtype, torch.device]
 """Size, stride, dtype and device of a tensor."""
