@@ -74,16 +74,10 @@ RUNTIME_ROOMS = [
 """From the ground up. A room imports from rooms below, for annotations, too."""
 
 UPWARDS = {
-    ("peers", "calls"),
-    ("peers", "actors"),
-    ("peers", "channels"),
-    ("peers", "life"),
     ("calls", "actors"),
     ("calls", "life"),
-    ("actors", "channels"),
     ("actors", "life"),
     ("channels", "life"),
-    ("deadlock", "watch"),
     ("deadlock", "life"),
     ("services", "life"),
     ("watch", "meshes"),

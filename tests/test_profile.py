@@ -24,7 +24,7 @@ OUTER = ("0x7f41 (libc.so.6)", "<module> (program.py)", "run (trio/_core/_run.py
     [
         (["unrolled_run (trio/_core/_run.py)"], "Trio"),
         (["__init__ (<attrs generated methods outcome._impl.Value>)"], "Trio"),
-        (["__init__ (<attrs generated methods trimesh._runtime.actors.incoming.IncomingCall>)"], "mailbox, slot"),
+        (["__init__ (<attrs generated methods trimesh._runtime.peers.incoming.IncomingCall>)"], "mailbox, slot"),
         (["Proc.received (trimesh/_runtime/life/proc.py)"], "tables of the process"),
         (["Block.leave (trimesh/_runtime/meshes/proc_members.py)"], "meshes, processes"),
         (["SendWindow.sent (trimesh/_routing/credit.py)"], "credits, outbox"),

@@ -11,8 +11,8 @@ import trio
 
 from trimesh._routing.credit import ReceiveCount
 from trimesh._runtime.actors.cell import Cell
-from trimesh._runtime.actors.incoming import IncomingCall
 from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Peer
 from trimesh._transport.base import Buffer, Group, Lane, Link, LinkHandler, LinkStatistics, Transport
 from trimesh._transport.memory_mover import MemoryMover, MemoryTable

@@ -18,10 +18,10 @@ from tests.soak.workload import run_schedule
 
 import trimesh
 from trimesh._runtime.actors.cell import Cell
-from trimesh._runtime.actors.incoming import IncomingCall
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.meshes.proc_members import ProcMembers
 from trimesh._runtime.peers.deaths import DeathOf
+from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Peer
 from trimesh._transport.base import Link, LinkDown
 from trimesh._transport.memory import MemoryLink

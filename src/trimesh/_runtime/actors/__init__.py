@@ -1,1 +1,1 @@
-"""Actors of this process: messages from elsewhere, mailboxes, endpoints at work, the agent that spawns them."""
+"""Actors of this process: mailboxes, endpoints at work, the agent that spawns them, what is said of their failures."""

@@ -24,10 +24,10 @@ import trio
 
 from trimesh._runtime.actors.context import Context, set_cell, set_context, set_proc_of_task
 from trimesh._runtime.actors.draining import drain
-from trimesh._runtime.actors.incoming import IncomingCall
 from trimesh._runtime.actors.mailbox import Mailbox
 from trimesh._runtime.actors.reports import report_ended, report_failure
 from trimesh._runtime.actors.serve import Server
+from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.tasks.cancelled import split_cancelled
 from trimesh._runtime.values.endpoint_spec import endpoints_of
 from trimesh.errors import ActorFailed, Origin, leaves

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import trio
 
 if TYPE_CHECKING:
-    from trimesh._runtime.actors.incoming import IncomingCall
     from trimesh._runtime.actors.mailbox import Mailbox
+    from trimesh._runtime.peers.incoming import IncomingCall
 
 
 async def drain(mailbox: Mailbox, grace: float, cancel: Callable[[IncomingCall], None]) -> None:

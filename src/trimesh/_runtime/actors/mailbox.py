@@ -18,7 +18,7 @@ import trio
 # By name: to find anything in the module `trio`, which knows of deprecated names, costs as much as a call.
 from trio.lowlevel import checkpoint_if_cancelled, current_task, reschedule, wait_task_rescheduled
 
-from trimesh._runtime.actors.incoming import IncomingCall
+from trimesh._runtime.peers.incoming import IncomingCall
 
 _BATCH = 16
 """Calls that one slot serves before it lets other tasks run, when the endpoints themselves never wait."""

@@ -13,11 +13,12 @@ from typing import Any, Final
 
 import trio
 
-from trimesh._runtime.actors import item_sender
+from trimesh._runtime.actors import producing
 from trimesh._runtime.actors.context import Context, set_context
-from trimesh._runtime.actors.incoming import IncomingCall
-from trimesh._runtime.actors.item_sender import produce
+from trimesh._runtime.actors.producing import produce
 from trimesh._runtime.calls.circle import pass_on
+from trimesh._runtime.peers import item_sender
+from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.tasks import run_in_context as context_runner
 from trimesh._runtime.tasks.cancelled import split_cancelled
 from trimesh._runtime.tasks.run_in_context import go_on_in_context, run_in_context
@@ -26,7 +27,7 @@ from trimesh._runtime.values.endpoint_spec import ASYNC, GENERATOR, INLINE, Endp
 from trimesh._wire.not_yet import NotYet
 from trimesh.errors import Origin
 
-_OWN_FILES: Final = {__file__, item_sender.__file__, context_runner.__file__}
+_OWN_FILES: Final = {__file__, producing.__file__, item_sender.__file__, context_runner.__file__}
 
 
 class LocatedError(Exception):

@@ -17,9 +17,9 @@ from trimesh._runtime.values.endpoint_spec import EndpointSpec
 
 if TYPE_CHECKING:
     from trimesh._runtime.actors.cell import Cell
-    from trimesh._runtime.actors.incoming import IncomingCall
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.host import LaunchRequest
+    from trimesh._runtime.peers.incoming import IncomingCall
     from trimesh._runtime.peers.peer import Peer
     from trimesh._transport.base import Link
     from trimesh._wire.messages import Message

@@ -21,7 +21,8 @@ from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.channels.registry import CarriedPorts, Channels
+    from trimesh._runtime.channels.registry import Channels
+    from trimesh._runtime.peers.process import Carried
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -47,7 +48,7 @@ class Waiting(msgspec.Struct, frozen=True):
     payload: Buffer
     bodies: Sequence[memoryview]
     nbytes: int
-    carried: CarriedPorts | None
+    carried: Carried | None
 
 
 class Returned(msgspec.Struct, frozen=True):
@@ -135,7 +136,7 @@ class Home:
     # ---- items -----------------------------------------------------------------------------------------------
 
     def arrived(
-        self, peer: Peer, message: messages.PortItem, bodies: list[memoryview], carried: CarriedPorts | None
+        self, peer: Peer, message: messages.PortItem, bodies: list[memoryview], carried: Carried | None
     ) -> None:
         """Take an item.
 

@@ -202,12 +202,13 @@ class Channels:
 
     def _carried(self, peer: Peer, message: messages.Carried, bodies: list[memoryview]) -> None:
         del bodies
-        if peer.carried is None:
-            peer.carried = CarriedPorts(self)
+        carried = peer.carried
+        if not isinstance(carried, CarriedPorts):
+            carried = peer.carried = CarriedPorts(self)
         for transit in message.transits:
             holding = self._hold(self.proc.peer(ProcId(transit.home)), transit.channel, transit.capacity)
             holding.share.take()
-            peer.carried.holdings.append(holding)
+            carried.holdings.append(holding)
             self.tell(holding.home, messages.Accepted(transit.channel, peer.proc_id, transit.transit, holding.number))
 
     # ---- other processes -------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from trimesh._wire.waits import Kind, NodeRef, NodeReport
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trimesh._runtime.actors.incoming import IncomingCall
     from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.incoming import IncomingCall
 
 
 class BlockedSearch:

@@ -43,10 +43,10 @@ from trimesh.errors import DeadlockError, ProtocolError
 from trimesh.ids import ProcId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.actors.incoming import IncomingCall
     from trimesh._runtime.actors.mailbox import SlotGroup
     from trimesh._runtime.calls.outgoing import AnyWait, OutgoingCall
     from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.incoming import IncomingCall
     from trimesh._runtime.peers.peer import Peer
 
 

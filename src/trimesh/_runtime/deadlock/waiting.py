@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from trimesh._runtime.actors.incoming import IncomingCall
 from trimesh._runtime.actors.mailbox import SlotGroup
+from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.calls.outgoing_stream import OutgoingStream
+from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._wire.waits import Kind, NodeRef, NodeReport, Place
 from trimesh.ids import MeshId
 
 if TYPE_CHECKING:
     from trimesh._runtime.actors.cell import Cell
-    from trimesh._runtime.actors.item_sender import ItemSender
-    from trimesh._runtime.calls.outgoing import AnyWait, OutgoingCall
+    from trimesh._runtime.calls.outgoing import AnyWait
     from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.item_sender import ItemSender
     from trimesh._runtime.peers.peer import Peer
 
 
@@ -54,7 +55,7 @@ class LocalWaits:
                     if call.is_broadcast and call.number:
                         self._of_number[call.number] = call
         for peer in proc.peers():
-            for outgoing in peer.calls:
+            for outgoing in _calls_to(peer):
                 self._read(outgoing, peer)
         for wait, refs in self._any.items():
             self._read_any(wait, refs)
@@ -127,7 +128,7 @@ class LocalWaits:
         task = wait.waiting_task
         if task is None or wait.number not in self._any_of_number:
             return None
-        others = (call for peer in self._proc.peers() for call in peer.calls if call.any_wait is not wait)
+        others = (call for peer in self._proc.peers() for call in _calls_to(peer) if call.any_wait is not wait)
         takes = any(isinstance(call, OutgoingStream) and call.only_consumer is task for call in others)
         if self._call_of(task) is None and not takes:
             return None
@@ -261,6 +262,11 @@ class LocalWaits:
         if not holders:
             return None
         return NodeReport(ref, needs_all=False, waits_for=tuple(holders), place=place_of(cell, ""))
+
+
+def _calls_to(peer: Peer) -> Iterator[OutgoingCall]:
+    """Return the unended calls of this process in which a peer takes part."""
+    return (call for call in peer.calls if isinstance(call, OutgoingCall))
 
 
 def place_of(cell: Cell, endpoint: str) -> Place:

@@ -23,8 +23,6 @@ from trimesh import limits
 from trimesh._routing.collector import Outcome, Raised, Returned
 from trimesh._runtime.actors.agent import Agent
 from trimesh._runtime.actors.cell import Cell
-from trimesh._runtime.actors.incoming import IncomingCall, refuse, refuse_unaddressed
-from trimesh._runtime.actors.item_sender import ItemSender
 from trimesh._runtime.actors.reports import FailureHandler, serve_reports
 from trimesh._runtime.actors.sites import Sites
 from trimesh._runtime.calls.membership import Membership
@@ -35,6 +33,8 @@ from trimesh._runtime.deadlock.suspicion import Deadlocks
 from trimesh._runtime.life.crash import crash
 from trimesh._runtime.meshes.stopping_blocks import StoppingBlocks
 from trimesh._runtime.peers.deaths import DeathOf, Deaths
+from trimesh._runtime.peers.incoming import IncomingCall, refuse, refuse_unaddressed
+from trimesh._runtime.peers.item_sender import ItemSender
 from trimesh._runtime.peers.loopback import LoopbackLink
 from trimesh._runtime.peers.peer import Parcel, Peer, Route
 from trimesh._runtime.peers.senders import check_agent_caller, check_sender

@@ -17,6 +17,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.actors.agent_results import errors_of, is_silent, news_of, raise_errors
 from trimesh._runtime.actors.recipe import Recipe, keep
+from trimesh._runtime.actors.supervision_log import log_kept_back
 from trimesh._runtime.calls.invoke import Request, Result, invoke, invoke_until, post_nowait
 from trimesh._runtime.calls.membership import Membership, Standing
 from trimesh._runtime.life.proc import Proc
@@ -27,7 +28,6 @@ from trimesh._runtime.peers.target import Target
 from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.reference import MemberInfo, MeshInfo
 from trimesh._runtime.watch.event_hub import EventHub
-from trimesh._runtime.watch.supervision_log import log_kept_back
 from trimesh._supervision.policy import Ending, FailFast, Policy, Restart, Verdict, is_healing, judge
 from trimesh._supervision.supervisor import Round, Supervisor
 from trimesh.errors import (

@@ -24,6 +24,7 @@ import msgspec
 import trio
 
 from trimesh import limits
+from trimesh._runtime.actors.supervision_log import log_line
 from trimesh._runtime.calls.circle import pass_on
 from trimesh._runtime.meshes.survivors import Crew, fold_into_deaths, place_of
 from trimesh._runtime.tasks.cancelled import split_cancelled
@@ -32,7 +33,6 @@ from trimesh._runtime.tasks.interrupt import interruptible, run_to_end
 from trimesh._runtime.values.codec import describe
 from trimesh._runtime.values.reference import MeshInfo
 from trimesh._runtime.watch.report import describe_waiting, grace_left
-from trimesh._runtime.watch.supervision_log import log_line
 from trimesh.errors import MeshErrorGroup, ProcDied, has_origin, leaves, origin
 
 if TYPE_CHECKING:

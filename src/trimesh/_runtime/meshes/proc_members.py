@@ -17,6 +17,7 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.actors.agent_results import raise_errors
+from trimesh._runtime.actors.supervision_log import log_kept_back
 from trimesh._runtime.calls.invoke import Ok, Request, invoke, post_nowait
 from trimesh._runtime.calls.membership import family_of
 from trimesh._runtime.life.proc import Proc
@@ -31,7 +32,6 @@ from trimesh._runtime.spawner.proc_options import ProcOptions
 from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.reference import MemberInfo, MeshInfo
 from trimesh._runtime.watch.event_hub import EventHub
-from trimesh._runtime.watch.supervision_log import log_kept_back
 from trimesh._supervision.policy import Ending, FailFast, Policy, Restart, Verdict, ending_of, is_healing, judge
 from trimesh._supervision.supervisor import Round, Supervisor
 from trimesh._supervision.units import units_of

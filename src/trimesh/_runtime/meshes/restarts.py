@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from trimesh._runtime.actors.context import set_proc_of_task
-from trimesh._runtime.watch.supervision_log import log_kept_back
+from trimesh._runtime.actors.supervision_log import log_kept_back
 from trimesh._supervision.supervisor import Begin, Decision, GiveUp, Phase, Round, Supervisor
 from trimesh.errors import RestartLimit, leaves
 

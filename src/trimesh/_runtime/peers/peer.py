@@ -23,11 +23,9 @@ from trimesh._wire.reducers import DefinitionId
 from trimesh.ids import AGENT, CallId, MeshId, ProcId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.actors.incoming import IncomingCall
-    from trimesh._runtime.calls.outgoing import OutgoingCall
-    from trimesh._runtime.channels.registry import CarriedPorts
-    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.deaths import DeathOf
+    from trimesh._runtime.peers.incoming import IncomingCall
+    from trimesh._runtime.peers.process import Carried, PeerCall, PeerProc
 
 
 class Parcel(msgspec.Struct, frozen=True, eq=False):
@@ -197,20 +195,20 @@ class Peer:
         "proc_id",
     )
 
-    def __init__(self, proc: Proc, proc_id: ProcId, death: DeathOf | None = None) -> None:
+    def __init__(self, proc: PeerProc, proc_id: ProcId, death: DeathOf | None = None) -> None:
         self.proc = proc
         self.proc_id = proc_id
         self.link: Link | None = None
         self.death = death
         self.no_link: DeathOf | None = None
-        self.calls: dict[OutgoingCall, None] = {}
+        self.calls: dict[PeerCall, None] = {}
         self.abandoned = AbandonedCalls(self)
         self.is_stalled = False
         self.inbound: dict[int, IncomingCall] = {}
         self.early_cancels: dict[int, str] = {}
         self.calls_received = 0
         self.calls_sent = 0
-        self.carried: CarriedPorts | None = None
+        self.carried: Carried | None = None
         self._outboxes: dict[MeshId, Outbox] = {}
         self._counts: dict[MeshId, ReceiveCount] = {}
         self._defined: set[DefinitionId] = set()
@@ -302,7 +300,7 @@ class Peer:
         if attachments and self.link is not None:
             self.proc.channels.send(self, self.link, attachments)
 
-    def take_carried(self) -> CarriedPorts | None:
+    def take_carried(self) -> Carried | None:
         """Return what keeps the ports of the message that is being read alive until it has been decoded.
 
         Whoever keeps the payload of a message keeps this, and drops it when the payload has been decoded or will

@@ -24,8 +24,8 @@ from trimesh._wire.not_yet import NotYet
 from trimesh.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from trimesh._runtime.channels.registry import CarriedPorts
     from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.process import Carried
 
 TENSORS: Final = "tensors"
 
@@ -36,7 +36,7 @@ MODULES: Final = {TENSORS: "trimesh.tensor.session.service"}
 class Handler(Protocol):
     """What a package makes of its messages in one process."""
 
-    def received(self, peer: Peer, payload: Buffer, bodies: list[memoryview], carried: CarriedPorts | None) -> None:
+    def received(self, peer: Peer, payload: Buffer, bodies: list[memoryview], carried: Carried | None) -> None:
         """Take one message; it must not wait, nor run user code. `ProtocolError` when it breaks the rules.
 
         Args:
@@ -58,7 +58,7 @@ class Handler(Protocol):
         """
 
 
-_Early = tuple[Peer, bytes, list[memoryview], "CarriedPorts | None"]
+_Early = tuple[Peer, bytes, list[memoryview], "Carried | None"]
 """A message that has come before its service: who sent it, payload, bodies, carried ports."""
 
 

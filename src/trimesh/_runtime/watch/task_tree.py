@@ -22,8 +22,8 @@ from trimesh.ids import AGENT
 
 if TYPE_CHECKING:
     from trimesh._runtime.actors.cell import Cell
-    from trimesh._runtime.actors.incoming import IncomingCall
     from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.incoming import IncomingCall
 
 FRAMES_MAX: Final = 16
 """Frames shown of one task or thread, innermost first."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import attrs
 
-from trimesh._runtime.actors.incoming import IncomingCall
 from trimesh._runtime.deadlock.blocked_search import BlockedSearch
+from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Peer
 from trimesh._transport.base import Buffer
 from trimesh.errors import DeadlockError, MeshErrorGroup, PayloadError, ProtocolError, set_origin

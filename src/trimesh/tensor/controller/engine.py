@@ -21,10 +21,10 @@ from trimesh.tensor.protocol.device import default_device
 from trimesh.tensor.rank.moves import moves_of
 
 if TYPE_CHECKING:
-    from trimesh._runtime.channels.registry import CarriedPorts
     from trimesh._runtime.life.ownership import OwnedProcs
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.peer import Peer
+    from trimesh._runtime.peers.process import Carried
     from trimesh._runtime.values.reference import MeshInfo
     from trimesh.errors import Origin
     from trimesh.shape.region import Region
@@ -323,9 +323,7 @@ class Engine:
         team.progressed(peer, message.count, message.failed)
         self._progress.set()
 
-    def replied(
-        self, peer: Peer, message: messages.Reply, bodies: list[memoryview], carried: CarriedPorts | None
-    ) -> None:
+    def replied(self, peer: Peer, message: messages.Reply, bodies: list[memoryview], carried: Carried | None) -> None:
         """Take a value."""
         request = self._requests.get(message.request)
         if request is None:

@@ -28,9 +28,9 @@ from trimesh.tensor.rank.reader import Reader
 from trimesh.tensor.rank.runner import Runner
 
 if TYPE_CHECKING:
-    from trimesh._runtime.channels.registry import CarriedPorts
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.peer import Peer
+    from trimesh._runtime.peers.process import Carried
     from trimesh._transport.base import Buffer
     from trimesh.tensor.controller.engine import Engine
 
@@ -266,7 +266,7 @@ class TensorService:
 
         raise NotYet(fail)
 
-    def received(self, peer: Peer, payload: Buffer, bodies: list[memoryview], carried: CarriedPorts | None) -> None:
+    def received(self, peer: Peer, payload: Buffer, bodies: list[memoryview], carried: Carried | None) -> None:
         """See `Handler`."""
         message = messages.decode(payload)
         match message:

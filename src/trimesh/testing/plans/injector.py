@@ -16,7 +16,7 @@ import attrs
 import trio
 
 from trimesh._runtime.actors.cell import Cell
-from trimesh._runtime.actors.incoming import IncomingCall
+from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.values.endpoint_spec import EndpointSpec, Kind
 from trimesh._transport.base import DownReason, LinkDown
 from trimesh._wire.messages import Call, Message

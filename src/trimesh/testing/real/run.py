@@ -18,9 +18,9 @@ import trio
 
 from trimesh._runtime.actors.cell import Cell
 from trimesh._runtime.actors.context import current_proc
-from trimesh._runtime.actors.incoming import IncomingCall
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.host import LaunchRequest
+from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Parcel, Peer
 from trimesh._runtime.values.endpoint_spec import EndpointSpec
 from trimesh._runtime.values.payload import place_payload

@@ -20,9 +20,9 @@ import attrs
 import trio
 
 from trimesh import limits
-from trimesh._runtime.actors.incoming import IncomingCall
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Peer
 from trimesh._wire import messages
 from trimesh.ids import ProcId

@@ -26,8 +26,8 @@ import attrs
 
 from trimesh import limits
 from trimesh._runtime.actors.cell import Cell
-from trimesh._runtime.actors.incoming import IncomingCall
 from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Peer
 from trimesh._wire import messages
 from trimesh.ids import AGENT, ProcId

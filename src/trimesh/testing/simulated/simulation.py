@@ -16,9 +16,9 @@ import attrs
 import trio
 
 from trimesh._runtime.actors.cell import Cell
-from trimesh._runtime.actors.incoming import IncomingCall
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.host import LaunchRequest
+from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.system.seeds import ProcSeeds
 from trimesh._runtime.values.endpoint_spec import EndpointSpec, Kind

@@ -22,9 +22,9 @@ from trimesh._wire.payload import Encoded
 from trimesh.ids import MeshId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.actors.item_sender import ItemSender
-    from trimesh._runtime.channels.registry import CarriedPorts
+    from trimesh._runtime.peers.item_sender import ItemSender
     from trimesh._runtime.peers.peer import Peer
+    from trimesh._runtime.peers.process import Carried
 
 
 class IncomingCall(msgspec.Struct, eq=False):
@@ -63,7 +63,7 @@ class IncomingCall(msgspec.Struct, eq=False):
     count: ReceiveCount
     deadline: float
     received_at: float
-    carried: CarriedPorts | None = None
+    carried: Carried | None = None
     scope: trio.CancelScope | None = None
     cancelled_by: str | None = None
     cancel_reason: str = ""
