@@ -74,8 +74,6 @@ RUNTIME_ROOMS = [
 """From the ground up. A room imports from rooms below, for annotations, too."""
 
 UPWARDS = {
-    ("calls", "actors"),
-    ("calls", "life"),
     ("actors", "life"),
     ("channels", "life"),
     ("deadlock", "life"),

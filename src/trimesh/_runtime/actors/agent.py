@@ -19,7 +19,7 @@ from trimesh._runtime.actors.recipe import Kept, make_from
 from trimesh._runtime.actors.serve import LocatedError
 from trimesh._runtime.calls.membership import Place
 from trimesh._runtime.tasks.cancelled import split_cancelled
-from trimesh._runtime.values.endpoint_spec import ENDPOINTS, EndpointSpec, Kind
+from trimesh._runtime.values.endpoint_spec import AGENT_ENDPOINTS, ENDPOINTS, EndpointSpec, Kind
 from trimesh.errors import Origin
 from trimesh.ids import AGENT, MeshId, ProcId
 from trimesh.shape.point import Point
@@ -169,14 +169,11 @@ def _spec(name: str) -> EndpointSpec:
     return EndpointSpec(name, function, Kind.ASYNC, _UNLIMITED, group=None, idempotent=False, signature=signature)
 
 
-setattr(
-    Agent,
-    ENDPOINTS,
-    {
-        name: _spec(name)
-        for name in ("setup", "spawn", "spawn_kept", "follower", "cancel_background", "drain", "stop", "exit")
-    },
+AGENT_ENDPOINTS.update(
+    (name, _spec(name))
+    for name in ("setup", "spawn", "spawn_kept", "follower", "cancel_background", "drain", "stop", "exit")
 )
+setattr(Agent, ENDPOINTS, AGENT_ENDPOINTS)
 
 
 @trio.lowlevel.enable_ki_protection

@@ -15,7 +15,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.calls.invoke import Request, budget_until, encode_request
 from trimesh._runtime.calls.outgoing import AnyWait, OutgoingCall
-from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.calls.process import CallingProc
 from trimesh._runtime.peers.target import Target
 from trimesh.ids import CallId
 
@@ -35,7 +35,7 @@ class SetCall(OutgoingCall):
 
     def __init__(
         self,
-        proc: Proc,
+        proc: CallingProc,
         call_id: CallId,
         request: Request,
         target: Target,
@@ -137,7 +137,7 @@ class CallSet:
         """See `AnyWait.waiting_task`."""
         return None if self.is_cancelled or self.ended or not self.is_all() else self.consumer
 
-    def begin(self, proc: Proc, target: Target, request: Request, key: Any, deadline: float) -> None:
+    def begin(self, proc: CallingProc, target: Target, request: Request, key: Any, deadline: float) -> None:
         """Send a call, whose budget ends at `deadline` (Trio time).
 
         Raises:

@@ -17,7 +17,7 @@ from trimesh._wire.waits import NodeReport, Place
 from trimesh.errors import DeadlockError, ProtocolError, leaves
 
 if TYPE_CHECKING:
-    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.calls.process import CallingProc
     from trimesh._runtime.peers.peer import Peer
 
 _HEADING = "a deadline has ended a deadlock: "
@@ -26,7 +26,7 @@ _HEADING = "a deadline has ended a deadlock: "
 class Circles:
     """The calls of one process of which it has been told that they wait for themselves."""
 
-    def __init__(self, proc: Proc) -> None:
+    def __init__(self, proc: CallingProc) -> None:
         self._texts: dict[int, str] = {}
         proc.routes[messages.Circle] = self._take
 

@@ -18,14 +18,13 @@ from trio.lowlevel import checkpoint, checkpoint_if_cancelled
 from trimesh import limits
 from trimesh._routing.collector import POSTED, Failed, Outcome, Raised, Returned
 from trimesh._routing.merge import Item
-from trimesh._runtime.actors.agent import Agent
 from trimesh._runtime.calls.outgoing import OutgoingCall
-from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.calls.process import CallingProc
 from trimesh._runtime.peers.peer import Outbox, Parcel, SpreadParcel
 from trimesh._runtime.peers.target import Target
 from trimesh._runtime.tasks.consequences import without_consequences
 from trimesh._runtime.values.codec import describe
-from trimesh._runtime.values.endpoint_spec import EndpointSpec, endpoints_of
+from trimesh._runtime.values.endpoint_spec import AGENT_ENDPOINTS, EndpointSpec
 from trimesh._runtime.values.payload import place_payload
 from trimesh._wire import messages
 from trimesh._wire.reducers import DefinitionId
@@ -104,11 +103,11 @@ class Request(msgspec.Struct, frozen=True, eq=False):
 
 
 def _spec(request: Request) -> EndpointSpec | None:
-    return request.spec if request.spec is not None else endpoints_of(Agent).get(request.endpoint)
+    return request.spec if request.spec is not None else AGENT_ENDPOINTS.get(request.endpoint)
 
 
 def encode_request(
-    proc: Proc, request: Request, call_id: int, mesh: MeshId, budget: float | None, *, window: int = 0
+    proc: CallingProc, request: Request, call_id: int, mesh: MeshId, budget: float | None, *, window: int = 0
 ) -> Parcel:
     """Encode a call once for all ranks, or for each if their arguments differ.
 
@@ -143,7 +142,9 @@ def encode_request(
     return Parcel(head, bodies, definitions, nbytes, value.attachments, flow)
 
 
-def _encode_each(proc: Proc, request: Request, call_id: int, mesh: MeshId, budget: float | None, window: int) -> Parcel:
+def _encode_each(
+    proc: CallingProc, request: Request, call_id: int, mesh: MeshId, budget: float | None, window: int
+) -> Parcel:
     """Encode a call for each rank."""
     assert request.each is not None
     parcels: list[Parcel] = []
@@ -163,7 +164,7 @@ def _encode_each(proc: Proc, request: Request, call_id: int, mesh: MeshId, budge
 
 @trio.lowlevel.enable_ki_protection
 async def invoke(
-    proc: Proc, targets: Sequence[Target], request: Request, *, fail_fast: bool, errors_win: bool = True
+    proc: CallingProc, targets: Sequence[Target], request: Request, *, fail_fast: bool, errors_win: bool = True
 ) -> list[Result]:
     """Call every target and return one result each, in order.
 
@@ -221,7 +222,7 @@ async def yield_to_cancel(outcomes: Sequence[Outcome]) -> None:
 
 
 @trio.lowlevel.enable_ki_protection
-async def invoke_until(proc: Proc, targets: Sequence[Target], request: Request, deadline: float) -> list[Result]:
+async def invoke_until(proc: CallingProc, targets: Sequence[Target], request: Request, deadline: float) -> list[Result]:
     """Call every target while leaving a block: wait at most until `deadline` (Trio time), never cancel.
 
     Ranks that have not answered by then give an `Unresponsive` error; their owner will end them.
@@ -235,7 +236,7 @@ async def invoke_until(proc: Proc, targets: Sequence[Target], request: Request, 
 
 
 @trio.lowlevel.enable_ki_protection
-async def post(proc: Proc, targets: Sequence[Target], request: Request) -> list[Result]:
+async def post(proc: CallingProc, targets: Sequence[Target], request: Request) -> list[Result]:
     """Send a message without a reply to every target; return when all of them have left (Ok or Err each).
 
     It has no budget: it belongs to the block that owns the mesh, and may run on when the caller's scope is over.
@@ -252,7 +253,7 @@ async def post(proc: Proc, targets: Sequence[Target], request: Request) -> list[
 
 
 @trio.lowlevel.enable_ki_protection
-def post_nowait(proc: Proc, targets: Sequence[Target], request: Request) -> list[Result]:
+def post_nowait(proc: CallingProc, targets: Sequence[Target], request: Request) -> list[Result]:
     """Send a message without a reply to every target now.
 
     Raises:
@@ -270,7 +271,7 @@ def post_nowait(proc: Proc, targets: Sequence[Target], request: Request) -> list
     return results_of(proc, call, request, cancelled=False)
 
 
-def _post_at_once(proc: Proc, targets: Sequence[Target], parcel: Parcel) -> bool:
+def _post_at_once(proc: CallingProc, targets: Sequence[Target], parcel: Parcel) -> bool:
     """Send a message without a reply if nothing of it has to wait, and nobody to be told of a failure; else do nothing.
 
     Nothing is kept of a message that has left: this is a broadcast without the record of one.
@@ -302,12 +303,12 @@ def has_deadline() -> bool:
     return current_effective_deadline() != math.inf
 
 
-def remaining_budget(proc: Proc) -> float | None:
+def remaining_budget(proc: CallingProc) -> float | None:
     """Return the seconds left of the running task's deadline, or None when it has none."""
     return budget_until(proc, current_effective_deadline())
 
 
-def budget_until(proc: Proc, deadline: float) -> float | None:
+def budget_until(proc: CallingProc, deadline: float) -> float | None:
     """Return the seconds left until `deadline` (Trio time; `math.inf` for none), or None.
 
     The seconds of a virtual clock mean nothing to another process, so they are not sent there (rule C3).
@@ -327,7 +328,7 @@ async def _absorb_budget() -> None:
         await checkpoint()
 
 
-def results_of(proc: Proc, call: OutgoingCall, request: Request, *, cancelled: bool) -> list[Result]:
+def results_of(proc: CallingProc, call: OutgoingCall, request: Request, *, cancelled: bool) -> list[Result]:
     """Return what each rank of a call has come to.
 
     Args:
@@ -368,7 +369,7 @@ def _is_victim(error: Exception, where: Origin) -> bool:
     )
 
 
-def value_of(proc: Proc, outcome: Returned | Item, request: Request, index: int) -> Ok | Err:
+def value_of(proc: CallingProc, outcome: Returned | Item, request: Request, index: int) -> Ok | Err:
     """Decode what a rank has sent: its result, or an item of its stream."""
     if outcome is POSTED:
         return _POSTED
@@ -380,7 +381,7 @@ def value_of(proc: Proc, outcome: Returned | Item, request: Request, index: int)
         return Err(error)
 
 
-def _failure(proc: Proc, outcome: Outcome | None, request: Request, where: Origin) -> Result:
+def _failure(proc: CallingProc, outcome: Outcome | None, request: Request, where: Origin) -> Result:
     match outcome:
         case Raised(payload=payload):
             return Err(proc.values.decode_error(payload), is_raised=True)

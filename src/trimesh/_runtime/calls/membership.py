@@ -29,7 +29,7 @@ from trimesh.errors import MeshError
 from trimesh.ids import AGENT, ProcId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.calls.process import CallingProc
     from trimesh._runtime.peers.peer import Peer
 
 
@@ -58,7 +58,7 @@ class Membership:
         news: How often something was noted of each rank: what began before the last time may be out of date.
     """
 
-    def __init__(self, proc: Proc, info: MeshInfo) -> None:
+    def __init__(self, proc: CallingProc, info: MeshInfo) -> None:
         self.proc = proc
         self.info = info
         self.standings: list[Standing] = [Standing.LIVE] * len(info.members)
@@ -188,13 +188,13 @@ class Membership:
             self.set(rank, Standing.LIVE, MemberInfo(ProcId(place[0]), *place[1:]))
 
 
-def family_of(proc: Proc) -> ProcId:
+def family_of(proc: CallingProc) -> ProcId:
     """Return the controller of the program that a process belongs to."""
     root = None if proc.family is None else proc.family.root
     return proc.proc_id if root is None else root
 
 
-def membership_of(proc: Proc, info: MeshInfo) -> Membership:
+def membership_of(proc: CallingProc, info: MeshInfo) -> Membership:
     """Return what a process knows of a mesh, with what has travelled in a handle added.
 
     Raises:
@@ -214,7 +214,7 @@ def membership_of(proc: Proc, info: MeshInfo) -> Membership:
     return found
 
 
-def ask_for_followers(proc: Proc, peer: Peer) -> None:
+def ask_for_followers(proc: CallingProc, peer: Peer) -> None:
     """When a process has ended, find out who follows it in the meshes that others heal, before anybody calls."""
 
     @trio.lowlevel.enable_ki_protection

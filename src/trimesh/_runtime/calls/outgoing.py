@@ -26,7 +26,7 @@ from trimesh.ids import CallId, MeshId
 
 if TYPE_CHECKING:
     from trimesh._runtime.calls.invoke import Request
-    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.calls.process import CallingProc
 
 
 class AnyWait(Protocol):
@@ -80,7 +80,7 @@ class OutgoingCall:
 
     def __init__(
         self,
-        proc: Proc,
+        proc: CallingProc,
         call_id: CallId,
         request: Request,
         targets: Sequence[Target],

@@ -28,7 +28,7 @@ from trimesh.ids import CallId
 
 if TYPE_CHECKING:
     from trimesh._runtime.calls.invoke import Request
-    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.calls.process import CallingProc
     from trimesh._runtime.peers.peer import Outbox, Peer
 
 
@@ -53,7 +53,7 @@ class OutgoingStream(OutgoingCall):
 
     def __init__(
         self,
-        proc: Proc,
+        proc: CallingProc,
         call_id: CallId,
         request: Request,
         targets: Sequence[Target],
@@ -192,7 +192,7 @@ class OutgoingStream(OutgoingCall):
             self._give_up()
 
 
-def serve_streams(proc: Proc) -> None:
+def serve_streams(proc: CallingProc) -> None:
     """Let a process take the messages of streams."""
 
     def take_item(peer: Peer, message: messages.Item, bodies: list[memoryview]) -> None:

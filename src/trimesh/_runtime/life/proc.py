@@ -28,6 +28,7 @@ from trimesh._runtime.actors.sites import Sites
 from trimesh._runtime.calls.membership import Membership
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.calls.outgoing_stream import serve_streams
+from trimesh._runtime.calls.process import CallNumbers, Clock
 from trimesh._runtime.channels.registry import Channels
 from trimesh._runtime.deadlock.suspicion import Deadlocks
 from trimesh._runtime.life.crash import crash
@@ -163,15 +164,15 @@ class Proc:
         self._serving: trio.Nursery | None = None
         serve_streams(self)
         serve_reports(self)
-        self.deadlocks = Deadlocks(self)
-        self.now: Callable[[], float] = trio.current_time
+        self.deadlocks: Deadlocks = Deadlocks(self)
+        self.now: Clock = trio.current_time
         self.is_simulated: bool = seed is not None
         # Ids need to be unique, not secret; a simulation needs them to be the same in each run.
         self._random: random.Random = random.Random(seed) if seed is not None else random.SystemRandom()  # noqa: S311
         self._peers: dict[ProcId, Peer] = {}
         self._of_link: dict[Link, Peer] = {}
         self._calls: dict[int, OutgoingCall] = {}
-        self.new_call_id: Callable[[], CallId] = map(CallId, itertools.count(1)).__next__
+        self.new_call_id: CallNumbers = map(CallId, itertools.count(1)).__next__
         self._groups: dict[tuple[Link, ...], Group] = {}
         self._deaths = Deaths()
         self.loopback = LoopbackLink(self)

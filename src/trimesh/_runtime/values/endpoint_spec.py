@@ -96,6 +96,10 @@ class EndpointSpec:
     result_text: str = attrs.field(init=False, default=_text("the result of {}()"))
 
 
+AGENT_ENDPOINTS: Final[dict[str, EndpointSpec]] = {}
+"""The endpoints of the agent, which every process has; its class adds them."""
+
+
 def endpoints_of(cls: type) -> Mapping[str, EndpointSpec]:
     """Return the endpoints of an actor class by name."""
     found: Mapping[str, EndpointSpec] = getattr(cls, ENDPOINTS, {})
