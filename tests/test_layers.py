@@ -75,7 +75,6 @@ RUNTIME_ROOMS = [
 
 UPWARDS = {
     ("actors", "life"),
-    ("channels", "life"),
     ("deadlock", "life"),
     ("services", "life"),
     ("watch", "meshes"),
