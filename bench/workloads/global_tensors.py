@@ -36,7 +36,7 @@ async def trimesh_side(scale: Scale) -> Samples:
 
     import trimesh
     from trimesh import this_host
-    from trimesh.tensor.ops import fallbacks
+    from trimesh.tensor import fallbacks
 
     found: Samples = {metric.name: [] for metric in METRICS}
     operations = max(20, scale.calls // 4)

@@ -29,6 +29,7 @@ class Seen:
     group: int
     session: int
     state: str
+    started: int
     marker: str
 
 
@@ -40,7 +41,7 @@ def see(pid: int) -> Seen | None:
     except OSError:
         return None
     marker = next((entry[13:].decode() for entry in environ.split(b"\0") if entry.startswith(b"TRIMESH_PROC=")), "")
-    return Seen(pid, int(stat[1]), int(stat[2]), int(stat[3]), stat[0], marker)
+    return Seen(pid, int(stat[1]), int(stat[2]), int(stat[3]), stat[0], int(stat[19]), marker)
 
 
 def state(pid: int) -> str:
@@ -70,7 +71,8 @@ def children(pid: int) -> list[int]:
 def spawners_here() -> list[int]:
     """Return the pids of the living spawners of this process, in the order of their start; no template of theirs."""
     seen = [seen for seen in map(see, children(os.getpid())) if seen is not None]
-    return sorted(one.pid for one in seen if one.marker and one.marker != TEMPLATE_MARKER)
+    spawners = [one for one in seen if one.marker and one.marker != TEMPLATE_MARKER]
+    return [one.pid for one in sorted(spawners, key=lambda one: (one.started, one.pid))]  # pids begin anew at `pid_max`
 
 
 def count_fds(pid: int | str = "self") -> int:
