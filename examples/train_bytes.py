@@ -85,7 +85,7 @@ class Trainer(Actor):
         loss = cross_entropy(self.model(pieces[:, :-1]).flatten(0, 1), pieces[:, 1:].flatten())
         return loss.item(), list(torch.autograd.grad(loss, list(self.model.parameters())))
 
-    @endpoint
+    @endpoint(thread=True)  # seconds of computing: the process answers others meanwhile
     @torch.no_grad()
     def write(self, weights: Weights, prompt: bytes, length: int) -> str:
         """Return `prompt` and what the model writes after it."""
