@@ -14,10 +14,10 @@ import trio
 from tests.testing.actors import Relay, Worker, run_body
 
 from trimesh._routing.credit import SendWindow
-from trimesh._runtime.actors import incoming
 from trimesh._runtime.actors.mailbox import Mailbox, SlotGroup
 from trimesh._runtime.actors.serve import Server
 from trimesh._runtime.calls.outgoing import OutgoingCall
+from trimesh._runtime.peers import incoming
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Outbox
 from trimesh.testing.simulated.oracles import OracleError

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import trio
 
 from trimesh.actor.actor import Actor
 from trimesh.actor.endpoint import endpoint
@@ -73,7 +74,7 @@ class _DeviceOwner(Actor):
     async def make(self) -> RDMABuffer | str:
         """Return it, or why there is none."""
         try:
-            return RDMABuffer(_on_device(), writable=False)
+            return RDMABuffer(await _on_device(), writable=False)
         except (ImportError, RuntimeError, AssertionError, ValueError) as error:
             return str(error)
 
@@ -84,7 +85,7 @@ class _Reader(Actor):
     @endpoint
     async def read(self, buffer: RDMABuffer, carrier: str) -> Trial:
         """Read it, and return what came of that."""
-        local = _on_device() if carrier == "cuda_ipc" else bytearray(NBYTES)
+        local = await _on_device() if carrier == "cuda_ipc" else bytearray(NBYTES)
         try:
             await buffer.read_into(local)
         except LinkLost as error:
@@ -97,8 +98,8 @@ class _Reader(Actor):
         return Trial(carrier, buffer.backend, best)
 
 
-def _on_device() -> Any:
-    torch = importlib.import_module("torch")
+async def _on_device() -> Any:
+    torch = await trio.to_thread.run_sync(importlib.import_module, "torch")  # seconds, on a busy machine
     return torch.zeros(NBYTES, dtype=torch.uint8, device="cuda")
 
 
