@@ -20,8 +20,8 @@ PLANTED = [
     ("Pure floors", "_supervision/policy.py", "import time"),
     ("Pure floors", "_routing/collector.py", "import trio"),
     ("Nobody imports the package itself", "_runtime/life/proc.py", "import trimesh"),
-    ("Only _native talks to the native library", "_transport/base.py", "import cffi"),
-    ("Only the tensor floors import torch", "_wire/payload.py", "import torch"),
+    ("Only _native talks to the native library", "_transport/interface/base.py", "import cffi"),
+    ("Only the tensor floors import torch", "_wire/pickled/payload.py", "import torch"),
     ("Rooms of tensor", "tensor/controller/team.py", "if TYPE_CHECKING:\n    from trimesh.tensor.session import mesh"),
     ("The ranks' rooms of tensor", "tensor/kernels/moves.py", "from trimesh.tensor.controller import team"),
     ("Rooms of testing", "testing/plans/armed.py", "if TYPE_CHECKING:\n    from trimesh.testing.real import links"),
@@ -97,6 +97,12 @@ def test_runtime_rooms_import_downwards() -> None:
 
     assert rooms == set(RUNTIME_ROOMS)
     assert {pair for pair in used if RUNTIME_ROOMS.index(pair[0]) < RUNTIME_ROOMS.index(pair[1])} == UPWARDS
+
+
+def test_rooms_of_the_package_are_small_enough_to_be_seen_at_once() -> None:
+    sizes = {folder: len(list(folder.glob("*.py"))) for folder in (ROOT / "src" / "trimesh").rglob("")}
+
+    assert {folder: size for folder, size in sizes.items() if size > 20} == {}
 
 
 # ---- the native library ----------------------------------------------------------------------------------------------

@@ -29,13 +29,13 @@ OUTER = ("0x7f41 (libc.so.6)", "<module> (program.py)", "run (trio/_core/_run.py
         (["Block.leave (trimesh/_runtime/meshes/proc_members.py)"], "meshes, processes"),
         (["SendWindow.sent (trimesh/_routing/credit.py)"], "credits, outbox"),
         (["Collector.add (trimesh/_routing/collector.py)"], "call, collector"),
-        (["send (trimesh/_transport/native_link.py)", "cdata_call (_cffi_backend.cpython-311.so)"], "cffi"),
-        (["send (trimesh/_transport/native_link.py)", "ffi_call (_cffi_backend.so)", f"tm_send ({LIBRARY})"], NATIVE),
+        (["send (trimesh/_transport/native/link.py)", "cdata_call (_cffi_backend.cpython-311.so)"], "cffi"),
+        (["send (trimesh/_transport/native/link.py)", "ffi_call (_cffi_backend.so)", f"tm_send ({LIBRARY})"], NATIVE),
         ([f"tm_send ({LIBRARY})", f"0x7f00 ({LIBRARY})", "0x7f99 (libc.so.6)"], NATIVE),
-        (["encode (trimesh/_wire/payload.py)", "memmove (libc.so.6)"], "encode, decode"),
-        (["encode (trimesh/_wire/payload.py)", "save (_pickle.cpython-311-x86_64-linux-gnu.so)"], VALUES),
-        (["encode (trimesh/_wire/payload.py)", "gc_collect_main (libpython3.11.so.1.0)"], COLLECTOR),
-        (["encode (trimesh/_wire/payload.py)", "gc_collect_main (python)", "free (libc.so.6)"], COLLECTOR),
+        (["encode (trimesh/_wire/pickled/payload.py)", "memmove (libc.so.6)"], "encode, decode"),
+        (["encode (trimesh/_wire/pickled/payload.py)", "save (_pickle.cpython-311-x86_64-linux-gnu.so)"], VALUES),
+        (["encode (trimesh/_wire/pickled/payload.py)", "gc_collect_main (libpython3.11.so.1.0)"], COLLECTOR),
+        (["encode (trimesh/_wire/pickled/payload.py)", "gc_collect_main (python)", "free (libc.so.6)"], COLLECTOR),
         (["EpollIOManager.get_events (trio/_core/_io_epoll.py)", "epoll_wait (libc.so.6)"], KERNEL),
         (["EpollIOManager.get_events (trio/_core/_io_epoll.py)"], "Trio"),
         (["_call_with_frames_removed (<frozen importlib._bootstrap>)"], IMPORTS),
@@ -48,10 +48,12 @@ def test_innermost_frame_that_names_a_part_decides(frames: list[str], part: str)
 
 
 def test_sample_without_native_frames_is_the_kernels_where_it_is_entered() -> None:
-    entering = "AroundWait.before_io_wait (trimesh/_transport/around_wait.py)"
+    entering = "AroundWait.before_io_wait (trimesh/_transport/native/around_wait.py)"
 
     assert part_of(["run (trio/_core/_run.py)", entering]) == KERNEL
-    assert part_of(["run (trio/_core/_run.py)", entering, "flush (trimesh/_transport/native.py)"]) == "transport"
+    assert (
+        part_of(["run (trio/_core/_run.py)", entering, "flush (trimesh/_transport/native/transport.py)"]) == "transport"
+    )
 
 
 def test_stack_of_nameless_frames_is_nobodys() -> None:
@@ -59,7 +61,7 @@ def test_stack_of_nameless_frames_is_nobodys() -> None:
 
 
 def test_function_is_the_frame_that_decided_or_an_exported_caller() -> None:
-    encoding = "encode (trimesh/_wire/payload.py)"
+    encoding = "encode (trimesh/_wire/pickled/payload.py)"
 
     assert function_of([*OUTER, encoding, "memmove (libc.so.6)"]) == encoding
     assert function_of([*OUTER, encoding, f"tm_send ({LIBRARY})", f"0x1 ({LIBRARY})"]) == f"tm_send ({LIBRARY})"
@@ -103,7 +105,7 @@ def test_script_of_perf_is_read_sample_by_sample() -> None:
 
 STACKS = Counter({
     (*OUTER, "unrolled_run (trio/_core/_run.py)"): 30,
-    (*OUTER, "encode (trimesh/_wire/payload.py)"): 10,
+    (*OUTER, "encode (trimesh/_wire/pickled/payload.py)"): 10,
     (*OUTER, f"tm_send ({LIBRARY})"): 20,
     (*OUTER, "epoll_wait (libc.so.6)"): 500,
 })  # fmt: skip
@@ -115,7 +117,7 @@ def test_time_is_divided_by_perf_first_and_the_rest_by_the_samples_of_python() -
     parts, functions = divided(STACKS, kinds, 1000.0, system_share=0.9)
 
     assert parts == {NATIVE: 100, CALLS: 300, FAULTS: 200, "Trio": 300, "encode, decode": 100}
-    assert functions == {"unrolled_run (trio/_core/_run.py)": 300, "encode (trimesh/_wire/payload.py)": 100}
+    assert functions == {"unrolled_run (trio/_core/_run.py)": 300, "encode (trimesh/_wire/pickled/payload.py)": 100}
 
 
 def test_time_is_divided_by_the_clocks_where_there_is_no_perf() -> None:
@@ -144,7 +146,7 @@ def test_parts_of_a_profile_are_its_whole_time_an_item_and_runs_add_up() -> None
 
     assert "here: 100.0 us of processor time for each call" in said
     assert "unrolled_run (trio/_core/_run.py)" in said
-    assert "encode (trimesh/_wire/payload.py)" not in said
+    assert "encode (trimesh/_wire/pickled/payload.py)" not in said
 
 
 def test_samples_are_read_as_py_spy_writes_them(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import trio
 
-from trimesh._transport.base import Lane, Link, LinkDown
-from trimesh._transport.native import NativeTransport
+from trimesh._transport.interface.base import Lane, Link, LinkDown
+from trimesh._transport.native.transport import NativeTransport
 from trimesh.ids import ProcId
 
 LINKS = 16

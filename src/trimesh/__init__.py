@@ -17,8 +17,8 @@ from trimesh._runtime.watch.report import dump
 from trimesh._runtime.watch.statistics import MailboxStatistics, MemberStatistics, MeshStatistics
 from trimesh._supervision.backoff import Backoff
 from trimesh._supervision.policy import FailFast, Isolate, Restart
-from trimesh._transport.base import LinkStatistics
-from trimesh._wire.by_value import by_value
+from trimesh._transport.interface.base import LinkStatistics
+from trimesh._wire.pickled.by_value import by_value
 from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.actor.channel import open_channel

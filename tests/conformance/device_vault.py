@@ -7,13 +7,13 @@ import trio
 from trimesh import Actor, RDMABuffer, endpoint
 from trimesh._runtime.actors.context import current_proc
 from trimesh._runtime.services.bulk import Registration
-from trimesh._transport.mover import Right
-from trimesh._wire.regions import memory_at
-from trimesh.rdma.buffer import buffer_by
-from trimesh.rdma.device import DeviceMemory
-from trimesh.rdma.device_transfer import post_ticket
-from trimesh.rdma.handle import Handle
-from trimesh.rdma.ticket import Ticket
+from trimesh._transport.interface.mover import Right
+from trimesh._wire.memory.regions import memory_at
+from trimesh.rdma.buffers.buffer import buffer_by
+from trimesh.rdma.memory.device import DeviceMemory
+from trimesh.rdma.memory.device_transfer import post_ticket
+from trimesh.rdma.memory.handle import Handle
+from trimesh.rdma.memory.ticket import Ticket
 
 SPACE = "cuda:00000000-0000-0000-0000-000000000000"
 """A device that no machine has."""

@@ -10,8 +10,8 @@ from tests.conformance.transports import NativeBackend, Recorder, World, pattern
 from tests.native import wire
 from tests.patience import HANG_SECONDS
 
-from trimesh._transport.base import LinkDown, Transport
-from trimesh._transport.native import NativeLink, NativeTransport
+from trimesh._transport.interface.base import LinkDown, Transport
+from trimesh._transport.native.transport import NativeLink, NativeTransport
 
 EPOCH = 7
 

@@ -26,12 +26,12 @@ from trimesh import ProcMesh, leaves, limits, this_host
 from trimesh._runtime.actors.context import current_proc, find_proc
 from trimesh._runtime.life.controller import lease_proc
 from trimesh._runtime.life.proc import Proc
-from trimesh._transport.base import Lane
-from trimesh._transport.memory import MemoryNetwork
-from trimesh._transport.pipe import Delivery
+from trimesh._transport.in_memory.pipe import Delivery
+from trimesh._transport.in_memory.transport import MemoryNetwork
+from trimesh._transport.interface.base import Lane
 from trimesh.errors import TrimeshInternalError
 from trimesh.ids import AGENT, ProcId
-from trimesh.rdma.publications import publications_of
+from trimesh.rdma.publications.registry import publications_of
 from trimesh.testing.plans.determinism import scheduled_by
 from trimesh.testing.simulated.host import World, open_world
 

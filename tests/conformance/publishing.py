@@ -9,7 +9,7 @@ import trio
 from trimesh import Actor, endpoint
 from trimesh._runtime.actors.context import current_proc, find_cell
 from trimesh.rdma import Published, VersionGone
-from trimesh.rdma.publications import publications_of
+from trimesh.rdma.publications.registry import publications_of
 
 
 def version_of(number: int, size: int = 3000) -> dict[str, bytes]:

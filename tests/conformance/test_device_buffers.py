@@ -11,9 +11,9 @@ from tests.conformance.meshes import Backend, SimBackend, only_sim
 
 from trimesh import Isolate, LinkLost, ProcDied, limits
 from trimesh._runtime.actors.context import current_proc
-from trimesh._transport.mover import Right
-from trimesh.rdma.buffer import buffer_by
-from trimesh.rdma.handle import Handle
+from trimesh._transport.interface.mover import Right
+from trimesh.rdma.buffers.buffer import buffer_by
+from trimesh.rdma.memory.handle import Handle
 
 
 async def test_revoked_buffer_of_a_device(backend: Backend):

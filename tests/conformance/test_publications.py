@@ -11,7 +11,8 @@ from tests.conformance.supervised import kill_and_wait, reading
 import trimesh
 from trimesh import ProcDied, Restart
 from trimesh._runtime.actors.context import current_proc
-from trimesh.rdma import Published, VersionGone, board
+from trimesh.rdma import Published, VersionGone
+from trimesh.rdma.publications import board
 
 
 async def test_readers_follow_a_publisher_that_never_pauses(backend: Backend):

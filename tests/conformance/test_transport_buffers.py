@@ -20,7 +20,7 @@ from tests.conformance.transports import (
 )
 
 from trimesh import limits
-from trimesh._transport.base import Lane
+from trimesh._transport.interface.base import Lane
 
 world = pytest.fixture(params=BACKENDS)(open_world)
 

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.conformance.transports import NativeBackend, Recorder, World, pattern
 
-from trimesh._transport.base import DownReason, Lane
-from trimesh._transport.native import NativeLink, NativeTransport
+from trimesh._transport.interface.base import DownReason, Lane
+from trimesh._transport.native.transport import NativeLink, NativeTransport
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -14,9 +14,9 @@ import trio
 from tests.patience import HANG_SECONDS
 
 from trimesh import limits
-from trimesh._transport.base import DownReason, Link, LinkDown, Transport
-from trimesh._transport.memory import MemoryNetwork, MemoryTransport
-from trimesh._transport.native import NativeLink, NativeTransport
+from trimesh._transport.in_memory.transport import MemoryNetwork, MemoryTransport
+from trimesh._transport.interface.base import DownReason, Link, LinkDown, Transport
+from trimesh._transport.native.transport import NativeLink, NativeTransport
 from trimesh.ids import ProcId
 
 KIB = 1 << 10

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import trio
 
-from trimesh._transport.base import Link, LinkDown
-from trimesh._transport.native import NativeTransport
-from trimesh._transport.outgoing import Bodies
+from trimesh._transport.interface.base import Link, LinkDown
+from trimesh._transport.messages.outgoing import Bodies
+from trimesh._transport.native.transport import NativeTransport
 from trimesh.ids import ProcId
 
 ROUNDS = 300

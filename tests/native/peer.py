@@ -15,8 +15,8 @@ import sys
 
 import trio
 
-from trimesh._transport.base import Lane, Link, LinkDown
-from trimesh._transport.native import NativeTransport
+from trimesh._transport.interface.base import Lane, Link, LinkDown
+from trimesh._transport.native.transport import NativeTransport
 from trimesh.ids import ProcId
 
 BEAT_SECONDS = 0.05

@@ -9,8 +9,8 @@ import pytest
 
 from trimesh import limits
 from trimesh._native import status
-from trimesh._transport.fault_table import FaultTable, NotArmedError
-from trimesh._transport.native import NativeTransport
+from trimesh._transport.native.fault_table import FaultTable, NotArmedError
+from trimesh._transport.native.transport import NativeTransport
 from trimesh.errors import LimitExceeded
 from trimesh.ids import ProcId
 

@@ -12,7 +12,7 @@ import pytest
 import trio
 from tests.conformance.transports import NativeBackend, World
 
-from trimesh._transport.native import NativeTransport
+from trimesh._transport.native.transport import NativeTransport
 from trimesh.ids import ProcId
 
 pytestmark = pytest.mark.real

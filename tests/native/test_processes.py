@@ -21,8 +21,8 @@ from tests.native import peer as peer_module
 from tests.patience import HANG_SECONDS
 
 from trimesh import limits
-from trimesh._transport.base import DownReason, Lane
-from trimesh._transport.native import NativeLink, NativeTransport
+from trimesh._transport.interface.base import DownReason, Lane
+from trimesh._transport.native.transport import NativeLink, NativeTransport
 from trimesh.ids import ProcId
 
 pytestmark = pytest.mark.real

@@ -20,7 +20,7 @@ import trio.testing
 from tests.conformance.transports import MIB, NativeBackend, Recorder, World, pattern, wait_sent
 
 from trimesh import limits
-from trimesh._transport.base import DownReason, Lane, Link
+from trimesh._transport.interface.base import DownReason, Lane, Link
 
 pytestmark = pytest.mark.real
 
@@ -345,7 +345,7 @@ def exit_code(child: int) -> int:
 
 SHUTDOWN = """
 import ctypes, socket, sys, trio
-from trimesh._transport.native import NativeTransport
+from trimesh._transport.native.transport import NativeTransport
 from trimesh.ids import ProcId
 
 class Keep:

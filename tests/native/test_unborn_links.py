@@ -12,9 +12,9 @@ from tests.conformance.transports import NativeBackend, Recorder, World
 
 from trimesh import limits
 from trimesh._native import status
-from trimesh._transport.base import Lane, Link, LinkDown
-from trimesh._transport.native import NativeTransport
-from trimesh._transport.native_link import NativeLink
+from trimesh._transport.interface.base import Lane, Link, LinkDown
+from trimesh._transport.native.link import NativeLink
+from trimesh._transport.native.transport import NativeTransport
 
 
 @attrs.define(eq=False)

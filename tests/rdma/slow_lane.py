@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import attrs
 
-from trimesh._transport.mover import Span
-from trimesh.rdma.memory import address_of
-from trimesh.rdma.staging import PLACES, Lane
+from trimesh._transport.interface.mover import Span
+from trimesh.rdma.memory.local import address_of
+from trimesh.rdma.memory.staging import PLACES, Lane
 
 PIECE = 10
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from trimesh import limits
-from trimesh._transport.mover import Grant
+from trimesh._transport.interface.mover import Grant
 from trimesh.errors import ProtocolError
-from trimesh.rdma import board
+from trimesh.rdma.publications import board
 
 
 def new_board() -> memoryview:

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from trimesh import limits
-from trimesh.rdma.device import find_device, in_thread
+from trimesh.rdma.memory.device import find_device, in_thread
 
 NOWHERE = "cuda:00000000-0000-0000-0000-000000000000"
 

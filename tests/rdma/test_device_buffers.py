@@ -15,8 +15,8 @@ from tests.conformance.vault import Reader
 
 import trimesh
 from trimesh import LinkLost, ProtocolError, RDMABuffer, limits, this_host
-from trimesh.rdma.buffer import buffer_by
-from trimesh.rdma.handle import Handle
+from trimesh.rdma.buffers.buffer import buffer_by
+from trimesh.rdma.memory.handle import Handle
 
 pytestmark = pytest.mark.real
 

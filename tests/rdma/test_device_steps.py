@@ -16,10 +16,10 @@ from tests.rdma.slow_lane import SlowLane
 
 from trimesh import Isolate, ProcDied, RDMABuffer, limits, this_host
 from trimesh._runtime.actors.context import current_proc
-from trimesh._transport.mover import Kind
-from trimesh.rdma.device_transfer import by_carrier, on_host
-from trimesh.rdma.memory import memory_of
-from trimesh.rdma.staging import Step, drain, feed
+from trimesh._transport.interface.mover import Kind
+from trimesh.rdma.memory.device_transfer import by_carrier, on_host
+from trimesh.rdma.memory.local import memory_of
+from trimesh.rdma.memory.staging import Step, drain, feed
 
 pytestmark = pytest.mark.real
 

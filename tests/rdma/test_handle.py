@@ -9,10 +9,10 @@ import pytest
 
 from trimesh import limits
 from trimesh._runtime.services.bulk import Granted
-from trimesh._transport.mover import Grant, Home, Right
+from trimesh._transport.interface.mover import Grant, Home, Right
 from trimesh.errors import Origin, ProtocolError
-from trimesh.rdma.buffer import RDMABuffer, rebuild
-from trimesh.rdma.handle import Handle, handle_of
+from trimesh.rdma.buffers.buffer import RDMABuffer, rebuild
+from trimesh.rdma.memory.handle import Handle, handle_of
 from trimesh.shape.extent import Extent
 
 HOME = Home(5, 6, 7, 8, 9, 10, b"\x7f\0\0\1")

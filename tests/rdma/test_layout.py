@@ -7,7 +7,7 @@ import pytest
 
 from trimesh import limits
 from trimesh.errors import ProtocolError
-from trimesh.rdma.layout import ALIGN_BYTES, Entry, layout_of, read_layout
+from trimesh.rdma.publications.layout import ALIGN_BYTES, Entry, layout_of, read_layout
 
 
 def test_tensors_lie_apart_after_the_layout() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from trimesh._wire.regions import memory_at
-from trimesh.rdma.memory import memory_of
+from trimesh._wire.memory.regions import memory_at
+from trimesh.rdma.memory.local import memory_of
 
 numpy = pytest.importorskip("numpy")
 WHAT = "the memory of a test"

@@ -14,9 +14,9 @@ from trimesh._runtime.actors.cell import Cell
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Peer
-from trimesh._transport.base import Buffer, Group, Lane, Link, LinkHandler, LinkStatistics, Transport
-from trimesh._transport.memory_mover import MemoryMover, MemoryTable
-from trimesh._transport.mover import Mover
+from trimesh._transport.in_memory.mover import MemoryMover, MemoryTable
+from trimesh._transport.interface.base import Buffer, Group, Lane, Link, LinkHandler, LinkStatistics, Transport
+from trimesh._transport.interface.mover import Mover
 from trimesh._wire import messages
 from trimesh.ids import ProcId
 

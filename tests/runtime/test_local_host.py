@@ -22,7 +22,7 @@ from trimesh._runtime.life.local_host import LocalHost, accept_links
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.socket import BrokerSocket
-from trimesh._transport.native import NativeTransport
+from trimesh._transport.native.transport import NativeTransport
 from trimesh.ids import ProcId
 
 pytestmark = pytest.mark.real

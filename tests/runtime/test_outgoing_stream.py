@@ -19,7 +19,7 @@ from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.deaths import died
 from trimesh._runtime.peers.peer import Parcel, Peer
 from trimesh._runtime.peers.target import Target
-from trimesh._transport.base import Lane
+from trimesh._transport.interface.base import Lane
 from trimesh._wire import messages
 from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId

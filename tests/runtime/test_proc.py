@@ -14,7 +14,7 @@ from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.deaths import died
 from trimesh._runtime.peers.peer import Parcel, Peer
 from trimesh._runtime.peers.target import Target
-from trimesh._transport.base import DownReason, LinkDown
+from trimesh._transport.interface.base import DownReason, LinkDown
 from trimesh._wire import messages
 from trimesh.errors import ProcDied
 from trimesh.ids import CallId, MeshId, ProcId

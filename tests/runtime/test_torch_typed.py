@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trimesh._runtime.values import typed_values
-from trimesh._wire.typed_kinds import TypedDecoder, TypedEncoder
+from trimesh._wire.typed.known_kinds import TypedDecoder, TypedEncoder
 from trimesh.errors import PayloadError, ProtocolError
 
 torch = pytest.importorskip("torch", reason="these are values of torch, which is an extra")
@@ -65,7 +65,7 @@ def test_sparse_tensor_is_refused():
 
 @pytest.mark.parametrize("name", ["nn", "load", 3, "no_such_dtype"])
 def test_forged_dtype_is_refused(name: Any):
-    from trimesh._wire.typed import KIND, Writer
+    from trimesh._wire.typed.codec import KIND, Writer
 
     writer = Writer()
     payload = writer.finish(writer._encode(writer._ext(KIND, ["tensor", name, None, None, [1], [1], 0])))

@@ -13,7 +13,7 @@ from tests.patience import HANG_SECONDS
 
 from trimesh import limits
 from trimesh._runtime.values import torch_values
-from trimesh._wire.payload import Decoder, Encoded, Encoder
+from trimesh._wire.pickled.payload import Decoder, Encoded, Encoder
 from trimesh.errors import PayloadError
 
 torch = pytest.importorskip("torch", reason="these are values of torch, which is an extra")
@@ -385,7 +385,7 @@ def test_torch_is_served_when_it_is_imported_later() -> None:
     code = """
         import sys
         from trimesh._runtime.values import torch_values
-        from trimesh._wire.payload import Decoder, Encoder
+        from trimesh._wire.pickled.payload import Decoder, Encoder
         torch_values.register()
         encoder = Encoder()
         encoder.encode([1, object], what="a")

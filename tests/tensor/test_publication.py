@@ -13,7 +13,7 @@ from tests.tensor.test_bulk import PRELOAD
 
 import trimesh
 from trimesh import Actor, MeshErrorGroup, ProcDied, ShapeError, endpoint, this_host
-from trimesh.rdma.reading import VersionGone
+from trimesh.rdma.publications.reading import VersionGone
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trimesh._transport.adapter_names import adapter_name
+from trimesh._transport.native.adapter_names import adapter_name
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from trimesh._transport.assembly import Assembly, AssemblyError, one_body
+from trimesh._transport.messages.assembly import Assembly, AssemblyError, one_body
 
 IN_SEGMENT = 1 << 63 | 1 << 40 | 100_000
 

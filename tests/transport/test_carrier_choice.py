@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trimesh._transport.carrier_choice import can_look_at_memory, chosen_carriers, yama_allows
-from trimesh._transport.host_identity import host_identity
-from trimesh._transport.mover import Carrier
+from trimesh._transport.interface.mover import Carrier
+from trimesh._transport.native.carrier_choice import can_look_at_memory, chosen_carriers, yama_allows
+from trimesh._transport.native.host_identity import host_identity
 
 ALL = Carrier.LOCAL | Carrier.SHM | Carrier.CMA | Carrier.TCP | Carrier.UCX
 

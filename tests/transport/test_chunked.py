@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimesh import limits
-from trimesh._transport.arrivals import Arrival, Arrivals
-from trimesh._transport.assembly import AssemblyError
-from trimesh._transport.chunked import CHUNK, IMMUTABLE, ChunkedMessage, goes_in_chunks, is_immutable
+from trimesh._transport.messages.arrivals import Arrival, Arrivals
+from trimesh._transport.messages.assembly import AssemblyError
+from trimesh._transport.messages.chunked import CHUNK, IMMUTABLE, ChunkedMessage, goes_in_chunks, is_immutable
 from trimesh.errors import LimitExceeded
 
 LARGE = limits.CHUNKED_BYTES_MIN

@@ -17,11 +17,11 @@ import trio.testing
 
 from trimesh import limits
 from trimesh._native import status
-from trimesh._transport import native
-from trimesh._transport.around_wait import AroundWait
-from trimesh._transport.base import Link, LinkDown, LinkHandler
-from trimesh._transport.poller import Poller, poller_of_run
-from trimesh._transport.spinning import chosen_spin_seconds
+from trimesh._transport.interface.base import Link, LinkDown, LinkHandler
+from trimesh._transport.native import transport as native
+from trimesh._transport.native.around_wait import AroundWait
+from trimesh._transport.native.poller import Poller, poller_of_run
+from trimesh._transport.native.spinning import chosen_spin_seconds
 from trimesh.ids import ProcId
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.wire.sides import Side, side
 
-from trimesh._wire import by_value as by_value_module
+from trimesh._wire.pickled import by_value as by_value_module
 
 Script = Callable[[str], Any]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trimesh._wire.exceptions import decode_exception, encode_exception
-from trimesh._wire.payload import Decoder, Encoder
+from trimesh._wire.exceptions.codec import decode_exception, encode_exception
+from trimesh._wire.pickled.payload import Decoder, Encoder
 from trimesh.errors import Origin, RemoteTraceback
 from trimesh.shape.extent import Extent
 

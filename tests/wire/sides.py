@@ -7,10 +7,10 @@ from typing import Any
 
 import attrs
 
-from trimesh._wire.by_value import Definitions
-from trimesh._wire.exceptions import decode_exception, encode_exception
-from trimesh._wire.payload import Decoder, Encoder
-from trimesh._wire.reducers import DefinitionId
+from trimesh._wire.exceptions.codec import decode_exception, encode_exception
+from trimesh._wire.memory.reducers import DefinitionId
+from trimesh._wire.pickled.by_value import Definitions
+from trimesh._wire.pickled.payload import Decoder, Encoder
 
 
 @attrs.define(eq=False)

@@ -11,8 +11,8 @@ import pytest
 from tests.wire.conftest import Script
 from tests.wire.sides import Side, side
 
-from trimesh._wire.payload import Encoded
-from trimesh._wire.reducers import DefinitionId
+from trimesh._wire.memory.reducers import DefinitionId
+from trimesh._wire.pickled.payload import Encoded
 from trimesh.errors import PayloadError, ProtocolError
 
 # ---- once per link, the same object everywhere -----------------------------------------------------------
@@ -208,8 +208,8 @@ def test_main_of_the_receiver_gets_nothing_else(home: Side, away: Side, script: 
 
 WORKER = """
 import pickle, sys
-from trimesh._wire.by_value import Definitions
-from trimesh._wire.payload import Decoder, Encoder
+from trimesh._wire.pickled.by_value import Definitions
+from trimesh._wire.pickled.payload import Decoder, Encoder
 definitions = Definitions(2, sys.modules["__main__"])
 encoder, decoder = Encoder(definitions), Decoder(definitions)
 sent, payload = pickle.load(sys.stdin.buffer)
@@ -228,8 +228,8 @@ pickle.dump((new, answer.payload), sys.stdout.buffer)
 USER = """
 '''__main__ of the user'''
 import pickle, subprocess, sys
-from trimesh._wire.by_value import Definitions
-from trimesh._wire.payload import Decoder, Encoder
+from trimesh._wire.pickled.by_value import Definitions
+from trimesh._wire.pickled.payload import Decoder, Encoder
 print("imported once")
 factor = 2
 class Point:

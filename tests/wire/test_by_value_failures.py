@@ -9,8 +9,8 @@ from tests.wire.conftest import Script
 from tests.wire.sides import Side
 
 from trimesh import limits
-from trimesh._wire import definition_rebuild
-from trimesh._wire.by_value import Definitions
+from trimesh._wire.pickled import definition_rebuild
+from trimesh._wire.pickled.by_value import Definitions
 from trimesh.errors import RemoteError
 
 # ---- exceptions of classes that go by value --------------------------------------------------------------

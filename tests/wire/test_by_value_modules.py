@@ -16,7 +16,7 @@ import pytest
 from tests.wire.conftest import Script
 from tests.wire.sides import Side
 
-from trimesh._wire.by_value import by_value
+from trimesh._wire.pickled.by_value import by_value
 from trimesh.errors import PayloadError
 
 

@@ -8,8 +8,8 @@ import pytest
 from tests.wire.sides import side
 
 from trimesh import limits
-from trimesh._wire.large_bytes import copied_bytes, new_bytes, new_pages
-from trimesh._wire.payload import Decoder, Encoder
+from trimesh._wire.memory.large_bytes import copied_bytes, new_bytes, new_pages
+from trimesh._wire.pickled.payload import Decoder, Encoder
 
 ALONE = limits.BYTES_ALONE_MIN
 LARGE = limits.BYTES_BESIDE_MIN

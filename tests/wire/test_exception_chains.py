@@ -10,8 +10,8 @@ import pytest
 from tests.wire.sent_exceptions import HERE, own_chain, raised, remote_texts, round_trip
 
 from trimesh import limits
-from trimesh._wire.exceptions import decode_exception, encode_exception
-from trimesh._wire.payload import Decoder, Encoder
+from trimesh._wire.exceptions.codec import decode_exception, encode_exception
+from trimesh._wire.pickled.payload import Decoder, Encoder
 from trimesh.errors import RemoteTraceback, origin
 
 

@@ -12,8 +12,8 @@ from tests.wire.odd_exceptions import KeywordOnly, OwnBaseGroup, OwnGroup
 from tests.wire.sent_exceptions import HERE, POINT, raised, remote_texts, round_trip
 
 from trimesh import limits
-from trimesh._wire.exceptions import decode_exception, encode_exception
-from trimesh._wire.payload import Decoder, Encoder
+from trimesh._wire.exceptions.codec import decode_exception, encode_exception
+from trimesh._wire.pickled.payload import Decoder, Encoder
 from trimesh.errors import MeshErrorGroup, RestartLimit, coords, leaves, origin, set_origin
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.wire.odd_exceptions import Final, KeywordOnly
 from tests.wire.sent_exceptions import HERE, round_trip
 
-from trimesh._wire.exception_records import ExceptionRecord, OriginRecord, Part, encode_records
-from trimesh._wire.exceptions import decode_exception, encode_exception
-from trimesh._wire.payload import Decoder, Encoder
+from trimesh._wire.exceptions.codec import decode_exception, encode_exception
+from trimesh._wire.exceptions.records import ExceptionRecord, OriginRecord, Part, encode_records
+from trimesh._wire.pickled.payload import Decoder, Encoder
 from trimesh.errors import ProtocolError, RemoteError, RemoteTraceback, leaves
 
 # ---- laws ------------------------------------------------------------------------------------------------

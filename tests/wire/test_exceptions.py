@@ -13,8 +13,8 @@ import trio
 from tests.wire.odd_exceptions import KeywordOnly
 from tests.wire.sent_exceptions import HERE, raised, round_trip
 
-from trimesh._wire.exceptions import encode_exception
-from trimesh._wire.payload import Encoder
+from trimesh._wire.exceptions.codec import encode_exception
+from trimesh._wire.pickled.payload import Encoder
 from trimesh.errors import RemoteError, leaves, origin
 
 # ---- every builtin ---------------------------------------------------------------------------------------

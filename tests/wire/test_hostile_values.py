@@ -18,12 +18,12 @@ from trimesh._runtime.channels import typed_ports
 from trimesh._runtime.spawner import wire as spawner_wire
 from trimesh._runtime.values import typed_values as typed_values  # noqa: PLC0414 - registers its kinds
 from trimesh._wire import messages, waits
-from trimesh._wire.exception_records import ExceptionRecord, Part, encode_records
-from trimesh._wire.exceptions import decode_exception
-from trimesh._wire.kinds import Source
-from trimesh._wire.regions import STOP
-from trimesh._wire.typed import BYTEARRAY, FROZENSET, KIND, PAIRS, SET, TUPLE
-from trimesh._wire.typed_kinds import TypedDecoder, TypedEncoder
+from trimesh._wire.exceptions.codec import decode_exception
+from trimesh._wire.exceptions.records import ExceptionRecord, Part, encode_records
+from trimesh._wire.memory.regions import STOP
+from trimesh._wire.typed.codec import BYTEARRAY, FROZENSET, KIND, PAIRS, SET, TUPLE
+from trimesh._wire.typed.kinds import Source
+from trimesh._wire.typed.known_kinds import TypedDecoder, TypedEncoder
 from trimesh.errors import PayloadError, ProtocolError
 
 typed_ports.register_kinds()
@@ -130,7 +130,7 @@ def test_lies_are_refused_without_assertions():
     """Also under -O: what guards against peers is no assertion."""
     payload = encode(REFUSED["excluded ranks that are not there"]) + bytes((STOP,))
     code = (
-        "from trimesh._wire import typed_kinds as t; t.register()\n"
+        "from trimesh._wire.typed import known_kinds as t; t.register()\n"
         "from trimesh.errors import ProtocolError\n"
         f"try: t.TypedDecoder().decode({payload!r})\n"
         "except ProtocolError: print('refused', __debug__)"

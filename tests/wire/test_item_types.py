@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimesh import Actor, Point, Port, limits
-from trimesh._wire.item_types import WHAT, ItemType, item_type_described, item_type_of
-from trimesh._wire.kinds import Source
-from trimesh._wire.typed import Reader, Writer
+from trimesh._wire.typed.codec import Reader, Writer
+from trimesh._wire.typed.item_types import WHAT, ItemType, item_type_described, item_type_of
+from trimesh._wire.typed.kinds import Source
 from trimesh.errors import PayloadError, ProtocolError
 
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimesh import limits
-from trimesh._wire.payload import Decoder, Encoded, Encoder
-from trimesh._wire.reducers import Sink, register_reducer
+from trimesh._wire.memory.reducers import Sink, register_reducer
+from trimesh._wire.pickled.payload import Decoder, Encoded, Encoder
 from trimesh.errors import PayloadError, RemoteTraceback
 
 

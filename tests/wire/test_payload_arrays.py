@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trimesh import limits
-from trimesh._wire.payload import Decoder, Encoded, Encoder
+from trimesh._wire.pickled.payload import Decoder, Encoded, Encoder
 
 np = pytest.importorskip("numpy", reason="these are values of numpy, which is no dependency")
 

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.wire import typed_shapes as shapes
 
-from trimesh._wire.annotations import Arguments, Field, resolved_hints, result_of
-from trimesh._wire.kinds import Source
-from trimesh._wire.payload import Encoded
-from trimesh._wire.typed import Reader, Writer
-from trimesh._wire.typed_kinds import TypedDecoder, TypedEncoder
+from trimesh._wire.pickled.payload import Encoded
+from trimesh._wire.typed.annotations import Arguments, Field, resolved_hints, result_of
+from trimesh._wire.typed.codec import Reader, Writer
+from trimesh._wire.typed.kinds import Source
+from trimesh._wire.typed.known_kinds import TypedDecoder, TypedEncoder
 from trimesh.errors import PayloadError, ProtocolError
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region

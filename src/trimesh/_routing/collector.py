@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from trimesh._wire import messages
-from trimesh._wire.regions import Buffer
+from trimesh._wire.memory.regions import Buffer
 
 
 class Rank(enum.IntEnum):

@@ -14,7 +14,7 @@ import msgspec
 
 from trimesh import limits
 from trimesh._routing.credit import ReceiveCount
-from trimesh._wire.regions import Buffer
+from trimesh._wire.memory.regions import Buffer
 from trimesh.errors import ProtocolError
 
 

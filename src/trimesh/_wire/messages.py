@@ -17,7 +17,7 @@ from typing import Annotated, Final
 import msgspec
 
 from trimesh import limits
-from trimesh._wire.reducers import DefinitionId
+from trimesh._wire.memory.reducers import DefinitionId
 from trimesh._wire.waits import NodeRef
 from trimesh.errors import ProtocolError
 from trimesh.ids import MeshId

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from trimesh import limits
-from trimesh._wire.regions import Buffer
+from trimesh._wire.memory.regions import Buffer
 from trimesh.errors import ProtocolError, ShapeError
 from trimesh.shape.extent import Extent
 from trimesh.shape.point import Point

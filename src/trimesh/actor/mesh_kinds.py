@@ -8,9 +8,9 @@ import msgspec
 
 from trimesh._runtime.values.endpoint_spec import endpoints_of
 from trimesh._runtime.values.reference import MemberInfo, MeshInfo
-from trimesh._wire.kinds import Kind, Source, register_kind
-from trimesh._wire.reducers import Sink
-from trimesh._wire.typed_kinds import name_of
+from trimesh._wire.memory.reducers import Sink
+from trimesh._wire.typed.kinds import Kind, Source, register_kind
+from trimesh._wire.typed.known_kinds import name_of
 from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.actor.outcome import Outcome

@@ -6,7 +6,7 @@ import sys
 
 import trio
 
-from trimesh.rdma.report import CARRIERS, NBYTES, describe_machine, try_carrier
+from trimesh.rdma.buffers.report import CARRIERS, NBYTES, describe_machine, try_carrier
 
 
 async def main() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from trimesh._runtime.values.codec import Values
-from trimesh._wire.reducers import DefinitionId
+from trimesh._wire.memory.reducers import DefinitionId
 
 Kept = tuple[bytes, Sequence[bytearray], Sequence[object]]
 """A recipe on its way."""

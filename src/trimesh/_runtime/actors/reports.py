@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from trimesh._runtime.calls.membership import ask_for_followers
 from trimesh._runtime.peers.peer import Parcel, Peer
 from trimesh._runtime.values.payload import take_payload
-from trimesh._transport.base import Buffer
+from trimesh._transport.interface.base import Buffer
 from trimesh._wire import messages
 from trimesh.ids import MeshId, ProcId
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trimesh._runtime.peers.host import LaunchRequest
     from trimesh._runtime.peers.incoming import IncomingCall
     from trimesh._runtime.peers.peer import Peer
-    from trimesh._transport.base import Link
+    from trimesh._transport.interface.base import Link
     from trimesh._wire.messages import Message
 
 

@@ -27,7 +27,7 @@ from trimesh._runtime.values.codec import describe
 from trimesh._runtime.values.endpoint_spec import AGENT_ENDPOINTS, EndpointSpec
 from trimesh._runtime.values.payload import place_payload
 from trimesh._wire import messages
-from trimesh._wire.reducers import DefinitionId
+from trimesh._wire.memory.reducers import DefinitionId
 from trimesh.errors import (
     ActorFailed,
     MeshError,

@@ -21,7 +21,7 @@ from trimesh._routing.merge import Item, Merge
 from trimesh._runtime.calls.outgoing import AnyWait, OutgoingCall
 from trimesh._runtime.peers.target import Target
 from trimesh._runtime.values.payload import take_payload
-from trimesh._transport.base import Lane
+from trimesh._transport.interface.base import Lane
 from trimesh._wire import messages
 from trimesh.errors import ProtocolError
 from trimesh.ids import CallId

@@ -21,7 +21,7 @@ from trimesh._routing.holders import Share
 from trimesh._routing.intake import port_window
 from trimesh._runtime.peers.peer import Parcel, Peer
 from trimesh._wire import messages
-from trimesh._wire.item_types import ItemType
+from trimesh._wire.typed.item_types import ItemType
 from trimesh.ids import ProcId
 
 if TYPE_CHECKING:

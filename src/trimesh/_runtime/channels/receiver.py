@@ -14,9 +14,9 @@ from trimesh._routing.intake import Intake
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.tasks.foreign import in_trio, in_trio_now, in_trio_taking
 from trimesh._runtime.values.payload import take_payload
-from trimesh._transport.base import Buffer, Lane
+from trimesh._transport.interface.base import Buffer, Lane
 from trimesh._wire import messages
-from trimesh._wire.item_types import ItemType
+from trimesh._wire.typed.item_types import ItemType
 from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId
 

@@ -20,14 +20,14 @@ from trimesh._runtime.channels.holding import Holding, Sending
 from trimesh._runtime.channels.port import Port
 from trimesh._runtime.channels.receiver import Home
 from trimesh._runtime.peers.peer import Peer
-from trimesh._transport.base import Lane, Link
+from trimesh._transport.interface.base import Lane, Link
 from trimesh._wire import messages
 from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId
 
 if TYPE_CHECKING:
     from trimesh._runtime.channels.process import ChannelProc
-    from trimesh._wire.reducers import Sink
+    from trimesh._wire.memory.reducers import Sink
 
 _REBUILD = ("trimesh._runtime.channels.registry", "rebuild_port")
 """What stands for a port in a payload; the decoder of each process gives it its meaning."""

@@ -116,7 +116,7 @@ def _start(*, pickled: bool) -> _Controller:
     # The native library is loaded here, when the first block is entered, not by `import trimesh`.
     from trimesh._runtime.life.local_host import open_local_host  # noqa: PLC0415
     from trimesh._runtime.spawner.siblings import Siblings  # noqa: PLC0415
-    from trimesh._transport.native import NativeTransport  # noqa: PLC0415
+    from trimesh._transport.native.transport import NativeTransport  # noqa: PLC0415
 
     proc_id = ProcId(secrets.randbelow(ID_MAX) + 1)
     try:

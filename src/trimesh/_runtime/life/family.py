@@ -19,7 +19,7 @@ from trimesh._runtime.peers.host import Host, NoLinkError, PreloadingHost
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.tasks.interrupt import run_to_end
-from trimesh._transport.base import DownReason, LinkDown
+from trimesh._transport.interface.base import DownReason, LinkDown
 from trimesh.errors import SpawnError, leaves
 from trimesh.ids import ProcId
 

@@ -17,8 +17,8 @@ from trimesh._runtime.spawner.siblings import Siblings
 from trimesh._runtime.system.child import Child, LaunchSpec
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.system.records import ENTRY
-from trimesh._transport.base import Link
-from trimesh._transport.native import NativeLink, NativeTransport
+from trimesh._transport.interface.base import Link
+from trimesh._transport.native.transport import NativeLink, NativeTransport
 from trimesh.errors import LimitExceeded, MeshError, SpawnError
 from trimesh.ids import ProcId
 

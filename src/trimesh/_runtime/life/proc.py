@@ -46,7 +46,7 @@ from trimesh._runtime.values.codec import Values
 from trimesh._runtime.values.endpoint_spec import GENERATOR
 from trimesh._runtime.values.payload import take_payload
 from trimesh._runtime.values.typed_values import make_values
-from trimesh._transport.base import Buffer, DownReason, Group, Link, LinkDown, Transport
+from trimesh._transport.interface.base import Buffer, DownReason, Group, Link, LinkDown, Transport
 from trimesh._wire import messages
 from trimesh.errors import ProtocolError, TrimeshInternalError
 from trimesh.ids import ID_MAX, CallId, MeshId, ProcId

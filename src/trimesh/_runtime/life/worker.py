@@ -24,7 +24,7 @@ from trimesh._runtime.system import prctl
 from trimesh._runtime.system.records import WorkerConfig
 from trimesh._runtime.watch.report import describe_self
 from trimesh._runtime.watch.stack import arm_stack
-from trimesh._transport.native import NativeTransport
+from trimesh._transport.native.transport import NativeTransport
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent
 from trimesh.shape.point import Point

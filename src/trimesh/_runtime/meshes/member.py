@@ -23,7 +23,7 @@ from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.system.exits import ExitReport, process_state
 from trimesh._runtime.values.reference import MemberInfo
 from trimesh._runtime.watch.stall import StallReport
-from trimesh._transport.base import DownReason, LinkDown
+from trimesh._transport.interface.base import DownReason, LinkDown
 from trimesh.errors import ProcDied
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from trimesh._runtime.system.exits import ExitReport
-from trimesh._transport.base import Link
+from trimesh._transport.interface.base import Link
 from trimesh.errors import SpawnError
 from trimesh.ids import ProcId
 from trimesh.shape.region import Region

@@ -16,9 +16,9 @@ import trio
 from trimesh._routing.credit import ReceiveCount
 from trimesh._runtime.values.endpoint_spec import EndpointSpec
 from trimesh._runtime.values.payload import place_payload
-from trimesh._transport.base import Buffer, Lane, Link
+from trimesh._transport.interface.base import Buffer, Lane, Link
 from trimesh._wire import messages
-from trimesh._wire.payload import Encoded
+from trimesh._wire.pickled.payload import Encoded
 from trimesh.ids import MeshId
 
 if TYPE_CHECKING:

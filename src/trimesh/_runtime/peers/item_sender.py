@@ -15,7 +15,7 @@ from trimesh._wire import messages
 
 if TYPE_CHECKING:
     from trimesh._runtime.peers.incoming import IncomingCall
-    from trimesh._wire.payload import Encoded
+    from trimesh._wire.pickled.payload import Encoded
 
 
 class ItemSender:

@@ -17,9 +17,9 @@ from trimesh import limits
 from trimesh._routing.credit import ReceiveCount, SendWindow
 from trimesh._runtime.peers.abandoned import AbandonedCalls
 from trimesh._runtime.values.payload import take_payload
-from trimesh._transport.base import Buffer, Lane, Link
+from trimesh._transport.interface.base import Buffer, Lane, Link
 from trimesh._wire import messages
-from trimesh._wire.reducers import DefinitionId
+from trimesh._wire.memory.reducers import DefinitionId
 from trimesh.ids import AGENT, CallId, MeshId, ProcId
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trimesh._runtime.values.codec import Values
-from trimesh._transport.base import Link
+from trimesh._transport.interface.base import Link
 from trimesh.ids import ProcId
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.actors.context import find_cell
 from trimesh._runtime.peers.deaths import DeathOf
-from trimesh._transport.mover import (
+from trimesh._transport.interface.mover import (
     BEST_FIRST,
     Carrier,
     Done,

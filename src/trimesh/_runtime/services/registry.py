@@ -18,7 +18,7 @@ from trimesh._runtime.actors.context import current_proc
 from trimesh._runtime.peers.peer import Parcel, Peer
 from trimesh._runtime.peers.senders import may_open_service
 from trimesh._runtime.values.payload import take_payload
-from trimesh._transport.base import Buffer
+from trimesh._transport.interface.base import Buffer
 from trimesh._wire import messages
 from trimesh._wire.not_yet import NotYet
 from trimesh.errors import ProtocolError

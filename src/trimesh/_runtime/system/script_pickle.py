@@ -12,7 +12,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from trimesh._runtime.system.import_watch import when_imported
-from trimesh._wire.by_value import MAIN_NAMES, find
+from trimesh._wire.pickled.by_value import MAIN_NAMES, find
 
 
 def carry_script() -> None:

@@ -9,13 +9,13 @@ from typing import Any, Protocol
 from trimesh._runtime.values import torch_values
 from trimesh._runtime.values.endpoint_spec import EndpointSpec
 from trimesh._runtime.values.guarded import Guarded
-from trimesh._wire.by_value import DefinitionBytes, Definitions
-from trimesh._wire.exception_text import type_name
-from trimesh._wire.exceptions import decode_exception, encode_exception
-from trimesh._wire.item_types import WHAT, ItemType
-from trimesh._wire.payload import Bindings, Decoder, Encoded, Encoder
-from trimesh._wire.reducers import DefinitionId, Reducer
-from trimesh._wire.regions import Buffer
+from trimesh._wire.exceptions.codec import decode_exception, encode_exception
+from trimesh._wire.exceptions.text import type_name
+from trimesh._wire.memory.reducers import DefinitionId, Reducer
+from trimesh._wire.memory.regions import Buffer
+from trimesh._wire.pickled.by_value import DefinitionBytes, Definitions
+from trimesh._wire.pickled.payload import Bindings, Decoder, Encoded, Encoder
+from trimesh._wire.typed.item_types import WHAT, ItemType
 from trimesh.errors import Origin, RemoteError, set_origin
 from trimesh.ids import ProcId
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trimesh import limits
-from trimesh._transport.base import Buffer
-from trimesh._wire.payload import Encoded
+from trimesh._transport.interface.base import Buffer
+from trimesh._wire.pickled.payload import Encoded
 
 
 def place_payload(value: Encoded) -> tuple[bytes, Sequence[Buffer]]:

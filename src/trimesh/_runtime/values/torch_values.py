@@ -24,10 +24,10 @@ import importlib
 from functools import partial
 from typing import Any, cast
 
-from trimesh._wire.kinds import Kind, Source, register_kind
-from trimesh._wire.reducers import Sink, register_reducer
-from trimesh._wire.regions import Memory, memory_at, view_of, writable
-from trimesh._wire.typed_kinds import must_be_imported
+from trimesh._wire.memory.reducers import Sink, register_reducer
+from trimesh._wire.memory.regions import Memory, memory_at, view_of, writable
+from trimesh._wire.typed.kinds import Kind, Source, register_kind
+from trimesh._wire.typed.known_kinds import must_be_imported
 from trimesh.errors import PayloadError, ProtocolError
 
 

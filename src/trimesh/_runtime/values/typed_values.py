@@ -15,17 +15,17 @@ from typing import Any
 from trimesh._runtime.values import buffer_kind, torch_values
 from trimesh._runtime.values.codec import Values, ValueSender, describe
 from trimesh._runtime.values.endpoint_spec import EndpointSpec, Kind
-from trimesh._wire import typed_kinds
-from trimesh._wire.annotations import Arguments, Field, constructor_hints, resolved_hints, result_of
-from trimesh._wire.by_value import DefinitionBytes
-from trimesh._wire.exceptions import decode_exception, encode_exception
-from trimesh._wire.item_types import WHAT, ItemType, item_type_of
-from trimesh._wire.kinds import Source
-from trimesh._wire.payload import Bindings, Encoded
-from trimesh._wire.reducers import DefinitionId, Reducer
-from trimesh._wire.regions import Buffer
-from trimesh._wire.typed import Reader, Writer
-from trimesh._wire.typed_kinds import TypedDecoder, TypedEncoder, name_of
+from trimesh._wire.exceptions.codec import decode_exception, encode_exception
+from trimesh._wire.memory.reducers import DefinitionId, Reducer
+from trimesh._wire.memory.regions import Buffer
+from trimesh._wire.pickled.by_value import DefinitionBytes
+from trimesh._wire.pickled.payload import Bindings, Encoded
+from trimesh._wire.typed import known_kinds as typed_kinds
+from trimesh._wire.typed.annotations import Arguments, Field, constructor_hints, resolved_hints, result_of
+from trimesh._wire.typed.codec import Reader, Writer
+from trimesh._wire.typed.item_types import WHAT, ItemType, item_type_of
+from trimesh._wire.typed.kinds import Source
+from trimesh._wire.typed.known_kinds import TypedDecoder, TypedEncoder, name_of
 from trimesh.errors import Origin, ProtocolError, TrimeshInternalError
 from trimesh.ids import ProcId
 

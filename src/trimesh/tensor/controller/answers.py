@@ -10,7 +10,7 @@ import attrs
 from trimesh._runtime.deadlock.blocked_search import BlockedSearch
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Peer
-from trimesh._transport.base import Buffer
+from trimesh._transport.interface.base import Buffer
 from trimesh.errors import DeadlockError, MeshErrorGroup, PayloadError, ProtocolError, set_origin
 from trimesh.tensor.controller.consequences import causes_first, death_at
 from trimesh.tensor.controller.engine import Engine, Request

@@ -7,7 +7,7 @@ from typing import Any
 
 from trimesh._runtime.services.registry import TENSORS, rebuild
 from trimesh._runtime.values.guarded import Guarded
-from trimesh._wire.reducers import Sink
+from trimesh._wire.memory.reducers import Sink
 from trimesh.tensor.controller.tensor import MeshTensor
 
 

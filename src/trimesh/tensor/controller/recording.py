@@ -23,7 +23,7 @@ from trimesh.tensor.protocol.errors import RecordingError
 from trimesh.tensor.protocol.messages import DEFINE, FREE
 
 if TYPE_CHECKING:
-    from trimesh._transport.base import Buffer
+    from trimesh._transport.interface.base import Buffer
     from trimesh.tensor.controller.plan import Line, Plan
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from trimesh import limits
-from trimesh._transport.base import Buffer
+from trimesh._transport.interface.base import Buffer
 from trimesh.shape.region import Region
 from trimesh.tensor.controller.plan import Line
 from trimesh.tensor.protocol.messages import DEFINE, FREE, RESET

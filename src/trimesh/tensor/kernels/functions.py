@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch.utils import _pytree as pytree
 
-from trimesh._wire.regions import STOP
+from trimesh._wire.memory.regions import STOP
 from trimesh.tensor.rank.function_parts import Look, Named, OnRank, look_of, put_together, take_apart
 from trimesh.tensor.rank.kernel import Kernel
 from trimesh.tensor.rank.poison import Poison

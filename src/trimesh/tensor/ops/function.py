@@ -14,8 +14,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from trimesh import limits
-from trimesh._wire.by_value import find, is_by_value
-from trimesh._wire.payload import Encoded
+from trimesh._wire.pickled.by_value import find, is_by_value
+from trimesh._wire.pickled.payload import Encoded
 from trimesh.shape.value_mesh import ValueMesh
 from trimesh.tensor.controller import expected
 from trimesh.tensor.controller.answers import answers, answers_now

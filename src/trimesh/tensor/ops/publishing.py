@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from trimesh import limits
 from trimesh._runtime.actors.context import set_proc_of_task
 from trimesh.errors import MeshError, MeshErrorGroup
-from trimesh.rdma.buffer import RDMABuffer
+from trimesh.rdma.buffers.buffer import RDMABuffer
 from trimesh.shape.value_mesh import ValueMesh
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.ops.function import remote

@@ -12,8 +12,8 @@ import trio
 from trimesh import limits
 from trimesh._runtime.tasks.foreign import in_trio, in_trio_block
 from trimesh.errors import MeshError, MeshErrorGroup, ProtocolError, TrimeshError
-from trimesh.rdma.published import Published
-from trimesh.rdma.reading import VersionGone
+from trimesh.rdma.publications.published import Published
+from trimesh.rdma.publications.reading import VersionGone
 from trimesh.shape.value_mesh import ValueMesh
 from trimesh.tensor.controller.answers import answers
 from trimesh.tensor.controller.call import call_kernel

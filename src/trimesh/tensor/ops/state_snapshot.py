@@ -10,7 +10,7 @@ import torch
 
 from trimesh._runtime.tasks.foreign import in_trio
 from trimesh.errors import ProtocolError
-from trimesh.rdma.snapshot import Snapshot
+from trimesh.rdma.publications.snapshot import Snapshot
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.protocol.box import Box
 from trimesh.tensor.protocol.state_layout import LAYOUT, PartOfState, read_parts

@@ -29,11 +29,11 @@ import trio
 from trimesh import limits
 from trimesh._runtime.services.bulk import Registration
 from trimesh._runtime.services.registry import TENSORS
-from trimesh._transport.mover import Kind, Right, Span, Transfer
+from trimesh._transport.interface.mover import Kind, Right, Span, Transfer
 from trimesh.errors import LimitExceeded, LinkLost, Origin, ProtocolError
 from trimesh.ids import ProcId
-from trimesh.rdma.handle import Handle, handle_of
-from trimesh.rdma.memory import address_of, memory_of
+from trimesh.rdma.memory.handle import Handle, handle_of
+from trimesh.rdma.memory.local import address_of, memory_of
 from trimesh.tensor.protocol import messages
 from trimesh.tensor.rank.poison import Poison
 

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from trimesh.tensor.rules import dimension, factory, index, listed, matmul, network, pointwise, reduction, view
 from trimesh.tensor.rules.composed import COMPOSED
+from trimesh.tensor.rules.operators import (
+    dimension,
+    factory,
+    index,
+    listed,
+    matmul,
+    network,
+    pointwise,
+    reduction,
+    view,
+)
 from trimesh.tensor.rules.row import Row
 
 ROWS: Final[Sequence[Row]] = (

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.peer import Peer
     from trimesh._runtime.peers.process import Carried
-    from trimesh._transport.base import Buffer
+    from trimesh._transport.interface.base import Buffer
     from trimesh.tensor.controller.engine import Engine
 
 

@@ -24,9 +24,9 @@ from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.values.endpoint_spec import EndpointSpec
 from trimesh._runtime.values.payload import take_payload
-from trimesh._transport.base import DownReason, Link, LinkDown
-from trimesh._transport.fault_table import TableKey
-from trimesh._transport.native import NativeTransport
+from trimesh._transport.interface.base import DownReason, Link, LinkDown
+from trimesh._transport.native.fault_table import TableKey
+from trimesh._transport.native.transport import NativeTransport
 from trimesh._wire import messages
 from trimesh.errors import PayloadError, ProtocolError
 from trimesh.ids import AGENT

@@ -13,7 +13,7 @@ import attrs
 import trio
 
 from trimesh._runtime.values.reference import MeshInfo
-from trimesh._transport.fault_table import TableKey
+from trimesh._transport.native.fault_table import TableKey
 from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.actor.endpoint import Endpoint
 from trimesh.actor.proc_mesh import ProcMesh

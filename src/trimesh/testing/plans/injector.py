@@ -18,7 +18,7 @@ import trio
 from trimesh._runtime.actors.cell import Cell
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.values.endpoint_spec import EndpointSpec, Kind
-from trimesh._transport.base import DownReason, LinkDown
+from trimesh._transport.interface.base import DownReason, LinkDown
 from trimesh._wire.messages import Call, Message
 from trimesh.ids import MeshId
 from trimesh.testing.plans.vocabulary import EndpointFault, LostCall

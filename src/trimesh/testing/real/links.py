@@ -11,7 +11,7 @@ from typing import Final, overload
 
 import attrs
 
-from trimesh._transport.fault_table import FaultTable
+from trimesh._transport.native.fault_table import FaultTable
 from trimesh.ids import ProcId
 from trimesh.testing.plans.determinism import stream
 from trimesh.testing.plans.plan import Planned

@@ -25,9 +25,9 @@ from trimesh._runtime.peers.peer import Parcel, Peer
 from trimesh._runtime.values.endpoint_spec import EndpointSpec
 from trimesh._runtime.values.payload import place_payload
 from trimesh._runtime.watch.report import dump
-from trimesh._transport.base import Link
-from trimesh._transport.fault_table import FaultTable
-from trimesh._transport.native import NativeTransport
+from trimesh._transport.interface.base import Link
+from trimesh._transport.native.fault_table import FaultTable
+from trimesh._transport.native.transport import NativeTransport
 from trimesh._wire import messages
 from trimesh.actor.host_mesh import this_host
 from trimesh.ids import ProcId

@@ -26,7 +26,7 @@ from typing import Any, Final, NoReturn
 import trio
 
 from trimesh._runtime.life.proc import Proc
-from trimesh._transport.base import Link, Transport
+from trimesh._transport.interface.base import Link, Transport
 
 SUSPENDED: Final = (types.CoroutineType, types.GeneratorType, types.AsyncGeneratorType)
 

@@ -25,8 +25,8 @@ from trimesh._runtime.peers.host import LaunchRequest, NoLinkError
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.system.seeds import ProcSeeds
 from trimesh._runtime.tasks.interrupt import forget_blocks
-from trimesh._transport.base import Link
-from trimesh._transport.memory import MemoryLink, MemoryNetwork, MemoryTransport
+from trimesh._transport.in_memory.transport import MemoryLink, MemoryNetwork, MemoryTransport
+from trimesh._transport.interface.base import Link
 from trimesh.errors import SpawnError
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent

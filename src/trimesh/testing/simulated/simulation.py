@@ -22,8 +22,8 @@ from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.system.seeds import ProcSeeds
 from trimesh._runtime.values.endpoint_spec import EndpointSpec, Kind
-from trimesh._transport.base import DownReason, Link, LinkDown
-from trimesh._transport.memory import MemoryLink
+from trimesh._transport.in_memory.transport import MemoryLink
+from trimesh._transport.interface.base import DownReason, Link, LinkDown
 from trimesh._wire import messages
 from trimesh.ids import AGENT, ProcId
 from trimesh.testing.plans.determinism import stream

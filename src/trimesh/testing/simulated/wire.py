@@ -15,9 +15,9 @@ import attrs
 import trio
 
 from trimesh import limits
-from trimesh._transport.base import DownReason, Lane, LinkDown
-from trimesh._transport.memory import MemoryLink
-from trimesh._transport.pipe import Delivery, Fate
+from trimesh._transport.in_memory.pipe import Delivery, Fate
+from trimesh._transport.in_memory.transport import MemoryLink
+from trimesh._transport.interface.base import DownReason, Lane, LinkDown
 from trimesh.ids import ProcId
 from trimesh.testing.plans.vocabulary import LinkFault, Place
 

@@ -1,0 +1,1 @@
+"""The transport and the mover of simulated processes. Deterministic under a virtual clock."""

@@ -1,0 +1,442 @@
+"""The mover of simulated processes, which share one interpreter: what is granted is reached through a table.
+
+It is as honest as the native one: secrets, rights, ranges and generations are checked at each transfer; a process that
+has died gives no bytes to anybody and takes none; one that is stopped or parted is reached as any process of its host
+is. Small transfers are done at once. Larger ones are moved by `run`, as by the native thread: a chunk of each in turn,
+`MemoryTable.chunk_seconds` apart, with a look at the grant before each.
+
+    MM-1 Nothing is drawn but secrets, which nothing depends on; transfers end in the order in which they were begun.
+    MM-2 The claims of a process that has ended count for nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from functools import partial
+from typing import Final
+
+import trio
+
+from trimesh import limits
+from trimesh._transport.interface.mover import (
+    Carrier,
+    Done,
+    End,
+    Grant,
+    Home,
+    Kind,
+    Mover,
+    Right,
+    Span,
+    Transfer,
+    TransferError,
+    UnderWay,
+    Visit,
+    lent_memory,
+)
+from trimesh._wire.memory.regions import memory_at
+from trimesh.errors import LimitExceeded
+from trimesh.ids import ProcId
+
+CHUNK_BYTES: Final = 1 << 16
+"""Of one transfer at a time; also the largest that is done at once. Less than what is real, so that a test needs little
+memory to see a transfer under way."""
+
+_HOST: Final = 1
+_WORD: Final = 1 << 64
+
+
+class _Row:
+    """One grant.
+
+    Attributes:
+        claims: How often each process is at it.
+    """
+
+    __slots__ = ("block", "claims", "generation", "is_revoked", "rights", "secret", "span")
+
+    def __init__(self, span: Span, rights: Right, block: int, generation: int, secret: bytes) -> None:
+        self.span = span
+        self.rights = rights
+        self.block = block
+        self.generation = generation
+        self.secret = secret
+        self.is_revoked = False
+        self.claims: dict[MemoryMover, int] = {}
+
+    def claim(self, by: MemoryMover) -> None:
+        self.claims[by] = self.claims.get(by, 0) + 1
+
+    def release(self, by: MemoryMover) -> None:
+        self.claims[by] -= 1
+        if not self.claims[by]:
+            del self.claims[by]
+
+    @property
+    def is_in_use(self) -> bool:
+        return any(not by.has_ended for by in self.claims)  # MM-2
+
+
+class MemoryTable:
+    """The memory that the processes of one simulation have granted.
+
+    Attributes:
+        chunk_seconds: Virtual time that a chunk of a large transfer takes; 0 is one turn of the scheduler.
+        movers: Of every process that has granted or reached any, and lives.
+    """
+
+    def __init__(self) -> None:
+        self.chunk_seconds = 0.0
+        self.movers: dict[int, MemoryMover] = {}
+
+
+class _Copy:
+    """A large transfer on its way."""
+
+    __slots__ = ("at", "is_given_up", "row", "under_way", "visit")
+
+    def __init__(self, under_way: UnderWay, visit: MemoryVisit, row: _Row) -> None:
+        self.under_way = under_way
+        self.visit = visit
+        self.row = row
+        self.at = 0
+        self.is_given_up = False
+
+
+class MemoryMover(Mover):
+    """Grants and visits of one simulated process.
+
+    Attributes:
+        proc_id: The process.
+        table: Where it belongs.
+        has_ended: Whether its process has.
+    """
+
+    def __init__(self, proc_id: ProcId, table: MemoryTable, *, has_ended: bool = False) -> None:
+        self.proc_id = proc_id
+        self.table = table
+        self.has_ended = has_ended
+        self._rows: dict[int, _Row] = {}
+        self._quarantine: list[object] = []
+        self._free: list[tuple[int, int]] = []  # places to be used again, each with the generation that it had
+        self._places = 0
+        self._blocks: dict[int, range] = {}
+        self._next_block = 0
+        self._visits = 0
+        self._copies: deque[_Copy] = deque()
+        self._news = trio.Event()
+        self._room = trio.Event()
+
+    @property
+    def home(self) -> Home:
+        """How others reach this process; see `Mover.home`."""
+        return Home(self.proc_id, _HOST)
+
+    # ---- granting --------------------------------------------------------------------------------------------
+
+    def grant(self, span: Span, rights: Right, *, block: int = 0) -> Grant:
+        """Let others reach memory of this process; see `Mover.grant`.
+
+        Raises:
+            LimitExceeded: There are too many grants.
+        """
+        if self._free:
+            place, generation = self._free.pop()
+        elif self._places < limits.GRANTS_MAX:
+            place, generation = self._places, 0
+            self._places += 1
+        else:
+            raise LimitExceeded("GRANTS_MAX", limits.GRANTS_MAX + 1)
+        generation += 1
+        secret = hashlib.sha256(f"{self.proc_id} {place} {generation}".encode()).digest()[:16]
+        self._rows[place] = _Row(span, rights, block, generation, secret)
+        return Grant(place, generation, secret)
+
+    def revoke(self, grant: Grant) -> bool:
+        """Let nothing new begin; see `Mover.revoke`."""
+        row = self._own(grant)
+        row.is_revoked = True
+        return row.is_in_use
+
+    def drop(self, grant: Grant) -> None:
+        """Forget a grant that was revoked; see `Mover.drop`."""
+        row = self._own(grant)
+        assert row.is_revoked, "a grant is revoked before it is dropped"
+        del self._rows[grant.place]
+        if row.is_in_use:
+            self._quarantine.append(row)
+        else:
+            self._free.append((grant.place, grant.generation))
+
+    def _own(self, grant: Grant) -> _Row:
+        row = self._rows[grant.place]
+        assert row.generation == grant.generation, "a grant is dropped once"
+        return row
+
+    def find(self, transfer: Transfer, by: MemoryMover) -> _Row:
+        """Return what a transfer of another process, or this one, is about.
+
+        Raises:
+            TransferError: It may not be made.
+        """
+        if self.has_ended:
+            raise TransferError(End.GONE)
+        grant = transfer.grant
+        row = self._rows.get(grant.place)
+        if row is None or row.generation != grant.generation:
+            raise TransferError(End.REVOKED)
+        needed = Right.READ if transfer.kind is Kind.READ else Right.WRITE
+        fits = 0 <= transfer.offset <= transfer.offset + transfer.local.nbytes <= row.span.nbytes
+        if row.secret != grant.secret or needed not in row.rights or not fits:
+            raise TransferError(End.DENIED)
+        if row.is_revoked:
+            raise TransferError(End.REVOKED)
+        if by.has_ended:
+            raise TransferError(End.CANCELLED)
+        return row
+
+    def is_in_block(self, grant: Grant) -> bool:
+        """Return whether granted memory lies in a block."""
+        row = self._rows.get(grant.place)
+        return row is not None and row.block != 0
+
+    # ---- blocks ----------------------------------------------------------------------------------------------
+
+    def take_block(self, nbytes: int) -> memoryview:
+        """Make memory that others can map; see `Mover.take_block`.
+
+        Raises:
+            LimitExceeded: There are too many, or it is too large.
+        """
+        if nbytes > limits.BLOCK_BYTES_MAX:
+            raise LimitExceeded("BLOCK_BYTES_MAX", nbytes)
+        if len(self._blocks) >= limits.BLOCKS_MAX:
+            raise LimitExceeded("BLOCKS_MAX", limits.BLOCKS_MAX + 1)
+        self._next_block += 1
+        number = self._next_block
+        pages = bytearray(nbytes + 64)
+        address = -(-_address_of(pages) // 64) * 64
+        self._blocks[number] = range(address, address + nbytes)
+        return lent_memory(address, nbytes, partial(self._blocks.pop, number), pages)
+
+    def block_of(self, span: Span) -> int:
+        """Return the block that memory of this process lies in; see `Mover.block_of`."""
+        for number, block in self._blocks.items():
+            if block.start <= span.address and span.address + span.nbytes <= block.stop:
+                return number
+        return 0
+
+    # ---- reaching --------------------------------------------------------------------------------------------
+
+    def open_visit(self, home: Home) -> MemoryVisit:
+        """Begin to visit a process; see `Mover.open_visit`.
+
+        Raises:
+            LimitExceeded: There are too many.
+        """
+        if self._visits >= limits.VISITS_MAX:
+            raise LimitExceeded("VISITS_MAX", limits.VISITS_MAX + 1)
+        self._visits += 1
+        return MemoryVisit(self, home)
+
+    def visit_closed(self) -> None:
+        """Note the end of a visit."""
+        self._visits -= 1
+
+    @property
+    def copies(self) -> deque[_Copy]:
+        """Large transfers under way."""
+        return self._copies
+
+    def begin_copy(self, copy: _Copy) -> None:
+        """Take a large transfer to be moved."""
+        self._copies.append(copy)
+        self._news.set()
+
+    async def wait_for_room(self) -> None:
+        """Wait until a transfer of this process has ended."""
+        await self._room.wait()
+
+    @trio.lowlevel.enable_ki_protection
+    async def run(self) -> None:
+        """Move large transfers until cancelled; see `Mover.run`."""
+        while True:
+            await self._news.wait()
+            if self.table.chunk_seconds:
+                await trio.sleep(self.table.chunk_seconds)
+            else:
+                await trio.lowlevel.checkpoint()
+            for copy in tuple(self._copies):
+                self._step(copy)
+            if not self._copies:
+                self._news = trio.Event()
+
+    def _step(self, copy: _Copy) -> None:
+        if self.has_ended:
+            return  # nobody waits in a process that has ended, and its thread writes no more
+        transfer = copy.under_way.transfer
+        try:
+            if copy.is_given_up:
+                raise TransferError(End.CANCELLED)
+            there = copy.visit.owner
+            row = there.find(transfer, self)
+            nbytes = min(CHUNK_BYTES, transfer.local.nbytes - copy.at)
+            _copy_bytes(transfer, row, copy.at, nbytes)
+            copy.at += nbytes
+            if copy.at < transfer.local.nbytes:
+                return
+        except TransferError as error:
+            self._end(copy, error.with_traceback(None))  # whose frame would keep the memory until a collection
+        else:
+            self._end(copy, Done(copy.visit.carrier_of(transfer.grant)))
+
+    def _end(self, copy: _Copy, result: Done | Exception) -> None:
+        self._copies.remove(copy)
+        copy.row.release(self)
+        copy.under_way.end(result)
+        self._room.set()
+        self._room = trio.Event()
+
+    def end(self) -> None:
+        """Be the mover of a process that has ended: its memory is gone, and it reaches nobody's."""
+        self.has_ended = True
+        if self.table.movers.get(self.proc_id) is self:
+            del self.table.movers[self.proc_id]
+
+    def close(self) -> None:
+        """End everything; see `Mover.close`."""
+        self.end()
+        for copy in tuple(self._copies):
+            self._end(copy, TransferError(End.CANCELLED))
+        self._rows.clear()
+        self._quarantine.clear()
+
+
+class MemoryVisit(Visit):
+    """An open view of the home of a simulated process."""
+
+    def __init__(self, mover: MemoryMover, home: Home) -> None:
+        self.mover = mover
+        self.home = home
+        self._is_closed = False
+
+    @property
+    def owner(self) -> MemoryMover:
+        """The mover over there.
+
+        Raises:
+            TransferError: Its process has ended, or never was.
+        """
+        found = self.mover.table.movers.get(self.home.epoch)
+        if found is None:
+            raise TransferError(End.GONE)
+        return found
+
+    @property
+    def carriers(self) -> Carrier:
+        """What works between here and there; see `Visit.carriers`."""
+        if self.is_gone:
+            return Carrier.NONE
+        return Carrier.LOCAL if self.home.epoch == self.mover.proc_id else Carrier.SHM | Carrier.CMA
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the process has ended."""
+        return self.home.epoch not in self.mover.table.movers
+
+    @property
+    def why_not(self) -> str:
+        """Why other carriers do not work; see `Visit.why_not`."""
+        return "tcp: simulated processes have no network of their own"
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether transfers are under way."""
+        return any(copy.visit is self for copy in self.mover.copies)
+
+    def carrier_of(self, grant: Grant) -> Carrier:
+        """Return what carries the bytes of a grant."""
+        if self.home.epoch == self.mover.proc_id:
+            return Carrier.LOCAL
+        return Carrier.SHM if self.owner.is_in_block(grant) else Carrier.CMA
+
+    def begin(self, transfer: Transfer) -> Done | UnderWay | None:
+        """Begin a transfer; see `Visit.begin`.
+
+        Raises:
+            TransferError: It has failed.
+        """
+        if self._is_closed:
+            raise TransferError(End.CANCELLED)
+        row = self.owner.find(transfer, self.mover)
+        if transfer.kind in (Kind.ADD, Kind.SWAP):
+            return Done(self.carrier_of(transfer.grant), _change(transfer, row))
+        if transfer.local.nbytes <= CHUNK_BYTES:
+            _copy_bytes(transfer, row, 0, transfer.local.nbytes)
+            return Done(self.carrier_of(transfer.grant))
+        if len(self.mover.copies) >= limits.TRANSFERS_MAX:
+            return None
+        row.claim(self.mover)
+        under_way = UnderWay(transfer)
+        self.mover.begin_copy(_Copy(under_way, self, row))
+        return under_way
+
+    def give_up(self, under_way: UnderWay) -> None:
+        """Have a transfer end soon; see `Visit.give_up`."""
+        for copy in self.mover.copies:
+            if copy.under_way is under_way:
+                copy.is_given_up = True
+
+    async def wait_for_room(self) -> None:
+        """Wait until a transfer of this process has ended."""
+        await self.mover.wait_for_room()
+
+    def view(self, grant: Grant, offset: int, nbytes: int, *, writable: bool) -> memoryview:
+        """Return granted memory of a block where it lies; see `Visit.view`.
+
+        Raises:
+            TransferError: It cannot be had.
+        """
+        kind = Kind.WRITE if writable else Kind.READ
+        row = self.owner.find(Transfer(kind, grant, offset, Span(0, nbytes)), self.mover)
+        if not row.block:
+            raise TransferError(End.UNREACHABLE)
+        row.claim(self.mover)
+        release = partial(row.release, self.mover)
+        view = lent_memory(row.span.address + offset, nbytes, release, row.span.keep)
+        return view if writable else view.toreadonly()
+
+    def close(self) -> None:
+        """End the visit; see `Visit.close`."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.mover.visit_closed()
+            for copy in self.mover.copies:
+                copy.is_given_up = copy.is_given_up or copy.visit is self
+
+
+def _copy_bytes(transfer: Transfer, row: _Row, at: int, nbytes: int) -> None:
+    here = memory_at(transfer.local.address + at, nbytes, None)
+    there = memory_at(row.span.address + transfer.offset + at, nbytes, None)
+    if transfer.kind is Kind.READ:
+        here[:] = there
+    else:
+        there[:] = here
+
+
+def _change(transfer: Transfer, row: _Row) -> int:
+    """Do an atomic operation; return the old value."""
+    word = memory_at(row.span.address + transfer.offset, 8, None)
+    old = int.from_bytes(word, "little")
+    if transfer.kind is Kind.ADD:
+        word[:] = ((old + transfer.operand) % _WORD).to_bytes(8, "little")
+    elif old == transfer.expected:
+        word[:] = transfer.operand.to_bytes(8, "little")
+    return old
+
+
+def _address_of(pages: bytearray) -> int:
+    import ctypes  # noqa: PLC0415 - only simulations with buffers need it
+
+    return ctypes.addressof(ctypes.c_ubyte.from_buffer(pages))

@@ -1,0 +1,447 @@
+"""The in-memory transport: the links of many processes inside one Trio run, deterministic under a virtual clock.
+
+What a real transport may do, this one does in the way that shows a mistake soonest:
+
+    MT-1  A head is taken back when the handler returns; a handler that kept a view of it ends the run with
+          `TrimeshInternalError`.
+    MT-2  A message whose writer has vanished is delivered if it was copied in full, else never.
+    MT-3  Links are served in the order in which something came for them; nothing depends on a hash or a clock.
+    MT-4  A batch takes what was there when it began. What comes of a handler's answers is for the next one.
+
+When something arrives is the `Delivery`'s to say; faults are built on it and on `MemoryNetwork.sever`, `inject` and
+`MemoryTransport.lag`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+
+import trio
+
+from trimesh import limits
+from trimesh._transport.in_memory.mover import MemoryMover, MemoryTable
+from trimesh._transport.in_memory.pipe import NOW, Countdown, Delivery, Fate, Message, Pipe
+from trimesh._transport.interface.base import (
+    Buffer,
+    DownReason,
+    Group,
+    Lane,
+    Link,
+    LinkDown,
+    LinkHandler,
+    LinkStatistics,
+    Transport,
+    checked_size,
+)
+from trimesh.errors import TrimeshInternalError
+from trimesh.ids import ProcId
+
+__all__ = ["Delivery", "Fate", "MemoryGroup", "MemoryLink", "MemoryNetwork", "MemoryTransport"]
+
+
+class _State(enum.Enum):
+    UP = enum.auto()
+    CLOSING = enum.auto()
+    """Goodbye is queued; what the peer still sends is handed over."""
+    DOWN = enum.auto()
+
+
+class MemoryLink(Link):
+    """One end of a connection between two transports of one `MemoryNetwork`.
+
+    Attributes:
+        transport: The transport that this end belongs to.
+        peer: The process at the other end.
+        outgoing, incoming: The two directions.
+        other: The other end.
+    """
+
+    def __init__(self, transport: MemoryTransport, peer: ProcId, outgoing: Pipe, incoming: Pipe) -> None:
+        self.transport = transport
+        self.peer = peer
+        self.outgoing = outgoing
+        self.incoming = incoming
+        self.other: MemoryLink
+        self._state: _State = _State.UP
+        self._messages_received = 0
+        self._bytes_received = 0
+        self._dropped_frames = 0
+        self._stall_told = 0.0  # what the handler was told last of the other end's loop, in seconds behind
+
+    @property
+    def is_up(self) -> bool:
+        """Whether what is sent now goes anywhere."""
+        return self._state is _State.UP
+
+    @property
+    def is_down(self) -> bool:
+        """Whether nothing comes any more."""
+        return self._state is _State.DOWN
+
+    def send(
+        self, head: bytes, bodies: Sequence[Buffer] = (), *, lane: Lane = Lane.DATA, flow: int = 0
+    ) -> trio.Event | None:
+        """Send a message; see `Link.send`. Nothing passes anything on a lane, whatever its flow.
+
+        Raises:
+            LimitExceeded: The head, or the number or size of the bodies, is above its limit.
+            ValueError: A CONTROL message has bodies.
+        """
+        del flow
+        lender = Countdown(1)
+        self.put(Message(self.transport.proc_id, head, bodies, _checked_size(head, bodies, lane), lender), lane)
+        return lender.event if lender.remaining else None
+
+    def put(self, message: Message, lane: Lane) -> None:
+        """Put a message on its way and wake the receiver."""
+        self.outgoing.put(message, lane)
+        self.other.wake()
+
+    def close(self) -> None:
+        """Send what is queued, say goodbye, end; see `Link.close`."""
+        if self.is_up:
+            self._state = _State.CLOSING
+            self.outgoing.finish()
+            self.other.wake()
+
+    def abort(self) -> None:
+        """End now; see `Link.abort`. What is on the wire still arrives at the peer, then EOF."""
+        if not self.is_down:
+            self._go_down(DownReason.EOF)
+
+    def sever(self) -> None:
+        """Let this end see EOF after what is on the wire to it."""
+        if not self.is_down:
+            self.incoming.cut(LinkDown(DownReason.EOF))
+            self.wake()
+
+    def hold(self, *, held: bool) -> None:
+        """Let nothing come to this end, not even the other end's vanishing, until it is let go."""
+        self.incoming.is_held = held
+        self.wake()
+
+    def statistics(self) -> LinkStatistics:
+        """Return the counters of this link. A message counts as sent when its bodies have been copied."""
+        return LinkStatistics(
+            messages_sent=self.outgoing.messages_sent,
+            messages_received=self._messages_received,
+            bytes_sent=self.outgoing.bytes_sent,
+            bytes_received=self._bytes_received,
+            queued_bytes=self.outgoing.queued_bytes,
+            dropped_frames=self._dropped_frames,
+        )
+
+    def wake(self) -> None:
+        """Have the transport of this end look at it."""
+        if not self.is_down:
+            self.transport.wake(self)
+
+    def deliver(self, handler: LinkHandler) -> float:
+        """Hand over what is there, then the end if nothing is left before it.
+
+        Returns:
+            When to come again: `NOW` for at once, inf for when woken.
+        """
+        stall_news = self._tell_stall(handler)
+        lent = self.incoming.queued_bytes
+        for _ in range(self.incoming.depth):  # MT-4
+            message = self.incoming.take()
+            if message is None:
+                break
+            if message.epoch != self.peer or message.is_repeat:
+                self._dropped_frames += 1
+                continue
+            self._messages_received += 1
+            self._bytes_received += message.size
+            _hand_over(handler, self, message)
+            if self.is_down:
+                return math.inf
+        if lent and not self.incoming.queued_bytes:
+            self.other.wake()  # it may have said goodbye, and wait for its last message to be taken
+        down = self.incoming.end
+        if down is None or not self.incoming.has_ended:
+            return min(stall_news, self.incoming.next_arrival())
+        if self._state is _State.CLOSING and down.reason is DownReason.CLOSED and self.outgoing.queued_bytes:
+            return math.inf  # both said goodbye; ours follows what the peer has yet to take
+        self._go_down(down.reason)
+        handler.link_down(self, down)
+        return math.inf
+
+    def _tell_stall(self, handler: LinkHandler) -> float:
+        """Tell of the other end's loop what there is to say; return when there may be more, or inf."""
+        span = self.other.transport.lag_span
+        if span is None:
+            if self._stall_told:
+                self._stall_told = 0.0
+                handler.link_stalled(self, 0.0)
+            return math.inf
+        since, until = span
+        due = max(limits.STALL_SECONDS, 2 * self._stall_told)
+        if trio.current_time() >= since + due:
+            self._stall_told = due
+            handler.link_stalled(self, due)
+            due *= 2
+        return min(until, since + due)
+
+    def _go_down(self, told: DownReason) -> None:
+        """Be down, and let the peer see why after what is on the wire."""
+        self._state = _State.DOWN
+        self.incoming.drop()
+        self.outgoing.cut(LinkDown(told))
+        self.transport.forget(self)
+        self.other.wake()
+
+
+def _hand_over(handler: LinkHandler, link: MemoryLink, message: Message) -> None:
+    scratch = bytearray(message.head)
+    with memoryview(scratch).toreadonly() as head:
+        handler.received(link, head, [memoryview(body) for body in message.bodies])
+    try:
+        scratch.clear()
+    except BufferError as error:  # MT-1
+        raise TrimeshInternalError("a link handler kept a view of a borrowed head; copy what is needed") from error
+
+
+def _checked_size(head: bytes, bodies: Sequence[Buffer], lane: Lane) -> int:
+    size = checked_size(head, bodies)
+    if bodies and lane is Lane.CONTROL:
+        raise ValueError(f"a CONTROL message carries no bodies, got {len(bodies)}: send them on Lane.DATA")
+    return size
+
+
+class MemoryGroup(Group):
+    """A fixed set of links; each receiver gets a copy of its own."""
+
+    def __init__(self, links: tuple[MemoryLink, ...]) -> None:
+        self._links = links
+
+    def cast(self, head: bytes, bodies: Sequence[Buffer] = (), *, flow: int = 0) -> trio.Event | None:
+        """Send one message on the DATA lane of every link that is up; see `Group.cast`.
+
+        Raises:
+            LimitExceeded: The head, or the number or size of the bodies, is above its limit.
+        """
+        del flow
+        size = checked_size(head, bodies)
+        links = [link for link in self._links if link.is_up]
+        lender = Countdown(len(links))
+        for link in links:
+            link.put(Message(link.transport.proc_id, head, bodies, size, lender), Lane.DATA)
+        return lender.event if lender.remaining else None
+
+    def close(self) -> None:
+        """Forget the group; its links stay, and casts go nowhere."""
+        self._links = ()
+
+
+class MemoryTransport(Transport):
+    """All links of one process of a `MemoryNetwork`.
+
+    Attributes:
+        proc_id: The process; the epoch of what it sends.
+        network: Where it belongs.
+    """
+
+    def __init__(self, proc_id: ProcId, network: MemoryNetwork) -> None:
+        self.proc_id = proc_id
+        self.network = network
+        self._links: dict[MemoryLink, None] = {}
+        self._woken: dict[MemoryLink, None] = {}  # to look at, in the order in which they were woken (MT-3)
+        self._bell = trio.Event()
+        self._is_running = False
+        self._is_closed = False
+        self._lags_from: float = math.inf
+        self._lags_until: float = -math.inf
+        self._lag_over = trio.Event()
+        self._mover: MemoryMover | None = None
+        self._has_ended = False
+
+    def define_group(self, links: Sequence[Link]) -> MemoryGroup:
+        """Make a group of `links`.
+
+        Raises:
+            ValueError: One of them is no link of this transport.
+        """
+        own: list[MemoryLink] = []
+        for link in links:
+            if not isinstance(link, MemoryLink) or link.transport is not self:
+                raise ValueError(f"a group takes links of its own transport (process {self.proc_id}), got {link!r}")
+            own.append(link)
+        return MemoryGroup(tuple(own))
+
+    def flush(self) -> None:
+        """Do nothing: whatever is sent wakes its receiver."""
+
+    @trio.lowlevel.enable_ki_protection
+    async def run(self, handler: LinkHandler) -> None:
+        """Serve until cancelled; see `Transport.run`.
+
+        Raises:
+            trio.BusyResourceError: It has been started before.
+            trio.ClosedResourceError: The transport is closed.
+            TrimeshInternalError: The handler kept a view of a head (MT-1).
+        """
+        if self._is_closed:
+            raise trio.ClosedResourceError("this transport is closed")
+        if self._is_running:
+            raise trio.BusyResourceError("a transport is run by one task, once")
+        self._is_running = True
+        while True:
+            if trio.current_time() < self._lags_until:
+                with trio.move_on_at(self._lags_until):
+                    await self._lag_over.wait()
+                continue
+            self._bell = trio.Event()
+            again = self._deliver_batch(handler)
+            if again == NOW:
+                await trio.lowlevel.checkpoint()
+            else:
+                with trio.move_on_at(again):
+                    await self._bell.wait()
+
+    def lag(self, seconds: float) -> None:
+        """Take nothing from any link for `seconds`, as if the Trio loop of this process were stuck; peers are told."""
+        now = trio.current_time()
+        if self._lags_until <= now:
+            self._lags_from = now
+        self._lags_until = max(self._lags_until, now + seconds)
+        if self._lag_over.is_set():
+            self._lag_over = trio.Event()
+        self._bell.set()
+        for link in self._links:
+            link.other.wake()
+
+    def stop_lagging(self) -> None:
+        """Take what has come, before the lag would have ended."""
+        self._lags_until = min(self._lags_until, trio.current_time())
+        self._lag_over.set()
+
+    @property
+    def lag_span(self) -> tuple[float, float] | None:
+        """From when to when (Trio time) this process lags, or None when it does not."""
+        return (self._lags_from, self._lags_until) if trio.current_time() < self._lags_until else None
+
+    @property
+    def mover(self) -> MemoryMover:
+        """The mover of this process; see `Transport.mover`.
+
+        Raises:
+            trio.ClosedResourceError: The transport is closed.
+        """
+        if self._is_closed:
+            raise trio.ClosedResourceError("this transport is closed")
+        if self._mover is None:
+            self._mover = MemoryMover(self.proc_id, self.network.memory, has_ended=self._has_ended)
+            if not self._has_ended:
+                self.network.memory.movers[self.proc_id] = self._mover
+        return self._mover
+
+    def end(self) -> None:
+        """Have others find that the process has ended; its tasks may go on unwinding, and reach nobody's memory."""
+        self._has_ended = True
+        if self._mover is not None:
+            self._mover.end()
+
+    def close(self) -> None:
+        """End all links at once: each peer sees EOF. Idempotent."""
+        self._is_closed = True
+        if self._mover is not None:
+            self._mover.close()
+        for link in tuple(self._links):
+            link.abort()
+        self.network.forget(self)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
+    def attach(self, link: MemoryLink) -> None:
+        """Own a new link."""
+        self._links[link] = None
+
+    def wake(self, link: MemoryLink) -> None:
+        """Have `run` look at `link`."""
+        self._woken[link] = None
+        self._bell.set()
+
+    def forget(self, link: MemoryLink) -> None:
+        """Give up a link that is down."""
+        self._links.pop(link, None)
+        self._woken.pop(link, None)
+
+    def _deliver_batch(self, handler: LinkHandler) -> float:
+        batch, self._woken = self._woken, {}
+        again = math.inf
+        for link in batch:
+            arrival = math.inf if link.is_down else link.deliver(handler)
+            if arrival < math.inf:
+                self._woken[link] = None
+                again = min(again, arrival)
+        return again
+
+
+class MemoryNetwork:
+    """The processes of one simulation and what joins them; for one Trio run.
+
+    Attributes:
+        delivery: Says when messages arrive; by default at once.
+        memory: What the processes have granted to each other.
+
+    Example:
+        network = MemoryNetwork()
+        here, there = network.connect(network.transport(ProcId(1)), network.transport(ProcId(2)))
+        here.send(b"hello")         # comes to the handler with which the other transport is run
+    """
+
+    def __init__(self, delivery: Delivery | None = None) -> None:
+        self.delivery = Delivery() if delivery is None else delivery
+        self.memory = MemoryTable()
+        self._transports: dict[ProcId, MemoryTransport] = {}
+
+    def transport(self, proc_id: ProcId) -> MemoryTransport:
+        """Make the transport of one process.
+
+        Raises:
+            ValueError: There is an open one with this id.
+        """
+        if proc_id in self._transports:
+            raise ValueError(f"process {proc_id} has a transport already")
+        made = self._transports[proc_id] = MemoryTransport(proc_id, self)
+        return made
+
+    def connect(self, a: MemoryTransport, b: MemoryTransport) -> tuple[MemoryLink, MemoryLink]:
+        """Join two processes; return the end of `a` and the end of `b`.
+
+        Raises:
+            trio.ClosedResourceError: One of them is closed.
+        """
+        for transport in (a, b):
+            if transport.is_closed:
+                raise trio.ClosedResourceError(f"the transport of process {transport.proc_id} is closed")
+        forth = Pipe(a.proc_id, b.proc_id, self.delivery)
+        back = Pipe(b.proc_id, a.proc_id, self.delivery)
+        here, there = MemoryLink(a, b.proc_id, forth, back), MemoryLink(b, a.proc_id, back, forth)
+        here.other, there.other = there, here
+        forth.on_lost = back.on_lost = lambda: self.sever(here)
+        a.attach(here)
+        b.attach(there)
+        return here, there
+
+    def sever(self, link: MemoryLink) -> None:
+        """Cut a connection, as by the loss of a wire: both ends see EOF after what was on the wire to them."""
+        link.sever()
+        link.other.sever()
+
+    def inject(
+        self, link: MemoryLink, head: bytes, bodies: Sequence[Buffer] = (), *, epoch: ProcId, lane: Lane = Lane.DATA
+    ) -> None:
+        """Put a message of another epoch on the wire to `link`, as a dead incarnation's would arrive."""
+        size = _checked_size(head, bodies, lane)
+        link.other.put(Message(epoch, head, bodies, size, Countdown(1)), lane)
+
+    def forget(self, transport: MemoryTransport) -> None:
+        """Give up a transport that is closed; its id may be used again."""
+        self._transports.pop(transport.proc_id, None)

@@ -1,0 +1,1 @@
+"""What the runtime asks of a transport and of a mover."""

@@ -1,0 +1,352 @@
+"""What the runtime asks of a mover: memory of this process granted to others, and visits to what others have granted.
+
+A *grant* is one piece of memory that others may reach who know its secret. A *home* says how a process is reached; a
+*visit* is one process's open view of another's home. A *carrier* is a way in which bytes move. Nobody at the owner runs
+anything for a transfer. See docs/adr/0007.
+
+    MV-1 A transfer that waits ends by itself, or at once by a cancel; its memory is kept until nothing touches it.
+    MV-2 What was revoked, or has ended with its process, gives no bytes to anybody from then on.
+"""
+
+from __future__ import annotations
+
+import enum
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+import trio
+
+from trimesh._wire.memory.regions import memory_at
+
+
+class Carrier(enum.Flag):
+    """Ways in which bytes move, as the native library numbers them."""
+
+    NONE = 0
+    LOCAL = 1
+    SHM = 2
+    CMA = 4
+    TCP = 8
+    UCX = 16
+
+
+BEST_FIRST: Final = (Carrier.LOCAL, Carrier.SHM, Carrier.CMA, Carrier.UCX, Carrier.TCP)
+
+
+class Right(enum.Flag):
+    """What a grant allows."""
+
+    READ = 1
+    WRITE = 2
+
+
+class Kind(enum.IntEnum):
+    """What a transfer does, from the side of the one that makes it."""
+
+    READ = 1
+    WRITE = 2
+    ADD = 3
+    """Add to 8 bytes; the old value is the result."""
+    SWAP = 4
+    """Put 8 bytes if they equal what is expected; the old value is the result."""
+
+
+class End(enum.Enum):
+    """Why a transfer has failed."""
+
+    GONE = "its process has ended"
+    REVOKED = "it was revoked"
+    DENIED = "wrong secret, no such right, or out of its range"
+    UNREACHABLE = "nothing carries bytes between the two processes"
+    SILENT = "its process does not answer"
+    LOST = "the connection to its process was lost, or refused"
+    """From another host nobody sees whether the process has ended."""
+    CANCELLED = "it was given up, or its visit was ended"
+
+
+class TransferError(Exception):
+    """A transfer has failed; what it was to write is undefined.
+
+    Attributes:
+        end: Why.
+    """
+
+    def __init__(self, end: End) -> None:
+        super().__init__(end.value)
+        self.end = end
+
+
+class Home(msgspec.Struct, frozen=True):
+    """How others reach a process.
+
+    Attributes:
+        epoch: Its incarnation.
+        host: Identity of its host.
+        started: When it was started, in ticks since boot.
+        pid: Its process id.
+        ledger: Number of the descriptor, there, of the table of its grants.
+        port, address: Where it listens; 0 and empty if it does not.
+    """
+
+    epoch: int
+    host: int
+    started: int = 0
+    pid: int = 0
+    ledger: int = 0
+    port: int = 0
+    address: bytes = b""
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """The name of one piece of memory, and the secret that opens it.
+
+    Attributes:
+        place, generation: The name.
+        secret: 16 bytes.
+        exported: What readers with an RDMA adapter need besides; empty if the process has none.
+    """
+
+    place: int
+    generation: int
+    secret: bytes
+    exported: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"Grant(place={self.place}, generation={self.generation})"  # what opens memory is not for logs
+
+
+class Span(msgspec.Struct, frozen=True, eq=False):
+    """Memory of this process.
+
+    Attributes:
+        address: Of its first byte.
+        nbytes: Its size.
+        keep: What keeps it there.
+    """
+
+    address: int
+    nbytes: int
+    keep: object = None
+
+    def __repr__(self) -> str:
+        return f"Span(address={self.address}, nbytes={self.nbytes})"  # what keeps it may be all the memory itself
+
+
+class Transfer(msgspec.Struct, frozen=True, eq=False):
+    """One transfer to be made.
+
+    Attributes:
+        kind: What it does.
+        grant: The memory over there.
+        offset: Of its first byte, into what was granted.
+        local: The memory here; of 8 bytes, and not looked at, for `Kind.ADD` and `Kind.SWAP`.
+        operand, expected: Of those.
+    """
+
+    kind: Kind
+    grant: Grant
+    offset: int
+    local: Span
+    operand: int = 0
+    expected: int = 0
+
+
+class Done(msgspec.Struct, frozen=True):
+    """How a transfer has ended well.
+
+    Attributes:
+        carrier: What carried it.
+        value: The old value, of `Kind.ADD` and `Kind.SWAP`.
+    """
+
+    carrier: Carrier = Carrier.NONE
+    value: int = 0
+
+
+class UnderWay:
+    """A transfer that has begun and not ended.
+
+    Attributes:
+        transfer: What it is; keeps the memory.
+        ended: Set when nothing touches the memory any more.
+        done: How it has ended then.
+        error: Or why it has failed.
+    """
+
+    __slots__ = ("done", "ended", "error", "transfer")
+
+    def __init__(self, transfer: Transfer) -> None:
+        self.transfer = transfer
+        self.ended = trio.Event()
+        self.done = Done()
+        self.error: Exception | None = None
+
+    def end(self, result: Done | Exception) -> None:
+        """Note how it has ended."""
+        if isinstance(result, Done):
+            self.done = result
+        else:
+            self.error = result
+        self.ended.set()
+
+
+class Visit(ABC):
+    """An open view of another process's home, or of this one's own."""
+
+    @property
+    @abstractmethod
+    def carriers(self) -> Carrier:
+        """What works between here and there."""
+
+    @property
+    @abstractmethod
+    def is_gone(self) -> bool:
+        """Whether the process has ended."""
+
+    @property
+    @abstractmethod
+    def why_not(self) -> str:
+        """Why other carriers do not work, for people."""
+
+    @property
+    @abstractmethod
+    def is_busy(self) -> bool:
+        """Whether transfers are under way."""
+
+    def name_of(self, carrier: Carrier) -> str:
+        """Return what people call a carrier of it."""
+        return str(carrier.name).lower()
+
+    @abstractmethod
+    def begin(self, transfer: Transfer) -> Done | UnderWay | None:
+        """Begin a transfer; small ones are done at once. None: too many are under way here.
+
+        Raises:
+            TransferError, OSError: It has failed.
+        """
+
+    @abstractmethod
+    def give_up(self, under_way: UnderWay) -> None:
+        """Have a transfer end soon."""
+
+    @abstractmethod
+    async def wait_for_room(self) -> None:
+        """Wait until a transfer of this process has ended."""
+
+    @abstractmethod
+    def view(self, grant: Grant, offset: int, nbytes: int, *, writable: bool) -> memoryview:
+        """Return granted memory of a block where it lies; the grant is in use until the last view of it is gone.
+
+        Raises:
+            TransferError, OSError: It cannot be had.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the visit, and its transfers; views stay."""
+
+    async def move(self, transfer: Transfer) -> Done:
+        """Make a transfer.
+
+        A cancel ends the wait at once; the memory here may be written for a moment longer, and is kept that long.
+
+        Raises:
+            TransferError, OSError: It has failed.
+
+        Blocking: a checkpoint, cancellable.
+        """
+        await trio.lowlevel.checkpoint()
+        while (begun := self.begin(transfer)) is None:
+            await self.wait_for_room()
+        if isinstance(begun, Done):
+            return begun
+        try:
+            await begun.ended.wait()
+        except BaseException:
+            self.give_up(begun)
+            raise
+        if begun.error is not None:
+            raise begun.error
+        return begun.done
+
+
+class Mover(ABC):
+    """The grants and visits of one process, and the task that waits for transfers which take longer."""
+
+    @property
+    @abstractmethod
+    def home(self) -> Home:
+        """How others reach this process."""
+
+    @abstractmethod
+    def grant(self, span: Span, rights: Right, *, block: int = 0) -> Grant:
+        """Let others reach memory of this process, which is kept until the grant is dropped.
+
+        Args:
+            span: The memory.
+            rights: What they may do.
+            block: Number of the block that it lies in, 0 for any other memory.
+
+        Raises:
+            LimitExceeded: There are too many grants.
+        """
+
+    @abstractmethod
+    def revoke(self, grant: Grant) -> bool:
+        """Let nothing new begin; return whether somebody is still at it. To be called as often as one likes."""
+
+    @abstractmethod
+    def drop(self, grant: Grant) -> None:
+        """Forget a grant that was revoked. If somebody is still at it, place and memory are never used again."""
+
+    @abstractmethod
+    def take_block(self, nbytes: int) -> memoryview:
+        """Make memory that others can map, or take some that was given back, whatever it holds.
+
+        It is given back when the last view of it is gone.
+
+        Raises:
+            LimitExceeded: There are too many.
+        """
+
+    @abstractmethod
+    def block_of(self, span: Span) -> int:
+        """Return the number of the block that memory of this process lies in, or 0."""
+
+    @abstractmethod
+    def open_visit(self, home: Home) -> Visit:
+        """Begin to visit a process, whatever has become of it.
+
+        Raises:
+            LimitExceeded: There are too many.
+        """
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Serve transfers until cancelled. One task, started once."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End everything. Idempotent; called after `run` has ended."""
+
+
+class _Hold:
+    """Stands for memory that is lent; it goes with the last view."""
+
+    __slots__ = ("__weakref__", "keep")
+
+    def __init__(self, keep: object) -> None:
+        self.keep = keep
+
+
+def lent_memory(address: int, nbytes: int, on_gone: Callable[[], object], keep: object = None) -> memoryview:
+    """Return a writable view of memory; `on_gone` is called when it and all that was made of it are gone.
+
+    That may be in any thread, and in the middle of any other code.
+    """
+    hold = _Hold(keep)
+    weakref.finalize(hold, on_gone).atexit = False
+    return memory_at(address, nbytes, hold)

@@ -1,0 +1,1 @@
+"""Large messages and bodies on their way out and in."""

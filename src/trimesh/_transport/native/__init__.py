@@ -1,0 +1,1 @@
+"""The transport and the mover over the native library."""

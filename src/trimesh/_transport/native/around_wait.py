@@ -1,0 +1,83 @@
+"""What a transport does around each wait of the Trio loop.
+
+Before: rings the bells of peers, arms the own one, and looks at it for a while. After: hands over what has come, so
+that the tasks that wait for it run in this very tick, and no task of the transport has to.
+
+    AW-1 Where tasks can run, and messages have just been sent, the transport's task hands over in its turn. So a task
+         that was started before a message was sent has begun when the answer is looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import trio
+
+from trimesh._native import status
+from trimesh._transport.interface.base import LinkHandler
+from trimesh._transport.native.poller import Poller
+
+if TYPE_CHECKING:
+    from trimesh._transport.native.transport import NativeTransport
+
+
+class AroundWait(trio.abc.Instrument):
+    """The seam between one run of Trio and one transport.
+
+    Args:
+        transport: Its run() is running.
+        handler: Takes what comes.
+        poller: What the run waits on; None where that is not known.
+
+    Attributes:
+        failure: What has gone wrong here, for the transport's task to raise: Trio would go on without us.
+    """
+
+    def __init__(self, transport: NativeTransport, handler: LinkHandler, poller: Poller | None) -> None:
+        self.failure: BaseException | None = None
+        self._transport = transport
+        self._handler = handler
+        self._context = trio.lowlevel.current_task().context  # tasks that are started there inherit this
+        self._before_wait = transport.library.lib.tm_before_wait
+        self._has_news = transport.library.lib.tm_has_news
+        # A guest run has other work than Trio's, which nothing may hold up. Without a look no wait is long enough.
+        may_spin = poller is not None and not poller.is_guest and transport.spin_seconds > 0
+        self._poller = poller.epoll.fileno() if poller is not None and may_spin else -1
+        self._spin_seconds = transport.spin_seconds if may_spin else math.inf
+        self._has_sent = False  # since the wait before, and tasks can run
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Flush what this tick has sent; look if no task can run, and no deadline is due meanwhile."""
+        transport = self._transport
+        self._has_sent = timeout <= 0 and transport.dirty
+        if timeout <= 0:
+            if transport.dirty or transport.lending.returned:
+                transport.flush()
+            return
+        if transport.lending.returned:
+            transport.lending.give_back()
+        transport.dirty = False
+        seen = self._before_wait(transport.bus, self._poller if timeout > self._spin_seconds else -1)
+        if seen > 0:
+            transport.spins[seen] += 1
+        elif seen < 0:
+            self._fail(status.error_of(seen, "waiting for messages"))
+
+    def after_io_wait(self, timeout: float) -> None:
+        """Hand over what has come, or let the transport's task do it (AW-1)."""
+        transport = self._transport
+        if self._has_sent:
+            if self._has_news(transport.bus):
+                transport.wake()
+            return
+        if self.failure is not None:
+            return
+        try:
+            self._context.run(transport.take, self._handler)
+        except BaseException as error:  # noqa: BLE001 - raised again where it belongs
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self.failure = error
+        self._transport.wake()

@@ -1,0 +1,107 @@
+"""Which carriers a process may use, and where it listens for the network: what its environment says.
+
+    TRIMESH_RDMA=tcp,cma        only these, beside memory of the process itself
+    TRIMESH_RDMA_ADDRESS=IP     listen there for tcp
+
+Without an address tcp listens on 127.0.0.1, and only if `TRIMESH_RDMA` names it, or if the system lets no process look
+at another one's memory.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from trimesh._transport.interface.mover import Carrier
+
+_CHOICES: Final = {"shm": Carrier.SHM, "cma": Carrier.CMA, "tcp": Carrier.TCP, "ucx": Carrier.UCX}
+_LOOPBACK: Final = ipaddress.IPv4Address("127.0.0.1").packed
+_YAMA: Final = Path("/proc/sys/kernel/yama/ptrace_scope")
+_YAMA_ADMINISTRATORS: Final = 2
+_STATUS: Final = Path("/proc/self/status")
+_CAP_SYS_PTRACE: Final = 19
+
+
+class CarrierChoice(msgspec.Struct, frozen=True):
+    """What a mover may use.
+
+    Attributes:
+        carriers: These.
+        address: Where it listens, 4 or 16 bytes; empty for nowhere.
+    """
+
+    carriers: Carrier
+    address: bytes
+
+
+def yama_allows(scope_file: Path = _YAMA, status_file: Path = _STATUS) -> bool:
+    """Return whether yama, if the kernel has it, lets one process look at another one's memory.
+
+    Scope 1 lets those that the owner names, and a mover names them all. Scope 2 lets who has CAP_SYS_PTRACE, 3 nobody.
+
+    Args:
+        scope_file: Where the kernel says its scope.
+        status_file: Where it says what this process may.
+    """
+    try:
+        scope = int(scope_file.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return True
+    if scope == _YAMA_ADMINISTRATORS:
+        held = int(status_file.read_text(encoding="utf-8").partition("CapEff:")[2].split()[0], 16)
+        return bool(held >> _CAP_SYS_PTRACE & 1)
+    return scope < _YAMA_ADMINISTRATORS
+
+
+def can_look_at_memory() -> bool:
+    """Return whether one process may read and write another one's memory.
+
+    A sandbox refuses even one's own; yama does not, and is asked.
+    """
+    import ctypes  # noqa: PLC0415 - `import trimesh` stays cheap
+
+    class Piece(ctypes.Structure):
+        _fields_ = (("address", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+    byte = ctypes.c_char(b"x")
+    piece, one = ctypes.byref(Piece(ctypes.addressof(byte), 1)), ctypes.c_ulong(1)
+    libc = ctypes.CDLL(None)
+    calls = libc.process_vm_readv, libc.process_vm_writev
+    return yama_allows() and all(call(os.getpid(), piece, one, piece, one, ctypes.c_ulong(0)) == 1 for call in calls)
+
+
+def chosen_carriers(
+    environment: Mapping[str, str] = os.environ, can_look: Callable[[], bool] = can_look_at_memory
+) -> CarrierChoice:
+    """Return what the environment says.
+
+    Args:
+        environment: Of this process.
+        can_look: Whether one process may look at another one's memory.
+
+    Raises:
+        ValueError: It names a carrier that there is not, or an address that is none.
+    """
+    named = environment.get("TRIMESH_RDMA", "")
+    carriers = Carrier.LOCAL
+    for name in filter(None, (one.strip() for one in named.split(","))):
+        if name not in _CHOICES:
+            raise ValueError(f"TRIMESH_RDMA must name some of {', '.join(_CHOICES)}, separated by commas, got {name!r}")
+        carriers |= _CHOICES[name]
+    if not named.strip():
+        for one in _CHOICES.values():
+            carriers |= one
+    place = environment.get("TRIMESH_RDMA_ADDRESS", "")
+    if place:
+        try:
+            address = ipaddress.ip_address(place).packed
+        except ValueError:
+            raise ValueError(f"TRIMESH_RDMA_ADDRESS must be an IP address of this host, got {place!r}") from None
+    else:
+        address = _LOOPBACK if Carrier.TCP in carriers and (named.strip() or not can_look()) else b""
+    return CarrierChoice(carriers, address if Carrier.TCP in carriers else b"")

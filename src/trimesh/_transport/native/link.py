@@ -1,0 +1,451 @@
+"""Links and groups of the native transport, as the runtime holds them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from trimesh import limits
+from trimesh._native import status
+from trimesh._transport.interface.base import (
+    Buffer,
+    DownReason,
+    Group,
+    Lane,
+    Link,
+    LinkDown,
+    LinkHandler,
+    LinkStatistics,
+)
+from trimesh._transport.messages.arrivals import Arrivals
+from trimesh._transport.messages.assembly import Assembly, AssemblyError, one_body
+from trimesh._transport.messages.chunked import ChunkedMessage, goes_in_chunks
+from trimesh._transport.messages.outgoing import Bodies, Completion, Departure, Outgoing
+from trimesh._transport.messages.precedence import ORDERED, Precedence
+from trimesh.errors import LimitExceeded
+from trimesh.ids import ProcId
+
+if TYPE_CHECKING:
+    from trimesh._transport.native.transport import NativeTransport
+
+_FLAG_MORE: Final = 1
+_FLAG_CHUNK: Final = 4
+_LANE_CHUNK: Final = 2
+_CHUNKED_NUMBER_MAX: Final = (1 << 32) - 1
+
+
+class NativeLink(Link):
+    """One end of a connection to one peer.
+
+    Attributes:
+        up: Set when the peer has said hello, so that it is known who it is.
+        peer_epoch: The peer's incarnation; 0 before `up`.
+        peer_pid: Its process id, verified by the kernel on one host, else what the peer said; 0 before `up`.
+        peer_host: Its host identity; 0 when not known.
+        transport: Whose link this is.
+        handle: Its number in the native library.
+        local: Whether the peer is on this host.
+        view: The memory that offsets of records refer to.
+    """
+
+    def __init__(self, transport: NativeTransport, handle: int, *, local: bool) -> None:
+        self.up = trio.Event()
+        self.peer_epoch = ProcId(0)
+        self.peer_pid = 0
+        self.peer_host = 0
+        self.transport: Final = transport
+        self.handle: Final = handle
+        self.view = transport.view_of(handle)
+        self._assembly: Assembly | None = None
+        self._control: deque[Outgoing] = deque()
+        self._data: deque[Outgoing] = deque()
+        self._large = Precedence()
+        self._busy: Final = self._large.busy
+        self._chunk: Outgoing | None = None  # has found no room
+        self._chunked_sent = 0
+        self._chunked_received = 0
+        self._arrivals = Arrivals()
+        self._unsent: list[tuple[Outgoing | ChunkedMessage, Lane, int]] = []
+        self.local: Final = local
+        self._chunked_begun = 0
+        self._ended = False
+        self._closing = False
+        self._bye_said = False
+        self._last = LinkStatistics(0, 0, 0, 0, 0, 0)
+        library = transport.library
+        self._bus = transport.bus
+        self._send_head = library.lib.tm_link_send_head
+        self._departure: Final = Departure(library, self._bus, handle)
+
+    # ---- sending ----
+
+    def send(
+        self, head: bytes, bodies: Sequence[Buffer] = (), *, lane: Lane = Lane.DATA, flow: int = ORDERED
+    ) -> trio.Event | None:
+        """See `Link.send`."""
+        if self._closing or self._ended:
+            return None
+        is_held = bool(lane and self._busy and not self._large.may_pass(flow))
+        if not bodies and not is_held and not (self._data if lane else self._control):
+            code = self._send_head(self._bus, self.handle, lane, head, len(head))
+            if code == status.OK:
+                self.transport.dirty = True
+                return None
+            if code != status.FULL and not self.is_unborn(code):
+                self._refused(code, head)
+                return None
+        if not lane and bodies:
+            raise ValueError("a CONTROL message carries no bodies; send them on the DATA lane")
+        if len(bodies) == 1 and not is_held and not self._data and self._departure.leave(head, bodies[0]):
+            self.transport.dirty = True
+            return None
+        if bodies and goes_in_chunks(bodies, local=self.local):
+            completion = Completion(1)
+            self.launch(ChunkedMessage(head, bodies, flow, completion))
+            return completion.event
+        if len(head) > limits.HEAD_BYTES_MAX:
+            raise LimitExceeded("HEAD_BYTES_MAX", len(head))
+        library = self.transport.library
+        one = Outgoing(head, Bodies(library, self._bus, bodies), library.ffi.new("tm_cursor *"))
+        if is_held:
+            self._large.hold(one, flow)
+        elif self.enqueue(one, lane):
+            return None
+        completion = one.completion = Completion(1)
+        return completion.event
+
+    def _refused(self, code: int, head: bytes) -> None:
+        if code == status.ERR_DOWN:
+            return
+        if code == status.ERR_TOO_LARGE:
+            raise LimitExceeded("HEAD_BYTES_MAX", len(head))
+        raise status.error_of(code, "sending a message")
+
+    def enqueue(self, one: Outgoing, lane: Lane) -> bool:
+        """Send a message now if nothing waits before it and it fits; else queue it. True: all of it has left."""
+        queue = self._data if lane else self._control
+        if not queue and self._advance(one, lane):
+            return True
+        queue.append(one)
+        return False
+
+    def _advance(self, one: Outgoing, lane: Lane) -> bool:
+        """Send what fits of a message. True: no more of it has to wait."""
+        bodies = one.bodies
+        number = _LANE_CHUNK if one.is_chunk else lane
+        code = self.transport.library.lib.tm_link_send(
+            self._bus, self.handle, number, one.head, len(one.head), bodies.spans, bodies.count, one.cursor
+        )
+        self.transport.dirty = True
+        if code == status.FULL or self.is_unborn(code):
+            return False
+        if code not in (status.OK, status.ERR_DOWN):
+            raise status.error_of(code, "sending a message")
+        one.finish()
+        return True
+
+    def is_unborn(self, code: int) -> bool:
+        """Whether `code` says that the link has ended before it came up: what it is given waits for `hand_over`."""
+        return code == status.ERR_DOWN and not self.up.is_set()
+
+    def is_clear(self, flow: int) -> bool:
+        """Whether a DATA message would go out at once (if there is room)."""
+        return not (self._data or self._ended or self._closing or (self._busy and not self._large.may_pass(flow)))
+
+    def resend(self, one: Outgoing | ChunkedMessage, lane: Lane, flow: int) -> None:
+        """Send what could not go at once, in order with what waits."""
+        if isinstance(one, ChunkedMessage):
+            self.launch(one)
+        elif lane and self._busy and not self._large.may_pass(flow):
+            self._large.hold(one, flow)
+        else:
+            self.enqueue(one, lane)
+
+    def launch(self, chunked: ChunkedMessage) -> None:
+        """Send a large message in chunks."""
+        if self._large.add(chunked):
+            self.transport.start_moving(self)
+
+    def move(self) -> bool:
+        """Send one chunk of a large message. Return whether another one could go at once."""
+        if self._control or self._data or self._ended or not self.up.is_set():
+            return False  # tried again when those have left
+        one = self._chunk or self._next_chunk()
+        if one is None or not self._try_chunk(one):
+            return False
+        chunked = self._large.under_way[0]
+        if chunked.is_out:
+            self._chunked_sent += 1
+            self._large.out(chunked, lambda held: self.enqueue(held, Lane.DATA))
+        else:
+            self._large.under_way.rotate(-1)
+        if self._closing and self._has_sent_all():
+            self._say_bye()
+        return bool(self._large.under_way) and not self._data
+
+    def _next_chunk(self) -> Outgoing | None:
+        if not self._large.under_way:
+            return None
+        chunked = self._large.under_way[0]
+        if not chunked.number:
+            self._chunked_begun = self._chunked_begun % _CHUNKED_NUMBER_MAX + 1
+            chunked.number = self._chunked_begun
+        head, bodies = chunked.next_chunk(limits.CHUNK_BYTES if self.local else limits.STREAM_CHUNK_BYTES)
+        library = self.transport.library
+        spans = Bodies(library, self._bus, bodies)
+        return Outgoing(head, spans, library.ffi.new("tm_cursor *"), chunked, is_chunk=True)
+
+    def _try_chunk(self, one: Outgoing) -> bool:
+        """Send a chunk if there is room for it; smaller messages may find some before it does."""
+        self._chunk = None
+        if not self._advance(one, Lane.DATA):
+            if not one.cursor.started:
+                self._chunk = one
+                return False
+            self._data.append(one)
+        return True
+
+    def _has_sent_all(self) -> bool:
+        return not (self._control or self._data or self._large.under_way)
+
+    def is_open(self) -> bool:
+        """Whether messages are taken at all."""
+        return not (self._ended or self._closing)
+
+    def _resume(self) -> None:
+        """Send what waits, CONTROL first; there is room again."""
+        for queue, lane in ((self._control, Lane.CONTROL), (self._data, Lane.DATA)):
+            while queue:
+                if not self._advance(queue[0], lane):
+                    return
+                queue.popleft()
+        if self._large.under_way:
+            self.transport.start_moving(self)
+        elif self._closing:
+            self._say_bye()
+
+    # ---- ending ----
+
+    def close(self) -> None:
+        """See `Link.close`."""
+        if self._closing or self._ended:
+            return
+        self._closing = True
+        code = self.transport.library.lib.tm_link_leave(self._bus, self.handle)
+        status.check(code, "closing a link")
+        if self._has_sent_all():
+            self._say_bye()
+
+    def _say_bye(self) -> None:
+        if self._bye_said:
+            return
+        code = self.transport.library.lib.tm_link_close(self._bus, self.handle)
+        if code == status.FULL:
+            return  # tried again when there is room, or when the peer has come up
+        if code not in (status.OK, status.ERR_DOWN):
+            raise status.error_of(code, "closing a link")
+        self._bye_said = True
+        self.transport.dirty = True
+
+    def abort(self) -> None:
+        """See `Link.abort`."""
+        if not self._ended:
+            self.end()
+
+    def end(self) -> None:
+        """Give back everything native and let go of what waits."""
+        with contextlib.suppress(trio.ClosedResourceError):  # in a forked child
+            self._last = self.statistics()
+        self._ended = True
+        self._assembly = None
+        self._arrivals = Arrivals()
+        self.transport.forget(self, self.handle)
+        self.view = memoryview(b"")
+        for one, _ in self._large.take_all():
+            one.finish()
+        if self._chunk is not None:
+            self._chunk.finish()
+        for queue in (self._control, self._data):
+            while queue:
+                queue.popleft().finish()
+
+    def hand_over(self, heir: Link | None) -> bool:
+        """See `Link.hand_over`."""
+        if self.up.is_set() or self._last.messages_sent:  # a stream takes messages before it is up
+            return False
+        if isinstance(heir, NativeLink):
+            for one, lane, flow in self._unsent:
+                heir.resend(one, lane, flow)
+            self._unsent.clear()
+        return not self._unsent
+
+    def statistics(self) -> LinkStatistics:
+        """See `Link.statistics`."""
+        if self._ended:
+            return self._last
+        info = self.transport.info_of(self.handle)
+        waiting = sum(one.waiting_bytes for queue in (self._control, self._data) for one in queue)
+        waiting += self._large.waiting_bytes + (0 if self._chunk is None else self._chunk.waiting_bytes)
+        return LinkStatistics(
+            messages_sent=info.messages_sent + self._chunked_sent,
+            messages_received=info.messages_received + self._chunked_received,
+            bytes_sent=info.bytes_sent,
+            bytes_received=info.bytes_received,
+            queued_bytes=waiting,
+            dropped_frames=info.frames_dropped,
+        )
+
+    # ---- receiving, called by the transport's task ----
+
+    def take_message(self, handler: LinkHandler, record: tuple[int, ...]) -> None:
+        """Hand over a message with bodies, or begin to put one together."""
+        _, _, n_bodies, flags, head_at, head_size, sizes_at, body_at, body_size = record
+        view = self.view
+        if n_bodies == 1 and not flags:  # the common case, which needs no `Assembly`
+            body = one_body(view, sizes_at, view[body_at : body_at + body_size], self._take)
+            head = view[head_at : head_at + head_size]
+            handler.received(self, head, [body])
+            head.release()
+            return
+        sizes, piece = view[sizes_at : sizes_at + 8 * n_bodies], view[body_at : body_at + body_size]
+        assembly = Assembly(sizes, piece, self._take)
+        assembly.is_chunk = bool(flags & _FLAG_CHUNK)
+        if flags & _FLAG_MORE:
+            assembly.head = bytes(view[head_at : head_at + head_size])
+            self._assembly = assembly
+            return
+        head = view[head_at : head_at + head_size]
+        self._hand_over(handler, head, assembly)
+        head.release()
+
+    def _hand_over(self, handler: LinkHandler, head: memoryview, assembly: Assembly) -> None:
+        if not assembly.is_chunk:
+            handler.received(self, head, assembly.finish())
+            return
+        arrival = self._arrivals.take(head, assembly.finish())
+        if arrival is not None:
+            self._chunked_received += 1
+            handler.received(self, memoryview(arrival.head), arrival.bodies())
+
+    def _take(self, word: int) -> memoryview:
+        """Return a body in shared memory."""
+        return self.transport.lending.take(self.handle, word)
+
+    def take_fragment(self, handler: LinkHandler, record: tuple[int, ...]) -> None:
+        """Add a fragment; hand the message over if it was the last."""
+        _, _, _, flags, _, _, _, body_at, body_size = record
+        assembly = self._assembly
+        if assembly is None:
+            raise AssemblyError("a fragment of no message")
+        assembly.add(self.view[body_at : body_at + body_size])
+        if not flags & _FLAG_MORE:
+            self._assembly = None
+            self._hand_over(handler, memoryview(assembly.head), assembly)
+
+    def take_up(self) -> None:
+        """The peer has said hello."""
+        info = self.transport.info_of(self.handle)
+        self.peer_epoch = ProcId(info.peer_epoch)
+        self.peer_pid = info.peer_pid
+        self.peer_host = info.peer_host
+        self.up.set()
+        self._resume()
+
+    def take_space(self) -> None:
+        """There is room again."""
+        self.transport.dirty = True  # bodies that were given back may have waited for it, too
+        self._resume()
+
+    def take_down(self, handler: LinkHandler, reason: DownReason, detail: str) -> None:
+        """The link has ended."""
+        if not self.up.is_set():
+            for queue, lane in ((self._control, Lane.CONTROL), (self._data, Lane.DATA)):
+                self._unsent += [(one, lane, ORDERED) for one in queue]
+                queue.clear()
+            self._unsent += [(one, Lane.DATA, flow) for one, flow in self._large.take_all()]
+        self.end()
+        handler.link_down(self, LinkDown(reason, detail))
+        for one, _, _ in self._unsent:
+            one.finish()
+        self._unsent.clear()
+
+
+class NativeGroup(Group):
+    """A set of links that are sent the same message by one call."""
+
+    def __init__(self, transport: NativeTransport, links: Sequence[NativeLink]) -> None:
+        self._transport = transport
+        self._links = list(dict.fromkeys(links))
+        ffi = transport.library.ffi
+        n = max(1, len(links))
+        self._handles = ffi.new("uint32_t[]", n)
+        self._statuses = ffi.new("int32_t[]", n)
+
+    def cast(self, head: bytes, bodies: Sequence[Buffer] = (), *, flow: int = ORDERED) -> trio.Event | None:
+        """See `Group.cast`."""
+        if len(head) > limits.HEAD_BYTES_MAX:
+            raise LimitExceeded("HEAD_BYTES_MAX", len(head))
+        ffi = self._transport.library.ffi
+        spans = Bodies(self._transport.library, self._transport.bus, bodies)
+        parted: list[NativeLink] = []
+        clear: list[NativeLink] = []
+        behind: list[NativeLink] = []
+        for link in self._links:
+            if bodies and link.is_open() and goes_in_chunks(bodies, local=link.local, shared=True):
+                parted.append(link)
+            elif link.is_clear(flow):
+                clear.append(link)
+            elif link.is_open():
+                behind.append(link)
+        rest = self._send(head, spans, clear)
+        rest.extend((link, ffi.new("tm_cursor *")) for link in behind)
+        spans.links = len(rest)
+        if not rest:
+            spans.left()
+        if not rest and not parted:
+            return None
+        completion = Completion(len(rest) + len(parted))
+        for link, cursor in rest:
+            link.resend(Outgoing(head, spans, cursor, completion), Lane.DATA, flow)
+        for link in parted:
+            link.launch(ChunkedMessage(head, bodies, flow, completion))
+        return completion.event
+
+    def _send(self, head: bytes, spans: Bodies, clear: Sequence[NativeLink]) -> list[tuple[NativeLink, Any]]:
+        """Send to links by one call; return those that have no room for all of it, with how far they are."""
+        ffi, lib = self._transport.library.ffi, self._transport.library.lib
+        for i, link in enumerate(clear):
+            self._handles[i] = link.handle
+        cursors = ffi.new("tm_cursor[]", max(1, len(clear)))
+        code = lib.tm_links_send(
+            self._transport.bus,
+            self._handles,
+            len(clear),
+            head,
+            len(head),
+            spans.spans,
+            spans.count,
+            self._statuses,
+            cursors,
+        )
+        status.check(code, "sending a message to a group")
+        self._transport.dirty = True
+        rest: list[tuple[NativeLink, Any]] = []
+        for i, link in enumerate(clear):
+            code = self._statuses[i]
+            if code == status.OK:
+                continue
+            if code == status.FULL or link.is_unborn(code):
+                cursor = ffi.new("tm_cursor *", cursors[i])
+                rest.append((link, cursor))
+            elif code != status.ERR_DOWN:
+                raise status.error_of(code, "sending a message to a group")
+        return rest
+
+    def close(self) -> None:
+        """See `Group.close`."""
+        self._links.clear()

@@ -1,0 +1,443 @@
+"""The mover over libtrimesh.
+
+Small transfers are done in the call. Larger ones are done by a thread of the library: each of them is one event here,
+and one task (`run`) waits for the thread's bell while any is under way, and not otherwise.
+
+Memory that is lent (blocks, views) may be let go anywhere: in another thread, inside the garbage collector. So its end
+only puts a note into a queue, which the thread of the Trio loop empties. What outlives the mover is merely unmapped.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import trio
+
+from trimesh import limits
+from trimesh._native import status
+from trimesh._native.lib import Library, load
+from trimesh._transport.interface.mover import (
+    Carrier,
+    Done,
+    End,
+    Grant,
+    Home,
+    Mover,
+    Right,
+    Span,
+    Transfer,
+    TransferError,
+    UnderWay,
+    Visit,
+    lent_memory,
+)
+from trimesh._transport.native.adapter_names import adapter_name
+from trimesh._transport.native.carrier_choice import CarrierChoice, chosen_carriers
+from trimesh._transport.native.host_identity import host_identity
+from trimesh._transport.native.ucx_wheel import wheel_library
+from trimesh.errors import LimitExceeded
+from trimesh.ids import ProcId
+
+_RECORDS_MAX: Final = 64
+"""Records of one look; there are seldom more, and the bell stays rung while there are."""
+
+_ENDS: Final = {
+    status.ERR_GONE: End.GONE,
+    status.ERR_REVOKED: End.REVOKED,
+    status.ERR_DENIED: End.DENIED,
+    status.ERR_UNREACHABLE: End.UNREACHABLE,
+    status.ERR_SILENT: End.SILENT,
+    status.ERR_PEER: End.LOST,
+    status.ERR_CANCELLED: End.CANCELLED,
+}
+
+
+_LOST: Final = frozenset(
+    {
+        errno.ECONNABORTED,
+        errno.ECONNREFUSED,
+        errno.ECONNRESET,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETRESET,
+        errno.ENETUNREACH,
+        errno.EPIPE,
+        errno.ETIMEDOUT,
+    }
+)
+"""What the network says of a connection; whatever else the system says is an error of this process."""
+
+
+def _error_of(code: int, doing: str, limit: str = "TRANSFERS_MAX") -> Exception:
+    end = End.LOST if status.ERR_ERRNO - code in _LOST else _ENDS.get(code)
+    return TransferError(end) if end is not None else status.error_of(code, doing, limit=limit)
+
+
+class NativeMover(Mover):
+    """Grants and visits of one process.
+
+    Args:
+        epoch: This process incarnation.
+        choice: What it may use; by default what the environment says.
+
+    Raises:
+        NativeLibraryError: The native library cannot be loaded.
+        OSError: The system refused a descriptor or memory.
+        ValueError: The environment says what cannot be done.
+    """
+
+    def __init__(self, epoch: ProcId, choice: CarrierChoice | None = None) -> None:
+        self.library: Library = load()
+        ffi, lib = self.library.ffi, self.library.lib
+        chosen = chosen_carriers() if choice is None else choice
+        options = ffi.new("tm_mover_options *")
+        options.epoch, options.host = epoch, host_identity()
+        options.carriers = chosen.carriers.value
+        options.address_size = len(chosen.address)
+        ffi.memmove(options.address, chosen.address, len(chosen.address))
+        wheel = wheel_library() if Carrier.UCX in chosen.carriers else None
+        path = ffi.NULL if wheel is None else ffi.new("char[]", bytes(wheel))
+        options.ucx = path
+        out = ffi.new("tm_mover **")
+        status.check(lib.tm_mover_create(options, out), "making a mover", limit="BUSES_MAX")
+        self.handle: Any = out[0]
+        self.done: Any = ffi.new("tm_done *")
+        self._bell = int(lib.tm_mover_bell(self.handle))
+        self._records = ffi.new("tm_done[]", _RECORDS_MAX)
+        self._count = ffi.new("uint32_t *")
+        self._keep: dict[tuple[int, int], object] = {}
+        self._blocks: dict[int, range] = {}
+        self._under_way: dict[int, tuple[NativeVisit, UnderWay]] = {}
+        self._news = trio.Event()
+        self._room = trio.Event()
+        self._token = trio.lowlevel.current_trio_token()
+        self._thread = threading.get_ident()
+        self._let_go: deque[Callable[[], object]] = deque()
+        self._is_closed = False
+
+    # ---- granting --------------------------------------------------------------------------------------------
+
+    @property
+    def home(self) -> Home:
+        """How others reach this process; see `Mover.home`."""
+        out = self.library.ffi.new("tm_home *")
+        status.check(self.library.lib.tm_mover_home(self.handle, out), "asking a mover")
+        address = bytes(out.address)[: out.address_size]
+        return Home(out.epoch, out.host, out.started, out.pid, out.ledger, out.port, address)
+
+    def grant(self, span: Span, rights: Right, *, block: int = 0) -> Grant:
+        """Let others reach memory of this process; see `Mover.grant`.
+
+        Raises:
+            LimitExceeded: There are too many grants.
+            OSError: The system refused something.
+        """
+        self.tidy()
+        ffi = self.library.ffi
+        out = ffi.new("tm_grant *")
+        out.secret.bytes = _random_secret()
+        start = ffi.cast("uint8_t *", span.address)
+        code = self.library.lib.tm_grant_add(self.handle, start, span.nbytes, rights.value, block, out)
+        status.check(code, "granting memory", limit="GRANTS_MAX")
+        made = Grant(int(out.place), int(out.generation), bytes(out.secret.bytes), self._export(out))
+        self._keep[made.place, made.generation] = span.keep
+        return made
+
+    def _export(self, granted: Any) -> bytes:
+        room = self.library.ffi.new("uint8_t[]", limits.EXPORT_BYTES_MAX)
+        size = self.library.ffi.new("uint32_t *")
+        code = self.library.lib.tm_grant_export(self.handle, granted, room, limits.EXPORT_BYTES_MAX, size)
+        status.check(code, "registering memory with an RDMA adapter")
+        return bytes(self.library.ffi.buffer(room, int(size[0])))
+
+    def revoke(self, grant: Grant) -> bool:
+        """Let nothing new begin; see `Mover.revoke`."""
+        self.tidy()
+        code = self.library.lib.tm_grant_revoke(self.handle, self.grant_of(grant))
+        return status.check(code, "revoking a grant") == status.FULL
+
+    def drop(self, grant: Grant) -> None:
+        """Forget a grant that was revoked; see `Mover.drop`."""
+        is_in_use = self.revoke(grant)
+        status.check(self.library.lib.tm_grant_drop(self.handle, self.grant_of(grant)), "dropping a grant")
+        if not is_in_use:
+            del self._keep[grant.place, grant.generation]
+
+    def grant_of(self, grant: Grant) -> Any:
+        """Return a grant as the library takes it."""
+        made = self.library.ffi.new("tm_grant *")
+        made.place, made.generation = grant.place, grant.generation
+        made.secret.bytes = grant.secret
+        return made
+
+    @property
+    def adapters(self) -> str:
+        """Which RDMA adapters this process has, and by which library; or why there are none."""
+        out = self.library.ffi.new("tm_adapters *")
+        status.check(self.library.lib.tm_mover_get_adapters(self.handle, out), "asking for RDMA adapters")
+        return str(self.library.ffi.string(out.about).decode(errors="replace"))
+
+    # ---- blocks ----------------------------------------------------------------------------------------------
+
+    def take_block(self, nbytes: int) -> memoryview:
+        """Make memory that others can map; see `Mover.take_block`.
+
+        Raises:
+            LimitExceeded: There are too many, or it is too large.
+            OSError: The system refused the memory.
+        """
+        self.tidy()
+        if nbytes > limits.BLOCK_BYTES_MAX:
+            raise LimitExceeded("BLOCK_BYTES_MAX", nbytes)
+        out = self.library.ffi.new("tm_block *")
+        code = self.library.lib.tm_block_take(self.handle, nbytes, out)
+        status.check(code, "making memory for others", limit="BLOCKS_MAX")
+        address, number = int(self.library.ffi.cast("uintptr_t", out.bytes)), int(out.number)
+        self._blocks[number] = range(address, address + nbytes)
+        return self.lend(Span(address, nbytes), partial(self._give_back, number), int(out.size))
+
+    def _give_back(self, number: int) -> None:
+        del self._blocks[number]
+        status.check(self.library.lib.tm_block_give_back(self.handle, number), "giving memory back")
+
+    def block_of(self, span: Span) -> int:
+        """Return the block that memory of this process lies in; see `Mover.block_of`."""
+        for number, block in self._blocks.items():
+            if block.start <= span.address and span.address + span.nbytes <= block.stop:
+                return number
+        return 0
+
+    def lend(self, span: Span, give_back: Callable[[], object], mapped: int) -> memoryview:
+        """Return a view of memory that is given back soon after the last view of it is gone.
+
+        Args:
+            span: The memory.
+            give_back: Does that, as long as the mover is there.
+            mapped: How many bytes to unmap when it is not.
+        """
+        return lent_memory(span.address, span.nbytes, partial(self._note, give_back, span.address, mapped))
+
+    def _note(self, give_back: Callable[[], object], address: int, mapped: int) -> None:
+        if self._is_closed:
+            self.library.lib.tm_unmap(self.library.ffi.cast("uint8_t *", address), mapped)
+            return
+        self._let_go.append(give_back)
+        try:
+            self._token.run_sync_soon(self.tidy, idempotent=True)
+        except trio.RunFinishedError:  # nobody is left to whom it would matter
+            return
+
+    def tidy(self) -> None:
+        """Give back what is not looked at any more."""
+        while self._let_go:
+            self._let_go.popleft()()
+
+    # ---- reaching --------------------------------------------------------------------------------------------
+
+    def open_visit(self, home: Home) -> NativeVisit:
+        """Begin to visit a process; see `Mover.open_visit`.
+
+        Raises:
+            LimitExceeded: There are too many.
+        """
+        self.tidy()
+        ffi = self.library.ffi
+        there = ffi.new("tm_home *")
+        there.epoch, there.host, there.started = home.epoch, home.host, home.started
+        there.pid, there.ledger, there.port = home.pid, home.ledger, home.port
+        there.address_size = len(home.address)
+        ffi.memmove(there.address, home.address, len(home.address))
+        out = ffi.new("uint32_t *")
+        status.check(self.library.lib.tm_visit_open(self.handle, there, out), "visiting", limit="VISITS_MAX")
+        return NativeVisit(self, int(out[0]))
+
+    def started(self, number: int, visit: NativeVisit, under_way: UnderWay) -> None:
+        """Wait, in `run`, for a transfer."""
+        self._under_way[number] = visit, under_way
+        self._news.set()
+
+    def number_of(self, under_way: UnderWay) -> int | None:
+        """Return the number of a transfer that has not ended."""
+        return next((number for number, (_, one) in self._under_way.items() if one is under_way), None)
+
+    def is_under_way(self, visit: NativeVisit) -> bool:
+        """Return whether a transfer of a visit has not ended."""
+        return any(its is visit for its, _ in self._under_way.values())
+
+    async def wait_for_room(self) -> None:
+        """Wait until a transfer of this process has ended."""
+        await self._room.wait()
+
+    @trio.lowlevel.enable_ki_protection
+    async def run(self) -> None:
+        """Take records of transfers that have ended, until cancelled; see `Mover.run`."""
+        while True:
+            await self._news.wait()
+            await trio.lowlevel.wait_readable(self._bell)
+            self._take()
+            if not self._under_way:
+                self._news = trio.Event()
+
+    def _take(self) -> None:
+        records = self._records
+        code = self.library.lib.tm_mover_poll(self.handle, records, _RECORDS_MAX, self._count)
+        status.check(code, "asking for transfers that have ended")
+        for index in range(int(self._count[0])):
+            record = records[index]
+            _, found = self._under_way.pop(int(record.id))
+            found.end(result_of(record))
+        self._room.set()
+        self._room = trio.Event()
+
+    def close(self) -> None:
+        """End everything; see `Mover.close`."""
+        if self._is_closed:
+            return
+        self.tidy()
+        self._is_closed = True
+        code = self.library.lib.tm_mover_destroy(self.handle)
+        self.handle = self.library.ffi.NULL
+        if code != status.ERR_FORKED:
+            status.check(code, "stopping the mover")
+        ended, self._under_way = self._under_way, {}
+        for _, one in ended.values():
+            one.end(TransferError(End.CANCELLED))
+        self._keep.clear()
+
+
+class NativeVisit(Visit):
+    """An open view of another process's home."""
+
+    def __init__(self, mover: NativeMover, number: int) -> None:
+        self.mover = mover
+        self.number = number
+        self._is_closed = False
+
+    def _info(self) -> Any:
+        out = self.mover.library.ffi.new("tm_visit_info *")
+        code = self.mover.library.lib.tm_visit_get_info(self.mover.handle, self.number, out)
+        status.check(code, "asking a visit")
+        return out
+
+    @property
+    def carriers(self) -> Carrier:
+        """What works between here and there; see `Visit.carriers`."""
+        return Carrier(int(self._info().carriers))
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the process has ended."""
+        return bool(self._info().gone)
+
+    @property
+    def why_not(self) -> str:
+        """Why other carriers do not work; see `Visit.why_not`."""
+        return "" if self._is_closed else str(self.mover.library.ffi.string(self._info().why_not).decode())
+
+    def name_of(self, carrier: Carrier) -> str:
+        """Return what people call a carrier of it; adapters by what drives them."""
+        return adapter_name(self.mover.adapters) if carrier is Carrier.UCX else super().name_of(carrier)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether transfers are under way."""
+        return self.mover.is_under_way(self)
+
+    def begin(self, transfer: Transfer) -> Done | UnderWay | None:
+        """Begin a transfer; see `Visit.begin`.
+
+        Raises:
+            TransferError, OSError: It has failed.
+        """
+        mover = self.mover
+        mover.tidy()
+        if self._is_closed or mover.handle == mover.library.ffi.NULL:
+            raise TransferError(End.CANCELLED)
+        ffi = mover.library.ffi
+        made = ffi.new("tm_transfer *")
+        made.visit, made.kind = self.number, transfer.kind
+        made.grant = mover.grant_of(transfer.grant)[0]
+        made.offset, made.size = transfer.offset, transfer.local.nbytes
+        made.local = ffi.cast("uint8_t *", transfer.local.address)
+        made.operand, made.expected = transfer.operand, transfer.expected
+        exported = transfer.grant.exported  # which the transfer keeps until it has ended
+        if exported:
+            made.exported, made.exported_size = ffi.from_buffer("uint8_t[]", exported), len(exported)
+        made.carriers = _ALL
+        code = int(mover.library.lib.tm_transfer_begin(mover.handle, made, mover.done))
+        if code == status.FULL:
+            return None
+        if code == status.UNDER_WAY:
+            under_way = UnderWay(transfer)
+            mover.started(int(mover.done.id), self, under_way)
+            return under_way
+        if code < 0:
+            raise _error_of(code, "beginning a transfer")
+        result = result_of(mover.done)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def give_up(self, under_way: UnderWay) -> None:
+        """Have a transfer end soon; see `Visit.give_up`."""
+        number = self.mover.number_of(under_way)
+        if number is not None and self.mover.handle != self.mover.library.ffi.NULL:
+            code = self.mover.library.lib.tm_transfer_give_up(self.mover.handle, number)
+            status.check(code, "giving a transfer up")
+
+    async def wait_for_room(self) -> None:
+        """Wait until a transfer of this process has ended."""
+        await self.mover.wait_for_room()
+
+    def view(self, grant: Grant, offset: int, nbytes: int, *, writable: bool) -> memoryview:
+        """Return granted memory of a block where it lies; see `Visit.view`.
+
+        Raises:
+            TransferError, OSError, LimitExceeded: It cannot be had.
+        """
+        mover = self.mover
+        mover.tidy()
+        if self._is_closed:
+            raise TransferError(End.CANCELLED)
+        out = mover.library.ffi.new("tm_view *")
+        code = mover.library.lib.tm_view_open(
+            mover.handle, self.number, mover.grant_of(grant), offset, nbytes, int(writable), out
+        )
+        if code < 0:
+            raise _error_of(code, "looking at memory", "VIEWS_MAX")
+        address, handle = int(mover.library.ffi.cast("uintptr_t", out.bytes)), int(out.handle)
+        view = mover.lend(Span(address, nbytes), partial(self._close_view, handle), nbytes)
+        return view if writable else view.toreadonly()
+
+    def _close_view(self, handle: int) -> None:
+        status.check(self.mover.library.lib.tm_view_close(self.mover.handle, handle), "closing a view")
+
+    def close(self) -> None:
+        """End the visit; see `Visit.close`."""
+        if not self._is_closed:
+            self._is_closed = True
+            if self.mover.handle != self.mover.library.ffi.NULL:
+                code = self.mover.library.lib.tm_visit_close(self.mover.handle, self.number)
+                status.check(code, "ending a visit")
+
+
+_ALL: Final = sum(one.value for one in Carrier)
+
+
+def result_of(record: Any) -> Done | Exception:
+    """Return what a record says of a transfer."""
+    if record.status == status.OK:
+        return Done(Carrier(int(record.carrier)), int(record.value))
+    return _error_of(int(record.status), "moving bytes")
+
+
+def _random_secret() -> bytes:
+    import secrets  # noqa: PLC0415 - few programs need it
+
+    return secrets.token_bytes(16)

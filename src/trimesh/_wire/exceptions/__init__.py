@@ -1,0 +1,1 @@
+"""Exceptions as bytes and back: records, texts, the original type. Pure."""

@@ -1,0 +1,364 @@
+"""Exceptions as bytes and back (rule X2): the original type, its parts, its chain and its remote traceback.
+
+pickle rebuilds an exception by calling its class with `args`, which breaks on the first keyword-only parameter. Here
+an exception is taken apart (`exception_parts`) into records (`exception_records`), each part encoded by itself, and
+put together without running an `__init__` written in Python.
+
+    EX-1 Encoding never raises, whatever the exception is made of.
+    EX-2 Decoding raises `ProtocolError` for bytes that are no table of records, and nothing else.
+    EX-3 What arrives is an `Exception`: an exception that is none here (KeyboardInterrupt, SystemExit, GeneratorExit,
+         the Cancelled of Trio or asyncio), or whose class cannot be had, is a `RemoteError` (E06).
+    EX-4 A part that does not travel is replaced by its shortened repr; a string that is too long is cut.
+    EX-5 An exception that was remote already keeps its first origin, and all its remote tracebacks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Protocol
+
+from trimesh import limits
+from trimesh._wire.exceptions.records import ExceptionRecord, OriginRecord, Part, decode_records, encode_records
+from trimesh._wire.exceptions.text import (
+    is_plain,
+    message_of,
+    notes_of,
+    plain_text,
+    short_repr,
+    traceback_text,
+    type_name,
+)
+from trimesh._wire.memory.reducers import DefinitionId
+from trimesh._wire.memory.regions import Buffer
+from trimesh._wire.pickled.exception_parts import (
+    args_of,
+    attributes_of,
+    chain_of,
+    dict_of,
+    group_members,
+    group_message,
+    make,
+    make_group,
+    set_args,
+    set_attribute,
+    set_chain,
+)
+from trimesh._wire.pickled.payload import Encoded
+from trimesh.errors import (
+    MeshErrorGroup,
+    Origin,
+    ProtocolError,
+    RemoteError,
+    RemoteTraceback,
+    has_origin,
+    origin,
+    set_origin,
+)
+
+_ORIGIN_KEY = "__trimesh_origin__"  # kept by errors.set_origin; travels as a record of its own
+_NOTES_KEY = "__notes__"
+_NOT_STATE = frozenset((_ORIGIN_KEY, _NOTES_KEY))
+_METHODS = _NOT_STATE.union(name for name in dir(BaseExceptionGroup) if callable(getattr(BaseExceptionGroup, name)))
+"""What a peer must not put in the place of: `except*` calls `split`, and who catches an error `add_note`."""
+
+_TEXTLESS = frozenset((int, float, bool, str, bytes, type(None)))  # they always arrive, so they need no repr
+
+
+class PartEncoder(Protocol):
+    """Encodes the parts of an exception."""
+
+    def encode_within(self, value: object, bytes_max: int, /) -> Encoded | None:
+        """Encode a value into the payload alone, or return None when it cannot be encoded or is too large."""
+        ...
+
+
+class PartDecoder(Protocol):
+    """Decodes the parts of an exception."""
+
+    def decode(self, payload: Buffer, /) -> Any:
+        """Decode a value; raises any exception when that cannot be."""
+        ...
+
+
+def encode_exception(
+    error: BaseException, encoder: PartEncoder, *, where: Origin | None = None, note: str = ""
+) -> Encoded:
+    """Encode an exception that was raised here, with its traceback.
+
+    Args:
+        error: The exception; not changed.
+        encoder: Encodes its parts.
+        where: Origin of the exceptions in it that have none yet.
+        note: Added to those, and to the exception itself if it is a group; heads the remote traceback.
+
+    Returns:
+        The payload, never with buffers. Never raises.
+    """
+    writer = _Writer(encoder, where, note)
+    try:
+        payload = encode_records(writer.write(error))
+    except Exception:  # noqa: BLE001 - EX-1: a class of the user's that breaks the most basic promises
+        writer = _Writer(encoder, where, note)
+        payload = encode_records([writer.text_only(error)])
+    return Encoded(payload, (), tuple(writer.definitions), tuple(writer.attachments))
+
+
+class _Writer:
+    """Makes the records of one exception, breadth first."""
+
+    def __init__(self, encoder: PartEncoder, where: Origin | None, note: str) -> None:
+        self.definitions: dict[DefinitionId, None] = {}
+        self.attachments: list[object] = []
+        self._encoder = encoder
+        self._where = where
+        self._note = plain_text(note)
+        self._indices: dict[int, int] = {}
+        self._pending: deque[tuple[BaseException, int, bool]] = deque()
+
+    def write(self, error: BaseException) -> list[ExceptionRecord]:
+        """Return the records of `error`; it is the first."""
+        records: list[ExceptionRecord] = []
+        self._index(error, 0, top=True)
+        while self._pending:
+            records.append(self._record(*self._pending.popleft()))
+        return records
+
+    def text_only(self, error: BaseException) -> ExceptionRecord:
+        """Return a record of nothing but texts."""
+        return ExceptionRecord(
+            cls=Part(None, type_name(type(error))),
+            message=message_of(error),
+            args=[],
+            attributes=[],
+            state=[],
+            notes=[self._note] if self._note else [],
+            cause=-1,
+            context=-1,
+            suppress=False,
+            members=None,
+            traceback=self._note,
+            origin=self._origin(self._where),
+        )
+
+    def _index(self, error: BaseException, depth: int, *, top: bool) -> int:
+        """Return the index of an exception, to be written if it is new, or -1 if there are too many."""
+        index = self._indices.get(id(error))
+        if index is None:
+            if depth >= limits.EXCEPTION_CHAIN_MAX or len(self._indices) >= limits.EXCEPTION_RECORDS_MAX:
+                return -1
+            index = self._indices[id(error)] = len(self._indices)
+            self._pending.append((error, depth, top))
+        return index
+
+    def _record(self, error: BaseException, depth: int, top: bool) -> ExceptionRecord:  # noqa: FBT001 - from _index
+        cause, context, suppress = chain_of(error)
+        cause_index = -1 if cause is None else self._index(cause, depth + 1, top=False)
+        context_index = -1 if context is None else self._index(context, depth + 1, top=False)
+        notes = self._notes(error, top=top)
+        if (cause is not None and cause_index < 0) or (context is not None and context_index < 0):
+            notes.append(f"(this exception has causes that were left out: more than {limits.EXCEPTION_CHAIN_MAX})")
+        cls = self._part(type(error), type_name(type(error)))
+        args: tuple[Any, ...] = args_of(error)
+        members = self._members(error, depth, notes)
+        if members is not None:
+            args = (group_message(error), *args[2:])
+        if members == []:  # the table is full
+            members, cls = None, Part(None, cls.text)
+        return ExceptionRecord(
+            cls=cls,
+            message=message_of(error),
+            args=[self._part(value) for value in args],
+            attributes=[(name, self._part(value)) for name, value in attributes_of(error)],
+            state=[
+                (name, self._part(value))
+                for name, value in list(dict_of(error).items())
+                if name not in _NOT_STATE and is_plain(name)
+            ],
+            notes=notes,
+            cause=cause_index,
+            context=context_index,
+            suppress=suppress,
+            members=members,
+            traceback=traceback_text(error, self._note) if top else "",
+            origin=self._origin(self._origin_of(error, top=top)),
+        )
+
+    def _members(self, error: BaseException, depth: int, notes: list[str]) -> list[int] | None:
+        children = group_members(error)
+        if children is None:
+            return None
+        members = [self._index(child, depth, top=True) for child in children[: limits.EXCEPTION_CHAIN_MAX]]
+        members = [index for index in members if index >= 0]
+        if len(members) < len(children):
+            notes.append(f"({len(children) - len(members)} more exceptions of this group were left out)")
+        return members
+
+    def _origin_of(self, error: BaseException, *, top: bool) -> Origin | None:
+        if has_origin(error):
+            return origin(error)
+        return self._where if self._is_new_leaf(error, top=top) else None
+
+    def _is_new_leaf(self, error: BaseException, *, top: bool) -> bool:
+        return top and group_members(error) is None and not has_origin(error)
+
+    def _notes(self, error: BaseException, *, top: bool) -> list[str]:
+        notes = notes_of(error)
+        new_group = self._indices[id(error)] == 0 and group_members(error) is not None
+        if self._note and (new_group or self._is_new_leaf(error, top=top)):
+            notes.append(self._note)
+        return notes
+
+    def _part(self, value: Any, text: str | None = None) -> Part:
+        encoded = self._encoder.encode_within(value, limits.EXCEPTION_PAYLOAD_BYTES_MAX)
+        if encoded is None and type(value) in {str, bytes}:
+            encoded = self._encoder.encode_within(
+                value[: limits.TRACEBACK_CHARS_MAX], limits.EXCEPTION_PAYLOAD_BYTES_MAX
+            )
+        if text is None:
+            text = "" if type(value) in _TEXTLESS else short_repr(value)
+        if encoded is None:
+            return Part(None, text)
+        self.definitions.update(dict.fromkeys(encoded.definitions))
+        self.attachments += encoded.attachments
+        return Part(encoded.payload, text)
+
+    def _origin(self, where: Origin | None) -> OriginRecord | None:
+        if where is None:
+            return None
+        return OriginRecord(
+            point=self._part(where.point),
+            mesh=plain_text(where.mesh),
+            actor=None if where.actor is None else plain_text(where.actor),
+            endpoint=None if where.endpoint is None else plain_text(where.endpoint),
+            host=plain_text(where.host),
+            pid=where.pid or 0,
+            incarnation=where.incarnation,
+        )
+
+
+def decode_exception(payload: Buffer, decoder: PartDecoder) -> Exception:
+    """Rebuild an exception.
+
+    Returns:
+        An exception of the original class with `RemoteTraceback` at the end of its chain, or a `RemoteError`, or an
+        `ExceptionGroup` in place of a group whose class cannot be had.
+
+    Raises:
+        ProtocolError: These bytes are no encoded exception. Nothing else is ever raised.
+    """
+    records = decode_records(payload)
+    errors: dict[int, Exception] = {}
+    sizes: dict[int, int] = {}
+    for index in _members_first(records):
+        record = records[index]
+        sizes[index] = 1 + sum(sizes[m] for m in record.members or () if m in sizes)
+        if sizes[index] > limits.EXCEPTION_LEAVES_MAX:
+            raise ProtocolError(f"groups must hold at most {limits.EXCEPTION_LEAVES_MAX} exceptions, each as often")
+        try:
+            error = _rebuild(record, [errors[m] for m in record.members or () if m in errors], decoder)
+        except Exception:  # noqa: BLE001 - EX-3
+            error = RemoteError(record.cls.text, record.message)
+        errors[index] = error
+    for index, record in enumerate(records):
+        try:
+            _complete(errors[index], record, decoder)
+        except Exception:  # noqa: BLE001, S110 - EX-2: what the class allows of it is there
+            pass
+        set_chain(errors[index], errors.get(record.cause), errors.get(record.context), record.suppress)
+    # From the last to the first, so that the exception that was caught prints its own traceback nearest to itself.
+    for index in reversed(range(len(records))):
+        if records[index].traceback:
+            _attach_traceback(errors[index], records[index].traceback)
+    return errors[0]
+
+
+def _members_first(records: list[ExceptionRecord]) -> list[int]:
+    """Return all indices, members before their groups; a member that contains its own group is left out of it."""
+    order: dict[int, None] = {}
+    is_open = [False] * len(records)
+    for root in range(len(records)):
+        stack = [(root, False)]
+        while stack:
+            index, expanded = stack.pop()
+            if expanded:
+                order[index] = None
+            elif index not in order and not is_open[index]:
+                is_open[index] = True
+                stack.append((index, True))
+                stack.extend((m, False) for m in records[index].members or () if m not in order and not is_open[m])
+    return list(order)
+
+
+def _rebuild(record: ExceptionRecord, members: list[Exception], decoder: PartDecoder) -> Exception:
+    """Make the exception itself; what else it has is set by `_complete`."""
+    cls = _value(record.cls, decoder)
+    args = tuple(_value(part, decoder) for part in record.args)
+    if members:
+        message = args[0] if args and isinstance(args[0], str) else record.message
+        try:
+            group = make_group(cls, message, members)
+        except Exception:  # noqa: BLE001 - EX-3: the class is not to be had, its members are
+            group = ExceptionGroup(message, members)
+            if record.cls.text not in {"ExceptionGroup", "BaseExceptionGroup"}:
+                group.add_note(f"(this was a {record.cls.text}, which cannot be rebuilt here)")
+        set_args(group, (message, members, *args[1:]))
+        return group
+    if not (isinstance(cls, type) and issubclass(cls, Exception)) or record.members is not None:
+        return RemoteError(record.cls.text, record.message)
+    error = make(cls, args)
+    return error if isinstance(error, Exception) else RemoteError(record.cls.text, record.message)
+
+
+def _complete(error: Exception, record: ExceptionRecord, decoder: PartDecoder) -> None:
+    """Set attributes, `__dict__`, notes and origin."""
+    if type_name(type(error)) == record.cls.text:  # not of a stand-in, which has its own
+        for name, part in record.attributes:
+            set_attribute(error, name, _value(part, decoder))
+        state = dict_of(error)
+        for name, part in record.state:
+            if name not in _METHODS:
+                state[name] = _value(part, decoder)
+        if isinstance(error, MeshErrorGroup) and isinstance(error.partial, str):
+            error.partial = None  # a repr in place of results would be taken for one
+    if record.notes:
+        dict_of(error).setdefault(_NOTES_KEY, []).extend(record.notes)
+    if record.origin is not None:
+        found = record.origin
+        where = Origin(
+            point=_value(found.point, decoder),
+            mesh=found.mesh,
+            actor=found.actor,
+            endpoint=found.endpoint,
+            host=found.host,
+            pid=found.pid or None,
+            incarnation=found.incarnation,
+        )
+        try:
+            set_origin(error, where)
+        except Exception:  # noqa: BLE001 - a __setattr__ of the user's
+            dict_of(error)[_ORIGIN_KEY] = where
+
+
+def _value(part: Part, decoder: PartDecoder) -> Any:
+    if part.payload is None:
+        return part.text
+    try:
+        return decoder.decode(part.payload)
+    except Exception:  # noqa: BLE001 - EX-4
+        return part.text
+
+
+def _attach_traceback(error: BaseException, text: str) -> None:
+    """Make `text` the cause of the last exception of the chain, before remote tracebacks that it has already."""
+    seen = {id(error)}
+    while True:
+        cause, context, suppress = chain_of(error)
+        following = cause if cause is not None else None if suppress else context
+        if following is None or id(following) in seen or isinstance(following, RemoteTraceback):
+            break
+        seen.add(id(following))
+        error = following
+    remote = RemoteTraceback(text)
+    if isinstance(cause, RemoteTraceback):
+        set_chain(remote, cause, None, suppress=True)
+    set_chain(error, remote, context, suppress)

@@ -1,0 +1,104 @@
+"""numpy arrays and memoryviews, so that their bytes travel beside the pickle and arrive writable (rule V1).
+
+numpy's own way sends contiguous arrays out of band, but two views of one array as two copies; here an array says
+where its memory lies, and the layout of the message (`regions`) keeps what overlaps in one piece. numpy is imported
+only by an array that arrives.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from trimesh._wire.memory.reducers import Sink, register_reducer
+from trimesh._wire.memory.regions import Memory, memory_at, view_of, writable
+
+Array = Any
+"""A `numpy.ndarray`. numpy is no dependency, so checkers cannot be told."""
+
+SPARSE = 2
+"""A view that covers more than this many times its own bytes is sent compacted when nothing else shares its memory."""
+
+
+def register() -> None:
+    """Register the reducers of this module."""
+    register_reducer("numpy.ndarray", reduce_array)  # subclasses know how they pickle
+    register_reducer(memoryview, reduce_memoryview)
+
+
+def strided_extent(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+    """Return the first byte a strided array touches, relative to its first element, and the end, in bytes."""
+    low = sum(stride * (size - 1) for size, stride in zip(shape, strides, strict=True) if stride < 0)
+    high = sum(stride * (size - 1) for size, stride in zip(shape, strides, strict=True) if stride > 0)
+    return low, high + itemsize
+
+
+def reduce_array(array: Array, sink: Sink) -> Any:
+    """Reduce an array: its memory goes to the sink, its shape into the pickle."""
+    dtype = array.dtype
+    nbytes = array.nbytes
+    if nbytes == 0 or dtype.hasobject:
+        return NotImplemented
+    # The short text says everything about numpy's own dtypes, at a tenth of the cost; records and others pickle.
+    kind = dtype.str if dtype.isbuiltin == 1 and dtype.kind != "V" else dtype
+    flags = array.flags
+    if flags.c_contiguous:
+        low, high, strides = 0, nbytes, None
+    else:
+        strides = array.strides
+        low, high = strided_extent(array.shape, strides, dtype.itemsize)
+        if high - low < nbytes:  # elements share bytes (a broadcast, a sliding window): writable only as a copy
+            array = array.copy()
+            low, high, strides = 0, nbytes, None
+    compact: Callable[[], memoryview] | None = None
+    if high - low > SPARSE * nbytes:
+        compact = partial(_copied_bytes, array)
+    address = array.__array_interface__["data"][0] + low
+
+    token = sink.memory(address, high - low, partial(memory_at, keep=array), compact=compact)
+    return rebuild_array, (token, kind, array.shape, strides, -low, high - low)
+
+
+def _copied_bytes(array: Array) -> memoryview:
+    array = array.copy()  # in C order
+    return memory_at(array.__array_interface__["data"][0], array.nbytes, array)
+
+
+def rebuild_array(
+    data: Memory | memoryview,
+    dtype: Any,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    offset: int,
+    span: int,
+) -> Array:
+    """Make the array that `reduce_array` described, over the memory that arrived."""
+    view = view_of(data)
+    if view.nbytes != span:  # it was compacted on the way
+        strides, offset = None, 0
+    return importlib.import_module("numpy").ndarray(shape, dtype, writable(view), offset, strides)
+
+
+def reduce_memoryview(view: memoryview[Any], sink: Sink) -> Any:
+    """Reduce a memoryview: a copy arrives, read-only."""
+    if view.format not in _CASTS:
+        raise TypeError(
+            f"a memoryview can be sent with a native format of one item, got format {view.format!r}; "
+            "send the object that it views, or view.cast('B')"
+        )
+    plain = view if view.c_contiguous else view.tobytes()
+    return rebuild_memoryview, (pickle.PickleBuffer(plain), view.format, view.shape)
+
+
+_CASTS = frozenset("bBhHiIlLqQnNfd?c")  # what memoryview.cast takes, bar P: an address means nothing elsewhere
+
+
+def rebuild_memoryview(data: Memory | memoryview, fmt: Any, shape: tuple[int, ...]) -> Any:
+    """Make the memoryview that `reduce_memoryview` described."""
+    view: Any = view_of(data).cast("B")
+    if 0 in shape:
+        return view.cast(fmt).toreadonly()  # memoryview casts no zero into a shape; nothing is lost but dimensions
+    return view.cast(fmt, shape).toreadonly()

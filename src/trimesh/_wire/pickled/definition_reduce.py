@@ -1,0 +1,392 @@
+"""Takes classes, functions, cells and modules apart for `by_value`; the sending half.
+
+What is made of them is put together by `definition_rebuild`. Many small objects that occur in classes (properties,
+dataclass fields, code, weak sets) are reduced by cloudpickle, whose knowledge of Python's releases is used here; its
+own table of classes is not, for its ids are random and a class goes whole with every message.
+
+A function refers to its module, too, by a definition: on the other side all functions of one module share one
+namespace, which is made for them and is not `__main__`.
+"""
+
+# ruff: noqa: SLF001 - what cloudpickle knows of Python's releases has no public names
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import importlib
+import sys
+import types
+import typing
+import weakref
+from collections.abc import Callable
+from types import CellType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+from cloudpickle import cloudpickle
+
+from trimesh._wire.memory.reducers import DefinitionId, Entry, Sink
+from trimesh._wire.pickled.by_value import MAIN_NAMES, Definitions, find, is_by_value, is_importable, name_of
+from trimesh._wire.pickled.definition_rebuild import fill_cell, make_cached_property, make_cell, rebuild, restore
+
+_cloud: Any = cloudpickle
+_dataclasses: Any = dataclasses
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_NATIVE_TYPES = {value: name for name, value in vars(types).items() if isinstance(value, type)}
+_MODULE_NAMES = ("__name__", "__package__", "__file__")
+_VARIABLES: tuple[Any, ...] = (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple)
+_SENTINELS: dict[type, str] = {
+    type(getattr(dataclasses, name)): name for name in ("MISSING", "KW_ONLY", "_HAS_DEFAULT_FACTORY")
+}
+_names: dict[str, Any] = {}
+_CACHED: type = type(functools.lru_cache(print))
+
+# Left to cloudpickle, for exactly these classes.
+_SMALL: tuple[Any, ...] = (
+    classmethod,
+    CodeType,
+    _dataclasses._FIELD_BASE,
+    property,
+    staticmethod,
+    type(_names.items()),
+    type(_names.keys()),
+    type(_names.values()),
+    types.GetSetDescriptorType,
+    types.MappingProxyType,
+    weakref.WeakSet,
+)
+
+
+class DefiningSink(Sink, typing.Protocol):
+    """The sink of the reducers of this module.
+
+    Attributes:
+        subject: What is being defined: it is taken apart where it is met, and named everywhere else.
+        is_body: Whether a definition is being encoded, and not a payload.
+        bound: To be set when something is written that the decoder's bindings must resolve.
+        anonymous: Namespaces of no module, by id, as they were begun in this pickle.
+    """
+
+    subject: Any
+    is_body: bool
+    bound: bool
+    anonymous: dict[int, dict[str, Any]]
+
+    def define(self, definition: DefinitionId) -> None:
+        """Note that the receiver must know `definition`."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reference:
+    """Pickles as the object of a definition."""
+
+    definition: DefinitionId
+
+
+@dataclasses.dataclass(frozen=True)
+class _Names:
+    """Pickles as the namespace of a module."""
+
+    names: dict[str, Any]
+    definition: DefinitionId | None
+
+
+class DefinitionReducers:
+    """The reducers of one process's definitions."""
+
+    def __init__(self, definitions: Definitions) -> None:
+        self._definitions = definitions
+
+    def table(self) -> dict[type, Entry]:
+        """Return them by class."""
+        table: dict[type, Entry] = {
+            type: Entry(self.reduce_class, subclasses=True),
+            FunctionType: Entry(self.reduce_function, subclasses=False),
+            ModuleType: Entry(self.reduce_module, subclasses=True),
+            CellType: Entry(reduce_cell, subclasses=False),
+            functools.cached_property: Entry(reduce_cached_property, subclasses=False),
+            _CACHED: Entry(self.reduce_cached, subclasses=False),
+            typing.NewType: Entry(self.reduce_new_type, subclasses=False),
+            _Reference: Entry(self.reduce_reference, subclasses=False),
+            _Names: Entry(self.reduce_names, subclasses=False),
+        }
+        table |= dict.fromkeys(_VARIABLES, Entry(self.reduce_variable, subclasses=False))
+        table |= dict.fromkeys(_SENTINELS, Entry(reduce_sentinel, subclasses=False))
+        known = _cloud.Pickler.dispatch_table
+        return table | {cls: Entry(_without_sink(known[cls]), subclasses=False) for cls in _SMALL}
+
+    def _defined(self, thing: Any, sink: DefiningSink) -> Any:
+        """Return a reference to `thing`, defining it first if this is the first time."""
+        definition = self._definitions.id_of(thing)
+        if definition is None:
+            definition = self._definitions.enter(thing, name_of(thing), thing)
+        return self.reduce_reference(_Reference(definition), sink)
+
+    def reduce_reference(self, reference: _Reference, sink: DefiningSink) -> Any:
+        """Reduce to the object of a definition."""
+        sink.define(reference.definition)
+        return rebuild, ("reference", reference.definition)
+
+    # ---- classes ---------------------------------------------------------------------------------------------
+
+    def reduce_class(self, cls: type[Any], sink: DefiningSink) -> Any:
+        """Reduce a class: to its name, to a reference, or, being defined, to its parts."""
+        if sink.subject is cls:
+            return self._class_parts(cls, sink)
+        if is_importable(cls):
+            return NotImplemented
+        if not cls.__flags__ & _HEAP_TYPE:
+            name = _NATIVE_TYPES.get(cls)
+            return NotImplemented if name is None else (getattr, (types, name))
+        return self._defined(cls, sink)
+
+    def _class_parts(self, cls: Any, sink: DefiningSink) -> Any:
+        sink.bound = True
+        definition = self._definitions.id_of(cls)
+        if typing.is_typeddict(cls):
+            total: bool = cls.__total__
+            return rebuild, ("typed_dict", definition, cls.__name__, cls.__annotations__, total, cls.__module__)
+        if issubclass(cls, enum.Enum):
+            return _enum_parts(definition, cls)
+        state, _ = _cloud._class_getstate(cls)
+        # What must be there when the class is made: slots decide its layout.
+        first = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+        if "__slots__" in cls.__dict__:
+            first["__slots__"] = state.pop("__slots__")
+        bases = cls.__dict__.get("__orig_bases__", cls.__bases__)
+        if types.resolve_bases(bases) != cls.__bases__:
+            bases = cls.__bases__
+        args = ("class", definition, cls.__class__, cls.__name__, tuple(bases), first)
+        return rebuild, args, ("class", state, None), None, None, restore
+
+    # ---- functions -------------------------------------------------------------------------------------------
+
+    def reduce_function(self, function: FunctionType, sink: DefiningSink) -> Any:
+        """Reduce a function: to its name, to a reference if it belongs to a module, else to its parts."""
+        if sink.subject is function:
+            return self._function_parts(function, self._definitions.id_of(function), sink)
+        if is_importable(function):
+            return NotImplemented
+        if self._definitions.id_of(function) is not None or self._is_top_level(function):
+            return self._defined(function, sink)
+        if not sink.is_body:
+            owner = self._class_of_method(function)
+            if owner is not None:
+                return getattr, (owner, function.__name__)
+        return self._function_parts(function, None, sink)
+
+    def _function_parts(self, function: FunctionType, definition: DefinitionId | None, sink: DefiningSink) -> Any:
+        sink.bound = True
+        code = function.__code__
+        names = function.__globals__
+        used: dict[str, Any] = {n: names[n] for n in _cloud._extract_code_globals(code) if n in names}
+        where, module, bindings = self._names_of(names, used, sink)
+        cells = function.__closure__
+        values = [*used.values(), *(cell.cell_contents for cell in cells or () if _is_filled(cell))]
+        attributes = {name: getattr(function, name) for name in _FUNCTION_ATTRIBUTES if hasattr(function, name)}
+        state: dict[str, Any] = {
+            "attributes": attributes,
+            "dict": function.__dict__,
+            "bindings": bindings,
+            # Imported for their effect: a function that says `a.b.c` uses the global `a` only.
+            "submodules": _submodules_used(code, values),
+        }
+        packed = code if sink.is_body else _Reference(self._id_of_code(code))
+        args = ("function", definition, packed, where, function.__name__, cells)
+        return rebuild, args, ("function", state, (definition, module)), None, None, restore
+
+    def _id_of_code(self, code: CodeType) -> DefinitionId:
+        found = self._definitions.id_of(code)
+        return self._definitions.enter(code, name_of(code), code) if found is None else found
+
+    def _is_top_level(self, function: Any) -> bool:
+        """Return whether a function is a global of its own module under its own name."""
+        name = function.__qualname__
+        return "." not in name and find(self._definitions.module(function.__module__), name) is function
+
+    def _class_of_method(self, function: FunctionType) -> type[Any] | None:
+        """Return the class in whose body a function was defined, if it is still there."""
+        owner = find(self._definitions.module(function.__module__), function.__qualname__.rpartition(".")[0])
+        return owner if isinstance(owner, type) and owner.__dict__.get(function.__name__) is function else None
+
+    # ---- modules ---------------------------------------------------------------------------------------------
+
+    def _names_of(
+        self, names: dict[str, Any], used: dict[str, Any], sink: DefiningSink
+    ) -> tuple[Any, DefinitionId | None, dict[str, Any]]:
+        """Return what stands for a function's globals, the definition of its module, and what is bound there."""
+        definition = self._definitions.id_of(names)
+        module = sys.modules.get(str(names.get("__name__")))
+        if definition is None and (module is None or module.__dict__ is not names):
+            # Made by exec, in a namespace of its own: what is used of it goes along, shared within this pickle.
+            space = sink.anonymous.setdefault(id(names), {n: names[n] for n in _MODULE_NAMES if n in names})
+            return space, None, used
+        if definition is None:
+            name = names["__name__"]
+            if not is_by_value(name):
+                return _Names(names, None), None, {}
+            definition = self._definitions.enter_module(names, f"module {name}", lambda d: _Names(names, d))
+        return _Reference(definition), definition, self._bindings(definition, names, used, sink)
+
+    def _bindings(
+        self, module: DefinitionId, names: dict[str, Any], used: dict[str, Any], sink: DefiningSink
+    ) -> dict[str, Any]:
+        bindings: dict[str, Any] = {}
+        for name, value in used.items():
+            bindings[name] = self._definitions.enter_global(module, name, value, str(names.get("__name__")))
+            sink.define(bindings[name])
+        return bindings
+
+    def reduce_names(self, names: _Names, sink: DefiningSink) -> Any:
+        """Reduce the namespace of a module."""
+        sink.bound = True
+        said = {name: names.names[name] for name in _MODULE_NAMES if isinstance(names.names.get(name), str)}
+        return rebuild, ("names", names.definition, said)
+
+    def reduce_module(self, module: ModuleType, sink: DefiningSink) -> Any:
+        """Reduce a module: to its name, or, going by value, to all of it that travels."""
+        name = module.__name__
+        if name not in sys.modules:
+            raise TypeError(f"module {name} was made at run time and cannot be imported; send what is in it instead")
+        if name in MAIN_NAMES or not is_by_value(name):
+            return importlib.import_module, (name,)
+        names = module.__dict__
+        reference, definition, _ = self._names_of(names, {}, sink)
+        assert definition is not None
+        used = {n: value for n, value in list(names.items()) if not n.startswith("__") and self._travels(value)}
+        return rebuild, ("module", definition, reference, self._bindings(definition, names, used, sink))
+
+    def _travels(self, value: Any) -> bool:
+        try:
+            self._definitions.pickle(value, None)
+        except Exception:  # noqa: BLE001 - a lock, an open file: nobody has asked for it by name
+            return False
+        return True
+
+    # ---- what is like a class or a function --------------------------------------------------------------------
+
+    def reduce_cached(self, function: Any, sink: DefiningSink) -> Any:
+        """Reduce a function under `functools.lru_cache`; its cache arrives empty."""
+        if sink.subject is not function:
+            if is_importable(function):
+                return NotImplemented
+            if self._definitions.id_of(function) is not None or self._is_top_level(function):
+                return self._defined(function, sink)
+        sink.bound = True
+        return rebuild, (
+            "cached",
+            self._definitions.id_of(function),
+            function.cache_parameters(),
+            function.__wrapped__,
+        )
+
+    def reduce_variable(self, variable: Any, sink: DefiningSink) -> Any:
+        """Reduce a type variable."""
+        if sink.subject is not variable:
+            module = variable.__module__
+            if not is_by_value(module) and find(sys.modules.get(module), variable.__name__) is variable:
+                return NotImplemented
+            return self._defined(variable, sink)
+        sink.bound = True
+        options: dict[str, Any] = {}
+        if not isinstance(variable, typing.TypeVarTuple):
+            options = {"bound": variable.__bound__}
+            if getattr(variable, "__infer_variance__", False):
+                options["infer_variance"] = True
+            else:
+                options |= {"covariant": variable.__covariant__, "contravariant": variable.__contravariant__}
+        constraints = getattr(variable, "__constraints__", ())
+        definition = self._definitions.id_of(variable)
+        return rebuild, ("variable", definition, type(variable).__name__, variable.__name__, constraints, options)
+
+    def reduce_new_type(self, new_type: Any, sink: DefiningSink) -> Any:
+        """Reduce a `typing.NewType`."""
+        if sink.subject is not new_type:
+            return NotImplemented if is_importable(new_type) else self._defined(new_type, sink)
+        sink.bound = True
+        definition = self._definitions.id_of(new_type)
+        return rebuild, ("new_type", definition, new_type.__name__, new_type.__supertype__, new_type.__module__)
+
+
+_FUNCTION_ATTRIBUTES = (
+    "__qualname__",
+    "__module__",
+    "__doc__",
+    "__annotations__",
+    "__defaults__",
+    "__kwdefaults__",
+    "__type_params__",
+)
+_ENUM_MEMBER_NAMES = frozenset(("_value_", "_name_", "__objclass__", "_sort_order_"))
+
+
+def _enum_parts(definition: DefinitionId | None, cls: Any) -> Any:
+    state, _ = _cloud._enum_getstate(cls)
+    members = {name: member.value for name, member in cls.__members__.items()}
+    for name in members:
+        state.pop(name, None)  # aliases; the members themselves are left out already
+    # What a constructor of the members has set; it does not run again.
+    extras: dict[str, Any] = {
+        name: {key: member.__dict__[key] for key in member.__dict__ if key not in _ENUM_MEMBER_NAMES}
+        for name, member in cls.__members__.items()
+    }
+    args = ("enum", definition, cls.__bases__, cls.__name__, cls.__qualname__, members, cls.__module__)
+    return rebuild, args, ("enum", state, extras), None, None, restore
+
+
+def reduce_cell(cell: CellType, _: Sink) -> Any:
+    """Reduce a closure's cell, empty at first: what it holds may be the function that holds it."""
+    if not _is_filled(cell):
+        return make_cell, ()
+    return make_cell, (), (cell.cell_contents,), None, None, fill_cell
+
+
+def reduce_cached_property(found: functools.cached_property[Any], _: Sink) -> Any:
+    """Reduce a cached property, which has a lock in Python 3.11."""
+    return make_cached_property, (found.func, found.attrname)
+
+
+def reduce_sentinel(sentinel: object, _: Sink) -> Any:
+    """Reduce an object of `dataclasses` that is compared by identity to its name there."""
+    return _SENTINELS[type(sentinel)]
+
+
+def _submodules_used(code: CodeType, values: list[Any]) -> list[ModuleType]:
+    """Return the loaded submodules of the modules among `values` that some code, or code inside it, may name.
+
+    `a.b.c` is spelled with the names `b` and `c`, wherever in the function it stands.
+    """
+    prefixes = [
+        f"{value.__name__}." for value in values if isinstance(value, ModuleType) and hasattr(value, "__path__")
+    ]
+    if not prefixes:
+        return []
+    said = _names_said(code)
+
+    def is_said(name: str) -> bool:
+        return any(name.startswith(prefix) and said.issuperset(name[len(prefix) :].split(".")) for prefix in prefixes)
+
+    return [module for name, module in list(sys.modules.items()) if isinstance(module, ModuleType) and is_said(name)]
+
+
+def _names_said(code: CodeType) -> set[str]:
+    """Return the names of globals and attributes in some code, and in the lambdas and comprehensions inside it."""
+    inside = [const for const in code.co_consts if isinstance(const, CodeType)]
+    return set(code.co_names).union(*map(_names_said, inside))
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _without_sink(reducer: Callable[[Any], Any]) -> Callable[[Any, Sink], Any]:
+    def reduce(thing: Any, _: Sink) -> Any:
+        return reducer(thing)
+
+    return reduce

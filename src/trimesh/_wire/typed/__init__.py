@@ -1,0 +1,1 @@
+"""User values as bytes without pickle, by what annotations say. Pure."""

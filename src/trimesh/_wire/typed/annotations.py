@@ -1,0 +1,274 @@
+"""What the annotations of a function say of its values, for the wire: one `Field` for each parameter and the result.
+
+AN-1 What does not fit is a `TypeError` at the sender, which decodes what it is about to send; and a `ProtocolError` at
+the receiver, whose own annotations count. AN-2 `Any`, `object`, no annotation, or a container that says nothing of its
+items: the value travels by what it is (`Writer.plain`), and of its class only the container is looked at.
+"""
+
+from __future__ import annotations
+
+import collections
+import collections.abc
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from trimesh._wire.typed.codec import ADVICE, Reader, Writer, stand_in
+from trimesh._wire.typed.kinds import kind_meant
+from trimesh.errors import PayloadError, ProtocolError
+
+_LOOSE: Final = (Any, object, inspect.Parameter.empty)
+CONTAINERS: Final[frozenset[Any]] = frozenset((list, dict, tuple, set, frozenset))
+ABSTRACT: Final[frozenset[Any]] = frozenset(
+    (
+        collections.abc.Sequence,
+        collections.abc.MutableSequence,
+        collections.abc.Mapping,
+        collections.abc.MutableMapping,
+        collections.abc.Set,
+        collections.abc.MutableSet,
+        collections.abc.Collection,
+        collections.abc.Iterable,
+    )
+)
+_STREAMS: Final[frozenset[Any]] = frozenset(
+    (collections.abc.AsyncIterator, collections.abc.AsyncGenerator, collections.abc.AsyncIterable)
+)
+
+
+class Field(msgspec.Struct, frozen=True):
+    """One value.
+
+    Attributes:
+        name: As it is called in errors.
+        annotation: What was written.
+        wire_type: For msgspec, or None when the value travels by what it is.
+        classes: One of these it must be, if any are named.
+        is_record: Whether it must be exactly of the class of the annotation: of a subclass only a part would arrive.
+    """
+
+    name: str
+    annotation: Any
+    wire_type: Any
+    classes: tuple[type, ...] = ()
+    is_record: bool = False
+
+    def write(self, writer: Writer, value: object, what: str) -> bytes:
+        """Encode a value and see that it fits.
+
+        Raises:
+            TypeError: It does not, or cannot be encoded; the text begins with `what`.
+        """
+        try:
+            if self.classes and not isinstance(value, self.classes):
+                raise TypeError(f"expected {_shown(self.annotation)}, got {type(value).__qualname__}")
+            if self.is_record and type(value) is not self.annotation:
+                raise TypeError(f"expected exactly {_shown(self.annotation)}, got {type(value).__qualname__}")
+            if self.wire_type is None:
+                return writer.plain(value)
+            raw = writer.typed(value)
+        except Exception as error:
+            raise TypeError(f"{what} cannot be sent: {error}") from error
+        try:
+            Reader(raw, checking=True).value(self.wire_type)
+        except (ProtocolError, PayloadError) as error:
+            raise TypeError(f"{what} does not fit its annotation {_shown(self.annotation)}: {error}") from error
+        return raw
+
+    def read(self, reader: Reader, raw: msgspec.Raw | None = None) -> Any:
+        """Decode what `write` made.
+
+        Raises:
+            ProtocolError: It does not fit.
+        """
+        value = reader.value(Any if self.wire_type is None else self.wire_type, raw)
+        if self.classes and not isinstance(value, self.classes):
+            raise ProtocolError(f"{self.name} must be {_shown(self.annotation)}, got {type(value).__qualname__}")
+        return value
+
+
+def field_of(name: str, annotation: Any) -> Field:
+    """Return the field of an annotation that has been resolved.
+
+    Raises:
+        TypeError: Nothing with this annotation can travel; the text says why.
+    """
+    loose = _loose_classes(annotation)
+    if loose is not None:
+        return Field(name, annotation, None, loose)
+    wire_type = _wire_type(annotation)
+    try:
+        msgspec.msgpack.Decoder(wire_type)
+    except Exception as error:
+        raise TypeError(f"the annotation {_shown(annotation)} of {name} cannot be used: {error}; {ADVICE}") from error
+    return Field(name, annotation, wire_type, is_record=wire_type is annotation and _is_record(annotation))
+
+
+def _is_record(annotation: Any) -> bool:
+    return isinstance(annotation, type) and any(
+        hasattr(annotation, mark) for mark in ("__dataclass_fields__", "__attrs_attrs__", "__struct_fields__")
+    )
+
+
+def _loose_classes(annotation: Any) -> tuple[type, ...] | None:
+    """Return what a value must be an instance of, () for anything; None where the annotation says more than that."""
+    if any(annotation is one for one in _LOOSE) or isinstance(annotation, typing.TypeVar):
+        return ()
+    if isinstance(annotation, type) and annotation in CONTAINERS:
+        return (annotation,)
+    origin: Any = typing.get_origin(annotation)
+    parts = typing.get_args(annotation)
+    if origin in CONTAINERS | ABSTRACT and any(part is one for part in parts for one in _LOOSE):
+        return (origin,)
+    if origin in (typing.Union, types.UnionType):
+        found = [(type(None),) if part is type(None) else _loose_classes(part) for part in parts]
+        if any(one == () for one in found):
+            return ()
+        if len(found) > sum(part is type(None) for part in parts) and all(one is not None for one in found):
+            return tuple(cls for one in found if one is not None for cls in one)
+    return None
+
+
+def _wire_type(annotation: Any) -> Any:
+    """Return an annotation with every class that msgspec does not know, or knows wrongly, replaced."""
+    if isinstance(annotation, typing.NewType):
+        return _wire_type(annotation.__supertype__)
+    if isinstance(annotation, typing.TypeVar) or any(annotation is one for one in _LOOSE):
+        return Any
+    origin: Any = typing.get_origin(annotation)
+    parts = typing.get_args(annotation)
+    if origin is None:
+        kind = kind_meant(annotation) if isinstance(annotation, type) else None
+        return annotation if kind is None else stand_in(kind, annotation)
+    if origin is typing.Annotated:
+        return typing.Annotated[(_wire_type(parts[0]), *parts[1:])]
+    if origin in (typing.Union, types.UnionType):
+        return typing.Union[tuple(_wire_type(part) for part in parts)]  # noqa: UP007 - made from a tuple
+    if origin in CONTAINERS | ABSTRACT:
+        return origin[tuple(part if part is Ellipsis else _wire_type(part) for part in parts)]
+    kind = kind_meant(origin) if isinstance(origin, type) else None
+    return annotation if kind is None else stand_in(kind, origin)
+
+
+def _shown(annotation: Any) -> str:
+    return annotation.__qualname__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+
+
+class Arguments:
+    """The parameters of one function as fields; `self` is no part of them."""
+
+    def __init__(self, hints: Mapping[str, Any], signature: inspect.Signature, name: str) -> None:
+        """Read resolved annotations.
+
+        Raises:
+            TypeError: Nothing with one of them can travel.
+        """
+        self.signature = signature
+        parameters = signature.parameters.values()
+        self._rest = next((one.name for one in parameters if one.kind is inspect.Parameter.VAR_POSITIONAL), None)
+        self.fields = {
+            parameter.name: field_of(f"argument {parameter.name!r} of {name}()", _whole(parameter, hints))
+            for parameter in parameters
+        }
+
+    def write(self, writer: Writer, args: tuple[Any, ...], kwargs: dict[str, Any], what: str) -> bytes:
+        """Encode the arguments of a call, which have been bound before.
+
+        Raises:
+            TypeError: One does not fit; the text names it.
+        """
+        bound = self.signature.bind(*args, **kwargs).arguments
+        return writer.named(
+            {
+                name: self.fields[name].write(
+                    writer, list(value) if name == self._rest else value, f"argument {name!r} of {what}()"
+                )
+                for name, value in bound.items()
+            }
+        )
+
+    def read(self, reader: Reader) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Decode the arguments of a call.
+
+        Raises:
+            ProtocolError: They do not fit.
+        """
+        values: dict[str, Any] = {}
+        for name, raw in reader.fields().items():
+            if name not in self.fields:
+                raise ProtocolError(f"there is no argument {name!r}")
+            values[name] = self.fields[name].read(reader, raw)
+        return self.bound(values)
+
+    def bound(self, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return arguments, by name, as a call is made with them.
+
+        Raises:
+            ProtocolError: One is missing.
+        """
+        made = inspect.BoundArguments(self.signature, collections.OrderedDict())
+        for name, parameter in self.signature.parameters.items():
+            if name in values:
+                made.arguments[name] = values[name]
+            elif parameter.default is inspect.Parameter.empty and parameter.kind not in _VARIADIC:
+                raise ProtocolError(f"the argument {name!r} is missing")
+            elif parameter.kind not in _VARIADIC:
+                made.arguments[name] = parameter.default  # else what follows would be passed by name
+        return made.args, made.kwargs
+
+
+_VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _whole(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> Any:
+    hint = hints.get(parameter.name, Any)
+    if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+        return list[hint]  # type: ignore[valid-type]
+    if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+        return dict[str, hint]  # type: ignore[valid-type]
+    return hint
+
+
+def resolved_hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
+    """Return the annotations of a function, its result's as "return".
+
+    Raises:
+        TypeError: One names what is not there at run time.
+    """
+    try:
+        return typing.get_type_hints(inspect.unwrap(function), include_extras=True)
+    except Exception as error:
+        raise TypeError(
+            f"with pickle='off' the annotations of {name}() must be there at run time, got {error}: "
+            "import what they name outside of TYPE_CHECKING, and define it in a module"
+        ) from error
+
+
+def constructor_hints(cls: type) -> dict[str, Any]:
+    """Return the annotations of what a class is called with.
+
+    Raises:
+        TypeError: One names what is not there at run time.
+    """
+    if _is_record(cls):
+        return resolved_hints(cls, cls.__qualname__)
+    init = cls.__init__  # type: ignore[misc]
+    return resolved_hints(init, cls.__qualname__) if isinstance(init, types.FunctionType) else {}
+
+
+def result_of(function: Callable[..., Any], name: str) -> Field:
+    """Return the field of what a function returns; of the items, when it is an async generator.
+
+    Raises:
+        TypeError: The annotation cannot be resolved, or nothing with it can travel.
+    """
+    hint = resolved_hints(function, name).get("return", Any)
+    if typing.get_origin(hint) in _STREAMS:
+        hint = typing.get_args(hint)[0]
+    elif isinstance(hint, type) and hint in _STREAMS:
+        hint = Any
+    return field_of(f"the result of {name}()", hint)

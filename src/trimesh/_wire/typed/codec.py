@@ -1,0 +1,320 @@
+"""User values as bytes without pickle: msgpack by msgspec, with arrays beside it.
+
+Two ways, which the annotation decides (`annotations`). *Typed*: msgspec writes dataclasses, attrs classes, structs,
+enums, dates and containers as it does, and the receiver builds what its own annotation says. *Plain*, where there is
+no annotation: only builtin values and kinds travel, and come back as what they were (a tuple as a tuple).
+
+    payload = msgpack "."                                  or with memory beside it: as `regions` lays it out
+    extension types: 1 memory (number of the entry)   2 kind (its name, what it was taken apart into)
+                     3 tuple   4 set   5 frozenset   6 bytearray   7 dict as pairs
+
+    TY-1 Nothing of a peer's bytes names code, but classes by module and name, which must be imported already.
+    TY-2 A value that cannot be encoded is a `TypeError`, at the caller.
+    TY-3 Bytes that cannot be decoded are a `ProtocolError`, whatever they are.
+"""
+
+from __future__ import annotations
+
+import pickle  # for PickleBuffer, which the reducers of arrays use to stand for memory
+from collections.abc import Callable, Sequence
+from typing import Any, Final, get_origin
+
+import msgspec
+
+from trimesh import limits
+from trimesh._wire.memory.reducers import DefinitionId
+from trimesh._wire.memory.regions import STOP, Arrived, Buffer, Extent, lay_out
+from trimesh._wire.pickled.payload import Encoded
+from trimesh._wire.typed.kinds import Kind, Source, kind_named, kind_of
+from trimesh.errors import PayloadError, ProtocolError
+
+MEMORY, KIND, TUPLE, SET, FROZENSET, BYTEARRAY, PAIRS = range(1, 8)
+
+_PLAIN: Final = frozenset((type(None), bool, int, float, str, bytes))
+_CONTAINERS: Final[dict[type, int]] = {tuple: TUPLE, set: SET, frozenset: FROZENSET}
+
+ADVICE: Final = "with pickle='off' make it a dataclass, an attrs class or a msgspec.Struct, and annotate it"
+
+_MAKERS: Final[dict[int, Callable[[Any], Any]]] = {
+    TUPLE: tuple,
+    SET: set,
+    FROZENSET: frozenset,
+    BYTEARRAY: bytearray,
+    PAIRS: dict,
+}
+
+
+class Writer:
+    """One message in the making; also the sink of the kinds in it."""
+
+    def __init__(self) -> None:
+        self._buffers: list[pickle.PickleBuffer] = []
+        self._indices: dict[int, int] = {}
+        self._extents: dict[int, Extent] = {}
+        self._attachments: list[object] = []
+
+    # ---- the sink ----
+
+    def memory(
+        self,
+        address: int,
+        nbytes: int,
+        read: Callable[[int, int], memoryview],
+        *,
+        space: str = "cpu",
+        compact: Callable[[], memoryview] | None = None,
+    ) -> pickle.PickleBuffer:
+        """See `Sink.memory`."""
+        token = pickle.PickleBuffer(bytearray())
+        self._extents[id(token)] = Extent(address, nbytes, read, space, compact)
+        self._indices[id(token)] = len(self._buffers)
+        self._buffers.append(token)
+        return token
+
+    def attach(self, thing: object) -> None:
+        """See `Sink.attach`."""
+        self._attachments.append(thing)
+
+    def define(self, definition: DefinitionId) -> None:
+        """Refuse: nothing goes by value here."""
+        raise TypeError(f"a definition ({definition}) cannot travel by value with pickle='off'")
+
+    # ---- values ----
+
+    def plain(self, value: object) -> bytes:
+        """Encode a value of builtin types and kinds, each by what it is.
+
+        Raises:
+            TypeError: Something in it is of another type.
+        """
+        return self._encode(self._plain(value))
+
+    def typed(self, value: object) -> bytes:
+        """Encode a value that the receiver's annotation will make sense of.
+
+        Raises:
+            TypeError: Something in it cannot be encoded.
+        """
+        return self._encode(self._typed(value))
+
+    def named(self, fields: dict[str, bytes]) -> bytes:
+        """Encode a mapping of names to values that are encoded already."""
+        return self._encode({name: msgspec.Raw(raw) for name, raw in fields.items()})
+
+    def _encode(self, value: Any) -> bytes:
+        # An encoder that was kept would refer to this writer, and what is sent would live until the collector comes.
+        return msgspec.msgpack.Encoder(enc_hook=self._unknown).encode(value)
+
+    def _plain(self, value: Any) -> Any:
+        cls = _class_of(value)
+        if cls in _PLAIN:
+            return value
+        if cls is list:
+            return value if _PLAIN.issuperset(map(type, value)) else [self._plain(item) for item in value]
+        if cls is dict:
+            if _PLAIN.issuperset(map(type, value)):
+                return value if _PLAIN.issuperset(map(type, value.values())) else _mapped(value, self._plain)
+            return self._ext(PAIRS, [self._plain(pair) for pair in value.items()])
+        code = _CONTAINERS.get(cls)
+        if code is not None:
+            return self._ext(code, [self._plain(item) for item in value])
+        if cls is bytearray:
+            return self._ext(BYTEARRAY, bytes(value))
+        if cls is pickle.PickleBuffer:
+            return self._ext(MEMORY, self._indices[id(value)])
+        kind = kind_of(cls)
+        if kind is None:
+            raise TypeError(f"a {cls.__qualname__} says nothing of its type where no annotation does: {ADVICE}")
+        return self._kind(kind, value)
+
+    def _typed(self, value: Any) -> Any:
+        """Replace what msgspec would take for something else than it is."""
+        cls = _class_of(value)
+        if cls in _PLAIN:
+            return value
+        if cls is list or cls in _CONTAINERS:
+            return value if _PLAIN.issuperset(map(type, value)) else [self._typed(item) for item in value]
+        if cls is dict:
+            return value if _PLAIN.issuperset(map(type, value.values())) else _mapped(value, self._typed)
+        kind = kind_of(cls)
+        if kind is None or kind.is_known:
+            return value
+        return kind.plain(value) if kind.plain is not None else self._kind(kind, value)
+
+    def _unknown(self, value: Any) -> Any:
+        cls = _class_of(value)
+        kind = kind_of(cls)
+        if kind is None:
+            raise TypeError(f"a {cls.__qualname__} cannot travel: {ADVICE}")
+        return kind.plain(value) if kind.plain is not None else self._kind(kind, value)
+
+    def _kind(self, kind: Kind, value: Any) -> msgspec.msgpack.Ext:
+        return self._ext(KIND, [kind.name, *(self._plain(part) for part in kind.reduce(value, self))])
+
+    def _ext(self, code: int, value: Any) -> msgspec.msgpack.Ext:
+        return msgspec.msgpack.Ext(code, self._encode(value))
+
+    def finish(self, stream: bytes, bodies_max: int = limits.BODIES_MAX - 1) -> Encoded:
+        """Return the message with `stream` as its value."""
+        if not self._buffers:
+            return Encoded(stream + bytes((STOP,)), (), (), tuple(self._attachments))
+        payload, bodies = lay_out(stream, self._buffers, self._extents, bound=True, bodies_max=bodies_max)
+        return Encoded(payload, bodies, (), tuple(self._attachments))
+
+
+def _shown(value: object) -> str:
+    """Return what a value is, for people."""
+    if _class_of(value) is not Stand:
+        return _class_of(value).__qualname__
+    assert isinstance(value, Stand)
+    cls = "memory" if value.kind is None else value.kind.cls
+    return cls if isinstance(cls, str) else cls.__qualname__
+
+
+def _class_of(value: object) -> type[Any]:
+    return type(value)
+
+
+def _mapped(value: dict[Any, Any], change: Callable[[Any], Any]) -> dict[Any, Any]:
+    return {key: change(item) for key, item in value.items()}
+
+
+class Stand:
+    """What takes the place of a value of a kind where bytes are only checked.
+
+    msgspec looks whether the value of a field is an instance of its annotation; a stand says that it is one.
+    """
+
+    def __init__(self, kind: Kind | None, meant: type | None = None) -> None:
+        self.kind = kind
+        self._meant = meant or Stand
+
+    @property  # type: ignore[misc]  # nobody sets it
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The class that this is to be taken for."""
+        return self._meant
+
+
+class Reader:
+    """One message that has come, or, to be checked, one that is about to be sent."""
+
+    def __init__(
+        self, stream: Buffer, entries: Sequence[Any] = (), source: Source | None = None, *, checking: bool = False
+    ) -> None:
+        self.stream = stream
+        self._entries = entries
+        self._source = source or Source()
+        self._checking = checking
+
+    @classmethod
+    def of_message(cls, payload: Buffer, bodies: Sequence[memoryview], source: Source | None = None) -> Reader:
+        """Take a message apart.
+
+        Raises:
+            ProtocolError: It is none of ours.
+        """
+        if len(payload) and payload[-1] == STOP:
+            return cls(memoryview(payload)[:-1], (), source)
+        try:
+            arrived = Arrived(memoryview(payload), bodies)
+        except ValueError as error:
+            raise ProtocolError(f"a typed payload must end as one does: {error}") from error
+        return cls(arrived.stream, arrived.entries, source)
+
+    def value(self, wire_type: Any = Any, stream: Buffer | msgspec.Raw | None = None) -> Any:
+        """Decode the message, or a part of it.
+
+        Raises:
+            PayloadError: It cannot be had in this process, though nothing is wrong with it.
+            ProtocolError: The bytes do not fit. Nothing else is ever raised.
+        """
+        data = self.stream if stream is None else stream
+        try:
+            return msgspec.msgpack.Decoder(wire_type, dec_hook=_fit, ext_hook=self._extension).decode(data)
+        except (PayloadError, ProtocolError):
+            raise
+        except msgspec.MsgspecError as error:
+            raise ProtocolError(str(error)) from error
+        except Exception as error:
+            # msgspec lets UnicodeDecodeError and RecursionError out; a class of the user's may raise anything.
+            raise ProtocolError(f"{type(error).__name__}: {error}") from error
+
+    def part(self, stream: object) -> Reader:
+        """Return what lies in this message as bytes, with the same memory beside it.
+
+        Raises:
+            ProtocolError: These are no bytes.
+        """
+        if not isinstance(stream, bytes):
+            raise ProtocolError(f"a part of a message must be bytes, got {type(stream).__qualname__}")
+        return Reader(stream, self._entries, self._source)
+
+    def fields(self) -> dict[str, msgspec.Raw]:
+        """Decode a mapping of names to values that stay encoded."""
+        found: dict[str, msgspec.Raw] = self.value(dict[str, msgspec.Raw])
+        return found
+
+    def _extension(self, code: int, data: memoryview) -> Any:
+        inner: Any = msgspec.msgpack.Decoder(ext_hook=self._extension).decode(data)
+        if code == MEMORY:
+            return Stand(None) if self._checking else self._memory(inner)
+        if code == KIND:
+            return self._of_kind(inner)
+        make = _MAKERS.get(code)
+        if make is None or not isinstance(inner, bytes if code == BYTEARRAY else list):
+            raise ProtocolError(f"a value is of the unknown extension type {code}, or holds what that cannot")
+        return make(inner)
+
+    def _memory(self, number: Any) -> Any:
+        if type(number) is not int or not 0 <= number < len(self._entries):
+            raise ProtocolError(f"a value names piece {number!r} of the {len(self._entries)} that came beside it")
+        return self._entries[number]
+
+    def _of_kind(self, parts: Any) -> Any:
+        try:
+            name, *values = parts
+        except (TypeError, ValueError):
+            raise ProtocolError("a value of a kind must be a list that begins with the name of the kind") from None
+        kind = kind_named(name)
+        if kind is None:
+            raise ProtocolError(f"a value must be of a known kind, got {name!r}")
+        if self._checking:
+            return Stand(kind)
+        return kind.rebuild(self._source, *values)
+
+
+class _AnyInstance(type):
+    """Metaclass of what stands for a class in a type that msgspec is given: who is one has been looked at before."""
+
+    kind: Kind
+    meant: type
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return True
+
+
+def stand_in(kind: Kind, meant: type) -> type:
+    """Return the class that msgspec is told instead of `meant`, whose objects are of a kind."""
+    made = _AnyInstance(meant.__name__, (), {})
+    made.kind, made.meant = kind, meant
+    return made
+
+
+def _fit(wire_type: Any, value: Any) -> Any:
+    """Check a value of a kind; msgspec calls it for every class that it does not know."""
+    kind: Kind | None
+    if isinstance(wire_type, _AnyInstance):
+        kind, meant = wire_type.kind, wire_type.meant
+    else:  # the annotation of a field of a record
+        meant = get_origin(wire_type) or wire_type
+        kind = kind_of(meant) if isinstance(meant, type) else None
+    if kind is None:
+        raise TypeError(f"a {getattr(meant, '__qualname__', meant)} cannot travel: {ADVICE}")
+    cls = _class_of(value)
+    if cls is Stand:
+        fits = value.kind is kind
+    else:
+        fits = kind_of(cls) is kind and (isinstance(value, meant) or kind.stands_for(meant))
+    if not fits:
+        raise TypeError(f"expected {meant.__qualname__}, got {_shown(value)}")
+    return Stand(kind, meant) if cls is Stand else value

@@ -1,0 +1,192 @@
+"""`batch`: many transfers that run together, checked for overlaps when they are queued."""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import attrs
+import trio
+
+from trimesh import limits
+from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.tasks.foreign import Block
+from trimesh._transport.interface.mover import Kind
+from trimesh.errors import LimitExceeded, MeshErrorGroup
+from trimesh.rdma.buffers.buffer import RDMABuffer
+from trimesh.rdma.memory.local import Memory
+
+
+@attrs.frozen(order=True)
+class _Range:
+    """Memory that a transfer touches."""
+
+    start: int
+    stop: int
+    text: str = attrs.field(order=False)
+
+    def overlaps(self, other: _Range) -> bool:
+        return self.start < other.stop and other.start < self.stop
+
+
+@attrs.define(eq=False)
+class _Space:
+    """What is queued about the memory of one process: ranges that are written lie apart from all others."""
+
+    written: list[_Range] = attrs.field(factory=list[_Range])
+    read: list[_Range] = attrs.field(factory=list[_Range])
+
+    def conflict(self, new: _Range, *, is_write: bool) -> _Range | None:
+        """Return what `new` must not overlap and does."""
+        at = bisect.bisect_left(self.written, new)
+        for found in self.written[max(0, at - 1) : at + 1]:
+            if found.overlaps(new):
+                return found
+        return next((found for found in self.read if found.overlaps(new)), None) if is_write else None
+
+    def add(self, new: _Range, *, is_write: bool) -> None:
+        if is_write:
+            bisect.insort(self.written, new)
+        else:
+            self.read.append(new)
+
+
+@attrs.frozen(eq=False)
+class _Queued:
+    """One transfer to be made."""
+
+    buffer: RDMABuffer
+    kind: Kind
+    memory: Memory
+
+
+class Batch:
+    """Transfers that are made when the block is left, together; see `batch`."""
+
+    def __init__(self) -> None:
+        self._me = current_proc().proc_id
+        self._queued: list[_Queued] = []
+        self._spaces: dict[tuple[int, str], _Space] = {}
+        self._is_over = False
+
+    def read(self, buffer: RDMABuffer, *, into: Any) -> None:
+        """Queue `buffer.read_into(into)`.
+
+        Raises:
+            ValueError: It overlaps what another transfer of the batch writes, or writes what another one reads.
+            TypeError, ValueError: As `read_into`.
+            LimitExceeded: `limits.BATCH_TRANSFERS_MAX` are queued.
+            RuntimeError: The block has been left.
+        """
+        self._check(buffer)
+        self._queue(buffer, Kind.READ, buffer.check_read(into))
+
+    def write(self, buffer: RDMABuffer, *, source: Any) -> None:
+        """Queue `buffer.write_from(source)`; raises as `read`, and `PermissionError` for a handle that is read-only."""
+        self._check(buffer)
+        self._queue(buffer, Kind.WRITE, buffer.check_write(source))
+
+    def _check(self, buffer: object) -> None:
+        if self._is_over:
+            raise RuntimeError("a batch takes transfers inside of its block: this one has been left")
+        if not isinstance(buffer, RDMABuffer):
+            raise TypeError(f"a batch is made of transfers of RDMABuffers, got {buffer!r:.100}")
+        if len(self._queued) >= limits.BATCH_TRANSFERS_MAX:
+            raise LimitExceeded("BATCH_TRANSFERS_MAX", len(self._queued) + 1)
+
+    def _queue(self, buffer: RDMABuffer, kind: Kind, memory: Memory) -> None:
+        number = len(self._queued) + 1
+        handle = buffer.handle
+        is_read = kind is Kind.READ
+        verb, what = ("read", "its destination") if is_read else ("write", "its source")
+        name = f"transfer {number}, a {verb} of {buffer!r}"
+        there = _Range(handle.address, handle.address + handle.nbytes, name)
+        here = _Range(memory.span.address, memory.span.address + memory.nbytes, f"{what}, of {name}")
+        touched = (
+            (self._space(handle.granted.home.epoch, handle.space), there, not is_read),
+            (self._space(self._me, memory.space), here, is_read),
+        )
+        if touched[0][0] is touched[1][0] and there.overlaps(here):
+            raise ValueError(f"a transfer must not overlap itself, got {here.text} in the memory of the buffer")
+        for space, new, is_write in touched:
+            other = space.conflict(new, is_write=is_write)
+            if other is not None:
+                raise ValueError(
+                    f"transfers of one batch run in any order, so none may write what another one touches: "
+                    f"{new.text} overlaps {other.text}; put them into two batches"
+                )
+        for space, new, is_write in touched:
+            space.add(new, is_write=is_write)
+        self._queued.append(_Queued(buffer, kind, memory))
+
+    def _space(self, epoch: int, name: str) -> _Space:
+        return self._spaces.setdefault((epoch, name), _Space())
+
+    def close(self) -> None:
+        """Take no more transfers."""
+        self._is_over = True
+
+    async def run(self) -> None:
+        """Make the transfers, together.
+
+        Raises:
+            MeshErrorGroup: Some have failed; the others were made.
+        """
+        waiting = deque(self._queued)
+        errors: list[tuple[int, Exception]] = []
+        numbers = {queued: number for number, queued in enumerate(self._queued)}
+
+        async def work() -> None:
+            while waiting:
+                queued = waiting.popleft()
+                try:
+                    await queued.buffer.move(queued.kind, queued.memory)
+                except Exception as error:  # noqa: BLE001 - raised below, with the others
+                    errors.append((numbers[queued], error))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(min(len(waiting), limits.BATCH_TASKS)):
+                nursery.start_soon(work)
+        await trio.lowlevel.checkpoint()
+        if errors:
+            errors.sort(key=lambda found: found[0])
+            raise MeshErrorGroup(
+                f"{len(errors)} of {len(self._queued)} transfers of a batch have failed", [error for _, error in errors]
+            )
+
+
+@attrs.define(eq=False)
+class _BatchBlock(Block[Batch]):
+    """Runs its batch when it is left without an error."""
+
+    _batch: Batch | None = None
+
+    async def _enter(self) -> Batch:
+        await trio.lowlevel.checkpoint()
+        self._batch = Batch()
+        return self._batch
+
+    async def _leave(self, error: BaseException | None) -> bool | None:
+        assert self._batch is not None
+        self._batch.close()
+        if error is None:
+            await self._batch.run()
+        else:
+            await trio.lowlevel.checkpoint()
+        return None
+
+
+def batch() -> AbstractAsyncContextManager[Batch]:
+    """Return a block in which transfers are queued; they run together when it is left.
+
+    Left by an error, it makes none of them. If some fail the others are made all the same, and the block raises all
+    errors in one `MeshErrorGroup`, in the order in which the transfers were queued. A cancel ends all of them.
+
+    Example:
+        async with trimesh.rdma.batch() as batch:
+            batch.read(weights, into=local)
+            batch.write(gradients, source=mine)
+    """
+    return _BatchBlock()

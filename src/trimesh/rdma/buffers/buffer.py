@@ -1,0 +1,423 @@
+"""`RDMABuffer`: memory of one process that others read and write themselves."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import trio
+
+from trimesh._runtime.actors.context import current_proc, find_proc_anywhere, proc_for
+from trimesh._runtime.services.bulk import Granted, Registration
+from trimesh._runtime.tasks.foreign import in_trio, in_trio_block, in_trio_now
+from trimesh._transport.interface.mover import Done, Kind, Right, Span, Transfer
+from trimesh._wire.memory.regions import memory_at
+from trimesh.errors import Origin
+from trimesh.rdma.buffers.view import mapped
+from trimesh.rdma.memory import device_transfer
+from trimesh.rdma.memory.device import find_device, queued_before, share
+from trimesh.rdma.memory.handle import Handle, handle_of
+from trimesh.rdma.memory.local import Memory, memory_of
+
+if TYPE_CHECKING:
+    from typing import Self
+
+_WORD: Final = 1 << 64
+_BOTH: Final = Right.READ | Right.WRITE
+
+
+class RDMABuffer:
+    """Memory of this process that others may reach, and the handle by which they do.
+
+    Sent to other processes, it arrives as a handle on the same memory: nothing is copied until somebody reads or
+    writes. The owner's Python takes no part in that. The memory is kept, and may be reached, until `aclose`, until the
+    actor that made the buffer has ended, or until its process has; dropping the object revokes nothing, for handles may
+    be anywhere. Reads and writes of several processes are not ordered by anything but messages, and large ones are not
+    atomic: who reads while somebody writes may get some bytes of both.
+
+    Args:
+        data: A contiguous torch tensor, numpy array, memoryview or bytearray, of at least one byte. `data` is kept. The
+            tensor may be on a CUDA device: then processes of this host reach it that see the device.
+        writable: Whether others may write; then `data` must be writable.
+
+    Raises:
+        TypeError: `data` is something else.
+        ValueError: It is not contiguous, or empty, or read-only although it is to be writable, or CUDA does not share
+            such memory.
+        RuntimeError: No mesh is open here.
+        LimitExceeded: This process has `limits.GRANTS_MAX` buffers.
+
+    Example:
+        self.buffer = trimesh.RDMABuffer(self.weights)      # in the trainer; an endpoint returns it
+        await buffer.read_into(local)                       # in a generator, as often as it likes
+    """
+
+    __slots__ = ("_handle", "_registration")
+
+    _handle: Handle
+    _registration: Registration | None
+
+    def __init__(self, data: Any, *, writable: bool = True) -> None:
+        memory = memory_of(data, "the memory of a buffer")
+        if writable and not memory.is_writable:
+            raise ValueError(
+                f"a writable buffer needs memory that may be written, got {memory.text}, which is read-only: "
+                "write RDMABuffer(data, writable=False)"
+            )
+        rights = _BOTH if writable else Right.READ
+        self._registration, granted = in_trio_now(_register)(memory, rights)
+        self._handle = Handle(granted, memory.span.address, 0, memory.nbytes, rights, memory.space)
+
+    # ---- what it is ------------------------------------------------------------------------------------------
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return self._handle.nbytes
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether others may write by this handle."""
+        return self._handle.is_writable
+
+    @property
+    def owner(self) -> Origin:
+        """Who made it: the point, mesh and actor, and host and pid of the process; no point outside of actors."""
+        return self._handle.granted.origin
+
+    @property
+    def backend(self) -> str:
+        """What carries its bytes from and to here, "none" if nothing does.
+
+        "local", "shm", "cma", "tcp" or "cuda_ipc"; by an RDMA adapter "ibverbs", "efa" or, of other kinds, "ucx".
+
+        Raises:
+            RuntimeError: No mesh is open here.
+        """
+        return in_trio_now(_backend)(self._handle)
+
+    @property
+    def handle(self) -> Handle:
+        """What travels of it."""
+        return self._handle
+
+    # ---- parts of it -----------------------------------------------------------------------------------------
+
+    def __getitem__(self, part: slice) -> RDMABuffer:
+        """Return a handle on some of its bytes, `buffer[start:stop]`; both count bytes, whatever the memory holds.
+
+        Raises:
+            TypeError: It is no slice of numbers.
+            ValueError: It has a step, or is empty.
+            IndexError: It reaches out of the buffer.
+        """
+        start, stop = _bounds(part, self.nbytes)
+        return buffer_by(self._handle.part(start, stop))
+
+    def readonly(self) -> RDMABuffer:
+        """Return a handle by which the memory can be read, and not written.
+
+        That of the buffer itself, in the process that made it, opens nothing more even to who takes it apart. One made
+        of a handle merely refuses to write.
+        """
+        if not self.is_writable:
+            return buffer_by(self._handle)
+        return in_trio_now(self._readonly)()
+
+    def _readonly(self) -> RDMABuffer:
+        whole = self._handle
+        granted = whole.granted if self._registration is None else self._registration.granted(Right.READ)
+        return buffer_by(Handle(granted, whole.address, whole.offset, whole.nbytes, Right.READ, whole.space))
+
+    # ---- transfers -------------------------------------------------------------------------------------------
+
+    @trio.lowlevel.enable_ki_protection
+    async def read_into(self, destination: Any) -> None:
+        """Copy all of it into memory of this process.
+
+        Args:
+            destination: As what a buffer is made of: writable, and of exactly `nbytes` bytes. On a CUDA device, what is
+                queued there on the current stream comes first.
+
+        Raises:
+            TypeError, ValueError: `destination` is not; nothing was moved.
+            ProcDied, MeshStopped: The owner's process has ended, before or meanwhile: then, and after each error below,
+                what `destination` holds is undefined.
+            trio.ClosedResourceError: The buffer was revoked, before or meanwhile.
+            PermissionError: The owner knows no such buffer.
+            LinkLost: Nothing carries bytes between the two processes; the text says why.
+            Unresponsive: The owner's process is there and does not answer (over the network only).
+
+        Blocking: a checkpoint, cancellable. A cancel ends the wait at once; `destination` is undefined then, and may be
+        written for a moment longer. With memory of a device at either end, it waits for the pieces that are being
+        copied: milliseconds.
+        """
+        await in_trio(self._read_into)(destination)
+
+    async def _read_into(self, destination: Any) -> None:
+        await self.move(Kind.READ, self.check_read(destination))
+
+    @trio.lowlevel.enable_ki_protection
+    async def write_from(self, source: Any) -> None:
+        """Overwrite all of it with memory of this process.
+
+        Args:
+            source: As what a buffer is made of, of exactly `nbytes` bytes. It must not change meanwhile. On a CUDA
+                device, what is queued there on the current stream comes first.
+
+        Raises:
+            PermissionError: This handle is read-only, or the owner knows no such buffer.
+            TypeError, ValueError, ProcDied, MeshStopped, trio.ClosedResourceError, LinkLost, Unresponsive: As
+                `read_into`; the buffer's memory is what is undefined then.
+
+        Blocking: a checkpoint, cancellable, as `read_into`; part of it may have been written.
+        """
+        await in_trio(self._write_from)(source)
+
+    async def _write_from(self, source: Any) -> None:
+        await self.move(Kind.WRITE, self.check_write(source))
+
+    @trio.lowlevel.enable_ki_protection
+    async def fetch_add(self, value: int, offset: int = 0) -> int:
+        """Add to the unsigned 64-bit number at `offset`, and return what it was; it wraps.
+
+        All atomic operations on one buffer, from whatever process and by whatever handle, are atomic with respect to
+        each other; not so with respect to reads, writes, and what the owner does itself.
+
+        Args:
+            value: From -2**63 to 2**64 - 1.
+            offset: In bytes; the number must be aligned to 8 bytes, in the owner's memory and in the buffer it made.
+
+        Raises:
+            TypeError, ValueError: Of an argument; nothing was changed.
+            PermissionError, ProcDied, MeshStopped, trio.ClosedResourceError, LinkLost, Unresponsive: As `write_from`.
+
+        Blocking: a checkpoint, cancellable: cancelled, it may have been done.
+        """
+        return await in_trio(self._fetch_add)(value, offset)
+
+    async def _fetch_add(self, value: int, offset: int) -> int:
+        return await self._change(Kind.ADD, offset, _word("value", value, -(1 << 63)))
+
+    @trio.lowlevel.enable_ki_protection
+    async def compare_and_swap(self, expected: int, new: int, offset: int = 0) -> int:
+        """Put `new` for the unsigned 64-bit number at `offset` if that is `expected`; return what it was.
+
+        Raises and blocks as `fetch_add`.
+        """
+        return await in_trio(self._compare_and_swap)(expected, new, offset)
+
+    async def _compare_and_swap(self, expected: int, new: int, offset: int) -> int:
+        return await self._change(Kind.SWAP, offset, _word("new", new), _word("expected", expected))
+
+    async def _change(self, kind: Kind, offset: int, operand: int, expected: int = 0) -> int:
+        if not isinstance(offset, int):
+            raise TypeError(f"offset must be a number of bytes, got {offset!r}")
+        if self._handle.is_on_device:
+            raise ValueError("atomic operations are for memory of the host, got a buffer on a CUDA device")
+        if not 0 <= offset <= self.nbytes - 8:
+            raise ValueError(f"the 8 bytes at offset must lie within the buffer of {self.nbytes} bytes, got {offset}")
+        if (self._handle.address + offset) % 8 or (self._handle.offset + offset) % 8:
+            raise ValueError(
+                f"the 8 bytes at offset must be aligned to 8 bytes, in the owner's memory and from the start of the "
+                f"buffer that it made, got {offset}"
+            )
+        self._check_writable()
+        grant, where = self._handle.granted.grant, self._handle.offset + offset
+        done = await self._transfer(Transfer(kind, grant, where, Span(0, 8), operand, expected))
+        return done.value
+
+    def map(self, *, writable: bool = False) -> AbstractAsyncContextManager[memoryview]:
+        """Return the memory itself, where it lies, without a copy: `async with handle.map() as view:`.
+
+        For memory from `trimesh.rdma.allocate`, in processes of the same host. The view is released when the block is
+        left: later use of it raises. What was made of it inside (an array, a slice) keeps the memory, which then counts
+        as in use until it is gone. After the owner has died or revoked the buffer the memory stays, and nobody writes
+        there any more.
+
+        Args:
+            writable: Whether the view may be written; the handle must be writable then.
+
+        Raises:
+            ValueError: It is other memory; copy it by `read_into`.
+            PermissionError, ProcDied, MeshStopped, trio.ClosedResourceError, LinkLost: As `write_from`.
+        """
+        if writable:
+            self._check_writable()
+        return in_trio_block(mapped(self._handle, writable=writable))
+
+    def own_memory(self) -> memoryview | None:
+        """Return the memory itself, of the object that has made the buffer.
+
+        None for a handle, when revoked, and for memory of a device.
+        """
+        made = self._registration
+        if made is None or made.is_revoked or self._handle.is_on_device:
+            return None
+        return memory_at(made.span.address, made.span.nbytes, made.span.keep)
+
+    def check_read(self, destination: Any) -> Memory:
+        """Return the memory of a destination of this buffer, or raise what `read_into` would."""
+        memory = memory_of(destination, "the destination of a read")
+        if not memory.is_writable:
+            raise ValueError(f"the destination of a read must be writable, got {memory.text}, which is read-only")
+        return self._fitting(memory, "destination")
+
+    def check_write(self, source: Any) -> Memory:
+        """Return the memory of a source for this buffer, or raise what `write_from` would."""
+        self._check_writable()
+        return self._fitting(memory_of(source, "the source of a write"), "source")
+
+    def _fitting(self, memory: Memory, what: str) -> Memory:
+        if memory.nbytes != self.nbytes:
+            raise ValueError(
+                f"the {what} of a transfer must have the size of the buffer, {self.nbytes} bytes, got {memory.text} "
+                f"({memory.nbytes} bytes): take a part of either, buffer[start:stop] counts bytes"
+            )
+        return memory if memory.tensor is None else attrs.evolve(memory, is_idle=queued_before(memory.tensor.device))
+
+    def _check_writable(self) -> None:
+        if not self.is_writable:
+            raise PermissionError("this handle is read-only, got a write: ask the owner for a writable one")
+
+    async def move(self, kind: Kind, memory: Memory) -> None:
+        """Make a transfer of all of it, from or to what `check_read` or `check_write` has returned."""
+        handle = self._handle
+        if handle.is_on_device or memory.tensor is not None:
+            await self._check_open()
+            await device_transfer.move(current_proc().bulk, handle, kind, memory)
+        else:
+            await self._transfer(Transfer(kind, handle.granted.grant, handle.offset, memory.span))
+
+    async def _transfer(self, transfer: Transfer) -> Done:
+        await self._check_open()
+        return await current_proc().bulk.move(self._handle.granted, transfer)
+
+    async def _check_open(self) -> None:
+        if self._registration is not None and self._registration.is_revoked:
+            await trio.lowlevel.checkpoint()
+            raise trio.ClosedResourceError("this buffer is revoked: by its aclose(), or as its actor has ended")
+
+    # ---- the end ---------------------------------------------------------------------------------------------
+
+    @trio.lowlevel.enable_ki_protection
+    async def aclose(self) -> None:
+        """Revoke it, and all handles on it, everywhere; wait for transfers that run, at most `limits.REVOKE_SECONDS`.
+
+        From then on nobody reads or writes: who tries, and whose transfer was interrupted, gets
+        `trio.ClosedResourceError`. If somebody is still at it, its memory is kept until this process ends. Idempotent.
+
+        Raises:
+            RuntimeError: This is a handle, or a part; the process that made the buffer revokes it, by the object that
+                it made.
+
+        Blocking: a checkpoint, cancellable: cancelled, it is revoked all the same.
+        """
+        await in_trio(self._aclose)()
+
+    async def _aclose(self) -> None:
+        if self._registration is None:
+            raise RuntimeError(
+                "a buffer is revoked by the object that RDMABuffer(data) made, got a handle on it: "
+                "let the owner call aclose(), or simply drop the handle"
+            )
+        self._registration.revoke()
+        await trio.lowlevel.checkpoint()
+        await self._registration.is_over.wait()
+
+    async def __aenter__(self) -> Self:
+        """Close it when the block is left."""
+        if self._registration is None:
+            raise RuntimeError("a handle on a buffer owns nothing that a block could close: use it without a block")
+        await in_trio(trio.lowlevel.checkpoint)()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it."""
+        await self.aclose()
+
+    # ---- how it travels --------------------------------------------------------------------------------------
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild, self._handle.fields()
+
+    def __repr__(self) -> str:
+        origin = self.owner
+        rights = "" if self.is_writable else "read-only "
+        where = f"{origin.mesh}{origin.point!r} " if origin.point is not None else ""
+        proc = find_proc_anywhere()
+        is_here = proc is not None and proc.proc_id == self._handle.granted.home.epoch
+        is_revoked = self._registration is not None and self._registration.is_revoked
+        state = "revoked " if is_revoked else ""
+        return (
+            f"<{state}{rights}buffer of {self.nbytes} bytes of {where}pid {origin.pid}{' (here)' if is_here else ''}>"
+        )
+
+
+def rebuild(*fields: Any) -> RDMABuffer:
+    """Return a handle on the buffer that `fields` name.
+
+    Raises:
+        ProtocolError: They name none.
+    """
+    return buffer_by(handle_of(*fields))
+
+
+def buffer_by(handle: Handle) -> RDMABuffer:
+    """Return the buffer that a handle stands for."""
+    made = RDMABuffer.__new__(RDMABuffer)
+    made._handle, made._registration = handle, None  # noqa: SLF001 - its own class
+    return made
+
+
+def _register(memory: Memory, rights: Right) -> tuple[Registration, Granted]:
+    bulk = proc_for("an RDMABuffer is made").bulk
+    span = memory.span
+    if memory.tensor is not None:
+        span = device_transfer.post_ticket(bulk, share(memory.tensor, span, memory.text))
+    made = bulk.register(span, rights)
+    return made, made.granted(rights)
+
+
+def _backend(handle: Handle) -> str:
+    found = proc_for("the backend of an RDMABuffer is known").bulk.backend(handle.granted)
+    if not handle.is_on_device or found == "local":
+        return found
+    return "cuda_ipc" if found == "shm" and find_device(handle.space)[0] is not None else "none"
+
+
+def _word(name: str, value: int, low: int = 0) -> int:
+    """Return a number as an unsigned one of 64 bits."""
+    if not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    if not low <= value < _WORD:
+        raise ValueError(f"{name} must be a number of 64 bits, got {value}")
+    return value % _WORD
+
+
+def _bounds(part: Any, nbytes: int) -> tuple[int, int]:
+    """Return start and stop of a slice of a buffer."""
+    if type(part) is not slice:
+        raise TypeError(f"a buffer has parts, buffer[start:stop], and no items, got index {part!r}")
+    given: tuple[Any, Any, Any] = (part.start, part.stop, part.step)
+    if given[2] not in (None, 1):
+        raise ValueError(f"a part of a buffer is in one piece, got step {given[2]!r}")
+    start, stop = (_bound(end, default, nbytes) for end, default in zip(given, (0, nbytes), strict=False))
+    if start >= stop:
+        raise ValueError(f"a part must have at least one byte, got {given[0]}:{given[1]} of {nbytes} bytes")
+    return start, stop
+
+
+def _bound(end: Any, default: int, nbytes: int) -> int:
+    if end is None:
+        return default
+    if not hasattr(end, "__index__"):
+        raise TypeError(f"start and stop of a part must be numbers of bytes, got {end!r}")
+    found = int(end.__index__())
+    if not -nbytes <= found <= nbytes:
+        raise IndexError(f"a part must lie within the buffer of {nbytes} bytes, got {found}")
+    return found + nbytes if found < 0 else found

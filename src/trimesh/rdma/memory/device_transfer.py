@@ -1,0 +1,217 @@
+"""Transfers with memory of a CUDA device at one end or at both.
+
+    buffer      other memory   bytes go
+    host        device         through pinned places: carrier and device at the same time
+    device      device         by the device itself
+    device      host           through pinned places
+
+A buffer on a device is granted by its ticket (see `ticket`). Who copies holds a claim on that grant, as a view does, so
+`aclose` waits for it; and looks at the grant after each piece, so it ends soon when the buffer is revoked or its owner
+has died.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+
+import attrs
+
+from trimesh import limits
+from trimesh._runtime.services.bulk import Bulk, describe
+from trimesh._transport.interface.mover import Kind, Span, Transfer
+from trimesh.errors import LinkLost, set_origin
+from trimesh.rdma.memory.device import (
+    DeviceLane,
+    DeviceMemory,
+    Opened,
+    close,
+    find_device,
+    granted_here,
+    in_thread,
+    open_memory,
+    pinned_places,
+    queued_before,
+)
+from trimesh.rdma.memory.handle import Handle
+from trimesh.rdma.memory.local import Memory, address_of
+from trimesh.rdma.memory.staging import Lane, Step, drain, feed, until
+from trimesh.rdma.memory.ticket import Ticket, read_ticket, write_ticket
+
+# ---- granting --------------------------------------------------------------------------------------------------------
+
+
+@attrs.define(eq=False)
+class _Kept:
+    """What a ticket needs for as long as it is granted; its room is free when this is gone."""
+
+    block: memoryview
+    memory: DeviceMemory
+
+
+@attrs.define(eq=False)
+class _Room:
+    """Where the tickets of one process lie: blocks, which others can look at, cut into tickets."""
+
+    free: list[tuple[memoryview, int]] = attrs.field(factory=list[tuple[memoryview, int]])
+
+    def take(self, bulk: Bulk) -> tuple[memoryview, int]:
+        if not self.free:
+            block = bulk.take_block(limits.CUDA_TICKET_BLOCK_BYTES)
+            self.free += [(block, at) for at in range(0, block.nbytes, limits.CUDA_TICKET_BYTES)]
+        return self.free.pop()
+
+
+_rooms: weakref.WeakKeyDictionary[Bulk, _Room] = weakref.WeakKeyDictionary()
+
+
+def post_ticket(bulk: Bulk, memory: DeviceMemory) -> Span:
+    """Lay a ticket where others can look at it, and return that place; it is kept with the memory.
+
+    Raises:
+        LimitExceeded, OSError: There is no place.
+    """
+    room = _rooms.setdefault(bulk, _Room())
+    block, at = room.take(bulk)
+    block[at : at + limits.CUDA_TICKET_BYTES] = write_ticket(memory.ticket)
+    kept = _Kept(block, memory)
+    weakref.finalize(kept, room.free.append, (block, at)).atexit = False
+    return Span(address_of(block) + at, limits.CUDA_TICKET_BYTES, kept)
+
+
+# ---- reaching --------------------------------------------------------------------------------------------------------
+
+
+async def move(bulk: Bulk, handle: Handle, kind: Kind, memory: Memory) -> None:
+    """Make a transfer of all of a buffer, between it and `memory`, of which one at least is on a device.
+
+    Raises:
+        LinkLost: This process cannot open the memory of that device.
+        ProtocolError: The owner has described its memory wrongly.
+        RuntimeError: CUDA has failed.
+        ProcDied, MeshStopped, trio.ClosedResourceError, PermissionError, Unresponsive, OSError: As `Bulk.move`.
+
+    Blocking: a checkpoint, cancellable; a cancel waits for the pieces that are being copied (ST-2).
+    """
+    if memory.is_idle is not None:
+        await until(memory.is_idle)
+    if handle.is_on_device:
+        await _move_device_buffer(bulk, handle, kind, memory)
+    else:
+        await _move_host_buffer(bulk, handle, kind, memory)
+
+
+async def _move_host_buffer(bulk: Bulk, handle: Handle, kind: Kind, memory: Memory) -> None:
+    places = await pinned_places(handle.nbytes)
+    is_feed = kind is Kind.READ
+    index, there = memory.tensor.device.index, memory.span.address
+    lane = DeviceLane(index, there, lambda place, _: places[place].address, is_feed, (places, memory.span.keep))
+    step = by_carrier(bulk, handle, kind, places)
+    await _run(lane, step, handle.nbytes, limits.CUDA_PIECE_BYTES, is_feed=is_feed)
+
+
+async def _move_device_buffer(bulk: Bulk, handle: Handle, kind: Kind, memory: Memory) -> None:
+    is_feed = kind is Kind.WRITE
+    async with _reached(bulk, handle, kind) as (there, index):
+        if memory.tensor is not None:
+            near = memory.span.address
+            lane = DeviceLane(index, there, lambda _, start: near + start, is_feed, memory.span.keep)
+            step: Step = partial(_look, bulk, handle)
+            await _run(lane, step, handle.nbytes, limits.CUDA_COPY_BYTES, is_feed=is_feed)
+        else:
+            places = await pinned_places(handle.nbytes)
+            lane = DeviceLane(index, there, lambda place, _: places[place].address, is_feed, (places, memory.span.keep))
+            step = on_host(bulk, handle, kind, places, memory)
+            await _run(lane, step, handle.nbytes, limits.CUDA_PIECE_BYTES, is_feed=is_feed)
+        await _look(bulk, handle)
+
+
+async def _run(lane: Lane, step: Step, nbytes: int, size: int, *, is_feed: bool) -> None:
+    await (feed if is_feed else drain)(lane, step, nbytes, size)
+
+
+def by_carrier(bulk: Bulk, handle: Handle, kind: Kind, places: Sequence[Span]) -> Step:
+    """Return what moves pieces of a buffer of a host to places, or from there."""
+
+    async def step(place: int, start: int, stop: int) -> None:
+        here = Span(places[place].address, stop - start, places[place].keep)
+        await bulk.move(handle.granted, Transfer(kind, handle.granted.grant, handle.offset + start, here))
+
+    return step
+
+
+def on_host(bulk: Bulk, handle: Handle, kind: Kind, places: Sequence[Span], memory: Memory) -> Step:
+    """Return what copies pieces of a transfer with a buffer of a device between places and memory of this host."""
+
+    async def step(place: int, start: int, stop: int) -> None:
+        there, here = places[place].address, memory.span.address + start
+        to, source = (here, there) if kind is Kind.READ else (there, here)
+        if stop - start <= limits.INLINE_BYTES_MAX:
+            ctypes.memmove(to, source, stop - start)
+        else:
+            await in_thread(ctypes.memmove, to, source, stop - start)
+        await _look(bulk, handle)
+
+    return step
+
+
+async def _look(bulk: Bulk, handle: Handle, *_: int) -> None:
+    """Raise what a transfer from a buffer that is revoked, or has ended with its owner, raises."""
+    word = bytearray(8)
+    there = Span(address_of(memoryview(word)), len(word), word)
+    await bulk.move(handle.granted, Transfer(Kind.READ, handle.granted.grant, 0, there))
+
+
+@asynccontextmanager
+async def _reached(bulk: Bulk, handle: Handle, kind: Kind) -> AsyncGenerator[tuple[int, int], None]:
+    """Give the address of a buffer on a device, and the number of that device here, with a claim on the buffer."""
+    ticket_view = await _view_ticket(bulk, handle, kind)
+    try:
+        ticket = read_ticket(bytes(ticket_view), handle.space, handle.offset, handle.nbytes)
+        index, why_not = find_device(handle.space)
+        if index is None:
+            raise _lost(handle, why_not)
+        own = granted_here(ticket.number)
+        if own is not None:
+            await until(own.is_ready)
+            await until(queued_before(index))  # as among operations of one process
+            yield own.address + handle.offset, index
+        else:
+            async with _opened(bulk, handle, ticket, index) as address:
+                yield address + handle.offset, index
+    finally:
+        ticket_view.release()
+        del ticket_view
+
+
+async def _view_ticket(bulk: Bulk, handle: Handle, kind: Kind) -> memoryview:
+    try:
+        return await bulk.view(handle.granted, 0, limits.CUDA_TICKET_BYTES, writable=kind is Kind.WRITE)
+    except LinkLost as error:
+        error.add_note("the buffer is on a CUDA device, which processes of its host reach (docs/rdma.md)")
+        raise
+
+
+@asynccontextmanager
+async def _opened(bulk: Bulk, handle: Handle, ticket: Ticket, index: int) -> AsyncGenerator[int, None]:
+    opened: Opened | None = None
+    try:
+        try:
+            opened = await in_thread(open_memory, ticket, index)
+            await until(opened.is_ready, partial(_look, bulk, handle))  # the event of a dead process may never come
+        except RuntimeError as error:
+            await _look(bulk, handle)  # it may be that the owner has died
+            raise _lost(handle, f"it cannot be opened here: {error}") from error
+        yield opened.address
+    finally:
+        if opened is not None:
+            await close(opened)
+
+
+def _lost(handle: Handle, why: str) -> LinkLost:
+    error = LinkLost(f"the memory of a CUDA device of {describe(handle.granted)} cannot be reached from here: {why}")
+    set_origin(error, handle.granted.origin)
+    return error

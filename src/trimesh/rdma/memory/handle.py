@@ -1,0 +1,112 @@
+"""What a buffer consists of when it travels: numbers that name some memory in some process, and a secret."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import attrs
+import msgspec
+
+from trimesh import limits
+from trimesh._runtime.services.bulk import Granted
+from trimesh._transport.interface.mover import Grant, Home, Right
+from trimesh.errors import Origin, ProtocolError
+from trimesh.ids import ID_MAX
+from trimesh.rdma.memory.ticket import HOST, is_device
+from trimesh.shape.point import Point
+
+_WORD: Final = 1 << 64
+_READABLE: Final = frozenset((Right.READ, Right.READ | Right.WRITE))
+
+
+@attrs.frozen(eq=False)
+class Handle:
+    """Part of some granted memory.
+
+    Attributes:
+        granted: The memory, as others know it.
+        address: Of the first byte of the part, in its own process: it tells what overlaps.
+        offset: Of that byte in the memory of the buffer.
+        nbytes: Size of the part.
+        rights: What may be done by this handle.
+        space: Which memory of the process: that of the host, or of a device; of that, `granted` is the ticket.
+    """
+
+    granted: Granted
+    address: int
+    offset: int
+    nbytes: int
+    rights: Right
+    space: str = HOST
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether others may write by it."""
+        return Right.WRITE in self.rights
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether it is memory of a device."""
+        return self.space != HOST
+
+    def part(self, start: int, stop: int) -> Handle:
+        """Return a handle on some of its bytes."""
+        return attrs.evolve(self, address=self.address + start, offset=self.offset + start, nbytes=stop - start)
+
+    def fields(self) -> tuple[Any, ...]:
+        """Return it as plain values; of the point of the origin, the point."""
+        granted, home, origin = self.granted, self.granted.home, self.granted.origin
+        grant = granted.grant
+        return (
+            (home.epoch, home.host, home.started, home.pid, home.ledger, home.port, home.address),
+            (grant.place, grant.generation, grant.secret, granted.block, grant.exported),
+            (self.address, self.offset, self.nbytes, self.rights.value, self.space),
+            (origin.point, origin.mesh, origin.actor, origin.endpoint, origin.host, origin.pid, origin.incarnation),
+        )
+
+
+def with_exported(handle: Handle, exported: bytes) -> Handle:
+    """Return a handle that says, too, what readers with an RDMA adapter need."""
+    grant = msgspec.structs.replace(handle.granted.grant, exported=exported)
+    return attrs.evolve(handle, granted=msgspec.structs.replace(handle.granted, grant=grant))
+
+
+def handle_of(*fields: Any) -> Handle:
+    """Return the handle that `Handle.fields` described.
+
+    Raises:
+        ProtocolError: A peer has sent something else. Whether the memory is there, its process says.
+    """
+    try:
+        (home, (place, generation, secret, block, exported), (address, offset, nbytes, rights, space), origin) = fields
+        epoch, host, started, pid, ledger, port, listening = home
+        point, *names, origin_pid, incarnation = origin
+    except (TypeError, ValueError) as error:
+        raise ProtocolError(f"a buffer must be named by its process, its grant, its range and its origin: {error}")\
+            from error  # fmt: skip
+    numbers = (epoch, host, started, pid, ledger, port, place, generation, block, address, offset, nbytes)
+    if not all(type(number) is int and 0 <= number < _WORD for number in numbers) or not 0 < epoch <= ID_MAX:
+        raise ProtocolError("a buffer must be named by numbers of 64 bits")
+    if max(pid, ledger, port, place, generation, block) >= 1 << 32 or not (nbytes and offset + nbytes < _WORD):
+        raise ProtocolError("a buffer must be a range of a grant of a process")
+    if not (isinstance(secret, bytes) and len(secret) == 16 and isinstance(space, str)):
+        raise ProtocolError("a buffer must come with a secret of 16 bytes and the name of its memory")
+    if space != HOST and not is_device(space):
+        raise ProtocolError(f"a buffer must be in memory of the host or of a CUDA device, got {space!r:.100}")
+    if not (isinstance(exported, bytes) and len(exported) <= limits.EXPORT_BYTES_MAX):
+        raise ProtocolError(f"what adapters need of a buffer must have at most {limits.EXPORT_BYTES_MAX} bytes")
+    if not (isinstance(listening, bytes) and len(listening) in (0, 4, 16)):
+        raise ProtocolError("the address of a process must have 0, 4 or 16 bytes")
+    if type(rights) is not int or rights not in [one.value for one in _READABLE]:
+        raise ProtocolError(f"a buffer may be read, or read and written, got rights {rights!r}")
+    if not (isinstance(point, Point | None) and type(origin_pid) is int and type(incarnation) is int):
+        raise ProtocolError("the origin of a buffer must be a place in a mesh")
+    if len(names) != 4 or not all(isinstance(name, str | None) for name in names) or None in (names[0], names[3]):
+        raise ProtocolError("the origin of a buffer must be named by texts")
+    granted = Granted(
+        Home(epoch, host, started, pid, ledger, port, listening),
+        Grant(place, generation, secret, exported),
+        block,
+        Origin(point, names[0], names[1], names[2], names[3], origin_pid, incarnation),
+    )
+    return Handle(granted, address, offset, nbytes, Right(rights), space)

@@ -1,0 +1,215 @@
+"""The words of a publication that everybody looks at: which version is the latest, where it lies, who has pinned what.
+
+    header   latest version, its slot, 1 when closed
+    slots    version (0: none), place, generation and secret of its grant, bytes of it, bytes of its layout, and of what
+             readers with an RDMA adapter need besides, which follows the layout
+    rows     for each reader: its process, its lease, and a cell for each slot: what it has pinned there, or 0
+
+Pinning is safe without a word from the owner, because both sides write first and look then: a reader puts the version
+into its cell, and looks whether the slot still has it; the publisher takes the version out of the slot, and looks
+whether a cell still has it. Both write by `Kind.SWAP`, which everybody sees in one order.
+
+    BO-1 A slot that is pinned is not written to: `publish` puts its version back and takes another slot, or waits.
+    BO-2 A reader that has seen its version in the slot after writing its cell has it pinned, for as long as its row has
+         its lease.
+    BO-3 A process that counts as ended may live: its link was cut. The publisher changes the lease of its row before it
+         forgets what is pinned there, and the lease only grows. So a reader that finds lease and pin in its row after
+         it has copied something has copied what it had pinned; and what it writes later, to cells that belong to
+         somebody else by then, does not count, for a pin has the lease in it.
+    BO-4 A reader takes a row by putting itself where 0 was, by `Kind.SWAP`, and needs nobody for that; then it reads
+         the lease, and after that once more whose row it is. The publisher takes a row back in this order: no reader
+         may have it, another lease, empty cells, anybody may have it. So a lease that was read while the row was one's
+         own is one's own.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+
+from trimesh import limits
+from trimesh._transport.interface.mover import Grant
+from trimesh.errors import ProtocolError
+
+WORD: Final = 8
+
+_VERSION_BITS: Final = 40
+"""Of a pin, the rest is its lease. At a thousand versions a second they last for 34 years."""
+
+LEASE_MAX: Final = (1 << 64 - _VERSION_BITS) - 1
+"""So many processes may have one row, one after the other: 16 million."""
+
+NO_READER: Final = (1 << 64) - 1
+"""In place of a process: the row is being taken back, or its leases are used up. No process has this number."""
+
+_HEADER: Final = struct.Struct("<QQQQ")
+_SLOT: Final = struct.Struct("<QIIII16sQQ8x")
+
+HEAD_BYTES: Final = _HEADER.size + limits.PUBLISHED_SLOTS_MAX * _SLOT.size
+"""Header and slots: what a reader reads at once."""
+
+_ROW_WORDS: Final = 2 + limits.PUBLISHED_SLOTS_MAX
+
+ROW_BYTES: Final = _ROW_WORDS * WORD
+"""Process, lease and cells: what a reader reads to see that its pins still hold."""
+
+ROWS_BYTES: Final = limits.PUBLISHED_READERS_MAX * ROW_BYTES
+"""What a reader reads to find a row."""
+
+BOARD_BYTES: Final = HEAD_BYTES + ROWS_BYTES
+
+
+@attrs.frozen
+class Slot:
+    """Where one version lies.
+
+    Attributes:
+        version: From 1; 0 while nothing is to be read there.
+        grant: Its memory.
+        block: Number of the block that it is.
+        nbytes: What is used of it.
+        layout_nbytes: How much of that, at the start, is the layout.
+        exported_nbytes: How much after that is `Grant.exported`; here `grant` has none.
+    """
+
+    version: int
+    grant: Grant
+    block: int
+    nbytes: int
+    layout_nbytes: int
+    exported_nbytes: int
+
+
+@attrs.frozen
+class Head:
+    """What a reader has read.
+
+    Attributes:
+        latest: The latest version, or 0.
+        is_closed: Whether there will be no other.
+        slots: Where versions lie.
+    """
+
+    latest: int
+    is_closed: bool
+    slots: tuple[Slot, ...]
+
+    def find(self, version: int) -> int | None:
+        """Return the slot of a version, or None."""
+        if version < 1:
+            return None  # what is in an empty slot is no version
+        return next((index for index, slot in enumerate(self.slots) if slot.version == version), None)
+
+
+def read_head(data: bytes | bytearray | memoryview) -> Head:
+    """Return what the first `HEAD_BYTES` of a board say.
+
+    Raises:
+        ProtocolError: They cannot be those of a board.
+    """
+    latest, is_closed, _, __ = _HEADER.unpack_from(data)
+    slots = list[Slot]()
+    for index in range(limits.PUBLISHED_SLOTS_MAX):
+        found = _SLOT.unpack_from(data, offset_of_slot(index))
+        version, place, generation, block, exported, secret, nbytes, layout = found
+        if version and not (0 < layout <= nbytes - exported and exported <= limits.EXPORT_BYTES_MAX):
+            raise ProtocolError(f"a layout must lie in its slot, got {layout} and {exported} bytes of {nbytes}")
+        slots.append(Slot(version, Grant(place, generation, secret), block, nbytes, layout, exported))
+    return Head(latest, is_closed == 1, tuple(slots))
+
+
+def write_header(board: memoryview, latest: int, *, is_closed: bool) -> None:
+    """Say which version is the latest."""
+    _HEADER.pack_into(board, 0, latest, is_closed, 0, 0)
+
+
+def write_slot(board: memoryview, index: int, slot: Slot) -> None:
+    """Say where a version lies, all but the version itself."""
+    grant = slot.grant
+    at = offset_of_slot(index) + WORD
+    name = (grant.place, grant.generation, slot.block, slot.exported_nbytes, grant.secret)
+    packed = _SLOT.pack(0, *name, slot.nbytes, slot.layout_nbytes)
+    board[at : at + _SLOT.size - WORD] = packed[WORD:]
+
+
+def offset_of_slot(index: int) -> int:
+    """Return where the version of a slot stands."""
+    return _HEADER.size + index * _SLOT.size
+
+
+def offset_of_row(reader: int) -> int:
+    """Return where the row of a reader is."""
+    return HEAD_BYTES + reader * ROW_BYTES
+
+
+def offset_of_cell(reader: int, slot: int) -> int:
+    """Return where a reader writes what it has pinned."""
+    return offset_of_row(reader) + (2 + slot) * WORD
+
+
+def pin_word(lease: int, version: int) -> int:
+    """Return what a reader writes to pin a version."""
+    return lease << _VERSION_BITS | version
+
+
+def lease_of(word: int) -> int:
+    """Return whose pin it is that was found in a cell."""
+    return word >> _VERSION_BITS
+
+
+def holds(row: bytes | bytearray | memoryview, lease: int, slot: int, version: int) -> bool:
+    """Return whether the row of a reader says that its pin holds (BO-3)."""
+    words = memoryview(row).cast("Q")
+    return words[1] == lease and words[2 + slot] == pin_word(lease, version)
+
+
+def pinned(board: memoryview, slot: int, leases: Sequence[int]) -> set[int]:
+    """Return the versions that readers have pinned in a slot, by the leases that their rows have."""
+    cells = board[HEAD_BYTES:].cast("Q")[2 + slot :: _ROW_WORDS].tolist()
+    return {
+        word - pin_word(leases[row], 0)
+        for row, word in enumerate(cells)
+        if word and lease_of(word) == leases[row] and word != pin_word(leases[row], 0)
+    }
+
+
+def new_board(board: memoryview) -> list[int]:
+    """Make an empty board; return the leases of its rows."""
+    board[:] = bytes(BOARD_BYTES)
+    leases = [1] * limits.PUBLISHED_READERS_MAX
+    for row, lease in enumerate(leases):
+        _write(board, offset_of_lease(row), lease)
+    return leases
+
+
+def offset_of_lease(reader: int) -> int:
+    """Return where the lease of a row stands."""
+    return offset_of_row(reader) + WORD
+
+
+def readers_of(rows: bytes | bytearray | memoryview) -> list[int]:
+    """Return the processes that have the rows, 0 and `NO_READER` for none, of what follows the head of a board."""
+    found: list[int] = memoryview(rows).cast("Q")[::_ROW_WORDS].tolist()
+    return found
+
+
+def take_back(board: memoryview, reader: int, lease: int) -> None:
+    """Take a row from a reader (BO-4).
+
+    Args:
+        board: The board.
+        reader: The row.
+        lease: The next lease of that row; above `LEASE_MAX` nobody gets it any more.
+    """
+    _write(board, offset_of_row(reader), NO_READER)
+    _write(board, offset_of_lease(reader), lease)
+    board[offset_of_cell(reader, 0) : offset_of_row(reader + 1)] = bytes(ROW_BYTES - 2 * WORD)
+    if lease <= LEASE_MAX:
+        _write(board, offset_of_row(reader), 0)
+
+
+def _write(board: memoryview, at: int, word: int) -> None:
+    board[at : at + WORD] = word.to_bytes(WORD, "little")

@@ -1,0 +1,252 @@
+"""`Published`: versions of a set of tensors that other processes follow, none of them ever torn."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import trio
+
+from trimesh import limits
+from trimesh._runtime.actors.context import proc_for
+from trimesh._runtime.tasks.foreign import in_trio, in_trio_block, in_trio_now
+from trimesh.errors import ProtocolError
+from trimesh.rdma.buffers.buffer import RDMABuffer
+from trimesh.rdma.publications.following import Following
+from trimesh.rdma.publications.publisher import Publisher
+from trimesh.rdma.publications.reading import VersionGone
+from trimesh.rdma.publications.registry import Publications, publications_of
+from trimesh.rdma.publications.snapshot import Snapshot, snapshot_of
+
+
+class Published:
+    """Versions of a set of named tensors: one process publishes, many read.
+
+    Sent to other processes, it arrives as a handle by which they read. A version is read where it lies, or copied from
+    there, without the publisher's Python, and only while it is pinned: memory that somebody has pinned is not written
+    to, so no read is torn. It ends with the actor that made it.
+
+    Args:
+        slots: How many versions have memory at one time, from 2: the latest, the one that is being written, and those
+            that readers have pinned. When all the others are pinned, `publish` waits.
+
+    Raises:
+        ValueError: `slots` is not 2 to `limits.PUBLISHED_SLOTS_MAX`.
+        RuntimeError: No mesh is open here.
+
+    Example:
+        self.weights = trimesh.rdma.Published()                       # in the trainer; an endpoint returns it
+        await self.weights.publish(self.model.state_dict())
+
+        async for version in weights.follow(self.model):              # in a generator, in the background
+            ...                                                       # the model is of that version now
+    """
+
+    __slots__ = ("_board", "_number", "_publisher")
+
+    _board: RDMABuffer
+    _number: int
+    _publisher: Publisher | None
+
+    def __init__(self, *, slots: int = 2) -> None:
+        if not 2 <= slots <= limits.PUBLISHED_SLOTS_MAX:
+            raise ValueError(f"a publication has 2 to {limits.PUBLISHED_SLOTS_MAX} slots, got {slots}")
+        self._publisher = in_trio_now(_open)(slots)
+        self._board, self._number = self._publisher.board, self._publisher.number
+
+    @trio.lowlevel.enable_ki_protection
+    async def publish(self, tensors: Mapping[str, Any]) -> int:
+        """Copy tensors, and make them the latest version; return its number, from 1, one more each time.
+
+        Args:
+            tensors: What `RDMABuffer` takes, by name: a state dict. Nobody may write to them meanwhile.
+
+        Raises:
+            TypeError, ValueError: One of them cannot be published, or there are none, or too many.
+            RuntimeError: This is a handle: the process that made it publishes.
+            trio.ClosedResourceError: It is closed.
+            LimitExceeded, OSError: There is no memory for it.
+
+        Blocking: waits for memory while all versions but the latest are pinned, and for earlier calls; cancellable,
+        then nothing is published. Cost: one copy, in the data thread.
+        """
+        return await in_trio(self._publish)(tensors)
+
+    async def _publish(self, tensors: Mapping[str, Any]) -> int:
+        if self._publisher is None:
+            await trio.lowlevel.checkpoint()
+            raise RuntimeError("a handle on a publication reads: publish by the object that Published() made")
+        return await self._publisher.publish(tensors)
+
+    @trio.lowlevel.enable_ki_protection
+    async def wait_newer(self, version: int = 0) -> int:
+        """Wait until there is a version above `version`, and return the number of the latest.
+
+        Raises:
+            trio.ClosedResourceError: It is closed, and there will be none.
+            ProcDied, MeshStopped: The publisher's process has ended.
+            LimitExceeded: It has `limits.PUBLISHED_READERS_MAX` readers.
+
+        Blocking: a checkpoint, cancellable.
+        """
+        return await in_trio(self._wait_newer)(version)
+
+    async def _wait_newer(self, version: int) -> int:
+        return await _publications().reading(self._number, self._board).wait_newer(version)
+
+    def pin(self, version: int | None = None) -> AbstractAsyncContextManager[Snapshot]:
+        """Keep a version as it is for as long as a block: `async with weights.pin() as snapshot:`.
+
+        Args:
+            version: Which; by default the latest, for the first of which it waits.
+
+        Raises:
+            VersionGone: `version` is not there any more, or was never.
+            trio.ClosedResourceError, ProcDied, MeshStopped, LimitExceeded: As `wait_newer`.
+            LinkLost: The publisher has come to count this process as ended, and the pin as given back; also when the
+                block is left, if parts were read by `Snapshot.buffer`: they may be torn then.
+
+        Blocking: entering and leaving it are checkpoints; a pin is given back also when the block is cancelled.
+        """
+        return in_trio_block(self._pin(version))
+
+    @asynccontextmanager
+    @trio.lowlevel.enable_ki_protection
+    async def _pin(self, version: int | None) -> AsyncGenerator[Snapshot, None]:
+        reading = _publications().reading(self._number, self._board)
+        latest = await reading.wait_newer(0) if version is None else version
+        while True:
+            try:
+                pin = await reading.pin(latest)
+                break
+            except VersionGone:
+                if version is not None:
+                    raise
+            latest = await reading.wait_newer(0)  # it was overwritten between two looks
+        try:
+            assert pin.slot is not None, "a pin that has been given has its slot"
+            snapshot = await snapshot_of(latest, pin.slot, reading.handle_of(pin.slot), partial(reading.check, pin))
+            yield snapshot
+            if snapshot.is_lent:
+                await reading.check(pin)
+        finally:
+            await reading.unpin(pin)
+
+    def follow(
+        self,
+        target: Any,
+        *,
+        version: int = 0,
+        lock: AbstractAsyncContextManager[Any] | None = None,
+        renew: Callable[[], Awaitable[Published]] | None = None,
+    ) -> Following:
+        """Let a model take over each new version, all of it in one step: `async for version in weights.follow(model):`.
+
+        Each turn waits for a version above the last, reads the latest into spare memory, copies it into the tensors of
+        `target` without a wait in between, and gives its number. Code of the same thread that does not await, a forward
+        pass, has one version from its beginning to its end. Tensors are changed in place: optimizers, hooks, compiled
+        functions and whatever else refers to them go on with the new values. The loop ends when the publication does:
+        by its `aclose`, with the actor that made it, or as its mesh is stopped.
+
+        Args:
+            target: A module, or a mapping of tensors, arrays and bytearrays: some of the published names, or all. Each
+                has the shape that was published. A tensor of torch may be on any device, and of any type that the
+                published one can be cast to.
+            version: The first that is taken over is above it.
+            lock: Entered while the tensors are changed. For a forward pass that awaits, or runs in a worker thread,
+                and so holds the same `trio.Lock`; in a program of asyncio, an `asyncio.Lock`.
+            renew: Called when the actor or the process that published has ended, by death as well; returns the
+                publication that takes its place, whose versions count from 1 again: an endpoint's `call_one`, which
+                waits while a supervised actor is restarted. If it returns the same one, or raises `MeshStopped`, the
+                loop ends.
+
+        Raises:
+            TypeError, KeyError, ValueError: `target`, or a tensor of it, does not fit; none was changed.
+            ProcDied: The publisher's process has died, and there is no `renew`.
+            LinkLost, LimitExceeded, Unresponsive: As `pin` and `Snapshot.read_into`.
+            trio.BusyResourceError: Two tasks are in one loop.
+
+        Blocking: each turn is a checkpoint, cancellable: then none is changed. A loop that is left holds nothing.
+        Cost: the memory of one version besides, and one copy within this process (10 GB/s, say; for CUDA tensors on the
+        device, queued on its current stream), during which its event loop does not run.
+        """
+        return Following(self, target, version, lock, renew)
+
+    # ---- the end ---------------------------------------------------------------------------------------------
+
+    @trio.lowlevel.enable_ki_protection
+    async def aclose(self) -> None:
+        """Publish nothing any more, and give the memory back; readers get `trio.ClosedResourceError`. Idempotent.
+
+        Raises:
+            RuntimeError: This is a handle.
+
+        Blocking: as `RDMABuffer.aclose`.
+        """
+        await in_trio(self._aclose)()
+
+    async def _aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+        if self._publisher is None:
+            raise RuntimeError("a publication is closed by the object that Published() made, got a handle on it")
+        await self._publisher.aclose()
+
+    async def __aenter__(self) -> Self:
+        """Close it when the block is left."""
+        if self._publisher is None:
+            raise RuntimeError(
+                "a handle on a publication owns nothing that a block could close: use it without a block"
+            )
+        await in_trio(trio.lowlevel.checkpoint)()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it."""
+        await self.aclose()
+
+    # ---- how it travels --------------------------------------------------------------------------------------
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild, (self._number, self._board)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both are handles on one publication."""
+        return isinstance(other, Published) and self._name == other._name
+
+    def __hash__(self) -> int:
+        return hash(self._name)
+
+    @property
+    def _name(self) -> tuple[int, int]:
+        return self._board.handle.granted.home.epoch, self._number
+
+    def __repr__(self) -> str:
+        origin = self._board.owner
+        where = f"{origin.mesh}{origin.point!r} " if origin.point is not None else ""
+        return f"<publication {self._number} of {where}pid {origin.pid}>"
+
+
+def rebuild(number: Any, board: Any) -> Published:
+    """Return a handle on a publication.
+
+    Raises:
+        ProtocolError: The fields name none.
+    """
+    if type(number) is not int or not isinstance(board, RDMABuffer):
+        raise ProtocolError("a publication must be named by its number and its board")
+    made = Published.__new__(Published)
+    made._number, made._board, made._publisher = number, board, None  # noqa: SLF001 - its own class
+    return made
+
+
+def _open(slots: int) -> Publisher:
+    return _publications().open(slots)
+
+
+def _publications() -> Publications:
+    return publications_of(proc_for("a publication is made and read"))

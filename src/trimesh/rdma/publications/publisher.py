@@ -1,0 +1,219 @@
+"""The owner's side of a publication: which slot is written next, who is told of a new version.
+
+PU-1 Versions are published one after the other. A slot is written to only while no version is in it, and one is
+     taken out only if nobody has it pinned (BO-1).
+PU-2 The cells of a reader whose process counts as ended count for nothing; if it lives, it finds that out (BO-3).
+     Readers take their rows themselves (BO-4); the publisher finds them there when it publishes, and connects to those
+     that it does not know, for only of a process with a link does it learn that it has ended.
+PU-3 A version that has been taken out counts until its memory is really taken: if the next step fails or is cancelled,
+     a reader may still have it pinned, and the next `publish` looks again.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import trio
+
+from trimesh import limits
+from trimesh._runtime.actors.context import find_cell
+from trimesh._runtime.peers.peer import Parcel, Peer
+from trimesh._wire import messages
+from trimesh.ids import ProcId
+from trimesh.rdma.buffers.buffer import RDMABuffer
+from trimesh.rdma.memory.allocation import allocate
+from trimesh.rdma.publications import board
+from trimesh.rdma.publications.layout import layout_of
+
+if TYPE_CHECKING:
+    from trimesh._runtime.actors.cell import Cell
+    from trimesh._runtime.life.proc import Proc
+
+
+@attrs.define(eq=False)
+class Publisher:
+    """One publication, in the process that publishes.
+
+    Attributes:
+        proc: The process.
+        number: Of the publication, there.
+        count: How many versions have room at one time.
+        forget: Called when it is closed.
+        latest: The latest version, or 0.
+        is_closed: Whether there will be no other.
+        board: What readers look at.
+    """
+
+    proc: Proc
+    number: int
+    count: int
+    forget: Callable[[], object]
+    latest: int = 0
+    is_closed: bool = False
+    board: RDMABuffer = attrs.field(init=False)
+    _words: memoryview = attrs.field(init=False)
+    _rooms: list[RDMABuffer | None] = attrs.field(init=False)
+    _versions: list[int] = attrs.field(init=False)
+    """What lies in each slot, also while the board does not say so (PU-3)."""
+    _latest_slot: int = -1
+    _readers: dict[ProcId, int] = attrs.field(factory=dict[ProcId, int])
+    """The rows of those that were found on the board."""
+    _leases: list[int] = attrs.field(init=False)
+    """Of each row."""
+    _unpinned: trio.Event = attrs.field(factory=trio.Event)
+    _lock: trio.Lock = attrs.field(factory=trio.Lock)
+    _context: contextvars.Context = attrs.field(factory=contextvars.copy_context)
+    """Of the actor that has made it: what it grants ends with that, whoever publishes."""
+    _cell: Cell | None = attrs.field(factory=find_cell)
+
+    def __attrs_post_init__(self) -> None:
+        self._rooms = [None] * self.count
+        self._versions = [0] * self.count
+        self._words = allocate(board.BOARD_BYTES)
+        self._leases = board.new_board(self._words)
+        self.board = RDMABuffer(self._words)
+        if self._cell is not None:
+            self._cell.on_end[self.close] = None
+
+    # ---- versions --------------------------------------------------------------------------------------------
+
+    async def publish(self, tensors: Mapping[str, Any], version: int | None = None) -> int:
+        """Copy tensors into a slot that nobody reads, and make them the latest version; see `Published.publish`.
+
+        Args:
+            tensors: What is published.
+            version: Its number, above the latest, where others publish the rest of it; None for the next.
+        """
+        has_adapter = bool(self.board.handle.granted.grant.exported)
+        layout = layout_of(tensors, limits.EXPORT_BYTES_MAX if has_adapter else 0)
+        async with self._lock:
+            self._check_open()
+            index = await self._empty_slot()
+            room = await self._room(index, layout.nbytes)
+            granted = room.readonly().handle.granted
+            number = self.latest + 1 if version is None else version
+            assert number > self.latest, "versions go up"
+            head = layout.head + granted.grant.exported
+            await room[: len(head)].write_from(head)
+            for name, entry in layout.entries.items():
+                await room[entry.offset : entry.offset + entry.nbytes].write_from(tensors[name])
+            self._check_open()
+            sizes = (layout.nbytes, len(layout.head), len(granted.grant.exported))
+            slot = board.Slot(number, granted.grant, granted.block, *sizes)
+            board.write_slot(self._words, index, slot)
+            await self._swap(index, 0, number)
+            self.latest, self._latest_slot, self._versions[index] = number, index, number
+            board.write_header(self._words, number, is_closed=self.is_closed)
+        self._meet()
+        self._tell()
+        return number
+
+    async def _empty_slot(self) -> int:
+        """Take the oldest version out that nobody has pinned; wait until there is one."""
+        while True:
+            unpinned = self._unpinned  # looked at before the cells: whoever leaves a cell sets it after
+            shown = board.read_head(self._words).slots
+            for index in sorted(range(self.count), key=lambda index: self._versions[index]):
+                version = self._versions[index]
+                if index == self._latest_slot:
+                    continue
+                if shown[index].version:
+                    await self._swap(index, version, 0)
+                if version not in board.pinned(self._words, index, self._leases):
+                    self._versions[index] = 0
+                    return index
+                await self._swap(index, 0, version)  # BO-1
+            self._meet()  # one of those that have pinned all versions may have ended
+            await unpinned.wait()
+            self._check_open()
+
+    async def _room(self, index: int, nbytes: int) -> RDMABuffer:
+        """Return memory for a version in an empty slot."""
+        room = self._rooms[index]
+        if room is None or room.nbytes < nbytes:
+            if room is not None:
+                self._rooms[index] = None
+                await room.aclose()
+                self._check_open()
+            room = self._rooms[index] = self._context.run(RDMABuffer, allocate(nbytes))
+        return room
+
+    async def _swap(self, index: int, old: int, new: int) -> None:
+        """Change the version of a slot so that readers see it in one order with what they write (BO-1)."""
+        was = await self.board.compare_and_swap(old, new, board.offset_of_slot(index))
+        assert was == old, f"only the publisher writes the versions, found {was} where {old} was"
+        self._check_open()
+
+    # ---- readers ---------------------------------------------------------------------------------------------
+
+    def subscribe(self, peer: Peer) -> None:
+        """Tell a process that reads of the latest version, and of others from now on."""
+        self._meet()
+        peer.send(self._news())
+        self.unpinned()  # it may have left a cell before it had a link
+
+    def _meet(self) -> None:
+        """Look who reads; connect to those of whom nothing is known (PU-2)."""
+        for row, reader in enumerate(board.readers_of(self._words[board.HEAD_BYTES :])):
+            if reader in (0, board.NO_READER) or reader in self._readers:
+                continue
+            peer = self.proc.peer(ProcId(reader))
+            self._readers[peer.proc_id] = row
+            if peer.death is not None:
+                self.gone(peer)
+            elif self.proc.is_stranger(peer):
+                self.proc.serve(self._connect, peer)
+
+    async def _connect(self, peer: Peer) -> None:
+        assert self.proc.family is not None, "a process that is reached by others has a family"
+        await self.proc.family.connect([peer])
+
+    def unpinned(self) -> None:
+        """Learn that a reader has left a cell."""
+        self._unpinned.set()
+        self._unpinned = trio.Event()
+
+    def gone(self, peer: Peer) -> None:
+        """Learn that a process has ended (PU-2)."""
+        reader = self._readers.pop(peer.proc_id, None)
+        if reader is None or self.is_closed:
+            return
+        self._leases[reader] += 1
+        board.take_back(self._words, reader, self._leases[reader])
+        self.unpinned()
+
+    def _tell(self) -> None:
+        self.proc.cast([self.proc.peer(reader) for reader in self._readers], self._news())
+
+    def _news(self) -> Parcel:
+        return Parcel(messages.encode(messages.Published(self.number, self.latest, self.is_closed)))
+
+    # ---- the end ---------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Publish nothing any more, and say so; what is pinned stays readable until `aclose`. Idempotent."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.forget()
+        if self._cell is not None:
+            self._cell.on_end.pop(self.close, None)
+        board.write_header(self._words, self.latest, is_closed=True)
+        self._words = memoryview(b"")  # readers may look at the board for a while; nobody here does any more
+        self._tell()
+        self.unpinned()
+
+    async def aclose(self) -> None:
+        """Close it and give its memory back; who reads is waited for as by `RDMABuffer.aclose`."""
+        self.close()
+        async with trio.open_nursery() as nursery:
+            for buffer in (self.board, *self._rooms):
+                if buffer is not None:
+                    nursery.start_soon(buffer.aclose)
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise trio.ClosedResourceError("this publication is closed: by its aclose(), or as its actor has ended")
