@@ -90,7 +90,7 @@ const Target = struct {
         self.quiet_ticks = 0;
     }
 
-    fn isSpinning(self: *const Target) bool {
+    fn isLooking(self: *const Target) bool {
         return self.state == .open and !self.is_proven and self.endpoint.lost == ucx.OK;
     }
 };
@@ -413,7 +413,7 @@ pub const Client = struct {
             const target = &self.targets[job.target];
             const has_ended = job.order.hasEnded();
             if (has_ended) target.close();
-            if (!target.isSpinning() or target.opened != job.opened) continue;
+            if (!target.isLooking() or target.opened != job.opened) continue;
             job.ticks += 1;
             const most: u32 = if (job.phase == .verdict) VERDICT_TICKS else SILENCE_TICKS;
             if (has_ended) self.tell(job, status.ERR_GONE) else if (job.is_given_up or job.ticks >= most)

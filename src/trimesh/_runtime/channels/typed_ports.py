@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import trio
 
@@ -37,15 +37,13 @@ def _refuse_receiver(_: Source, *parts: Any) -> Receiver[Any]:
     raise ProtocolError(f"a receiver stays where its channel was opened, got one with {parts!r:.100}")
 
 
+_KINDS: Final = (
+    Kind("receiver", Receiver, lambda receiver, _: receiver.__reduce_ex__(5), _refuse_receiver),
+    Kind("port", Port, _take_port_apart, _put_port_together, stands_for=lambda cls: cls is trio.abc.SendChannel),
+)
+
+
 def register_kinds() -> None:
-    """Register the kinds of a port and of a receiver. Idempotent."""
-    register_kind(Kind("receiver", Receiver, lambda receiver, _: receiver.__reduce_ex__(5), _refuse_receiver))
-    register_kind(
-        Kind(
-            "port",
-            Port,
-            _take_port_apart,
-            _put_port_together,
-            stands_for=lambda cls: cls is trio.abc.SendChannel,
-        )
-    )
+    """Register the kinds of a receiver and of a port. Idempotent."""
+    for kind in _KINDS:
+        register_kind(kind)

@@ -1,1 +1,1 @@
-"""What a process tells of itself: reports, stacks, stalls, statistics, events, logs."""
+"""What a process tells of itself: reports, stacks, stalls, statistics, events."""

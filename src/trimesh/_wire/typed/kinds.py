@@ -66,7 +66,9 @@ _found: dict[type, Kind | None] = {}
 
 
 def register_kind(kind: Kind) -> None:
-    """Let values of a kind travel in every process of a family where nothing is pickled."""
+    """Let values of a kind travel in every process of a family where nothing is pickled. Idempotent."""
+    if _by_wire_name.get(kind.name) is kind:
+        return
     _by_wire_name[kind.name] = kind
     if isinstance(kind.cls, str):
         _by_class_name[kind.cls] = kind

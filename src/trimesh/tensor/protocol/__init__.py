@@ -1,1 +1,1 @@
-"""Messages between the controller and the ranks, and the records in them. Pure."""
+"""Messages between the controller and the ranks, the records in them, and what both sides know of an operator."""
