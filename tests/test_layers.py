@@ -74,7 +74,6 @@ RUNTIME_ROOMS = [
 """From the ground up. A room imports from rooms below, for annotations, too."""
 
 UPWARDS = {
-    ("actors", "life"),
     ("deadlock", "life"),
     ("services", "life"),
     ("watch", "meshes"),

@@ -74,6 +74,7 @@ _FILES = {
     "trimesh/actor": "endpoint, verbs",
     "trimesh/shape": "endpoint, verbs",
     "trimesh/_runtime/actors/context": "endpoint, verbs",
+    "trimesh/_runtime/life/current": "endpoint, verbs",
     "trimesh/_runtime/values/endpoint_spec": "endpoint, verbs",
     "trimesh/_runtime/tasks/foreign": "endpoint, verbs",
     "trimesh/_runtime/calls/membership": "endpoint, verbs",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 from trimesh import Actor, RDMABuffer, endpoint
-from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.life.current import current_proc
 from trimesh._runtime.services.bulk import Registration
 from trimesh._transport.interface.mover import Right
 from trimesh._wire.memory.regions import memory_at

@@ -23,8 +23,8 @@ from tests.lifetime.programs.guest import run_as_guest
 from tests.patience import HANG_SECONDS
 
 from trimesh import ProcMesh, leaves, limits, this_host
-from trimesh._runtime.actors.context import current_proc, find_proc
 from trimesh._runtime.life.controller import lease_proc
+from trimesh._runtime.life.current import current_proc, find_proc
 from trimesh._runtime.life.proc import Proc
 from trimesh._transport.in_memory.pipe import Delivery
 from trimesh._transport.in_memory.transport import MemoryNetwork

@@ -7,7 +7,8 @@ from typing import Any
 import trio
 
 from trimesh import Actor, endpoint
-from trimesh._runtime.actors.context import current_proc, find_cell
+from trimesh._runtime.actors.cell import find_cell
+from trimesh._runtime.life.current import current_proc
 from trimesh.rdma import Published, VersionGone
 from trimesh.rdma.publications.registry import publications_of
 

@@ -16,7 +16,7 @@ from tests.conformance.test_stalls import listening
 
 import trimesh
 from trimesh import Died, Isolate, Unacknowledged, endpoint, limits
-from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.life.current import current_proc
 
 
 async def streamed(mesh: Any, seconds: float) -> None:

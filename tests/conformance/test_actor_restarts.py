@@ -31,7 +31,7 @@ from trimesh import (
     endpoint,
     this_proc,
 )
-from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.life.current import current_proc
 
 
 class Numbered(Tidy):

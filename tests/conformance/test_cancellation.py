@@ -15,7 +15,7 @@ from tests.conformance.probe import Probe, Tidy
 
 import trimesh
 from trimesh import Actor, MeshErrorGroup, MeshStopped, RemoteCancelled, Unacknowledged, Unresponsive, endpoint, limits
-from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.life.current import current_proc
 
 
 class Deaf(Actor):

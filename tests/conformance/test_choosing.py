@@ -10,7 +10,7 @@ from tests.conformance.probe import Probe
 
 import trimesh
 from trimesh import Actor, MeshErrorGroup, MeshStopped, endpoint
-from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.life.current import current_proc
 
 
 async def test_choose_takes_ties_in_turn(backend: Backend):

@@ -13,7 +13,7 @@ from tests.conformance.probe import Probe
 
 import trimesh
 from trimesh import MeshErrorGroup, MeshStopped, ProcDied, TrimeshInternalError, this_proc
-from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.life.current import current_proc
 from trimesh._runtime.life.proc import Proc
 
 

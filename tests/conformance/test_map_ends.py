@@ -13,7 +13,7 @@ from tests.conformance.probe import Notes
 
 import trimesh
 from trimesh import Actor, Isolate, MeshErrorGroup, Retry, endpoint, limits
-from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.life.current import current_proc
 
 # ---- leaving early ---------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from tests.conformance.supervised import Ledger, kill_and_see, kill_and_wait, re
 
 import trimesh
 from trimesh import Isolate, MeshErrorGroup, MeshStopped, ProcDied, Restarting, endpoint, leaves
-from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.life.current import current_proc
 
 
 class Holder(Probe):

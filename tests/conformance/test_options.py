@@ -12,7 +12,7 @@ from tests.conformance.probe import Notes
 
 import trimesh
 from trimesh import Actor, MeshErrorGroup, ProcDied, Retry, endpoint
-from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.life.current import current_proc
 
 
 class Flaky(Actor):

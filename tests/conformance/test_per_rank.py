@@ -14,7 +14,7 @@ from tests.conformance.probe import Probe
 
 import trimesh
 from trimesh import MeshErrorGroup, Retry, ShapeError, endpoint, leaves
-from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.life.current import current_proc
 
 
 class Taker(Probe):

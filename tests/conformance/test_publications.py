@@ -10,7 +10,7 @@ from tests.conformance.supervised import kill_and_wait, reading
 
 import trimesh
 from trimesh import ProcDied, Restart
-from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.life.current import current_proc
 from trimesh.rdma import Published, VersionGone
 from trimesh.rdma.publications import board
 

@@ -11,7 +11,7 @@ from tests.conformance.producing import Producer, collect
 
 import trimesh
 from trimesh import Actor, MeshErrorGroup, endpoint, limits, this_proc
-from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.life.current import current_proc
 
 # ---- what comes ------------------------------------------------------------------------------------------------------
 

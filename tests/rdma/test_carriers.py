@@ -15,8 +15,8 @@ from tests.conformance.meshes import RealBackend, check_tables, drop_ports
 from tests.conformance.vault import LARGE, SMALL, Reader, Vault
 
 from trimesh import Point, ProcMesh, this_host
-from trimesh._runtime.actors.context import current_proc
 from trimesh._runtime.life.controller import lease_proc
+from trimesh._runtime.life.current import current_proc
 
 pytestmark = pytest.mark.real
 

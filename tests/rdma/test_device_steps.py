@@ -15,7 +15,7 @@ from tests.conformance.vault import Vault, pattern
 from tests.rdma.slow_lane import SlowLane
 
 from trimesh import Isolate, ProcDied, RDMABuffer, limits, this_host
-from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.life.current import current_proc
 from trimesh._transport.interface.mover import Kind
 from trimesh.rdma.memory.device_transfer import by_carrier, on_host
 from trimesh.rdma.memory.local import memory_of

@@ -15,7 +15,7 @@ from tests.runtime.frames import Caller
 
 from trimesh import Actor, ActorFailed, endpoint
 from trimesh._runtime.actors.cell import ActorSpec, Cell
-from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.life.current import current_proc
 from trimesh._wire import messages
 from trimesh.errors import leaves
 from trimesh.ids import MeshId

@@ -12,7 +12,7 @@ import trio
 
 import trimesh
 from trimesh import Actor, endpoint, this_host
-from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.life.current import current_proc
 from trimesh.ids import ProcId
 
 ENDLESS = 1_000.0

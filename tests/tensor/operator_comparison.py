@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 import trimesh
 from trimesh import this_host
-from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.life.current import current_proc
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.controller.upload import upload
 from trimesh.tensor.session.activation import active_team

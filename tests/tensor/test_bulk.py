@@ -12,7 +12,7 @@ from tests.patience import HANG_SECONDS
 
 import trimesh
 from trimesh import Isolate, ProcDied, limits, this_host
-from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.life.current import current_proc
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 

@@ -25,7 +25,7 @@ from trimesh import (
     endpoint,
     this_host,
 )
-from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.life.current import current_proc
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 

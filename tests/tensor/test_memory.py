@@ -23,7 +23,7 @@ class Gauge(Actor):
         """Return how many values it has and how many KiB the process."""
         from pathlib import Path
 
-        from trimesh._runtime.actors.context import current_proc
+        from trimesh._runtime.life.current import current_proc
         from trimesh.tensor.session.service import TensorService
 
         service = current_proc().above[TensorService]

@@ -11,7 +11,7 @@ from tests.conformance.meshes import attempt, member
 from tests.conformance.publishing import Publisher, Reader, is_torn
 
 from trimesh import LinkLost, endpoint
-from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.life.current import current_proc
 from trimesh._runtime.peers.deaths import link_lost
 from trimesh.ids import ProcId
 from trimesh.rdma import VersionGone

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
 
 import trio
 
-from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.life.current import current_proc
 from trimesh._runtime.life.ownership import ActorPlan, OwnedProcs, adopt_actors, open_actors, own_process, stop_procs
 from trimesh._runtime.meshes.actor_members import ActorMembers
 from trimesh._runtime.meshes.member import Member

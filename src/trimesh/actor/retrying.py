@@ -7,7 +7,7 @@ from typing import Any
 
 import trio
 
-from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.life.current import current_proc
 from trimesh._runtime.meshes.survivors import fold_into_deaths
 from trimesh._runtime.values.endpoint_spec import EndpointSpec
 from trimesh.actor import verbs

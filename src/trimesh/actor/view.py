@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
-from trimesh._runtime.actors.context import current_proc, find_proc, find_proc_anywhere
 from trimesh._runtime.calls.membership import Membership, family_of, membership_of
+from trimesh._runtime.life.current import current_proc, find_proc, find_proc_anywhere
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.peers.target import Target

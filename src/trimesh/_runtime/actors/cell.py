@@ -17,28 +17,47 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NoReturn
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import msgspec
 import trio
 
-from trimesh._runtime.actors.context import Context, set_cell, set_context, set_proc_of_task
+from trimesh._runtime.actors.context import Context, set_context, set_proc_of_task
 from trimesh._runtime.actors.draining import drain
 from trimesh._runtime.actors.mailbox import Mailbox
+from trimesh._runtime.actors.process import ActorProc
 from trimesh._runtime.actors.reports import report_ended, report_failure
 from trimesh._runtime.actors.serve import Server
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.tasks.cancelled import split_cancelled
-from trimesh._runtime.values.endpoint_spec import endpoints_of
+from trimesh._runtime.values.endpoint_spec import EndpointSpec, endpoints_of
 from trimesh.errors import ActorFailed, Origin, leaves
 from trimesh.ids import MeshId
 from trimesh.shape.point import Point
 
-_log = logging.getLogger("trimesh")
-
 if TYPE_CHECKING:
-    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.peer import Peer
+
+_log = logging.getLogger("trimesh")
+_current: ContextVar[Cell | None] = ContextVar("trimesh_cell", default=None)
+
+
+class CellProc(ActorProc, Protocol):
+    """The process of a cell; see `Proc`."""
+
+    @property
+    def sites(self) -> DispatchSite | None:
+        """Where a test interferes; None outside of tests."""
+        ...
+
+
+class DispatchSite(Protocol):
+    """What a test does when a slot has taken a call; see `Sites`."""
+
+    def dispatch(self, cell: Cell, call: IncomingCall) -> EndpointSpec:
+        """Return what is run for `call`: its own endpoint, or one that misbehaves."""
+        ...
 
 
 class ActorSpec(msgspec.Struct, frozen=True):
@@ -103,7 +122,7 @@ class Cell:
         "task",
     )
 
-    def __init__(self, proc: Proc, spec: ActorSpec, owner: Peer) -> None:
+    def __init__(self, proc: CellProc, spec: ActorSpec, owner: Peer) -> None:
         self.proc = proc
         self.spec = spec
         self.owner = owner
@@ -214,7 +233,12 @@ class Cell:
         return self._server.serve(call)
 
     def _lost(self, call: IncomingCall, error: Exception) -> None:
-        report_failure(self, call.spec.name, error, ended=False)
+        self._report(call.spec.name, error, ended=False)
+
+    def _report(self, endpoint: str, error: Exception, *, ended: bool) -> None:
+        """Tell the owner of a failure that has no caller."""
+        encoded = self.proc.values.encode_error(error, self.origin(endpoint or None))
+        report_failure(self.owner, self.spec.mesh, endpoint, encoded, ended=ended)
 
     # ---- life ------------------------------------------------------------------------------------------------
 
@@ -226,7 +250,7 @@ class Cell:
         """
         self.task = trio.lowlevel.current_task()
         set_proc_of_task(self.proc)
-        set_cell(self)
+        _current.set(self)
         set_context(self._where(None))
         try:
             with self._life:
@@ -239,7 +263,7 @@ class Cell:
             self._end_with(error)
         else:
             if not self._stopping:
-                report_ended(self)
+                report_ended(self.owner, self.spec.mesh)
         finally:
             if self.spec.is_held and not self._stopping:
                 self._is_holding = True
@@ -289,7 +313,7 @@ class Cell:
             self._failure = failure  # told by `stop`, whose caller waits for it
         else:
             self.cause = failure
-            report_failure(self, "", failure, ended=True)
+            self._report("", failure, ended=True)
         if cancelled is not None:
             raise cancelled from None
 
@@ -337,6 +361,16 @@ class Cell:
             raise ActorFailed(text) from self._failure
         if self._failure is not None:
             raise self._failure
+
+
+def find_cell() -> Cell | None:
+    """Return the actor that the running task belongs to, or None when it belongs to none."""
+    return _current.get()
+
+
+def cell_in(task_context: contextvars.Context) -> Cell | None:
+    """Return the actor that was set in the context of some task, or None."""
+    return task_context.get(_current)
 
 
 def _made() -> NoReturn:

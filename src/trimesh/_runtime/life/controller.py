@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager
 import trio
 
 from trimesh._runtime.actors.agent import run_with_agent
-from trimesh._runtime.actors.context import find_proc, set_proc_of_run, set_proc_of_task
+from trimesh._runtime.actors.context import set_proc_of_run, set_proc_of_task
+from trimesh._runtime.life.current import find_proc
 from trimesh._runtime.life.family import Family
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.system.system_calls import refusals

@@ -23,8 +23,8 @@ from trimesh import limits
 from trimesh._routing.collector import Outcome, Raised, Returned
 from trimesh._runtime.actors.agent import Agent
 from trimesh._runtime.actors.cell import Cell
-from trimesh._runtime.actors.reports import FailureHandler, serve_reports
-from trimesh._runtime.actors.sites import Sites
+from trimesh._runtime.actors.process import FailureHandler
+from trimesh._runtime.actors.reports import serve_reports
 from trimesh._runtime.calls.membership import Membership
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.calls.outgoing_stream import serve_streams
@@ -32,6 +32,7 @@ from trimesh._runtime.calls.process import CallNumbers, Clock
 from trimesh._runtime.channels.registry import Channels
 from trimesh._runtime.deadlock.suspicion import Deadlocks
 from trimesh._runtime.life.crash import crash
+from trimesh._runtime.life.sites import Sites
 from trimesh._runtime.meshes.stopping_blocks import StoppingBlocks
 from trimesh._runtime.peers.deaths import DeathOf, Deaths
 from trimesh._runtime.peers.incoming import IncomingCall, refuse, refuse_unaddressed

@@ -17,7 +17,7 @@ import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._runtime.actors.context import find_cell
+from trimesh._runtime.actors.cell import find_cell
 from trimesh._runtime.peers.deaths import DeathOf
 from trimesh._transport.interface.mover import (
     BEST_FIRST,
@@ -244,7 +244,7 @@ class Bulk:
 
         Blocking: a checkpoint, cancellable.
         """
-        if self.proc.sites is not None and (before := self.proc.sites.moving(self.proc)) is not None:
+        if self.proc.sites is not None and (before := self.proc.sites.moving(self.proc.proc_id)) is not None:
             await before()
         visit = await self._enter(granted)
         try:

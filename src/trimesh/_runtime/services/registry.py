@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import trio
 
 from trimesh import limits
-from trimesh._runtime.actors.context import current_proc
 from trimesh._runtime.peers.peer import Parcel, Peer
 from trimesh._runtime.peers.senders import may_open_service
 from trimesh._runtime.values.payload import take_payload
@@ -60,11 +59,6 @@ class Handler(Protocol):
 
 _Early = tuple[Peer, bytes, list[memoryview], "Carried | None"]
 """A message that has come before its service: who sent it, payload, bodies, carried ports."""
-
-
-def rebuild(name: str, *fields: Any) -> Any:
-    """Return what stands in a value for something that a service has in this process; see `Handler.rebuild`."""
-    return current_proc().services.rebuild(name, fields)
 
 
 class Services:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, TextIO
@@ -11,9 +10,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 import trio
 
 from trimesh._routing.collector import Rank
-from trimesh._runtime.actors.context import find_proc
 from trimesh._runtime.system.exits import process_state
-from trimesh._runtime.tasks.foreign import in_trio_now
 from trimesh._runtime.watch.stack import TASKS_SECONDS, Report, read_report, request_report
 from trimesh._runtime.watch.task_tree import describe_actors, describe_threads, is_in_loop
 from trimesh.ids import AGENT
@@ -38,24 +35,11 @@ _STATES = {
 }
 
 
-def dump(file: TextIO | None = None) -> None:
-    """Write what this process waits for, and what its actors and child processes do.
+def write_report(proc: Proc | None, out: TextIO) -> None:
+    """Write what a process waits for, and what its actors and child processes do; None for no process yet.
 
-    Blocks that are left; every child process, with the calls that run in it, those that are queued behind them, their
-    tasks and what these await, its threads, and the stack of a main thread that is not free; every unended call and
-    `Port.send` of this process, also calls that were given up and may still run.
-
-    Args:
-        file: Where to; standard error if None.
-
-    Blocking: not a checkpoint; takes up to `TASKS_SECONDS` (0.5 s) when there are child processes, until each has
-    answered; a process that is stopped, or holds the GIL in C, does not.
+    Blocking: no checkpoint; takes up to `TASKS_SECONDS` when there are child processes.
     """
-    in_trio_now(_dump)(file if file is not None else sys.stderr)
-
-
-def _dump(out: TextIO) -> None:
-    proc = find_proc()
     if proc is None:
         out.write("trimesh: no mesh is open in this process\n")
         return

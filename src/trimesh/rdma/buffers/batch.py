@@ -11,7 +11,7 @@ import attrs
 import trio
 
 from trimesh import limits
-from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.life.current import current_proc
 from trimesh._runtime.tasks.foreign import Block
 from trimesh._transport.interface.mover import Kind
 from trimesh.errors import LimitExceeded, MeshErrorGroup

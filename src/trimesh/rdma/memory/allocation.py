@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from trimesh._runtime.actors.context import proc_for
+from trimesh._runtime.life.current import proc_for
 from trimesh._runtime.tasks.foreign import in_trio_now
 
 

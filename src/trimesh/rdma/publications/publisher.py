@@ -19,7 +19,7 @@ import attrs
 import trio
 
 from trimesh import limits
-from trimesh._runtime.actors.context import find_cell
+from trimesh._runtime.actors.cell import find_cell
 from trimesh._runtime.peers.peer import Parcel, Peer
 from trimesh._wire import messages
 from trimesh.ids import ProcId

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from trimesh._runtime.services.registry import TENSORS, rebuild
+from trimesh._runtime.life.rebuilding import rebuild
+from trimesh._runtime.services.registry import TENSORS
 from trimesh._runtime.values.guarded import Guarded
 from trimesh._wire.memory.reducers import Sink
 from trimesh.tensor.controller.tensor import MeshTensor

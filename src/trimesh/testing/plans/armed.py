@@ -17,7 +17,8 @@ from typing import Any
 import attrs
 
 from trimesh._runtime.actors.cell import Cell
-from trimesh._runtime.actors.context import context, current_proc
+from trimesh._runtime.actors.context import context
+from trimesh._runtime.life.current import current_proc
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.host import LaunchRequest
 from trimesh._runtime.peers.incoming import IncomingCall
@@ -29,7 +30,7 @@ from trimesh._transport.native.fault_table import TableKey
 from trimesh._transport.native.transport import NativeTransport
 from trimesh._wire import messages
 from trimesh.errors import PayloadError, ProtocolError
-from trimesh.ids import AGENT
+from trimesh.ids import AGENT, ProcId
 from trimesh.shape.point import Point
 from trimesh.testing.plans.injector import Injector, Rule, run, watched
 from trimesh.testing.plans.places import coordinates
@@ -124,9 +125,9 @@ class _Armed:
             return spec
         return watched(spec, lambda: self._injector.spec_for(cell, call, spec), run)
 
-    def moving(self, proc: Proc) -> Callable[[], Awaitable[None]] | None:
+    def moving(self, proc_id: ProcId) -> Callable[[], Awaitable[None]] | None:
         """Disturb a transfer; see `Sites.moving`."""
-        return self._transfers.moving(proc.proc_id)
+        return self._transfers.moving(proc_id)
 
     def _fired_here(self, site: str, index: int, _: object) -> None:
         assert self._planner is not None

@@ -16,6 +16,7 @@ import attrs
 import trio
 
 from trimesh._runtime.actors.cell import Cell
+from trimesh._runtime.life.current import current_proc
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.values.endpoint_spec import EndpointSpec, Kind
 from trimesh._transport.interface.base import DownReason, LinkDown
@@ -91,7 +92,7 @@ class Injector:
                 continue
             self.on_fired(rule, cell)
             if isinstance(fault, LostCall):
-                spec = _losing(spec, cell, call, fault.what == "reply")
+                spec = _losing(spec, call, fault.what == "reply")
             elif fault.error is not None:
                 spec = _raising(spec, fault.error)
             else:
@@ -116,10 +117,10 @@ def watched(spec: EndpointSpec, begin: Callable[[], EndpointSpec], run: Run) -> 
     return attrs.evolve(spec, fn=started_items)
 
 
-def lose_link(cell: Cell, call: IncomingCall) -> None:
-    """End the link that a call came by, as the loss of a wire does: both sides see its end."""
+def lose_link(call: IncomingCall) -> None:
+    """End, in the task of a call, the link that it came by, as the loss of a wire does: both sides see its end."""
     call.link.abort()
-    cell.proc.link_down(call.link, LinkDown(DownReason.EOF, "lost by a planned fault"))
+    current_proc().link_down(call.link, LinkDown(DownReason.EOF, "lost by a planned fault"))
 
 
 def _raising(spec: EndpointSpec, error: BaseException) -> EndpointSpec:
@@ -157,13 +158,13 @@ async def _late_generator(function: Callable[..., Any], seconds: float, *args: A
         yield item
 
 
-def _losing(spec: EndpointSpec, cell: Cell, call: IncomingCall, runs: bool) -> EndpointSpec:  # noqa: FBT001
+def _losing(spec: EndpointSpec, call: IncomingCall, runs: bool) -> EndpointSpec:  # noqa: FBT001
     async def losing(*args: Any, **kwargs: Any) -> Any:
         if not runs:
-            lose_link(cell, call)
+            lose_link(call)
         result = await run(spec, *args, **kwargs)
         if runs:
-            lose_link(cell, call)
+            lose_link(call)
         return result
 
     return attrs.evolve(spec, fn=losing, kind=Kind.ASYNC)

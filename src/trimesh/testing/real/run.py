@@ -17,14 +17,14 @@ import attrs
 import trio
 
 from trimesh._runtime.actors.cell import Cell
-from trimesh._runtime.actors.context import current_proc
+from trimesh._runtime.life.current import current_proc
+from trimesh._runtime.life.dump import dump
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.host import LaunchRequest
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Parcel, Peer
 from trimesh._runtime.values.endpoint_spec import EndpointSpec
 from trimesh._runtime.values.payload import place_payload
-from trimesh._runtime.watch.report import dump
 from trimesh._transport.interface.base import Link
 from trimesh._transport.native.fault_table import FaultTable
 from trimesh._transport.native.transport import NativeTransport
@@ -124,9 +124,9 @@ class RealExecutor:
         del cell
         return call.spec
 
-    def moving(self, proc: Proc) -> Callable[[], Awaitable[None]] | None:
+    def moving(self, proc_id: ProcId) -> Callable[[], Awaitable[None]] | None:
         """Disturb a transfer of the test itself; see `Sites.moving`."""
-        del proc
+        del proc_id
         return self._transfers.moving(None)
 
     # ---- what has happened -----------------------------------------------------------------------------------

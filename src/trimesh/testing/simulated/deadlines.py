@@ -74,10 +74,10 @@ class Deadlines:
         if call is not None and call.budget is not None:
             self._at(call.started_at + call.budget + TICK, lambda: self._look_at_caller(proc, call))
 
-    def started(self, proc: Proc, call: IncomingCall) -> None:
+    def started(self, proc_id: ProcId, call: IncomingCall) -> None:
         """Take the start of an endpoint, in its task."""
-        expiry = self._expiries.get((call.peer.proc_id, proc.proc_id, call.call_id), math.inf)
-        if expiry == math.inf or self.drifts(proc.proc_id):
+        expiry = self._expiries.get((call.peer.proc_id, proc_id, call.call_id), math.inf)
+        if expiry == math.inf or self.drifts(proc_id):
             return
         if trio.current_time() > expiry:
             self.oracles.breach("OR-5", f"{call.spec.name} has started after its budget had run out")

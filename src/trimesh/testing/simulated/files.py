@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import attrs
 
-from trimesh._runtime.actors.context import find_proc_anywhere
+from trimesh._runtime.life.current import find_proc_anywhere
 from trimesh.ids import ProcId
 from trimesh.testing.simulated.guards import is_in_actor, replaced
 

@@ -17,7 +17,8 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Any, Final
 
-from trimesh._runtime.actors.context import context, find_proc_anywhere
+from trimesh._runtime.actors.context import context
+from trimesh._runtime.life.current import find_proc_anywhere
 
 _BY_NAME: Final = {
     "kill": 'plan it from the test: `faults.kill(point, how="sigkill")`',

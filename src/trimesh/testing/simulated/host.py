@@ -17,9 +17,9 @@ import trio
 
 from trimesh._runtime.actors.agent import run_with_agent
 from trimesh._runtime.actors.context import set_proc_of_task
-from trimesh._runtime.actors.sites import Sites
 from trimesh._runtime.life.family import Family
 from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.life.sites import Sites
 from trimesh._runtime.life.worker import serve_owner
 from trimesh._runtime.peers.host import LaunchRequest, NoLinkError
 from trimesh._runtime.system.exits import ExitReport

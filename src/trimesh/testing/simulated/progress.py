@@ -15,7 +15,7 @@ from typing import Final
 import trio
 import trio.testing
 
-from trimesh._runtime.actors.context import proc_in
+from trimesh._runtime.life.current import proc_in
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.watch.task_tree import describe_actors
 from trimesh.testing.simulated.host import World

@@ -19,7 +19,8 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimesh._runtime.actors.context import cell_in, find_proc_anywhere, proc_in
+from trimesh._runtime.actors.cell import cell_in
+from trimesh._runtime.life.current import find_proc_anywhere, proc_in
 from trimesh._runtime.system.import_watch import when_imported
 from trimesh._runtime.system.seeds import ProcSeeds
 from trimesh.ids import ProcId

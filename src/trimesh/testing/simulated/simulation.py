@@ -212,9 +212,9 @@ class Simulation:
             return spec
         return watched(spec, lambda: self._begin(cell, call, self._without_thread(spec)), run)
 
-    def moving(self, proc: Proc) -> Callable[[], Awaitable[None]] | None:
+    def moving(self, proc_id: ProcId) -> Callable[[], Awaitable[None]] | None:
         """Let a transfer take its time, or disturb it; see `Sites.moving`."""
-        disturbed = self._transfers.moving(self.place_of(proc.proc_id))
+        disturbed = self._transfers.moving(self.place_of(proc_id))
         return disturbed or partial(trio.sleep, self._moves.uniform(1e-6, self._move_seconds))
 
     def _without_thread(self, spec: EndpointSpec) -> EndpointSpec:
@@ -231,7 +231,7 @@ class Simulation:
         where = f"{cell.spec.name}{coordinates(cell.spec.point)}"
         self.note("dispatch", where, f"{spec.name} for {self.label_of(call.peer.proc_id)}")
         self.oracles.started(cell, call)
-        self._deadlines.started(cell.proc, call)
+        self._deadlines.started(cell.proc.proc_id, call)
         place = self.place_of(cell.proc.proc_id)
         self._time.spend(place, self._processors.seconds(place))
         before = len(self.plan.log)

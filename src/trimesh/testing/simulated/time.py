@@ -23,7 +23,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimesh._runtime.actors.context import find_proc_anywhere
+from trimesh._runtime.life.current import find_proc_anywhere
 from trimesh.ids import ProcId
 from trimesh.testing.plans.vocabulary import ClockFault, Place
 from trimesh.testing.simulated.guards import is_actor_code, is_in_actor, replaced

@@ -13,19 +13,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol
 
-from trimesh._runtime.values.endpoint_spec import EndpointSpec
+from trimesh._runtime.actors.cell import DispatchSite
+from trimesh.ids import ProcId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.actors.cell import Cell
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.host import LaunchRequest
-    from trimesh._runtime.peers.incoming import IncomingCall
     from trimesh._runtime.peers.peer import Peer
     from trimesh._transport.interface.base import Link
     from trimesh._wire.messages import Message
 
 
-class Sites(Protocol):
+class Sites(DispatchSite, Protocol):
     """What a test does at each site. Called by the runtime's own tasks; must not block and must not raise."""
 
     def received(self, proc: Proc, peer: Peer, link: Link, message: Message) -> bool:
@@ -40,10 +39,6 @@ class Sites(Protocol):
         """
         ...
 
-    def dispatch(self, cell: Cell, call: IncomingCall) -> EndpointSpec:
-        """Return what is run for `call`: its own endpoint, or one that misbehaves."""
-        ...
-
-    def moving(self, proc: Proc) -> Callable[[], Awaitable[None]] | None:
-        """Return what a transfer of `proc` waits for before it is made, and fails if that raises; mostly None."""
+    def moving(self, proc_id: ProcId) -> Callable[[], Awaitable[None]] | None:
+        """Return what a transfer of a process waits for before it is made, and fails if that raises; mostly None."""
         ...
