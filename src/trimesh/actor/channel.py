@@ -61,9 +61,9 @@ def open_channel(
 @asynccontextmanager
 @trio.lowlevel.enable_ki_protection
 async def _open(capacity: int, item_type: Any) -> AsyncGenerator[tuple[Port[Any], Receiver[Any]], None]:
-    async with lease_proc() as family:
+    async with lease_proc() as (proc, _):
         await trio.lowlevel.checkpoint()
-        port, home = family.proc.channels.open(capacity, item_type)
+        port, home = proc.channels.open(capacity, item_type)
         try:
             yield port, Receiver(home)
         finally:

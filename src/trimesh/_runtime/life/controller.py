@@ -61,7 +61,7 @@ _of_run: trio.lowlevel.RunVar[_Controller | None] = trio.lowlevel.RunVar("trimes
 
 @asynccontextmanager
 @trio.lowlevel.enable_ki_protection
-async def lease_proc(pickled: bool | None = None) -> AsyncGenerator[Family, None]:  # noqa: FBT001 - None is neither
+async def lease_proc(pickled: bool | None = None) -> AsyncGenerator[tuple[Proc, Family], None]:  # noqa: FBT001 - None is neither
     """Use the `Proc` of this process while a block is open.
 
     Args:
@@ -75,7 +75,7 @@ async def lease_proc(pickled: bool | None = None) -> AsyncGenerator[Family, None
     proc = find_proc()
     if proc is not None and proc.family is not None and _of_run.get() is None:
         _check_mode(proc, pickled)
-        yield proc.family  # a worker, or a simulated process: its Proc lives as long as it does
+        yield proc, proc.family  # a worker, or a simulated process: its Proc lives as long as it does
         return
     controller = _of_run.get() or _start(pickled=pickled is not False)
     _check_mode(controller.proc, pickled)
@@ -83,7 +83,7 @@ async def lease_proc(pickled: bool | None = None) -> AsyncGenerator[Family, None
     try:
         await controller.ready.wait()
         _check(controller)
-        yield controller.family
+        yield controller.proc, controller.family
     finally:
         controller.users -= 1
         if controller.users == 0:

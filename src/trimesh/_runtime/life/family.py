@@ -5,27 +5,62 @@ Hosts start processes for it, links are made on demand, and the news of a lost l
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from typing import Protocol
 
 import trio
 
 from trimesh import limits
-from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.meshes.member import died_of
 from trimesh._runtime.peers.deaths import DeathOf, link_lost, stopped
 from trimesh._runtime.peers.host import Host, NoLinkError, PreloadingHost
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.system.exits import ExitReport
+from trimesh._runtime.tasks.background import Tasks
 from trimesh._runtime.tasks.interrupt import run_to_end
-from trimesh._transport.interface.base import DownReason, LinkDown
+from trimesh._transport.interface.base import DownReason, Link, LinkDown
 from trimesh.errors import SpawnError, leaves
 from trimesh.ids import ProcId
 
 Preload = tuple[str, ...]
 OpenHost = Callable[[Preload], AbstractAsyncContextManager[Host]]
 """Opens the host of this machine with some modules preloaded; leaving it ends all that it started."""
+
+
+class FamilyProc(Protocol):
+    """The process that a family is about; see `Proc`."""
+
+    nursery: Tasks
+
+    @property
+    def members(self) -> Mapping[ProcId, LinkedMember]:
+        """Its child processes."""
+        ...
+
+    @property
+    def on_gone(self) -> list[Callable[[Peer], None]]:
+        """Told of each peer that is gone."""
+        ...
+
+    def is_stranger(self, peer: Peer) -> bool:
+        """Return whether there is no link to a process that may live."""
+        ...
+
+    def adopt_link(self, proc_id: ProcId, link: Link) -> Peer:
+        """Take a link to `proc_id` into service."""
+        ...
+
+    def declare_gone(self, peer: Peer, death: DeathOf) -> None:
+        """Settle everything that waits for `peer`. Idempotent."""
+
+
+class LinkedMember(Protocol):
+    """A child process; see `Member`."""
+
+    def link_lost(self, down: LinkDown) -> None:
+        """Take the end of the link."""
 
 
 class _Lease:
@@ -54,7 +89,7 @@ class Family:
 
     def __init__(
         self,
-        proc: Proc,
+        proc: FamilyProc,
         open_host: OpenHost,
         parent: ProcId | None = None,
         attached: Host | None = None,

@@ -104,11 +104,11 @@ async def _open_host(
     """Use this process and this machine's host; what keeps them from starting is raised as every start's (X1)."""
     async with AsyncExitStack() as stack:
         try:
-            family = await stack.enter_async_context(lease_proc(pickled))
+            proc, family = await stack.enter_async_context(lease_proc(pickled))
             host = await stack.enter_async_context(family.host(preload))
         except SpawnError as error:
             raise MeshErrorGroup(f"{name} could not be started", [error], mesh=name) from None
-        yield family.proc, host
+        yield proc, host
 
 
 @asynccontextmanager
@@ -256,8 +256,8 @@ def _table(region: Region) -> Sequence[int]:
 @trio.lowlevel.enable_ki_protection
 async def open_actors(plan: ActorPlan) -> AsyncGenerator[ActorMembers, None]:
     """Spawn actors in a block of their own; without processes, in this very one."""
-    async with lease_proc() as family:
-        procs = plan.procs or own_process(family.proc)
+    async with lease_proc() as (proc, _):
+        procs = plan.procs or own_process(proc)
         grace = procs.block.grace if procs.block is not None else limits.GRACE_SECONDS
         block = Block(procs.proc, plan.name, grace)
         with nullcontext() if procs.block is None else procs.block.entering():

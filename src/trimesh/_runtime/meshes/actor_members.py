@@ -20,8 +20,8 @@ from trimesh._runtime.actors.recipe import Recipe, keep
 from trimesh._runtime.actors.supervision_log import log_kept_back
 from trimesh._runtime.calls.invoke import Request, Result, invoke, invoke_until, post_nowait
 from trimesh._runtime.calls.membership import Membership, Standing
-from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.meshes.block import Block
+from trimesh._runtime.meshes.process import MeshProc
 from trimesh._runtime.meshes.restarts import Restarts
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.peers.target import Target
@@ -81,7 +81,7 @@ class ActorMembers:
 
     def __init__(
         self,
-        proc: Proc,
+        proc: MeshProc,
         block: Block,
         membership: Membership,
         ranks: Sequence[int],

@@ -10,14 +10,14 @@ read. When one of the two is missing for `limits.EXIT_REPORT_SECONDS`, the other
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, MutableMapping
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.meshes.process import MeshProc, ParentProc
 from trimesh._runtime.peers.deaths import DeathOf, died, link_lost, stopped
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.system.exits import ExitReport, process_state
@@ -25,9 +25,40 @@ from trimesh._runtime.values.reference import MemberInfo
 from trimesh._runtime.watch.stall import StallReport
 from trimesh._transport.interface.base import DownReason, LinkDown
 from trimesh.errors import ProcDied
+from trimesh.ids import ProcId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.peers.host import HostChild
+    from trimesh._runtime.peers.host import HostChild, LaunchRequest
+
+
+class OwningProc(MeshProc, ParentProc, Protocol):
+    """The process that owns a process mesh; see `Proc`."""
+
+    @property
+    def members(self) -> MutableMapping[ProcId, Member]:
+        """Its child processes."""
+        ...
+
+    @property
+    def sites(self) -> LaunchingSite | None:
+        """Where a test interferes; None outside of tests."""
+        ...
+
+    def new_id(self) -> int:
+        """Draw a number for a process or a mesh that is unique in the family."""
+        ...
+
+
+class LaunchingSite(Protocol):
+    """What a test does when a process is about to be started; see `Sites`."""
+
+    def launching(self, request: LaunchRequest) -> LaunchRequest:
+        """Return what is to be started for `request`: itself, or what ends early.
+
+        Raises:
+            SpawnError: It is not to be started.
+        """
+        ...
 
 
 class Member:
@@ -51,7 +82,7 @@ class Member:
 
     def __init__(
         self,
-        proc: Proc,
+        proc: ParentProc,
         peer: Peer,
         rank: int,
         label: str,

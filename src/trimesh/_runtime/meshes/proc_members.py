@@ -20,10 +20,9 @@ from trimesh._runtime.actors.agent_results import raise_errors
 from trimesh._runtime.actors.supervision_log import log_kept_back
 from trimesh._runtime.calls.invoke import Ok, Request, invoke, post_nowait
 from trimesh._runtime.calls.membership import family_of
-from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.meshes.actor_members import ActorMembers
 from trimesh._runtime.meshes.block import Block
-from trimesh._runtime.meshes.member import Member
+from trimesh._runtime.meshes.member import Member, OwningProc
 from trimesh._runtime.meshes.rendezvous import Rendezvous
 from trimesh._runtime.meshes.restarts import Restarts
 from trimesh._runtime.peers.host import Host, LaunchRequest
@@ -61,7 +60,7 @@ class ProcMembers:
 
     def __init__(
         self,
-        proc: Proc,
+        proc: OwningProc,
         host: Host,
         block: Block,
         name: str,

@@ -38,8 +38,8 @@ from trimesh.ids import ProcId
 
 if TYPE_CHECKING:
     from trimesh._runtime.actors.cell import Cell
-    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.peer import Peer
+    from trimesh._runtime.services.process import GrantingProc
 
 _POLL_SECONDS_MAX: Final = 0.05
 
@@ -119,7 +119,7 @@ class Bulk:
         proc: The process.
     """
 
-    def __init__(self, proc: Proc) -> None:
+    def __init__(self, proc: GrantingProc) -> None:
         self.proc = proc
         self._thread: int = threading.get_ident()
         self._is_served = False
@@ -155,7 +155,7 @@ class Bulk:
             LimitExceeded: `limits.GRANTS_MAX` grants are there.
         """
         cell = find_cell()
-        if cell is not None and cell.proc is not self.proc:
+        if cell is not None and cell.proc.proc_id != self.proc.proc_id:
             cell = None
         if cell is not None and cell.ended.is_set():
             raise trio.ClosedResourceError(f"{cell.spec.name} has ended: what it would make ends with it")

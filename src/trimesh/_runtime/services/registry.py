@@ -23,8 +23,8 @@ from trimesh._wire.not_yet import NotYet
 from trimesh.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.process import Carried
+    from trimesh._runtime.services.process import ServingProc
 
 TENSORS: Final = "tensors"
 
@@ -68,7 +68,7 @@ class Services:
         proc: The process.
     """
 
-    def __init__(self, proc: Proc) -> None:
+    def __init__(self, proc: ServingProc) -> None:
         self.proc = proc
         self._handlers: dict[str, Handler] = {}
         self._early: dict[str, list[_Early]] = {}

@@ -22,8 +22,8 @@ from trimesh.ids import AGENT
 
 if TYPE_CHECKING:
     from trimesh._runtime.actors.cell import Cell
-    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.incoming import IncomingCall
+    from trimesh._runtime.watch.process import WatchedProc
 
 FRAMES_MAX: Final = 16
 """Frames shown of one task or thread, innermost first."""
@@ -37,7 +37,7 @@ _HIDING: Final = ("async_generator_asend", "async_generator_athrow")
 _IDLE_THREAD: Final = os.path.join(_TRIO, "_core", "_thread_cache.py")
 
 
-def describe_actors(proc: Proc) -> Iterator[str]:
+def describe_actors(proc: WatchedProc) -> Iterator[str]:
     """Yield lines on the actors of a process that have something to do: calls, and tasks of their own."""
     for mesh, cell in list(proc.cells.items()):
         if mesh != AGENT:

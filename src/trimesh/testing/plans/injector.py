@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextvars
 import copy
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -66,7 +66,7 @@ class Injector:
     on_fired: OnFired
     rules: list[Rule] = attrs.field(factory=list[Rule])
 
-    def loses_request(self, cells: dict[MeshId, Cell], message: Message) -> bool:
+    def loses_request(self, cells: Mapping[MeshId, Cell], message: Message) -> bool:
         """Tell whether a request that has just come is to be lost."""
         if not self.rules or not isinstance(message, Call):
             return False

@@ -20,6 +20,7 @@ from trimesh._runtime.actors.cell import Cell
 from trimesh._runtime.life.current import current_proc
 from trimesh._runtime.life.dump import dump
 from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.life.sites import ReadingProc
 from trimesh._runtime.peers.host import LaunchRequest
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Parcel, Peer
@@ -110,7 +111,7 @@ class RealExecutor:
 
     # ---- sites -----------------------------------------------------------------------------------------------
 
-    def received(self, proc: Proc, peer: Peer, link: Link, message: messages.Message) -> bool:
+    def received(self, proc: ReadingProc, peer: Peer, link: Link, message: messages.Message) -> bool:
         """Let every message pass; see `Sites.received`."""
         del proc, peer, link, message
         return True
