@@ -1,36 +1,31 @@
-r"""An `async with` whose body is in an asyncio task, and whose block is in a Trio task of its own.
+"""An `async with` whose body is in an asyncio task, and whose block is in a Trio task of its own.
 
-    entering --> open --leave--------------------> leaving --> left
-                   \--cancelled in Trio--> cut ------^
-
-BD-1 the block is entered and left in one Trio task, and calls of its body run in a nursery inside of it.
-BD-2 when Trio cancels the block, the asyncio task that has entered it is cancelled, once; leaving takes that request
-     back, as `asyncio.TaskGroup` does, so that only cancels from elsewhere are left.
-BD-3 what the body has raised goes through the block, whose error is raised instead.
+It is a `HeldBlock` (BD-1, BD-2). When Trio cancels the block, the asyncio task that has entered it is cancelled, once;
+leaving takes that request back, as `asyncio.TaskGroup` does, so that only cancels from elsewhere are left.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
-from functools import partial
 from types import TracebackType
-from typing import Generic, TypeVar, cast
+from typing import TypeVar, cast
 
 import trio
 
-from trimesh._runtime.tasks.cancelled import split_cancelled
+from trimesh._runtime.tasks.crossing import Site
+from trimesh._runtime.tasks.held_block import HeldBlock
 from trimesh.aio.crossing import Crossing, cancelled_in_trio
-from trimesh.aio.trio_run import Site, lease
+from trimesh.aio.trio_run import TrioRun, lease
 
 T = TypeVar("T")
 
-_site: ContextVar[Site | None] = ContextVar("trimesh_aio_site", default=None)
+_site: ContextVar[Site[TrioRun] | None] = ContextVar("trimesh_aio_site", default=None)
 
 
-def find_site(loop: asyncio.AbstractEventLoop) -> Site | None:
+def find_site(loop: asyncio.AbstractEventLoop) -> Site[TrioRun] | None:
     """Return the site of the innermost open block of `loop` that the running code is in."""
     site = _site.get()
     while site is not None and not (site.is_open and site.run.loop is loop):
@@ -38,7 +33,7 @@ def find_site(loop: asyncio.AbstractEventLoop) -> Site | None:
     return site
 
 
-class Body(AbstractAsyncContextManager[T, "bool | None"], Generic[T]):
+class Body(HeldBlock[T, TrioRun], AbstractAsyncContextManager[T, "bool | None"]):
     """A block of Trio for a body in asyncio; used once.
 
     Args:
@@ -53,18 +48,12 @@ class Body(AbstractAsyncContextManager[T, "bool | None"], Generic[T]):
         leave: Callable[[BaseException | None], Awaitable[bool | None]],
         token: trio.lowlevel.TrioToken | None = None,
     ) -> None:
-        self._enter_block = enter
-        self._leave_block = leave
+        super().__init__(enter, leave)
         self._token = token
         self._is_used = False
         self._is_entered = False
         self._value: T | None = None
-        self._body_error: BaseException | None = None
-        self._left = trio.Event()
-        self._is_suppressed = False
         self._has_cancelled_owner = False
-
-    # ---- asyncio's side --------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> T:
         """Enter the block.
@@ -144,10 +133,6 @@ class Body(AbstractAsyncContextManager[T, "bool | None"], Generic[T]):
         """Tell whether the cancel of the owner is the only one since the block was entered."""
         return self._has_cancelled_owner and self._owner.cancelling() - 1 <= self._cancels_before
 
-    def _let_go(self) -> None:
-        with suppress(trio.RunFinishedError):
-            self._run.post(self._left.set)
-
     def _abandon(self) -> None:
         """Leave without waiting: the coroutine of the body is being closed, so there is nothing to wait in."""
         self._site.is_open = False
@@ -160,50 +145,9 @@ class Body(AbstractAsyncContextManager[T, "bool | None"], Generic[T]):
         self._site.is_open = True
         self._crossing.wake()
 
+    def _tell_cancel(self) -> bool:
+        return self._site.run.tell(self._cancel_owner)
+
     def _cancel_owner(self) -> None:
         if self._site.is_open:
             self._has_cancelled_owner = self._owner.cancel("the block around it was cancelled")
-
-    # ---- Trio's side -----------------------------------------------------------------------------------------
-
-    @trio.lowlevel.enable_ki_protection
-    async def _live(self) -> None:
-        """Enter the block, hold it while the body runs, leave it."""
-        value = await self._enter_block()
-        error: BaseException | None = None
-        try:
-            await self._hold(value)
-        except BaseException as raised:  # noqa: BLE001 - it goes through the block
-            error = raised
-        error = self._body_error or error
-        try:
-            if await self._leave_block(error):
-                self._is_suppressed = True
-            elif (cancelled := split_cancelled(error)[0]) is not None:
-                raise cancelled
-        finally:
-            del error
-
-    @trio.lowlevel.enable_ki_protection
-    async def _hold(self, value: T) -> None:
-        """Wait until the body has been left, and what it has started in Trio has ended.
-
-        Raises:
-            trio.Cancelled: The block was cancelled, and the body has been left after that.
-        """
-        cancelled: trio.Cancelled | None = None
-        async with trio.open_nursery() as nursery:
-            self._site.nursery = nursery
-            self._run.tell(partial(self._entered, value))
-            try:
-                await self._left.wait()
-                await trio.lowlevel.checkpoint_if_cancelled()
-            except trio.Cancelled as error:
-                cancelled = error
-                if self._run.tell(self._cancel_owner):
-                    with trio.CancelScope(shield=True):
-                        await self._left.wait()
-            if self._body_error is not None or cancelled is not None:
-                nursery.cancel_scope.cancel(reason="the body of the block was left")
-        if cancelled is not None:
-            raise cancelled

@@ -14,39 +14,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import attrs
 import outcome
 import trio
 
 from trimesh._runtime.tasks.cancelled import split_cancelled
+from trimesh._runtime.tasks.crossing import Site, Waiting
 from trimesh.aio.interrupts import InterruptGuard, SignalBell, guard_interrupts, hang_bell
 from trimesh.errors import TrimeshInternalError
-
-
-@attrs.define(eq=False)
-class Site:
-    """Where in Trio the work of a part of an asyncio program is done: inside the innermost block that it is in.
-
-    Attributes:
-        run: The Trio run.
-        parent: The site around it.
-        nursery: Of the tasks; a cancel of the block cancels them.
-        is_open: Whether it takes work; told by asyncio's side.
-    """
-
-    run: TrioRun
-    parent: Site | None
-    nursery: trio.Nursery | None = None
-    is_open: bool = False
-
-
-class Waiting(Protocol):
-    """What waits for work in Trio."""
-
-    def fail(self, error: BaseException) -> None:
-        """End the wait: the Trio run is over."""
 
 
 @attrs.define(eq=False)
@@ -67,7 +44,7 @@ class TrioRun(ABC):
     is_ending: bool = False
     waiting: set[Waiting] = attrs.field(factory=set[Waiting])
     token: trio.lowlevel.TrioToken | None = None
-    root: Site = attrs.field(init=False)
+    root: Site[TrioRun] = attrs.field(init=False)
     _serving: asyncio.Event = attrs.field(factory=asyncio.Event)
     _ended: asyncio.Event = attrs.field(factory=asyncio.Event)
     _end: trio.Event = attrs.field(factory=trio.Event)
