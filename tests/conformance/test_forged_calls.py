@@ -13,7 +13,7 @@ from trimesh import Actor, LinkLost, MeshErrorGroup, endpoint, leaves
 from trimesh._runtime.actors.agent import Agent
 from trimesh._runtime.actors.recipe import keep
 from trimesh._runtime.life.current import current_proc
-from trimesh._runtime.peers.peer import Parcel
+from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.values.endpoint_spec import ENDPOINTS
 from trimesh._runtime.values.payload import place_payload
 from trimesh._wire import messages

@@ -13,11 +13,13 @@ from tests.runtime.frames import RecordingLink, RecordingTransport
 
 from trimesh import limits
 from trimesh._routing.collector import Failed, Raised, Returned, Withdrawn
-from trimesh._runtime.calls.invoke import Err, Request, value_of
+from trimesh._runtime.calls.invoke import Err, value_of
 from trimesh._runtime.calls.outgoing import OutgoingCall
+from trimesh._runtime.calls.request import Request
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.deaths import died
-from trimesh._runtime.peers.peer import Parcel, Peer
+from trimesh._runtime.peers.parcel import Parcel
+from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.peers.target import Target
 from trimesh._transport.interface.base import Lane
 from trimesh._wire import messages

@@ -10,8 +10,9 @@ import trio
 
 from trimesh import limits
 from trimesh._routing.collector import Outcome
-from trimesh._runtime.calls.invoke import Err, Ok, Request, encode_request, remaining_budget, results_of, value_of
+from trimesh._runtime.calls.invoke import Err, Ok, encode_request, remaining_budget, results_of, value_of
 from trimesh._runtime.calls.outgoing_stream import OutgoingStream
+from trimesh._runtime.calls.request import Request
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.values.endpoint_spec import EndpointSpec, Kind
 from trimesh.actor import verbs

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 import trio
 
-from trimesh._runtime.calls.invoke import Err, Ok, Request, Result, invoke, post, post_nowait
+from trimesh._runtime.calls.invoke import Err, Ok, Result, invoke, post, post_nowait
+from trimesh._runtime.calls.request import Request
 from trimesh._runtime.life.current import current_proc
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.meshes.survivors import fold_into_deaths

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Protocol
 
-from trimesh._runtime.calls.process import CallingProc, CallWatch
+from trimesh._runtime.calls.membership import HandlingProc
+from trimesh._runtime.calls.process import CallWatch
 from trimesh._runtime.peers.peer import Peer
 from trimesh.ids import MeshId, ProcId
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from trimesh._runtime.actors.mailbox import SlotGroup
 
 
-class ActorProc(CallingProc, Protocol):
+class ActorProc(HandlingProc, Protocol):
     """The process that actors live in; see `Proc`."""
 
     @property

@@ -6,7 +6,8 @@ from functools import partial
 
 from trimesh._runtime.actors.process import ActorProc
 from trimesh._runtime.calls.membership import ask_for_followers
-from trimesh._runtime.peers.peer import Parcel, Peer
+from trimesh._runtime.peers.parcel import Parcel
+from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.values.payload import take_payload
 from trimesh._transport.interface.base import Buffer
 from trimesh._wire import messages

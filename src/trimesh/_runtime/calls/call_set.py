@@ -13,9 +13,10 @@ from typing import Any
 import trio
 
 from trimesh import limits
-from trimesh._runtime.calls.invoke import Request, budget_until, encode_request
+from trimesh._runtime.calls.invoke import budget_until, encode_request
 from trimesh._runtime.calls.outgoing import AnyWait, OutgoingCall
 from trimesh._runtime.calls.process import CallingProc
+from trimesh._runtime.calls.request import Request
 from trimesh._runtime.peers.target import Target
 from trimesh.ids import CallId
 

@@ -6,7 +6,7 @@ The verbs above differ only in what they make of the results.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import attrs
@@ -20,14 +20,15 @@ from trimesh._routing.collector import POSTED, Failed, Outcome, Raised, Returned
 from trimesh._routing.merge import Item
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.calls.process import CallingProc
-from trimesh._runtime.peers.peer import Outbox, Parcel, SpreadParcel
+from trimesh._runtime.calls.request import Request
+from trimesh._runtime.peers.parcel import Parcel, SpreadParcel
+from trimesh._runtime.peers.peer import Outbox
 from trimesh._runtime.peers.target import Target
 from trimesh._runtime.tasks.consequences import without_consequences
 from trimesh._runtime.values.codec import describe
 from trimesh._runtime.values.endpoint_spec import AGENT_ENDPOINTS, EndpointSpec
 from trimesh._runtime.values.payload import place_payload
 from trimesh._wire import messages
-from trimesh._wire.memory.reducers import DefinitionId
 from trimesh.errors import (
     ActorFailed,
     MeshError,
@@ -67,39 +68,6 @@ Result = Ok | Err | Cut
 
 _POSTED: Final = Ok(None)
 """A broadcast has left."""
-
-
-class Request(msgspec.Struct, frozen=True, eq=False):
-    """What to call.
-
-    Attributes:
-        mesh: Name of the mesh.
-        endpoint: Name of the endpoint.
-        args, kwargs: Already bound against the signature.
-        origin: Coordinates of the rank at an index of the targets.
-        spec: The endpoint; None for those of agents, which are known by name.
-        definitions: What the callee must know besides, for values that are encoded within `args`.
-        each: The arguments of each target, in place of `args` and `kwargs`, when they differ.
-        abandon_after: Seconds for which a caller that gives up waits for acknowledgements; None for the usual bound.
-    """
-
-    mesh: str
-    endpoint: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    origin: Callable[[int], Origin]
-    spec: EndpointSpec | None = None
-    definitions: Sequence[DefinitionId] = ()
-    abandon_after: float | None = None
-    each: Sequence[tuple[tuple[Any, ...], dict[str, Any]]] | None = None
-
-    @property
-    def what(self) -> str:
-        """The endpoint's name for people."""
-        return f"{self.mesh}.{self.endpoint}"
-
-    def __str__(self) -> str:
-        return self.what
 
 
 def _spec(request: Request) -> EndpointSpec | None:

@@ -15,21 +15,23 @@ MS-2 only the caller's own scope, and the end of the mesh, bound the wait for a 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 import trio
 
 from trimesh import limits
+from trimesh._runtime.calls.invoke import Ok, invoke
+from trimesh._runtime.calls.process import CallingProc
+from trimesh._runtime.calls.request import Request
 from trimesh._runtime.peers.target import Target
 from trimesh._runtime.values.reference import MemberInfo, MeshInfo
 from trimesh.errors import MeshError
-from trimesh.ids import AGENT, ProcId
+from trimesh.ids import AGENT, MeshId, ProcId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.calls.process import CallingProc
     from trimesh._runtime.peers.peer import Peer
 
 
@@ -46,6 +48,15 @@ Place = tuple[int, str, int, int]
 
 
 _LIVE: Final = Standing.LIVE  # looked up for each message, and slowly in the class
+
+
+class HandlingProc(CallingProc, Protocol):
+    """The process that has handles on meshes; see `Proc`."""
+
+    @property
+    def memberships(self) -> MutableMapping[MeshId, Membership]:
+        """Who lives where in them."""
+        ...
 
 
 class Membership:
@@ -167,9 +178,6 @@ class Membership:
 
     async def ask(self, rank: int) -> None:
         """Ask the owner who follows the member of a rank, and wait while that is being decided."""
-        # invoke imports outgoing, which is told of silent members here
-        from trimesh._runtime.calls.invoke import Ok, Request, invoke  # noqa: PLC0415
-
         info, known = self.info, self.members[rank]
         owner = self.proc.peer(info.owner)
         assert self.proc.family is not None
@@ -194,7 +202,7 @@ def family_of(proc: CallingProc) -> ProcId:
     return proc.proc_id if root is None else root
 
 
-def membership_of(proc: CallingProc, info: MeshInfo) -> Membership:
+def membership_of(proc: HandlingProc, info: MeshInfo) -> Membership:
     """Return what a process knows of a mesh, with what has travelled in a handle added.
 
     Raises:
@@ -214,7 +222,7 @@ def membership_of(proc: CallingProc, info: MeshInfo) -> Membership:
     return found
 
 
-def ask_for_followers(proc: CallingProc, peer: Peer) -> None:
+def ask_for_followers(proc: HandlingProc, peer: Peer) -> None:
     """When a process has ended, find out who follows it in the meshes that others heal, before anybody calls."""
 
     @trio.lowlevel.enable_ki_protection

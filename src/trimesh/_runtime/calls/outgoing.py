@@ -18,15 +18,16 @@ from trimesh import limits
 from trimesh._routing.collector import POSTED, Collector, Failed, Outcome
 from trimesh._runtime.calls.silence import report_silent
 from trimesh._runtime.peers.abandoned import AbandonedCall
-from trimesh._runtime.peers.peer import Outbox, Parcel, Peer, Pending, SpreadParcel
+from trimesh._runtime.peers.parcel import Parcel, SpreadParcel
+from trimesh._runtime.peers.peer import Outbox, Peer, Pending
 from trimesh._runtime.peers.target import Target
 from trimesh._runtime.values.guarded import Guarded
 from trimesh.errors import ProtocolError
 from trimesh.ids import CallId, MeshId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.calls.invoke import Request
     from trimesh._runtime.calls.process import CallingProc
+    from trimesh._runtime.calls.request import Request
 
 
 class AnyWait(Protocol):

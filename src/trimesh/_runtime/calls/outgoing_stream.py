@@ -27,8 +27,8 @@ from trimesh.errors import ProtocolError
 from trimesh.ids import CallId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.calls.invoke import Request
     from trimesh._runtime.calls.process import CallingProc
+    from trimesh._runtime.calls.request import Request
     from trimesh._runtime.peers.peer import Outbox, Peer
 
 

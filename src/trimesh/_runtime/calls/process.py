@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from trimesh._runtime.peers.peer import Parcel, Peer, Route
+from trimesh._runtime.calls.silence import CancellingProc
+from trimesh._runtime.peers.parcel import Parcel
+from trimesh._runtime.peers.peer import Peer, Route
 from trimesh._runtime.values.codec import Values
 from trimesh._wire import messages
-from trimesh.ids import CallId, MeshId, ProcId
+from trimesh.ids import CallId, ProcId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.calls.membership import Membership
     from trimesh._runtime.calls.outgoing import AnyWait, OutgoingCall
 
 
@@ -33,7 +34,7 @@ class CallNumbers(Protocol):
         ...
 
 
-class CallingProc(Protocol):
+class CallingProc(CancellingProc, Protocol):
     """The process that calls; see `Proc`."""
 
     dropped_replies: int
@@ -66,11 +67,6 @@ class CallingProc(Protocol):
         ...
 
     @property
-    def memberships(self) -> MutableMapping[MeshId, Membership]:
-        """The meshes that it has handles on."""
-        ...
-
-    @property
     def actors(self) -> trio.Nursery:
         """Tasks of its actors."""
         ...
@@ -82,10 +78,6 @@ class CallingProc(Protocol):
 
     def chance(self) -> float:
         """Draw a number between 0 and 1."""
-        ...
-
-    def peer(self, proc_id: ProcId) -> Peer:
-        """Return the record of a process."""
         ...
 
     def begin(self, call: OutgoingCall, parcel: Parcel) -> None:

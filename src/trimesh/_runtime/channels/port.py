@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import trio
 
-from trimesh._runtime.peers.peer import Parcel
+from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.tasks.foreign import in_trio, in_trio_now
 from trimesh._runtime.values.payload import place_payload
 from trimesh._wire import messages

@@ -59,6 +59,18 @@ class ChannelProc(Protocol):
         ...
 
 
+class PortMail(Protocol):
+    """What an end of a channel asks of all the channels of its process; see `Channels`."""
+
+    @property
+    def proc(self) -> ChannelProc:
+        """The process."""
+        ...
+
+    def tell(self, peer: Peer, message: messages.Message) -> None:
+        """Send a message on the DATA lane, now or when there is a link."""
+
+
 class ChannelFamily(Protocol):
     """Who makes the links of a process; see `Family`."""
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 import msgspec
 import trio
 
 from trimesh._routing.holders import Holders
 from trimesh._routing.intake import Intake
+from trimesh._runtime.channels.process import PortMail
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.tasks.foreign import in_trio, in_trio_now, in_trio_taking
 from trimesh._runtime.values.payload import take_payload
@@ -21,7 +22,6 @@ from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.channels.registry import Channels
     from trimesh._runtime.peers.process import Carried
 
 T_co = TypeVar("T_co", covariant=True)
@@ -57,6 +57,16 @@ class Returned(msgspec.Struct, frozen=True):
     value: Any
 
 
+class HomeChannels(PortMail, Protocol):
+    """All channels of the process that receives; see `Channels`."""
+
+    def tell_ended(self, peer: Peer, channel: int) -> None:
+        """Tell a holder that its port leads nowhere."""
+
+    def closed(self, home: Home) -> None:
+        """Forget a channel that receives no more; the senders of this process learn it at once."""
+
+
 class Home:
     """A channel, in the process that has opened it.
 
@@ -83,7 +93,7 @@ class Home:
 
     def __init__(
         self,
-        channels: Channels,
+        channels: HomeChannels,
         number: int,
         capacity: int,
         item_type: ItemType | None = None,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from trimesh._routing.search import Search, answer
 from trimesh._runtime.deadlock.waiting import LocalWaits
-from trimesh._runtime.peers.peer import Parcel
+from trimesh._runtime.peers.parcel import Parcel
 from trimesh._wire import messages
 from trimesh._wire.waits import Kind, NodeRef, NodeReport
 

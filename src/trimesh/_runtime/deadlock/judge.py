@@ -22,7 +22,7 @@ from trimesh._routing.search import Question, Search
 from trimesh._routing.waits import Verdict
 from trimesh._runtime.actors.supervision_log import log_line
 from trimesh._runtime.calls.circle import error_of
-from trimesh._runtime.peers.peer import Parcel
+from trimesh._runtime.peers.parcel import Parcel
 from trimesh._wire import messages, waits
 from trimesh._wire.waits import NodeRef
 from trimesh.errors import ProtocolError

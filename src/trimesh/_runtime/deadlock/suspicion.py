@@ -36,7 +36,7 @@ from trimesh._runtime.calls.circle import Circles, error_of
 from trimesh._runtime.deadlock.blocked_search import BlockedSearch
 from trimesh._runtime.deadlock.judge import Judge
 from trimesh._runtime.deadlock.waiting import LocalWaits
-from trimesh._runtime.peers.peer import Parcel
+from trimesh._runtime.peers.parcel import Parcel
 from trimesh._wire import messages, waits
 from trimesh._wire.waits import Kind, NodeRef
 from trimesh.errors import DeadlockError, ProtocolError

@@ -38,7 +38,8 @@ from trimesh._runtime.peers.deaths import DeathOf, Deaths
 from trimesh._runtime.peers.incoming import IncomingCall, refuse, refuse_unaddressed
 from trimesh._runtime.peers.item_sender import ItemSender
 from trimesh._runtime.peers.loopback import LoopbackLink
-from trimesh._runtime.peers.peer import Parcel, Peer, Route
+from trimesh._runtime.peers.parcel import Parcel
+from trimesh._runtime.peers.peer import Peer, Route
 from trimesh._runtime.peers.senders import check_agent_caller, check_sender
 from trimesh._runtime.services.bulk import Bulk
 from trimesh._runtime.services.registry import Services

@@ -7,24 +7,76 @@ cancel scope is that of the slot that runs it, for as long as it does.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import MutableMapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import trio
 
 from trimesh._routing.credit import ReceiveCount
+from trimesh._runtime.values.codec import ValueSender
 from trimesh._runtime.values.endpoint_spec import EndpointSpec
 from trimesh._runtime.values.payload import place_payload
 from trimesh._transport.interface.base import Buffer, Lane, Link
 from trimesh._wire import messages
 from trimesh._wire.pickled.payload import Encoded
-from trimesh.ids import MeshId
+from trimesh.ids import MeshId, ProcId
 
 if TYPE_CHECKING:
     from trimesh._runtime.peers.item_sender import ItemSender
-    from trimesh._runtime.peers.peer import Peer
+    from trimesh._runtime.peers.parcel import Parcel
     from trimesh._runtime.peers.process import Carried
+    from trimesh._wire.memory.reducers import DefinitionId
+
+
+class ProducerWatch(Protocol):
+    """Is told of a generator that waits for its consumer; see `Deadlocks`."""
+
+    def producer_waits(self, call: IncomingCall) -> None:
+        """Learn that the generator of `call` waits."""
+
+
+class CallerProc(Protocol):
+    """The process that is called; see `Proc`."""
+
+    @property
+    def deadlocks(self) -> ProducerWatch:
+        """Looks for calls that wait for themselves."""
+        ...
+
+
+class Caller(ValueSender, Protocol):
+    """Who has sent a call; see `Peer`."""
+
+    @property
+    def proc(self) -> CallerProc:
+        """The process that is called."""
+        ...
+
+    @property
+    def proc_id(self) -> ProcId:
+        """The process that calls."""
+        ...
+
+    @property
+    def link(self) -> Link | None:
+        """The link that messages to it take."""
+        ...
+
+    @property
+    def inbound(self) -> MutableMapping[int, IncomingCall]:
+        """Its unended calls here."""
+        ...
+
+    def prepare(self, definitions: Sequence[DefinitionId], attachments: Sequence[object]) -> None:
+        """Send what it must know before a payload."""
+
+    def send(self, parcel: Parcel) -> trio.Event | None:
+        """Send a message, and before it what it needs there; dropped when the link is gone."""
+        ...
+
+    def refuse_credit(self, mesh: MeshId) -> None:
+        """Tell it that messages to an actor are not counted any more."""
 
 
 class IncomingCall(msgspec.Struct, eq=False):
@@ -52,7 +104,7 @@ class IncomingCall(msgspec.Struct, eq=False):
         items: Sends what a generator endpoint yields; None for any other endpoint.
     """
 
-    peer: Peer
+    peer: Caller
     link: Link
     call_id: int
     mesh: MeshId
@@ -195,7 +247,7 @@ def refuse(link: Link, call_id: int, mesh: MeshId, count: ReceiveCount, nbytes: 
         link.send(messages.encode(messages.Refused(call_id, mesh, count.report(), kind, text)))
 
 
-def refuse_unaddressed(peer: Peer, call_id: int, mesh: MeshId) -> None:
+def refuse_unaddressed(peer: Caller, call_id: int, mesh: MeshId) -> None:
     """Answer a message to an actor that is not here: nothing is kept of it, so nothing is counted."""
     if not call_id:
         peer.refuse_credit(mesh)

@@ -9,7 +9,7 @@ import trio
 
 from trimesh import limits
 from trimesh._routing.credit import SendWindow
-from trimesh._runtime.peers.peer import Parcel
+from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.values.payload import place_payload
 from trimesh._wire import messages
 

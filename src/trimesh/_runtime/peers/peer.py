@@ -16,49 +16,18 @@ import trio
 from trimesh import limits
 from trimesh._routing.credit import ReceiveCount, SendWindow
 from trimesh._runtime.peers.abandoned import AbandonedCalls
+from trimesh._runtime.peers.parcel import Parcel
+from trimesh._runtime.peers.process import PeerProc
 from trimesh._runtime.values.payload import take_payload
-from trimesh._transport.interface.base import Buffer, Lane, Link
+from trimesh._transport.interface.base import Lane, Link
 from trimesh._wire import messages
 from trimesh._wire.memory.reducers import DefinitionId
 from trimesh.ids import AGENT, CallId, MeshId, ProcId
 
 if TYPE_CHECKING:
     from trimesh._runtime.peers.deaths import DeathOf
-    from trimesh._runtime.peers.incoming import IncomingCall
-    from trimesh._runtime.peers.process import Carried, PeerCall, PeerProc
-
-
-class Parcel(msgspec.Struct, frozen=True, eq=False):
-    """One encoded message, shared by all the peers that it goes to; nobody changes it.
-
-    Attributes:
-        head: The control struct.
-        bodies: Buffers lent by the sender.
-        definitions: What goes by value and must be known to the peer first.
-        nbytes: For the credit window.
-        attachments: What the payload refers to (`Encoded.attachments`): the ports among them are lent to the peer.
-        flow: Order that it needs beside other messages, as `Link.send` takes it; 0 with attachments, which are told
-            of by messages that must come right before it.
-    """
-
-    head: bytes
-    bodies: Sequence[Buffer] = ()
-    definitions: Sequence[DefinitionId] = ()
-    nbytes: int = 0
-    attachments: Sequence[object] = ()
-    flow: int = 0
-
-
-class SpreadParcel(Parcel, frozen=True, eq=False):
-    """A message that is another one for each target.
-
-    Attributes:
-        nbytes: Of the largest.
-        attachments: Of all.
-        each: By the index of the target.
-    """
-
-    each: Sequence[Parcel] = ()
+    from trimesh._runtime.peers.incoming import IncomingCall, ProducerWatch
+    from trimesh._runtime.peers.process import Carried
 
 
 class Pending(msgspec.Struct, frozen=True, eq=False):
@@ -159,6 +128,37 @@ class Outbox:
         pending.on_sent(*self.send(pending.parcel))
 
 
+class LinkedProc(PeerProc, Protocol):
+    """The process that has links to peers; see `Proc`."""
+
+    @property
+    def channels(self) -> PortSender:
+        """Its channels."""
+        ...
+
+    @property
+    def deadlocks(self) -> ProducerWatch:
+        """Looks for calls that wait for themselves."""
+        ...
+
+
+class PortSender(Protocol):
+    """Tells a peer of the ports that a message carries; see `Channels`."""
+
+    def send(self, peer: Peer, link: Link, attachments: Sequence[object]) -> None:
+        """Tell `peer` of the ports among `attachments`, right before their message."""
+
+
+class PeerCall(Protocol):
+    """A call of this process in which a peer takes part; see `OutgoingCall`."""
+
+    def peer_gone(self, peer: Peer) -> None:
+        """Learn that a process that is addressed is gone."""
+
+    def peer_stalled(self) -> None:
+        """Learn that the loop of a process that is addressed does not run."""
+
+
 class Peer:
     """One other process incarnation, or this one by its loopback link.
 
@@ -195,7 +195,7 @@ class Peer:
         "proc_id",
     )
 
-    def __init__(self, proc: PeerProc, proc_id: ProcId, death: DeathOf | None = None) -> None:
+    def __init__(self, proc: LinkedProc, proc_id: ProcId, death: DeathOf | None = None) -> None:
         self.proc = proc
         self.proc_id = proc_id
         self.link: Link | None = None

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Container, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from trimesh._runtime.values.codec import Values
-from trimesh._transport.interface.base import Link
 from trimesh.ids import ProcId
-
-if TYPE_CHECKING:
-    from trimesh._runtime.peers.incoming import IncomingCall
-    from trimesh._runtime.peers.peer import Peer
 
 
 class PeerProc(Protocol):
@@ -37,16 +32,6 @@ class PeerProc(Protocol):
         """Child processes that it owns."""
         ...
 
-    @property
-    def channels(self) -> PortSender:
-        """Its channels."""
-        ...
-
-    @property
-    def deadlocks(self) -> ProducerWatch:
-        """Looks for calls that wait for themselves."""
-        ...
-
     def serve(self, service: Callable[..., Awaitable[object]], *args: Any) -> bool:
         """Run a task for as long as links are served; return False, and do not, when that is over."""
         ...
@@ -64,30 +49,6 @@ class PeerFamily(Protocol):
     def root(self) -> ProcId | None:
         """The controller, if it is another one."""
         ...
-
-
-class PortSender(Protocol):
-    """Tells a peer of the ports that a message carries; see `Channels`."""
-
-    def send(self, peer: Peer, link: Link, attachments: Sequence[object]) -> None:
-        """Tell `peer` of the ports among `attachments`, right before their message."""
-
-
-class ProducerWatch(Protocol):
-    """Is told of a generator that waits for its consumer; see `Deadlocks`."""
-
-    def producer_waits(self, call: IncomingCall) -> None:
-        """Learn that the generator of `call` waits."""
-
-
-class PeerCall(Protocol):
-    """A call of this process in which a peer takes part; see `OutgoingCall`."""
-
-    def peer_gone(self, peer: Peer) -> None:
-        """Learn that a process that is addressed is gone."""
-
-    def peer_stalled(self) -> None:
-        """Learn that the loop of a process that is addressed does not run."""
 
 
 class Carried(Protocol):

@@ -10,7 +10,7 @@ that the tasks that wait for it run in this very tick, and no task of the transp
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
@@ -19,7 +19,40 @@ from trimesh._transport.interface.base import LinkHandler
 from trimesh._transport.native.poller import Poller
 
 if TYPE_CHECKING:
-    from trimesh._transport.native.transport import NativeTransport
+    from trimesh._native.lib import Library
+    from trimesh._transport.messages.lending import Lending
+
+
+class WaitingTransport(Protocol):
+    """The transport whose waits these are; see `NativeTransport`."""
+
+    dirty: bool
+    bus: Any
+    spins: list[int]
+
+    @property
+    def library(self) -> Library:
+        """The native library."""
+        ...
+
+    @property
+    def spin_seconds(self) -> float:
+        """For how long the loop may spin before it sleeps."""
+        ...
+
+    @property
+    def lending(self) -> Lending:
+        """Memory of bodies that have come."""
+        ...
+
+    def flush(self) -> None:
+        """Ring the bells of peers that something was sent to."""
+
+    def wake(self) -> None:
+        """Let the task of `run` look at what there is to do."""
+
+    def take(self, handler: LinkHandler) -> None:
+        """Hand over one batch of what has come since the loop began to wait, if there is any."""
 
 
 class AroundWait(trio.abc.Instrument):
@@ -34,7 +67,7 @@ class AroundWait(trio.abc.Instrument):
         failure: What has gone wrong here, for the transport's task to raise: Trio would go on without us.
     """
 
-    def __init__(self, transport: NativeTransport, handler: LinkHandler, poller: Poller | None) -> None:
+    def __init__(self, transport: WaitingTransport, handler: LinkHandler, poller: Poller | None) -> None:
         self.failure: BaseException | None = None
         self._transport = transport
         self._handler = handler

@@ -20,7 +20,8 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.actors.cell import find_cell
-from trimesh._runtime.peers.peer import Parcel, Peer
+from trimesh._runtime.peers.parcel import Parcel
+from trimesh._runtime.peers.peer import Peer
 from trimesh._wire import messages
 from trimesh.ids import ProcId
 from trimesh.rdma.buffers.buffer import RDMABuffer

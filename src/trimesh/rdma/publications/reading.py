@@ -18,7 +18,7 @@ import attrs
 import trio
 
 from trimesh import limits
-from trimesh._runtime.peers.peer import Parcel
+from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.services.bulk import Granted
 from trimesh._transport.interface.mover import Right
 from trimesh._wire import messages

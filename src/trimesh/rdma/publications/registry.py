@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from trimesh._runtime.peers.peer import Parcel, Peer
+from trimesh._runtime.peers.parcel import Parcel
+from trimesh._runtime.peers.peer import Peer
 from trimesh._wire import messages
 from trimesh.ids import ProcId
 from trimesh.rdma.buffers.buffer import RDMABuffer

@@ -23,7 +23,8 @@ from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.life.sites import ReadingProc
 from trimesh._runtime.peers.host import LaunchRequest
 from trimesh._runtime.peers.incoming import IncomingCall
-from trimesh._runtime.peers.peer import Parcel, Peer
+from trimesh._runtime.peers.parcel import Parcel
+from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.values.endpoint_spec import EndpointSpec
 from trimesh._runtime.values.payload import place_payload
 from trimesh._transport.interface.base import Link
