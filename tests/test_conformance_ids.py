@@ -27,6 +27,7 @@ ELSEWHERE: dict[str, tuple[frozenset[str], str]] = {
     "D02": (frozenset({REAL}), "clocks of processes; simulated ones have theirs besides"),
     "E12": (frozenset({REAL}), "bytes of a link"),
     "K04": (frozenset({REAL}), "asyncio has no virtual clock"),
+    "K05": (frozenset({REAL}), "the same"),
     "N1": (frozenset({SIM}), "it is decided in the process that issues, whatever the ranks are"),
     "N3": (frozenset({REAL}), "simulated ranks have no collectives"),
     "N5": (frozenset({REAL}), "no simulated process has a device"),

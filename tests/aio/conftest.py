@@ -11,12 +11,12 @@ from tests.aio.loops import LOOPS, Test
 
 
 @pytest.fixture(scope="session", autouse=True)
-def pipe_of_libuv() -> None:
-    """Let libuv make the pipe that it keeps for the life of the process, before a test is asked what it has left."""
+def what_libuv_keeps() -> None:
+    """Let libuv make the pipe and the threads that it keeps, before a test is asked what it has left."""
     if importlib.util.find_spec("uvloop") is not None:
         uvloop = importlib.import_module("uvloop")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.get_loop()
+            runner.run(runner.get_loop().getaddrinfo("localhost", 0))
 
 
 @pytest.fixture(params=LOOPS)

@@ -17,20 +17,24 @@ import trio
 
 from trimesh._runtime.tasks.crossing import Site
 from trimesh._runtime.tasks.held_block import HeldBlock
-from trimesh.aio.crossing import Crossing, cancelled_in_trio
+from trimesh.aio.crossing import Crossing, TaskSite, cancelled_in_trio
 from trimesh.aio.trio_run import TrioRun, lease
 
 T = TypeVar("T")
 
-_site: ContextVar[Site[TrioRun] | None] = ContextVar("trimesh_aio_site", default=None)
+site_variable: ContextVar[Site[TrioRun] | None] = ContextVar("trimesh_aio_site", default=None)
 
 
 def find_site(loop: asyncio.AbstractEventLoop) -> Site[TrioRun] | None:
     """Return the site of the innermost open block of `loop` that the running code is in."""
-    site = _site.get()
-    while site is not None and not (site.is_open and site.run.loop is loop):
+    site = site_variable.get()
+    while site is not None and not (site.is_open and site.run.loop is loop and _is_for_this_task(site)):
         site = site.parent
     return site
+
+
+def _is_for_this_task(site: Site[TrioRun]) -> bool:
+    return not isinstance(site, TaskSite) or site.is_here
 
 
 class Body(HeldBlock[T, TrioRun], AbstractAsyncContextManager[T, "bool | None"]):
@@ -77,11 +81,11 @@ class Body(HeldBlock[T, TrioRun], AbstractAsyncContextManager[T, "bool | None"])
             cancelled = await self._crossing.wait(lambda: self._is_entered or self._crossing.is_done)
             if cancelled is not None or not self._is_entered:
                 await self._leave(cancelled)
-                raise cancelled or cancelled_in_trio()
+                raise cancelled or await cancelled_in_trio(around)
         except BaseException:
             await run.release()
             raise
-        _site.set(self._site)
+        site_variable.set(self._site)
         value, self._value = self._value, None
         return cast("T", value)
 
@@ -93,8 +97,8 @@ class Body(HeldBlock[T, TrioRun], AbstractAsyncContextManager[T, "bool | None"])
         Raises:
             BaseException: What the block raises; the cancel of the task otherwise.
         """
-        if _site.get() is self._site:
-            _site.set(self._site.parent)
+        if site_variable.get() is self._site:
+            site_variable.set(self._site.parent)
         if isinstance(error, GeneratorExit):
             self._abandon()
             return False
@@ -124,7 +128,7 @@ class Body(HeldBlock[T, TrioRun], AbstractAsyncContextManager[T, "bool | None"])
             if crossing.error is not None or (error is not None and not self._is_suppressed):
                 return False
             if cancelled is not None or crossing.was_cancelled:
-                raise cancelled or cancelled_in_trio()
+                raise cancelled or await cancelled_in_trio(self._site)
             return self._is_suppressed
         finally:
             del crossing, error, cancelled  # no cycle of an error, its traceback and this frame

@@ -61,8 +61,31 @@ class Crossing(crossing.Crossing[T, TrioRun]):
         super().cancel(reason)
 
 
-def cancelled_in_trio() -> asyncio.CancelledError:
-    """Return what a cancel from Trio's side is in asyncio."""
+class TaskSite(Site[TrioRun]):
+    """A site for one task of asyncio: whatever cancels the work there cancels that task, too.
+
+    Attributes:
+        task: The task.
+    """
+
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the running task is the one."""
+        return self.task is not None and self.task is asyncio.current_task()
+
+
+async def cancelled_in_trio(site: Site[TrioRun]) -> asyncio.CancelledError:
+    """Return what a cancel from Trio's side is in asyncio, in the task whose work at `site` was cancelled.
+
+    Where Trio cancels that task, too, it is that cancel: a second one would come in the midst of its clean-up.
+    """
+    if isinstance(site, TaskSite) and site.is_here:
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError as error:
+            return error
     return asyncio.CancelledError("the block around it was cancelled")
 
 
@@ -87,7 +110,7 @@ async def run_in_trio(
         if crossing.error is not None:
             raise crossing.error
         if crossing.was_cancelled:
-            raise cancelled or cancelled_in_trio()
+            raise cancelled or await cancelled_in_trio(site)
         value = cast("T", crossing.value)
         if cancelled is not None:
             if put_back is not None:

@@ -16,7 +16,6 @@ import contextvars
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -25,6 +24,7 @@ import trio
 
 from trimesh._runtime.actors.context import Context, set_context, set_proc_of_task
 from trimesh._runtime.actors.draining import drain
+from trimesh._runtime.actors.life import live_of
 from trimesh._runtime.actors.mailbox import Mailbox
 from trimesh._runtime.actors.process import ActorProc
 from trimesh._runtime.actors.reports import report_ended, report_failure
@@ -279,10 +279,8 @@ class Cell:
             self._let_go()
 
     async def _live(self, task_status: trio.TaskStatus[None]) -> None:
-        self._actor = self.spec.make()
-        self.spec = msgspec.structs.replace(self.spec, make=_made)  # the arguments are the actor's own from here on
-        set_context(self._where(None))
-        async with _lifespan(self._actor), trio.open_nursery() as nursery:
+        live = live_of(self.spec.cls)
+        async with live(self.spec.make, self._made), trio.open_nursery() as nursery:
             self._nursery = nursery
             self._context = contextvars.copy_context()
             self._server = Server(self._actor, self._context, self._where, self.origin, self.proc.values, self._lost)
@@ -294,6 +292,13 @@ class Cell:
             finally:
                 self._is_ending = True
             nursery.cancel_scope.cancel(reason=f"{self.spec.name} stops")
+
+    def _made(self, actor: Any) -> None:
+        self._actor = actor
+        self.spec = msgspec.structs.replace(
+            self.spec, make=_make_again
+        )  # the arguments are the actor's own from here on
+        set_context(self._where(None))
 
     def _let_go(self) -> None:
         """Let go of the actor and of whatever leads to it; called in the task of `run`.
@@ -373,10 +378,5 @@ def cell_in(task_context: contextvars.Context) -> Cell | None:
     return task_context.get(_current)
 
 
-def _made() -> NoReturn:
+def _make_again() -> NoReturn:
     raise AssertionError("an actor is made once")
-
-
-def _lifespan(actor: Any) -> AbstractAsyncContextManager[Any]:
-    lifespan = getattr(actor, "lifespan", None)
-    return nullcontext() if lifespan is None else lifespan()

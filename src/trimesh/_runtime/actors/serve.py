@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import math
+import types
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
@@ -226,7 +227,12 @@ async def _wait_until_left(lent: trio.Event) -> None:
 def _forget_own_frames(error: BaseException) -> None:
     """Let the traceback begin in the endpoint: how it was reached here says nothing to its author."""
     traceback = error.__traceback__
-    while traceback is not None and traceback.tb_frame.f_code.co_filename in _OWN_FILES:
+    while traceback is not None and _is_own(traceback.tb_frame.f_code):
         traceback = traceback.tb_next
     if traceback is not None:
         error.__traceback__ = traceback
+
+
+def _is_own(code: types.CodeType) -> bool:
+    """Tell whether code is ours, around an endpoint; packages above mark theirs as pytest wants it."""
+    return code.co_filename in _OWN_FILES or "__tracebackhide__" in code.co_varnames

@@ -1,0 +1,37 @@
+"""How an actor is made and what is around its service, by its class: in Trio, unless the class says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import Any, Final
+
+Live = Callable[[Callable[[], Any], Callable[[Any], None]], AbstractAsyncContextManager[None]]
+"""Makes an actor and enters its `lifespan`: a block around all that it serves.
+
+Its arguments: what makes the object, and what is told of it once it is made, before its `lifespan` begins.
+"""
+
+LIVE: Final = "__trimesh_live__"
+"""Attribute of an actor class that holds its `Live`."""
+
+
+@asynccontextmanager
+async def _live_in_trio(make: Callable[[], Any], made: Callable[[Any], None]) -> AsyncGenerator[None, None]:
+    actor = make()
+    made(actor)
+    async with lifespan_of(actor):
+        del actor
+        yield
+
+
+def live_of(cls: type) -> Live:
+    """Return how actors of a class are made and live."""
+    live: Live = getattr(cls, LIVE, _live_in_trio)
+    return live
+
+
+def lifespan_of(actor: Any) -> AbstractAsyncContextManager[Any]:
+    """Return what the class of an actor has as `lifespan`; without one, a block that does nothing."""
+    lifespan = getattr(actor, "lifespan", None)
+    return nullcontext() if lifespan is None else lifespan()

@@ -1,0 +1,208 @@
+r"""One piece of work that a Trio task has done in asyncio, and waits for: an endpoint of an asyncio actor, say.
+
+    starting --> running --> ended
+                    \--cancelled in Trio--> unwinding --> ended
+
+NA-1 the Trio task goes on only after the asyncio task has ended, however often it is cancelled meanwhile.
+NA-2 a cancel of the Trio task cancels the asyncio task, once. An error that it raises all the same wins over the
+     cancel, and so does a value.
+NA-3 what the asyncio task itself awaits of a mesh is done inside of the Trio task: its scopes and deadlines hold there.
+     When they end that, the cancel of NA-2 is the one that the asyncio task sees.
+NA-4 `CancelledError` without a cancel is an error: in Trio nothing was cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final, Generic, NoReturn, TypeVar, cast
+
+import trio
+
+from trimesh.aio.body import site_variable
+from trimesh.aio.crossing import TaskSite
+from trimesh.aio.loop_thread import LoopThread
+
+T = TypeVar("T")
+
+_NO_ITEM: Final = object()
+
+
+class AsyncioWork(Generic[T]):
+    """Work in asyncio for one Trio task.
+
+    Args:
+        thread: Whose loop does it.
+        work: What; called in a task of the loop, with the context variables of the caller.
+        name: What errors call it.
+
+    Attributes:
+        on_end: Called in Trio when it has ended.
+    """
+
+    def __init__(self, thread: LoopThread, work: Callable[[AsyncioWork[T]], Awaitable[T]], name: str) -> None:
+        self.on_end: Callable[[], object] | None = None
+        self._thread = thread
+        self._run = thread.run
+        self._work = work
+        self._name = name
+        self._site = TaskSite(self._run, self._run.root)
+        self._context = contextvars.copy_context()
+        self._task: asyncio.Task[None] | None = None  # asyncio's side
+        self._holding: asyncio.Future[None] | None = None  # asyncio's side
+        self._waiter: trio.lowlevel.Task | None = None
+        self._item: Any = _NO_ITEM
+        self._is_done = False
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._raise_cancel: Callable[[], NoReturn] | None = None
+
+    # ---- Trio's side -----------------------------------------------------------------------------------------
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """Begin it.
+
+        Args:
+            nursery: Of what it awaits in Trio; open until the work has ended.
+        """
+        self._site.nursery = nursery
+        self._thread.works.add(self)
+        if not self._run.tell(self._begin):
+            self.fail(self._thread.broken())
+
+    async def wait_done(self) -> T:
+        """Wait until it has ended; return what it has come to.
+
+        Raises:
+            trio.Cancelled: It was cancelled while it was waited for, and has unwound.
+            BaseException: What it has raised.
+        """
+        __tracebackhide__ = True
+        while not self._is_done:
+            await self._wait()
+        try:
+            if not isinstance(self._error, asyncio.CancelledError):
+                if self._error is not None:
+                    raise self._error
+                return cast("T", self._value)
+            if self._raise_cancel is not None:
+                self._raise_cancel()
+            raise RuntimeError(
+                f"{self._name} must not raise asyncio.CancelledError unless it was cancelled, and it was not: "
+                "catch that of the task that it has cancelled and awaits"
+            ) from self._error
+        finally:
+            self._error = None  # no cycle of an error, its traceback and this object
+
+    async def wait_item(self) -> tuple[Any] | None:
+        """Wait for the next item that it hands over; None when it has ended.
+
+        It goes on after `go_on`.
+        """
+        while self._item is _NO_ITEM and not self._is_done:
+            await self._wait()
+        item, self._item = self._item, _NO_ITEM
+        return None if item is _NO_ITEM else (item,)
+
+    def go_on(self, error: BaseException | None = None) -> None:
+        """Let work that has handed something over go on; raise `error` there, if there is one."""
+        self._run.tell(lambda: self._answer(error))
+
+    async def unwind(self) -> None:
+        """Cancel it and wait for its end; an item that it hands over all the same is dropped.
+
+        Raises:
+            BaseException: What it has raised instead of the cancel.
+        """
+        with trio.CancelScope(shield=True):
+            while not self._is_done:
+                self._cancel()
+                self._item = _NO_ITEM
+                await self._wait()
+        error, self._error = self._error, None
+        if error is not None and not isinstance(error, asyncio.CancelledError):
+            raise error
+
+    async def _wait(self) -> None:
+        """Wait for a change. A cancel goes to the asyncio task, whose end is then waited for."""
+        self._waiter = trio.lowlevel.current_task()
+
+        def abort(raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
+            self._raise_cancel = raise_cancel
+            self._cancel()
+            return trio.lowlevel.Abort.FAILED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def _cancel(self) -> None:
+        self._run.tell(self._cancel_task)
+
+    def fail(self, error: BaseException) -> None:
+        """End the wait with an error: the loop has ended without a word about the work."""
+        if not self._is_done:
+            self._error = error
+            self._ended()
+
+    def _wake(self) -> None:
+        task, self._waiter = self._waiter, None
+        if task is not None:
+            trio.lowlevel.reschedule(task)
+
+    def _ended(self) -> None:
+        self._is_done = True
+        self._thread.works.discard(self)
+        self._wake()
+        if self.on_end is not None:
+            self.on_end()
+
+    def _got(self, item: Any) -> None:
+        self._item = item
+        self._wake()
+
+    # ---- asyncio's side --------------------------------------------------------------------------------------
+
+    async def hand_over(self, item: Any) -> None:
+        """Give the Trio task something, and wait until it says to go on; see `go_on`.
+
+        Raises:
+            BaseException: The one that the Trio task has for it.
+        """
+        self._holding = self._run.loop.create_future()
+        self._run.post(lambda: self._got(item))
+        await self._holding
+
+    def _begin(self) -> None:
+        self._task = self._run.loop.create_task(self._live(), context=self._context)
+        self._task.add_done_callback(self._report)
+        self._site.task = self._task
+        self._site.is_open = True
+
+    def _cancel_task(self) -> None:
+        if self._task is not None:  # else the loop has ended by itself
+            self._task.cancel(f"{self._name} was cancelled")
+
+    async def _live(self) -> None:
+        __tracebackhide__ = True
+        site_variable.set(self._site)
+        try:
+            self._value = await self._work(self)
+        except BaseException as raised:  # noqa: BLE001 - it is the Trio task's to raise
+            self._error = raised
+
+    def _report(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():  # before it has begun
+            self._error = asyncio.CancelledError()
+        self._site.is_open = False
+        with suppress(trio.RunFinishedError):
+            self._run.post(self._ended)
+
+    def _answer(self, error: BaseException | None) -> None:
+        holding, self._holding = self._holding, None
+        if holding is None or holding.done():
+            return  # it is being cancelled
+        if error is None:
+            holding.set_result(None)
+        else:
+            holding.set_exception(error)
