@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import graphlib
+import json
 import re
 import shutil
 import subprocess
@@ -59,6 +60,34 @@ def test_layers_break_by_planted_import(tmp_path: Path, contract: str, path: str
 
     broken = [entry for entry in report.splitlines() if " BROKEN" in entry]  # how many imports are ignored may follow
     assert any(entry.startswith(contract) for entry in broken), report
+
+
+KNOTS = [{"trimesh.errors", "trimesh.shape.extent", "trimesh.shape.point"}]
+"""More than two modules that know each other, for annotations at least. There may only be fewer."""
+
+
+USERS = """
+import grimp, json
+graph = grimp.build_graph("trimesh", exclude_type_checking_imports=False, cache_dir=None)
+print(json.dumps({module: sorted(graph.find_downstream_modules(module)) for module in graph.modules}))
+"""
+"""Prints which modules import a module, directly or not. A process of its own: grimp leaves threads behind."""
+
+
+def test_modules_are_not_tied_into_knots() -> None:
+    users = json.loads(subprocess.check_output([sys.executable, "-c", USERS], cwd=ROOT, text=True))
+
+    knots = {frozenset({one, *(other for other in users[one] if one in users[other])}) for one in users}
+
+    assert [set(knot) for knot in knots if len(knot) > 2] == KNOTS
+
+
+def test_modules_import_no_others_of_the_package_by_string() -> None:
+    by_string = re.compile(r"""import_module\(\s*f?["']trimesh""")
+    source = ROOT / "src" / "trimesh"
+    found = {path.relative_to(source).as_posix() for path in source.rglob("*.py") if by_string.search(path.read_text())}
+
+    assert found == {"__init__.py", "_native/lib.py"}  # its own attributes; what the build makes
 
 
 def test_layers_are_documented() -> None:

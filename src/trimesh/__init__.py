@@ -8,6 +8,7 @@ failed, as exception groups with coordinates; cancelling a call cancels it over 
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from trimesh._assembly import assemble as _assemble
 from trimesh._runtime.actors.context import Context, context, current_point, current_rank, current_size
 from trimesh._runtime.channels.port import Port
 from trimesh._runtime.channels.receiver import Receiver
@@ -71,6 +72,8 @@ from trimesh.shape.extent import Extent
 from trimesh.shape.point import Point
 from trimesh.shape.region import Region
 from trimesh.shape.value_mesh import ValueMesh
+
+_assemble()
 
 if TYPE_CHECKING:
     from trimesh import aio, rdma, tensor, testing

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, cast
 
 import trio
 
@@ -37,6 +36,22 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 A = TypeVar("A", bound=Actor)
+
+
+class MeshTensors(Protocol):
+    """What a mesh can do with tensors; see the methods of `ProcMesh`."""
+
+    def activate(self, owned: OwnedProcs, region: Region, *, is_global: bool = False) -> AbstractContextManager[None]:
+        """Return the block in which factories of torch make tensors on the ranks of a view."""
+        ...
+
+    def rank_tensor(self, owned: OwnedProcs, region: Region, label: str) -> torch.Tensor:
+        """Return a tensor that is, on each rank of a view, its own index along a dimension of the view."""
+        ...
+
+    def process_group(self, region: Region, dims: str | Sequence[str]) -> ProcessGroup:
+        """Return what stands for the process groups of a view along some of its dimensions."""
+        ...
 
 
 class ProcMesh(Shaped):
@@ -120,10 +135,7 @@ class ProcMesh(Shaped):
         Blocking: no checkpoint; what is issued is sent on its way without waiting for it.
         """
         self._check_owned("tensors are made by the block that owns the processes")
-        block: AbstractContextManager[None] = _tensors().activate(
-            self._owned_here(), self._shown, is_global=global_tensors
-        )
-        return block
+        return _tensors().activate(self._owned_here(), self._shown, is_global=global_tensors)
 
     def rank_tensor(self, label: str) -> torch.Tensor:
         """Return a tensor on each process of this view: its own index along a dimension, an int64 of no dimension.
@@ -138,8 +150,7 @@ class ProcMesh(Shaped):
         Blocking: no checkpoint.
         """
         self._check_owned("tensors are made by the block that owns the processes")
-        made: torch.Tensor = _tensors().rank_tensor(self._owned_here(), self._shown, label)
-        return made
+        return _tensors().rank_tensor(self._owned_here(), self._shown, label)
 
     def process_group(self, dims: str | Sequence[str]) -> ProcessGroup:
         """Return what is, as an argument of a remote function, a `torch.distributed.ProcessGroup` on each rank.
@@ -155,8 +166,7 @@ class ProcMesh(Shaped):
 
         Blocking: no checkpoint; ranks connect when they use it first.
         """
-        made: ProcessGroup = _tensors().process_group(self._shown, dims)
-        return made
+        return _tensors().process_group(self._shown, dims)
 
     def alive(self) -> Self:
         """Return the view without the members whose end is known here."""
@@ -338,9 +348,17 @@ async def _kill(members: Sequence[Member]) -> None:
             nursery.start_soon(member.end_by_kill)
 
 
-def _tensors() -> Any:
-    """Return the tensor engine, which is above this floor: imported when a mesh is first asked for it."""
-    return importlib.import_module("trimesh.tensor.session.mesh")
+_tensor_loads: list[Callable[[], MeshTensors]] = []
+
+
+def provide_tensors(load: Callable[[], MeshTensors]) -> None:
+    """Hand in, once, what imports the tensor engine, which is above this floor, when a mesh is first asked for it."""
+    _tensor_loads[:] = [load]
+
+
+def _tensors() -> MeshTensors:
+    [load] = _tensor_loads
+    return load()
 
 
 class _Reference(ProcMesh):

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import trio
 
@@ -42,7 +42,7 @@ from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.peers.peer import Peer, Route
 from trimesh._runtime.peers.senders import check_agent_caller, check_sender
 from trimesh._runtime.services.bulk import Bulk
-from trimesh._runtime.services.registry import Services
+from trimesh._runtime.services.registry import Load, Services
 from trimesh._runtime.tasks.background import Tasks
 from trimesh._runtime.values.codec import Values
 from trimesh._runtime.values.endpoint_spec import GENERATOR
@@ -88,8 +88,10 @@ class Proc:
         bulk: What it has granted to others, and how it reaches what they have.
         above: What packages above the runtime keep for this process, by class.
         services: Brings the messages of those packages to them.
+        known_services: What loads each of those that have messages; `trimesh._assembly` fills it in.
     """
 
+    known_services: ClassVar[dict[str, Load[Proc]]] = {}
     __slots__ = (
         "_calls",
         "_deaths",
@@ -161,7 +163,7 @@ class Proc:
         )
         self.sites: Sites | None = None
         self.above: dict[type, object] = {}
-        self.services = Services(self)
+        self.services: Services[Proc] = Services(self, Proc.known_services)
         self.bulk = Bulk(self)
         self._serving: trio.Nursery | None = None
         serve_streams(self)

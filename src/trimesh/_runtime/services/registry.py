@@ -1,15 +1,14 @@
 """Messages between the packages above the runtime, in two processes, that know nothing of actors.
 
-Such a package is named here, and imported when the first of its messages comes: a process that never takes part in it
-pays nothing. What comes while it is being imported waits, in order.
+Such a package hands in what loads it, and is imported when the first of its messages comes: a process that never takes
+part in it pays nothing. What comes while it is being imported waits, in order.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import trio
 
@@ -17,6 +16,7 @@ from trimesh import limits
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.peers.senders import may_open_service
+from trimesh._runtime.services.process import ServingProc
 from trimesh._runtime.values.payload import take_payload
 from trimesh._transport.interface.base import Buffer
 from trimesh._wire import messages
@@ -25,12 +25,11 @@ from trimesh.errors import ProtocolError
 
 if TYPE_CHECKING:
     from trimesh._runtime.peers.process import Carried
-    from trimesh._runtime.services.process import ServingProc
+
+P = TypeVar("P", bound=ServingProc)
 
 TENSORS: Final = "tensors"
-
-MODULES: Final = {TENSORS: "trimesh.tensor.session.service"}
-"""Where each service is; its function `open_service(proc)` returns the `Handler` of a process."""
+"""Name of the service of the tensor engine."""
 
 
 class Handler(Protocol):
@@ -58,19 +57,24 @@ class Handler(Protocol):
         """
 
 
+Load = Callable[[], Callable[[P], Handler]]
+"""Imports a service, perhaps in a thread; returns what makes the handler of a process."""
+
 _Early = tuple[Peer, bytes, list[memoryview], "Carried | None"]
 """A message that has come before its service: who sent it, payload, bodies, carried ports."""
 
 
-class Services:
+class Services(Generic[P]):
     """The services of one process.
 
     Attributes:
         proc: The process.
+        known: What loads each service that there is, by name.
     """
 
-    def __init__(self, proc: ServingProc) -> None:
+    def __init__(self, proc: P, known: Mapping[str, Load[P]]) -> None:
         self.proc = proc
+        self.known = known
         self._handlers: dict[str, Handler] = {}
         self._early: dict[str, list[_Early]] = {}
         self._early_bytes = 0
@@ -135,8 +139,8 @@ class Services:
         payload, rest = take_payload(message.payload, bodies)
         if handler is not None:
             handler.received(peer, payload, rest, carried)
-        elif name not in MODULES:
-            raise ProtocolError(f"a service must be one of {', '.join(MODULES)}, got {name!r}")
+        elif name not in self.known:
+            raise ProtocolError(f"a service must be one of {', '.join(self.known)}, got {name!r}")
         else:
             kept = self._early.setdefault(name, [])
             if not may_open_service(peer):  # its message may overtake that of the owner
@@ -156,13 +160,11 @@ class Services:
             self._opening.pop(name).set()
 
     async def _import(self, name: str) -> None:
-        module = MODULES[name]
+        load = self.known[name]
         try:
-            if self.proc.is_simulated:
-                loaded = importlib.import_module(module)
-            else:  # torch takes a second; the loop of this process must go on
-                loaded = await trio.to_thread.run_sync(importlib.import_module, module)
-            handler: Handler = loaded.open_service(self.proc)
+            # torch takes a second; the loop of a real process must go on
+            open_service = load() if self.proc.is_simulated else await trio.to_thread.run_sync(load)
+            handler = open_service(self.proc)
         except ImportError as error:
             failure = f"{type(error).__name__}: {error}"[: limits.REASON_CHARS_MAX]
             head = messages.encode(messages.Service(name, b"", failure))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from trimesh._runtime.values import buffer_kind, torch_values
+from trimesh._runtime.values import torch_values
 from trimesh._runtime.values.codec import Values, ValueSender, describe
 from trimesh._runtime.values.endpoint_spec import EndpointSpec, Kind
 from trimesh._wire.exceptions.codec import decode_exception, encode_exception
@@ -216,4 +216,3 @@ def make_values(
 
 typed_kinds.register()
 torch_values.register_kinds()
-buffer_kind.register_kinds()

@@ -1,0 +1,54 @@
+"""Hands in, once, what packages below use of those above, which are imported when that is used first.
+
+Torch takes seconds to import, and many programs have neither tensors nor buffers: `import trimesh` brings none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.services.registry import TENSORS, Handler
+from trimesh._wire.memory.reducers import Sink
+from trimesh._wire.typed.kinds import Kind, Source, register_kind
+from trimesh.actor.proc_mesh import MeshTensors, provide_tensors
+
+
+def _load_tensor_service() -> Callable[[Proc], Handler]:
+    from trimesh.tensor.session.service import open_service  # noqa: PLC0415
+
+    return open_service
+
+
+def _mesh_tensors() -> MeshTensors:
+    from trimesh.tensor.session import mesh  # noqa: PLC0415
+
+    return mesh
+
+
+def _take_apart(buffer: Any, _: Sink) -> tuple[Any, ...]:
+    fields: tuple[Any, ...] = buffer.__reduce__()[1]
+    return fields
+
+
+def _put_buffer_together(_: Source, *fields: Any) -> Any:
+    from trimesh.rdma.buffers.buffer import rebuild  # noqa: PLC0415
+
+    return rebuild(*fields)
+
+
+def _put_publication_together(_: Source, *fields: Any) -> Any:
+    from trimesh.rdma.publications.published import rebuild  # noqa: PLC0415
+
+    return rebuild(*fields)
+
+
+def assemble() -> None:
+    """Make the package whole; it does so when it is imported."""
+    Proc.known_services[TENSORS] = _load_tensor_service
+    provide_tensors(_mesh_tensors)
+    register_kind(Kind("buffer", "trimesh.rdma.buffers.buffer.RDMABuffer", _take_apart, _put_buffer_together))
+    register_kind(
+        Kind("publication", "trimesh.rdma.publications.published.Published", _take_apart, _put_publication_together)
+    )
