@@ -31,6 +31,9 @@ SUPERVISION_LOG_LINES: Final = 20
 STDERR_TAIL_BYTES: Final = 4_096
 """Last words of a process that are kept for the error that reports its death."""
 
+SPMD_STDERR_TAIL_BYTES: Final = 16_384
+"""Last words of the program of a rank that are kept for its error; the traceback of a collective is several kB."""
+
 OUTPUT_LINE_BYTES_MAX: Final = 8_192
 """One line of worker output; a longer one is cut into several."""
 

@@ -1,0 +1,121 @@
+"""`trimesh.spmd.run`: one program, once for each process of a mesh."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+import sys
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar, overload
+
+from trimesh import limits
+from trimesh.actor.per_rank import per_rank
+from trimesh.actor.proc_mesh import ProcMesh
+from trimesh.shape.value_mesh import ValueMesh
+from trimesh.spmd.actor import SPMDActor
+from trimesh.spmd.child import pack
+from trimesh.spmd.environment import environments
+
+R = TypeVar("R")
+
+
+@overload
+async def run(
+    procs: ProcMesh,
+    program: str | os.PathLike[str],
+    /,
+    *args: str,
+    env: Mapping[str, str] | None = None,
+    module: bool = False,
+    grace: float = limits.GRACE_SECONDS,
+) -> ValueMesh[int]: ...
+@overload
+async def run(
+    procs: ProcMesh,
+    program: Callable[..., R],
+    /,
+    *args: Any,
+    env: Mapping[str, str] | None = None,
+    grace: float = limits.GRACE_SECONDS,
+) -> ValueMesh[R]: ...
+async def run(
+    procs: ProcMesh,
+    program: str | os.PathLike[str] | Callable[..., Any],
+    /,
+    *args: Any,
+    env: Mapping[str, str] | None = None,
+    module: bool = False,
+    grace: float = limits.GRACE_SECONDS,
+) -> ValueMesh[Any]:
+    """Run an unmodified script, or a function, once for each process of a mesh, as torchrun would.
+
+    Each rank has an interpreter of its own, below the process of the mesh, with torchrun's environment; it finds the
+    others by `torch.distributed.init_process_group()`. What it prints comes out as what that process prints does.
+
+    Args:
+        procs: Owned by this program; its ranks are those of the program, in row-major order.
+        program: Path of a script, or a function, which is pickled by cloudpickle; with `module=True` the name of a
+            module, as for `python -m`.
+        *args: Command line of the script, or arguments of the function.
+        env: Variables for all ranks, beside those of the processes. Those of torchrun win.
+        module: See `program`.
+        grace: Seconds from SIGTERM to SIGKILL for ranks that are ended.
+
+    Returns:
+        The exit codes, all 0, or what the function has returned.
+
+    Raises:
+        MeshErrorGroup: A rank has failed: `ScriptFailed` with its traceback, or what the function has raised. The
+            others were ended. Those that have failed themselves meanwhile, since a peer was gone, say, are in it, too.
+        TypeError: The function, or what it is given, cannot be pickled; an argument of a script is no string.
+        RuntimeError: `procs` is a reference; only the block that owns processes can spawn on them.
+
+    Blocking: a checkpoint, cancellable. It has ended all ranks, with all that they have started, when it raises.
+    """
+    if callable(program):
+        work, name = pack(program, args), f"{getattr(program, '__qualname__', program)}()"
+        async with launchers_on(procs, env or {}) as (launchers, variables):
+            answers: ValueMesh[bytes] = await launchers.call.call(work, name, per_rank(variables), grace)
+        return answers.map(pickle.loads)
+    command = _command(program, args, module=module)
+    async with launchers_on(procs, env or {}) as (launchers, variables):
+        return await launchers.main.call(command, per_rank(variables), grace)
+
+
+async def env(procs: ProcMesh) -> ValueMesh[dict[str, str]]:
+    """Return what torchrun would set in the environment of each process of a mesh, for programs that you start.
+
+    The port in it is free now and not kept: `spawn_procs(rendezvous=True)` keeps one for as long as the mesh lives, and
+    `run` for as long as the program runs.
+
+    Args:
+        procs: Owned by this program.
+
+    Blocking: a checkpoint, cancellable; costs an actor in each process while it runs.
+    """
+    async with launchers_on(procs, {}) as (_, variables):
+        return variables
+
+
+@asynccontextmanager
+async def launchers_on(
+    procs: ProcMesh, more: Mapping[str, str]
+) -> AsyncGenerator[tuple[SPMDActor, ValueMesh[dict[str, str]]], None]:
+    """Have a launcher on each process, with the environment of its rank."""
+    async with procs.spawn("spmd", SPMDActor) as launchers:
+        places = await launchers.place.call()
+        first = launchers.slice(**dict.fromkeys(launchers.extent, 0))
+        _, port = await first.get_host_port.call_one()
+        found = environments(places.values(), port, secrets.token_hex(8))
+        yield launchers, ValueMesh(places.region, [{**more, **one} for one in found])
+
+
+def _command(program: str | os.PathLike[str], args: Sequence[Any], *, module: bool) -> list[str]:
+    command = [sys.executable, *(["-m"] if module else []), os.fspath(program)]
+    for one in args:
+        if not isinstance(one, str | os.PathLike):
+            raise TypeError(f"arguments of a script must be strings, got {one!r}: write {str(one)!r}")
+        command.append(os.fspath(one))
+    return command

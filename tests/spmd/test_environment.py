@@ -1,0 +1,15 @@
+"""Ranks of several hosts."""
+
+from __future__ import annotations
+
+from trimesh.spmd.environment import Place, environments
+
+
+def test_ranks_count_anew_on_each_host() -> None:
+    places = [Place("a", "node-a"), Place("b", "node-b"), Place("a", "node-a"), Place("b", "node-b")]
+    found = environments(places, 1234, "run")
+    assert [one["RANK"] for one in found] == ["0", "1", "2", "3"]
+    assert [one["LOCAL_RANK"] for one in found] == ["0", "0", "1", "1"]
+    assert [one["GROUP_RANK"] for one in found] == ["0", "1", "0", "1"]
+    assert {one["LOCAL_WORLD_SIZE"] for one in found} == {"2"}
+    assert {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in found} == {("node-a", "1234")}
