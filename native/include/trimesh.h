@@ -30,7 +30,7 @@
 #define TM_ERR_ARGUMENT -1    /* a value outside of its range */
 #define TM_ERR_LINK -2        /* no such link: it was freed, or never was */
 #define TM_ERR_DOWN -3        /* the link has ended */
-#define TM_ERR_LIMIT -4       /* a table is full (links, grants, visits ...), or too many are at one process */
+#define TM_ERR_LIMIT -4       /* a table is full (links, grants, attachments ...), or too many are at one process */
 #define TM_ERR_FORKED -5      /* this process is a forked child of the one that made the bus */
 #define TM_ERR_STATE -6       /* not allowed now: a message is unfinished, a batch is still borrowed */
 #define TM_ERR_TOO_LARGE -7   /* a head, a body table or a message above its limit */
@@ -43,7 +43,7 @@
 #define TM_ERR_UNREACHABLE -13 /* no carrier that both have and that this grant allows */
 #define TM_ERR_SILENT -14     /* the process lives, but has not answered for limit MOVER_SILENCE_MS (tcp); or whoever is
                                  at an atomic operation of the same grant has not ended it for as long */
-#define TM_ERR_CANCELLED -15  /* given up, or its visit was ended */
+#define TM_ERR_CANCELLED -15  /* given up, or its attachment was ended */
 #define TM_ERR_ERRNO -1000    /* TM_ERR_ERRNO - errno */
 
 /* ---- the library ---- */
@@ -346,7 +346,7 @@ typedef struct {
 } tm_adapters;
 
 /* What TM_CARRIER_UCX has here. The first call looks for a library, as the first `tm_grant_export` and the first
- * `tm_visit_open` do if the machine has adapters, and takes 10 to 500 ms then. */
+ * `tm_attachment_open` do if the machine has adapters, and takes 10 to 500 ms then. */
 int32_t tm_mover_get_adapters(tm_mover *mover, tm_adapters *adapters_out);
 
 /* Readable when records of transfers are there. Owned by the mover. */
@@ -398,19 +398,19 @@ int32_t tm_block_give_back(tm_mover *mover, uint32_t number);
 
 /* ---- reaching ---- */
 
-/* Begin to visit a process. Never fails for what the home says: see `tm_visit_get_info`. TM_ERR_LIMIT: too many. */
-int32_t tm_visit_open(tm_mover *mover, const tm_home *home, uint32_t *visit_out);
+/* Attach to a process. Never fails for what the home says: see `tm_attachment_get_info`. TM_ERR_LIMIT: too many. */
+int32_t tm_attachment_open(tm_mover *mover, const tm_home *home, uint32_t *attachment_out);
 
-/* End a visit; its transfers end with TM_ERR_CANCELLED, its views stay until they are closed. */
-int32_t tm_visit_close(tm_mover *mover, uint32_t visit);
+/* End an attachment; its transfers end with TM_ERR_CANCELLED, its views stay until they are closed. */
+int32_t tm_attachment_close(tm_mover *mover, uint32_t attachment);
 
 typedef struct {
     uint32_t carriers;        /* TM_CARRIER_* that work */
     uint32_t gone;            /* 1: the process has ended */
     const char *why_not;      /* "shm: ...; cma: ..." about the others */
-} tm_visit_info;
+} tm_attachment_info;
 
-int32_t tm_visit_get_info(tm_mover *mover, uint32_t visit, tm_visit_info *info_out);
+int32_t tm_attachment_get_info(tm_mover *mover, uint32_t attachment, tm_attachment_info *info_out);
 
 #define TM_READ 1             /* theirs to ours */
 #define TM_WRITE 2            /* ours to theirs */
@@ -418,7 +418,7 @@ int32_t tm_visit_get_info(tm_mover *mover, uint32_t visit, tm_visit_info *info_o
 #define TM_SWAP 4             /* 8 bytes: put `operand` if it equals `expected`, the old value is the result */
 
 typedef struct {
-    uint32_t visit;
+    uint32_t attachment;
     uint32_t kind;            /* TM_READ .. TM_SWAP */
     tm_grant grant;
     uint64_t offset;          /* into the granted range */
@@ -442,7 +442,7 @@ typedef struct {
  * (TM_ERR_ERRNO - ECONNRESET, ...): the process may have ended, or not. */
 
 /* Begin a transfer. TM_OK: it has ended already, `done_out` says how, also of one that was refused. TM_UNDER_WAY:
- * `done_out->id` names it. TM_FULL: limit TRANSFERS_MAX are under way. TM_ERR_ARGUMENT: no such visit, or the 8
+ * `done_out->id` names it. TM_FULL: limit TRANSFERS_MAX are under way. TM_ERR_ARGUMENT: no such attachment, or the 8
  * bytes of an atomic operation are not aligned. */
 int32_t tm_transfer_begin(tm_mover *mover, const tm_transfer *transfer, tm_done *done_out);
 
@@ -459,7 +459,7 @@ typedef struct {
 
 /* Look at granted memory in a block of a process of this host where it lies: `size` bytes at `offset`. The grant counts
  * as in use until `tm_view_close`. Fails as transfers do; TM_ERR_UNREACHABLE: it is no block, or not of this host. */
-int32_t tm_view_open(tm_mover *mover, uint32_t visit, const tm_grant *grant, uint64_t offset, uint64_t size,
+int32_t tm_view_open(tm_mover *mover, uint32_t attachment, const tm_grant *grant, uint64_t offset, uint64_t size,
                      uint32_t writable, tm_view *view_out);
 int32_t tm_view_close(tm_mover *mover, uint64_t handle);
 

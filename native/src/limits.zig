@@ -71,8 +71,8 @@ pub const BLOCK_BYTES_MAX = 1 << 40;
 /// Memory of blocks that were given back, kept for the next ones: making pages anew costs ten times the copy.
 pub const BLOCK_IDLE_BYTES_MAX = 1 << 29;
 
-/// Visits of one process: as many as it may have links.
-pub const VISITS_MAX = 1_024;
+/// Attachments of one process: as many as it may have links.
+pub const ATTACHMENTS_MAX = 1_024;
 
 /// Transfers of one process that are under way.
 pub const TRANSFERS_MAX = 1_024;
@@ -125,10 +125,10 @@ pub const HUGE_BYTES_MIN = 8 << 20;
 /// Pieces that T2 moves before it looks after its sockets: a few milliseconds.
 pub const ROUND_PIECES = 16;
 
-/// Blocks of one visited process that stay mapped: state dicts are a few blocks, not one each tensor.
-pub const VISIT_BLOCKS_MAX = 64;
+/// Blocks of one process that is attached to that stay mapped: state dicts are a few blocks, not one each tensor.
+pub const ATTACHMENT_BLOCKS_MAX = 64;
 
-/// Text that says why carriers do not work for a visit.
+/// Text that says why carriers do not work for an attachment.
 pub const WHY_NOT_BYTES = 512;
 
 /// Tries to take the lock of a grant in the call, before T2 goes on trying: it is held for less than a microsecond.
@@ -202,13 +202,14 @@ pub const TCP_WINDOW_REQUESTS = 4;
 /// Bytes that T2 moves for one TCP connection before it looks at the others.
 pub const TCP_TURN_BYTES = 2 << 20;
 
-/// Connections to one visited process: the second brings 64 MiB over the loopback from 3.3 to 5.9 GB/s, a third less.
+/// Connections to one process that is attached to: the second brings 64 MiB over the loopback from 3.3 to 5.9 GB/s, a
+/// third less.
 pub const TCP_STREAMS = 2;
 
 /// A transfer of at least this size has them all.
 pub const TCP_SPLIT_BYTES = 1 << 22;
 
-/// Connections of one process to all that it visits: no transfer ever lacks one.
+/// Connections of one process to all that it is attached to: no transfer ever lacks one.
 pub const TCP_STREAMS_MAX = TCP_STREAMS * TRANSFERS_MAX;
 
 /// Connections that others have to one process, a descriptor each.

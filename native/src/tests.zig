@@ -37,7 +37,7 @@ test {
     _ = @import("mover/mover_test.zig");
     _ = @import("copying/mover_thread.zig");
     _ = @import("system/pagemap.zig");
-    _ = @import("grants/passage.zig");
+    _ = @import("grants/access.zig");
     _ = @import("system/process.zig");
     _ = @import("links/pump.zig");
     _ = @import("links/pump_test.zig");
@@ -69,5 +69,5 @@ test {
     _ = @import("ucx/owner.zig");
     _ = @import("ucx/worker.zig");
     _ = @import("grants/view.zig");
-    _ = @import("grants/visit.zig");
+    _ = @import("grants/attachment.zig");
 }

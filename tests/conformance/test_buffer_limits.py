@@ -34,9 +34,9 @@ async def test_transfers_wait_for_room(backend: SimBackend, monkeypatch: pytest.
 
 
 @only_sim
-async def test_visits_come_and_go(backend: SimBackend, monkeypatch: pytest.MonkeyPatch):
-    """More processes are reached than are visited at one time, as long as not all of them are read at once."""
-    monkeypatch.setattr(limits, "VISITS_MAX", 1)
+async def test_attachments_come_and_go(backend: SimBackend, monkeypatch: pytest.MonkeyPatch):
+    """More processes are reached than are attached to at one time, as long as not all of them are read at once."""
+    monkeypatch.setattr(limits, "ATTACHMENTS_MAX", 1)
     backend.network.memory.chunk_seconds = 1.0
     async with backend.procs({"gpus": 2}) as procs, trio.open_nursery() as nursery:
         vaults = await procs.spawn("vaults", Vault, LARGE)
@@ -49,7 +49,7 @@ async def test_visits_come_and_go(backend: SimBackend, monkeypatch: pytest.Monke
         await trio.sleep(1)
         with pytest.raises(LimitExceeded) as caught:
             await b[:SMALL].read_into(bytearray(SMALL))
-        assert caught.value.limit == "VISITS_MAX"
+        assert caught.value.limit == "ATTACHMENTS_MAX"
         await reading.result()
         await b[:SMALL].read_into(bytearray(SMALL))
 

@@ -182,25 +182,25 @@ class Mover:
 
     # ---- reaching ----
 
-    def visit(self, home: list[Any]) -> int:
-        """Begin a visit."""
+    def attach(self, home: list[Any]) -> int:
+        """Attach to a process."""
         out = ffi.new("uint32_t *")
-        check(lib.tm_visit_open(self.handle, home_struct(home), out))
+        check(lib.tm_attachment_open(self.handle, home_struct(home), out))
         return int(out[0])
 
-    def close_visit(self, visit: int) -> int:
-        """End a visit."""
-        return int(lib.tm_visit_close(self.handle, visit))
+    def detach(self, attachment: int) -> int:
+        """End an attachment."""
+        return int(lib.tm_attachment_close(self.handle, attachment))
 
-    def info(self, visit: int) -> tuple[int, int, str]:
+    def info(self, attachment: int) -> tuple[int, int, str]:
         """Return carriers, gone and why not."""
-        info = ffi.new("tm_visit_info *")
-        check(lib.tm_visit_get_info(self.handle, visit, info))
+        info = ffi.new("tm_attachment_info *")
+        check(lib.tm_attachment_get_info(self.handle, attachment, info))
         return info.carriers, info.gone, ffi.string(info.why_not).decode()
 
     def begin(
         self,
-        visit: int,
+        attachment: int,
         kind: int,
         grant: dict[str, Any],
         local: Any,
@@ -213,7 +213,7 @@ class Mover:
     ) -> tuple[int, Done]:
         """Begin a transfer. `local` is writable memory, or None."""
         request = ffi.new("tm_transfer *")
-        request.visit, request.kind, request.grant = visit, kind, Grant(**grant).name()[0]
+        request.attachment, request.kind, request.grant = attachment, kind, Grant(**grant).name()[0]
         request.offset, request.carriers = offset, carriers
         exported = ffi.from_buffer(bytes.fromhex(grant.get("exported", "")))
         if len(exported):
@@ -231,9 +231,9 @@ class Mover:
             self.pinned[done.id] = pinned, exported
         return status, Done(done.id, done.status, done.carrier, done.value)
 
-    def move(self, visit: int, kind: int, grant: dict[str, Any], local: Any, **options: Any) -> Done:
+    def move(self, attachment: int, kind: int, grant: dict[str, Any], local: Any, **options: Any) -> Done:
         """Do a transfer to its end."""
-        status, done = self.begin(visit, kind, grant, local, **options)
+        status, done = self.begin(attachment, kind, grant, local, **options)
         return self.wait(done.id) if status == lib.TM_UNDER_WAY else (check(status), done)[1]
 
     def poll(self) -> None:
@@ -260,11 +260,11 @@ class Mover:
         return int(lib.tm_transfer_give_up(self.handle, number))
 
     def view(
-        self, visit: int, grant: dict[str, Any], *, offset: int = 0, size: int = 8, writable: bool = False
+        self, attachment: int, grant: dict[str, Any], *, offset: int = 0, size: int = 8, writable: bool = False
     ) -> tuple[int, Any, int]:
         """Open a view: status, its memory as a cffi buffer, its handle."""
         out = ffi.new("tm_view *")
-        status = lib.tm_view_open(self.handle, visit, Grant(**grant).name(), offset, size, writable, out)
+        status = lib.tm_view_open(self.handle, attachment, Grant(**grant).name(), offset, size, writable, out)
         memory = ffi.buffer(out.bytes, size) if out.bytes != ffi.NULL else None
         return status, memory, out.handle
 
@@ -274,37 +274,37 @@ class Mover:
 
     # ---- as a reader that a test controls ----
 
-    def hold(self, visit: int, grant: dict[str, Any]) -> int:
+    def hold(self, attachment: int, grant: dict[str, Any]) -> int:
         """Stay at a grant, by a view that is not closed."""
-        status, self.seen, _ = self.view(visit, grant, size=grant["size"])
+        status, self.seen, _ = self.view(attachment, grant, size=grant["size"])
         return status
 
     def held(self, size: int) -> str:
         """Return what is seen of the grant that was held last."""
         return bytes(self.seen)[:size].hex()
 
-    def add(self, visit: int, grant: dict[str, Any], operand: int, times: int, carriers: int = ALL) -> int:
+    def add(self, attachment: int, grant: dict[str, Any], operand: int, times: int, carriers: int = ALL) -> int:
         """Add many times; return how many went wrong."""
         wrong = 0
         for _ in range(times):
-            wrong += self.move(visit, ADD, grant, None, operand=operand, carriers=carriers).status != lib.TM_OK
+            wrong += self.move(attachment, ADD, grant, None, operand=operand, carriers=carriers).status != lib.TM_OK
         return wrong
 
-    def fetch(self, visit: int, grant: dict[str, Any]) -> tuple[int, bool]:
+    def fetch(self, attachment: int, grant: dict[str, Any]) -> tuple[int, bool]:
         """Read all of it; return the status and whether the pattern came."""
         local = bytearray(grant["size"])
-        status = self.move(visit, READ, grant, local).status
+        status = self.move(attachment, READ, grant, local).status
         return status, local == pattern(len(local))
 
-    def read(self, visit: int, grant: dict[str, Any], size: int, carriers: int = ALL) -> tuple[int, str]:
+    def read(self, attachment: int, grant: dict[str, Any], size: int, carriers: int = ALL) -> tuple[int, str]:
         """Read from the beginning; return the status and the bytes."""
         local = bytearray(size)
-        done = self.move(visit, READ, grant, local, carriers=carriers)
+        done = self.move(attachment, READ, grant, local, carriers=carriers)
         return done.status, bytes(local).hex()
 
-    def carrier_of(self, visit: int, grant: dict[str, Any]) -> int:
+    def carrier_of(self, attachment: int, grant: dict[str, Any]) -> int:
         """Return what carries a read of all of it."""
-        return self.move(visit, READ, grant, bytearray(grant["size"])).carrier
+        return self.move(attachment, READ, grant, bytearray(grant["size"])).carrier
 
     def enter_sandbox(self, *calls: str, error: int = errno.EPERM) -> None:
         """Have the kernel refuse system calls to this process from now on."""

@@ -49,12 +49,12 @@ MORE_ROADS = [Road("local-block", LOCAL, block=True), Road("cma-block", CMA, blo
 
 @attrs.define(eq=False)
 class Pair:
-    """A reader that visits an owner, by one road only."""
+    """A reader that attaches to an owner, by one road only."""
 
     road: Road
     reader: Mover
     owner: Owner
-    visit: int
+    attachment: int
     others: list[Other] = attrs.field(factory=list)
 
     def grant(self, size: int, **options: Any) -> dict[str, Any]:
@@ -68,10 +68,10 @@ class Pair:
         return self.owner
 
     def third(self, carriers: int = ALL) -> tuple[Other, int]:
-        """Start one more process that visits the owner."""
+        """Start one more process that attaches to the owner."""
         third = Other(next(_epochs), carriers)
         self.others.append(third)
-        return third, third.call("visit", self.owner.call("home"))
+        return third, third.call("attach", self.owner.call("home"))
 
     def close(self) -> None:
         """End everything."""
@@ -81,13 +81,13 @@ class Pair:
 
 
 def open_pair(road: Road) -> Pair:
-    """Make a reader, an owner and a visit."""
+    """Make a reader, an owner and an attachment."""
     if road.carrier == LOCAL:
         reader = Mover(next(_epochs))
-        return Pair(road, reader, Here(reader), reader.visit(reader.home()))
+        return Pair(road, reader, Here(reader), reader.attach(reader.home()))
     owner = Other(next(_epochs), address=LOOPBACK if road is TCP_ROAD else b"")
     reader = Mover(next(_epochs), road.carrier)
-    return Pair(road, reader, owner, reader.visit(owner.call("home")), [owner])
+    return Pair(road, reader, owner, reader.attach(owner.call("home")), [owner])
 
 
 def run_pair(road: Road) -> Iterator[Pair]:
@@ -115,7 +115,7 @@ def pair(request: pytest.FixtureRequest, lasting_owner: Other) -> Iterator[Pair]
         yield from run_pair(road)
         return
     reader = Mover(next(_epochs), road.carrier)
-    yield Pair(road, reader, lasting_owner, reader.visit(lasting_owner.call("home")))
+    yield Pair(road, reader, lasting_owner, reader.attach(lasting_owner.call("home")))
     reader.close()
     lasting_owner.call("clean")
 

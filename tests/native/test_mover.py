@@ -33,7 +33,7 @@ def wait_revoked(pair: Pair, grant: dict[str, Any]) -> None:
 
 def begin_many(pair: Pair, grant: dict[str, Any], local: bytearray) -> list[int]:
     """Begin many transfers; return their numbers."""
-    begun = [pair.reader.begin(pair.visit, READ, grant, local) for _ in range(MANY)]
+    begun = [pair.reader.begin(pair.attachment, READ, grant, local) for _ in range(MANY)]
     assert {status for status, _ in begun} == {lib.TM_UNDER_WAY}
     return [done.id for _, done in begun]
 
@@ -45,12 +45,12 @@ def check_moves(pair: Pair, size: int) -> None:
     grant = pair.grant(size, seed=3)
     local = bytearray(size)
 
-    read = pair.reader.move(pair.visit, READ, grant, local)
+    read = pair.reader.move(pair.attachment, READ, grant, local)
 
     assert (read.status, read.carrier) == (lib.TM_OK, pair.road.carrier)
     assert local == pattern(size, 3)
     local[:] = pattern(size, 4)
-    assert pair.reader.move(pair.visit, WRITE, grant, local).status == lib.TM_OK
+    assert pair.reader.move(pair.attachment, WRITE, grant, local).status == lib.TM_OK
     assert pair.owner.call("peek", grant["address"], size) == pattern(size, 4).hex()
 
 
@@ -70,10 +70,10 @@ def test_part_of_a_range_is_moved_and_nothing_else(pair: Pair):
         local = bytearray(size + 2)
 
         inside = memoryview(local)[1:-1]
-        assert pair.reader.move(pair.visit, READ, grant, inside, offset=size).status == lib.TM_OK
+        assert pair.reader.move(pair.attachment, READ, grant, inside, offset=size).status == lib.TM_OK
 
         assert local == b"\0" + pattern(2 * size)[size:] + b"\0"
-        assert pair.reader.move(pair.visit, WRITE, grant, bytearray(size), offset=7).status == lib.TM_OK
+        assert pair.reader.move(pair.attachment, WRITE, grant, bytearray(size), offset=7).status == lib.TM_OK
         expected = pattern(2 * size)
         expected = expected[:7] + bytes(size) + expected[7 + size :]
         assert pair.owner.call("peek", grant["address"], 2 * size) == expected.hex()
@@ -87,19 +87,19 @@ def test_more_than_caches_hold_is_moved_however_it_lies(host_pair: Pair, shift: 
     size, offset = MORE_THAN_CACHES - shift, 5
     inside = memoryview(local)[shift : shift + size]
 
-    assert host_pair.reader.move(host_pair.visit, READ, grant, inside, offset=offset).status == lib.TM_OK
+    assert host_pair.reader.move(host_pair.attachment, READ, grant, inside, offset=offset).status == lib.TM_OK
 
     assert inside == pattern(offset + size)[offset:]
     assert not any(local[:shift])
     assert not any(local[shift + size :])
     inside[:] = pattern(size, 6)
-    assert host_pair.reader.move(host_pair.visit, WRITE, grant, inside, offset=offset).status == lib.TM_OK
+    assert host_pair.reader.move(host_pair.attachment, WRITE, grant, inside, offset=offset).status == lib.TM_OK
     local[:] = bytes(len(local))
-    assert host_pair.reader.move(host_pair.visit, READ, grant, inside, offset=offset).status == lib.TM_OK
+    assert host_pair.reader.move(host_pair.attachment, READ, grant, inside, offset=offset).status == lib.TM_OK
     assert inside == pattern(size, 6)
     edges = bytearray(offset + 100 + shift)
     for at, into in ((0, memoryview(edges)[:offset]), (offset + size, memoryview(edges)[offset : offset + 90])):
-        assert host_pair.reader.move(host_pair.visit, READ, grant, into, offset=at).status == lib.TM_OK
+        assert host_pair.reader.move(host_pair.attachment, READ, grant, into, offset=at).status == lib.TM_OK
         assert into == pattern(at + len(into))[at:]
 
 
@@ -107,8 +107,8 @@ def test_large_transfers_take_turns(pair: Pair):
     """A short one is not behind a long one that was begun before."""
     long, short = pair.grant(HUGE), pair.grant(LARGE, seed=1)
     local, other = bytearray(HUGE), bytearray(LARGE)
-    _, first = pair.reader.begin(pair.visit, READ, long, local)
-    _, second = pair.reader.begin(pair.visit, READ, short, other)
+    _, first = pair.reader.begin(pair.attachment, READ, long, local)
+    _, second = pair.reader.begin(pair.attachment, READ, short, other)
 
     assert pair.reader.wait(second.id).status == lib.TM_OK
     assert other == pattern(LARGE, 1)
@@ -121,16 +121,16 @@ def test_transfers_are_bounded(pair: Pair):
     local = bytearray(HUGE)
     numbers = []
     while len(numbers) < limits.TRANSFERS_MAX:
-        status, done = pair.reader.begin(pair.visit, READ, grant, local)
+        status, done = pair.reader.begin(pair.attachment, READ, grant, local)
         assert status == lib.TM_UNDER_WAY
         numbers.append(done.id)
 
-    assert pair.reader.begin(pair.visit, READ, grant, local)[0] == lib.TM_FULL
+    assert pair.reader.begin(pair.attachment, READ, grant, local)[0] == lib.TM_FULL
 
     for number in numbers:
         assert pair.reader.give_up(number) == lib.TM_OK
     assert {pair.reader.wait(number).status for number in numbers} <= {lib.TM_ERR_CANCELLED, lib.TM_OK}
-    assert pair.reader.move(pair.visit, READ, grant, local).status == lib.TM_OK
+    assert pair.reader.move(pair.attachment, READ, grant, local).status == lib.TM_OK
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_forged_grant_is_denied(pair: Pair):
         for change in FORGED:
             forged = {**grant, **change}
             for kind in (READ, WRITE, ADD):
-                done = pair.reader.move(pair.visit, kind, forged, None if kind == ADD else local)
+                done = pair.reader.move(pair.attachment, kind, forged, None if kind == ADD else local)
                 assert done.status == lib.TM_ERR_DENIED, change
         assert local == bytes(size)
 
@@ -179,10 +179,12 @@ def test_range_outside_of_the_grant_is_denied(pair: Pair):
     for offset, size in OUTSIDE:
         local = bytearray(size)
         for kind in (READ, WRITE):
-            assert pair.reader.move(pair.visit, kind, grant, local, offset=offset).status == lib.TM_ERR_DENIED, offset
+            assert pair.reader.move(pair.attachment, kind, grant, local, offset=offset).status == lib.TM_ERR_DENIED, (
+                offset
+            )
         assert local == bytes(size)
     for offset in (8192, 1 << 63, TOP - 7):
-        assert pair.reader.move(pair.visit, ADD, grant, None, offset=offset).status == lib.TM_ERR_DENIED, offset
+        assert pair.reader.move(pair.attachment, ADD, grant, None, offset=offset).status == lib.TM_ERR_DENIED, offset
 
 
 def test_what_there_is_no_right_for_is_denied(pair: Pair):
@@ -191,7 +193,7 @@ def test_what_there_is_no_right_for_is_denied(pair: Pair):
     for rights, kinds in allowed.items():
         grant = pair.grant(64, rights=rights)
         for kind in (READ, WRITE, ADD, SWAP):
-            done = pair.reader.move(pair.visit, kind, grant, local if kind in (READ, WRITE) else None)
+            done = pair.reader.move(pair.attachment, kind, grant, local if kind in (READ, WRITE) else None)
             assert done.status == (lib.TM_OK if kind in kinds else lib.TM_ERR_DENIED), (rights, kind)
 
 
@@ -200,18 +202,18 @@ def test_revoked_grant_is_refused_and_its_place_leads_to_no_other(pair: Pair):
     grant = pair.grant(SMALL)
     local = bytearray(SMALL)
     assert pair.owner.call("revoke", grant) == pair.owner.call("revoke", grant) == lib.TM_OK
-    assert pair.reader.move(pair.visit, READ, grant, local).status == lib.TM_ERR_REVOKED
+    assert pair.reader.move(pair.attachment, READ, grant, local).status == lib.TM_ERR_REVOKED
     assert pair.owner.call("drop", grant) == lib.TM_OK
     assert pair.owner.call("drop", grant) == lib.TM_ERR_ARGUMENT
     later = pair.grant(SMALL, seed=9)
     assert (later["place"], later["generation"]) == (grant["place"], grant["generation"] + 1)
 
     for kind in (READ, WRITE):
-        assert pair.reader.move(pair.visit, kind, grant, local).status == lib.TM_ERR_REVOKED
+        assert pair.reader.move(pair.attachment, kind, grant, local).status == lib.TM_ERR_REVOKED
     forged = {**later, "generation": grant["generation"]}
     # By tcp, who shows the wrong secret learns nothing of generations.
     expected = lib.TM_ERR_DENIED if pair.road is TCP_ROAD else lib.TM_ERR_REVOKED
-    assert pair.reader.move(pair.visit, READ, forged, local).status == expected
+    assert pair.reader.move(pair.attachment, READ, forged, local).status == expected
     assert local == bytes(SMALL)
 
 
@@ -221,25 +223,33 @@ def test_arguments_are_checked(pair: Pair):
         {"kind": 0},
         {"kind": 5},
         {"local": bytearray(0)},
-        {"visit": pair.visit + 1},
-        {"visit": 0xFFFF},
+        {"attachment": pair.attachment + 1},
+        {"attachment": 0xFFFF},
         {"kind": ADD, "local": None, "offset": 4},
         {"kind": ADD},  # 16 bytes
     ]
     for case in cases:
-        arguments: dict[str, Any] = {"visit": pair.visit, "kind": READ, "grant": grant, "local": local, **case}
+        arguments: dict[str, Any] = {
+            "attachment": pair.attachment,
+            "kind": READ,
+            "grant": grant,
+            "local": local,
+            **case,
+        }
         assert pair.reader.begin(**arguments)[0] == lib.TM_ERR_ARGUMENT, case
     assert pair.reader.give_up(12345) == lib.TM_ERR_ARGUMENT
-    assert pair.reader.close_visit(pair.visit + 7) == lib.TM_ERR_ARGUMENT
+    assert pair.reader.detach(pair.attachment + 7) == lib.TM_ERR_ARGUMENT
     assert pair.owner.call("drop", grant) == lib.TM_ERR_STATE
 
 
 def test_carriers_that_a_transfer_may_not_use_are_not_used(pair: Pair):
     grant = pair.grant(64)
 
-    assert pair.reader.move(pair.visit, READ, grant, bytearray(8), carriers=0).status == lib.TM_ERR_UNREACHABLE
+    assert pair.reader.move(pair.attachment, READ, grant, bytearray(8), carriers=0).status == lib.TM_ERR_UNREACHABLE
     others = ALL & ~pair.road.carrier
-    assert pair.reader.move(pair.visit, READ, grant, bytearray(8), carriers=others).status == lib.TM_ERR_UNREACHABLE
+    assert (
+        pair.reader.move(pair.attachment, READ, grant, bytearray(8), carriers=others).status == lib.TM_ERR_UNREACHABLE
+    )
 
 
 # ---- atomic operations -----------------------------------------------------------------------------------------------
@@ -250,7 +260,7 @@ def test_atomic_operations_give_the_old_value(pair: Pair):
     pair.owner.call("poke", grant["address"], (10).to_bytes(8, "little").hex())
 
     def atomic(kind: int, **options: int) -> int:
-        done = pair.reader.move(pair.visit, kind, grant, None, **options)
+        done = pair.reader.move(pair.attachment, kind, grant, None, **options)
         assert (done.status, done.carrier) == (lib.TM_OK, pair.road.carrier)
         return done.value
 
@@ -271,7 +281,7 @@ def test_atomic_operations_of_unaligned_memory_are_refused(pair: Pair):
         block=pair.owner.call("number_of", grant),
     )
 
-    status, done = pair.reader.begin(pair.visit, ADD, shifted, None)
+    status, done = pair.reader.begin(pair.attachment, ADD, shifted, None)
     if pair.road is TCP_ROAD:  # only the owner knows
         status = pair.reader.wait(done.id).status
     assert status == lib.TM_ERR_ARGUMENT
@@ -282,13 +292,13 @@ def test_atomic_operations_of_many_processes_add_up(far_pair: Pair):
     pair = far_pair
     grant = pair.grant(64)
     pair.owner.call("poke", grant["address"], bytes(8).hex())
-    third, third_visit = pair.third()
-    own_visit = pair.owner.call("visit", pair.owner.call("home"))
+    third, third_attachment = pair.third()
+    own_attachment = pair.owner.call("attach", pair.owner.call("home"))
     times = 2_000
 
-    third.start("add", third_visit, grant, 1, times)
-    pair.other().start("add", own_visit, grant, 1 << 20, times)
-    assert pair.reader.add(pair.visit, grant, 1 << 40, times) == 0
+    third.start("add", third_attachment, grant, 1, times)
+    pair.other().start("add", own_attachment, grant, 1 << 20, times)
+    assert pair.reader.add(pair.attachment, grant, 1 << 40, times) == 0
     assert third.answer() == pair.other().answer() == 0
 
     total = int.from_bytes(bytes.fromhex(pair.owner.call("peek", grant["address"], 8)), "little")
@@ -312,7 +322,7 @@ def test_revoked_memory_is_not_written_to_any_more(pair: Pair):
     """N4: once nobody is at it, the owner may use it for something else."""
     grant = pair.grant(HUGE)
     local = bytearray(HUGE)
-    begun = [pair.reader.begin(pair.visit, WRITE, grant, local)[1] for _ in range(MANY)]
+    begun = [pair.reader.begin(pair.attachment, WRITE, grant, local)[1] for _ in range(MANY)]
 
     wait_revoked(pair, grant)
     pair.owner.call("poke", grant["address"], "ff" * (1 << 20))
@@ -337,14 +347,14 @@ def test_transfer_that_is_given_up_ends_soon(pair: Pair):
     assert pair.reader.give_up(numbers[0]) == lib.TM_ERR_ARGUMENT
 
 
-def test_transfers_of_a_closed_visit_are_cancelled(pair: Pair):
+def test_transfers_of_a_closed_attachment_are_cancelled(pair: Pair):
     grant = pair.grant(HUGE)
     numbers = begin_many(pair, grant, bytearray(HUGE))
 
-    assert pair.reader.close_visit(pair.visit) == lib.TM_OK
+    assert pair.reader.detach(pair.attachment) == lib.TM_OK
 
-    assert pair.reader.begin(pair.visit, READ, grant, bytearray(8))[0] == lib.TM_ERR_ARGUMENT
-    assert pair.reader.close_visit(pair.visit) == lib.TM_ERR_ARGUMENT
+    assert pair.reader.begin(pair.attachment, READ, grant, bytearray(8))[0] == lib.TM_ERR_ARGUMENT
+    assert pair.reader.detach(pair.attachment) == lib.TM_ERR_ARGUMENT
     assert {pair.reader.wait(number).status for number in numbers} == {lib.TM_ERR_CANCELLED}
     assert pair.owner.call("revoke", grant) == lib.TM_OK
 
@@ -371,10 +381,10 @@ def test_owner_that_is_killed_ends_what_is_under_way(far_pair: Pair):
     assert {pair.reader.wait(number).status for number in numbers} == {lib.TM_ERR_GONE}
     local = bytearray(SMALL)
     for kind in (READ, WRITE, ADD):
-        done = pair.reader.move(pair.visit, kind, grant, None if kind == ADD else local)
+        done = pair.reader.move(pair.attachment, kind, grant, None if kind == ADD else local)
         assert done.status == lib.TM_ERR_GONE
     assert local == bytes(SMALL)
-    assert pair.reader.info(pair.visit)[1] == 1
+    assert pair.reader.info(pair.attachment)[1] == 1
 
 
 def test_owner_that_is_killed_and_not_reaped_is_gone(far_pair: Pair):
@@ -383,9 +393,9 @@ def test_owner_that_is_killed_and_not_reaped_is_gone(far_pair: Pair):
     other.signal(signal.SIGKILL)
     os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
 
-    assert far_pair.reader.move(far_pair.visit, READ, grant, bytearray(8)).status == lib.TM_ERR_GONE
-    visit = far_pair.reader.visit(far_pair.reader.home())
-    assert far_pair.reader.info(visit)[1] == 0
+    assert far_pair.reader.move(far_pair.attachment, READ, grant, bytearray(8)).status == lib.TM_ERR_GONE
+    attachment = far_pair.reader.attach(far_pair.reader.home())
+    assert far_pair.reader.info(attachment)[1] == 0
 
 
 @pytest.mark.parametrize("carrier", [CMA, SHM])
@@ -393,14 +403,14 @@ def test_owner_that_has_become_another_program_is_not_reached(carrier: int):
     """What lies at an address now was granted by nobody; what is mapped is there, but nobody's any more."""
     owner, reader = Other(97), Mover(98, carrier)
     grant = owner.call("grant", SMALL, block=carrier == SHM)
-    visit = reader.visit(owner.call("home"))
-    done = reader.move(visit, READ, grant, bytearray(8))
+    attachment = reader.attach(owner.call("home"))
+    done = reader.move(attachment, READ, grant, bytearray(8))
     assert (done.status, done.carrier) == (lib.TM_OK, carrier)
 
     assert owner.call("become_another") is True
 
     for kind in (READ, WRITE, ADD):
-        done = reader.move(visit, kind, grant, None if kind == ADD else bytearray(8))
+        done = reader.move(attachment, kind, grant, None if kind == ADD else bytearray(8))
         assert done.status == lib.TM_ERR_GONE
     reader.close()
     owner.close()
@@ -413,13 +423,13 @@ def test_owner_that_is_stopped_takes_no_part(host_pair: Pair):
     pair.other().signal(signal.SIGSTOP)
     os.waitid(os.P_PID, pair.other().pid, os.WSTOPPED)
 
-    assert pair.reader.move(pair.visit, READ, grant, local).status == lib.TM_OK
+    assert pair.reader.move(pair.attachment, READ, grant, local).status == lib.TM_OK
     assert local == pattern(LARGE, 2)
-    assert pair.reader.move(pair.visit, ADD, grant, None, operand=1).status == lib.TM_OK
-    assert pair.reader.move(pair.visit, WRITE, grant, bytearray(8)).status == lib.TM_OK
+    assert pair.reader.move(pair.attachment, ADD, grant, None, operand=1).status == lib.TM_OK
+    assert pair.reader.move(pair.attachment, WRITE, grant, bytearray(8)).status == lib.TM_OK
     another = Mover(99)
-    visit = another.visit(another.home())
-    assert another.info(visit)[1] == 0
+    attachment = another.attach(another.home())
+    assert another.info(attachment)[1] == 0
     another.close()
 
     pair.other().signal(signal.SIGCONT)

@@ -43,8 +43,8 @@ def test_reader_that_was_killed_at_a_grant_does_not_count(far_pair: Pair):
     """Its memory is free at once, and its place is used again."""
     pair = far_pair
     grant = pair.owner.call("grant", SIZE, block=True)
-    third, visit = pair.third(SHM)
-    assert third.call("hold", visit, grant) == lib.TM_OK
+    third, attachment = pair.third(SHM)
+    assert third.call("hold", attachment, grant) == lib.TM_OK
     assert pair.owner.call("revoke", grant) == lib.TM_FULL
 
     third.signal(signal.SIGKILL)
@@ -60,8 +60,8 @@ def test_reader_that_was_killed_at_a_grant_does_not_count(far_pair: Pair):
 def test_memory_that_a_stopped_reader_holds_is_not_used_again(shared: Pair):
     """N4: it goes with its last mapping; until then nothing else is written there."""
     grant = shared.grant(SIZE, seed=3)
-    third, visit = shared.third(SHM)
-    assert third.call("hold", visit, grant) == lib.TM_OK
+    third, attachment = shared.third(SHM)
+    assert third.call("hold", attachment, grant) == lib.TM_OK
     third.signal(signal.SIGSTOP)
     os.waitid(os.P_PID, third.pid, os.WSTOPPED)
 
@@ -74,20 +74,20 @@ def test_memory_that_a_stopped_reader_holds_is_not_used_again(shared: Pair):
     assert again["place"] != grant["place"]
     third.signal(signal.SIGCONT)
     assert third.call("held", SIZE) == pattern(SIZE, 3).hex()
-    assert third.call("read", visit, grant, SIZE)[0] == lib.TM_ERR_REVOKED
-    assert shared.reader.move(shared.visit, READ, again, bytearray(SIZE)).status == lib.TM_OK
+    assert third.call("read", attachment, grant, SIZE)[0] == lib.TM_ERR_REVOKED
+    assert shared.reader.move(shared.attachment, READ, again, bytearray(SIZE)).status == lib.TM_OK
 
 
 def test_atomic_operations_give_up_on_a_stopped_holder_of_the_lock(host_pair: Pair):
     """It may go on, so nobody takes the lock off it: who waits gives up, after a bounded time. The dead lose it."""
     pair = host_pair
     grant = pair.grant(4096)
-    third, visit = pair.third(pair.road.carrier)
-    assert third.call("add", visit, grant, 1, 1) == 0
-    third.start("add", visit, grant, 1, 1_000_000_000)
+    third, attachment = pair.third(pair.road.carrier)
+    assert third.call("add", attachment, grant, 1, 1) == 0
+    third.start("add", attachment, grant, 1, 1_000_000_000)
 
     def add() -> Done:
-        return pair.reader.move(pair.visit, ADD, grant, None, operand=1)
+        return pair.reader.move(pair.attachment, ADD, grant, None, operand=1)
 
     for _ in range(STOPS_MAX):  # until it is stopped in the middle of one
         third.signal(signal.SIGSTOP)
@@ -99,7 +99,7 @@ def test_atomic_operations_give_up_on_a_stopped_holder_of_the_lock(host_pair: Pa
         third.signal(signal.SIGCONT)
     assert found.status == lib.TM_ERR_SILENT
     assert time.monotonic() - began >= limits.MOVER_SILENCE_MS / 1000
-    assert pair.reader.move(pair.visit, READ, grant, bytearray(8)).status == lib.TM_OK  # takes no lock
+    assert pair.reader.move(pair.attachment, READ, grant, bytearray(8)).status == lib.TM_OK  # takes no lock
 
     third.signal(signal.SIGCONT)
     before, after = add(), add()
@@ -122,23 +122,23 @@ def test_block_with_a_grant_is_not_given_back(shared: Pair):
 
 
 def test_reader_unmaps_blocks_that_are_no_more(shared: Pair):
-    reader, visit = shared.reader, shared.visit
+    reader, attachment = shared.reader, shared.attachment
     before = block_mappings()
     grants = [shared.grant(SIZE, seed=i) for i in range(3)]
-    third, third_visit = shared.third(SHM)
+    third, third_attachment = shared.third(SHM)
     for grant in grants:
-        assert reader.move(visit, READ, grant, bytearray(SIZE)).status == lib.TM_OK
-        third.call("hold", third_visit, grant)
+        assert reader.move(attachment, READ, grant, bytearray(SIZE)).status == lib.TM_OK
+        third.call("hold", third_attachment, grant)
     assert block_mappings() == before + 3
 
     for grant in grants[:2]:
         shared.owner.call("revoke", grant)
         assert shared.owner.call("drop", grant) == lib.TM_FULL
         shared.owner.call("give_back", shared.owner.call("number_of", grant))
-    assert reader.move(visit, READ, grants[2], bytearray(SIZE)).status == lib.TM_OK
+    assert reader.move(attachment, READ, grants[2], bytearray(SIZE)).status == lib.TM_OK
 
     assert block_mappings() == before + 1
-    reader.close_visit(visit)
+    reader.detach(attachment)
     assert block_mappings() == before
 
 
@@ -147,7 +147,7 @@ def test_reader_keeps_a_bounded_number_of_blocks_mapped(shared: Pair):
     for i in range(80):
         grant = shared.grant(64, seed=i)
         local = bytearray(64)
-        assert shared.reader.move(shared.visit, READ, grant, local).status == lib.TM_OK
+        assert shared.reader.move(shared.attachment, READ, grant, local).status == lib.TM_OK
         assert local == pattern(64, i)
     assert block_mappings() <= before + 64
 
@@ -158,13 +158,13 @@ def test_reader_keeps_a_bounded_number_of_blocks_mapped(shared: Pair):
 def test_view_shows_the_memory_itself(shared: Pair):
     pair = shared
     grant = pair.grant(SIZE, seed=5)
-    status, seen, handle = pair.reader.view(pair.visit, grant, offset=4090, size=20)
+    status, seen, handle = pair.reader.view(pair.attachment, grant, offset=4090, size=20)
     assert status == lib.TM_OK
     assert bytes(seen) == pattern(SIZE, 5)[4090:4110]
 
     pair.owner.call("poke", grant["address"] + 4090, b"owner".hex())
     assert bytes(seen)[:5] == b"owner"
-    status, ours, writable = pair.reader.view(pair.visit, grant, offset=4090, size=20, writable=True)
+    status, ours, writable = pair.reader.view(pair.attachment, grant, offset=4090, size=20, writable=True)
     assert status == lib.TM_OK
     ours[:6] = b"reader"
     assert bytes(seen)[:6] == b"reader"
@@ -180,7 +180,7 @@ def test_view_shows_the_memory_itself(shared: Pair):
 
 def test_view_that_is_not_writable_cannot_be_written_to(shared: Pair):
     grant = shared.grant(SIZE)
-    _, seen, handle = shared.reader.view(shared.visit, grant)
+    _, seen, handle = shared.reader.view(shared.attachment, grant)
 
     def write() -> None:
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)
@@ -190,11 +190,11 @@ def test_view_that_is_not_writable_cannot_be_written_to(shared: Pair):
     shared.reader.close_view(handle)
 
 
-def test_view_outlives_its_visit(shared: Pair):
+def test_view_outlives_its_attachment(shared: Pair):
     grant = shared.grant(SIZE, seed=6)
-    _, seen, handle = shared.reader.view(shared.visit, grant, size=SIZE)
+    _, seen, handle = shared.reader.view(shared.attachment, grant, size=SIZE)
 
-    assert shared.reader.close_visit(shared.visit) == lib.TM_OK
+    assert shared.reader.detach(shared.attachment) == lib.TM_OK
 
     assert bytes(seen) == pattern(SIZE, 6)
     assert shared.owner.call("revoke", grant) == lib.TM_FULL
@@ -206,10 +206,10 @@ def test_view_outlives_its_visit(shared: Pair):
 def test_views_are_refused_as_transfers_are(shared: Pair):
     grant = shared.grant(SIZE, rights=1)
     foreign = shared.owner.call("grant", SIZE)
-    reader, visit = shared.reader, shared.visit
+    reader, attachment = shared.reader, shared.attachment
 
     def status_of(grant: dict[str, Any], **options: Any) -> int:
-        status, memory, _ = reader.view(visit, grant, **options)
+        status, memory, _ = reader.view(attachment, grant, **options)
         assert memory is None or status == lib.TM_OK
         return int(status)
 
@@ -228,13 +228,13 @@ def test_views_are_refused_as_transfers_are(shared: Pair):
 def test_view_of_own_block():
     mover = Mover(5)
     grant, foreign = mover.grant(SIZE, block=True, seed=7), mover.grant(SIZE)
-    visit = mover.visit(mover.home())
+    attachment = mover.attach(mover.home())
 
-    status, seen, handle = mover.view(visit, grant, offset=8, size=SIZE - 8)
+    status, seen, handle = mover.view(attachment, grant, offset=8, size=SIZE - 8)
 
     assert status == lib.TM_OK
     assert bytes(seen) == pattern(SIZE, 7)[8:]
-    assert mover.view(visit, foreign)[0] == lib.TM_ERR_UNREACHABLE
+    assert mover.view(attachment, foreign)[0] == lib.TM_ERR_UNREACHABLE
     assert mover.revoke(grant) == lib.TM_FULL
     mover.close_view(handle)
     assert mover.revoke(grant) == lib.TM_OK
@@ -253,11 +253,11 @@ def test_tables_are_bounded():
         assert lib.tm_grant_add(mover.handle, at, 64, 3, 0, name) == lib.TM_OK
     assert lib.tm_grant_add(mover.handle, at, 64, 3, 0, name) == lib.TM_ERR_LIMIT
     home = mover.home()
-    visits = [mover.visit(home) for _ in range(limits.VISITS_MAX)]
+    attachments = [mover.attach(home) for _ in range(limits.ATTACHMENTS_MAX)]
     out = ffi.new("uint32_t *")
-    assert lib.tm_visit_open(mover.handle, home_struct(home), out) == lib.TM_ERR_LIMIT
-    mover.close_visit(visits[3])
-    assert mover.visit(home) not in visits
+    assert lib.tm_attachment_open(mover.handle, home_struct(home), out) == lib.TM_ERR_LIMIT
+    mover.detach(attachments[3])
+    assert mover.attach(home) not in attachments
     mover.close()
 
 
@@ -280,12 +280,12 @@ def test_grants_that_cannot_be_are_refused(size: int, rights: int, block: int):
 
 
 def test_memory_that_is_not_there_is_an_error_of_the_transfer(far_pair: Pair):
-    third, visit = far_pair.third(CMA)
+    third, attachment = far_pair.third(CMA)
     hole = far_pair.owner.call("grant_at", 4096, 64)
 
     for kind in (READ, WRITE, ADD):
         local = None if kind == ADD else bytearray(64)
-        done = far_pair.reader.move(far_pair.visit, kind, hole, local)
+        done = far_pair.reader.move(far_pair.attachment, kind, hole, local)
         expected = lib.TM_ERR_UNREACHABLE if far_pair.road.carrier == SHM else lib.TM_ERR_ERRNO - 14
         assert done.status == expected
-    assert third.call("read", visit, hole, 64)[0] == lib.TM_ERR_ERRNO - 14
+    assert third.call("read", attachment, hole, 64)[0] == lib.TM_ERR_ERRNO - 14

@@ -1,4 +1,4 @@
-"""Visits of homes that are not what they say, of processes of others, and of forked children."""
+"""Attachments of homes that are not what they say, of processes of others, and of forked children."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def changed(home: list[Any], index: int, value: Any) -> list[Any]:
     return copy
 
 
-def test_home_that_is_not_what_it_says_is_not_visited():
+def test_home_that_is_not_what_it_says_is_not_attached_to():
     owner = Other(7)
     reader = Mover(8)
     home = owner.call("home")
@@ -48,22 +48,22 @@ def test_home_that_is_not_what_it_says_is_not_visited():
         (LEDGER, (1 << 32) - 1, 0, "the process has closed its ledger"),
     ]
     for index, value, gone, why in cases:
-        visit = reader.visit(changed(home, index, value))
-        carriers, is_gone, why_not = reader.info(visit)
+        attachment = reader.attach(changed(home, index, value))
+        carriers, is_gone, why_not = reader.info(attachment)
         assert (carriers, is_gone) == (0, gone), (index, value)
         assert why in why_not, (index, value, why_not)
         grant = {"place": 0, "generation": 1, "secret": "00" * 16}
-        done = reader.move(visit, READ, grant, bytearray(8))
+        done = reader.move(attachment, READ, grant, bytearray(8))
         assert done.status == (lib.TM_ERR_GONE if gone else lib.TM_ERR_UNREACHABLE)
-        assert reader.view(visit, grant)[0] == done.status
-        reader.close_visit(visit)
+        assert reader.view(attachment, grant)[0] == done.status
+        reader.detach(attachment)
     os.close(read_end)
     os.close(write_end)
     reader.close()
     owner.close()
 
 
-def test_any_home_can_be_visited():
+def test_any_home_can_be_attached_to():
     """Whatever a handle says that came from elsewhere."""
     reader = Mover(8)
     numbers = random.Random(1)
@@ -73,21 +73,21 @@ def test_any_home_can_be_visited():
         started = reader.home()[STARTED] if pid == os.getpid() else numbers.getrandbits(64)
         ledger = numbers.choice([*fds, *range(20), numbers.getrandbits(32)])
         home = [numbers.getrandbits(64) | 1, 77, started, pid, ledger, 0, 0, "00" * 16]
-        visit = reader.visit(home)
-        assert reader.info(visit)[0] & (SHM | CMA) == 0
-        reader.close_visit(visit)
+        attachment = reader.attach(home)
+        assert reader.info(attachment)[0] & (SHM | CMA) == 0
+        reader.detach(attachment)
     for fd in fds:
         os.close(fd)
     reader.close()
 
 
-def test_process_that_ended_before_the_visit_is_gone():
+def test_process_that_ended_before_the_attaching_is_gone():
     owner = Other(7)
     home = owner.call("home")
     owner.close()
     reader = Mover(8)
 
-    carriers, gone, why_not = reader.info(reader.visit(home))
+    carriers, gone, why_not = reader.info(reader.attach(home))
 
     assert (carriers, gone) == (0, 1)
     assert "the process has ended" in why_not
@@ -99,10 +99,10 @@ def test_carriers_that_a_mover_may_not_use_are_not_used():
     home = owner.call("home")
     for allowed, words in ((SHM, ["cma: not allowed here"]), (CMA, ["shm: not allowed here"]), (0, ["not allowed"])):
         reader = Mover(8, allowed)
-        carriers, gone, why_not = reader.info(reader.visit(home))
+        carriers, gone, why_not = reader.info(reader.attach(home))
         assert (carriers, gone) == (allowed, 0)
         assert all(word in why_not for word in words)
-        own = reader.info(reader.visit(reader.home()))
+        own = reader.info(reader.attach(reader.home()))
         assert own == (0, 0, "local: not allowed here; tcp: not allowed here")
         reader.close()
     owner.close()
@@ -127,11 +127,11 @@ def test_process_of_another_user_is_not_reached():
 
     def work() -> None:
         reader = Mover(8)
-        visit = reader.visit(owner_home)
-        carriers, gone, why_not = reader.info(visit)
+        attachment = reader.attach(owner_home)
+        carriers, gone, why_not = reader.info(attachment)
         assert carriers & ~TCP == gone == 0
         assert "the process belongs to another user" in why_not
-        done = reader.move(visit, READ, grant, bytearray(8), carriers=SHM | CMA)
+        done = reader.move(attachment, READ, grant, bytearray(8), carriers=SHM | CMA)
         assert done.status == lib.TM_ERR_UNREACHABLE
         reader.close()
 
@@ -149,16 +149,16 @@ def test_process_without_descriptors_says_so():
     os.close(next_free)
     resource.setrlimit(resource.RLIMIT_NOFILE, (next_free, before[1]))
     try:
-        visit = reader.visit(home)
+        attachment = reader.attach(home)
         status = lib.tm_block_take(reader.handle, 64, ffi.new("tm_block *"))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
     assert status == lib.TM_ERR_ERRNO - errno.EMFILE
-    carriers, gone, why_not = reader.info(visit)
+    carriers, gone, why_not = reader.info(attachment)
     assert (carriers & (SHM | CMA), gone) == (0, 0)
     assert "(errno 24)" in why_not
-    assert reader.info(reader.visit(home))[0] & SHM
+    assert reader.info(reader.attach(home))[0] & SHM
     reader.close()
     owner.close()
 
@@ -169,10 +169,10 @@ def test_process_without_descriptors_says_so():
 def test_forked_child_has_a_dead_mover_and_no_descriptor_of_it():
     before = set(os.listdir("/proc/self/fd"))
     pair = open_pair(HOST_ROADS[0])
-    reader, visit = pair.reader, pair.visit
+    reader, attachment = pair.reader, pair.attachment
     grant, own = pair.grant(64), reader.grant(64)
-    assert reader.move(visit, READ, grant, bytearray(8)).status == lib.TM_OK
-    assert reader.move(visit, READ, pair.grant(1 << 20), bytearray(1 << 20)).status == lib.TM_OK  # T2 runs
+    assert reader.move(attachment, READ, grant, bytearray(8)).status == lib.TM_OK
+    assert reader.move(attachment, READ, pair.grant(1 << 20), bytearray(1 << 20)).status == lib.TM_OK  # T2 runs
     pipes = {str(pipe.fileno()) for pipe in (pair.other().process.stdin, pair.other().process.stdout) if pipe}
 
     def work() -> None:
@@ -181,19 +181,19 @@ def test_forked_child_has_a_dead_mover_and_no_descriptor_of_it():
         assert "trimesh-ledger" not in maps
         assert "trimesh-block" not in maps
         forked = lib.TM_ERR_FORKED
-        assert reader.begin(visit, READ, grant, bytearray(8))[0] == forked
+        assert reader.begin(attachment, READ, grant, bytearray(8))[0] == forked
         assert reader.revoke(own) == reader.drop(own) == reader.give_back(1) == forked
-        assert reader.close_visit(visit) == reader.give_up(1) == reader.close_view(1) == forked
-        assert reader.view(visit, grant)[0] == forked
+        assert reader.detach(attachment) == reader.give_up(1) == reader.close_view(1) == forked
+        assert reader.view(attachment, grant)[0] == forked
         out = ffi.new("tm_home *")
         assert lib.tm_mover_home(reader.handle, out) == lib.tm_mover_bell(reader.handle) == forked
         assert lib.tm_mover_destroy(reader.handle) == forked
         another = Mover(55)
-        assert another.info(another.visit(another.home()))[0] & ALL
+        assert another.info(another.attach(another.home()))[0] & ALL
         another.close()
 
     assert in_child(work) == 0
-    assert reader.move(visit, READ, grant, bytearray(8)).status == lib.TM_OK
+    assert reader.move(attachment, READ, grant, bytearray(8)).status == lib.TM_OK
     pair.close()
 
 
@@ -213,14 +213,14 @@ def test_child_forked_by_another_thread_has_no_descriptor_of_a_mover():
     thread.start()
     local = bytearray(1 << 20)
     while thread.is_alive():
-        visit = mover.visit(home)
+        attachment = mover.attach(home)
         number, _, _ = mover.take_block(1 << 16)
-        assert mover.move(visit, READ, grant, local).status == lib.TM_OK
+        assert mover.move(attachment, READ, grant, local).status == lib.TM_OK
         mover.give_back(number)
         own = mover.grant(64)
         mover.revoke(own)
         mover.drop(own)
-        mover.close_visit(visit)
+        mover.detach(attachment)
     thread.join()
     mover.close()
     owner.close()
@@ -258,8 +258,8 @@ def test_fork_while_transfers_run_leaves_no_lock_behind():
     grant = pair.grant(8 << 20)
     local = bytearray(8 << 20)
     for _ in range(30):
-        _, done = pair.reader.begin(pair.visit, READ, grant, local)
+        _, done = pair.reader.begin(pair.attachment, READ, grant, local)
         assert in_child(lambda: None) == 0
         assert pair.reader.wait(done.id).status == lib.TM_OK
-        assert pair.reader.move(pair.visit, ADD, grant, None).status == lib.TM_OK
+        assert pair.reader.move(pair.attachment, ADD, grant, None).status == lib.TM_OK
     pair.close()

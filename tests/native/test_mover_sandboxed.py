@@ -51,16 +51,16 @@ def test_reader_that_is_refused_takes_the_next_carrier(start: Start, refused: li
     foreign = owner.call("grant", SIZE)
     block = owner.call("grant", SIZE, block=True)
 
-    visit = reader.call("visit", owner.call("home"))
+    attachment = reader.call("attach", owner.call("home"))
 
-    carriers, gone, reason = reader.call("info", visit)
+    carriers, gone, reason = reader.call("info", attachment)
     assert (carriers & ALL, gone) == (SHM | TCP, 0)
     assert re.search(rf"(?:^|; ){why}[^;]*errno {error}\)", reason)
-    assert reader.call("fetch", visit, foreign) == [lib.TM_OK, True]
-    assert reader.call("fetch", visit, block) == [lib.TM_OK, True]
-    assert reader.call("carrier_of", visit, foreign) == TCP
-    assert reader.call("carrier_of", visit, block) == SHM
-    assert reader.call("add", visit, foreign, 1, 3) == 0
+    assert reader.call("fetch", attachment, foreign) == [lib.TM_OK, True]
+    assert reader.call("fetch", attachment, block) == [lib.TM_OK, True]
+    assert reader.call("carrier_of", attachment, foreign) == TCP
+    assert reader.call("carrier_of", attachment, block) == SHM
+    assert reader.call("add", attachment, foreign, 1, 3) == 0
 
 
 def test_owner_that_does_not_listen_cannot_be_reached_by_who_is_refused(start: Start):
@@ -68,10 +68,10 @@ def test_owner_that_does_not_listen_cannot_be_reached_by_who_is_refused(start: S
     reader.call("enter_sandbox", READV, WRITEV)
     foreign = owner.call("grant", SIZE)
 
-    visit = reader.call("visit", owner.call("home"))
+    attachment = reader.call("attach", owner.call("home"))
 
-    assert reader.call("fetch", visit, foreign) == [lib.TM_ERR_UNREACHABLE, False]
-    assert other.call("fetch", other.call("visit", owner.call("home")), foreign) == [lib.TM_OK, True]
+    assert reader.call("fetch", attachment, foreign) == [lib.TM_ERR_UNREACHABLE, False]
+    assert other.call("fetch", other.call("attach", owner.call("home")), foreign) == [lib.TM_OK, True]
 
 
 def test_owner_in_a_sandbox_is_read_by_who_is_not(start: Start):
@@ -80,22 +80,22 @@ def test_owner_in_a_sandbox_is_read_by_who_is_not(start: Start):
     owner.call("enter_sandbox", READV, WRITEV)
     foreign = owner.call("grant", SIZE)
 
-    visit = reader.call("visit", owner.call("home"))
+    attachment = reader.call("attach", owner.call("home"))
 
-    assert reader.call("fetch", visit, foreign) == [lib.TM_OK, True]
-    assert reader.call("carrier_of", visit, foreign) == CMA
+    assert reader.call("fetch", attachment, foreign) == [lib.TM_OK, True]
+    assert reader.call("carrier_of", attachment, foreign) == CMA
 
 
 def test_sandbox_that_comes_later_is_an_error_of_the_transfer(start: Start):
     owner, reader = start(), start()
     foreign, block = owner.call("grant", SIZE), owner.call("grant", SIZE, block=True)
-    visit = reader.call("visit", owner.call("home"))
-    assert reader.call("fetch", visit, foreign) == [lib.TM_OK, True]
+    attachment = reader.call("attach", owner.call("home"))
+    assert reader.call("fetch", attachment, foreign) == [lib.TM_OK, True]
 
     reader.call("enter_sandbox", READV, WRITEV)
 
-    assert reader.call("fetch", visit, foreign) == [lib.TM_ERR_ERRNO - errno.EPERM, False]
-    assert reader.call("fetch", visit, block) == [lib.TM_OK, True]
+    assert reader.call("fetch", attachment, foreign) == [lib.TM_ERR_ERRNO - errno.EPERM, False]
+    assert reader.call("fetch", attachment, block) == [lib.TM_OK, True]
     assert owner.call("revoke", foreign) == lib.TM_OK
 
 
@@ -105,11 +105,11 @@ def test_yama_lets_processes_that_are_no_children_of_ours_be_read(start: Start):
     scope = int(YAMA.read_text())
     owner, reader = start(LOOPBACK), start()
     foreign = owner.call("grant", SIZE)
-    visit = reader.call("visit", owner.call("home"))
+    attachment = reader.call("attach", owner.call("home"))
 
-    carriers, _, reason = reader.call("info", visit)
+    carriers, _, reason = reader.call("info", attachment)
 
-    assert reader.call("fetch", visit, foreign) == [lib.TM_OK, True]
+    assert reader.call("fetch", attachment, foreign) == [lib.TM_OK, True]
     if scope <= 1:
         assert carriers & CMA
     elif not carriers & CMA:

@@ -55,7 +55,7 @@ def assert_works(owner: Other, reader: Mover) -> None:
     """The owner goes on serving."""
     local = bytearray(SIZE)
     grant = owner.call("grant", SIZE, seed=11)
-    assert reader.move(reader.visit(owner.call("home")), READ, grant, local).status == lib.TM_OK
+    assert reader.move(reader.attach(owner.call("home")), READ, grant, local).status == lib.TM_OK
     assert local == pattern(SIZE, 11)
 
 
@@ -288,33 +288,33 @@ def test_writer_that_stands_still_writes_nothing_after_a_revocation(owner: Other
 
 def test_owner_that_is_stopped_is_silent_and_answers_again_later(owner: Other, reader: Mover):
     small, huge = owner.call("grant", 64), owner.call("grant", HUGE)
-    visit = reader.visit(owner.call("home"))
+    attachment = reader.attach(owner.call("home"))
     local, much = bytearray(64), bytearray(HUGE)
-    assert reader.move(visit, READ, small, local).status == lib.TM_OK
+    assert reader.move(attachment, READ, small, local).status == lib.TM_OK
     owner.signal(signal.SIGSTOP)
     os.waitid(os.P_PID, owner.pid, os.WSTOPPED)
 
-    begun = [reader.begin(visit, kind, huge, much)[1] for kind in (READ, WRITE)]
-    begun.append(reader.begin(visit, READ, small, local)[1])
+    begun = [reader.begin(attachment, kind, huge, much)[1] for kind in (READ, WRITE)]
+    begun.append(reader.begin(attachment, READ, small, local)[1])
 
     assert {reader.wait(one.id).status for one in begun} == {lib.TM_ERR_SILENT}
     owner.signal(signal.SIGCONT)
-    assert reader.move(visit, READ, small, local).status == lib.TM_OK
+    assert reader.move(attachment, READ, small, local).status == lib.TM_OK
 
 
 def test_owner_on_another_host_that_is_killed_is_lost(owner: Other):
     """Whether it has ended nobody can see from there."""
     reader = Mover(8, ALL, host=HOST + 1)
     grant, local = owner.call("grant", HUGE), bytearray(HUGE)
-    visit = reader.visit(owner.call("home"))
-    assert reader.info(visit)[0] == TCP
-    begun = [reader.begin(visit, READ, grant, local)[1] for _ in range(20)]
+    attachment = reader.attach(owner.call("home"))
+    assert reader.info(attachment)[0] == TCP
+    begun = [reader.begin(attachment, READ, grant, local)[1] for _ in range(20)]
 
     owner.kill()
 
     lost = {lib.TM_ERR_ERRNO - errno.ECONNRESET, lib.TM_ERR_ERRNO - errno.ECONNREFUSED}
     assert {reader.wait(one.id).status for one in begun} <= lost
-    assert reader.move(visit, READ, grant, bytearray(8)).status == lib.TM_ERR_ERRNO - errno.ECONNREFUSED
+    assert reader.move(attachment, READ, grant, bytearray(8)).status == lib.TM_ERR_ERRNO - errno.ECONNREFUSED
     reader.close()
 
 
@@ -323,7 +323,7 @@ def test_another_process_at_the_same_port_is_not_the_owner(owner: Other, reader:
     grant = owner.call("grant", 64)
     earlier = [home[0] + 1, HOST + 1, *home[2:]]
 
-    assert reader.move(reader.visit(earlier), READ, grant, bytearray(8)).status == lib.TM_ERR_GONE
+    assert reader.move(reader.attach(earlier), READ, grant, bytearray(8)).status == lib.TM_ERR_GONE
 
 
 # ---- addresses, descriptors ------------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ def test_process_without_an_address_does_not_listen():
     reader, owner = Mover(8, TCP), Other(7)
     home = owner.call("home")
     assert home[5] == 0
-    carriers, _, why_not = reader.info(reader.visit(home))
+    carriers, _, why_not = reader.info(reader.attach(home))
     assert carriers == 0
     assert "tcp: the process does not listen" in why_not
     reader.close()

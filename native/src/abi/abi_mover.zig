@@ -7,7 +7,7 @@ const status = @import("../status.zig");
 const sys = @import("../system/sys.zig");
 const transfer = @import("../copying/transfer.zig");
 const views = @import("../grants/view.zig");
-const visit = @import("../grants/visit.zig");
+const attachment = @import("../grants/attachment.zig");
 const Mover = @import("../mover/mover.zig").Mover;
 
 /// Those that a fork has to know.
@@ -28,7 +28,7 @@ export fn tm_mover_create(options: ?*const Options, mover_out: ?*?*Mover) i32 {
     const o = options orelse return status.ERR_ARGUMENT;
     const out = mover_out orelse return status.ERR_ARGUMENT;
     out.* = null;
-    if (o.epoch == 0 or o.host == 0 or o.carriers & ~visit.ALL != 0) return status.ERR_ARGUMENT;
+    if (o.epoch == 0 or o.host == 0 or o.carriers & ~attachment.ALL != 0) return status.ERR_ARGUMENT;
     if (o.address_size != 0 and o.address_size != 4 and o.address_size != 16) return status.ERR_ARGUMENT;
     const rc = Mover.create(.{
         .epoch = o.epoch,
@@ -67,7 +67,7 @@ export fn tm_mover_destroy(mover: ?*Mover) i32 {
     return status.OK;
 }
 
-export fn tm_mover_home(mover: ?*Mover, home_out: ?*visit.Home) i32 {
+export fn tm_mover_home(mover: ?*Mover, home_out: ?*attachment.Home) i32 {
     var why: i32 = 0;
     const self = live(mover, &why) orelse return why;
     const out = home_out orelse return status.ERR_ARGUMENT;
@@ -164,27 +164,27 @@ export fn tm_block_give_back(mover: ?*Mover, number: u32) i32 {
 
 // ---- reaching ----
 
-export fn tm_visit_open(mover: ?*Mover, home: ?*const visit.Home, visit_out: ?*u32) i32 {
+export fn tm_attachment_open(mover: ?*Mover, home: ?*const attachment.Home, attachment_out: ?*u32) i32 {
     var why: i32 = 0;
     const self = live(mover, &why) orelse return why;
-    const out = visit_out orelse return status.ERR_ARGUMENT;
-    out.* = self.openVisit(home orelse return status.ERR_ARGUMENT) orelse return status.ERR_LIMIT;
+    const out = attachment_out orelse return status.ERR_ARGUMENT;
+    out.* = self.attach(home orelse return status.ERR_ARGUMENT) orelse return status.ERR_LIMIT;
     return status.OK;
 }
 
-export fn tm_visit_close(mover: ?*Mover, id: u32) i32 {
+export fn tm_attachment_close(mover: ?*Mover, id: u32) i32 {
     var why: i32 = 0;
     const self = live(mover, &why) orelse return why;
-    self.closeVisit(self.findVisit(id) orelse return status.ERR_ARGUMENT);
+    self.detach(self.findAttachment(id) orelse return status.ERR_ARGUMENT);
     return status.OK;
 }
 
-const VisitInfo = extern struct { carriers: u32, gone: u32, why_not: [*]const u8 };
+const AttachmentInfo = extern struct { carriers: u32, gone: u32, why_not: [*]const u8 };
 
-export fn tm_visit_get_info(mover: ?*Mover, id: u32, info_out: ?*VisitInfo) i32 {
+export fn tm_attachment_get_info(mover: ?*Mover, id: u32, info_out: ?*AttachmentInfo) i32 {
     var why: i32 = 0;
     const self = live(mover, &why) orelse return why;
-    const one = self.findVisit(id) orelse return status.ERR_ARGUMENT;
+    const one = self.findAttachment(id) orelse return status.ERR_ARGUMENT;
     const out = info_out orelse return status.ERR_ARGUMENT;
     out.* = .{
         .gone = @intFromBool(one.hasEnded()),
@@ -201,7 +201,7 @@ export fn tm_transfer_begin(mover: ?*Mover, request: ?*const transfer.Request, d
     const done = done_out orelse return status.ERR_ARGUMENT;
     done.* = .{ .id = 0, .status = status.OK, .carrier = 0, .value = 0 };
     const kind = std.enums.fromInt(transfer.Kind, asked.kind) orelse return status.ERR_ARGUMENT;
-    const one = self.findVisit(asked.visit) orelse return status.ERR_ARGUMENT;
+    const one = self.findAttachment(asked.attachment) orelse return status.ERR_ARGUMENT;
     if (kind.isAtomic()) {
         if (asked.size != 8 or asked.offset % 8 != 0) return status.ERR_ARGUMENT;
     } else if (asked.size == 0 or asked.local == null) return status.ERR_ARGUMENT;
@@ -241,7 +241,7 @@ export fn tm_view_open(
     const out = view_out orelse return status.ERR_ARGUMENT;
     out.* = .{ .bytes = null, .handle = 0 };
     const name = grant orelse return status.ERR_ARGUMENT;
-    const one = self.findVisit(id) orelse return status.ERR_ARGUMENT;
+    const one = self.findAttachment(id) orelse return status.ERR_ARGUMENT;
     if (size == 0 or writable > 1) return status.ERR_ARGUMENT;
     const rights = if (writable == 1) ledger.RIGHT_READ | ledger.RIGHT_WRITE else ledger.RIGHT_READ;
     return self.openView(one, &.{
@@ -269,6 +269,6 @@ export fn tm_unmap(bytes: ?[*]u8, size: u64) i32 {
 }
 
 comptime {
-    std.debug.assert(@sizeOf(Options) == 48 and @sizeOf(visit.Home) == 56 and @sizeOf(Block) == 24);
-    std.debug.assert(@sizeOf(VisitInfo) == 16 and @sizeOf(Adapters) == 16 and @sizeOf(views.Opened) == 16);
+    std.debug.assert(@sizeOf(Options) == 48 and @sizeOf(attachment.Home) == 56 and @sizeOf(Block) == 24);
+    std.debug.assert(@sizeOf(AttachmentInfo) == 16 and @sizeOf(Adapters) == 16 and @sizeOf(views.Opened) == 16);
 }

@@ -5,9 +5,9 @@
 const cma = @import("carrier_cma.zig");
 const local = @import("carrier_local.zig");
 const shm = @import("carrier_shm.zig");
-const visit = @import("../grants/visit.zig");
+const attachment = @import("../grants/attachment.zig");
 const Copier = @import("copier.zig").Copier;
-const Passage = @import("../grants/passage.zig").Passage;
+const Access = @import("../grants/access.zig").Access;
 
 pub const Carrier = struct {
     bit: u32,
@@ -16,19 +16,19 @@ pub const Carrier = struct {
 
 /// All of them, best first.
 pub const table = [_]Carrier{
-    .{ .bit = visit.LOCAL, .how = .{ .copies = local.copier } },
-    .{ .bit = visit.SHM, .how = .{ .copies = shm.copier } },
-    .{ .bit = visit.CMA, .how = .{ .copies = cma.copier } },
-    .{ .bit = visit.UCX, .how = .pends },
-    .{ .bit = visit.TCP, .how = .pends },
+    .{ .bit = attachment.LOCAL, .how = .{ .copies = local.copier } },
+    .{ .bit = attachment.SHM, .how = .{ .copies = shm.copier } },
+    .{ .bit = attachment.CMA, .how = .{ .copies = cma.copier } },
+    .{ .bit = attachment.UCX, .how = .pends },
+    .{ .bit = attachment.TCP, .how = .pends },
 };
 
-/// The best of those in `allowed` that copies to the range of a passage, which is made ready for it.
-pub fn pick(passage: *Passage, allowed: u32) ?*const Carrier {
+/// The best of those in `allowed` that copies to the range of an access, which is made ready for it.
+pub fn pick(access: *Access, allowed: u32) ?*const Carrier {
     for (&table) |*one| {
         if (one.bit & allowed == 0) continue;
         switch (one.how) {
-            .copies => |copier| if (copier.reach(passage)) return one,
+            .copies => |copier| if (copier.reach(access)) return one,
             .pends => {},
         }
     }

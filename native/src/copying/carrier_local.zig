@@ -3,30 +3,30 @@
 const status = @import("../status.zig");
 const streaming = @import("../system/streaming.zig");
 const Copier = @import("copier.zig").Copier;
-const Passage = @import("../grants/passage.zig").Passage;
+const Access = @import("../grants/access.zig").Access;
 
-fn reach(passage: *Passage) bool {
-    if (passage.own == null) return false;
-    passage.here = @ptrFromInt(@as(usize, @intCast(passage.address())));
+fn reach(access: *Access) bool {
+    if (access.own == null) return false;
+    access.here = @ptrFromInt(@as(usize, @intCast(access.address())));
     return true;
 }
 
 /// From mapped memory; both may be the same.
-pub fn get(passage: *const Passage, offset: u64, ours: []u8) i32 {
-    const theirs = passage.here.? + @as(usize, @intCast(offset));
-    move(passage, ours, theirs[0..ours.len]);
+pub fn get(access: *const Access, offset: u64, ours: []u8) i32 {
+    const theirs = access.here.? + @as(usize, @intCast(offset));
+    move(access, ours, theirs[0..ours.len]);
     return status.OK;
 }
 
 /// Into mapped memory.
-pub fn put(passage: *const Passage, offset: u64, ours: []u8) i32 {
-    const theirs = passage.here.? + @as(usize, @intCast(offset));
-    move(passage, theirs[0..ours.len], ours);
+pub fn put(access: *const Access, offset: u64, ours: []u8) i32 {
+    const theirs = access.here.? + @as(usize, @intCast(offset));
+    move(access, theirs[0..ours.len], ours);
     return status.OK;
 }
 
-fn move(passage: *const Passage, into: []u8, from: []const u8) void {
-    if (passage.is_huge) streaming.copy(into, from) else @memmove(into, from);
+fn move(access: *const Access, into: []u8, from: []const u8) void {
+    if (access.is_huge) streaming.copy(into, from) else @memmove(into, from);
 }
 
 pub const copier = Copier{ .reach = reach, .get = get, .put = put };

@@ -2,21 +2,21 @@
 //! like any memory.
 
 const local = @import("carrier_local.zig");
-const visit = @import("../grants/visit.zig");
+const attachment = @import("../grants/attachment.zig");
 const Copier = @import("copier.zig").Copier;
-const Passage = @import("../grants/passage.zig").Passage;
+const Access = @import("../grants/access.zig").Access;
 
-fn reach(passage: *Passage) bool {
-    const terms = &passage.terms;
-    if (passage.own != null or terms.block == 0) return false;
-    const mapped = passage.visit.hold(terms.block) orelse return false;
+fn reach(access: *Access) bool {
+    const terms = &access.terms;
+    if (access.own != null or terms.block == 0) return false;
+    const mapped = access.attachment.hold(terms.block) orelse return false;
     // The size is the mapping's own: what the ledger says of the range is not believed.
     if (terms.block_offset > mapped.bytes or terms.size > mapped.bytes - terms.block_offset) {
-        visit.Visit.letGo(mapped);
+        attachment.Attachment.letGo(mapped);
         return false;
     }
-    passage.mapped = mapped;
-    passage.here = mapped.pages.? + @as(usize, @intCast(terms.block_offset + passage.offset));
+    access.mapped = mapped;
+    access.here = mapped.pages.? + @as(usize, @intCast(terms.block_offset + access.offset));
     return true;
 }
 

@@ -1,11 +1,11 @@
 //! What a carrier that copies can do, on whatever thread asks.
 
-const Passage = @import("../grants/passage.zig").Passage;
+const Access = @import("../grants/access.zig").Access;
 
 pub const Copier = struct {
-    /// Whether it goes to the range of a passage. It may set `here` and `mapped`.
-    reach: *const fn (passage: *Passage) bool,
+    /// Whether it goes to the range of an access. It may set `here` and `mapped`.
+    reach: *const fn (access: *Access) bool,
     /// Copy a piece of the range, which begins at `offset` in it, into `ours`; or from there, for `put`. A status.
-    get: *const fn (passage: *const Passage, offset: u64, ours: []u8) i32,
-    put: *const fn (passage: *const Passage, offset: u64, ours: []u8) i32,
+    get: *const fn (access: *const Access, offset: u64, ours: []u8) i32,
+    put: *const fn (access: *const Access, offset: u64, ours: []u8) i32,
 };

@@ -13,7 +13,7 @@ const limits = @import("../limits.zig");
 const status = @import("../status.zig");
 const sys = @import("../system/sys.zig");
 const transfer = @import("transfer.zig");
-const visit = @import("../grants/visit.zig");
+const attachment = @import("../grants/attachment.zig");
 
 const Transfer = transfer.Transfer;
 
@@ -30,8 +30,8 @@ pub const Driver = struct {
     tag: Tag,
     carrier: u32,
     context: *anyopaque,
-    /// T0: whether it goes to the process of a visit. Else it says why in `why_not`.
-    reaches: *const fn (context: *anyopaque, one: *visit.Visit) bool,
+    /// T0: whether it goes to the process of an attachment. Else it says why in `why_not`.
+    reaches: *const fn (context: *anyopaque, one: *attachment.Attachment) bool,
     /// Begin a transfer. It is the driver's until `Thread.finish`, which may be called at once.
     begin: *const fn (context: *anyopaque, one: *Transfer) void,
     /// A transfer that was begun is to end soon: `Thread.finish` must follow.
@@ -149,7 +149,7 @@ pub const Thread = struct {
         self.next_number += 1;
         place.id = self.next_number << 16 | index;
         @atomicStore(transfer.State, &place.state, .queued, .release);
-        _ = @atomicRmw(u32, &one.visit.uses, .Add, 1, .acquire);
+        _ = @atomicRmw(u32, &one.attachment.uses, .Add, 1, .acquire);
         self.lock.lock();
         defer self.lock.unlock();
         self.queued[self.queued_count] = index;
@@ -178,10 +178,11 @@ pub const Thread = struct {
         return true;
     }
 
-    /// Have all transfers of a visit end soon.
-    pub fn giveUpVisit(self: *Thread, of: *const visit.Visit) void {
+    /// Have all transfers of an attachment end soon.
+    pub fn giveUpAttachment(self: *Thread, of: *const attachment.Attachment) void {
         for (self.transfers[0..self.used]) |*one| {
-            if (@atomicLoad(transfer.State, &one.state, .acquire) != .free and one.visit == of) self.giveUpOne(one);
+            const is_used = @atomicLoad(transfer.State, &one.state, .acquire) != .free;
+            if (is_used and one.attachment == of) self.giveUpOne(one);
         }
     }
 
@@ -235,7 +236,7 @@ pub const Thread = struct {
     pub fn finish(self: *Thread, one: *Transfer, how: i32) void {
         std.debug.assert(one.state == .running);
         one.close();
-        _ = @atomicRmw(u32, &one.visit.uses, .Sub, 1, .release);
+        _ = @atomicRmw(u32, &one.attachment.uses, .Sub, 1, .release);
         one.status = how;
         self.lock.lock();
         defer self.lock.unlock();
@@ -335,7 +336,7 @@ pub const Thread = struct {
         for (&self.drivers) |*place| if (place.*) |*driver| {
             if (driver.carrier == one.carrier.bit) return driver;
         };
-        unreachable; // a visit has only carriers whose driver is there
+        unreachable; // an attachment has only carriers whose driver is there
     }
 
     fn isRunning(one: *const Transfer) bool {

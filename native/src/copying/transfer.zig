@@ -10,8 +10,8 @@ const ledger = @import("../grants/ledger.zig");
 const limits = @import("../limits.zig");
 const status = @import("../status.zig");
 const sys = @import("../system/sys.zig");
-const visit = @import("../grants/visit.zig");
-const Passage = @import("../grants/passage.zig").Passage;
+const attachment = @import("../grants/attachment.zig");
+const Access = @import("../grants/access.zig").Access;
 
 pub const Kind = enum(u32) {
     read = 1,
@@ -39,7 +39,7 @@ pub const GrantName = extern struct { place: u32, generation: u32, secret: [16]u
 
 /// As in trimesh.h.
 pub const Request = extern struct {
-    visit: u32,
+    attachment: u32,
     kind: u32,
     grant: GrantName,
     offset: u64,
@@ -60,7 +60,7 @@ pub const Request = extern struct {
     /// not take, and need to be told where the range is.
     pub fn possible(self: *const Request) u32 {
         const by_adapter = self.exported_size > 0 and self.exported != null and !self.kindOf().isAtomic();
-        return if (by_adapter) self.carriers else self.carriers & ~visit.UCX;
+        return if (by_adapter) self.carriers else self.carriers & ~attachment.UCX;
     }
 
     /// What is asked of the grant.
@@ -100,10 +100,10 @@ pub const Transfer = struct {
     state: State,
     id: u64,
     request: Request,
-    visit: *visit.Visit,
+    attachment: *attachment.Attachment,
     carrier: *const carrier.Carrier,
     /// Of carriers that copy; null once it is closed.
-    passage: ?Passage,
+    access: ?Access,
     moved: u64,
     /// When the lock was first found taken; 0 = it was not.
     locked_ns: u64,
@@ -117,14 +117,19 @@ pub const Transfer = struct {
     driver_word: u64,
 
     /// A transfer that has not begun.
-    pub fn of(request: *const Request, one: *visit.Visit, by: *const carrier.Carrier, passage: ?Passage) Transfer {
+    pub fn of(
+        request: *const Request,
+        one: *attachment.Attachment,
+        by: *const carrier.Carrier,
+        access: ?Access,
+    ) Transfer {
         return .{
             .state = .free,
             .id = 0,
             .request = request.*,
-            .visit = one,
+            .attachment = one,
             .carrier = by,
-            .passage = passage,
+            .access = access,
             .moved = 0,
             .locked_ns = 0,
             .given_up = false,
@@ -152,10 +157,10 @@ pub const Transfer = struct {
         return @atomicLoad(bool, &self.given_up, .acquire);
     }
 
-    /// Give back what it holds: the way to the range, and its place in the visit.
+    /// Give back what it holds: the way to the range, and its place in the attachment.
     pub fn close(self: *Transfer) void {
-        if (self.passage) |*passage| passage.close();
-        self.passage = null;
+        if (self.access) |*access| access.close();
+        self.access = null;
     }
 
     /// Carry one piece. Of carriers that copy.
@@ -165,30 +170,30 @@ pub const Transfer = struct {
     }
 
     fn copy(self: *Transfer, kind: Kind) i32 {
-        const passage = &self.passage.?;
+        const access = &self.access.?;
         const ours = self.request.ours()[@intCast(self.moved)..];
         const piece = ours[0..@min(ours.len, limits.TRANSFER_CHUNK_BYTES)];
         const copier = self.carrier.how.copies;
         const moved = switch (kind) {
-            .read => copier.get(passage, self.moved, piece),
-            .write => copier.put(passage, self.moved, piece),
+            .read => copier.get(access, self.moved, piece),
+            .write => copier.put(access, self.moved, piece),
             .add, .swap => unreachable,
         };
         if (moved != status.OK) return moved;
         self.moved += piece.len;
-        const now = passage.look();
+        const now = access.look();
         if (now != status.OK) return now;
         return if (piece.len == ours.len) status.OK else status.UNDER_WAY;
     }
 
     fn exchange(self: *Transfer, kind: Kind) i32 {
-        const passage = &self.passage.?;
-        if (!passage.tryLock()) { // TR-2
+        const access = &self.access.?;
+        if (!access.tryLock()) { // TR-2
             if (self.locked_ns == 0) self.locked_ns = sys.monotonicNs();
             return LOCKED;
         }
-        defer passage.unlock();
-        const now = passage.look(); // the lock may have been waited for
+        defer access.unlock();
+        const now = access.look(); // the lock may have been waited for
         if (now != status.OK) return now;
         const old = self.load() catch |problem| return self.failed(problem);
         self.value = old;
@@ -198,7 +203,7 @@ pub const Transfer = struct {
                 self.store(self.request.operand) catch |problem| return self.failed(problem),
             .read, .write => unreachable,
         }
-        return passage.look();
+        return access.look();
     }
 
     /// The status is in `self.status`.
@@ -211,33 +216,33 @@ pub const Transfer = struct {
     }
 
     fn load(self: *Transfer) Refused!u64 {
-        const passage = &self.passage.?;
-        if (passage.here) |here| return @atomicLoad(u64, @as(*u64, @ptrCast(@alignCast(here))), .seq_cst);
+        const access = &self.access.?;
+        if (access.here) |here| return @atomicLoad(u64, @as(*u64, @ptrCast(@alignCast(here))), .seq_cst);
         var bytes: [8]u8 align(8) = undefined;
-        self.status = self.carrier.how.copies.get(passage, 0, &bytes);
+        self.status = self.carrier.how.copies.get(access, 0, &bytes);
         return if (self.status == status.OK) @bitCast(bytes) else error.Refused;
     }
 
     fn store(self: *Transfer, value: u64) Refused!void {
-        const passage = &self.passage.?;
-        if (passage.here) |here| return @atomicStore(u64, @as(*u64, @ptrCast(@alignCast(here))), value, .seq_cst);
+        const access = &self.access.?;
+        if (access.here) |here| return @atomicStore(u64, @as(*u64, @ptrCast(@alignCast(here))), value, .seq_cst);
         var bytes: [8]u8 align(8) = @bitCast(value);
-        self.status = self.carrier.how.copies.put(passage, 0, &bytes);
+        self.status = self.carrier.how.copies.put(access, 0, &bytes);
         if (self.status != status.OK) return error.Refused;
     }
 
     /// Whether the 8 bytes of an atomic operation lie as they must, here and over there.
-    pub fn isAligned(passage: *const Passage) bool {
-        const here = if (passage.here) |one| @intFromPtr(one) else 0;
-        return passage.address() % 8 == 0 and here % 8 == 0;
+    pub fn isAligned(access: *const Access) bool {
+        const here = if (access.here) |one| @intFromPtr(one) else 0;
+        return access.address() % 8 == 0 and here % 8 == 0;
     }
 
     /// The lock was found taken again. LOCKED, or the status that this has gone on for too long.
     pub fn stillLocked(self: *Transfer) i32 {
-        self.passage.?.breakLock();
+        self.access.?.breakLock();
         const since_ms = (sys.monotonicNs() -| self.locked_ns) / 1_000_000;
         if (since_ms >= limits.MOVER_SILENCE_MS) return status.ERR_SILENT;
-        const now = self.passage.?.look();
+        const now = self.access.?.look();
         return if (now != status.OK) now else LOCKED;
     }
 };

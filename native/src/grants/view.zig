@@ -6,15 +6,15 @@ const block = @import("block.zig");
 const limits = @import("../limits.zig");
 const status = @import("../status.zig");
 const sys = @import("../system/sys.zig");
-const visit = @import("visit.zig");
-const Passage = @import("passage.zig").Passage;
+const attachment = @import("attachment.zig");
+const Access = @import("access.zig").Access;
 
 const View = struct {
     generation: u32,
     is_open: bool,
     pages: [*]align(4096) u8,
     bytes: u64,
-    passage: Passage,
+    access: Access,
 };
 
 /// As in trimesh.h.
@@ -26,32 +26,32 @@ pub const Views = struct {
     /// Places from here on were never used.
     used: u32,
 
-    /// Open a view of the range of a passage, which is the view's from then on. Returns a status.
+    /// Open a view of the range of an access, which is the view's from then on. Returns a status.
     pub fn open(
         self: *Views,
-        passage: *Passage,
+        access: *Access,
         size: u64,
         writable: bool,
         blocks: *block.Blocks,
         out: *Opened,
     ) i32 {
-        const terms = &passage.terms;
-        const own = if (passage.own == null) null else blocks.find(terms.block);
+        const terms = &access.terms;
+        const own = if (access.own == null) null else blocks.find(terms.block);
         if (size > limits.BLOCK_BYTES_MAX or terms.block_offset > limits.BLOCK_BYTES_MAX) return status.ERR_DENIED;
-        if (terms.block == 0 or (passage.own != null and own == null)) return status.ERR_UNREACHABLE;
+        if (terms.block == 0 or (access.own != null and own == null)) return status.ERR_UNREACHABLE;
         const place = self.freePlace() orelse return status.ERR_LIMIT;
-        const at = terms.block_offset + passage.offset; // judged: no overflow
+        const at = terms.block_offset + access.offset; // judged: no overflow
         const first = std.mem.alignBackward(u64, at, 4096);
         const bytes = std.mem.alignForward(u64, @max(1, size) + (at - first), 4096);
         const mapped = if (own) |one|
             sys.mapLazily(one.fd, @intCast(bytes), @intCast(first), writable)
         else
-            passage.visit.mapPart(terms.block, first, bytes, writable);
+            access.attachment.mapPart(terms.block, first, bytes, writable);
         const pages = mapped orelse {
-            const now = passage.look();
+            const now = access.look();
             return if (now != status.OK) now else status.ERR_UNREACHABLE;
         };
-        const now = passage.look(); // a process that has ended meanwhile may have left its pid and numbers to another
+        const now = access.look(); // a process that has ended meanwhile may have left its pid and numbers to another
         if (now != status.OK) {
             sys.unmap(pages, @intCast(bytes));
             return now;
@@ -62,7 +62,7 @@ pub const Views = struct {
             .is_open = true,
             .pages = pages,
             .bytes = bytes,
-            .passage = passage.*,
+            .access = access.*,
         };
         out.* = .{
             .bytes = pages + @as(usize, @intCast(at - first)),
@@ -81,7 +81,7 @@ pub const Views = struct {
     }
 
     /// Close a view. Null: there is no such view; else whose it was.
-    pub fn close(self: *Views, handle: u64) ?*visit.Visit {
+    pub fn close(self: *Views, handle: u64) ?*attachment.Attachment {
         const place = handle & 0xFFFF_FFFF;
         if (place >= self.used) return null;
         const row = &self.rows[@intCast(place)];
@@ -89,10 +89,10 @@ pub const Views = struct {
         return closeRow(row);
     }
 
-    fn closeRow(row: *View) *visit.Visit {
-        const of = row.passage.visit;
+    fn closeRow(row: *View) *attachment.Attachment {
+        const of = row.access.attachment;
         sys.unmap(row.pages, @intCast(row.bytes));
-        row.passage.close();
+        row.access.close();
         row.is_open = false;
         return of;
     }

@@ -10,7 +10,7 @@ const status = @import("../status.zig");
 const sys = @import("../system/sys.zig");
 const transfer = @import("../copying/transfer.zig");
 const views = @import("../grants/view.zig");
-const visit = @import("../grants/visit.zig");
+const attachment = @import("../grants/attachment.zig");
 
 const Smith = std.testing.Smith;
 const testing = std.testing;
@@ -61,11 +61,11 @@ fn newMover(epoch: u64, carriers: u32) !*Mover {
 /// Whatever stands in a ledger, transfers end with a status, and touch nothing but the block and their destination.
 fn fuzzLedger(_: void, smith: *Smith) !void {
     const size = 2 * 4096;
-    const owner = try newMover(1, visit.ALL);
+    const owner = try newMover(1, attachment.ALL);
     defer owner.destroy();
     // What is written by cma goes where the ledger says, and here that is this very process.
     const by_cma = smith.value(bool);
-    const reader = try newMover(2, if (by_cma) visit.CMA else visit.SHM);
+    const reader = try newMover(2, if (by_cma) attachment.CMA else attachment.SHM);
     defer reader.destroy();
     const number: u32 = @intCast(owner.takeBlock(size));
     defer _ = owner.giveBackBlock(number);
@@ -82,14 +82,14 @@ fn fuzzLedger(_: void, smith: *Smith) !void {
         .{ .inode = process.fileOf(other).?.inode, .bytes = size, .fd = @intCast(other), .reserved = 0 },
         .{ .inode = process.fileOf(owner.table_fd).?.inode, .bytes = size, .fd = owner.home.ledger, .reserved = 0 },
     };
-    const one = reader.findVisit(reader.openVisit(&owner.home).?).?;
+    const one = reader.findAttachment(reader.attach(&owner.home).?).?;
     for (0..TURNS_MAX) |_| {
         if (smith.eos()) break;
         spoil(smith, owner.table, right, &blocks);
         var ours: [4096 + 16]u8 = @splat(0xAA);
         const kind: transfer.Kind = if (by_cma) .read else @enumFromInt(smith.valueRangeAtMost(u8, 1, 4));
         const asked = transfer.Request{
-            .visit = 0,
+            .attachment = 0,
             .kind = @intFromEnum(kind),
             .grant = name,
             .offset = someNumber(smith, 0),
@@ -97,7 +97,7 @@ fn fuzzLedger(_: void, smith: *Smith) !void {
             .local = ours[8..],
             .operand = smith.value(u64),
             .expected = 0,
-            .carriers = visit.ALL,
+            .carriers = attachment.ALL,
             .exported = null,
             .exported_size = 0,
         };

@@ -1,9 +1,9 @@
 //! What one process grants to others, and how it reaches what they have granted: as T0 uses it.
 //!
 //! MO-1 After `create` nothing is allocated but what a block, a mapping or a view needs. MO-2 In a forked child every
-//! call says so and touches nothing; blocks and views stay mapped there, and are shared. MO-3 A visit that was closed
-//! goes when the last transfer and the last view of it have ended. MO-4 T0 makes and closes descriptors under `calling`
-//! only: another thread may fork meanwhile, and the child closes those that are in tables.
+//! call says so and touches nothing; blocks and views stay mapped there, and are shared. MO-3 An attachment that was
+//! closed goes when the last transfer and the last view of it have ended. MO-4 T0 makes and closes descriptors under
+//! `calling` only: another thread may fork meanwhile, and the child closes those that are in tables.
 
 const std = @import("std");
 const block = @import("../grants/block.zig");
@@ -12,19 +12,19 @@ const carrier_tcp = @import("../tcp/carrier_tcp.zig");
 const grants = @import("../grants/grants.zig");
 const ledger = @import("../grants/ledger.zig");
 const limits = @import("../limits.zig");
-const passage_file = @import("../grants/passage.zig");
+const access_file = @import("../grants/access.zig");
 const process = @import("../system/process.zig");
 const status = @import("../status.zig");
 const sys = @import("../system/sys.zig");
 const tcp_socket = @import("../tcp/tcp_socket.zig");
 const transfer = @import("../copying/transfer.zig");
 const views = @import("../grants/view.zig");
-const visit = @import("../grants/visit.zig");
-const Passage = passage_file.Passage;
+const attachment = @import("../grants/attachment.zig");
+const Access = access_file.Access;
 const Thread = @import("../copying/mover_thread.zig").Thread;
 const Ucx = @import("../ucx/ucx.zig").Ucx;
 
-const Visit = visit.Visit;
+const Attachment = attachment.Attachment;
 
 pub const Options = struct {
     epoch: u64,
@@ -41,17 +41,17 @@ pub const Mover = struct {
     /// Held by T0 while descriptors come and go, and by whoever forks.
     calling: sys.Mutex,
     carriers: u32,
-    home: visit.Home,
-    self: passage_file.Self,
+    home: attachment.Home,
+    self: access_file.Self,
     table: *ledger.Table,
     table_fd: i32,
     grants: grants.Grants,
     blocks: block.Blocks,
-    visits: [limits.VISITS_MAX]Visit,
+    attachments: [limits.ATTACHMENTS_MAX]Attachment,
     /// Places from here on were never used.
-    visits_used: u32,
+    attachments_used: u32,
     /// Closed ones that are still in use: MO-3.
-    visits_closing: u32,
+    attachments_closing: u32,
     views: views.Views,
     thread: Thread,
     tcp: carrier_tcp.TcpCarrier,
@@ -65,7 +65,7 @@ pub const Mover = struct {
     /// Make a mover in memory of its own. Returns a status.
     pub fn create(options: Options, out: *?*Mover) i32 {
         const memory = sys.mapPrivate(@sizeOf(Mover)) orelse return status.ofErrno(-sys.ENOMEM);
-        const self: *Mover = @ptrCast(@alignCast(memory)); // zeroed: nothing is granted, visited or under way
+        const self: *Mover = @ptrCast(@alignCast(memory)); // zeroed: nothing is granted, attached to or under way
         const rc = self.start(options);
         if (rc < 0) {
             sys.unmap(memory, @sizeOf(Mover));
@@ -79,7 +79,7 @@ pub const Mover = struct {
     fn start(self: *Mover, options: Options) i32 {
         self.carriers = options.carriers;
         self.self.pid = @intCast(sys.getpid());
-        self.self.started = process.startedAt(self.self.pid) orelse 0; // no /proc: others cannot visit it either
+        self.self.started = process.startedAt(self.self.pid) orelse 0; // no /proc: others cannot attach to it either
         self.table_fd = sys.memfd("trimesh-ledger", ledger.Table.BYTES);
         if (self.table_fd < 0) return self.table_fd;
         const rc = self.startMapped();
@@ -110,9 +110,9 @@ pub const Mover = struct {
 
     /// Carriers that pend. 0 or -errno.
     fn startDrivers(self: *Mover, options: Options) i32 {
-        if (options.carriers & visit.UCX != 0)
+        if (options.carriers & attachment.UCX != 0)
             self.ucx = Ucx.create(&self.thread, options.ucx) orelse return -sys.ENOMEM;
-        if (options.carriers & visit.TCP == 0) return 0;
+        if (options.carriers & attachment.TCP == 0) return 0;
         if (options.address.len == 0) return self.tcp.start(&self.thread, &self.grants, self.self, options.epoch, null);
         var address = tcp_socket.Address{ .bytes = @splat(0), .size = @intCast(options.address.len), .port = 0 };
         @memcpy(address.bytes[0..options.address.len], options.address);
@@ -145,7 +145,7 @@ pub const Mover = struct {
         self.thread.stop();
         if (self.ucx) |ucx| ucx.destroy();
         // Open views stay mapped, and their claims stay taken: whoever was lent them may look until the process ends.
-        for (self.visits[0..self.visits_used]) |*one| {
+        for (self.attachments[0..self.attachments_used]) |*one| {
             if (one.state != .free) one.deinit(self.table);
         }
         self.blocks.deinit();
@@ -180,7 +180,7 @@ pub const Mover = struct {
     /// Close every descriptor, touch nothing else.
     pub fn afterForkChild(self: *Mover) void {
         self.thread.forget();
-        for (self.visits[0..self.visits_used]) |*one| one.closeFds();
+        for (self.attachments[0..self.attachments_used]) |*one| one.closeFds();
         self.blocks.closeFds();
         sys.closeAt(&self.table_fd);
         self.goOn();
@@ -212,7 +212,7 @@ pub const Mover = struct {
         }
         if (!self.grants.add(terms, &name.place, &name.generation)) return status.ERR_LIMIT;
         if (number != 0) self.blocks.find(number).?.grants += 1;
-        if (!self.allows_tracers and self.carriers & visit.CMA != 0) {
+        if (!self.allows_tracers and self.carriers & attachment.CMA != 0) {
             self.allows_tracers = true;
             process.allowTracers();
         }
@@ -226,7 +226,7 @@ pub const Mover = struct {
         _ = self.grants.find(name.place, name.generation) orelse return status.ERR_ARGUMENT;
         if (self.ucx) |ucx| ucx.revoke(name.place);
         if (!self.grants.revoke(name.place, name.generation)) return status.OK;
-        if (self.carriers & visit.TCP != 0) self.tcp.letGo();
+        if (self.carriers & attachment.TCP != 0) self.tcp.letGo();
         return status.FULL;
     }
 
@@ -272,19 +272,19 @@ pub const Mover = struct {
         return status.OK;
     }
 
-    // ---- visits ----
+    // ---- attachments ----
 
-    /// Begin to visit a process. Null: there are too many visits.
-    pub fn openVisit(self: *Mover, home: *const visit.Home) ?u32 {
+    /// Attach to a process. Null: there are too many attachments.
+    pub fn attach(self: *Mover, home: *const attachment.Home) ?u32 {
         self.calling.lock();
         defer self.calling.unlock();
         self.sweepClosed();
-        const slot = self.freeVisit() orelse return null;
-        const one = &self.visits[slot];
+        const slot = self.freeAttachment() orelse return null;
+        const one = &self.attachments[slot];
         one.generation +%= 1;
         if (one.generation == 0) one.generation = 1;
         one.open(home, &self.home, self.table, self.carriers);
-        if (self.carriers & visit.TCP == 0) one.why_not.add("tcp: not allowed here", .{});
+        if (self.carriers & attachment.TCP == 0) one.why_not.add("tcp: not allowed here", .{});
         if (!one.gone) {
             for (self.thread.drivers) |place| if (place) |driver| {
                 if (driver.reaches(driver.context, one)) one.carriers |= driver.carrier;
@@ -293,68 +293,68 @@ pub const Mover = struct {
         return @as(u32, one.generation) << 16 | slot;
     }
 
-    fn freeVisit(self: *Mover) ?u32 {
-        for (self.visits[0..self.visits_used], 0..) |*one, slot| {
+    fn freeAttachment(self: *Mover) ?u32 {
+        for (self.attachments[0..self.attachments_used], 0..) |*one, slot| {
             if (one.state == .free) return @intCast(slot);
         }
-        if (self.visits_used == limits.VISITS_MAX) return null;
-        self.visits_used += 1;
-        return self.visits_used - 1;
+        if (self.attachments_used == limits.ATTACHMENTS_MAX) return null;
+        self.attachments_used += 1;
+        return self.attachments_used - 1;
     }
 
-    /// The visit of a handle, unless it was closed.
-    pub fn findVisit(self: *Mover, id: u32) ?*Visit {
+    /// The attachment of a handle, unless it was closed.
+    pub fn findAttachment(self: *Mover, id: u32) ?*Attachment {
         const slot = id & 0xFFFF;
-        if (slot >= self.visits_used) return null;
-        const one = &self.visits[slot];
+        if (slot >= self.attachments_used) return null;
+        const one = &self.attachments[slot];
         return if (one.state == .open and one.generation == id >> 16) one else null;
     }
 
-    /// End a visit; what is under way is given up.
-    pub fn closeVisit(self: *Mover, one: *Visit) void {
+    /// End an attachment; what is under way is given up.
+    pub fn detach(self: *Mover, one: *Attachment) void {
         one.state = .closed;
-        self.visits_closing += 1;
-        self.thread.giveUpVisit(one);
+        self.attachments_closing += 1;
+        self.thread.giveUpAttachment(one);
         self.sweep();
     }
 
-    /// Give back what visits hold that were closed and are not in use any more.
+    /// Give back what attachments hold that were closed and are not in use any more.
     fn sweep(self: *Mover) void {
-        if (self.visits_closing == 0) return;
+        if (self.attachments_closing == 0) return;
         self.calling.lock();
         defer self.calling.unlock();
         self.sweepClosed();
     }
 
     fn sweepClosed(self: *Mover) void {
-        if (self.visits_closing == 0) return;
-        for (self.visits[0..self.visits_used]) |*one| {
+        if (self.attachments_closing == 0) return;
+        for (self.attachments[0..self.attachments_used]) |*one| {
             if (one.state != .closed or @atomicLoad(u32, &one.uses, .acquire) > 0) continue;
             one.deinit(self.table);
-            self.visits_closing -= 1;
+            self.attachments_closing -= 1;
         }
     }
 
     // ---- transfers ----
 
     /// Begin a transfer. Returns a status: OK, and `done` says how it has ended; or UNDER_WAY; FULL; or an error.
-    pub fn begin(self: *Mover, request: *const transfer.Request, one: *Visit, done: *transfer.Done) i32 {
+    pub fn begin(self: *Mover, request: *const transfer.Request, one: *Attachment, done: *transfer.Done) i32 {
         self.calling.lock(); // a block may be opened
         defer self.calling.unlock();
         const allowed = request.possible() & one.carriers;
         if (one.hasEnded()) return ended(done, status.ERR_GONE);
-        if (one.table != null and allowed & (visit.LOCAL | visit.SHM | visit.CMA) != 0) {
+        if (one.table != null and allowed & (attachment.LOCAL | attachment.SHM | attachment.CMA) != 0) {
             var why: i32 = 0;
             const wanted = request.wanted();
-            var passage = Passage.open(one, self.self, &self.grants, &wanted, &why) orelse return ended(done, why);
-            if (carrier.pick(&passage, allowed)) |by| return self.carry(request, one, by, passage, done);
-            passage.close();
+            var access = Access.open(one, self.self, &self.grants, &wanted, &why) orelse return ended(done, why);
+            if (carrier.pick(&access, allowed)) |by| return self.carry(request, one, by, access, done);
+            access.close();
         }
         const by = carrier.pickPending(allowed) orelse return ended(done, unreachableFor(one));
         return self.submit(&.of(request, one, by, null), done);
     }
 
-    fn unreachableFor(one: *Visit) i32 {
+    fn unreachableFor(one: *Attachment) i32 {
         return if (one.isEnding()) status.ERR_GONE else status.ERR_UNREACHABLE;
     }
 
@@ -366,14 +366,14 @@ pub const Mover = struct {
     fn carry(
         self: *Mover,
         request: *const transfer.Request,
-        one: *Visit,
+        one: *Attachment,
         by: *const carrier.Carrier,
-        passage: Passage,
+        access: Access,
         done: *transfer.Done,
     ) i32 {
-        var small = transfer.Transfer.of(request, one, by, passage);
+        var small = transfer.Transfer.of(request, one, by, access);
         const is_atomic = request.kindOf().isAtomic();
-        if (is_atomic and !transfer.Transfer.isAligned(&passage)) {
+        if (is_atomic and !transfer.Transfer.isAligned(&access)) {
             small.close();
             return status.ERR_ARGUMENT;
         }
@@ -414,15 +414,21 @@ pub const Mover = struct {
     // ---- views ----
 
     /// Look at granted memory where it lies. Returns a status.
-    pub fn openView(self: *Mover, one: *Visit, wanted: *const ledger.Wanted, writable: bool, out: *views.Opened) i32 {
+    pub fn openView(
+        self: *Mover,
+        one: *Attachment,
+        wanted: *const ledger.Wanted,
+        writable: bool,
+        out: *views.Opened,
+    ) i32 {
         self.calling.lock(); // a block is opened
         defer self.calling.unlock();
-        if (one.table == null or one.carriers & (visit.LOCAL | visit.SHM) == 0)
+        if (one.table == null or one.carriers & (attachment.LOCAL | attachment.SHM) == 0)
             return unreachableFor(one);
         var why: i32 = 0;
-        var passage = Passage.open(one, self.self, &self.grants, wanted, &why) orelse return why;
-        const rc = self.views.open(&passage, wanted.size, writable, &self.blocks, out);
-        if (rc == status.OK) _ = @atomicRmw(u32, &one.uses, .Add, 1, .acquire) else passage.close();
+        var access = Access.open(one, self.self, &self.grants, wanted, &why) orelse return why;
+        const rc = self.views.open(&access, wanted.size, writable, &self.blocks, out);
+        if (rc == status.OK) _ = @atomicRmw(u32, &one.uses, .Add, 1, .acquire) else access.close();
         return if (rc == status.ERR_UNREACHABLE) unreachableFor(one) else rc;
     }
 

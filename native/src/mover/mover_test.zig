@@ -8,14 +8,14 @@ const status = @import("../status.zig");
 const sys = @import("../system/sys.zig");
 const transfer = @import("../copying/transfer.zig");
 const views = @import("../grants/view.zig");
-const visit = @import("../grants/visit.zig");
+const attachment = @import("../grants/attachment.zig");
 const Stage = @import("stage.zig").Stage;
 
 const testing = std.testing;
 const Kind = transfer.Kind;
 
 test "bytes come by every carrier of a host, small and large" {
-    for ([_]u32{ visit.SHM, visit.CMA }) |bit| {
+    for ([_]u32{ attachment.SHM, attachment.CMA }) |bit| {
         var stage = try Stage.initWith(3 * limits.TRANSFER_CHUNK_BYTES + 5, bit);
         defer stage.deinit();
         try testing.expectEqual(bit, stage.of.carriers);
@@ -92,15 +92,15 @@ test "a block that the ledger names no more is unmapped by the way" {
     var ours: [8]u8 = undefined;
     var done: transfer.Done = undefined;
     try testing.expectEqual(status.OK, stage.begin(stage.request(.read, &ours), &done));
-    try testing.expectEqual(visit.SHM, done.carrier);
+    try testing.expectEqual(attachment.SHM, done.carrier);
     try testing.expect(stage.of.blocks[0].pages != null);
     stage.owner.table.blocks[stage.number].inode = 0;
 
     try testing.expectEqual(status.OK, stage.begin(stage.request(.read, &ours), &done));
-    try testing.expectEqual(visit.CMA, done.carrier); // it lies there all the same
+    try testing.expectEqual(attachment.CMA, done.carrier); // it lies there all the same
     stage.owner.table.blocks[stage.number].inode = stage.of.blocks[0].inode + 1;
     try testing.expectEqual(status.OK, stage.begin(stage.request(.read, &ours), &done));
-    try testing.expectEqual(visit.CMA, done.carrier);
+    try testing.expectEqual(attachment.CMA, done.carrier);
     try testing.expect(stage.of.blocks[0].pages == null);
 }
 
@@ -158,7 +158,7 @@ test "a place of a transfer is used again, and never named by an old number" {
 }
 
 test "why not is cut where it ends" {
-    var why: visit.WhyNot = .{ .text = undefined, .size = 0 };
+    var why: attachment.WhyNot = .{ .text = undefined, .size = 0 };
     for (0..100) |i| why.add("carrier {d}: for some reason", .{i});
     try testing.expectEqual(limits.WHY_NOT_BYTES, why.size);
     try testing.expectEqual(0, why.text[limits.WHY_NOT_BYTES]);

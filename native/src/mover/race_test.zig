@@ -1,13 +1,13 @@
 //! Two movers that all their threads use at once, so that ThreadSanitizer (`zig build test -Dsanitize-thread`) sees
-//! every pair of threads that shares memory: T0 of the reader begins, gives up, polls, and visits anew; T0 of the owner
-//! grants, revokes and drops; T2 of both move bytes.
+//! every pair of threads that shares memory: T0 of the reader begins, gives up, polls, and attaches anew; T0 of the
+//! owner grants, revokes and drops; T2 of both move bytes.
 
 const std = @import("std");
 const limits = @import("../limits.zig");
 const status = @import("../status.zig");
 const sys = @import("../system/sys.zig");
 const transfer = @import("../copying/transfer.zig");
-const visit = @import("../grants/visit.zig");
+const attachment = @import("../grants/attachment.zig");
 const Stage = @import("stage.zig").Stage;
 
 const testing = std.testing;
@@ -15,7 +15,7 @@ const testing = std.testing;
 const LANES = 8;
 const LANE_BYTES = 2 * limits.INLINE_BYTES_MAX;
 const TRANSFERS = 600;
-const TRANSFERS_A_VISIT = 100;
+const TRANSFERS_AN_ATTACHMENT = 100;
 
 /// T0 of the owner: changes what nobody reads, until it is told to revoke the rest.
 const Changer = struct {
@@ -104,11 +104,11 @@ const Poster = struct {
         return false;
     }
 
-    /// End the visit, with all that is under way, and begin another one.
-    fn visitAnew(self: *Poster) !void {
+    /// End the attachment, with all that is under way, and begin another one.
+    fn attachAnew(self: *Poster) !void {
         const stage = self.stage;
-        const next = stage.reader.findVisit(stage.reader.openVisit(&stage.owner.home).?).?;
-        stage.reader.closeVisit(stage.of);
+        const next = stage.reader.findAttachment(stage.reader.attach(&stage.owner.home).?).?;
+        stage.reader.detach(stage.of);
         stage.of = next;
         try testing.expect(next.carriers != 0);
     }
@@ -125,13 +125,13 @@ fn race(carriers: u32) !void {
     const thread = try std.Thread.spawn(.{}, Changer.run, .{&changer});
 
     var round: usize = 0;
-    var visits: u32 = 1;
+    var attachments: u32 = 1;
     while (poster.ended < TRANSFERS or changer.changes.load(.monotonic) == 0) : (round += 1) {
         try poster.post(round);
         poster.poll();
-        if (poster.ended < visits * TRANSFERS_A_VISIT) continue;
-        try poster.visitAnew();
-        visits += 1;
+        if (poster.ended < attachments * TRANSFERS_AN_ATTACHMENT) continue;
+        try poster.attachAnew();
+        attachments += 1;
     }
     try testing.expectEqual(0, poster.revoked);
     changer.revoke_now.store(true, .release);
@@ -147,13 +147,13 @@ fn race(carriers: u32) !void {
 }
 
 test "transfers over tcp, while the owner changes other grants and then revokes theirs" {
-    try race(visit.TCP);
+    try race(attachment.TCP);
 }
 
 test "transfers by mapped memory, while the owner changes other grants and then revokes theirs" {
-    try race(visit.SHM);
+    try race(attachment.SHM);
 }
 
 test "transfers by process_vm_readv, while the owner changes other grants and then revokes theirs" {
-    try race(visit.CMA);
+    try race(attachment.CMA);
 }

@@ -4,36 +4,36 @@ const std = @import("std");
 const status = @import("../status.zig");
 const sys = @import("../system/sys.zig");
 const transfer = @import("../copying/transfer.zig");
-const visit = @import("../grants/visit.zig");
+const attachment = @import("../grants/attachment.zig");
 const Mover = @import("mover.zig").Mover;
 
 const testing = std.testing;
 
-/// An owner with one block, all of it granted, and a reader that visits it.
+/// An owner with one block, all of it granted, and a reader that is attached to it.
 pub const Stage = struct {
     owner: *Mover,
     reader: *Mover,
-    of: *visit.Visit,
+    of: *attachment.Attachment,
     number: u32,
     block: []u8,
     name: transfer.GrantName,
 
     /// All carriers.
     pub fn init(size: usize) !Stage {
-        return initWith(size, visit.ALL);
+        return initWith(size, attachment.ALL);
     }
 
     /// The reader may use these.
     pub fn initWith(size: usize, carriers: u32) !Stage {
         var self: Stage = undefined;
-        self.owner = try newMover(1, visit.ALL, &.{ 127, 0, 0, 1 });
+        self.owner = try newMover(1, attachment.ALL, &.{ 127, 0, 0, 1 });
         self.reader = try newMover(2, carriers, "");
         self.number = @intCast(self.owner.takeBlock(size));
         self.block = self.owner.blocks.find(self.number).?.pages.?[0..size];
         for (self.block, 0..) |*byte, i| byte.* = @truncate(i *% 31);
         self.name = .{ .place = 0, .generation = 0, .secret = @splat(9) };
         try testing.expectEqual(status.OK, self.owner.grant(self.block.ptr, size, 3, self.number, &self.name));
-        self.of = self.reader.findVisit(self.reader.openVisit(&self.owner.home).?).?;
+        self.of = self.reader.findAttachment(self.reader.attach(&self.owner.home).?).?;
         return self;
     }
 
@@ -61,7 +61,7 @@ pub const Stage = struct {
     /// A transfer between the beginning of the range and `ours`.
     pub fn request(self: *Stage, kind: transfer.Kind, ours: []u8) transfer.Request {
         return .{
-            .visit = 0,
+            .attachment = 0,
             .kind = @intFromEnum(kind),
             .grant = self.name,
             .offset = 0,
@@ -71,7 +71,7 @@ pub const Stage = struct {
             .expected = 0,
             .exported = null,
             .exported_size = 0,
-            .carriers = visit.ALL,
+            .carriers = attachment.ALL,
         };
     }
 

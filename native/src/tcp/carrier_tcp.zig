@@ -16,10 +16,10 @@ const status = @import("../status.zig");
 const sys = @import("../system/sys.zig");
 const tcp = @import("tcp.zig");
 const transfer = @import("../copying/transfer.zig");
-const visit = @import("../grants/visit.zig");
+const attachment = @import("../grants/attachment.zig");
 const wire = @import("wire.zig");
 const Address = @import("tcp_socket.zig").Address;
-const Self = @import("../grants/passage.zig").Self;
+const Self = @import("../grants/access.zig").Self;
 const Transfer = transfer.Transfer;
 
 /// What this process has granted, as its server asks for it.
@@ -115,7 +115,7 @@ const Owners = struct {
 
     /// Whether the owner of what a transfer moves has ended; null: it is on another host.
     pub fn hasEnded(self: *Owners, id: u64) ?bool {
-        const pid_fd = self.thread.transferOf(id).visit.pid_fd;
+        const pid_fd = self.thread.transferOf(id).attachment.pid_fd;
         return if (pid_fd < 0) null else process.hasEnded(pid_fd);
     }
 };
@@ -152,7 +152,7 @@ pub const TcpCarrier = struct {
         }
         thread.addDriver(.{
             .tag = .tcp,
-            .carrier = visit.TCP,
+            .carrier = attachment.TCP,
             .context = self,
             .reaches = reaches,
             .begin = begin,
@@ -175,7 +175,7 @@ pub const TcpCarrier = struct {
         self.thread.nudge();
     }
 
-    fn reaches(_: *anyopaque, one: *visit.Visit) bool {
+    fn reaches(_: *anyopaque, one: *attachment.Attachment) bool {
         const home = &one.home;
         const listens = home.port > 0 and home.port <= std.math.maxInt(u16);
         if (listens and (home.address_size == 4 or home.address_size == 16)) return true;
@@ -186,7 +186,7 @@ pub const TcpCarrier = struct {
     fn begin(context: *anyopaque, one: *Transfer) void {
         const self = of(context);
         const request = &one.request;
-        const home = &one.visit.home;
+        const home = &one.attachment.home;
         const begun = self.both.client.begin(.{
             .id = one.id,
             .target = .{

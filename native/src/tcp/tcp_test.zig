@@ -193,7 +193,7 @@ test "the end of an owner is told as such where it is known" {
     }
 }
 
-test "another process at the same address is not the one that was visited" {
+test "another process at the same address is not the one that was attached to" {
     var stage: Stage = undefined;
     try stage.init();
     defer stage.deinit();

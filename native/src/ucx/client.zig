@@ -124,7 +124,7 @@ const Keys = struct { row: *ucx.Key, range: *ucx.Key };
 
 pub const Client = struct {
     worker: *Worker,
-    targets: [limits.VISITS_MAX]Target,
+    targets: [limits.ATTACHMENTS_MAX]Target,
     jobs: [limits.TRANSFERS_MAX]Job,
     /// The jobs in use: the first `active_count` entries. The others are free.
     active: [limits.TRANSFERS_MAX]u32,

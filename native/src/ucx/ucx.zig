@@ -13,7 +13,7 @@ const status = @import("../status.zig");
 const sys = @import("../system/sys.zig");
 const thread_file = @import("../copying/mover_thread.zig");
 const transfer = @import("../copying/transfer.zig");
-const visit = @import("../grants/visit.zig");
+const attachment = @import("../grants/attachment.zig");
 const worker_file = @import("worker.zig");
 const Client = @import("client.zig").Client;
 const Owner = @import("owner.zig").Owner;
@@ -49,7 +49,7 @@ pub const Ucx = struct {
         @memcpy(self.extra[0..n], extra[0..n]);
         thread.addDriver(.{
             .tag = .ucx,
-            .carrier = visit.UCX,
+            .carrier = attachment.UCX,
             .context = self,
             .reaches = reaches,
             .begin = begin,
@@ -140,7 +140,7 @@ pub const Ucx = struct {
         return @ptrCast(@alignCast(context));
     }
 
-    fn reaches(context: *anyopaque, one: *visit.Visit) bool {
+    fn reaches(context: *anyopaque, one: *attachment.Attachment) bool {
         const self = of(context);
         if (self.isOpen()) return true; // whether the owner is reached, too, the handle of each grant says
         one.why_not.add("ucx: {s}", .{self.about.get()});
@@ -173,8 +173,8 @@ pub const Ucx = struct {
         self.lock.lock();
         const rc = self.client.begin(.{
             .caller = one,
-            .epoch = one.visit.home.epoch,
-            .pid_fd = one.visit.pid_fd,
+            .epoch = one.attachment.home.epoch,
+            .pid_fd = one.attachment.pid_fd,
             .kind = if (one.request.kindOf() == .read) .read else .write,
             .name = .{ .place = grant.place, .generation = grant.generation, .secret = grant.secret },
             .offset = one.request.offset,

@@ -38,7 +38,7 @@ BLOCK_IDLE_BYTES_MAX: Final = 1 << 29
 """Allocated memory that was given back and is kept for the next: making pages anew costs ten times the copy, and more
 than this would count against a container's memory for nothing."""
 
-VISITS_MAX: Final = 1_024
+ATTACHMENTS_MAX: Final = 1_024
 """Processes whose memory one process reaches at one time: as many as it may have links."""
 
 TRANSFERS_MAX: Final = 1_024

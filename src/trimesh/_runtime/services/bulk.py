@@ -21,6 +21,7 @@ from trimesh._runtime.actors.cell import find_cell
 from trimesh._runtime.peers.deaths import DeathOf
 from trimesh._transport.interface.mover import (
     BEST_FIRST,
+    Attachment,
     Carrier,
     Done,
     End,
@@ -31,7 +32,6 @@ from trimesh._transport.interface.mover import (
     Span,
     Transfer,
     TransferError,
-    Visit,
 )
 from trimesh.errors import LimitExceeded, LinkLost, Origin, Unresponsive, set_origin
 from trimesh.ids import ProcId
@@ -113,7 +113,7 @@ class Registration:
 
 
 class Bulk:
-    """The grants of one process, and its visits to others.
+    """The grants of one process, and its attachments to others.
 
     Attributes:
         proc: The process.
@@ -123,7 +123,7 @@ class Bulk:
         self.proc = proc
         self._thread: int = threading.get_ident()
         self._is_served = False
-        self._visits: dict[Home, Visit] = {}
+        self._attachments: dict[Home, Attachment] = {}
         self._registrations: dict[Registration, None] = {}
         proc.on_gone.append(self._gone)
 
@@ -222,12 +222,12 @@ class Bulk:
         """Return the name of what carries bytes between here and there, or "none"."""
         if self.proc.death_of(ProcId(granted.home.epoch)) is not None:
             return "none"
-        visit = self._visit(granted.home)
-        carriers = visit.carriers
+        attachment = self._attachment(granted.home)
+        carriers = attachment.carriers
         for carrier in BEST_FIRST:
             needs = {Carrier.SHM: granted.block, Carrier.UCX: granted.grant.exported}
             if carrier in carriers and needs.get(carrier, True):
-                return visit.name_of(carrier)
+                return attachment.name_of(carrier)
         return "none"
 
     async def move(self, granted: Granted, transfer: Transfer) -> Done:
@@ -240,56 +240,56 @@ class Bulk:
             LinkLost: Nothing carries bytes between the two processes.
             Unresponsive: The process lives, but does not answer.
             OSError: The system has refused something.
-            LimitExceeded: Too many processes are visited at one time.
+            LimitExceeded: Too many processes are attached to at one time.
 
         Blocking: a checkpoint, cancellable.
         """
         if self.proc.sites is not None and (before := self.proc.sites.moving(self.proc.proc_id)) is not None:
             await before()
-        visit = await self._enter(granted)
+        attachment = await self._enter(granted)
         try:
-            return await visit.move(transfer)
+            return await attachment.move(transfer)
         except TransferError as error:
-            await self._raise(granted, visit, error.end)
+            await self._raise(granted, attachment, error.end)
 
     async def view(self, granted: Granted, offset: int, nbytes: int, *, writable: bool) -> memoryview:
         """Return granted memory where it lies; raises as `move` does."""
-        visit = await self._enter(granted)
+        attachment = await self._enter(granted)
         await trio.lowlevel.checkpoint()
         try:
-            return visit.view(granted.grant, offset, nbytes, writable=writable)
+            return attachment.view(granted.grant, offset, nbytes, writable=writable)
         except TransferError as error:
-            await self._raise(granted, visit, error.end)
+            await self._raise(granted, attachment, error.end)
 
-    async def _enter(self, granted: Granted) -> Visit:
+    async def _enter(self, granted: Granted) -> Attachment:
         death = self.proc.death_of(ProcId(granted.home.epoch))
         if death is not None:
             await trio.lowlevel.checkpoint()  # who is inside of the block that the death has cancelled leaves by that
             raise _located(death(maybe_executed=False), granted)
-        return self._visit(granted.home)
+        return self._attachment(granted.home)
 
-    def _visit(self, home: Home) -> Visit:
-        found = self._visits.get(home)
+    def _attachment(self, home: Home) -> Attachment:
+        found = self._attachments.get(home)
         if found is None:
-            if len(self._visits) >= limits.VISITS_MAX:
+            if len(self._attachments) >= limits.ATTACHMENTS_MAX:
                 self._leave_one()
-            found = self._visits[home] = self.mover.open_visit(home)
+            found = self._attachments[home] = self.mover.attach(home)
         return found
 
     def _leave_one(self) -> None:
-        """End the oldest visit that is not needed now."""
-        for home, visit in self._visits.items():
-            if not visit.is_busy:
-                del self._visits[home]
-                visit.close()
+        """End the oldest attachment that is not needed now."""
+        for home, attachment in self._attachments.items():
+            if not attachment.is_busy:
+                del self._attachments[home]
+                attachment.close()
                 return
-        raise LimitExceeded("VISITS_MAX", limits.VISITS_MAX + 1)
+        raise LimitExceeded("ATTACHMENTS_MAX", limits.ATTACHMENTS_MAX + 1)
 
     def _gone(self, peer: Peer) -> None:
-        for home in [home for home in self._visits if home.epoch == peer.proc_id]:
-            self._visits.pop(home).close()
+        for home in [home for home in self._attachments if home.epoch == peer.proc_id]:
+            self._attachments.pop(home).close()
 
-    async def _raise(self, granted: Granted, visit: Visit, end: End) -> NoReturn:
+    async def _raise(self, granted: Granted, attachment: Attachment, end: End) -> NoReturn:
         """Raise what the end of a transfer means."""
         death = await self._death(ProcId(granted.home.epoch), end)
         # A death is told to the block that owns the process first; who is inside of it leaves by its cancel (X3).
@@ -311,7 +311,7 @@ class Bulk:
             raise _located(Unresponsive(text), granted) from None
         if end is End.LOST:
             raise _located(LinkLost(f"the connection to {describe(granted)} was lost"), granted) from None
-        why = visit.why_not or "no carrier is allowed"
+        why = attachment.why_not or "no carrier is allowed"
         text = f"the memory of {describe(granted)} cannot be reached from here: {why}"
         raise _located(LinkLost(text), granted) from None
 

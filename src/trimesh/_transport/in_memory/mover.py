@@ -20,6 +20,7 @@ import trio
 
 from trimesh import limits
 from trimesh._transport.interface.mover import (
+    Attachment,
     Carrier,
     Done,
     End,
@@ -32,7 +33,6 @@ from trimesh._transport.interface.mover import (
     Transfer,
     TransferError,
     UnderWay,
-    Visit,
     lent_memory,
 )
 from trimesh._wire.memory.regions import memory_at
@@ -94,18 +94,18 @@ class MemoryTable:
 class _Copy:
     """A large transfer on its way."""
 
-    __slots__ = ("at", "is_given_up", "row", "under_way", "visit")
+    __slots__ = ("at", "attachment", "is_given_up", "row", "under_way")
 
-    def __init__(self, under_way: UnderWay, visit: MemoryVisit, row: _Row) -> None:
+    def __init__(self, under_way: UnderWay, attachment: MemoryAttachment, row: _Row) -> None:
         self.under_way = under_way
-        self.visit = visit
+        self.attachment = attachment
         self.row = row
         self.at = 0
         self.is_given_up = False
 
 
 class MemoryMover(Mover):
-    """Grants and visits of one simulated process.
+    """Grants and attachments of one simulated process.
 
     Attributes:
         proc_id: The process.
@@ -123,7 +123,7 @@ class MemoryMover(Mover):
         self._places = 0
         self._blocks: dict[int, range] = {}
         self._next_block = 0
-        self._visits = 0
+        self._attachments = 0
         self._copies: deque[_Copy] = deque()
         self._news = trio.Event()
         self._room = trio.Event()
@@ -229,20 +229,20 @@ class MemoryMover(Mover):
 
     # ---- reaching --------------------------------------------------------------------------------------------
 
-    def open_visit(self, home: Home) -> MemoryVisit:
-        """Begin to visit a process; see `Mover.open_visit`.
+    def attach(self, home: Home) -> MemoryAttachment:
+        """Attach to a process; see `Mover.attach`.
 
         Raises:
             LimitExceeded: There are too many.
         """
-        if self._visits >= limits.VISITS_MAX:
-            raise LimitExceeded("VISITS_MAX", limits.VISITS_MAX + 1)
-        self._visits += 1
-        return MemoryVisit(self, home)
+        if self._attachments >= limits.ATTACHMENTS_MAX:
+            raise LimitExceeded("ATTACHMENTS_MAX", limits.ATTACHMENTS_MAX + 1)
+        self._attachments += 1
+        return MemoryAttachment(self, home)
 
-    def visit_closed(self) -> None:
-        """Note the end of a visit."""
-        self._visits -= 1
+    def detached(self) -> None:
+        """Note the end of an attachment."""
+        self._attachments -= 1
 
     @property
     def copies(self) -> deque[_Copy]:
@@ -279,7 +279,7 @@ class MemoryMover(Mover):
         try:
             if copy.is_given_up:
                 raise TransferError(End.CANCELLED)
-            there = copy.visit.owner
+            there = copy.attachment.owner
             row = there.find(transfer, self)
             nbytes = min(CHUNK_BYTES, transfer.local.nbytes - copy.at)
             _copy_bytes(transfer, row, copy.at, nbytes)
@@ -289,7 +289,7 @@ class MemoryMover(Mover):
         except TransferError as error:
             self._end(copy, error.with_traceback(None))  # whose frame would keep the memory until a collection
         else:
-            self._end(copy, Done(copy.visit.carrier_of(transfer.grant)))
+            self._end(copy, Done(copy.attachment.carrier_of(transfer.grant)))
 
     def _end(self, copy: _Copy, result: Done | Exception) -> None:
         self._copies.remove(copy)
@@ -313,7 +313,7 @@ class MemoryMover(Mover):
         self._quarantine.clear()
 
 
-class MemoryVisit(Visit):
+class MemoryAttachment(Attachment):
     """An open view of the home of a simulated process."""
 
     def __init__(self, mover: MemoryMover, home: Home) -> None:
@@ -335,7 +335,7 @@ class MemoryVisit(Visit):
 
     @property
     def carriers(self) -> Carrier:
-        """What works between here and there; see `Visit.carriers`."""
+        """What works between here and there; see `Attachment.carriers`."""
         if self.is_gone:
             return Carrier.NONE
         return Carrier.LOCAL if self.home.epoch == self.mover.proc_id else Carrier.SHM | Carrier.CMA
@@ -347,13 +347,13 @@ class MemoryVisit(Visit):
 
     @property
     def why_not(self) -> str:
-        """Why other carriers do not work; see `Visit.why_not`."""
+        """Why other carriers do not work; see `Attachment.why_not`."""
         return "tcp: simulated processes have no network of their own"
 
     @property
     def is_busy(self) -> bool:
         """Whether transfers are under way."""
-        return any(copy.visit is self for copy in self.mover.copies)
+        return any(copy.attachment is self for copy in self.mover.copies)
 
     def carrier_of(self, grant: Grant) -> Carrier:
         """Return what carries the bytes of a grant."""
@@ -362,7 +362,7 @@ class MemoryVisit(Visit):
         return Carrier.SHM if self.owner.is_in_block(grant) else Carrier.CMA
 
     def begin(self, transfer: Transfer) -> Done | UnderWay | None:
-        """Begin a transfer; see `Visit.begin`.
+        """Begin a transfer; see `Attachment.begin`.
 
         Raises:
             TransferError: It has failed.
@@ -383,7 +383,7 @@ class MemoryVisit(Visit):
         return under_way
 
     def give_up(self, under_way: UnderWay) -> None:
-        """Have a transfer end soon; see `Visit.give_up`."""
+        """Have a transfer end soon; see `Attachment.give_up`."""
         for copy in self.mover.copies:
             if copy.under_way is under_way:
                 copy.is_given_up = True
@@ -393,7 +393,7 @@ class MemoryVisit(Visit):
         await self.mover.wait_for_room()
 
     def view(self, grant: Grant, offset: int, nbytes: int, *, writable: bool) -> memoryview:
-        """Return granted memory of a block where it lies; see `Visit.view`.
+        """Return granted memory of a block where it lies; see `Attachment.view`.
 
         Raises:
             TransferError: It cannot be had.
@@ -408,12 +408,12 @@ class MemoryVisit(Visit):
         return view if writable else view.toreadonly()
 
     def close(self) -> None:
-        """End the visit; see `Visit.close`."""
+        """End the attachment; see `Attachment.close`."""
         if not self._is_closed:
             self._is_closed = True
-            self.mover.visit_closed()
+            self.mover.detached()
             for copy in self.mover.copies:
-                copy.is_given_up = copy.is_given_up or copy.visit is self
+                copy.is_given_up = copy.is_given_up or copy.attachment is self
 
 
 def _copy_bytes(transfer: Transfer, row: _Row, at: int, nbytes: int) -> None:

@@ -1,8 +1,8 @@
-"""What the runtime asks of a mover: memory of this process granted to others, and visits to what others have granted.
+"""The mover that the runtime asks for: grants on memory of this process, and attachments to other processes.
 
-A *grant* is one piece of memory that others may reach who know its secret. A *home* says how a process is reached; a
-*visit* is one process's open view of another's home. A *carrier* is a way in which bytes move. Nobody at the owner runs
-anything for a transfer. See docs/adr/0007.
+A *grant* is one piece of memory that others may reach who know its secret. A *home* says how a process is reached; an
+*attachment* is one process's open view of another's home. A *carrier* is a way in which bytes move. The owner runs
+nothing for a transfer. See docs/adr/0007.
 
     MV-1 A transfer that waits ends by itself, or at once by a cancel; its memory is kept until nothing touches it.
     MV-2 What was revoked, or has ended with its process, gives no bytes to anybody from then on.
@@ -64,7 +64,7 @@ class End(enum.Enum):
     SILENT = "its process does not answer"
     LOST = "the connection to its process was lost, or refused"
     """From another host nobody sees whether the process has ended."""
-    CANCELLED = "it was given up, or its visit was ended"
+    CANCELLED = "it was given up, or its attachment was ended"
 
 
 class TransferError(Exception):
@@ -193,7 +193,7 @@ class UnderWay:
         self.ended.set()
 
 
-class Visit(ABC):
+class Attachment(ABC):
     """An open view of another process's home, or of this one's own."""
 
     @property
@@ -246,7 +246,7 @@ class Visit(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the visit, and its transfers; views stay."""
+        """End the attachment, and its transfers; views stay."""
 
     async def move(self, transfer: Transfer) -> Done:
         """Make a transfer.
@@ -274,7 +274,7 @@ class Visit(ABC):
 
 
 class Mover(ABC):
-    """The grants and visits of one process, and the task that waits for transfers which take longer."""
+    """The grants and attachments of one process, and the task that waits for transfers which take longer."""
 
     @property
     @abstractmethod
@@ -317,8 +317,8 @@ class Mover(ABC):
         """Return the number of the block that memory of this process lies in, or 0."""
 
     @abstractmethod
-    def open_visit(self, home: Home) -> Visit:
-        """Begin to visit a process, whatever has become of it.
+    def attach(self, home: Home) -> Attachment:
+        """Attach to a process, whatever has become of it.
 
         Raises:
             LimitExceeded: There are too many.

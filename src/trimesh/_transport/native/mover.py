@@ -22,6 +22,7 @@ from trimesh import limits
 from trimesh._native import status
 from trimesh._native.lib import Library, load
 from trimesh._transport.interface.mover import (
+    Attachment,
     Carrier,
     Done,
     End,
@@ -33,7 +34,6 @@ from trimesh._transport.interface.mover import (
     Transfer,
     TransferError,
     UnderWay,
-    Visit,
     lent_memory,
 )
 from trimesh._transport.native.adapter_names import adapter_name
@@ -80,7 +80,7 @@ def _error_of(code: int, doing: str, limit: str = "TRANSFERS_MAX") -> Exception:
 
 
 class NativeMover(Mover):
-    """Grants and visits of one process.
+    """Grants and attachments of one process.
 
     Args:
         epoch: This process incarnation.
@@ -113,7 +113,7 @@ class NativeMover(Mover):
         self._count = ffi.new("uint32_t *")
         self._keep: dict[tuple[int, int], object] = {}
         self._blocks: dict[int, range] = {}
-        self._under_way: dict[int, tuple[NativeVisit, UnderWay]] = {}
+        self._under_way: dict[int, tuple[NativeAttachment, UnderWay]] = {}
         self._news = trio.Event()
         self._room = trio.Event()
         self._token = trio.lowlevel.current_trio_token()
@@ -240,8 +240,8 @@ class NativeMover(Mover):
 
     # ---- reaching --------------------------------------------------------------------------------------------
 
-    def open_visit(self, home: Home) -> NativeVisit:
-        """Begin to visit a process; see `Mover.open_visit`.
+    def attach(self, home: Home) -> NativeAttachment:
+        """Attach to a process; see `Mover.attach`.
 
         Raises:
             LimitExceeded: There are too many.
@@ -254,21 +254,25 @@ class NativeMover(Mover):
         there.address_size = len(home.address)
         ffi.memmove(there.address, home.address, len(home.address))
         out = ffi.new("uint32_t *")
-        status.check(self.library.lib.tm_visit_open(self.handle, there, out), "visiting", limit="VISITS_MAX")
-        return NativeVisit(self, int(out[0]))
+        status.check(
+            self.library.lib.tm_attachment_open(self.handle, there, out),
+            "attaching to a process",
+            limit="ATTACHMENTS_MAX",
+        )
+        return NativeAttachment(self, int(out[0]))
 
-    def started(self, number: int, visit: NativeVisit, under_way: UnderWay) -> None:
+    def started(self, number: int, attachment: NativeAttachment, under_way: UnderWay) -> None:
         """Wait, in `run`, for a transfer."""
-        self._under_way[number] = visit, under_way
+        self._under_way[number] = attachment, under_way
         self._news.set()
 
     def number_of(self, under_way: UnderWay) -> int | None:
         """Return the number of a transfer that has not ended."""
         return next((number for number, (_, one) in self._under_way.items() if one is under_way), None)
 
-    def is_under_way(self, visit: NativeVisit) -> bool:
-        """Return whether a transfer of a visit has not ended."""
-        return any(its is visit for its, _ in self._under_way.values())
+    def is_under_way(self, attachment: NativeAttachment) -> bool:
+        """Return whether a transfer of an attachment has not ended."""
+        return any(its is attachment for its, _ in self._under_way.values())
 
     async def wait_for_room(self) -> None:
         """Wait until a transfer of this process has ended."""
@@ -311,7 +315,7 @@ class NativeMover(Mover):
         self._keep.clear()
 
 
-class NativeVisit(Visit):
+class NativeAttachment(Attachment):
     """An open view of another process's home."""
 
     def __init__(self, mover: NativeMover, number: int) -> None:
@@ -320,14 +324,14 @@ class NativeVisit(Visit):
         self._is_closed = False
 
     def _info(self) -> Any:
-        out = self.mover.library.ffi.new("tm_visit_info *")
-        code = self.mover.library.lib.tm_visit_get_info(self.mover.handle, self.number, out)
-        status.check(code, "asking a visit")
+        out = self.mover.library.ffi.new("tm_attachment_info *")
+        code = self.mover.library.lib.tm_attachment_get_info(self.mover.handle, self.number, out)
+        status.check(code, "asking an attachment")
         return out
 
     @property
     def carriers(self) -> Carrier:
-        """What works between here and there; see `Visit.carriers`."""
+        """What works between here and there; see `Attachment.carriers`."""
         return Carrier(int(self._info().carriers))
 
     @property
@@ -337,7 +341,7 @@ class NativeVisit(Visit):
 
     @property
     def why_not(self) -> str:
-        """Why other carriers do not work; see `Visit.why_not`."""
+        """Why other carriers do not work; see `Attachment.why_not`."""
         return "" if self._is_closed else str(self.mover.library.ffi.string(self._info().why_not).decode())
 
     def name_of(self, carrier: Carrier) -> str:
@@ -350,7 +354,7 @@ class NativeVisit(Visit):
         return self.mover.is_under_way(self)
 
     def begin(self, transfer: Transfer) -> Done | UnderWay | None:
-        """Begin a transfer; see `Visit.begin`.
+        """Begin a transfer; see `Attachment.begin`.
 
         Raises:
             TransferError, OSError: It has failed.
@@ -361,7 +365,7 @@ class NativeVisit(Visit):
             raise TransferError(End.CANCELLED)
         ffi = mover.library.ffi
         made = ffi.new("tm_transfer *")
-        made.visit, made.kind = self.number, transfer.kind
+        made.attachment, made.kind = self.number, transfer.kind
         made.grant = mover.grant_of(transfer.grant)[0]
         made.offset, made.size = transfer.offset, transfer.local.nbytes
         made.local = ffi.cast("uint8_t *", transfer.local.address)
@@ -385,7 +389,7 @@ class NativeVisit(Visit):
         return result
 
     def give_up(self, under_way: UnderWay) -> None:
-        """Have a transfer end soon; see `Visit.give_up`."""
+        """Have a transfer end soon; see `Attachment.give_up`."""
         number = self.mover.number_of(under_way)
         if number is not None and self.mover.handle != self.mover.library.ffi.NULL:
             code = self.mover.library.lib.tm_transfer_give_up(self.mover.handle, number)
@@ -396,7 +400,7 @@ class NativeVisit(Visit):
         await self.mover.wait_for_room()
 
     def view(self, grant: Grant, offset: int, nbytes: int, *, writable: bool) -> memoryview:
-        """Return granted memory of a block where it lies; see `Visit.view`.
+        """Return granted memory of a block where it lies; see `Attachment.view`.
 
         Raises:
             TransferError, OSError, LimitExceeded: It cannot be had.
@@ -419,12 +423,12 @@ class NativeVisit(Visit):
         status.check(self.mover.library.lib.tm_view_close(self.mover.handle, handle), "closing a view")
 
     def close(self) -> None:
-        """End the visit; see `Visit.close`."""
+        """End the attachment; see `Attachment.close`."""
         if not self._is_closed:
             self._is_closed = True
             if self.mover.handle != self.mover.library.ffi.NULL:
-                code = self.mover.library.lib.tm_visit_close(self.mover.handle, self.number)
-                status.check(code, "ending a visit")
+                code = self.mover.library.lib.tm_attachment_close(self.mover.handle, self.number)
+                status.check(code, "ending an attachment")
 
 
 _ALL: Final = sum(one.value for one in Carrier)

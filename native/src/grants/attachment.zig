@@ -1,10 +1,10 @@
-//! A visit: one process's open view of another's home. A process of this host is visited by opening its ledger as
-//! /proc/PID/fd/N: it takes no part, and may end at any moment while that is done.
+//! An attachment: one process's open view of another's home. A process of this host is attached to by opening its
+//! ledger as /proc/PID/fd/N: it takes no part, and may end at any moment while that is done.
 //!
-//! VI-1 A home is believed only as far as it is found true: the start time of the process, asked for while a pidfd of
-//! it shows no end; seals, size, head and epoch of the ledger. VI-2 What a ledger says of a block is held against the
-//! block's own descriptor: inode, size, seals. After that no access to the mapping can fail. VI-3 A block stays mapped
-//! while a transfer goes through it; otherwise as long as the ledger names it. VI-4 What is mapped outlives the program
+//! AT-1 A home is believed only as far as it is found true: the start time of the process, asked for while a pidfd of
+//! it shows no end; seals, size, head and epoch of the ledger. AT-2 What a ledger says of a block is held against the
+//! block's own descriptor: inode, size, seals. After that no access to the mapping can fail. AT-3 A block stays mapped
+//! while a transfer goes through it; otherwise as long as the ledger names it. AT-4 What is mapped outlives the program
 //! of its owner: a process that calls exec goes on, and its ledger never changes again. But its descriptor is closed.
 
 const std = @import("std");
@@ -55,7 +55,7 @@ pub const WhyNot = struct {
     }
 };
 
-/// A block of the visited process, mapped.
+/// A block of the process that is attached to, mapped.
 pub const Mapped = struct {
     /// Null: an empty place.
     pages: ?Pages,
@@ -80,7 +80,7 @@ pub const Mapped = struct {
 pub const State = enum(u8) { free = 0, open, closed };
 
 /// All zero is a free place, but for its generation.
-pub const Visit = struct {
+pub const Attachment = struct {
     generation: u16,
     state: State,
     home: Home,
@@ -89,19 +89,19 @@ pub const Visit = struct {
     gone: bool,
     why_not: WhyNot,
     pid_fd: i32,
-    /// Null: it has none that can be opened. Our own for a visit of this very process.
+    /// Null: it has none that can be opened. Our own for an attachment of this very process.
     table: ?*ledger.Table,
     /// Of the table's file; 0: a sandbox keeps it from us.
     inode: u64,
     /// Transfers under way and open views; atomic.
     uses: u32,
-    blocks: [limits.VISIT_BLOCKS_MAX]Mapped,
+    blocks: [limits.ATTACHMENT_BLOCKS_MAX]Mapped,
     /// Places from here on were never used.
     blocks_used: u32,
     clock: u64,
 
     /// Begin: find out how the process can be reached, by any of the carriers `allowed`.
-    pub fn open(self: *Visit, home: *const Home, own: *const Home, own_table: *ledger.Table, allowed: u32) void {
+    pub fn open(self: *Attachment, home: *const Home, own: *const Home, own_table: *ledger.Table, allowed: u32) void {
         self.* = .{
             .generation = self.generation,
             .state = .open,
@@ -133,26 +133,26 @@ pub const Visit = struct {
     }
 
     /// Whether the process is known to have ended.
-    pub fn hasEnded(self: *Visit) bool {
+    pub fn hasEnded(self: *Attachment) bool {
         if (!self.gone and self.pid_fd >= 0) self.gone = process.hasEnded(self.pid_fd);
         return self.gone;
     }
 
     /// Whether it has ended, or is about to: then it cannot be reached any more, a moment before it counts as ended.
-    pub fn isEnding(self: *Visit) bool {
+    pub fn isEnding(self: *Attachment) bool {
         if (!self.hasEnded() and self.pid_fd >= 0) self.gone = process.isEnding(self.home.pid);
         return self.gone;
     }
 
-    /// Whether it is still the program that has made the ledger: VI-4. In doubt it is.
-    pub fn hasLedger(self: *const Visit) bool {
+    /// Whether it is still the program that has made the ledger: AT-4. In doubt it is.
+    pub fn hasLedger(self: *const Attachment) bool {
         if (self.inode == 0) return true;
         var file: process.File = undefined;
         const rc = process.fileOfOther(self.home.pid, self.home.ledger, &file);
         return if (rc < 0) rc != -process.ENOENT else file.inode == self.inode;
     }
 
-    fn watch(self: *Visit) bool {
+    fn watch(self: *Attachment) bool {
         const home = &self.home;
         if (home.pid == 0 or home.pid >= process.PID_MAX) return self.refuse("the home has no pid that can be", 0);
         self.pid_fd = process.open(home.pid);
@@ -162,14 +162,14 @@ pub const Visit = struct {
         }
         if (self.pid_fd < 0) return self.refuse("it cannot be watched", self.pid_fd);
         const started = process.startedAt(home.pid) orelse 0;
-        if (self.hasEnded() or (started != 0 and started != home.started)) { // VI-1
+        if (self.hasEnded() or (started != 0 and started != home.started)) { // AT-1
             self.gone = true;
             return self.refuse("the process has ended", 0);
         }
         return started != 0 or self.refuse("/proc does not show the process", 0);
     }
 
-    fn openTable(self: *Visit) bool {
+    fn openTable(self: *Attachment) bool {
         const home = &self.home;
         const fd = process.openDescriptor(home.pid, home.ledger);
         defer sys.close(fd);
@@ -194,7 +194,7 @@ pub const Visit = struct {
         return true;
     }
 
-    fn refuse(self: *Visit, why: []const u8, rc: i32) bool {
+    fn refuse(self: *Attachment, why: []const u8, rc: i32) bool {
         if (rc < 0) {
             self.why_not.add("shm, cma: {s} (errno {d})", .{ why, -rc });
         } else self.why_not.add("shm, cma: {s}", .{why});
@@ -202,7 +202,7 @@ pub const Visit = struct {
     }
 
     /// Read the head of the ledger through its memory. A sandbox may refuse writing alone: tried with no bytes.
-    fn probeMemory(self: *Visit) void {
+    fn probeMemory(self: *Attachment) void {
         const said = self.table.?.head();
         var found: ledger.Table.Head = undefined;
         const theirs = process.Piece{ .address = said.address, .size = @sizeOf(ledger.Table.Head) };
@@ -216,7 +216,7 @@ pub const Visit = struct {
         self.carriers |= CMA;
     }
 
-    fn refuseMemory(self: *Visit, verb: []const u8, call: []const u8, rc: i64) void {
+    fn refuseMemory(self: *Attachment, verb: []const u8, call: []const u8, rc: i64) void {
         const errno = -rc;
         switch (errno) {
             process.EPERM => self.why_not.add("cma: this process may not {s} the other one's memory " ++
@@ -229,7 +229,7 @@ pub const Visit = struct {
     // ---- blocks ----
 
     /// The mapping of a block, held until `letGo`. Null: it is not what the ledger says it is, or cannot be mapped.
-    pub fn hold(self: *Visit, number: u32) ?*Mapped {
+    pub fn hold(self: *Attachment, number: u32) ?*Mapped {
         const table = self.table.?;
         if (number == 0 or number > limits.BLOCKS_MAX) return null;
         const said = @as(*const volatile ledger.BlockRow, &table.blocks[number]).*;
@@ -241,8 +241,8 @@ pub const Visit = struct {
         return one;
     }
 
-    /// The mapping of a block, if there is one. What the ledger names no more is unmapped by the way: VI-3.
-    fn find(self: *Visit, number: u32, inode: u64) ?*Mapped {
+    /// The mapping of a block, if there is one. What the ledger names no more is unmapped by the way: AT-3.
+    fn find(self: *Attachment, number: u32, inode: u64) ?*Mapped {
         var found: ?*Mapped = null;
         for (self.blocks[0..self.blocks_used]) |*one| {
             if (one.pages == null) continue;
@@ -256,7 +256,7 @@ pub const Visit = struct {
         return found;
     }
 
-    fn map(self: *Visit, number: u32, said: ledger.BlockRow) ?*Mapped {
+    fn map(self: *Attachment, number: u32, said: ledger.BlockRow) ?*Mapped {
         const place = self.emptyPlace() orelse return null;
         const fd = self.openBlock(said) orelse return null;
         defer sys.close(fd);
@@ -273,8 +273,8 @@ pub const Visit = struct {
         return place;
     }
 
-    /// A descriptor of a block, found to be what the ledger says: VI-2.
-    fn openBlock(self: *Visit, said: ledger.BlockRow) ?i32 {
+    /// A descriptor of a block, found to be what the ledger says: AT-2.
+    fn openBlock(self: *Attachment, said: ledger.BlockRow) ?i32 {
         if (said.bytes == 0 or said.bytes > 2 * limits.BLOCK_BYTES_MAX or said.bytes % 4096 != 0) return null;
         const fd = process.openDescriptor(self.home.pid, said.fd);
         if (fd < 0) return null;
@@ -290,7 +290,7 @@ pub const Visit = struct {
     }
 
     /// Map a part of a block for a view of its own. `offset` and `bytes` are whole pages.
-    pub fn mapPart(self: *Visit, number: u32, offset: u64, bytes: u64, writable: bool) ?Pages {
+    pub fn mapPart(self: *Attachment, number: u32, offset: u64, bytes: u64, writable: bool) ?Pages {
         if (number == 0 or number > limits.BLOCKS_MAX) return null;
         const said = @as(*const volatile ledger.BlockRow, &self.table.?.blocks[number]).*;
         if (said.inode == 0 or offset > said.bytes or bytes > said.bytes - offset) return null;
@@ -299,13 +299,13 @@ pub const Visit = struct {
         return sys.mapLazily(fd, @intCast(bytes), @intCast(offset), writable);
     }
 
-    fn emptyPlace(self: *Visit) ?*Mapped {
+    fn emptyPlace(self: *Attachment) ?*Mapped {
         var oldest: ?*Mapped = null;
         for (self.blocks[0..self.blocks_used]) |*one| {
             if (one.pages == null) return one;
             if (one.isIdle() and (oldest == null or one.stamp < oldest.?.stamp)) oldest = one;
         }
-        if (self.blocks_used < limits.VISIT_BLOCKS_MAX) {
+        if (self.blocks_used < limits.ATTACHMENT_BLOCKS_MAX) {
             self.blocks_used += 1;
             return &self.blocks[self.blocks_used - 1];
         }
@@ -322,7 +322,7 @@ pub const Visit = struct {
     // ---- the end ----
 
     /// Give everything back. Nothing may go through it any more.
-    pub fn deinit(self: *Visit, own_table: *const ledger.Table) void {
+    pub fn deinit(self: *Attachment, own_table: *const ledger.Table) void {
         for (self.blocks[0..self.blocks_used]) |*one| if (one.pages != null) one.drop();
         if (self.table) |table| {
             if (table != own_table) sys.unmap(@ptrCast(@alignCast(table)), ledger.Table.BYTES);
@@ -333,7 +333,7 @@ pub const Visit = struct {
     }
 
     /// Close all descriptors; also what a forked child does.
-    pub fn closeFds(self: *Visit) void {
+    pub fn closeFds(self: *Attachment) void {
         if (self.state != .free) sys.closeAt(&self.pid_fd);
     }
 };

@@ -1,7 +1,7 @@
 //! The open way of one transfer, or one view, into one granted range: from the claim, taken before the grant is looked
 //! at, until it is given back (ADR 0007). T0 opens it; T0 or T2 closes it.
 //!
-//! PA-1 A passage is open only while it has a claim. PA-2 The grant's word, and whether the owner lives and has its
+//! AC-1 An access is open only while it has a claim. AC-2 The grant's word, and whether the owner lives and has its
 //! ledger, are looked at after every piece: bytes that were moved before a change or an end are never called right.
 
 const std = @import("std");
@@ -11,15 +11,15 @@ const limits = @import("../limits.zig");
 const process = @import("../system/process.zig");
 const status = @import("../status.zig");
 const sys = @import("../system/sys.zig");
-const visit_file = @import("visit.zig");
+const attachment_file = @import("attachment.zig");
 
-const Visit = visit_file.Visit;
+const Attachment = attachment_file.Attachment;
 
 /// This process, as claims name it.
 pub const Self = struct { pid: u32, started: u64 };
 
-pub const Passage = struct {
-    visit: *Visit,
+pub const Access = struct {
+    attachment: *Attachment,
     /// Null: this very process, where `own` is what counts.
     table: ?*ledger.Table,
     own: ?*grants.Grant,
@@ -34,14 +34,14 @@ pub const Passage = struct {
     is_huge: bool,
     /// The first byte of the range, if it is mapped here. Set by a carrier.
     here: ?[*]u8,
-    mapped: ?*visit_file.Mapped,
+    mapped: ?*attachment_file.Mapped,
 
     /// Take a claim and look. Null: `why` is the status.
-    pub fn open(one: *Visit, self: Self, own: *grants.Grants, wanted: *const ledger.Wanted, why: *i32) ?Passage {
+    pub fn open(one: *Attachment, self: Self, own: *grants.Grants, wanted: *const ledger.Wanted, why: *i32) ?Access {
         why.* = status.ERR_DENIED;
         if (wanted.place >= limits.GRANTS_MAX) return null;
-        var passage = Passage{
-            .visit = one,
+        var access = Access{
+            .attachment = one,
             .table = null,
             .own = null,
             .claim = .{ .pid = self.pid, .started = self.started, .place = wanted.place },
@@ -55,54 +55,54 @@ pub const Passage = struct {
             .mapped = null,
         };
         if (one.table == own.table) {
-            passage.own = own.enter(wanted, why) orelse return null;
-            passage.terms = passage.own.?.terms;
-            return passage;
+            access.own = own.enter(wanted, why) orelse return null;
+            access.terms = access.own.?.terms;
+            return access;
         }
         why.* = status.ERR_GONE;
         if (one.hasEnded()) return null;
         why.* = status.ERR_LIMIT;
-        passage.table = one.table;
-        passage.claim_index = one.table.?.claim(passage.claim) orelse return null;
-        const word = passage.row.now();
-        passage.terms = passage.row.read();
-        why.* = ledger.judge(word, &passage.terms, wanted);
-        if (why.* == status.OK) return passage;
-        passage.close();
+        access.table = one.table;
+        access.claim_index = one.table.?.claim(access.claim) orelse return null;
+        const word = access.row.now();
+        access.terms = access.row.read();
+        why.* = ledger.judge(word, &access.terms, wanted);
+        if (why.* == status.OK) return access;
+        access.close();
         return null;
     }
 
-    /// Whether what was moved so far counts: PA-2.
-    pub fn look(self: *const Passage) i32 {
+    /// Whether what was moved so far counts: AC-2.
+    pub fn look(self: *const Access) i32 {
         if (self.own) |own| return if (own.now() == self.word) status.OK else status.ERR_REVOKED;
-        if (process.hasEnded(self.visit.pid_fd)) return status.ERR_GONE;
-        if (self.mapped != null and !self.visit.hasLedger()) return status.ERR_GONE;
+        if (process.hasEnded(self.attachment.pid_fd)) return status.ERR_GONE;
+        if (self.mapped != null and !self.attachment.hasLedger()) return status.ERR_GONE;
         return if (self.row.now() == self.word) status.OK else status.ERR_REVOKED;
     }
 
     /// The address of the range in its owner.
-    pub fn address(self: *const Passage) u64 {
+    pub fn address(self: *const Access) u64 {
         return self.terms.address + self.offset;
     }
 
     /// Take the lock of the grant for one atomic operation. False: somebody else has it.
-    pub fn tryLock(self: *const Passage) bool {
+    pub fn tryLock(self: *const Access) bool {
         return self.row.tryLock(self.claim);
     }
 
     /// Take the lock off somebody who has ended.
-    pub fn breakLock(self: *const Passage) void {
+    pub fn breakLock(self: *const Access) void {
         self.row.breakLock();
     }
 
     /// Give the lock back.
-    pub fn unlock(self: *const Passage) void {
+    pub fn unlock(self: *const Access) void {
         self.row.unlock(self.claim);
     }
 
     /// Leave. The owner may then use the memory for something else.
-    pub fn close(self: *Passage) void {
-        if (self.mapped) |mapped| Visit.letGo(mapped);
+    pub fn close(self: *Access) void {
+        if (self.mapped) |mapped| Attachment.letGo(mapped);
         if (self.own) |own| own.leave();
         if (self.table) |table| table.leave(self.claim_index, self.claim); // last
         self.* = undefined;
