@@ -28,6 +28,7 @@ ELSEWHERE: dict[str, tuple[frozenset[str], str]] = {
     "E12": (frozenset({REAL}), "bytes of a link"),
     "K04": (frozenset({REAL}), "asyncio has no virtual clock"),
     "K05": (frozenset({REAL}), "the same"),
+    "K06": (frozenset({REAL}), "threads have no virtual clock"),
     "N1": (frozenset({SIM}), "it is decided in the process that issues, whatever the ranks are"),
     "N3": (frozenset({REAL}), "simulated ranks have no collectives"),
     "N5": (frozenset({REAL}), "no simulated process has a device"),

@@ -33,7 +33,7 @@ def test_import_loads_no_heavy_module(imported: dict[str, list[str]], heavy: str
     assert [name for name in imported["modules"] if name == heavy or name.startswith(f"{heavy}.")] == []
 
 
-@pytest.mark.parametrize("name", ["aio", "rdma", "testing"])
+@pytest.mark.parametrize("name", ["aio", "blocking", "rdma", "testing"])
 def test_package_is_loaded_when_it_is_used(imported: dict[str, list[str]], name: str) -> None:
     """`trimesh.testing.simulate` after `import trimesh` alone."""
     assert [module for module in imported["modules"] if module.startswith(f"trimesh.{name}")] == []

@@ -76,7 +76,7 @@ from trimesh.shape.value_mesh import ValueMesh
 _assemble()
 
 if TYPE_CHECKING:
-    from trimesh import aio, rdma, spmd, tensor, testing
+    from trimesh import aio, blocking, rdma, spmd, tensor, testing
     from trimesh.rdma import RDMABuffer
     from trimesh.tensor import (
         Placements,
@@ -166,6 +166,7 @@ __all__ = [
     "Unresponsive",
     "ValueMesh",
     "aio",
+    "blocking",
     "by_value",
     "call_on_shard_and_fetch",
     "cancel_on",
@@ -246,6 +247,6 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("trimesh.rdma").RDMABuffer
     if name in _TENSORS:
         return getattr(importlib.import_module("trimesh.tensor"), name)
-    if name in ("aio", "rdma", "spmd", "tensor", "testing"):
+    if name in ("aio", "blocking", "rdma", "spmd", "tensor", "testing"):
         return importlib.import_module(f"trimesh.{name}")
     raise AttributeError(f"module 'trimesh' has no attribute {name!r}")

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from typing import Any, assert_type
 
 import trimesh
+import trimesh.blocking as tb
 from trimesh import (
     Actor,
     Backoff,
@@ -171,8 +172,42 @@ async def from_asyncio() -> None:
         trimesh.aio.spawn_procs({"gpus": 4}, size=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
+def without_await() -> None:
+    with tb.spawn_procs({"gpus": 4}, grace=1.0) as procs, tb.fail_after(5):
+        assert_type(procs, tb.ProcMesh)
+        counters = procs.spawn("counters", Counter, 10, step=2)
+        assert_type(counters.add.call(1), ValueMesh[int])
+        assert_type(counters.add.call_one(by=2), int)
+        assert_type(counters.add.call_settled(1), ValueMesh[Outcome[int]])
+        assert_type(counters.add.broadcast(1), None)
+        assert_type(counters.add.call.submit(1), tb.CallFuture[ValueMesh[int]])
+        assert_type(counters.name_of.choose.submit("a").result(timeout=5), str)
+        assert_type(counters.add.options(retry=Retry(2)).choose(1), int)
+        assert_type(counters.slice(gpus=0).add.call_one(), int)
+        assert_type(counters.exclude([{"gpus": 1}]).alive().work.choose(), list[float])
+        assert_type(counters.extent, Extent)
+        assert_type(len(counters), int)
+        with counters.count.stream(3) as numbers:
+            for point, number in numbers:
+                assert_type(point, Point)
+                assert_type(number, int)
+        with counters.add.map([1, 2], window=2) as results:
+            assert_type(list(results), list[tuple[int, int]])
+        with procs.spawning("others", Counter, 1) as others, others.events() as events:
+            for event in events:
+                assert_type(event, Event)
+        counters.add.call("one")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        counters.missing.call(1)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        procs.spawn("counters", Counter, "ten")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    kept = tb.spawn_procs({"gpus": 4}).open()
+    assert_type(tb.face(this_proc()), tb.ProcMesh)
+    assert_type(kept, tb.ProcMesh)
+    kept.close()
+
+
 async def per_rank(procs: ProcMesh) -> None:
     counters = await procs.spawn("counters", Counter, 1)
+    assert_type(tb.face(counters).add.call(1), ValueMesh[int])
     by = await counters.add.call(trimesh.per_rank([1, 2]))
     assert_type(by, ValueMesh[int])
     await counters.add.call(trimesh.per_rank(by))

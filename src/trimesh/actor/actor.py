@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Final, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -13,12 +12,9 @@ from trimesh._runtime.values.endpoint_spec import ENDPOINTS, EndpointSpec
 from trimesh.actor.endpoint import EndpointMethod
 
 if TYPE_CHECKING:
-    from builtins import slice as Slice  # noqa: N812
-
-    from trimesh._runtime.watch.event_hub import EventStream
-    from trimesh._runtime.watch.statistics import MeshStatistics
-    from trimesh.shape.extent import Extent
-    from trimesh.shape.point import Point
+    from trimesh.actor.handle_types import HandleAttributes
+else:
+    HandleAttributes = object
 
 MESH_ATTRIBUTES: Final = frozenset(
     {
@@ -39,7 +35,7 @@ MESH_ATTRIBUTES: Final = frozenset(
 """What a mesh handle has beside its endpoints; an endpoint cannot have one of these names."""
 
 
-class Actor:
+class Actor(HandleAttributes):
     """Base class of actors.
 
     A subclass has a plain `__init__`, which runs in the actor's own process, endpoints (methods marked with
@@ -47,7 +43,8 @@ class Actor:
     set-up, what comes after it is clean-up, and background tasks belong to a nursery around the `yield`.
 
     `await procs.spawn("name", Subclass, ...)` returns a handle on all of them that looks to type checkers like the
-    subclass itself: `handle.endpoint.call(...)`, and the attributes of a mesh (`extent`, `slice`, ...).
+    subclass itself: `handle.endpoint.call(...)`, and the attributes of a mesh (`extent`, `slice`, ...; see
+    `handle_types`).
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -71,63 +68,7 @@ class Actor:
         _check_lifespan(cls)
         setattr(cls, ENDPOINTS, found)
 
-    if TYPE_CHECKING:
-        # A handle looks like its actor class to type checkers, so the attributes of a mesh are declared here.
-        @property
-        def extent(self) -> Extent:
-            """See `ActorMesh.extent`."""
-            ...
-
-        @property
-        def name(self) -> str:
-            """See `ActorMesh.name`."""
-            ...
-
-        def __len__(self) -> int:
-            """See `ActorMesh.__len__`."""
-            ...
-
-        def size(self, dim: str | None = None) -> int:
-            """See `ActorMesh.size`."""
-            ...
-
-        def points(self) -> Iterator[Point]:
-            """See `ActorMesh.points`."""
-            ...
-
-        def slice(self, **selection: int | Slice) -> Self:
-            """See `ActorMesh.slice`."""
-            ...
-
-        def flatten(self, label: str) -> Self:
-            """See `ActorMesh.flatten`."""
-            ...
-
-        def split(self, **parts: Sequence[str] | int) -> Self:
-            """See `ActorMesh.split`."""
-            ...
-
-        def rename(self, **labels: str) -> Self:
-            """See `ActorMesh.rename`."""
-            ...
-
-        def exclude(self, points: Iterable[Mapping[str, int]]) -> Self:
-            """See `ActorMesh.exclude`."""
-            ...
-
-        def alive(self) -> Self:
-            """See `ActorMesh.alive`."""
-            ...
-
-        def statistics(self) -> MeshStatistics:
-            """See `ActorMesh.statistics`."""
-            ...
-
-        def events(self) -> AbstractAsyncContextManager[EventStream]:
-            """See `ActorMesh.events`."""
-            ...
-
-    else:
+    if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             if name in MESH_ATTRIBUTES:

@@ -21,6 +21,7 @@ from trimesh.shape.value_mesh import ValueMesh
 
 if TYPE_CHECKING:
     from trimesh.actor.view import MeshView
+    from trimesh.blocking import endpoint as blocking
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -233,8 +234,12 @@ class EndpointMethod(msgspec.Struct, Generic[P, R, W], frozen=True):
     spec: EndpointSpec
 
     if TYPE_CHECKING:
-
+        # The class stands for a handle of `trimesh.blocking`: there is no other type with the endpoints of the class.
+        @overload
+        def __get__(self, instance: None, owner: type) -> blocking.Endpoint[P, R]: ...
+        @overload
         def __get__(self, instance: Any, owner: type | None = None) -> BoundEndpoint[P, R, W]: ...
+        def __get__(self, instance: Any, owner: type | None = None) -> Any: ...
 
     else:
 

@@ -49,6 +49,9 @@ OUTPUT_BATCH_BYTES_MAX: Final = 32_768
 KILL_SECONDS: Final = 5.0
 """From SIGKILL until a process that is still there is given up as stuck in the kernel (rule Z08)."""
 
+EXIT_SECONDS: Final = 10.0
+"""For blocks that a script has left open, at the exit of the interpreter: twice the grace, then they are killed."""
+
 TRACKER_SECONDS: Final = 1.0
 """For a resource tracker of `multiprocessing` to unlink what the family has left; it takes some milliseconds."""
 

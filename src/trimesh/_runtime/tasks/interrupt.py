@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
@@ -42,6 +42,10 @@ class Interruptible(Protocol):
 
 
 _open: list[tuple[Interruptible, trio.lowlevel.TrioToken]] = []
+_elsewhere: list[tuple[Interruptible, trio.lowlevel.TrioToken]] = []
+"""Blocks of Trio runs in other threads, of which the main thread waits: `trimesh.blocking`."""
+
+_hears: trio.lowlevel.RunVar[bool] = trio.lowlevel.RunVar("trimesh_hears_interrupts", default=False)
 _original: Any = None
 
 
@@ -78,7 +82,8 @@ async def run_to_end(function: Callable[[], Awaitable[T]]) -> tuple[T, KeyboardI
 def interruptible(block: Interruptible) -> Generator[None, None, None]:
     """Let a Ctrl-C that comes while `block` is being left kill what it waits for, if it is not the first one."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are handled in the main thread, so a Ctrl-C is not for this block
+        with _interruptible_from_main(block) if _hears.get() else nullcontext():
+            yield  # signals are handled in the main thread, so a Ctrl-C is not for this block unless that says so
         return
     entry = (block, trio.lowlevel.current_trio_token())
     _open.append(entry)
@@ -90,6 +95,33 @@ def interruptible(block: Interruptible) -> Generator[None, None, None]:
             _open.remove(entry)
         if not _open:
             _uninstall()
+
+
+@contextmanager
+def _interruptible_from_main(block: Interruptible) -> Generator[None, None, None]:
+    entry = (block, trio.lowlevel.current_trio_token())
+    _elsewhere.append(entry)
+    try:
+        yield
+    finally:
+        _elsewhere.remove(entry)
+
+
+def hear_elsewhere() -> None:
+    """Let blocks of this Trio run, which is not in the main thread, be told of each Ctrl-C by that."""
+    _hears.set(True)
+
+
+def interrupt_elsewhere(*, kills: bool = True) -> bool:
+    """Tell the blocks of runs in other threads of a Ctrl-C; in the main thread, also in a signal handler.
+
+    Args:
+        kills: Whether it may be the second one.
+
+    Returns:
+        Whether it was, and what a block still waits for is killed.
+    """
+    return _tell(list(_elsewhere), kills=kills)
 
 
 def forget_blocks(proc: object) -> None:
@@ -119,16 +151,20 @@ def _uninstall() -> None:
 
 
 def _on_interrupt(signum: int, frame: FrameType | None) -> None:
-    if any(block.is_stopping and block.is_interrupted for block, _ in _open):
-        for block, token in _open:
+    if not _tell(_open) and _original is not None:
+        _original(signum, frame)
+
+
+def _tell(blocks: Sequence[tuple[Interruptible, trio.lowlevel.TrioToken]], *, kills: bool = True) -> bool:
+    if kills and any(block.is_stopping and block.is_interrupted for block, _ in blocks):
+        for block, token in blocks:
             block.is_killed = True
             if block.is_stopping:
                 token.run_sync_soon(block.kill_now, idempotent=True)
-        return
-    for block, _ in _open:
+        return True
+    for block, _ in blocks:
         block.is_interrupted = True
-    if _original is not None:
-        _original(signum, frame)
+    return False
 
 
 @contextmanager

@@ -1,0 +1,129 @@
+"""What type checkers see of a mesh at its actor class; never imported when a program runs.
+
+A handle of `trimesh` is an object of the actor class to them, one of `trimesh.blocking` is the class itself: the only
+two types that have the endpoints of that class. So what a mesh has beside endpoints is declared for both.
+"""
+
+from __future__ import annotations
+
+from abc import ABCMeta
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+if TYPE_CHECKING:
+    from builtins import slice as Slice  # noqa: N812
+
+    from trimesh._runtime.watch.event_hub import EventStream
+    from trimesh._runtime.watch.statistics import MeshStatistics
+    from trimesh.blocking import event_stream as blocking
+    from trimesh.shape.extent import Extent
+    from trimesh.shape.point import Point
+
+    P = ParamSpec("P")
+    T = TypeVar("T")
+    A = TypeVar("A")
+
+    class Attribute(Generic[T]):
+        """An attribute that is the same for both."""
+
+        def __init__(self, function: Callable[[Any], T]) -> None: ...
+
+        def __get__(self, instance: object, owner: Any = None) -> T: ...
+
+    class Method(Generic[P, T]):
+        """A method that is the same for both."""
+
+        def __init__(self, function: Callable[Concatenate[Any, P], T]) -> None: ...
+
+        def __get__(self, instance: object, owner: Any = None) -> Callable[P, T]: ...
+
+    class View(Generic[P]):
+        """A method that returns a view of the mesh."""
+
+        def __init__(self, function: Callable[Concatenate[Any, P], object]) -> None: ...
+
+        @overload
+        def __get__(self, instance: None, owner: type[A]) -> Callable[P, type[A]]: ...
+        @overload
+        def __get__(self, instance: A, owner: type[A]) -> Callable[P, A]: ...
+        def __get__(self, instance: Any, owner: Any) -> Any: ...
+
+    class Events:
+        """The method `events`."""
+
+        @overload
+        def __get__(self, instance: None, owner: Any) -> Callable[[], AbstractContextManager[blocking.EventStream]]: ...
+        @overload
+        def __get__(self, instance: object, owner: Any) -> Callable[[], AbstractAsyncContextManager[EventStream]]: ...
+        def __get__(self, instance: Any, owner: Any) -> Any: ...
+
+    class HandleType(ABCMeta):
+        """The type of actor classes, for `len` of a handle of `trimesh.blocking`."""
+
+        def __len__(cls) -> int: ...
+
+    class HandleAttributes(metaclass=HandleType):
+        """What a mesh has beside its endpoints."""
+
+        @Attribute
+        def extent(self) -> Extent:
+            """See `ActorMesh.extent`."""
+            ...
+
+        @Attribute
+        def name(self) -> str:
+            """See `ActorMesh.name`."""
+            ...
+
+        def __len__(self) -> int:
+            """See `ActorMesh.__len__`."""
+            ...
+
+        @Method
+        def size(self, dim: str | None = None) -> int:
+            """See `ActorMesh.size`."""
+            ...
+
+        @Method
+        def points(self) -> Iterator[Point]:
+            """See `ActorMesh.points`."""
+            ...
+
+        @View
+        def slice(self: Any, /, **selection: int | Slice) -> object:
+            """See `ActorMesh.slice`."""
+            ...
+
+        @View
+        def flatten(self, label: str) -> object:
+            """See `ActorMesh.flatten`."""
+            ...
+
+        @View
+        def split(self: Any, /, **parts: Sequence[str] | int) -> object:
+            """See `ActorMesh.split`."""
+            ...
+
+        @View
+        def rename(self: Any, /, **labels: str) -> object:
+            """See `ActorMesh.rename`."""
+            ...
+
+        @View
+        def exclude(self, points: Iterable[Mapping[str, int]]) -> object:
+            """See `ActorMesh.exclude`."""
+            ...
+
+        @View
+        def alive(self) -> object:
+            """See `ActorMesh.alive`."""
+            ...
+
+        @Method
+        def statistics(self) -> MeshStatistics:
+            """See `ActorMesh.statistics`."""
+            ...
+
+        events = Events()
+        """See `ActorMesh.events`."""

@@ -1,0 +1,40 @@
+"""Meshes in plain scripts and notebooks: the same names and errors as of `trimesh`, without `await`.
+
+`with trimesh.blocking.spawn_procs({"gpus": 4}) as procs:` starts Trio in a thread of its own; each call waits for its
+result, or gives a future (`.submit`). Ctrl-C cancels the call that is waited for, remote side too.
+"""
+
+from trimesh.blocking.actor_mesh import ActorMesh
+from trimesh.blocking.cancelled import Cancelled, TimeLimit, fail_after, move_on_after
+from trimesh.blocking.crossing import CallFuture
+from trimesh.blocking.endpoint import Endpoint, Verb
+from trimesh.blocking.event_stream import EventStream
+from trimesh.blocking.face import face
+from trimesh.blocking.host_mesh import HostMesh, this_host, this_proc
+from trimesh.blocking.proc_mesh import ProcMesh
+from trimesh.blocking.spawning import Spawning
+from trimesh.blocking.work import enter, run
+
+__all__ = [
+    "ActorMesh",
+    "CallFuture",
+    "Cancelled",
+    "Endpoint",
+    "EventStream",
+    "HostMesh",
+    "ProcMesh",
+    "Spawning",
+    "TimeLimit",
+    "Verb",
+    "enter",
+    "face",
+    "fail_after",
+    "move_on_after",
+    "run",
+    "spawn_procs",
+    "this_host",
+    "this_proc",
+]
+
+spawn_procs = this_host().spawn_procs
+"""`this_host().spawn_procs`; see there."""

@@ -1,0 +1,282 @@
+"""A `with` whose body is in a thread, and whose block is in a Trio task of its own; or is open until it is closed.
+
+It is a `HeldBlock` (BD-1, BD-2). When Trio cancels the block, the waits of its body end by `Cancelled`, and the block
+is left, and raises what has happened, when the body ends. One that was opened has no end to wait for: it is left at
+once, and what has happened is raised by the calls that were under way, else by the next one, else by `close`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, Generic, TypeVar, cast
+
+import trio
+
+from trimesh._runtime.tasks import interrupt
+from trimesh._runtime.tasks.crossing import Site
+from trimesh._runtime.tasks.held_block import HeldBlock
+from trimesh.blocking.cancelled import Cancelled
+from trimesh.blocking.crossing import Crossing
+from trimesh.blocking.interrupts import InterruptGuard
+from trimesh.blocking.trio_thread import ThreadRun, check_thread, lease, release
+
+T = TypeVar("T")
+FaceT = TypeVar("FaceT")
+
+_innermost: ContextVar[AnyBody | None] = ContextVar("trimesh_blocking_body", default=None)
+
+
+class _Ended(Crossing[None]):
+    """The crossing of a block, which tells it of its end."""
+
+    def __init__(self, site: Site[ThreadRun], body: AnyBody) -> None:
+        super().__init__(site)
+        self._body = body
+
+    def wake(self) -> None:
+        if self.is_done:
+            self._body.is_open = False
+        super().wake()
+
+
+class Body(HeldBlock[T, ThreadRun], AbstractContextManager[T, "bool | None"]):
+    """A block of Trio for a body in a thread; used once.
+
+    Args:
+        enter: Enters the block, in Trio.
+        leave: Leaves it, in the same task; gets what the body has raised, returns whether that is settled.
+        what: The block, for people.
+        home: The block of the mesh that it is made on.
+
+    Attributes:
+        what: The block, for people.
+        is_open: Whether it takes work.
+        around: The block around it.
+        owns: The mesh that it was entered for.
+        is_kept: Whether it is open until it is closed, rather than as long as a `with`.
+    """
+
+    def __init__(
+        self,
+        enter: Callable[[], Awaitable[T]],
+        leave: Callable[[BaseException | None], Awaitable[bool | None]],
+        what: str,
+        home: AnyBody | None = None,
+    ) -> None:
+        super().__init__(enter, leave)
+        self.what = what
+        self.is_open = False
+        self.is_kept = False
+        self.around: AnyBody | None = None
+        self.owns: object = None
+        self._home = home
+        self._run: ThreadRun | None = None
+        self._crossing: _Ended
+        self._value: T | None = None
+        self._is_entered = False
+        self._is_over = False
+        self._is_told = False
+
+    @property
+    def site(self) -> Site[ThreadRun]:
+        """Where the work of its body is done."""
+        return self._site
+
+    def __enter__(self) -> T:
+        """Enter the block; see `enter`."""
+        return self.enter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        """Leave the block; see `leave`."""
+        return self.leave(error)
+
+    def enter(self, *, keep: bool = False) -> T:
+        """Enter the block.
+
+        Args:
+            keep: Whether it is to be open until `close`.
+
+        Raises:
+            Cancelled: The time is over, or the block around it was cancelled; nothing of the block is left.
+            KeyboardInterrupt: Ctrl-C came; nothing of the block is left.
+        """
+        check_thread()
+        if self._run is not None:
+            raise RuntimeError(f"{self.what} can be entered once: make another one")
+        self.is_kept = keep
+        try:
+            with InterruptGuard() as guard:
+                self._run = lease()
+                self._run.bodies.append(self)
+                self._begin(guard)
+            if not keep:
+                _innermost.set(self)
+            value, self._value = self._value, None
+            return cast("T", value)
+        except BaseException as error:
+            if self._run is not None and not self._is_over:
+                self.leave(error)  # Ctrl-C, after the guard
+            raise
+
+    def _begin(self, guard: InterruptGuard) -> None:
+        run = self._run
+        assert run is not None
+        home = self._home if self._home is not None and self._home.is_open else None
+        self.around = innermost(run) or home
+        around = run.root if self.around is None else self.around.site
+        self._site = Site(run, around)
+        self._crossing = crossing = _Ended(around, self)
+        try:
+            crossing.start(self._live)
+        except trio.RunFinishedError:
+            self._finish()
+            raise
+        crossing.wait(guard, lambda: self._is_entered or crossing.is_done)
+        if not self._is_entered or guard.has_come:
+            self._end(guard, KeyboardInterrupt() if guard.has_come else None)
+            raise crossing.cancelled()
+
+    def leave(self, error: BaseException | None) -> bool:
+        """Leave the block; return whether it has swallowed what the body has raised.
+
+        Raises:
+            BaseException: What the block raises.
+        """
+        if _innermost.get() is self:
+            _innermost.set(self.around)
+        if self._is_over or self._run is None or self._run.is_forgotten:
+            return False
+        with InterruptGuard() as guard:
+            for inner in self.inner():
+                if inner.is_kept:
+                    inner.leave(error)
+            return self._end(guard, error)
+
+    def close(self) -> None:
+        """Leave a block that was opened.
+
+        Raises:
+            RuntimeError: A block that was opened inside of it is still open, or this one belongs to a `with`.
+        """
+        if not self.is_kept:
+            raise RuntimeError(f"{self.what} belongs to its `with` block, which ends it: leave that, or open() it")
+        inner = self.inner()
+        if inner:
+            raise RuntimeError(f"close first what was opened inside: {inner[0].what} is open in {self.what}")
+        self.leave(None)
+
+    def inner(self) -> list[AnyBody]:
+        """Return the blocks that are open inside of this one, the last first."""
+        bodies = [] if self._run is None else cast("list[AnyBody]", self._run.bodies)
+        return [body for body in reversed(bodies) if body.around is self]
+
+    def close_until(self, deadline: float) -> bool:
+        """Leave the block at the exit of the interpreter; return whether it was left by a moment."""
+        with InterruptGuard() as guard:
+            self._let_go()
+            self._crossing.wait(guard, lambda: self._crossing.is_done, deadline)
+        if self._crossing.is_done and self._crossing.error is not None and not self._is_told:
+            raise self._crossing.error
+        return self._crossing.is_done
+
+    def _end(self, guard: InterruptGuard, error: BaseException | None) -> bool:
+        crossing = self._crossing
+        self.is_open = False
+        if isinstance(error, KeyboardInterrupt):
+            interrupt.interrupt_elsewhere(kills=False)
+        if isinstance(error, Cancelled) or not self._is_entered:
+            crossing.cancel("the body of the block was cancelled")
+        else:
+            self._body_error = error
+        self._let_go()
+        try:
+            crossing.wait(guard, lambda: crossing.is_done)
+            if crossing.error is not None and crossing.error is not error and not self._is_told:
+                raise crossing.error
+            if crossing.error is not None or (error is not None and not self._is_suppressed):
+                return False
+            if crossing.was_cancelled:
+                raise crossing.cancelled()
+            return self._is_suppressed
+        finally:
+            self._finish()
+            del error  # no cycle of an error, its traceback and this frame
+
+    def _finish(self) -> None:
+        if not self._is_over and self._run is not None:
+            self._is_over = True
+            self._run.bodies.remove(self)
+            release(self._run)
+
+    def check_failed(self, guard: InterruptGuard | None = None) -> None:
+        """Raise what a block has come to that was opened and has ended by itself, unless it was raised before.
+
+        Args:
+            guard: Is on, if the end is to be waited for: the block has cancelled a wait.
+        """
+        if not self.is_kept or self._is_over:
+            return
+        if guard is not None:
+            self._crossing.wait(guard, lambda: self._crossing.is_done)
+        if self._crossing.is_done:
+            self._is_told = True
+            self._finish()
+            self._crossing.result()
+
+    def _entered(self, value: T) -> None:
+        self._value, self._is_entered, self.is_open = value, True, True
+        if self.is_kept:
+            self._crossing.scope.deadline = math.inf  # a time limit was for entering
+        self._crossing.wake()
+
+    def _tell_cancel(self) -> bool:
+        return not self.is_kept
+
+    def __repr__(self) -> str:
+        return f"<block of {self.what}, {'open' if self.is_open else 'not open'}>"
+
+
+AnyBody = Body[Any]
+
+
+def innermost(run: ThreadRun | None = None) -> AnyBody | None:
+    """Return the innermost open `with` block of this library that the running code is in."""
+    body = _innermost.get()
+    while body is not None and not (body.is_open and (run is None or body.site.run is run)):
+        body = body.around
+    return body
+
+
+class FacedBody(AbstractContextManager[FaceT], Generic[T, FaceT]):
+    """A `with` block of a thread whose value has another face here."""
+
+    def __init__(self, body: Body[T], face: Callable[[T], FaceT]) -> None:
+        self._body = body
+        self._face = face
+
+    def __enter__(self) -> FaceT:
+        """Enter it."""
+        return self._face(self._body.enter())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        """Leave it."""
+        return self._body.leave(error)
+
+
+def body_of(block: AbstractAsyncContextManager[T], what: str, home: AnyBody | None = None) -> Body[T]:
+    """Return a body for an async context manager of Trio."""
+
+    async def leave(error: BaseException | None) -> bool | None:
+        if error is None:
+            return await block.__aexit__(None, None, None)
+        return await block.__aexit__(type(error), error, error.__traceback__)
+
+    return Body(block.__aenter__, leave, what, home)

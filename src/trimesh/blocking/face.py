@@ -1,0 +1,44 @@
+"""The form without `await` of a handle that came from elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, overload
+
+from trimesh.actor import actor_mesh, host_mesh, proc_mesh
+from trimesh.actor.actor import Actor
+from trimesh.blocking.actor_mesh import ActorMesh
+from trimesh.blocking.handle import Handle
+from trimesh.blocking.host_mesh import HostMesh
+from trimesh.blocking.proc_mesh import ProcMesh
+
+A = TypeVar("A", bound=Actor)
+
+
+@overload
+def face(handle: proc_mesh.ProcMesh) -> ProcMesh: ...
+@overload
+def face(handle: host_mesh.HostMesh) -> HostMesh: ...
+@overload
+def face(handle: A) -> type[A]: ...
+def face(handle: Any) -> Any:
+    """Return the form without `await` of a handle of `trimesh`: one that an endpoint has returned, or was given.
+
+    In an endpoint with `thread=True` it is how the actor calls others: `tb.face(self.peers).step.call(1)`. Such a call
+    has the deadline of the endpoint, and is cancelled with it.
+
+    Raises:
+        TypeError: It is no handle on a mesh.
+    """
+    match handle:
+        case Handle():
+            return handle  # pyright: ignore[reportUnknownVariableType]
+        case actor_mesh.ActorMesh():
+            return ActorMesh(handle)
+        case proc_mesh.ProcMesh():
+            return ProcMesh(handle)
+        case host_mesh.HostMesh():
+            return HostMesh(handle)
+        case _:
+            raise TypeError(
+                f"face takes a handle on a mesh, got {handle!r}: for other objects write run(object.method, ...)"
+            )

@@ -1,0 +1,113 @@
+"""What handles without `await` have in common: the handle of Trio inside, the block, shape and views."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+
+from trimesh.actor.shaped import Shaped
+from trimesh.blocking.body import AnyBody, FacedBody, body_of
+from trimesh.blocking.event_stream import EventStream
+from trimesh.blocking.work import wait
+
+if TYPE_CHECKING:
+    from builtins import slice as Slice  # noqa: N812
+    from contextlib import AbstractContextManager
+
+    from trimesh._runtime.watch.statistics import MeshStatistics
+    from trimesh.shape.extent import Extent
+    from trimesh.shape.point import Point
+
+InnerT = TypeVar("InnerT", bound=Shaped)
+T = TypeVar("T")
+
+
+class Handle(Generic[InnerT]):
+    """A mesh without `await`. Sent to an actor it is the handle of `trimesh`."""
+
+    def __init__(self, inner: InnerT, home: AnyBody | None = None) -> None:
+        self._inner = inner
+        self._home = home
+
+    @property
+    def name(self) -> str:
+        """Name given at spawn."""
+        return str(self._any.name)
+
+    @property
+    def extent(self) -> Extent:
+        """Labels and sizes of this view, missing members included."""
+        return self._inner.extent
+
+    def size(self, dim: str | None = None) -> int:
+        """Return the size along `dim`, or the number of points of the extent; see `Shaped.size`."""
+        return self._inner.size(dim)
+
+    def __len__(self) -> int:
+        """Return the number of members that are not missing."""
+        return len(self._inner)
+
+    def points(self) -> Iterator[Point]:
+        """Yield the coordinates, in this view, of its members."""
+        return self._inner.points()
+
+    def slice(self, **selection: int | Slice) -> Self:
+        """Return a part: an int removes its dimension, a slice keeps it; see `Shaped.slice`."""
+        return self._seen(self._inner.slice(**selection))
+
+    def flatten(self, label: str) -> Self:
+        """Return the members along one dimension called `label`."""
+        return self._seen(self._inner.flatten(label))
+
+    def split(self, **parts: Sequence[str] | int) -> Self:
+        """Return the members with a dimension split in two or more; see `Shaped.split`."""
+        return self._seen(self._inner.split(**parts))
+
+    def rename(self, **labels: str) -> Self:
+        """Return the members with other labels."""
+        return self._seen(self._inner.rename(**labels))
+
+    def exclude(self, points: Iterable[Mapping[str, int]]) -> Self:
+        """Return the members without some; see `Shaped.exclude`."""
+        return self._seen(self._inner.exclude(points))
+
+    def alive(self) -> Self:
+        """Return the view without the members whose end is known here."""
+        return self._seen(self._now(self._any.alive))
+
+    def statistics(self) -> MeshStatistics:
+        """Return what this process knows of the members of this view; see `trimesh.ProcMesh.statistics`."""
+        found: MeshStatistics = self._now(self._any.statistics)
+        return found
+
+    def events(self) -> AbstractContextManager[EventStream]:
+        """Read what happens to the members: `with mesh.events() as events: for event in events`."""
+        body = body_of(self._any.events(), f"the events of {self.name}", self._home)
+        return FacedBody(body, lambda events: EventStream(events, self._home))
+
+    @property
+    def _any(self) -> Any:
+        return self._inner
+
+    def _seen(self, inner: InnerT) -> Self:
+        return type(self)(inner, self._home)
+
+    def _wait(self, function: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
+        return wait(lambda: function(*args, **kwargs), self._home)
+
+    def _now(self, function: Callable[[], T]) -> T:
+        async def call() -> T:
+            return function()
+
+        return wait(call, self._home)
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    def __reduce__(self) -> Any:
+        return self._inner.__reduce__()
+
+
+def inner_of(value: Any) -> Any:
+    """Return the handle of `trimesh` in an argument of a call, if it is one of this library."""
+    return cast("Handle[Shaped]", value)._inner if isinstance(value, Handle) else value  # noqa: SLF001

@@ -1,0 +1,95 @@
+"""`this_host()` and `this_proc()`, and the meshes of processes that start there, without `await`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trimesh import limits
+from trimesh._supervision.policy import Policy
+from trimesh.actor import host_mesh
+from trimesh.actor.host_mesh import Env, Output, Pickle
+from trimesh.blocking.body import AnyBody
+from trimesh.blocking.proc_mesh import ProcMesh
+from trimesh.blocking.spawning import Spawning
+from trimesh.shape.extent import Extent
+
+
+class HostMesh:
+    """The machine that this program runs on; see `trimesh.HostMesh`."""
+
+    def __init__(self, inner: host_mesh.HostMesh, home: AnyBody | None = None) -> None:
+        self._inner = inner
+        self._home = home
+
+    @property
+    def extent(self) -> Extent:
+        """The empty extent."""
+        return self._inner.extent
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def spawn_procs(
+        self,
+        per_host: Mapping[str, int],
+        *,
+        name: str = "procs",
+        preload: Sequence[str] = (),
+        env: Env | None = None,
+        setup: Callable[[], Any] | None = None,
+        python: str | None = None,
+        grace: float = limits.GRACE_SECONDS,
+        output: Output = "forward",
+        supervision: Policy | None = None,
+        pickle: Pickle | None = None,
+        seed: int | None = None,
+        rendezvous: bool = False,
+    ) -> Spawning[ProcMesh]:
+        """Start processes: `with this_host().spawn_procs({"gpus": 4}) as procs:`, or `.open()`.
+
+        See `trimesh.HostMesh.spawn_procs`. On a warm host `.adopt()` gives them to the host's block.
+        """
+        make = functools.partial(
+            self._inner.spawn_procs,
+            per_host,
+            name=name,
+            preload=preload,
+            env=env,
+            setup=setup,
+            python=python,
+            grace=grace,
+            output=output,
+            supervision=supervision,
+            pickle=pickle,
+            seed=seed,
+            rendezvous=rendezvous,
+        )
+        return Spawning(f"spawn_procs({dict(per_host)})", make, ProcMesh, self._home)
+
+    def warm(
+        self, *, preload: Sequence[str] = (), grace: float = limits.GRACE_SECONDS, pickle: Pickle | None = None
+    ) -> Spawning[HostMesh]:
+        """Keep the process that forks workers for many meshes; see `trimesh.HostMesh.warm`."""
+        make = functools.partial(self._inner.warm, preload=preload, grace=grace, pickle=pickle)
+        return Spawning("warm()", make, HostMesh, self._home)
+
+    def close(self) -> None:
+        """End a warm host that was opened; see `ProcMesh.close`."""
+        if self._home is None or self._home.owns is not self._inner:
+            raise RuntimeError(f"{self!r} has no block of its own: close what it belongs to, or shows a part of")
+        self._home.close()
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+
+def this_host() -> HostMesh:
+    """Return the machine that this program runs on; starts nothing."""
+    return HostMesh(host_mesh.this_host())
+
+
+def this_proc() -> ProcMesh:
+    """Return this process as a mesh of one member; its actors run in the thread of Trio."""
+    return ProcMesh(host_mesh.this_proc())

@@ -1,0 +1,239 @@
+"""The Trio run that does the work of threads: in a thread of its own, or the one that has started the thread.
+
+TT-1 a program has at most one thread of its own for it; it starts with the first block and ends with the last.
+TT-2 who leaves the last block waits until that thread has ended.
+TT-3 a process that was forked has none of its parent's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+
+import trio
+
+from trimesh._runtime.tasks import interrupt
+from trimesh._runtime.tasks.crossing import Site, Waiting
+from trimesh.blocking.exit import OpenBlock, close_at_exit
+from trimesh.errors import TrimeshInternalError
+
+
+class ThreadRun(ABC):
+    """One Trio run, as the threads see that use it.
+
+    Attributes:
+        root: The outermost site.
+        users: Open blocks and waits outside of blocks.
+        waiting: What waits for work in it.
+        bodies: Blocks that are open, in the order in which they were entered.
+        is_forgotten: Whether this process was forked from the one that has it.
+    """
+
+    def __init__(self) -> None:
+        self.root: Site[ThreadRun] = Site(self, None)
+        self.users = 0
+        self.waiting: set[Waiting] = set()
+        self.bodies: list[OpenBlock] = []
+        self.is_forgotten = False
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._end = trio.Event()
+        self._served = threading.Event()
+        self._error: BaseException | None = None
+
+    @abstractmethod
+    def launch(self) -> None:
+        """Start `_serve` in Trio; return when it serves."""
+
+    def post(self, function: Callable[[], object]) -> None:
+        """Call `function` in the thread of Trio.
+
+        Raises:
+            trio.RunFinishedError: The run is over.
+        """
+        if self._token is None or not self.root.is_open or self.is_forgotten:
+            raise trio.RunFinishedError("the Trio run of these blocks has ended")
+        self._token.run_sync_soon(function)
+
+    def tell(self, function: Callable[[], object]) -> bool:
+        """Call `function` at once: threads have no place where they hear, but wait for what it sets."""
+        function()
+        return True
+
+    @trio.lowlevel.enable_ki_protection
+    async def _serve(self) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                self.root.nursery = nursery
+                self._token = trio.lowlevel.current_trio_token()
+                self.root.is_open = True
+                self._served.set()
+                await self._end.wait()
+                nursery.cancel_scope.cancel(reason="the last block was left")
+        finally:
+            self.root.is_open = False
+
+    def _over(self, error: BaseException | None) -> None:
+        """Learn that it has ended."""
+        self._error = error
+        self._served.set()
+        for waiting in list(self.waiting):
+            waiting.fail(_broken(error))
+
+    def check(self) -> None:
+        """Raise what has broken it, if something has."""
+        if self._error is not None:
+            raise _broken(self._error)
+
+    @abstractmethod
+    def ended(self) -> None:
+        """Let it end: the last user has gone."""
+
+    def _let_end(self) -> None:
+        with suppress(trio.RunFinishedError):
+            self.post(self._end.set)
+
+
+class OwnThread(ThreadRun):
+    """A run in a thread of its own."""
+
+    def launch(self) -> None:
+        """See `ThreadRun.launch`."""
+        # A daemon: else the interpreter would wait for it before the blocks that are open can be closed at its exit.
+        self._thread = threading.Thread(target=self._run, name="trimesh.blocking", daemon=True)
+        self._thread.start()
+        self._served.wait()
+        self.check()
+        close_at_exit(self)
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            trio.run(self._main)
+        except BaseException as raised:  # noqa: BLE001 - raised where it is waited for
+            error = raised
+        self._over(error)
+
+    async def _main(self) -> None:
+        interrupt.hear_elsewhere()
+        await self._serve()
+
+    def ended(self) -> None:
+        """See `ThreadRun.ended`; waits until the thread has ended."""
+        self._let_end()
+        if threading.current_thread() is not self._thread:  # a future's last one is
+            self._thread.join()
+            self.check()
+
+
+class ThreadOfTask(ThreadRun):
+    """The run that has started this thread: of an actor's endpoint that runs in one, say."""
+
+    def __init__(self, token: trio.lowlevel.TrioToken) -> None:
+        super().__init__()
+        self._started_by = token
+
+    def launch(self) -> None:
+        """See `ThreadRun.launch`."""
+        trio.from_thread.run_sync(
+            trio.lowlevel.spawn_system_task, self._serve_as_system_task, trio_token=self._started_by
+        )
+        self._served.wait()
+
+    async def _serve_as_system_task(self) -> None:
+        error: BaseException | None = None
+        try:
+            await self._serve()
+        except trio.Cancelled:
+            raise
+        except BaseException as raised:  # noqa: BLE001 - a system task must not raise
+            error = raised
+        finally:
+            self._over(error)
+
+    def ended(self) -> None:
+        """See `ThreadRun.ended`."""
+        self._let_end()
+
+
+_lock = threading.Lock()
+_own: OwnThread | None = None
+_of_tasks: dict[trio.lowlevel.TrioToken, ThreadOfTask] = {}
+
+
+def find_token() -> trio.lowlevel.TrioToken | None:
+    """Return the token of the Trio run that has started this thread, if one has."""
+    try:
+        return trio.from_thread.run_sync(trio.lowlevel.current_trio_token)
+    except RuntimeError:  # this thread was not started by Trio, or that run has ended
+        return None
+
+
+def check_thread() -> None:
+    """Refuse a caller that must not wait.
+
+    Raises:
+        RuntimeError: It is in Trio, which it would stop.
+    """
+    if trio.lowlevel.in_trio_run():
+        raise RuntimeError(
+            "trimesh.blocking must not be used in a Trio task, which it would stop, nor in what such a task calls "
+            "(a plain endpoint, a callback of a future): write `await` with the handles of `trimesh`, or make the "
+            "endpoint one with thread=True"
+        )
+
+
+def lease() -> ThreadRun:
+    """Use the Trio run of this thread; the first user starts it. Who leases it releases it."""
+    global _own  # noqa: PLW0603 - one for the process
+    token = find_token()
+    with _lock:
+        run: ThreadRun | None = _own if token is None else _of_tasks.get(token)
+        if run is None:
+            run = OwnThread() if token is None else ThreadOfTask(token)
+            run.launch()
+            if token is not None:
+                _of_tasks[token] = run  # type: ignore[assignment]
+            else:
+                _own = run  # type: ignore[assignment]
+        run.users += 1
+        return run
+
+
+def release(run: ThreadRun) -> None:
+    """Stop to use a run; the last user ends it.
+
+    Raises:
+        TrimeshInternalError: It has broken down.
+    """
+    global _own  # noqa: PLW0603
+    with _lock:
+        run.users -= 1
+        if run.users > 0 or run.is_forgotten:
+            return
+        if run is _own:
+            _own = None
+        for token in [token for token, one in _of_tasks.items() if one is run]:
+            del _of_tasks[token]
+        run.ended()  # who leases meanwhile waits, so that there is one thread at a time
+
+
+def _forget() -> None:
+    """In a process that was just forked: the thread of its parent is not here."""
+    global _own, _lock
+    for run in itertools.chain([_own] if _own is not None else [], _of_tasks.values()):
+        run.is_forgotten = True
+    _own, _lock = None, threading.Lock()
+    _of_tasks.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _broken(error: BaseException | None) -> BaseException:
+    broken = TrimeshInternalError("the Trio run that does the work of this thread has ended")
+    broken.__cause__ = error
+    return broken
