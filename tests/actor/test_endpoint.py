@@ -144,6 +144,11 @@ def test_only_methods_are_endpoints(thing: Any):
         endpoint(thing)
 
 
+def test_endpoint_stands_once_above_a_method():
+    with pytest.raises(TypeError, match="must stand once above a method, got it twice above _nothing"):
+        endpoint(endpoint(_nothing))
+
+
 def _nothing(self): ...
 def _one(self, a): ...
 def _optional(self, a, /, b=1): ...

@@ -75,6 +75,12 @@ class Subject(Actor):
     def stop_iterating(self) -> None:
         raise StopIteration
 
+    @endpoint
+    def forget_async(self) -> object:
+        return self.hidden()
+
+    async def hidden(self) -> None: ...
+
 
 class Steps(trio.abc.Instrument):
     """Counts the steps of tasks that serve mailboxes."""
@@ -260,6 +266,16 @@ async def test_stop_iteration_is_told_as_an_error(stage: Stage):
     error = stage.cell.proc.values.decode_error(reply.payload)
     assert isinstance(error, RuntimeError)
     assert isinstance(error.__cause__, StopIteration)
+
+
+async def test_coroutine_of_a_plain_function_is_refused(stage: Stage):
+    """It is closed: no warning says that it was not awaited."""
+    stage.owner.call(stage.cell, "forget_async")
+    await trio.testing.wait_all_tasks_blocked()
+    (reply,) = stage.owner.link.sent
+    assert isinstance(reply, messages.Error)
+    error = stage.cell.proc.values.decode_error(reply.payload)
+    assert str(error).startswith("a plain def endpoint must return a value, got a coroutine from forget_async()")
 
 
 # ---- the actor ends --------------------------------------------------------------------------------------------------

@@ -121,3 +121,42 @@ def test_value_mesh_slice_keeps_each_value_with_its_member(hosts, gpus, out, ind
     part = ranks(region).slice(gpus=selection)
 
     assert part == ranks(region.slice(gpus=selection))
+
+
+def test_value_mesh_is_read_by_rank_and_in_order():
+    values = ranks(Region({"hosts": 2, "gpus": 2}).slice(hosts=1))
+
+    assert list(values) == [2, 3]
+    assert (values[0], values[1]) == (2, 3)
+    with pytest.raises(ShapeError):
+        values[2]
+    with pytest.raises(TypeError, match=r"takes the rank of one member, got 'gpus': write \.item\(gpus=0\)"):
+        values["gpus"]  # type: ignore[index]
+    with pytest.raises(TypeError, match=r"got 1: write \.item\(gpus=0\), or values\[1\] for a rank"):
+        values.item(1)
+
+
+def test_value_mesh_by_rank_passes_over_missing_members():
+    values = ranks(Region({"gpus": 3}).exclude([{"gpus": 1}]))
+
+    assert (values[0], values[2], list(values)) == (0, 2, [0, 2])
+    with pytest.raises(ShapeError):
+        values[1]
+
+
+def test_value_mesh_of_one_value_needs_no_coordinates():
+    assert ranks(Region({"hosts": 2, "gpus": 1})).slice(hosts=1).item() == 1
+
+
+def test_value_mesh_is_flattened_and_tabled():
+    values = ranks(Region({"hosts": 2, "gpus": 2}))
+
+    assert values.flatten("rank").item(rank=2) == 2
+    assert values.to_table() == [
+        {"hosts": 0, "gpus": 0, "value": 0},
+        {"hosts": 0, "gpus": 1, "value": 1},
+        {"hosts": 1, "gpus": 0, "value": 2},
+        {"hosts": 1, "gpus": 1, "value": 3},
+    ]
+    with pytest.raises(ShapeError, match="'gpus' is a dimension: name another one"):
+        values.to_table("gpus")

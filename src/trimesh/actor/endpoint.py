@@ -344,6 +344,8 @@ class _Decorator(msgspec.Struct, frozen=True):
             return EndpointMethod(self._spec(function))
 
     def _spec(self, function: Callable[..., Any]) -> EndpointSpec:
+        if isinstance(function, EndpointMethod):
+            raise TypeError(f"@endpoint must stand once above a method, got it twice above {function.spec.name}")
         if not inspect.isfunction(function):
             raise TypeError(f"@endpoint must decorate a method, got {function!r}")
         name = function.__name__

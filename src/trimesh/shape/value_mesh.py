@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import attrs
 
 from trimesh.errors import ShapeError
+from trimesh.shape.extent import as_integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,6 +43,10 @@ class ValueMesh(Generic[T_co]):
         (12, 4)
         >>> list(totals.slice(gpus=1).map(float).items())
         [({'hosts': 0/2}, 11.0), ({'hosts': 1/2}, 13.0)]
+        >>> sum(totals), totals[3], totals.flatten("rank").item(rank=2)
+        (46, 13, 12)
+        >>> totals.to_table("total")[3]
+        {'hosts': 1, 'gpus': 1, 'total': 13}
     """
 
     region: Region
@@ -60,19 +65,51 @@ class ValueMesh(Generic[T_co]):
         """Return the number of values."""
         return len(self._values)
 
-    def item(self, **coords: int) -> T_co:
+    def __iter__(self) -> Iterator[T_co]:
+        """Yield the values in the view's order; `items()` has the points, too."""
+        return iter(self._values)
+
+    def __getitem__(self, rank: int) -> T_co:
+        """Return the value of the member at a row-major rank of the view.
+
+        Raises:
+            TypeError: It is no integer.
+            ShapeError: The view has no such rank, or the member is missing.
+        """
+        found = as_integer(rank)
+        if found is None:
+            raise TypeError(
+                f"values[...] takes the rank of one member, got {rank!r}: write .item({self._example()}) for a member "
+                "by its coordinates, .slice(...) for several"
+            )
+        return self._values[self._position(found)]
+
+    def item(self, *ranks: int, **coords: int) -> T_co:
         """Return the value of one member.
 
         Args:
-            coords: Index along every dimension; none for a mesh without dimensions.
+            ranks: None: a member is named by its coordinates, or `values[rank]`.
+            coords: Index along every dimension; none where there is one value.
 
         Raises:
             ShapeError: A label is missing or unknown, an index is outside its dimension, or the member is missing.
+            TypeError: A rank was given.
         """
-        rank = self.extent.rank(coords)
+        if ranks:
+            raise TypeError(
+                f"item() takes the coordinates of a member by name, got {ranks[0]!r}: write .item({self._example()}), "
+                f"or values[{ranks[0]!r}] for a rank"
+            )
+        if not coords and len(self) == 1:
+            return self._values[0]
+        return self._values[self._position(self.extent.rank(coords))]
+
+    def _position(self, rank: int) -> int:
         base_rank = self.region.base_rank(rank)  # raises for a missing member
-        position = rank if len(self) == self.extent.nelements else self.region.ranks().index(base_rank)
-        return self._values[position]
+        return rank if len(self) == self.extent.nelements else self.region.ranks().index(base_rank)
+
+    def _example(self) -> str:
+        return ", ".join(f"{label}=0" for label in self.extent)
 
     def items(self) -> Iterator[tuple[Point, T_co]]:
         """Yield the points and values in the view's order."""
@@ -91,6 +128,23 @@ class ValueMesh(Generic[T_co]):
         region = self.region.slice(**selection)
         by_rank = dict(zip(self.region.ranks(), self._values, strict=True))
         return ValueMesh(region, [by_rank[rank] for rank in region.ranks()])
+
+    def flatten(self, label: str) -> ValueMesh[T_co]:
+        """Return the values over one dimension, in the view's order; see `Region.flatten`."""
+        return ValueMesh(self.region.flatten(label), self._values)
+
+    def to_table(self, value: str = "value") -> list[dict[str, int | T_co]]:
+        """Return a row for each member: its coordinates by label, and its value, as `pandas.DataFrame` takes them.
+
+        Args:
+            value: Key of the value.
+
+        Raises:
+            ShapeError: A dimension has that name.
+        """
+        if value in self.extent:
+            raise ShapeError(f"the value needs a column of its own, and {value!r} is a dimension: name another one")
+        return [{**point, value: one} for point, one in self.items()]
 
     def map(self, function: Callable[[T_co], U]) -> ValueMesh[U]:
         """Return `function` of each value, over the same view."""

@@ -10,7 +10,7 @@ import contextvars
 import math
 import types
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import trio
 
@@ -182,9 +182,16 @@ def _call_now(
     context: contextvars.Context, spec: EndpointSpec, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     try:
-        return context.run(spec.fn, actor, *args, **kwargs)
-    except StopIteration as error:  # nobody could await what raises it
+        result = context.run(spec.fn, actor, *args, **kwargs)
+    except StopIteration as error:  # a coroutine cannot end by it
         raise RuntimeError(f"{spec.name} raised StopIteration") from error
+    if type(result) is types.CoroutineType:
+        cast("Coroutine[Any, Any, Any]", result).close()
+        raise TypeError(
+            f"a plain def endpoint must return a value, got a coroutine from {spec.name}(): "
+            f"write `async def {spec.name}`, and await it there"
+        )
+    return result
 
 
 @trio.lowlevel.disable_ki_protection

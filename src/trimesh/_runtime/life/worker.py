@@ -21,6 +21,7 @@ from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.spawner.launcher import attach_launcher
 from trimesh._runtime.system import prctl
+from trimesh._runtime.system.breakpoints import refuse_breakpoints
 from trimesh._runtime.system.records import WorkerConfig
 from trimesh._runtime.watch.report import describe_self
 from trimesh._runtime.watch.stack import arm_stack
@@ -67,6 +68,7 @@ def main(config: WorkerConfig, link: socket.socket, broker: socket.socket, lifel
     Returns:
         The exit code.
     """
+    refuse_breakpoints()
     return trio.run(_main, config, link, broker, lifelines)
 
 
