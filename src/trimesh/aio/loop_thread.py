@@ -14,17 +14,15 @@ import contextvars
 from collections.abc import Coroutine, Generator
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import trio
 
 from trimesh._runtime.life.current import current_proc
+from trimesh._runtime.tasks.crossing import Waiting
 from trimesh.aio.portal import open_trio
 from trimesh.aio.trio_run import TrioRun, find_run
 from trimesh.errors import TrimeshInternalError
-
-if TYPE_CHECKING:
-    from trimesh.aio.asyncio_work import AsyncioWork
 
 Tasks = set["asyncio.Task[Any]"]
 
@@ -42,7 +40,7 @@ class LoopThread:
 
     def __init__(self) -> None:
         self.run: TrioRun
-        self.works: set[AsyncioWork[Any]] = set()
+        self.works: set[Waiting] = set()
         self._users = 0
         self._is_running = False
         self._started = trio.Event()
