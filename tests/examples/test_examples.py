@@ -240,3 +240,25 @@ def test_generators_write_what_the_trainer_has_learned(device: str, tolerance: f
     assert "she sells sea shells by the sea shore; she sell" in facts(r"^round 3  loss \S+  '(.*)'$", said)
     assert facts(r"^round 3  loss \S+  '(.*)'$", said) == facts(r"^by handles +'(.*)'$", said)
     assert facts(r"^by handles +'(.*)'$", said) == facts(r"^here +'(.*)'$", said)
+
+
+def test_parameter_server_finds_the_weights() -> None:
+    distances = [float(found) for found in facts(r"distance (\S+)$", run_example("ray/parameter_server.py"))]
+
+    assert len(distances) == 2
+    assert max(distances) < 0.05
+
+
+def test_map_over_actors_uses_all_and_keeps_the_order() -> None:
+    printed = run_example("ray/map_over_actors.py", "--items", "9")
+
+    assert f"in order: {[number * number for number in range(9)]}" in printed
+    assert "workers used: [0, 1, 2]" in printed
+
+
+def test_async_actor_batches_streams_and_is_cancelled() -> None:
+    printed = run_example("ray/async_actor.py")
+
+    assert "'PROMPT 7'" in printed
+    assert "tokens: ONE WORD AFTER THE OTHER" in printed
+    assert "cancelled calls that have unwound: 1" in printed
