@@ -123,6 +123,34 @@ def test_runtime_rooms_import_downwards() -> None:
     assert [pair for pair in sorted(used) if RUNTIME_ROOMS.index(pair[0]) < RUNTIME_ROOMS.index(pair[1])] == []
 
 
+FROM_RUNTIME = re.compile(r"from trimesh\._runtime\.([\w.]+) import (?:\(([^)]*)\)|([^(\n#]+))")
+
+REACHED_INTO = {
+    *("actors.agent", "actors.cell", "actors.context", "calls.outgoing"),
+    *("life.current", "life.dump", "life.family", "life.proc", "life.sites", "life.worker"),
+    *("peers.host", "peers.incoming", "peers.parcel", "peers.peer"),
+    *("system.exits", "system.import_watch", "system.records", "system.seeds"),
+    *("tasks.crossing", "tasks.foreign", "tasks.interrupt"),
+    *("values.endpoint_spec", "values.payload", "values.reference", "watch.task_tree"),
+}
+"""Modules of the runtime that packages above import past the doors of its rooms. There may only be fewer."""
+
+
+def test_packages_above_the_runtime_come_in_by_the_doors_of_its_rooms() -> None:
+    """A door is what the `__init__.py` of a room exports. The test kit takes the runtime apart, so it does not."""
+    doors = {path.parent.name: path.read_text() for path in RUNTIME.glob("*/__init__.py")}
+    past: dict[str, set[str]] = {}
+    for path in (ROOT / "src" / "trimesh").rglob("*.py"):
+        package = path.relative_to(ROOT / "src" / "trimesh").parts[0]
+        for room, several, one in FROM_RUNTIME.findall(path.read_text()) if package != "_runtime" else ():
+            names = {name.strip() for name in (several or one).split(",") if name.strip()}
+            closed = {name for name in names if "." not in room and f'"{name}"' not in doors[room]}
+            past.setdefault(package, set()).update({room} if "." in room else {f"{room}.{name}" for name in closed})
+
+    assert {package for package, modules in past.items() if modules} == {"aio", "blocking", "testing"}
+    assert set().union(*past.values()) == REACHED_INTO
+
+
 def test_rooms_of_the_package_are_small_enough_to_be_seen_at_once() -> None:
     sizes = {folder: len(list(folder.glob("*.py"))) for folder in (ROOT / "src" / "trimesh").rglob("")}
 

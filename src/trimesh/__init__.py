@@ -9,13 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from trimesh._assembly import assemble as _assemble
-from trimesh._runtime.actors.context import Context, context, current_point, current_rank, current_size
-from trimesh._runtime.channels.port import Port
-from trimesh._runtime.channels.receiver import Receiver
-from trimesh._runtime.life.dump import dump
-from trimesh._runtime.system.run_process import run_process
-from trimesh._runtime.tasks.interrupt import cancel_on
-from trimesh._runtime.watch.statistics import MailboxStatistics, MemberStatistics, MeshStatistics
+from trimesh._runtime.actors import Context, context, current_point, current_rank, current_size
+from trimesh._runtime.channels import Port, Receiver
+from trimesh._runtime.life import dump
+from trimesh._runtime.system import run_process
+from trimesh._runtime.tasks import cancel_on
+from trimesh._runtime.watch import MailboxStatistics, MemberStatistics, MeshStatistics
 from trimesh._supervision.backoff import Backoff
 from trimesh._supervision.policy import FailFast, Isolate, Restart
 from trimesh._transport.interface.base import LinkStatistics

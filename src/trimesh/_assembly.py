@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from trimesh._runtime.life.proc import Proc
-from trimesh._runtime.services.registry import TENSORS, Handler
+from trimesh._runtime.life import Proc
+from trimesh._runtime.services import TENSORS, Handler
 from trimesh._wire.memory.reducers import Sink
 from trimesh._wire.typed.kinds import Kind, Source, register_kind
 from trimesh.actor.proc_mesh import MeshTensors, provide_tensors

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from trimesh._runtime.values.endpoint_spec import ENDPOINTS, EndpointSpec
+from trimesh._runtime.values import ENDPOINTS, EndpointSpec
 from trimesh.actor.endpoint import EndpointMethod
 
 if TYPE_CHECKING:

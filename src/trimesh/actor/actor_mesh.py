@@ -5,12 +5,10 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Self
 
-from trimesh._runtime.meshes.actor_members import ActorMembers
-from trimesh._runtime.tasks.foreign import in_trio_now
-from trimesh._runtime.values.endpoint_spec import endpoints_of
-from trimesh._runtime.values.reference import MeshInfo
-from trimesh._runtime.watch.event_hub import EventStream
-from trimesh._runtime.watch.statistics import MeshStatistics
+from trimesh._runtime.meshes import ActorMembers
+from trimesh._runtime.tasks import in_trio_now
+from trimesh._runtime.values import MeshInfo, endpoints_of
+from trimesh._runtime.watch import EventStream, MeshStatistics
 from trimesh.actor.endpoint import Endpoint
 from trimesh.actor.shaped import Shaped
 from trimesh.actor.view import MeshView

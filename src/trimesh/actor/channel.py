@@ -8,10 +8,9 @@ from typing import Any, TypeVar, overload
 
 import trio
 
-from trimesh._runtime.channels.port import Port
-from trimesh._runtime.channels.receiver import Receiver
-from trimesh._runtime.life.controller import lease_proc
-from trimesh._runtime.tasks.foreign import in_trio_block
+from trimesh._runtime.channels import Port, Receiver
+from trimesh._runtime.life import lease_proc
+from trimesh._runtime.tasks import in_trio_block
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 
 import msgspec
 
-from trimesh._runtime.tasks.foreign import in_trio, in_trio_now
-from trimesh._runtime.values.endpoint_spec import EndpointSpec, Kind
+from trimesh._runtime.tasks import in_trio, in_trio_now
+from trimesh._runtime.values import EndpointSpec, Kind
 from trimesh.actor import retrying, verbs
 from trimesh.actor.item_map import ItemMap
 from trimesh.actor.options import NO_OPTIONS, Merge, Options, Retry

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 if TYPE_CHECKING:
     from builtins import slice as Slice  # noqa: N812
 
-    from trimesh._runtime.watch.event_hub import EventStream
-    from trimesh._runtime.watch.statistics import MeshStatistics
+    from trimesh._runtime.watch import EventStream, MeshStatistics
     from trimesh.blocking import event_stream as blocking
     from trimesh.shape.extent import Extent
     from trimesh.shape.point import Point

@@ -7,10 +7,9 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal, cast
 
 from trimesh import limits
-from trimesh._runtime.life.ownership import OwnedHost, adopt_procs, check_per_host, open_procs, open_warm_host
-from trimesh._runtime.spawner.proc_options import ProcOptions
-from trimesh._runtime.system.child import checked_output
-from trimesh._runtime.system.seeds import SEED_MAX
+from trimesh._runtime.life import OwnedHost, adopt_procs, check_per_host, open_procs, open_warm_host
+from trimesh._runtime.spawner import ProcOptions
+from trimesh._runtime.system import SEED_MAX, checked_output
 from trimesh._supervision.policy import FailFast, Policy, checked_policy
 from trimesh._supervision.units import check_units
 from trimesh.actor import mesh_kinds

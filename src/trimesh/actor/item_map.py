@@ -18,9 +18,19 @@ from trio.lowlevel import cancel_shielded_checkpoint, checkpoint, checkpoint_if_
 
 from trimesh import limits
 from trimesh._routing.collector import Outcome, Returned, is_failure
-from trimesh._runtime.calls.call_set import CallSet, SetCall
-from trimesh._runtime.calls.invoke import Err, Ok, Result, has_deadline, is_news, results_of, value_of, yield_to_cancel
-from trimesh._runtime.values.endpoint_spec import EndpointSpec
+from trimesh._runtime.calls import (
+    CallSet,
+    Err,
+    Ok,
+    Result,
+    SetCall,
+    has_deadline,
+    is_news,
+    results_of,
+    value_of,
+    yield_to_cancel,
+)
+from trimesh._runtime.values import EndpointSpec
 from trimesh.actor import verbs
 from trimesh.actor.options import Options, check_window
 from trimesh.actor.results import Results

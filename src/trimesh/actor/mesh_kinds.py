@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from trimesh._runtime.values.endpoint_spec import endpoints_of
-from trimesh._runtime.values.reference import MemberInfo, MeshInfo
+from trimesh._runtime.values import MemberInfo, MeshInfo, endpoints_of
 from trimesh._wire.memory.reducers import Sink
 from trimesh._wire.typed.kinds import Kind, Source, register_kind
 from trimesh._wire.typed.known_kinds import name_of

@@ -10,7 +10,7 @@ import attrs
 import msgspec
 
 from trimesh import limits
-from trimesh._runtime.values.endpoint_spec import EndpointSpec, Kind
+from trimesh._runtime.values import EndpointSpec, Kind
 from trimesh._supervision.backoff import Backoff
 from trimesh.errors import ProcDied
 

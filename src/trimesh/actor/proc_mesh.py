@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, cast
 
 import trio
 
-from trimesh._runtime.life.current import current_proc
-from trimesh._runtime.life.ownership import ActorPlan, OwnedProcs, adopt_actors, open_actors, own_process, stop_procs
-from trimesh._runtime.meshes.actor_members import ActorMembers
-from trimesh._runtime.meshes.member import Member
-from trimesh._runtime.meshes.proc_members import ProcMembers
-from trimesh._runtime.tasks.foreign import in_trio, in_trio_now
-from trimesh._runtime.values.endpoint_spec import endpoints_of
-from trimesh._runtime.watch.event_hub import EventStream
-from trimesh._runtime.watch.statistics import MeshStatistics, Seen, statistics_of
+from trimesh._runtime.life import (
+    ActorPlan,
+    OwnedProcs,
+    adopt_actors,
+    current_proc,
+    open_actors,
+    own_process,
+    stop_procs,
+)
+from trimesh._runtime.meshes import ActorMembers, Member, ProcMembers
+from trimesh._runtime.tasks import in_trio, in_trio_now
+from trimesh._runtime.values import endpoints_of
+from trimesh._runtime.watch import EventStream, MeshStatistics, Seen, statistics_of
 from trimesh._supervision.policy import Policy, checked_policy
 from trimesh._supervision.units import check_units
 from trimesh.actor.actor import Actor

@@ -9,12 +9,10 @@ from typing import Generic, Self, TypeVar
 import trio
 
 from trimesh._routing.collector import Outcome
-from trimesh._runtime.calls.invoke import yield_to_cancel
-from trimesh._runtime.calls.outgoing import reason_of
-from trimesh._runtime.meshes.survivors import fold_into_deaths
-from trimesh._runtime.tasks.cancelled import split_cancelled
-from trimesh._runtime.tasks.foreign import Block, in_trio_taking
-from trimesh._runtime.values.endpoint_spec import EndpointSpec
+from trimesh._runtime.calls import reason_of, yield_to_cancel
+from trimesh._runtime.meshes import fold_into_deaths
+from trimesh._runtime.tasks import Block, in_trio_taking, split_cancelled
+from trimesh._runtime.values import EndpointSpec
 from trimesh.actor.view import MeshView
 from trimesh.errors import MeshErrorGroup
 

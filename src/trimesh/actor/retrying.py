@@ -7,9 +7,9 @@ from typing import Any
 
 import trio
 
-from trimesh._runtime.life.current import current_proc
-from trimesh._runtime.meshes.survivors import fold_into_deaths
-from trimesh._runtime.values.endpoint_spec import EndpointSpec
+from trimesh._runtime.life import current_proc
+from trimesh._runtime.meshes import fold_into_deaths
+from trimesh._runtime.values import EndpointSpec
 from trimesh.actor import verbs
 from trimesh.actor.item_map import ItemMap, Items, Unit, with_earlier
 from trimesh.actor.options import Options

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import trio
 
 from trimesh import limits
-from trimesh._runtime.tasks.foreign import in_trio, in_trio_block
+from trimesh._runtime.tasks import in_trio, in_trio_block
 
 T = TypeVar("T")
 

@@ -10,11 +10,18 @@ import trio
 
 from trimesh import limits
 from trimesh._routing.collector import Outcome
-from trimesh._runtime.calls.invoke import Err, Ok, encode_request, remaining_budget, results_of, value_of
-from trimesh._runtime.calls.outgoing_stream import OutgoingStream
-from trimesh._runtime.calls.request import Request
-from trimesh._runtime.life.proc import Proc
-from trimesh._runtime.values.endpoint_spec import EndpointSpec, Kind
+from trimesh._runtime.calls import (
+    Err,
+    Ok,
+    OutgoingStream,
+    Request,
+    encode_request,
+    remaining_budget,
+    results_of,
+    value_of,
+)
+from trimesh._runtime.life import Proc
+from trimesh._runtime.values import EndpointSpec, Kind
 from trimesh.actor import verbs
 from trimesh.actor.options import Options
 from trimesh.actor.results import Results

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 import trio
 
-from trimesh._runtime.calls.invoke import Err, Ok, Result, invoke, post, post_nowait
-from trimesh._runtime.calls.request import Request
-from trimesh._runtime.life.current import current_proc
-from trimesh._runtime.life.proc import Proc
-from trimesh._runtime.meshes.survivors import fold_into_deaths
-from trimesh._runtime.peers.target import Target
-from trimesh._runtime.values.endpoint_spec import GENERATOR, EndpointSpec
+from trimesh._runtime.calls import Err, Ok, Request, Result, invoke, post, post_nowait
+from trimesh._runtime.life import Proc, current_proc
+from trimesh._runtime.meshes import fold_into_deaths
+from trimesh._runtime.peers import Target
+from trimesh._runtime.values import GENERATOR, EndpointSpec
 from trimesh.actor.options import NO_OPTIONS, Options
 from trimesh.actor.outcome import Outcome
 from trimesh.actor.per_rank import PerRank, Spread, spread
@@ -22,7 +20,7 @@ from trimesh.errors import MeshErrorGroup, MeshStopped, Origin, RemoteCancelled,
 from trimesh.shape.value_mesh import ValueMesh
 
 if TYPE_CHECKING:
-    from trimesh._runtime.values.reference import MeshInfo
+    from trimesh._runtime.values import MeshInfo
     from trimesh.actor.view import MeshView
 
 Args = tuple[Any, ...]

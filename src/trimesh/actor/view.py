@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
-from trimesh._runtime.calls.membership import Membership, family_of, membership_of
-from trimesh._runtime.life.current import current_proc, find_proc, find_proc_anywhere
-from trimesh._runtime.life.proc import Proc
-from trimesh._runtime.peers.peer import Peer
-from trimesh._runtime.peers.target import Target
-from trimesh._runtime.tasks.foreign import in_trio_now
-from trimesh._runtime.values.endpoint_spec import EndpointSpec
-from trimesh._runtime.values.reference import MeshInfo
-from trimesh._runtime.watch.statistics import MeshStatistics, Seen, statistics_of
+from trimesh._runtime.calls import Membership, family_of, membership_of
+from trimesh._runtime.life import Proc, current_proc, find_proc, find_proc_anywhere
+from trimesh._runtime.peers import Peer, Target
+from trimesh._runtime.tasks import in_trio_now
+from trimesh._runtime.values import EndpointSpec, MeshInfo
+from trimesh._runtime.watch import MeshStatistics, Seen, statistics_of
 from trimesh.errors import MeshStopped
 from trimesh.ids import ProcId
 from trimesh.shape.region import Region

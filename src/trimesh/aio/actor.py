@@ -12,8 +12,8 @@ from typing import Any
 import attrs
 import trio
 
-from trimesh._runtime.actors.life import LIVE, lifespan_of
-from trimesh._runtime.values.endpoint_spec import ENDPOINTS, EndpointSpec, Kind, endpoints_of
+from trimesh._runtime.actors import LIVE, lifespan_of
+from trimesh._runtime.values import ENDPOINTS, EndpointSpec, Kind, endpoints_of
 from trimesh.actor import actor
 from trimesh.aio.in_asyncio import block_in_asyncio, items_from_asyncio, run_in_asyncio
 from trimesh.aio.loop_thread import LoopThread, Tasks, lease, tasks_of_actor

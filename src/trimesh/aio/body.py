@@ -15,8 +15,7 @@ from typing import TypeVar, cast
 
 import trio
 
-from trimesh._runtime.tasks.crossing import Site
-from trimesh._runtime.tasks.held_block import HeldBlock
+from trimesh._runtime.tasks import HeldBlock, Site
 from trimesh.aio.crossing import Crossing, TaskSite, cancelled_in_trio
 from trimesh.aio.trio_run import TrioRun, lease
 

@@ -14,8 +14,7 @@ from typing import TypeVar, cast
 
 import trio
 
-from trimesh._runtime.tasks import crossing
-from trimesh._runtime.tasks.crossing import Site
+from trimesh._runtime.tasks import Site, crossing
 from trimesh.aio.trio_run import TrioRun
 
 T = TypeVar("T")

@@ -18,8 +18,8 @@ from typing import Any, cast
 
 import trio
 
-from trimesh._runtime.life.current import current_proc
-from trimesh._runtime.tasks.crossing import Waiting
+from trimesh._runtime.life import current_proc
+from trimesh._runtime.tasks import Waiting
 from trimesh.aio.portal import open_trio
 from trimesh.aio.trio_run import TrioRun, find_run
 from trimesh.errors import TrimeshInternalError

@@ -20,8 +20,7 @@ import attrs
 import outcome
 import trio
 
-from trimesh._runtime.tasks.cancelled import split_cancelled
-from trimesh._runtime.tasks.crossing import Site, Waiting
+from trimesh._runtime.tasks import Site, Waiting, split_cancelled
 from trimesh.aio.interrupts import InterruptGuard, SignalBell, guard_interrupts, hang_bell
 from trimesh.errors import TrimeshInternalError
 

@@ -16,9 +16,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import trio
 
-from trimesh._runtime.tasks import interrupt
-from trimesh._runtime.tasks.crossing import Site
-from trimesh._runtime.tasks.held_block import HeldBlock
+from trimesh._runtime.tasks import HeldBlock, Site, interrupt
 from trimesh.blocking.cancelled import Cancelled
 from trimesh.blocking.crossing import Crossing
 from trimesh.blocking.interrupts import InterruptGuard

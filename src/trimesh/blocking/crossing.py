@@ -11,8 +11,7 @@ from typing import TypeVar, cast
 
 import trio
 
-from trimesh._runtime.tasks import crossing
-from trimesh._runtime.tasks.crossing import Site
+from trimesh._runtime.tasks import Site, crossing
 from trimesh.blocking.cancelled import Cancelled, TimeLimit, current_limit
 from trimesh.blocking.interrupts import InterruptGuard
 from trimesh.blocking.trio_thread import ThreadRun

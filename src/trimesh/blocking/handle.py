@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from builtins import slice as Slice  # noqa: N812
     from contextlib import AbstractContextManager
 
-    from trimesh._runtime.watch.statistics import MeshStatistics
+    from trimesh._runtime.watch import MeshStatistics
     from trimesh.shape.extent import Extent
     from trimesh.shape.point import Point
 

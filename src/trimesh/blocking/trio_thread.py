@@ -16,8 +16,7 @@ from contextlib import suppress
 
 import trio
 
-from trimesh._runtime.tasks import interrupt
-from trimesh._runtime.tasks.crossing import Site, Waiting
+from trimesh._runtime.tasks import Site, Waiting, interrupt
 from trimesh.blocking.exit import OpenBlock, close_at_exit
 from trimesh.errors import TrimeshInternalError
 

@@ -9,7 +9,7 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import trio
 
-from trimesh._runtime.tasks.crossing import Site
+from trimesh._runtime.tasks import Site
 from trimesh.blocking.body import AnyBody, body_of, innermost
 from trimesh.blocking.cancelled import Cancelled
 from trimesh.blocking.crossing import CallFuture, Crossing, FutureCrossing

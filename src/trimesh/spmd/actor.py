@@ -18,8 +18,8 @@ from typing import Any, cast
 import trio
 
 from trimesh import limits
-from trimesh._runtime.meshes.rendezvous import Rendezvous
-from trimesh._runtime.system.run_process import run_process
+from trimesh._runtime.meshes import Rendezvous
+from trimesh._runtime.system import run_process
 from trimesh.actor.actor import Actor
 from trimesh.actor.endpoint import endpoint
 from trimesh.spmd import child

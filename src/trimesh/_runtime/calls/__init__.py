@@ -2,3 +2,48 @@
 
 `membership` is here because it asks the owner of a mesh by a call who lives at a rank.
 """
+
+from trimesh._runtime.calls.call_set import CallSet, SetCall
+from trimesh._runtime.calls.invoke import (
+    Err,
+    Ok,
+    Result,
+    encode_request,
+    has_deadline,
+    invoke,
+    is_news,
+    post,
+    post_nowait,
+    remaining_budget,
+    results_of,
+    value_of,
+    yield_to_cancel,
+)
+from trimesh._runtime.calls.membership import Membership, family_of, membership_of
+from trimesh._runtime.calls.outgoing import reason_of
+from trimesh._runtime.calls.outgoing_stream import OutgoingStream
+from trimesh._runtime.calls.request import Request
+
+__all__ = [
+    "CallSet",
+    "Err",
+    "Membership",
+    "Ok",
+    "OutgoingStream",
+    "Request",
+    "Result",
+    "SetCall",
+    "encode_request",
+    "family_of",
+    "has_deadline",
+    "invoke",
+    "is_news",
+    "membership_of",
+    "post",
+    "post_nowait",
+    "reason_of",
+    "remaining_budget",
+    "results_of",
+    "value_of",
+    "yield_to_cancel",
+]

@@ -1,1 +1,9 @@
 """Channels: who has a port, what waits at the two ends."""
+
+from trimesh._runtime.channels.port import Port
+from trimesh._runtime.channels.receiver import Receiver
+
+__all__ = [
+    "Port",
+    "Receiver",
+]

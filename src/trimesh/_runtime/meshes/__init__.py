@@ -1,1 +1,15 @@
 """Meshes as their owner sees them: one block, its members, their restarts and their end."""
+
+from trimesh._runtime.meshes.actor_members import ActorMembers
+from trimesh._runtime.meshes.member import Member
+from trimesh._runtime.meshes.proc_members import ProcMembers
+from trimesh._runtime.meshes.rendezvous import Rendezvous
+from trimesh._runtime.meshes.survivors import fold_into_deaths
+
+__all__ = [
+    "ActorMembers",
+    "Member",
+    "ProcMembers",
+    "Rendezvous",
+    "fold_into_deaths",
+]

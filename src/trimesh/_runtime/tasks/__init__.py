@@ -1,1 +1,20 @@
 """Small parts of tasks: contexts, callers of other loops, interrupts, errors that only follow from a stop."""
+
+from trimesh._runtime.tasks.cancelled import split_cancelled
+from trimesh._runtime.tasks.crossing import Site, Waiting
+from trimesh._runtime.tasks.foreign import Block, in_trio, in_trio_block, in_trio_now, in_trio_taking
+from trimesh._runtime.tasks.held_block import HeldBlock
+from trimesh._runtime.tasks.interrupt import cancel_on
+
+__all__ = [
+    "Block",
+    "HeldBlock",
+    "Site",
+    "Waiting",
+    "cancel_on",
+    "in_trio",
+    "in_trio_block",
+    "in_trio_now",
+    "in_trio_taking",
+    "split_cancelled",
+]

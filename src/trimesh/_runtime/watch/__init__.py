@@ -1,1 +1,13 @@
 """What a process tells of itself: reports, stacks, stalls, statistics, events."""
+
+from trimesh._runtime.watch.event_hub import EventStream
+from trimesh._runtime.watch.statistics import MailboxStatistics, MemberStatistics, MeshStatistics, Seen, statistics_of
+
+__all__ = [
+    "EventStream",
+    "MailboxStatistics",
+    "MemberStatistics",
+    "MeshStatistics",
+    "Seen",
+    "statistics_of",
+]

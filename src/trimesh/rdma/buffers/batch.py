@@ -11,8 +11,8 @@ import attrs
 import trio
 
 from trimesh import limits
-from trimesh._runtime.life.current import current_proc
-from trimesh._runtime.tasks.foreign import Block
+from trimesh._runtime.life import current_proc
+from trimesh._runtime.tasks import Block
 from trimesh._transport.interface.mover import Kind
 from trimesh.errors import LimitExceeded, MeshErrorGroup
 from trimesh.rdma.buffers.buffer import RDMABuffer

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import trio
 
-from trimesh._runtime.life.current import current_proc, find_proc_anywhere, proc_for
-from trimesh._runtime.services.bulk import Granted, Registration
-from trimesh._runtime.tasks.foreign import in_trio, in_trio_block, in_trio_now
+from trimesh._runtime.life import current_proc, find_proc_anywhere, proc_for
+from trimesh._runtime.services import Granted, Registration
+from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now
 from trimesh._transport.interface.mover import Done, Kind, Right, Span, Transfer
 from trimesh._wire.memory.regions import memory_at
 from trimesh.errors import Origin

@@ -7,7 +7,7 @@ from typing import Any, overload
 
 import trio
 
-from trimesh._runtime.tasks.foreign import in_trio
+from trimesh._runtime.tasks import in_trio
 from trimesh.actor.endpoint import Endpoint
 from trimesh.rdma.buffers.batch import batch
 from trimesh.rdma.buffers.buffer import RDMABuffer

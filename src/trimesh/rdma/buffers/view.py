@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 
 import trio
 
-from trimesh._runtime.life.current import current_proc
+from trimesh._runtime.life import current_proc
 from trimesh.rdma.memory.handle import Handle
 
 

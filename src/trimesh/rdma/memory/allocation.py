@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from trimesh._runtime.life.current import proc_for
-from trimesh._runtime.tasks.foreign import in_trio_now
+from trimesh._runtime.life import proc_for
+from trimesh._runtime.tasks import in_trio_now
 
 
 def allocate(shape: int | Sequence[int], dtype: Any = None) -> Any:

@@ -21,7 +21,7 @@ from functools import partial
 import attrs
 
 from trimesh import limits
-from trimesh._runtime.services.bulk import Bulk, describe
+from trimesh._runtime.services import Bulk, describe
 from trimesh._transport.interface.mover import Kind, Span, Transfer
 from trimesh.errors import LinkLost, set_origin
 from trimesh.rdma.memory.device import (

@@ -8,7 +8,7 @@ import attrs
 import msgspec
 
 from trimesh import limits
-from trimesh._runtime.services.bulk import Granted
+from trimesh._runtime.services import Granted
 from trimesh._transport.interface.mover import Grant, Home, Right
 from trimesh.errors import Origin, ProtocolError
 from trimesh.ids import ID_MAX

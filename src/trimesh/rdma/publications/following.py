@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 
 import trio
 
-from trimesh._runtime.tasks.foreign import in_trio
+from trimesh._runtime.tasks import in_trio
 from trimesh.errors import MeshStopped, ProcDied
 from trimesh.rdma.publications.layout import Entry, describe
 

@@ -11,8 +11,8 @@ from typing import Any, Self
 import trio
 
 from trimesh import limits
-from trimesh._runtime.life.current import proc_for
-from trimesh._runtime.tasks.foreign import in_trio, in_trio_block, in_trio_now
+from trimesh._runtime.life import proc_for
+from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now
 from trimesh.errors import ProtocolError
 from trimesh.rdma.buffers.buffer import RDMABuffer
 from trimesh.rdma.publications.following import Following

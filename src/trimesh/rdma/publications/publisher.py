@@ -19,9 +19,8 @@ import attrs
 import trio
 
 from trimesh import limits
-from trimesh._runtime.actors.cell import find_cell
-from trimesh._runtime.peers.parcel import Parcel
-from trimesh._runtime.peers.peer import Peer
+from trimesh._runtime.actors import find_cell
+from trimesh._runtime.peers import Parcel, Peer
 from trimesh._wire import messages
 from trimesh.ids import ProcId
 from trimesh.rdma.buffers.buffer import RDMABuffer
@@ -30,8 +29,8 @@ from trimesh.rdma.publications import board
 from trimesh.rdma.publications.layout import layout_of
 
 if TYPE_CHECKING:
-    from trimesh._runtime.actors.cell import Cell
-    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.actors import Cell
+    from trimesh._runtime.life import Proc
 
 
 @attrs.define(eq=False)

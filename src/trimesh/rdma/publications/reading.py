@@ -18,8 +18,8 @@ import attrs
 import trio
 
 from trimesh import limits
-from trimesh._runtime.peers.parcel import Parcel
-from trimesh._runtime.services.bulk import Granted
+from trimesh._runtime.peers import Parcel
+from trimesh._runtime.services import Granted
 from trimesh._transport.interface.mover import Right
 from trimesh._wire import messages
 from trimesh.errors import LimitExceeded, LinkLost, MeshStopped, ProcDied, set_origin
@@ -30,7 +30,7 @@ from trimesh.rdma.publications import board as board_words
 from trimesh.rdma.publications.board import HEAD_BYTES, ROW_BYTES, Head, Slot, read_head
 
 if TYPE_CHECKING:
-    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.life import Proc
 
 
 class VersionGone(LookupError):

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from trimesh._runtime.peers.parcel import Parcel
-from trimesh._runtime.peers.peer import Peer
+from trimesh._runtime.peers import Parcel, Peer
 from trimesh._wire import messages
 from trimesh.ids import ProcId
 from trimesh.rdma.buffers.buffer import RDMABuffer
@@ -23,7 +22,7 @@ from trimesh.rdma.publications.reading import Reading
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.life import Proc
 
 
 @attrs.define(eq=False)

@@ -7,9 +7,8 @@ from typing import Any
 
 import attrs
 
-from trimesh._runtime.deadlock.blocked_search import BlockedSearch
-from trimesh._runtime.peers.incoming import IncomingCall
-from trimesh._runtime.peers.peer import Peer
+from trimesh._runtime.deadlock import BlockedSearch
+from trimesh._runtime.peers import IncomingCall, Peer
 from trimesh._transport.interface.base import Buffer
 from trimesh.errors import DeadlockError, MeshErrorGroup, PayloadError, ProtocolError, set_origin
 from trimesh.tensor.controller.consequences import causes_first, death_at

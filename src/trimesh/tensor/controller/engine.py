@@ -12,8 +12,8 @@ import torch
 import trio
 
 from trimesh import limits
-from trimesh._runtime.services.registry import TENSORS
-from trimesh._runtime.values.payload import take_payload
+from trimesh._runtime.services import TENSORS
+from trimesh._runtime.values import take_payload
 from trimesh.errors import MeshError, MeshStopped, ProcDied, ProtocolError, set_origin
 from trimesh.tensor.controller.team import Failure, Team
 from trimesh.tensor.protocol import messages
@@ -21,11 +21,9 @@ from trimesh.tensor.protocol.device import default_device
 from trimesh.tensor.rank.moves import moves_of
 
 if TYPE_CHECKING:
-    from trimesh._runtime.life.ownership import OwnedProcs
-    from trimesh._runtime.life.proc import Proc
-    from trimesh._runtime.peers.peer import Peer
-    from trimesh._runtime.peers.process import Carried
-    from trimesh._runtime.values.reference import MeshInfo
+    from trimesh._runtime.life import OwnedProcs, Proc
+    from trimesh._runtime.peers import Carried, Peer
+    from trimesh._runtime.values import MeshInfo
     from trimesh.errors import Origin
     from trimesh.shape.region import Region
     from trimesh.tensor.controller.expected import Expected

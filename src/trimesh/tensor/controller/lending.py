@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from trimesh._runtime.life.rebuilding import rebuild
-from trimesh._runtime.services.registry import TENSORS
-from trimesh._runtime.values.guarded import Guarded
+from trimesh._runtime.life import rebuild
+from trimesh._runtime.services import TENSORS
+from trimesh._runtime.values import Guarded
 from trimesh._wire.memory.reducers import Sink
 from trimesh.tensor.controller.tensor import MeshTensor
 

@@ -18,7 +18,7 @@ from trimesh.tensor.controller.plan import Line
 from trimesh.tensor.protocol.messages import DEFINE, FREE, RESET
 
 if TYPE_CHECKING:
-    from trimesh._runtime.peers.peer import Peer
+    from trimesh._runtime.peers import Peer
     from trimesh.errors import Origin
     from trimesh.tensor.controller.engine import Engine
     from trimesh.tensor.controller.plan import Plan

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
-from trimesh._runtime.services.registry import TENSORS
+from trimesh._runtime.services import TENSORS
 from trimesh.errors import CollectiveFailed, MeshError, Origin, ProtocolError, origin
 from trimesh.ids import ProcId
 from trimesh.tensor.groups.meeting import Leave
@@ -23,8 +23,8 @@ from trimesh.tensor.protocol import messages
 from trimesh.tensor.protocol.errors import PROCESS_ENDED
 
 if TYPE_CHECKING:
-    from trimesh._runtime.life.proc import Proc
-    from trimesh._runtime.peers.peer import Peer
+    from trimesh._runtime.life import Proc
+    from trimesh._runtime.peers import Peer
 
 Key = tuple[ProcId, int, int]
 """The controller, its engine, the team."""

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from trimesh import limits
-from trimesh._runtime.tasks.foreign import in_trio
+from trimesh._runtime.tasks import in_trio
 from trimesh.shape.value_mesh import ValueMesh
 from trimesh.tensor.controller.answers import answers, answers_now
 from trimesh.tensor.controller.call import call_kernel

@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 
 import torch
 
-from trimesh._runtime.tasks.foreign import in_trio
+from trimesh._runtime.tasks import in_trio
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.issue.fetching import checked, fetch, fetch_shard, values_now
 from trimesh.tensor.issue.plot import check_plot

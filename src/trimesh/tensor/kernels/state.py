@@ -9,7 +9,7 @@ import attrs
 import msgspec
 import torch
 
-from trimesh._runtime.actors.context import set_proc_of_task
+from trimesh._runtime.actors import set_proc_of_task
 from trimesh.rdma.publications.published import rebuild
 from trimesh.rdma.publications.publisher import Publisher
 from trimesh.rdma.publications.registry import publications_of

@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch.utils import _pytree as pytree
 
-from trimesh._runtime.life.current import current_proc
+from trimesh._runtime.life import current_proc
 from trimesh.tensor.controller.plan import Meta
 from trimesh.tensor.controller.recording import Recorder, Recording, compare
 from trimesh.tensor.controller.team import Team

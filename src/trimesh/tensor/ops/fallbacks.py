@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trimesh._runtime.tasks.foreign import in_trio
+from trimesh._runtime.tasks import in_trio
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.tensor.controller import expected
 from trimesh.tensor.controller.answers import answers

@@ -12,7 +12,7 @@ import trio
 from torch.utils import _pytree as pytree
 
 from trimesh import limits
-from trimesh._runtime.actors.context import set_proc_of_task
+from trimesh._runtime.actors import set_proc_of_task
 from trimesh.errors import MeshError, MeshErrorGroup
 from trimesh.rdma.buffers.buffer import RDMABuffer
 from trimesh.shape.value_mesh import ValueMesh

@@ -9,10 +9,9 @@ from typing import Any, Literal
 import trio
 
 from trimesh import limits
-from trimesh._runtime.calls.invoke import invoke
-from trimesh._runtime.calls.request import Request
-from trimesh._runtime.peers.target import Target
-from trimesh._runtime.services.registry import TENSORS
+from trimesh._runtime.calls import Request, invoke
+from trimesh._runtime.peers import Target
+from trimesh._runtime.services import TENSORS
 from trimesh.actor.endpoint import Endpoint
 from trimesh.actor.verbs import bare, bind
 from trimesh.ids import MeshId

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from trimesh._runtime.tasks.foreign import in_trio
+from trimesh._runtime.tasks import in_trio
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.shape.value_mesh import ValueMesh
 from trimesh.tensor.controller import expected

@@ -10,7 +10,7 @@ import torch
 import trio
 
 from trimesh import limits
-from trimesh._runtime.tasks.foreign import in_trio, in_trio_block
+from trimesh._runtime.tasks import in_trio, in_trio_block
 from trimesh.errors import MeshError, MeshErrorGroup, ProtocolError, TrimeshError
 from trimesh.rdma.publications.published import Published
 from trimesh.rdma.publications.reading import VersionGone

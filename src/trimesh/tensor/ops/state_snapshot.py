@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import torch
 
-from trimesh._runtime.tasks.foreign import in_trio
+from trimesh._runtime.tasks import in_trio
 from trimesh.errors import ProtocolError
 from trimesh.rdma.publications.snapshot import Snapshot
 from trimesh.tensor.controller.tensor import MeshTensor

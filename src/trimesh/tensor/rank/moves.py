@@ -27,8 +27,7 @@ import torch
 import trio
 
 from trimesh import limits
-from trimesh._runtime.services.bulk import Registration
-from trimesh._runtime.services.registry import TENSORS
+from trimesh._runtime.services import TENSORS, Registration
 from trimesh._transport.interface.mover import Kind, Right, Span, Transfer
 from trimesh.errors import LimitExceeded, LinkLost, Origin, ProtocolError
 from trimesh.ids import ProcId
@@ -38,8 +37,8 @@ from trimesh.tensor.protocol import messages
 from trimesh.tensor.rank.poison import Poison
 
 if TYPE_CHECKING:
-    from trimesh._runtime.life.proc import Proc
-    from trimesh._runtime.peers.peer import Peer
+    from trimesh._runtime.life import Proc
+    from trimesh._runtime.peers import Peer
 
 Move = tuple[ProcId, int]
 """The controller, and the number that it has given to the move, or to the request that it answers."""

@@ -23,8 +23,8 @@ from trimesh.tensor.rank.poison import Poison, heal, kept_of, memory_of
 from trimesh.tensor.rank.signature import Signature
 
 if TYPE_CHECKING:
-    from trimesh._runtime.life.proc import Proc
-    from trimesh._runtime.peers.peer import Peer
+    from trimesh._runtime.life import Proc
+    from trimesh._runtime.peers import Peer
 
 
 @attrs.define(eq=False)

@@ -16,7 +16,7 @@ import trio
 from trimesh.tensor.rank.rank import Rank, Step, TeamOnRank
 
 if TYPE_CHECKING:
-    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.life import Proc
 
 Batch = tuple[TeamOnRank, list[Step]]
 

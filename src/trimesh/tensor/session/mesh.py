@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from trimesh._runtime.life.ownership import OwnedProcs
-from trimesh._runtime.tasks.foreign import in_trio_now
+from trimesh._runtime.life import OwnedProcs
+from trimesh._runtime.tasks import in_trio_now
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import ShapeError
 from trimesh.shape.region import Region

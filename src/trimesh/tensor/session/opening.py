@@ -5,8 +5,7 @@ from __future__ import annotations
 import attrs
 import trio
 
-from trimesh._runtime.life.ownership import OwnedProcs
-from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.life import OwnedProcs, Proc
 from trimesh.errors import MeshStopped
 from trimesh.tensor.controller import generator_states
 from trimesh.tensor.controller.engine import Engine

@@ -11,7 +11,7 @@ import torch
 import trio
 
 from trimesh import limits
-from trimesh._runtime.services.registry import TENSORS
+from trimesh._runtime.services import TENSORS
 from trimesh._wire.not_yet import NotYet
 from trimesh.errors import LimitExceeded, Origin, ProtocolError, ShapeError
 from trimesh.ids import ProcId
@@ -28,9 +28,8 @@ from trimesh.tensor.rank.reader import Reader
 from trimesh.tensor.rank.runner import Runner
 
 if TYPE_CHECKING:
-    from trimesh._runtime.life.proc import Proc
-    from trimesh._runtime.peers.peer import Peer
-    from trimesh._runtime.peers.process import Carried
+    from trimesh._runtime.life import Proc
+    from trimesh._runtime.peers import Carried, Peer
     from trimesh._transport.interface.base import Buffer
     from trimesh.tensor.controller.engine import Engine
 
