@@ -262,3 +262,33 @@ def test_async_actor_batches_streams_and_is_cancelled() -> None:
     assert "'PROMPT 7'" in printed
     assert "tokens: ONE WORD AFTER THE OTHER" in printed
     assert "cancelled calls that have unwound: 1" in printed
+
+
+def test_getting_started_tells_of_slices_errors_and_restarts() -> None:
+    done = executed(Path("examples") / "monarch" / "getting_started.py", cwd=ROOT, seconds=EXAMPLE_SECONDS)
+
+    assert done.returncode == 0, done.stderr
+    assert "restarting rank 1" in done.stderr
+    assert "steps, asked from another process: 10" in done.stdout
+    assert "a batch of rank 2 is broken, at [{'hosts': 1/2, 'gpus': 0/2}]" in done.stdout
+    assert "steps after a death and a restart: [0, 0]" in done.stdout
+
+
+def test_philosophers_eat_with_a_waiter_and_are_told_without() -> None:
+    printed = run_example("monarch/dining_philosophers.py", "--philosophers", "3", "--rounds", "5")
+
+    assert "meals: [5, 5, 5]" in printed
+    assert "without a waiter: " in printed
+    assert "waits for itself" in printed
+
+
+@pytest.mark.torch
+def test_script_of_torchrun_trains_on_a_mesh() -> None:
+    done = executed(Path("examples") / "monarch" / "ddp.py", "--steps", "2", cwd=ROOT, seconds=EXAMPLE_SECONDS)
+
+    assert done.returncode == 0, done.stderr
+    assert "step 1: loss" in done.stdout
+    assert "exit codes: [0, 0]" in done.stdout
+    [failure] = facts(r"^failed at (.*)$", done.stdout)
+    assert failure.startswith("{'gpus': 1/2}: ")
+    assert failure.endswith("ValueError: rank 1 does not like step 0")

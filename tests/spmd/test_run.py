@@ -21,6 +21,7 @@ with_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reaso
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PLAIN = SCRIPTS / "plain.py"
+TRAIN = Path(__file__).parents[2] / "examples" / "monarch" / "train_ddp.py"
 
 
 def failures(group: BaseExceptionGroup[Exception]) -> list[Exception]:
@@ -32,22 +33,11 @@ def is_there(pid: int) -> bool:
 
 
 @with_torch
-async def test_unmodified_script_trains_on_four_ranks(capfd: pytest.CaptureFixture[str]) -> None:
-    async with this_host().spawn_procs({"hosts": 2, "gpus": 2}) as procs:
-        codes = await trimesh.spmd.run(procs, SCRIPTS / "train.py", "--steps", "2")
-        assert codes.values() == (0, 0, 0, 0)
-        assert codes.extent == procs.extent
-    out = capfd.readouterr().out
-    assert "step 1: loss" in out
-    assert "hosts=0,gpus=0" in out.replace(" ", "")
-
-
-@with_torch
 async def test_traceback_of_a_failed_rank_is_in_its_error() -> None:
     """The others, which wait for it in a collective, are ended."""
     async with this_host().spawn_procs({"gpus": 2}) as procs:
         with pytest.raises(MeshErrorGroup) as caught:
-            await trimesh.spmd.run(procs, SCRIPTS / "train.py", "--fail-rank", "1")
+            await trimesh.spmd.run(procs, TRAIN, "--fail-rank", "1")
     [failed] = [one for one in failures(caught.value) if "does not like" in str(one)]
     assert isinstance(failed, ScriptFailed)
     assert failed.exit_code == 1

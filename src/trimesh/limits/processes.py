@@ -34,6 +34,10 @@ STDERR_TAIL_BYTES: Final = 4_096
 SPMD_STDERR_TAIL_BYTES: Final = 16_384
 """Last words of the program of a rank that are kept for its error; the traceback of a collective is several kB."""
 
+SPMD_VERDICT_SECONDS: Final = 5.0
+"""For the failure of a rank that others have missed in a collective to be known before they are ended with it; an
+interpreter with torch takes some tenths of a second to end."""
+
 OUTPUT_LINE_BYTES_MAX: Final = 8_192
 """One line of worker output; a longer one is cut into several."""
 

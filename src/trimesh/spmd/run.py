@@ -6,17 +6,18 @@ import os
 import pickle
 import secrets
 import sys
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar, overload
 
 from trimesh import limits
-from trimesh.actor.per_rank import per_rank
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.shape.value_mesh import ValueMesh
 from trimesh.spmd.actor import SPMDActor
 from trimesh.spmd.child import pack
 from trimesh.spmd.environment import environments
+from trimesh.spmd.ranks import run_together
 
 R = TypeVar("R")
 
@@ -68,7 +69,7 @@ async def run(
 
     Raises:
         MeshErrorGroup: A rank has failed: `ScriptFailed` with its traceback, or what the function has raised. The
-            others were ended. Those that have failed themselves meanwhile, since a peer was gone, say, are in it, too.
+            others were ended. Ranks that failed since a peer was gone are told in a note on the failure of that peer.
         TypeError: The function, or what it is given, cannot be pickled; an argument of a script is no string.
         RuntimeError: `procs` is a reference; only the block that owns processes can spawn on them.
 
@@ -77,11 +78,19 @@ async def run(
     if callable(program):
         work, name = pack(program, args), f"{getattr(program, '__qualname__', program)}()"
         async with launchers_on(procs, env or {}) as (launchers, variables):
-            answers: ValueMesh[bytes] = await launchers.call.call(work, name, per_rank(variables), grace)
-        return answers.map(pickle.loads)
+            calls = [partial(one.call.call_one, work, name, own, grace) for one, own in _each(launchers, variables)]
+            answers = await run_together(calls, name)
+        return ValueMesh(variables.region, [pickle.loads(answer) for answer in answers])
     command = _command(program, args, module=module)
     async with launchers_on(procs, env or {}) as (launchers, variables):
-        return await launchers.main.call(command, per_rank(variables), grace)
+        mains = [partial(one.main.call_one, command, own, grace) for one, own in _each(launchers, variables)]
+        return ValueMesh(variables.region, await run_together(mains, os.fspath(program)))
+
+
+def _each(launchers: SPMDActor, variables: ValueMesh[dict[str, str]]) -> Iterator[tuple[SPMDActor, dict[str, str]]]:
+    """Yield the launcher of each rank, and its environment."""
+    for point, own in variables.items():
+        yield launchers.slice(**point), own
 
 
 async def env(procs: ProcMesh) -> ValueMesh[dict[str, str]]:

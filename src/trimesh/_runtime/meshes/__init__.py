@@ -4,7 +4,7 @@ from trimesh._runtime.meshes.actor_members import ActorMembers
 from trimesh._runtime.meshes.member import Member
 from trimesh._runtime.meshes.proc_members import ProcMembers
 from trimesh._runtime.meshes.rendezvous import Rendezvous
-from trimesh._runtime.meshes.survivors import fold_into_deaths
+from trimesh._runtime.meshes.survivors import fold_into_deaths, says_peer_is_gone, text_says_peer_is_gone
 
 __all__ = [
     "ActorMembers",
@@ -12,4 +12,6 @@ __all__ = [
     "ProcMembers",
     "Rendezvous",
     "fold_into_deaths",
+    "says_peer_is_gone",
+    "text_says_peer_is_gone",
 ]

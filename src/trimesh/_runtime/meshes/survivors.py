@@ -44,8 +44,12 @@ def says_peer_is_gone(leaf: BaseException) -> bool:
         name, text = f"{type(leaf).__module__}.{type(leaf).__qualname__}", str(leaf)
     if isinstance(leaf, ConnectionError) or name in _BY_TYPE or name.replace("._C._distributed_c10d", "") in _BY_TYPE:
         return True
-    is_gloo = "gloo" in text or "c10d" in text
-    return is_gloo and isinstance(leaf, RuntimeError | RemoteError) and _BY_TEXT.search(text) is not None
+    return isinstance(leaf, RuntimeError | RemoteError) and text_says_peer_is_gone(text)
+
+
+def text_says_peer_is_gone(text: str) -> bool:
+    """Return whether the text of an error, or the end of a traceback, says so in the words of gloo or c10d."""
+    return ("gloo" in text or "c10d" in text) and _BY_TEXT.search(text) is not None
 
 
 def fold_into_deaths(errors: Sequence[Exception], crews: Sequence[Crew] | None = None) -> list[Exception]:

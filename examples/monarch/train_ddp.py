@@ -1,4 +1,7 @@
-"""A training script for torchrun, as people write them: data parallel by gloo, one line a step from rank 0."""
+"""A training script for torchrun, as people write them: data parallel by gloo, one line a step from rank 0.
+
+It knows nothing of meshes: `torchrun --nproc-per-node 4 train_ddp.py` runs it, and so does ddp.py.
+"""
 
 from __future__ import annotations
 
