@@ -78,6 +78,7 @@ class Body(HeldBlock[T, ThreadRun], AbstractContextManager[T, "bool | None"]):
         self._is_entered = False
         self._is_over = False
         self._is_told = False
+        self._is_failing = False
 
     @property
     def site(self) -> Site[ThreadRun]:
@@ -195,6 +196,8 @@ class Body(HeldBlock[T, ThreadRun], AbstractContextManager[T, "bool | None"]):
         self._let_go()
         try:
             crossing.wait(guard, lambda: crossing.is_done)
+            if _is_interrupt_alone(crossing.error) and isinstance(error, KeyboardInterrupt):
+                return False
             if crossing.error is not None and crossing.error is not error and not self._is_told:
                 raise crossing.error
             if crossing.error is not None or (error is not None and not self._is_suppressed):
@@ -212,20 +215,14 @@ class Body(HeldBlock[T, ThreadRun], AbstractContextManager[T, "bool | None"]):
             self._run.bodies.remove(self)
             release(self._run)
 
-    def check_failed(self, guard: InterruptGuard | None = None) -> None:
-        """Raise what a block has come to that was opened and has ended by itself, unless it was raised before.
-
-        Args:
-            guard: Is on, if the end is to be waited for: the block has cancelled a wait.
-        """
-        if not self.is_kept or self._is_over:
+    def check_failed(self, guard: InterruptGuard) -> None:
+        """Raise what a block has come to that was opened and ends by itself, unless it was raised before."""
+        if not self.is_kept or self._is_over or not (self._is_failing or self._crossing.is_done):
             return
-        if guard is not None:
-            self._crossing.wait(guard, lambda: self._crossing.is_done)
-        if self._crossing.is_done:
-            self._is_told = True
-            self._finish()
-            self._crossing.result()
+        self._crossing.wait(guard, lambda: self._crossing.is_done)
+        self._is_told = True
+        self._finish()
+        self._crossing.result()
 
     def _entered(self, value: T) -> None:
         self._value, self._is_entered, self.is_open = value, True, True
@@ -234,6 +231,7 @@ class Body(HeldBlock[T, ThreadRun], AbstractContextManager[T, "bool | None"]):
         self._crossing.wake()
 
     def _tell_cancel(self) -> bool:
+        self._is_failing = True
         return not self.is_kept
 
     def __repr__(self) -> str:
@@ -241,6 +239,14 @@ class Body(HeldBlock[T, ThreadRun], AbstractContextManager[T, "bool | None"]):
 
 
 AnyBody = Body[Any]
+
+
+def _is_interrupt_alone(error: BaseException | None) -> bool:
+    """Tell whether a group has nothing but `KeyboardInterrupt` in it: a script raises that bare."""
+    if not isinstance(error, BaseExceptionGroup):
+        return False
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    return group.split(KeyboardInterrupt)[1] is None
 
 
 def innermost(run: ThreadRun | None = None) -> AnyBody | None:

@@ -57,6 +57,8 @@ class Crossing(crossing.Crossing[T, ThreadRun]):
             BaseException: What a signal handler of the program has raised; the work has ended then.
         """
         before, guard.on_interrupt = guard.on_interrupt, self._interrupt
+        if guard.has_come:
+            self._interrupt()  # it came after the start of the work
         raised: BaseException | None = None
         try:
             while not until() and time.monotonic() < deadline:

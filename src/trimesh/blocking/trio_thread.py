@@ -177,7 +177,7 @@ def check_thread() -> None:
     Raises:
         RuntimeError: It is in Trio, which it would stop.
     """
-    if trio.lowlevel.in_trio_run():
+    if trio.lowlevel.in_trio_task():
         raise RuntimeError(
             "trimesh.blocking must not be used in a Trio task, which it would stop, nor in what such a task calls "
             "(a plain endpoint, a callback of a future): write `await` with the handles of `trimesh`, or make the "

@@ -55,7 +55,7 @@ def wait(
                 _as_function, work
             )  # with the scopes and deadline of what has started the thread
         if home is not None:
-            home.check_failed()
+            home.check_failed(guard)
         site, leased = _find_site(body)
         try:
             crossing = Crossing[T](site)
@@ -64,8 +64,8 @@ def wait(
             if guard.has_come and put_back is not None and crossing.error is None and not crossing.was_cancelled:
                 put_back(cast("T", crossing.value))
             return crossing.result()
-        except Cancelled as error:
-            if error.limit is None and home is not None:
+        except BaseException as error:
+            if home is not None and not (isinstance(error, Cancelled) and error.limit is not None):
                 home.check_failed(guard)
             raise
         finally:
@@ -76,9 +76,9 @@ def wait(
 def submit(work: Callable[[], Awaitable[T]], home: AnyBody | None = None) -> CallFuture[T]:
     """Have work done in Trio; return its future. A block that is left waits for it."""
     check_thread()
-    with InterruptGuard():
+    with InterruptGuard() as guard:
         if home is not None:
-            home.check_failed()
+            home.check_failed(guard)
         site, leased = _find_site(_find_body(home))
         crossing = FutureCrossing[T](site)
         if leased is not None:
