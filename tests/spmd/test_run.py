@@ -1,8 +1,7 @@
-"""Programs that torchrun could start, on the processes of a mesh."""
+"""Programs that torchrun could start, on the processes of a mesh; one with torch is examples/monarch/ddp.py."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 from pathlib import Path
@@ -17,11 +16,8 @@ from trimesh.spmd import ScriptFailed
 
 pytestmark = pytest.mark.real
 
-with_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-
 SCRIPTS = Path(__file__).parent / "scripts"
 PLAIN = SCRIPTS / "plain.py"
-TRAIN = Path(__file__).parents[2] / "examples" / "monarch" / "train_ddp.py"
 
 
 def failures(group: BaseExceptionGroup[Exception]) -> list[Exception]:
@@ -30,19 +26,6 @@ def failures(group: BaseExceptionGroup[Exception]) -> list[Exception]:
 
 def is_there(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
-
-
-@with_torch
-async def test_traceback_of_a_failed_rank_is_in_its_error() -> None:
-    """The others, which wait for it in a collective, are ended."""
-    async with this_host().spawn_procs({"gpus": 2}) as procs:
-        with pytest.raises(MeshErrorGroup) as caught:
-            await trimesh.spmd.run(procs, TRAIN, "--fail-rank", "1")
-    [failed] = [one for one in failures(caught.value) if "does not like" in str(one)]
-    assert isinstance(failed, ScriptFailed)
-    assert failed.exit_code == 1
-    assert trimesh.origin(failed).point["gpus"] == 1
-    assert "ValueError: rank 1 does not like step 0" in failed.stderr_tail
 
 
 async def test_first_failure_ends_the_others() -> None:
