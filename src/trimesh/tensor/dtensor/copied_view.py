@@ -53,12 +53,21 @@ class CopiedViews:
         """Whether one of some tensors is such a view."""
         return any(one in self._found for one in tensors)
 
-    def made(self, base: DTensor, results: Sequence[Any], view: Callable[[Any], Sequence[Any]]) -> None:
-        """Learn what an operator that makes views has made."""
+    def made(
+        self, base: DTensor, results: Sequence[Any], view: Callable[[Any], Sequence[Any]], *, overlaps: bool = False
+    ) -> None:
+        """Learn what an operator that makes views has made.
+
+        Args:
+            base: What they are views of.
+            results: The views.
+            view: Makes them of `base`, or of a whole tensor with the same values.
+            overlaps: Whether places of a view may be the same place of memory: nothing could be written to all of it.
+        """
         for index, result in enumerate(results):
             if not isinstance(result, torch.Tensor):
                 continue
-            if memory_of(result) != memory_of(base) or base in self._found:
+            if overlaps or memory_of(result) != memory_of(base) or base in self._found:
                 self._found[result] = _Copied(base, partial(_at, view, index))
 
     def refresh(self, tensor: DTensor) -> None:
@@ -81,13 +90,20 @@ class CopiedViews:
         own = self._found.get(tensor)
         if own is None:
             return
-        self.refresh(own.base)
+        base, views = tensor, list[Callable[[Any], Any]]()
+        while (copied := self._found.get(base)) is not None:
+            views.append(copied.view)
+            base = copied.base
         engine = self._engine
-        engine.settle(own.base)
-        whole = engine.whole(own.base).clone(memory_format=torch.preserve_format)
-        own.view(whole).copy_(engine.whole(tensor))
-        engine.write(own.base, whole)
-        self.written(own.base)
+        engine.settle(base)
+        # All views are made of one memory, so that places of them that are one place of it are written to at once.
+        once = _once(engine.whole(base), base).clone(memory_format=torch.preserve_format)
+        target = once.expand(base.size())
+        for view in reversed(views):
+            target = view(target)
+        _once(target, tensor).copy_(_once(engine.whole(tensor), tensor))
+        engine.write(base, once.expand(base.size()))
+        self.written(base)
         own.is_stale = False
 
     def _forget(self, tensor: DTensor, copied: _Copied) -> None:
@@ -95,6 +111,14 @@ class CopiedViews:
         for other, further in list(self._found.items()):
             if further.base is tensor and not further.is_stale:
                 self._forget(other, further)
+
+
+def _once(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a part of a tensor in which each place of the memory of another one, which was expanded, is once."""
+    for dim, (size, stride) in enumerate(zip(like.size(), like.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            value = value.narrow(dim, 0, min(1, value.size(dim)))
+    return value
 
 
 def _at(view: Callable[[Any], Sequence[Any]], index: int, base: Any) -> Any:

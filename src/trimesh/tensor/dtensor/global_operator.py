@@ -27,6 +27,7 @@ def operator_on_globals(name: str, operator: Operator) -> Kernel:
     shares = [one.alias_info is not None for one in schema.arguments]
     writes = any(one.alias_info is not None and one.alias_info.is_write for one in schema.arguments)
     makes_views = any(shares) and not writes
+    overlaps = schema.name == "aten::unfold"
 
     def compute(rank: Rank, team: TeamOnRank, *args: Any, **kwargs: Any) -> Any:
         engine = engine_of(rank)
@@ -51,7 +52,8 @@ def operator_on_globals(name: str, operator: Operator) -> Kernel:
             return result
         result = compute(rank, team, *args, **kwargs)
         if makes_views and is_global(args[0]):
-            views.made(args[0], list(_parts(result)), partial(_again, rank, team, compute, args[1:], kwargs))
+            view = partial(_again, rank, team, compute, args[1:], kwargs)
+            views.made(args[0], list(_parts(result)), view, overlaps=overlaps)
         return result
 
     return Kernel(name, run, takes_poison=False, operator=operator)

@@ -161,7 +161,11 @@ class Engine:
     def write(self, target: DTensor, whole: torch.Tensor) -> None:
         """Write a tensor that every rank has into a global one."""
         self.settle(target)
-        target._local_tensor.copy_(own_part(whole, target, cuts_of(target.placements)))
+        local, part = target._local_tensor, own_part(whole, target, cuts_of(target.placements))
+        for dim, (size, stride) in enumerate(zip(local.size(), local.stride(), strict=True)):
+            if size > 1 and stride == 0:  # expanded: one place of memory
+                local, part = local.narrow(dim, 0, 1), part.narrow(dim, 0, 1)
+        local.copy_(part)
 
     def whole(self, value: DTensor) -> torch.Tensor:
         """Return all of a tensor; what is in parts is added up for good."""
