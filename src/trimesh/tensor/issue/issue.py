@@ -16,7 +16,7 @@ from trimesh.tensor.controller.plan import FRESH, Meta, Plan
 from trimesh.tensor.controller.shapes import Shapes
 from trimesh.tensor.controller.team import Team
 from trimesh.tensor.controller.tensor import MeshTensor, make
-from trimesh.tensor.issue import checks
+from trimesh.tensor.issue import checks, own_formulas
 from trimesh.tensor.issue.asking import issue_asking
 from trimesh.tensor.issue.replaced import REPLACED, is_composite
 from trimesh.tensor.issue.temporaries import LocalTensor, adopted
@@ -118,22 +118,40 @@ def issue(func: Any, args: Sequence[Any], kwargs: dict[str, Any], active: Team |
     key = tuple(call.key)
     plan = shapes.plans.get(key)
     if plan is None:
-        if is_composite(func):  # torch takes those apart itself, but not in inference mode
-            REPLACED[func] = func.decompose
-            return func.decompose(*args, **kwargs)
-        try:
-            plan = _plan(shapes, func, args, kwargs, call, team)
-        except DATA_DEPENDENT:
-            is_global = any(tensor._meta.is_global for tensor in tensors)
-            described = _described(func, args, kwargs, is_global=is_global)
-            return issue_asking(func, described, key, call.operands, team, is_global=is_global)
-        shapes.remember(key, plan)
+        plan = _new_plan(func, args, kwargs, call, key, team)
+        if not isinstance(plan, Plan):
+            return plan
     first = team.emit(plan, call.operands, len(plan.metas))
     if plan.is_single:
         return make(plan.metas[0], team, first)
     if plan.counted:
         increment_version([tensors[place] for place in plan.counted])
     return _result(plan, team, first, tensors)
+
+
+def _new_plan(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], call: _Call, key: tuple[Any, ...], team: Team
+) -> Any:
+    """Return the plan of a call whose looks have none; or, of an operator that others stand for, what it makes."""
+    shapes = team.engine.shapes
+    if is_composite(func):  # torch takes those apart itself, but not in inference mode
+        REPLACED[func] = func.decompose
+        return func.decompose(*args, **kwargs)
+    if own_formulas.is_product_of_mask(func, args):
+        if own_formulas.is_shared_out():
+            return own_formulas.filled(*args)
+        key = (*key, None)  # the one above is asked for again in that formula, and must not be found then
+        found = shapes.plans.get(key)
+        if found is not None:
+            return found
+    try:
+        plan = _plan(shapes, func, args, kwargs, call, team)
+    except DATA_DEPENDENT:
+        is_global = any(tensor._meta.is_global for tensor in call.tensors)
+        described = _described(func, args, kwargs, is_global=is_global)
+        return issue_asking(func, described, key, call.operands, team, is_global=is_global)
+    shapes.remember(key, plan)
+    return plan
 
 
 def _issue_adopting(func: Any, args: Sequence[Any], kwargs: dict[str, Any], active: Team | None) -> Any:
@@ -143,10 +161,13 @@ def _issue_adopting(func: Any, args: Sequence[Any], kwargs: dict[str, Any], acti
     }
     team, is_global = max(seen, key=lambda pair: pair[1], default=(active, False))
     assert team is not None
+    is_one_hot = own_formulas.is_one_hot(func, args)
     try:
         args, kwargs = adopted(func, args, kwargs, team, is_global=is_global)
     except LocalTensor:
         raise checks.explain(func, args, kwargs) from None
+    if is_one_hot:
+        return own_formulas.one_hot(args[0], args[1].numel())
     return issue(func, args, kwargs, active)
 
 

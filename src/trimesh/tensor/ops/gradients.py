@@ -18,6 +18,8 @@ import torch
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
 
+from trimesh.tensor.issue.own_formulas import executing
+
 _Edge = tuple[Any, int]
 """A node of the graph, and which of its inputs."""
 
@@ -145,7 +147,8 @@ class _Walk:
         if not arrived:
             return
         with torch.no_grad():
-            results = _called(node, arrived)
+            with executing(node):
+                results = _called(node, arrived)
             for following, result in zip(node.next_functions, results, strict=False):
                 if following[0] is not None and result is not None:
                     self.add(following, _as_expected(following, result))

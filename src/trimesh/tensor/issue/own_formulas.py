@@ -1,0 +1,85 @@
+"""Where torch has another formula for mesh tensors than for plain ones, and is to compute the same.
+
+The derivative of `max()` and `min()` of a whole tensor gives the largest its share. Of plain tensors torch fills the
+share in where the mask is; of all others it multiplies by the mask, so that an infinite share is NaN everywhere else.
+No operator stands for either formula: what is seen here is a product of a mask and a number, in that node of the graph.
+
+`one_hot` of plain tensors raises where a number is no class. Of all others it compares them with all classes, and says
+nothing; what is seen here is that comparison, with a tensor that torch has made on the way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+
+from trimesh.tensor.controller.tensor import MeshTensor
+
+aten = torch.ops.aten
+
+_SHARING: Final = frozenset({"MaxBackward1", "MinBackward1"})
+"""Nodes of the graph that give the largest, or the smallest, its share."""
+
+
+class _Walked(threading.local):
+    """The node that this thread executes without torch's engine."""
+
+    node: Any = None
+
+
+_WALKED: Final = _Walked()
+
+
+@contextmanager
+def executing(node: Any) -> Generator[None]:
+    """Let the formulas know which node of a graph is executed, where torch's engine does not do it."""
+    outer, _WALKED.node = _WALKED.node, node
+    try:
+        yield
+    finally:
+        _WALKED.node = outer
+
+
+def is_product_of_mask(func: Any, args: Sequence[Any]) -> bool:
+    """Whether a call may be the last step of such a formula: the looks of its arguments say no more."""
+    return (
+        func is aten.mul.Tensor
+        and all(type(one) is MeshTensor for one in args)
+        and args[0].dtype is torch.bool
+        and args[1].dtype.is_floating_point
+        and not args[1].ndim
+    )
+
+
+def is_shared_out() -> bool:
+    """Whether the node that is executed gives the largest, or the smallest, its share."""
+    node: Any = torch._C._current_autograd_node()
+    node = _WALKED.node if node is None else node
+    return node is not None and node.name() in _SHARING
+
+
+def filled(mask: MeshTensor, share: MeshTensor) -> Any:
+    """Return the share where a mask is, and 0 elsewhere, as torch makes it of plain tensors."""
+    made = torch.zeros_like(mask, dtype=share.dtype, memory_format=torch.contiguous_format)
+    return made.masked_fill_(mask, share)
+
+
+def is_one_hot(func: Any, args: Sequence[Any]) -> bool:
+    """Whether a call may be `one_hot`: numbers, each compared with all classes, which are of this process."""
+    return (
+        func is aten.eq.Tensor
+        and type(args[0]) is MeshTensor
+        and type(args[1]) is torch.Tensor
+        and args[0].dtype is args[1].dtype is torch.int64
+        and args[0].shape[-1:] == (1,)
+        and args[1].ndim == 1
+    )
+
+
+def one_hot(numbers: MeshTensor, classes: int) -> Any:
+    """Return where each number is among the classes; on the ranks one that is none of them is an error."""
+    return numbers.new_zeros((*numbers.shape[:-1], classes), dtype=torch.bool).scatter(-1, numbers, 1)
