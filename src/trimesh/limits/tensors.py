@@ -13,6 +13,9 @@ TENSOR_COMMANDS_AHEAD: Final = 16_384
 TENSOR_PLANS: Final = 16_384
 """Operations, with the looks of their arguments, that a controller remembers: a large model has a few thousand."""
 
+TENSOR_TRIED_BYTES_MAX: Final = 1 << 20
+"""An operation that fails without data runs on zeros if its tensors have at most so many bytes: milliseconds."""
+
 TENSOR_FAILURES: Final = 1_000
 """Failed commands of a team whose lines are kept for whoever fetches: more are the same mistake in a loop."""
 

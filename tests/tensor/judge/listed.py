@@ -156,5 +156,44 @@ LISTED: Final[dict[str, Program]] = {
         "x0 * 2", "v0.as_strided((1,), (1,))", "torch._foreach_mul_([v0, v1], 0.5)",
         "torch._foreach_add_([v1, v0, x1], [v0.as_strided((1,), (1,)), x1, v0], alpha=2)",
     ),
+    "gradients of the largest and the smallest of all, times infinity": written(
+        [begin((8,), 0, grad=True), begin((4, 2), 1, kind="special", grad=True)],
+        "x0.max()", "torch.autograd.grad(v0 * inf, x0)", "torch.autograd.grad(x0.min() * -inf, x0)",
+        "torch.autograd.grad(-x0.max(), x0)", "(x0 > 0) * v0",
+        "x1.max()", "torch.autograd.grad(v5 * inf, x1)", "x0.view(2, 4).t().min()", "torch.autograd.grad(v7 / 0, x0)",
+        "torch.autograd.grad(x0.max().pow(2), x0, create_graph=True)[0]", "torch.autograd.grad(v9.sum(), x0)",
+    ),
+    "strides of what an index chooses behind a new dimension": written(
+        [begin((2, 3), 0), begin((2,), "whole", dtype="int64", kind="index", bound=2)],
+        "x0.t()", "v0[None, x1]", "v0[None, None, x1]", "x0[None, :, x1]", "v0.add(1)[None, x1]",
+        "v0[None, x1, x1]", "v0[x1, None]", "v0[None, x1[:, None]]",
+    ),
+    "masks that are shifted by a number": written([begin((4, 2), 0, dtype="bool")], "x0 << 1", "x0 >> 1", "1 << x0"),
+    "classes of errors of masks that are divided": written([begin((4, 2), 0, dtype="bool")], "x0 // x0"),
+    "classes of errors of masks that are divided by a number": written(
+        [begin((4, 2), 0, dtype="bool")], "torch.div(x0, True, rounding_mode='floor')"
+    ),
+    "classes of errors of masks that are shifted": written([begin((4, 2), 0, dtype="bool")], "x0 << x0"),
+    "classes of errors of numbers that are shifted": written([begin((4, 2), 0)], "x0 << 1"),
+    "classes of errors of fractions of masks": written([begin((4, 2), 0, dtype="bool")], "x0.frac()"),
+    "classes of errors of too many places": written(
+        [begin((4, 2), 0), begin((2,), "whole", dtype="int64", kind="index", bound=2)], "x0.index_copy(0, x1, x0[:1])"
+    ),
+    "one of classes that are too few": written(
+        [begin((4, 2), 0, dtype="int64", kind="index", bound=5)], "F.one_hot(x0, 5)", "F.one_hot(x0, 2)"
+    ),
+    "one of classes below 0": written([begin((4, 2), 1, dtype="int64", kind="index", bound=5)], "F.one_hot(x0 - 1)"),
+    "one of the classes of nothing": written(
+        [begin((4, 2), 1, dtype="int64", kind="index", bound=5)], "F.one_hot(x0[:0])"
+    ),
+    "writes to what a rank has of an expanded tensor": written(
+        [begin((8,), 0)], "x0.expand(3, 8)", "v0[:, 0]", "v1[0].add_(1)", "v1 + 0", "v0[1][3:4].mul_(2)", "x0 * 1",
+        "torch.meshgrid(x0, x0, indexing='ij')[1].diagonal()", "v6.as_strided((1,), (1,)).add_(1)", "v6 + v1[0]",
+    ),
+    "writes to what a rank has of overlapping windows": written(
+        [begin((8,), 0), begin((4, 6), 0)],
+        "x0.unfold(0, 3, 1)", "v0[1].add_(1)", "v0[2][1:].mul_(2)", "v0[:, 1][2:].sub_(1)", "x0.unfold(0, 3, 1) + v0",
+        "x1.unfold(1, 3, 1)", "v5[0, 1].add_(1)", "v5[0][:, 1].mul_(3)", "x1.unfold(1, 3, 1) + v5",
+    ),
 }  # fmt: skip
 """By what they show."""

@@ -121,6 +121,8 @@ class Bench:
         first = next(iter(errors), None)
         if run.failure is not None and first is None:
             first = run.failure.error
+            if isinstance(first, BaseExceptionGroup):  # of the ranks that were waited for
+                first = next(iter(trimesh.leaves(first)), first)
             operation = steps[run.failure.step].operation
         else:
             operation = "" if first is None else step_of(first, run.program)

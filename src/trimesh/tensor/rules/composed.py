@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch._prims_common import suggest_memory_format
 
+from trimesh.tensor.protocol.mended import dtype_of_statistics
 from trimesh.tensor.rules.collectives import all_reduced
 from trimesh.tensor.rules.on_parts import OnParts, Operators
 from trimesh.tensor.rules.row import words
@@ -34,27 +35,31 @@ def _decomposed(engine: Operators, operator: Any, args: Sequence[Any], kwargs: d
 def _batch_norm(engine: Operators, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Do what torch's does; that writes to the running statistics without saying so."""
     value, weight, bias, mean, variance, training, momentum, eps = args
+    dtype = dtype_of_statistics(value, args[1:])
     if not training or mean is None:
         legit = aten._native_batch_norm_legit_no_training.default if not training else None
         if legit is not None:
             found = _decomposed(engine, legit, (value, weight, bias, mean, variance, momentum, eps), kwargs)
-            return _laid_out(engine, value, found)
+            return _laid_out(engine, value, found, dtype)
         legit = aten._native_batch_norm_legit.no_stats
-        return _laid_out(engine, value, _decomposed(engine, legit, (value, weight, bias, True, momentum, eps), kwargs))
+        found = _decomposed(engine, legit, (value, weight, bias, True, momentum, eps), kwargs)
+        return _laid_out(engine, value, found, dtype)
     functional = aten._native_batch_norm_legit_functional.default
-    *found, new_mean, new_variance = _laid_out(engine, value, _decomposed(engine, functional, args, kwargs))
+    *found, new_mean, new_variance = _decomposed(engine, functional, args, kwargs)
     engine.run(aten.copy_.default, (mean, new_mean), {})
     engine.run(aten.copy_.default, (variance, new_variance), {})
-    return tuple(found)
+    return _laid_out(engine, value, found, dtype)
 
 
-def _laid_out(engine: Operators, value: Any, found: Sequence[Any]) -> Sequence[Any]:
+def _laid_out(engine: Operators, value: Any, found: Sequence[Any], dtype: torch.dtype) -> Sequence[Any]:
     """Lay out what batch norm makes as torch's does: contiguous, or with channels last."""
     form = suggest_memory_format(value)
     made, *rest = found
     if not made.is_contiguous(memory_format=form):
         made = engine.run(aten.clone.default, (made,), {"memory_format": form})
-    return made, *rest
+    return made, *[
+        one if one.dtype is dtype else engine.run(aten._to_copy.default, (one,), {"dtype": dtype}) for one in rest
+    ]
 
 
 _MEAN: Final = 1
