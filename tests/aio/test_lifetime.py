@@ -210,7 +210,7 @@ async def leave(block):
 
 
 def test_suppressing_block_takes_its_cancel_back(run):
-    """BD-2: a block of Trio that cancels its body and absorbs that is over, and the task goes on after it."""
+    """A block of Trio that cancels its body and absorbs that is over, and the task goes on after it."""
 
     async def main():
         task = asyncio.current_task()

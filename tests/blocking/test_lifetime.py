@@ -53,7 +53,7 @@ def test_mesh_stays_open_until_it_is_closed() -> None:
 
 
 def test_wrong_order_is_refused() -> None:
-    """K06, BD-1: what is open inside is closed first; a `with` block is not closed by a call."""
+    """K06: what is open inside is closed first; a `with` block is not closed by a call."""
     procs = tb.spawn_procs({"gpus": 1}).open()
     inner = procs.spawning("inner", Probe)
     probe = inner.open()
@@ -76,7 +76,7 @@ def test_spawning_is_used_once_and_says_so_when_it_is_not() -> None:
     """M1, K06."""
     spawning = tb.spawn_procs({"gpus": 1})
     with pytest.raises(AttributeError, match=r"has not been started.*\.open\(\)"):
-        spawning.spawn  # type: ignore[attr-defined]  # noqa: B018  # pyright: ignore[reportUnknownMemberType]
+        spawning.spawn  # noqa: B018  # pyright: ignore[reportUnknownMemberType]
     with spawning:
         pass
     with pytest.raises(RuntimeError, match="can be started once"):

@@ -132,6 +132,18 @@ def test_ddp_training_is_the_training_in_one_process(
     assert "the ranks have the same weights" in printed
 
 
+def test_script_needs_no_await() -> None:
+    """K06."""
+    printed = run_example("script.py")
+
+    assert printed.splitlines() == [
+        "called: (9, 9)",
+        "later: (16, 16)",
+        "streamed: [(0, 0), (0, 1), (1, 0), (1, 1)]",
+        "held too long: True",
+    ]
+
+
 def test_ping_pong_prints_the_latency() -> None:
     printed = run_example("ping_pong.py", "--rounds", "200")
 

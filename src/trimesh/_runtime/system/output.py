@@ -8,6 +8,7 @@ The worker never waits: the spawner always reads, and drops lines, counting them
 
 from __future__ import annotations
 
+import contextvars
 import math
 import sys
 from collections import deque
@@ -176,10 +177,17 @@ def _split(chunk: OutputChunk, bytes_max: int) -> tuple[OutputChunk, OutputChunk
 
 
 class OutputPrinter:
-    """Writes worker output to `sys.stdout` and `sys.stderr` as they are at that moment, so that capture works."""
+    """Writes worker output to `sys.stdout` and `sys.stderr` as they are at that moment, so that capture works.
+
+    It writes with no context variable set: the streams of a notebook show a text under the cell that a variable names,
+    here the one in which the mesh was opened, and without it under the cell that runs.
+    """
 
     def write(self, chunks: Iterable[OutputChunk]) -> None:
         """Write chunks in order, one call for each run of one stream; a broken stream loses them silently."""
+        contextvars.Context().run(self._write, chunks)
+
+    def _write(self, chunks: Iterable[OutputChunk]) -> None:
         texts, stream = list[str](), STDOUT
         for chunk in chunks:
             if chunk.stream != stream and texts:

@@ -1,0 +1,98 @@
+"""A mesh over the cells of a notebook: a real kernel of Jupyter, driven by nbclient (K06)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.patience import HANG_SECONDS
+
+nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
+nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
+pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+
+pytestmark = [pytest.mark.real, pytest.mark.executed("the kernel is a program of its own")]
+
+CELLS = {
+    "define": """
+import os, signal, threading, trimesh, trio
+import trimesh.aio
+import trimesh.blocking as tb
+from trimesh import Actor, endpoint
+
+class Worker(Actor):
+    @endpoint
+    async def step(self, number: int) -> int: return number + 1
+    @endpoint
+    async def say(self, text: str) -> None: print(text, flush=True)
+    @endpoint
+    async def hold(self, port) -> None:
+        await port.send(None)
+        await trio.sleep_forever()
+    @endpoint
+    async def fail(self) -> None: raise LookupError("no")
+    @endpoint
+    async def die(self) -> None: os.kill(os.getpid(), signal.SIGKILL)
+""",
+    "open": 'procs = tb.spawn_procs({"gpus": 2}, supervision=trimesh.Isolate()).open()',
+    "spawn": 'workers = procs.spawn("workers", Worker)',
+    "call": "workers.step.call(1).values()",
+    "interrupt": """
+channel = tb.enter(trimesh.open_channel(capacity=4))
+with channel as (port, receiver):
+    def strike():
+        tb.run(receiver.receive)
+        os.kill(os.getpid(), signal.SIGINT)
+    threading.Thread(target=strike).start()
+    workers.slice(gpus=0).hold.call(port)
+""",
+    "call after the interrupt": "workers.step.call(2).values()",
+    "error": "workers.fail.call()",
+    "death": "workers.slice(gpus=1).die.call()",
+    "call after the death": "workers.alive().step.call(3).values()",
+    "await": """
+async with trimesh.aio.spawn_procs({"gpus": 1}) as more:
+    print((await (await more.spawn("others", Worker)).step.call(4)).values())
+""",
+    "call last": "workers.alive().step.call(5).values()",
+}
+"""The mesh is left open: the end of the kernel closes it."""
+
+
+def test_mesh_lives_over_cells() -> None:
+    """Z01, C01, E01, K04, K06: past an interrupt, an error and a death; the end of the kernel leaves nothing."""
+    notebook: Any = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in CELLS.values()])
+    asyncio.run(
+        nbclient.NotebookClient(
+            notebook, timeout=HANG_SECONDS, allow_errors=True, kernel_name="python3"
+        ).async_execute()
+    )
+    shown = {name: cell.outputs for name, cell in zip(CELLS, notebook.cells, strict=True)}
+
+    def value_of(name: str) -> str:
+        [output] = [output for output in shown[name] if output.output_type == "execute_result"]
+        return str(output.data["text/plain"])
+
+    def text_of(name: str) -> str:
+        return "".join(output.get("text", "") + output.get("ename", "") for output in shown[name])
+
+    assert not shown["define"] and not shown["open"] and not shown["spawn"]  # noqa: PT018
+    assert value_of("call") == "(2, 2)"
+    assert text_of("interrupt").endswith("KeyboardInterrupt")
+    assert value_of("call after the interrupt") == "(3, 3)"
+    assert "LookupError: no" in text_of("error")
+    assert "ProcDied" in text_of("death")
+    assert value_of("call after the death") == "(4,)"
+    assert text_of("await") == "(5,)\n"
+    assert value_of("call last") == "(6,)"
+
+
+def test_output_of_ranks_is_under_the_cell_that_runs() -> None:
+    """K06: not under the one in which the mesh was opened. Closing has shown all of it."""
+    cells = [CELLS["define"], CELLS["open"], CELLS["spawn"], 'workers.say.call("said by a rank")\nprocs.close()']
+    notebook: Any = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
+    asyncio.run(nbclient.NotebookClient(notebook, timeout=HANG_SECONDS, kernel_name="python3").async_execute())
+
+    said = "".join(output.text for output in notebook.cells[3].outputs)
+    assert sorted(said.splitlines()) == [f"procs[gpus={rank}] | said by a rank" for rank in (0, 1)]
