@@ -164,7 +164,10 @@ class TwinRun(PlainRun):
         rounded = data.isfinite() if is_divided else ~is_fine(data)
         if rounded.any():
             sign = torch.randint(0, 2, data.shape, generator=self._noise).mul(2).sub(1).to(data.dtype) * self._side
-            data.copy_(torch.where(rounded, data * (1 + 2 * torch.finfo(data.dtype).eps * sign), data))
+            eps = torch.finfo(data.dtype).eps
+            rest = (data.abs() < 64 * eps) & (data != 0)  # what roundings leave of a sum that is 0: of either sign
+            moved = torch.where(rest, data + 64 * eps * sign, data * (1 + 2 * eps * sign))
+            data.copy_(torch.where(rounded, moved, data))
 
 
 def _first(code: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -262,5 +263,6 @@ class Session:
 async def session() -> AsyncIterator[Session]:
     """Open a session; its processes end with the block."""
     torch.set_num_threads(1)
+    gc.freeze()  # each recording collects garbage, and need not look at all of torch for it
     async with this_host().warm(preload=PRELOAD) as host, AsyncExitStack() as stack:
         yield Session(host, stack)
