@@ -96,8 +96,10 @@ class Crossing(crossing.Crossing[T, ThreadRun]):
 
     def cancelled(self) -> Cancelled:
         """Return what a cancel of the work is to the thread."""
-        if self.scope.cancelled_caught and self.limit is not None:
-            return Cancelled("the time limit around it is over", self.limit)
+        limit = self.limit
+        # The block around it may have the same deadline, and be first to hear of it.
+        if limit is not None and (self.scope.cancelled_caught or time.monotonic() >= limit.deadline):
+            return Cancelled("the time limit around it is over", limit)
         return Cancelled("the block around it was cancelled")
 
 
