@@ -173,6 +173,19 @@ class Engine(trimesh.aio.Actor):
             raise
 
 
+class Keeper(trimesh.aio.Actor):
+    """Has a port until it is told to drop it."""
+
+    def __init__(self, port: trimesh.Port[int]) -> None:
+        self.port: trimesh.Port[int] | None = port
+
+    @endpoint
+    async def send_and_drop(self, number: int) -> None:
+        assert self.port is not None
+        await self.port.send(number)
+        self.port = None
+
+
 class Broken(trimesh.aio.Actor):
     """One whose background task fails when it is told to."""
 

@@ -9,7 +9,7 @@ from unittest.mock import ANY
 
 import pytest
 import trio
-from tests.aio.engines import Broken, Budget, Engine
+from tests.aio.engines import Broken, Budget, Engine, Keeper
 from tests.aio.loops import Test
 from tests.conformance.probe import Probe
 
@@ -162,6 +162,15 @@ async def test_tasks_left_behind_end_with_their_actor():
             assert await notes.receive() == "unwound"
         assert "kept ended" not in await stays.seen_so_far.call_one()
         assert await stays.square.call_one(6) == 36
+
+
+async def test_arguments_are_the_actor_s_own():
+    """K05: nothing else keeps the port that it was made with."""
+    async with trimesh.open_channel(int, capacity=4) as (port, receiver), this_host().spawn_procs({"gpus": 2}) as procs:
+        keepers = await procs.spawn("keepers", Keeper, port)
+        await port.aclose()
+        await keepers.send_and_drop.call(1)
+        assert [item async for item in receiver] == [1, 1]
 
 
 def test_engines_of_an_asyncio_program(run: Callable[[Test], None]) -> None:

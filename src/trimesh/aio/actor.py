@@ -81,6 +81,7 @@ async def _live(make: Callable[[], Any], made: Callable[[Any], None]) -> AsyncGe
     try:
         actor = await run_in_asyncio(thread, _in_a_task(make), "__init__()")
         made(actor)
+        del make  # it has the arguments, which are the actor's own from here on
         async with block_in_asyncio(thread, lifespan_of(actor), "lifespan"):
             del actor
             yield

@@ -20,6 +20,7 @@ LIVE: Final = "__trimesh_live__"
 async def _live_in_trio(make: Callable[[], Any], made: Callable[[Any], None]) -> AsyncGenerator[None, None]:
     actor = make()
     made(actor)
+    del make  # it has the arguments, which are the actor's own from here on
     async with lifespan_of(actor):
         del actor
         yield
