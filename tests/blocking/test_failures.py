@@ -82,16 +82,16 @@ def test_failure_of_an_open_mesh_is_raised_by_the_call_under_way() -> None:
 
 @pytest.mark.parametrize("next_is", ["call", "close"])
 def test_failure_of_an_open_mesh_between_calls_is_raised_by_what_comes_next(next_is: str) -> None:
-    """E09, K06: the death is known when the events of the mesh have ended."""
+    """E09, K06: to ask who is alive may be what comes next."""
     procs = tb.spawn_procs({"gpus": 1}).open()
     mortals = procs.spawn("mortals", Mortal)
     pid = mortals.statistics().members[0].pid
     with tb.this_proc().spawning("own", Probe):  # the Trio run goes on, whatever becomes of the mesh
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        while mortals.alive():
-            pass
         with pytest.raises(MeshErrorGroup) as caught:
+            while mortals.alive():
+                pass
             mortals.rank.call() if next_is == "call" else procs.close()
         assert leaves(caught.value) == [ProcDied]
         procs.close()
