@@ -160,3 +160,17 @@ def test_value_mesh_is_flattened_and_tabled():
     ]
     with pytest.raises(ShapeError, match="'gpus' is a dimension: name another one"):
         values.to_table("gpus")
+
+
+def test_value_mesh_is_a_table_in_notebooks():
+    values = ValueMesh(Region({"gpus": 2}), ["<b>", "x" * 300])
+
+    shown = values._repr_html_()
+
+    assert shown.startswith("<table><thead><tr><th>gpus</th><th>value</th></tr></thead>")
+    assert "<tr><td>0</td><td>&#x27;&lt;b&gt;&#x27;</td></tr>" in shown
+    assert f"{'x' * 199} ...</td></tr></tbody></table>" in shown
+
+
+def test_table_of_many_values_says_how_many_it_leaves_out():
+    assert '<tr><td colspan="2">... 36 more</td></tr>' in ranks(Region({"gpus": 100}))._repr_html_()
