@@ -11,7 +11,7 @@ TENSOR_COMMANDS_AHEAD: Final = 16_384
 """Commands of a team that its slowest rank may be behind before issuing waits: seconds of work, megabytes queued."""
 
 TENSOR_PLANS: Final = 16_384
-"""Operations, with the looks of their arguments, that a controller remembers: a large model has a few thousand."""
+"""Operations, with the metadata of their arguments, that a controller remembers: a large model has a few thousand."""
 
 TENSOR_TRIED_BYTES_MAX: Final = 1 << 20
 """An operation that fails without data runs on zeros if its tensors have at most so many bytes: milliseconds."""

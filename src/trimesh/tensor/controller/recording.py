@@ -141,7 +141,7 @@ _UNRECORDED: Mapping[str, str] = {
     "fetch_full": "look at values",
     "function_fetch": "look at values",
     "function_inspect": "look at values",
-    "looks": "look at values",
+    "metadata": "look at values",
     "send": "move tensors between ranks",
 }
 

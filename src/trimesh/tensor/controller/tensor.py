@@ -44,7 +44,7 @@ class MeshTensor(WithOperators):
     """A tensor on the ranks of a mesh. Made by torch's own functions, never by its class.
 
     Attributes:
-        _meta: Its looks.
+        _meta: Its metadata.
         _held: Where it is.
         _above: What the rooms above do with it, handed in once by `assembly`.
     """
