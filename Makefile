@@ -45,7 +45,7 @@ native_sources := $(shell find build.zig build.zig.zon native -type f 2>/dev/nul
 .DELETE_ON_ERROR:
 .PHONY: help demo test check lint format types mypy pyright layers zig-check races fuzz bench bench-smoke stress soak \
 	soak-proc soak-alone tensor-fuzz mutate mutations test-verbs seeds fresh-seeds scenarios build-native wheel coverage \
-	setup setup-dev clean
+	setup setup-dev clean site
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1##/p' $(MAKEFILE_LIST) | awk -F '## ' '{ printf "  make %-14s%s\n", $$1, $$2 }'
@@ -88,10 +88,15 @@ test: setup  ## all tests but the stress runs
 
 check: lint types layers zig-check  ## every static check, and the native library's tests
 
+# Strict: a link or an anchor that leads nowhere is an error. The variable silences an advertisement.
+site: setup-dev  ## the documentation as build/site, checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f website/mkdocs.yml
+	$(PY) -m website.check build/site
+
 lint: setup-dev  ## ruff: lint and format; spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/codespell src native tests examples bench docs *.md *.toml *.py Makefile
+	$(BIN)/codespell src native tests examples bench docs website *.md *.toml *.py Makefile
 
 format: setup-dev  ## let ruff and zig format the sources
 	$(BIN)/ruff check --fix .
