@@ -126,7 +126,7 @@ typedef struct {
     uint64_t messages_received;
     uint64_t bytes_sent;      /* heads and bodies */
     uint64_t bytes_received;
-    uint64_t frames_dropped;  /* frames of another epoch, and such as came again */
+    uint64_t frames_dropped;  /* frames of another epoch, and duplicates */
 } tm_link_info;
 
 int32_t tm_link_get_info(tm_bus *bus, uint32_t link, tm_link_info *info_out);

@@ -299,7 +299,7 @@ class ProcMesh(Shaped):
     async def settled(self) -> None:
         """Wait until no process of this view is being restarted, or about to be, as far as its policy heals it.
 
-        What has lived there is lost, tensors say: `with procs.activate():` makes new ones on the followers.
+        What has lived there is lost, tensors say: `with procs.activate():` makes new ones on the replacements.
 
         Raises:
             RuntimeError: This is a reference, or `this_proc()`.

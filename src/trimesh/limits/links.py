@@ -30,7 +30,7 @@ RING_BYTES: Final = 1 << 18
 """One direction of a same-host link. Holds four full fragments; 256 KiB stay in the second-level cache."""
 
 RING_CONTROL_RESERVE_BYTES: Final = 1 << 14
-"""Part of a ring that data may not use, so that cancels and credits get in when data has filled it."""
+"""Part of a ring that data may not use, so that cancels and credits still fit when data has filled it."""
 
 SPIN_SECONDS: Final = 100e-6
 """How long a process spins on its links before it sleeps, when it expects something soon: an answer takes 30 to 60 us

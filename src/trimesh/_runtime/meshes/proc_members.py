@@ -238,7 +238,7 @@ class ProcMembers:
             if not self._restarts.is_stopped:
                 self._restarts.failed(rank, error)
                 return
-            # Who has given up has failed its block; one that is being left only has no use for a follower.
+            # Who has given up has failed its block; one that is being left only has no use for a replacement.
             verdict = Verdict.GIVE_UP if self.is_stopping else Verdict.FAIL
         if verdict is Verdict.FAIL:
             self.block.fail(error)

@@ -84,7 +84,7 @@ AGENT_CALLERS: Final[dict[str, Sender]] = {
     "setup": _OWNER,
     "spawn": _OWNER,
     "spawn_kept": _OWNER,
-    "follower": _ANYONE,  # whoever has a handle on a mesh asks its owner
+    "replacement": _ANYONE,  # whoever has a handle on a mesh asks its owner
     "cancel_background": _OWNER,
     "drain": _OWNER,
     "stop": _OWNER,

@@ -169,7 +169,7 @@ class Orphans:
         self._others_seen: float | None = None
 
     def reaped(self, pid: int) -> None:
-        """Learn that an orphan is gone; its number may come again."""
+        """Learn that an orphan is gone; its number may be used again."""
         self._owners.pop(pid, None)
 
     def sweep(self, workers: Mapping[int, int]) -> bool:

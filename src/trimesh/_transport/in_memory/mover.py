@@ -1,7 +1,7 @@
 """The mover of simulated processes, which share one interpreter: what is granted is reached through a table.
 
 It is as honest as the native one: secrets, rights, ranges and generations are checked at each transfer; a process that
-has died gives no bytes to anybody and takes none; one that is stopped or parted is reached as any process of its host
+has died gives no bytes and takes none; one that is stopped or partitioned is reached as any process of its host
 is. Small transfers are done at once. Larger ones are moved by `run`, as by the native thread: a chunk of each in turn,
 `MemoryTable.chunk_seconds` apart, with a look at the grant before each.
 

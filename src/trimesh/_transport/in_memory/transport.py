@@ -142,7 +142,7 @@ class MemoryLink(Link):
         """Hand over what is there, then the end if nothing is left before it.
 
         Returns:
-            When to come again: `NOW` for at once, inf for when woken.
+            When to call again: `NOW` for at once, inf for when woken.
         """
         stall_news = self._tell_stall(handler)
         lent = self.incoming.queued_bytes

@@ -52,7 +52,7 @@ class Request:
 
     Attributes:
         number: Known to the ranks.
-        team: Whose.
+        team: The ranks whose answer is awaited.
         expected: What they are to send.
         waiting: Ranks of the team, by place, that have not answered.
         answers: What the others have sent, or why they cannot, by place.
