@@ -181,7 +181,7 @@ class ProcMesh(Shaped):
         return self._seen(self._shown.exclude_ranks(dead))
 
     def statistics(self) -> MeshStatistics:
-        """Return what this process knows of the processes of this view, without asking anybody.
+        """Return what this process knows of the processes of this view, without a message.
 
         Raises:
             RuntimeError: This is a reference, or no mesh is open in this Trio run.

@@ -98,7 +98,7 @@ slow to read, and one that does not read at all must not hold up the end."""
 # ---- deadlocks ----------------------------------------------------------------------------------------------
 
 DEADLOCK_SEARCH_SECONDS: Final = 0.015
-"""How long a call waits for slots whose calls all wait themselves, before somebody looks whether it waits for itself
+"""How long a call waits for slots whose calls all wait themselves, before a search looks whether it waits for itself
 (rule C8). Most such waits are over in a millisecond; a person does not notice 15 ms."""
 
 DEADLOCK_PAUSE_FACTOR: Final = 4

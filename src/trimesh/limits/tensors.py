@@ -48,7 +48,7 @@ TENSOR_INLINE_BYTES: Final = 32_768
 
 TENSOR_LENT_BYTES_MIN: Final = 1 << 20
 """A tensor of at least this size goes to the controller, or comes from there, by memory that the other side reads; a
-smaller one in a message, which waits for nobody and needs no second copy."""
+smaller one in a message, which waits for nothing and needs no second copy."""
 
 TENSOR_MOVE_BYTES: Final = 2**30
 """Copies of tensors that a process keeps for others to read; the next waits for room, a larger one for all others."""

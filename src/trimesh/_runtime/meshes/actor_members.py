@@ -325,7 +325,7 @@ class ActorMembers:
             self._tell(error)
 
     def _tell(self, error: Exception) -> None:
-        """Publish and log the error of a clean-up that nobody waits for."""
+        """Publish and log the error of a clean-up that no task waits for."""
         log_kept_back(self.proc, self.info.name, error, "it was raised by the clean-up before a restart")
         where = origin(error)
         if where is not None and where.point is not None:

@@ -278,7 +278,7 @@ class ProcMembers:
             await self._settled.wait()
 
     async def settled(self, ranks: Collection[int]) -> None:
-        """Wait until none of some members is being restarted, or has died and nobody has looked at it yet."""
+        """Wait until none of some members is being restarted, or has died and is not yet dealt with."""
         await trio.lowlevel.checkpoint()
         for rank in ranks:
             if not self.members[rank].is_alive:

@@ -137,7 +137,7 @@ def leave_spawner(start: WorkerStart) -> None:
     os.setsid()
     prctl.set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != start.spawner_pid:
-        os._exit(EXIT_REFUSED)  # the spawner is gone: nobody hears, nobody cares
+        os._exit(EXIT_REFUSED)  # the spawner is gone, and with it all that would hear
     _reset_signals(start.handled_signals)
     config = start.launch.config
     start.marker.write(prctl.marker_of(config.root_id, config.proc_id))
@@ -399,7 +399,7 @@ class RefusalError(Exception):
 
 def _refuse(broker: BrokerSocket, error: BaseException) -> NoReturn:
     text = str(error) if isinstance(error, RefusalError) else "".join(traceback.format_exception(error))
-    with contextlib.suppress(Exception):  # the spawner is gone: nobody to tell
+    with contextlib.suppress(Exception):  # the spawner is gone: there is none to tell
         broker.send(wire.Refused(text[-_REFUSAL_CHARS_MAX:]))
     os._exit(EXIT_REFUSED)
 
@@ -447,7 +447,7 @@ def end_process(code: int, signum: int | None = None) -> NoReturn:
 
     Args:
         code: The exit code.
-        signum: A signal whose default action ends the process instead, so that everybody sees what has ended it.
+        signum: A signal whose default action ends the process instead, so that its status says what has ended it.
     """
 
     def expire(_signum: int, _frame: types.FrameType | None) -> None:

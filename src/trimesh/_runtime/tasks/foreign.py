@@ -118,7 +118,7 @@ class Block(ABC, Generic[T]):
 
 
 class _Wrapped(Block[T], Generic[T]):
-    """Somebody's context manager as a block."""
+    """Any context manager as a block."""
 
     def __init__(self, block: AbstractAsyncContextManager[T]) -> None:
         self._block = block

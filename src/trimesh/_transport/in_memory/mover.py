@@ -274,7 +274,7 @@ class MemoryMover(Mover):
 
     def _step(self, copy: _Copy) -> None:
         if self.has_ended:
-            return  # nobody waits in a process that has ended, and its thread writes no more
+            return  # no task waits in a process that has ended, and its thread writes no more
         transfer = copy.under_way.transfer
         try:
             if copy.is_given_up:
@@ -299,7 +299,7 @@ class MemoryMover(Mover):
         self._room = trio.Event()
 
     def end(self) -> None:
-        """Be the mover of a process that has ended: its memory is gone, and it reaches nobody's."""
+        """Be the mover of a process that has ended: its memory is gone, and it reaches none."""
         self.has_ended = True
         if self.table.movers.get(self.proc_id) is self:
             del self.table.movers[self.proc_id]

@@ -339,7 +339,7 @@ class MemoryTransport(Transport):
         return self._mover
 
     def end(self) -> None:
-        """Have others find that the process has ended; its tasks may go on unwinding, and reach nobody's memory."""
+        """Have others find that the process has ended; its tasks may go on unwinding, and reach no memory."""
         self._has_ended = True
         if self._mover is not None:
             self._mover.end()

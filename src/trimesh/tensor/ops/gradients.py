@@ -35,7 +35,7 @@ def grad_generator(
     first and the rest of the backward pass can wait until its gradient has been sent off. The graph is kept. Takes mesh
     tensors, of several meshes too, and those of this process.
 
-    Hooks of `params` are run. Those of tensors between them and the roots, and of nodes, are not: torch tells nobody
+    Hooks of `params` are run. Those of tensors between them and the roots, and of nodes, are not: torch does not tell
     but its own engine of them.
 
     Args:
