@@ -58,7 +58,7 @@ $(PY):
 	$(PYTHON) -m venv $(VENV)
 
 # One stamp for each set of packages; `dev` holds `test`. The compiler of the native library comes first and works beside
-# pip, which has torch to unpack. pip compiles no bytecode: most of it is of modules that nobody imports.
+# pip, which has torch to unpack. pip compiles no bytecode: most of it is of modules that are never imported.
 $(VENV)/.installed-$(EXTRA): pyproject.toml hatch_build.py requirements/needed.py requirements/constraints.txt | $(PY)
 	$(PY) requirements/needed.py > $(VENV)/needed-to-build
 	$(PY) requirements/needed.py torch $(EXTRA) > $(VENV)/needed
@@ -132,7 +132,7 @@ seeds: setup  ## every simulated behaviour under SEEDS seeds, from FIRST_SEED on
 	$(PYTEST) $(seeded) --mesh-seeds $(SEEDS) --mesh-first-seed $(FIRST_SEED) $(PYTEST_ARGS)
 
 # Each behaviour has the same share of the time. The first seed is printed; `make seeds FIRST_SEED=...` repeats it.
-fresh-seeds: setup  ## the same under seeds that nobody has run, for SECONDS
+fresh-seeds: setup  ## the same under seeds that were never run, for SECONDS
 	$(PYTEST) $(seeded) --mesh-first-seed fresh --mesh-seconds $(SECONDS) $(PYTEST_ARGS)
 
 # What state machines answer to tests/scenarios/scripts, written anew; the diff is what is reviewed.
