@@ -28,9 +28,11 @@ from trimesh.actor.options import Retry
 from trimesh.actor.outcome import Outcome
 from trimesh.actor.per_rank import per_rank
 from trimesh.actor.proc_mesh import ProcMesh
+from trimesh.config import configured
 from trimesh.errors import (
     ActorFailed,
     CollectiveFailed,
+    ConfigError,
     DeadlockError,
     HostLost,
     LimitExceeded,
@@ -75,7 +77,7 @@ from trimesh.shape.value_mesh import ValueMesh
 _assemble()
 
 if TYPE_CHECKING:
-    from trimesh import aio, blocking, rdma, spmd, tensor, testing
+    from trimesh import aio, blocking, config, rdma, spmd, tensor, testing
     from trimesh.rdma import RDMABuffer
     from trimesh.tensor import (
         Placements,
@@ -111,6 +113,7 @@ __all__ = [
     "ActorMesh",
     "Backoff",
     "CollectiveFailed",
+    "ConfigError",
     "Context",
     "DeadlockError",
     "Died",
@@ -170,6 +173,8 @@ __all__ = [
     "call_on_shard_and_fetch",
     "cancel_on",
     "compile",
+    "config",
+    "configured",
     "context",
     "coords",
     "current_point",

@@ -10,9 +10,11 @@ from typing import Any
 
 from trimesh._runtime.life import Proc
 from trimesh._runtime.services import TENSORS, Handler
+from trimesh._runtime.system import read_sources
 from trimesh._wire.memory.reducers import Sink
 from trimesh._wire.typed.kinds import Kind, Source, register_kind
 from trimesh.actor.proc_mesh import MeshTensors, provide_tensors
+from trimesh.config import provide
 
 
 def _load_tensor_service() -> Callable[[Proc], Handler]:
@@ -46,6 +48,7 @@ def _put_publication_together(_: Source, *fields: Any) -> Any:
 
 def assemble() -> None:
     """Make the package whole; it does so when it is imported."""
+    provide(read_sources)
     Proc.known_services[TENSORS] = _load_tensor_service
     provide_tensors(_mesh_tensors)
     register_kind(Kind("buffer", "trimesh.rdma.buffers.buffer.RDMABuffer", _take_apart, _put_buffer_together))

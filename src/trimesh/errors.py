@@ -4,7 +4,7 @@
       MeshError          something remote failed
         ProcDied HostLost LinkLost Unresponsive RemoteCancelled RestartLimit Overloaded MeshStopped ActorFailed
         RemoteError      a remote exception that could not be rebuilt
-      DeadlockError ShapeError LimitExceeded SpawnError PayloadError ProtocolError
+      DeadlockError ShapeError LimitExceeded SpawnError PayloadError ProtocolError ConfigError
       TrimeshInternalError  our bug
 
 A remote exception arrives as the original type; its coordinates are kept beside it as an `Origin`.
@@ -81,7 +81,7 @@ class Unresponsive(MeshError):
 
 
 class RemoteCancelled(MeshError):
-    """A remote endpoint was cancelled by others than its caller.
+    """A remote endpoint was cancelled by somebody other than its caller.
 
     Attributes:
         reason: What the canceller said.
@@ -171,6 +171,10 @@ class LimitExceeded(TrimeshError):
         super().__init__(message or f"{limit} was exceeded, got {value}")
         self.limit = limit
         self.value = value
+
+
+class ConfigError(TrimeshError, ValueError):
+    """A file, a variable of the environment, or `trimesh.configured` says what is no setting, or no value of one."""
 
 
 class SpawnError(TrimeshError):

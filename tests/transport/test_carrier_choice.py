@@ -9,6 +9,7 @@ import pytest
 from trimesh._transport.interface.mover import Carrier
 from trimesh._transport.native.carrier_choice import can_look_at_memory, chosen_carriers, yama_allows
 from trimesh._transport.native.host_identity import host_identity
+from trimesh.config import Settings, from_environment
 
 ALL = Carrier.LOCAL | Carrier.SHM | Carrier.CMA | Carrier.TCP | Carrier.UCX
 
@@ -26,14 +27,14 @@ ALL = Carrier.LOCAL | Carrier.SHM | Carrier.CMA | Carrier.TCP | Carrier.UCX
     ],
 )
 def test_choice(environment: dict[str, str], carriers: Carrier, address: bytes):
-    found = chosen_carriers(environment, lambda: True)
+    found = chosen_carriers(from_environment(Settings(), environment), lambda: True)
     assert (found.carriers, found.address) == (carriers, address)
 
 
 def test_sandboxed_process_listens():
     """Where no process may look at another one's memory, tcp is what is left."""
-    assert chosen_carriers({}, lambda: False).address == b"\x7f\0\0\1"
-    assert chosen_carriers({"TRIMESH_RDMA": "shm,cma"}, lambda: False).address == b""
+    assert chosen_carriers(Settings(), lambda: False).address == b"\x7f\0\0\1"
+    assert chosen_carriers(Settings(rdma=("shm", "cma")), lambda: False).address == b""
 
 
 @pytest.mark.skipif("Seccomp:\t0" not in Path("/proc/self/status").read_text(), reason="a sandbox may forbid the call")
@@ -63,25 +64,8 @@ def test_yama_is_asked(tmp_path: Path, scope: str | None, capabilities: int, all
     assert yama_allows(scope_file, status_file) is allowed
 
 
-@pytest.mark.parametrize(
-    ("environment", "text"),
-    [
-        ({"TRIMESH_RDMA": "tpc"}, r"shm, cma, tcp, ucx.*got 'tpc'"),
-        ({"TRIMESH_RDMA": "CMA"}, "got 'CMA'"),
-        ({"TRIMESH_RDMA_ADDRESS": "localhost"}, "IP address"),
-    ],
-)
-def test_other_choices_are_refused(environment: dict[str, str], text: str):
-    with pytest.raises(ValueError, match=text):
-        chosen_carriers(environment)
-
-
-def test_host_identity_is_the_same_each_time(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("TRIMESH_HOST_ID", raising=False)
+def test_host_identity_is_the_same_each_time():
     own = host_identity()
     assert own == host_identity()
     assert 0 < own < 1 << 64
-    monkeypatch.setenv("TRIMESH_HOST_ID", "a")
-    a = host_identity()
-    monkeypatch.setenv("TRIMESH_HOST_ID", "b")
-    assert len({own, a, host_identity()}) == 3
+    assert len({own, host_identity("a"), host_identity("b")}) == 3

@@ -11,10 +11,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
-import os
 from pathlib import Path
 from typing import Any, Final, cast
 
+from trimesh.config import reread
 from trimesh.errors import TrimeshError
 
 ABI_VERSION: Final = 9
@@ -61,10 +61,10 @@ def _declared(digest: str) -> Any:
 def _locate() -> tuple[Path, Path]:
     """Return the library and its header.
 
-    `TRIMESH_NATIVE_LIB` names a library to use instead of the one in the package; its header is looked for beside it,
-    then where the package has it.
+    The setting `native_lib` names a library to use instead of the one in the package; its header is looked for beside
+    it, then where the package has it.
     """
-    library = Path(os.environ.get("TRIMESH_NATIVE_LIB") or _HERE / "libtrimesh.so")
+    library = Path(reread().native_lib or _HERE / "libtrimesh.so")
     if not library.exists():
         raise NativeLibraryError(
             f"the native library is not at {library}; in a source tree build it with: python -m ziglang build dev"

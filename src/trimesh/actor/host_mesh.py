@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal, cast
 
-from trimesh import limits
 from trimesh._runtime.life import OwnedHost, adopt_procs, check_per_host, open_procs, open_warm_host
 from trimesh._runtime.spawner import ProcOptions
 from trimesh._runtime.system import SEED_MAX, checked_output
@@ -15,6 +14,7 @@ from trimesh._supervision.units import check_units
 from trimesh.actor import mesh_kinds
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.actor.spawning import Spawning, checked_name
+from trimesh.config import reread
 from trimesh.shape.extent import Extent
 from trimesh.shape.point import Point
 
@@ -46,18 +46,20 @@ class HostMesh:
         per_host: Mapping[str, int],
         *,
         name: str = "procs",
-        preload: Sequence[str] = (),
+        preload: Sequence[str] | None = None,
         env: Env | None = None,
         setup: Callable[[], Any] | None = None,
         python: str | None = None,
-        grace: float = limits.GRACE_SECONDS,
-        output: Output = "forward",
+        grace: float | None = None,
+        output: Output = None,
         supervision: Policy | None = None,
         pickle: Pickle | None = None,
         seed: int | None = None,
         rendezvous: bool = False,
     ) -> Spawning[ProcMesh]:
         """Start processes: `async with this_host().spawn_procs({"gpus": 4}) as procs:`.
+
+        What is left out or None of `preload`, `grace`, `output` and `pickle` is what `trimesh.config` says.
 
         Args:
             per_host: Dimensions of the mesh: label to size.
@@ -73,7 +75,7 @@ class HostMesh:
             supervision: What the end of a process does: `FailFast()`, the default, cancels the block, which raises it;
                 `Isolate()` goes on without it; `Restart(...)` starts it again.
             pickle: "off" lets no byte be unpickled in the family: values travel by the annotations of endpoints, and
-                classes by name. Everything that is spawned below, or beside it, has it too. "on" is the default.
+                classes by name. Everything that is spawned below, or beside it, has it too.
             seed: Of the random numbers in the processes: with the same one they draw the same again. None draws one.
                 Each process gets seeds of its own for `random`, numpy and torch from it, the mesh's name, its rank and
                 how often it was restarted; not meshes that are spawned inside.
@@ -85,20 +87,23 @@ class HostMesh:
 
         Raises:
             ValueError: On entering, when `pickle` is not what the family has.
+            ConfigError: What is said of settings is wrong.
             MeshErrorGroup: On entering, when a process could not be started: with its coordinates, and nothing left.
         """
         name = checked_name(name)
         extent = check_per_host(per_host)
+        settings = reread()
         options = ProcOptions(
             _checked_env(env),
             setup,
             python,
-            tuple(preload),
-            _checked_grace(grace),
-            _checked_output(output),
+            settings.preload if preload is None else tuple(preload),
+            settings.grace if grace is None else _checked_grace(grace),
+            settings.output if output is None else _checked_output(output),
             pickled=_checked_pickle(pickle),
             seed=_checked_seed(seed),
             rendezvous=rendezvous,
+            settings=settings,
         )
         policy = FailFast() if supervision is None else checked_policy(supervision)
         check_units(policy, extent)
@@ -121,7 +126,7 @@ class HostMesh:
         return Spawning(f"spawn_procs({dict(per_host)})", open_, adopt)
 
     def warm(
-        self, *, preload: Sequence[str] = (), grace: float = limits.GRACE_SECONDS, pickle: Pickle | None = None
+        self, *, preload: Sequence[str] | None = None, grace: float | None = None, pickle: Pickle | None = None
     ) -> Spawning[HostMesh]:
         """Keep the process that forks workers for many meshes.
 
@@ -129,12 +134,14 @@ class HostMesh:
 
         Meshes that are awaited on it belong to its block. `pickle` is that of `spawn_procs`.
         """
-        modules = tuple(preload)
+        settings = reread()
+        modules = settings.preload if preload is None else tuple(preload)
+        seconds = settings.grace if grace is None else _checked_grace(grace)
         pickled = _checked_pickle(pickle)
 
         @asynccontextmanager
         async def open_() -> AsyncGenerator[HostMesh, None]:
-            async with open_warm_host(modules, _checked_grace(grace), pickled=pickled) as owned:
+            async with open_warm_host(modules, seconds, pickled=pickled) as owned:
                 yield HostMesh(owned)
 
         async def adopt() -> HostMesh:

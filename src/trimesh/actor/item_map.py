@@ -35,6 +35,7 @@ from trimesh.actor import verbs
 from trimesh.actor.options import Options, check_window
 from trimesh.actor.results import Results
 from trimesh.actor.view import MeshView
+from trimesh.config import current
 from trimesh.errors import Origin, RemoteCancelled
 
 R = TypeVar("R")
@@ -83,7 +84,7 @@ class ItemMap(Results[tuple[int, R]]):
         super().__init__(mesh, spec)
         self._check(items)
         self._items = items
-        self._window = (options.window or limits.MAP_WINDOW) if window is None else check_window(window)
+        self._window = (options.window or current().map_window) if window is None else check_window(window)
         self._is_fail_fast = options.is_fail_fast
         self._retry = options.retry
         self._abandon_after = options.abandon_after

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import msgspec
 import trio
 
-from trimesh import limits
 from trimesh._routing.collector import Outcome
 from trimesh._runtime.calls import (
     Err,
@@ -26,6 +25,7 @@ from trimesh.actor import verbs
 from trimesh.actor.options import Options
 from trimesh.actor.results import Results
 from trimesh.actor.view import MeshView
+from trimesh.config import current
 from trimesh.shape.point import Point
 
 R = TypeVar("R")
@@ -48,7 +48,7 @@ class Stream(Results[tuple[Point, R]]):
         super().__init__(mesh, spec)
         self._bound = verbs.bind(mesh, spec, args, kwargs, streams=True)
         self._is_fail_fast = options.is_fail_fast
-        self._window = (options.window or limits.STREAM_WINDOW) if spec.kind is Kind.GENERATOR else 0
+        self._window = (options.window or current().stream_window) if spec.kind is Kind.GENERATOR else 0
         self._abandon_after = options.abandon_after
         self._is_chosen = bool(options.choose)
         self._points = tuple(mesh.region.points())

@@ -16,6 +16,7 @@ from trimesh._runtime.values import GENERATOR, EndpointSpec
 from trimesh.actor.options import NO_OPTIONS, Options
 from trimesh.actor.outcome import Outcome
 from trimesh.actor.per_rank import PerRank, Spread, spread
+from trimesh.config import current
 from trimesh.errors import MeshErrorGroup, MeshStopped, Origin, RemoteCancelled, set_origin
 from trimesh.shape.value_mesh import ValueMesh
 
@@ -234,10 +235,12 @@ async def prepare(
 
 def request_to(info: MeshInfo, spec: EndpointSpec, bound: Bound, ranks: Sequence[int]) -> Request:
     """Return what is sent to some ranks of a mesh, whose incarnations now are those of `info`."""
+    patience = current().abandon_after
     if isinstance(bound, Spread):
         each = tuple([bound.of_rank[rank] for rank in ranks])
-        return Request(info.name, spec.name, (), {}, Origins(info, ranks, spec.name), spec, each=each)
-    return Request(info.name, spec.name, *bound, Origins(info, ranks, spec.name), spec)
+        origins = Origins(info, ranks, spec.name)
+        return Request(info.name, spec.name, (), {}, origins, spec, abandon_after=patience, each=each)
+    return Request(info.name, spec.name, *bound, Origins(info, ranks, spec.name), spec, abandon_after=patience)
 
 
 class Origins(msgspec.Struct, frozen=True, eq=False):

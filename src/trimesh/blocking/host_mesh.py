@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trimesh import limits
 from trimesh._supervision.policy import Policy
 from trimesh.actor import host_mesh
 from trimesh.actor.host_mesh import Env, Output, Pickle
@@ -36,12 +35,12 @@ class HostMesh:
         per_host: Mapping[str, int],
         *,
         name: str = "procs",
-        preload: Sequence[str] = (),
+        preload: Sequence[str] | None = None,
         env: Env | None = None,
         setup: Callable[[], Any] | None = None,
         python: str | None = None,
-        grace: float = limits.GRACE_SECONDS,
-        output: Output = "forward",
+        grace: float | None = None,
+        output: Output = None,
         supervision: Policy | None = None,
         pickle: Pickle | None = None,
         seed: int | None = None,
@@ -69,7 +68,7 @@ class HostMesh:
         return Spawning(f"spawn_procs({dict(per_host)})", make, ProcMesh, self._home)
 
     def warm(
-        self, *, preload: Sequence[str] = (), grace: float = limits.GRACE_SECONDS, pickle: Pickle | None = None
+        self, *, preload: Sequence[str] | None = None, grace: float | None = None, pickle: Pickle | None = None
     ) -> Spawning[HostMesh]:
         """Keep the process that forks workers for many meshes; see `trimesh.HostMesh.warm`."""
         make = functools.partial(self._inner.warm, preload=preload, grace=grace, pickle=pickle)

@@ -138,8 +138,8 @@ class Agent:
         await self.spawn(owner, mesh, name, cls, args, kwargs, whole, procs, incarnations, is_held)
 
     @trio.lowlevel.enable_ki_protection
-    async def replacement(self, mesh: MeshId, rank: int, incarnation: int) -> Place | None:
-        """Tell, as the owner of a mesh, what replaces an incarnation that has ended; wait for that to be decided."""
+    async def follower(self, mesh: MeshId, rank: int, incarnation: int) -> Place | None:
+        """Tell, as the owner of a mesh, who follows an incarnation that has ended; wait while that is being decided."""
         membership = self.proc.memberships.get(mesh)
         return None if membership is None else await membership.answer(rank, incarnation)
 
@@ -197,7 +197,7 @@ def _spec(name: str) -> EndpointSpec:
 
 AGENT_ENDPOINTS.update(
     (name, _spec(name))
-    for name in ("setup", "spawn", "spawn_kept", "replacement", "cancel_background", "drain", "stop", "exit")
+    for name in ("setup", "spawn", "spawn_kept", "follower", "cancel_background", "drain", "stop", "exit")
 )
 setattr(Agent, ENDPOINTS, AGENT_ENDPOINTS)
 

@@ -19,6 +19,7 @@ from trimesh._runtime.life.family import Family
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.system.system_calls import refusals
 from trimesh._runtime.tasks.interrupt import run_to_end
+from trimesh.config import reread
 from trimesh.errors import SpawnError, TrimeshInternalError
 from trimesh.ids import ID_MAX, ProcId
 from trimesh.shape.extent import Extent
@@ -65,7 +66,7 @@ async def lease_proc(pickled: bool | None = None) -> AsyncGenerator[tuple[Proc, 
     """Use the `Proc` of this process while a block is open.
 
     Args:
-        pickled: Whether values are to be pickled; None takes what the family does, and pickles in a new one.
+        pickled: Whether values are to be pickled; None takes what the family does, and the setting in a new one.
 
     Raises:
         ValueError: The family does otherwise.
@@ -77,7 +78,7 @@ async def lease_proc(pickled: bool | None = None) -> AsyncGenerator[tuple[Proc, 
         _check_mode(proc, pickled)
         yield proc, proc.family  # a worker, or a simulated process: its Proc lives as long as it does
         return
-    controller = _of_run.get() or _start(pickled=pickled is not False)
+    controller = _of_run.get() or _start(pickled)
     _check_mode(controller.proc, pickled)
     controller.users += 1
     try:
@@ -113,7 +114,8 @@ def _check(controller: _Controller) -> None:
         raise TrimeshInternalError("the runtime of this process has failed; please report this") from controller.error
 
 
-def _start(*, pickled: bool) -> _Controller:
+def _start(pickled: bool | None) -> _Controller:  # noqa: FBT001 - see lease_proc
+    settings = reread()
     # The native library is loaded here, when the first block is entered, not by `import trimesh`.
     from trimesh._runtime.life.local_host import open_local_host  # noqa: PLC0415
     from trimesh._runtime.spawner.siblings import Siblings  # noqa: PLC0415
@@ -121,10 +123,11 @@ def _start(*, pickled: bool) -> _Controller:
 
     proc_id = ProcId(secrets.randbelow(ID_MAX) + 1)
     try:
-        transport = NativeTransport(proc_id)
+        transport = NativeTransport(proc_id, settings=settings)
     except OSError as error:  # descriptors, memory or threads are wanting
         raise SpawnError(f"this process cannot be made ready for meshes: {error}{refusals()}") from error
-    proc, siblings = Proc(proc_id, transport, pickled=pickled), Siblings()
+    is_pickled = settings.pickle == "on" if pickled is None else pickled
+    proc, siblings = Proc(proc_id, transport, pickled=is_pickled), Siblings()
     proc.family = Family(proc, lambda preload: open_local_host(proc, transport, preload, siblings))
     controller = _Controller(proc, proc.family)
     _of_run.set(controller)

@@ -122,6 +122,7 @@ def _spec(request: LaunchRequest) -> LaunchSpec:
         python=request.python,
         preload=request.preload,
         pickled=request.pickled,
+        settings=request.settings,
         entry=request.entry or ENTRY,
     )
 

@@ -12,7 +12,6 @@ from functools import partial
 
 import trio
 
-from trimesh import limits
 from trimesh._runtime.actors.agent import Agent, run_with_agent
 from trimesh._runtime.actors.context import set_proc_of_run
 from trimesh._runtime.life.family import Family
@@ -26,6 +25,7 @@ from trimesh._runtime.system.records import WorkerConfig
 from trimesh._runtime.watch.report import describe_self
 from trimesh._runtime.watch.stack import arm_stack
 from trimesh._transport.native.transport import NativeTransport
+from trimesh.config import install
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent
 from trimesh.shape.point import Point
@@ -73,12 +73,13 @@ def main(config: WorkerConfig, link: socket.socket, broker: socket.socket, lifel
 
 
 async def _main(config: WorkerConfig, link: socket.socket, broker: socket.socket, lifelines: list[int]) -> int:
-    transport = NativeTransport(ProcId(config.proc_id), stall_seconds=limits.STALL_SECONDS)
+    install(config.settings)
+    transport = NativeTransport(ProcId(config.proc_id), stall_seconds=config.settings.stall_after)
     for pidfd in lifelines:
         transport.add_lifeline(pidfd)
         os.close(pidfd)
     # From here on a thread sees the spawner end and kills the whole group. The kernel, quicker, would kill this process
-    # alone; it merely continues one that was stopped.
+    # alone; it merely continues one that somebody has stopped.
     prctl.set_parent_death_signal(signal.SIGCONT)
     proc = Proc(ProcId(config.proc_id), transport, main=sys.modules["__main__"], pickled=config.pickled)
     set_proc_of_run(proc)

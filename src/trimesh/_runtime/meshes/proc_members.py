@@ -35,6 +35,7 @@ from trimesh._runtime.watch.event_hub import EventHub
 from trimesh._supervision.policy import Ending, FailFast, Policy, Restart, Verdict, ending_of, is_healing, judge
 from trimesh._supervision.supervisor import Round, Supervisor
 from trimesh._supervision.units import units_of
+from trimesh.config import from_environment
 from trimesh.errors import MeshErrorGroup, MeshStopped, ProcDied, RestartLimit, SpawnError, Unresponsive, set_origin
 from trimesh.events.records import Died, GaveUp, Restarted, Restarting, Stalled, Unacknowledged
 from trimesh.ids import AGENT, ProcId
@@ -196,6 +197,7 @@ class ProcMembers:
             grace=options.grace,
             seed=self._seed,
             pickled=self.proc.values.is_pickled,
+            settings=from_environment(options.settings, env),
         )
 
     async def _setup_all(self, ranks: Sequence[int], setup: Callable[[], Any] | None) -> None:
@@ -238,7 +240,7 @@ class ProcMembers:
             if not self._restarts.is_stopped:
                 self._restarts.failed(rank, error)
                 return
-            # Who has given up has failed its block; one that is being left only has no use for a replacement.
+            # Who has given up has failed its block; one that is being left only has no use for a follower.
             verdict = Verdict.GIVE_UP if self.is_stopping else Verdict.FAIL
         if verdict is Verdict.FAIL:
             self.block.fail(error)
@@ -278,7 +280,7 @@ class ProcMembers:
             await self._settled.wait()
 
     async def settled(self, ranks: Collection[int]) -> None:
-        """Wait until none of some members is being restarted, or has died and is not yet dealt with."""
+        """Wait until none of some members is being restarted, or has died and nobody has looked at it yet."""
         await trio.lowlevel.checkpoint()
         for rank in ranks:
             if not self.members[rank].is_alive:

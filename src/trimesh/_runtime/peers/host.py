@@ -9,6 +9,7 @@ import msgspec
 
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._transport.interface.base import Link
+from trimesh.config import Settings
 from trimesh.errors import SpawnError
 from trimesh.ids import ProcId
 from trimesh.shape.region import Region
@@ -30,6 +31,7 @@ class LaunchRequest(msgspec.Struct, frozen=True):
         grace: Seconds for clean-up.
         seed: Of the mesh.
         pickled: Whether values are pickled in the family.
+        settings: That it has.
         entry: `module:function` that it runs instead of serving its owner: what a test lets fail; None serves.
     """
 
@@ -45,6 +47,7 @@ class LaunchRequest(msgspec.Struct, frozen=True):
     grace: float
     seed: int
     pickled: bool = True
+    settings: Settings = Settings()
     entry: str | None = None
 
 

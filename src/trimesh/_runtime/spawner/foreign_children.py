@@ -60,7 +60,7 @@ class ForeignQuestions:
         """Hand on what the controller says. The descriptors are given away.
 
         Raises:
-            ProtocolError: It was not asked for.
+            ProtocolError: Nobody has asked.
         """
         asked = self._asked.pop(answer.request, None)
         if asked is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from trimesh import limits
+from trimesh.config import Settings
 from trimesh.shape.point import Point
 
 
@@ -18,8 +18,9 @@ class ProcOptions(msgspec.Struct, frozen=True):
     setup: Callable[[], Any] | None = None
     python: str | None = None
     preload: tuple[str, ...] = ()
-    grace: float = limits.GRACE_SECONDS
+    grace: float = Settings().grace
     output: Any = "forward"
     seed: int | None = None
     pickled: bool | None = None
     rendezvous: bool = False
+    settings: Settings = Settings()

@@ -3,9 +3,11 @@
 from trimesh._runtime.system.child import checked_output
 from trimesh._runtime.system.run_process import run_process
 from trimesh._runtime.system.seeds import SEED_MAX
+from trimesh._runtime.system.settings_source import read_sources
 
 __all__ = [
     "SEED_MAX",
     "checked_output",
+    "read_sources",
     "run_process",
 ]

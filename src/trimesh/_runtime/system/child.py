@@ -16,6 +16,7 @@ from trimesh import limits
 from trimesh._runtime.system import prctl, records
 from trimesh._runtime.system.exits import ExitReport, log_abandoned
 from trimesh._runtime.system.output import MODES
+from trimesh.config import Settings
 from trimesh.ids import ProcId
 
 OutputMode = Literal["forward", "inherit", "discard"] | os.PathLike[str]
@@ -40,6 +41,7 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
         preload: Modules imported before the worker enters.
         entry: `module:function` that is called as `(config, link, broker, lifelines) -> exit code`.
         pickled: Whether values are pickled in its family.
+        settings: That it has.
         extra: Bytes for the worker, not looked at here.
     """
 
@@ -58,6 +60,7 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     preload: tuple[str, ...] = ()
     entry: str = records.ENTRY
     pickled: bool = True
+    settings: Settings = Settings()
     extra: bytes = b""
 
 
@@ -145,6 +148,7 @@ def config_of(spec: LaunchSpec, parent_id: ProcId, root_id: ProcId) -> records.W
         seed=spec.seed,
         grace=spec.grace,
         pickled=spec.pickled,
+        settings=spec.settings,
         extra=spec.extra,
     )
 

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
+from trimesh.config import Settings
 from trimesh.ids import ID_MAX
 
 Id = Annotated[int, Meta(ge=1, le=ID_MAX)]
@@ -33,6 +34,7 @@ class WorkerConfig(Record, frozen=True, kw_only=True):
         seed: Seed of the mesh; generators are seeded from (seed, mesh, rank, incarnation).
         grace: Seconds for clean-up; may be infinite.
         pickled: Whether values are pickled in its family.
+        settings: Of who asked for it, and what `env=` says.
         extra: Bytes of the floors above.
     """
 
@@ -47,6 +49,7 @@ class WorkerConfig(Record, frozen=True, kw_only=True):
     seed: int = 0
     grace: float = 0.0
     pickled: bool = True
+    settings: Settings = Settings()
     extra: bytes = b""
 
 

@@ -1,23 +1,24 @@
-"""Which carriers a process may use, and where it listens for the network: what its environment says.
+"""Which carriers a process may use, and where it listens for the network: what its settings say.
 
-    TRIMESH_RDMA=tcp,cma        only these, beside memory of the process itself
-    TRIMESH_RDMA_ADDRESS=IP     listen there for tcp
+    rdma = ["tcp", "cma"]       only these, beside memory of the process itself
+    rdma_address = "10.0.0.1"   listen there for tcp
 
-Without an address tcp listens on 127.0.0.1, and only if `TRIMESH_RDMA` names it, or if the system lets no process look
-at another one's memory.
+Without an address tcp listens on 127.0.0.1, and only if `rdma` names it, or if the system lets no process look at
+another one's memory.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from trimesh._transport.interface.mover import Carrier
+from trimesh.config import Settings
 
 _CHOICES: Final = {"shm": Carrier.SHM, "cma": Carrier.CMA, "tcp": Carrier.TCP, "ucx": Carrier.UCX}
 _LOOPBACK: Final = ipaddress.IPv4Address("127.0.0.1").packed
@@ -42,7 +43,7 @@ class CarrierChoice(msgspec.Struct, frozen=True):
 def yama_allows(scope_file: Path = _YAMA, status_file: Path = _STATUS) -> bool:
     """Return whether yama, if the kernel has it, lets one process look at another one's memory.
 
-    Scope 1 lets those that the owner names, and a mover names them all. Scope 2 lets who has CAP_SYS_PTRACE, 3 none.
+    Scope 1 lets those that the owner names, and a mover names them all. Scope 2 lets who has CAP_SYS_PTRACE, 3 nobody.
 
     Args:
         scope_file: Where the kernel says its scope.
@@ -75,33 +76,18 @@ def can_look_at_memory() -> bool:
     return yama_allows() and all(call(os.getpid(), piece, one, piece, one, ctypes.c_ulong(0)) == 1 for call in calls)
 
 
-def chosen_carriers(
-    environment: Mapping[str, str] = os.environ, can_look: Callable[[], bool] = can_look_at_memory
-) -> CarrierChoice:
-    """Return what the environment says.
+def chosen_carriers(settings: Settings, can_look: Callable[[], bool] = can_look_at_memory) -> CarrierChoice:
+    """Return what the settings say.
 
     Args:
-        environment: Of this process.
+        settings: Of this process.
         can_look: Whether one process may look at another one's memory.
-
-    Raises:
-        ValueError: It names a carrier that there is not, or an address that is none.
     """
-    named = environment.get("TRIMESH_RDMA", "")
     carriers = Carrier.LOCAL
-    for name in filter(None, (one.strip() for one in named.split(","))):
-        if name not in _CHOICES:
-            raise ValueError(f"TRIMESH_RDMA must name some of {', '.join(_CHOICES)}, separated by commas, got {name!r}")
+    for name in settings.rdma or _CHOICES:
         carriers |= _CHOICES[name]
-    if not named.strip():
-        for one in _CHOICES.values():
-            carriers |= one
-    place = environment.get("TRIMESH_RDMA_ADDRESS", "")
-    if place:
-        try:
-            address = ipaddress.ip_address(place).packed
-        except ValueError:
-            raise ValueError(f"TRIMESH_RDMA_ADDRESS must be an IP address of this host, got {place!r}") from None
-    else:
-        address = _LOOPBACK if Carrier.TCP in carriers and (named.strip() or not can_look()) else b""
-    return CarrierChoice(carriers, address if Carrier.TCP in carriers else b"")
+    if Carrier.TCP not in carriers:
+        return CarrierChoice(carriers, b"")
+    if settings.rdma_address:
+        return CarrierChoice(carriers, ipaddress.ip_address(settings.rdma_address).packed)
+    return CarrierChoice(carriers, _LOOPBACK if settings.rdma or not can_look() else b"")

@@ -1,7 +1,7 @@
 """Which host this is, as a number: processes of one host may reach each other's memory.
 
 It is of this boot of this kernel, and of this namespace of process ids: what is told by it is found by /proc/PID.
-`TRIMESH_HOST_ID` replaces it, so that two parts of one machine can count as two hosts.
+The setting `host_id` replaces it, so that two parts of one machine can count as two hosts.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import os
 from pathlib import Path
 
 
-def host_identity() -> int:
-    """Return the identity of this host; not 0."""
-    named = os.environ.get("TRIMESH_HOST_ID")
+def host_identity(named: str = "") -> int:
+    """Return the identity of this host, or the one that it was given; not 0."""
     if named:
         text = f"named {named}"
     else:

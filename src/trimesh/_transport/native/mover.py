@@ -10,6 +10,7 @@ only puts a note into a queue, which the thread of the Trio loop empties. What o
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -37,9 +38,10 @@ from trimesh._transport.interface.mover import (
     lent_memory,
 )
 from trimesh._transport.native.adapter_names import adapter_name
-from trimesh._transport.native.carrier_choice import CarrierChoice, chosen_carriers
+from trimesh._transport.native.carrier_choice import chosen_carriers
 from trimesh._transport.native.host_identity import host_identity
 from trimesh._transport.native.ucx_wheel import wheel_library
+from trimesh.config import Settings, current
 from trimesh.errors import LimitExceeded
 from trimesh.ids import ProcId
 
@@ -79,25 +81,35 @@ def _error_of(code: int, doing: str, limit: str = "TRANSFERS_MAX") -> Exception:
     return TransferError(end) if end is not None else status.error_of(code, doing, limit=limit)
 
 
+def _tell_library(settings: Settings) -> None:
+    """Set, or clear, the variable by which the library, which looks for UCX itself, is told where it is."""
+    if settings.ucx != os.environ.get("TRIMESH_UCX", ""):
+        os.environ["TRIMESH_UCX"] = settings.ucx
+        if not settings.ucx:
+            del os.environ["TRIMESH_UCX"]
+
+
 class NativeMover(Mover):
     """Grants and attachments of one process.
 
     Args:
         epoch: This process incarnation.
-        choice: What it may use; by default what the environment says.
+        settings: What it may use, and which host this is; by default those that count here.
 
     Raises:
         NativeLibraryError: The native library cannot be loaded.
         OSError: The system refused a descriptor or memory.
-        ValueError: The environment says what cannot be done.
+        ConfigError: What is said of settings is wrong.
     """
 
-    def __init__(self, epoch: ProcId, choice: CarrierChoice | None = None) -> None:
+    def __init__(self, epoch: ProcId, settings: Settings | None = None) -> None:
         self.library: Library = load()
         ffi, lib = self.library.ffi, self.library.lib
-        chosen = chosen_carriers() if choice is None else choice
+        settings = settings or current()
+        chosen = chosen_carriers(settings)
+        _tell_library(settings)
         options = ffi.new("tm_mover_options *")
-        options.epoch, options.host = epoch, host_identity()
+        options.epoch, options.host = epoch, host_identity(settings.host_id)
         options.carriers = chosen.carriers.value
         options.address_size = len(chosen.address)
         ffi.memmove(options.address, chosen.address, len(chosen.address))
@@ -230,7 +242,7 @@ class NativeMover(Mover):
         self._let_go.append(give_back)
         try:
             self._token.run_sync_soon(self.tidy, idempotent=True)
-        except trio.RunFinishedError:  # no task is left to which it would matter
+        except trio.RunFinishedError:  # nobody is left to whom it would matter
             return
 
     def tidy(self) -> None:

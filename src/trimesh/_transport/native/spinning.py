@@ -6,31 +6,24 @@ native library decides anew before each sleep (`native/src/links/busy_poll.zig`)
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from trimesh import limits
+from trimesh.config import Settings
 
-_CHOICES: Final = {"": limits.SPIN_SECONDS, "auto": limits.SPIN_SECONDS, "off": 0.0}
 _QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
-def chosen_spin_seconds(environment: Mapping[str, str] = os.environ, quota: Path = _QUOTA) -> float:
+def chosen_spin_seconds(settings: Settings, quota: Path = _QUOTA) -> float:
     """Return for how long this process may spin before it sleeps; 0 for never.
 
     Args:
-        environment: Of this process; `TRIMESH_SPIN=off` ends all spinning.
+        settings: Of this process; `spin = "off"` ends all spinning.
         quota: What the control group of this process may use; less than two cores leave none for spinning.
-
-    Raises:
-        ValueError: The environment says something else.
     """
-    said = environment.get("TRIMESH_SPIN", "").strip()
-    if said not in _CHOICES:
-        raise ValueError(f"TRIMESH_SPIN must be one of auto, off, got {said!r}")
-    return 0.0 if _quota_cores(quota) < limits.SPIN_CORES_MIN else _CHOICES[said]
+    may = settings.spin != "off" and _quota_cores(quota) >= limits.SPIN_CORES_MIN
+    return limits.SPIN_SECONDS if may else 0.0
 
 
 def _quota_cores(quota: Path) -> float:

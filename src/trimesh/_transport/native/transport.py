@@ -31,6 +31,7 @@ from trimesh._transport.native.link import NativeGroup, NativeLink
 from trimesh._transport.native.mover import NativeMover
 from trimesh._transport.native.poller import poller_of_run
 from trimesh._transport.native.spinning import chosen_spin_seconds
+from trimesh.config import Settings, current
 from trimesh.ids import ProcId
 
 __all__ = ["NativeGroup", "NativeLink", "NativeTransport"]
@@ -64,7 +65,8 @@ class NativeTransport(Transport):
         stall_seconds: Peers are told when the Trio loop has not run for this long; None never tells them, and spares
             an idle loop being woken once a beat.
         spin_seconds: For how long the loop may spin on its links before it sleeps; 0 never spins, None lets the
-            environment choose.
+            settings choose.
+        settings: Of this process; by default those that count here.
 
     Attributes:
         spins: How often the loop has spun before it slept, by what `tm_before_wait` returned.
@@ -85,10 +87,12 @@ class NativeTransport(Transport):
         lease_seconds: float = limits.LEASE_SECONDS,
         stall_seconds: float | None = None,
         spin_seconds: float | None = None,
+        settings: Settings | None = None,
     ) -> None:
         self.library: Library = load()
         self.dirty = False
-        self.spin_seconds: Final = chosen_spin_seconds() if spin_seconds is None else spin_seconds
+        self.settings: Final = settings or current()
+        self.spin_seconds: Final = chosen_spin_seconds(self.settings) if spin_seconds is None else spin_seconds
         self.spins = [0, 0, 0, 0]
         ffi, lib = self.library.ffi, self.library.lib
         options = ffi.new("tm_bus_options *")
@@ -125,11 +129,10 @@ class NativeTransport(Transport):
         Raises:
             trio.ClosedResourceError: The transport is closed.
             OSError: The system refuses what it needs.
-            ValueError: The environment says what cannot be done.
         """
         self._check_open()
         if self._mover is None:
-            self._mover = NativeMover(self._epoch)
+            self._mover = NativeMover(self._epoch, self.settings)
         return self._mover
 
     # ---- links ----
@@ -274,7 +277,7 @@ class NativeTransport(Transport):
             return
         waiting = select.poll()
         waiting.register(self._bell, select.POLLIN)
-        waiting.poll(seconds * 1000)  # not protected: here Ctrl-C interrupts, between two batches and not within one
+        waiting.poll(seconds * 1000)  # not protected: here Ctrl-C gets in, between two batches and not within one
         self._take_all(handler)
 
     @trio.lowlevel.enable_ki_protection

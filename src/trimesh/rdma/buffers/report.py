@@ -7,7 +7,7 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import trio
@@ -15,6 +15,7 @@ import trio
 from trimesh.actor.actor import Actor
 from trimesh.actor.endpoint import endpoint
 from trimesh.actor.host_mesh import this_host
+from trimesh.config import current
 from trimesh.errors import LinkLost
 from trimesh.rdma.buffers.buffer import RDMABuffer
 from trimesh.rdma.memory.allocation import allocate
@@ -123,6 +124,9 @@ async def _try_device(carrier: str) -> Trial:
         return await reader.read.call_one(made, carrier)
 
 
+_SETTINGS: Final = ("rdma", "rdma_address", "host_id", "ucx")
+
+
 def describe_machine() -> list[str]:
     """Say what of this machine decides about carriers."""
     yama = _first_line("/proc/sys/kernel/yama/ptrace_scope") or "not there"
@@ -136,11 +140,8 @@ def describe_machine() -> list[str]:
         f"RDMA devices: {devices}",
         f"NVIDIA driver: {'there' if Path('/proc/driver/nvidia/version').exists() else 'none'}",
     ]
-    return lines + [
-        f"{name}={os.environ[name]}"
-        for name in ("TRIMESH_RDMA", "TRIMESH_RDMA_ADDRESS", "TRIMESH_HOST_ID", "TRIMESH_UCX")
-        if name in os.environ
-    ]
+    chosen = current()
+    return lines + [f"{name}: {value}" for name in _SETTINGS if (value := getattr(chosen, name))]
 
 
 def _about(carrier: str, why: str) -> str:

@@ -15,6 +15,7 @@ from typing import Protocol
 import attrs
 import trio
 
+from trimesh import config
 from trimesh._runtime.actors.agent import run_with_agent
 from trimesh._runtime.actors.context import set_proc_of_task
 from trimesh._runtime.life.family import Family
@@ -268,6 +269,7 @@ class SimHost:
                 return
             child.task = trio.lowlevel.current_task()
             set_proc_of_task(child_proc)
+            config.choose(request.settings)
             with child.scope:
                 owner = child_proc.adopt_link(self.proc.proc_id, far)
                 assert child_proc.family is not None

@@ -1,0 +1,25 @@
+"""PURE: every setting that a user can make; in layers: default, file, environment, `with trimesh.configured(...)`.
+
+`current()` is what counts for the running task. [docs/settings.md](docs/settings.md) is printed from here by
+`python -m trimesh.config`.
+"""
+
+from trimesh.config.layers import Sources, above, from_environment, from_file
+from trimesh.config.scope import choose, configured, current, install, provide, reread
+from trimesh.config.settings import SETTINGS, Setting, Settings
+
+__all__ = [
+    "SETTINGS",
+    "Setting",
+    "Settings",
+    "Sources",
+    "above",
+    "choose",
+    "configured",
+    "current",
+    "from_environment",
+    "from_file",
+    "install",
+    "provide",
+    "reread",
+]

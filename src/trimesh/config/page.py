@@ -1,0 +1,51 @@
+"""The page of all settings, as Markdown."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Final
+
+from trimesh.config.settings import SETTINGS, Setting, Settings
+
+_HEAD: Final = """\
+# Settings
+
+Printed by `python -m trimesh.config`; change `src/trimesh/config/settings.py` instead.
+
+A setting is the value of what a call does not say itself. Each layer stands over the one before:
+
+1. the default;
+2. a file: the table `[tool.trimesh]` of `pyproject.toml`, or all of `trimesh.toml`; the nearest one, from the working
+   directory of the program upwards, where `trimesh.toml` comes first. It is looked for once, when the first setting is
+   needed. `TRIMESH_CONFIG` names another file; empty, none;
+3. variables of the environment, `TRIMESH_*`; an empty one says nothing. They are read again by each `spawn_procs`,
+   and when the outermost block is entered;
+4. `with trimesh.configured(grace=30):`, for what the task does in the block, and the tasks that it starts there;
+5. a parameter, such as `spawn_procs(..., grace=30)`.
+
+Processes that are spawned have the settings of who spawns them, whatever files and variables they find; `env=` may name
+`TRIMESH_*` variables for them. `trimesh.config.current()` returns what counts where it is called, a frozen struct. What
+is no setting, or no value of one, is a `trimesh.ConfigError`. So is a file that another user owns (but root), or that
+every user may write: it could have them run code.
+
+`spin`, `rdma`, `rdma_address`, `ucx`, `host_id` and `stall_after` count for a process as it starts, and in the program
+itself when its outermost block is entered; `native_lib` when the library is loaded.
+"""
+
+_WIDTH: Final = 120
+
+
+def page() -> str:
+    """Return the text of docs/settings.md."""
+    return "\n".join((_HEAD, *(_section(one) for one in SETTINGS)))
+
+
+def _section(setting: Setting) -> str:
+    default = setting.default or f"{_shown(getattr(Settings(), setting.name))} {setting.unit}".rstrip()
+    known = "" if setting.unit else f" {setting.kind.known[0].upper()}{setting.kind.known[1:]}."
+    text = f"{setting.about} {setting.cost}{known}"
+    return f"## {setting.name}\n\n`{setting.variable}`; default: {default}.\n\n{textwrap.fill(text, _WIDTH)}\n"
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else f"`{value}`"
