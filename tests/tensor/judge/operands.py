@@ -141,6 +141,10 @@ class Operands:
         """Of one dimension at least."""
         return self._choose(lambda one: one.ndim > 0)
 
+    def _fill_held(self) -> str:
+        """Of one element at least."""
+        return self._choose(lambda one: one.is_floating_point() and one.ndim > 0 and one.numel() > 0)
+
     def _fill_g(self) -> str:
         """Of which there is a gradient."""
         return self._choose(lambda one: one.is_floating_point() and one.requires_grad)

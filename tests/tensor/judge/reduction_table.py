@@ -18,13 +18,14 @@ REDUCTIONS: Final = (
     "({f} > 0).sum() + 1", "0 + ({f} > 0).sum()", "({f} > 0).sum({d}).float()", "({f} > 0).any({d}) * 2",
 )  # fmt: skip
 
+# `torch.trapezoid` of no rows makes zeros of this process, as docs/tensors.md says.
 CUMULATIVE: Final = (
     "{x}.cumsum({d})", "{n}.cumsum({d})", "{n}.cumprod({d})", "{f}.logcumsumexp({d})", "{n}.cummax({d})",
     "{n}.cummin({d})",
     "{f}.softmax({d})", "{f}.softmax({d})", "{f}.log_softmax({d})", "F.softmin({f}, {d})", "F.normalize({f}, dim={d})",
     "{x}.sort({d}, stable=True)", "{f}.sort({d}, descending=True, stable=True)", "{x}.argsort({d}, stable=True)",
     "{a}.topk(1, {d})[0]", "{f}.sort({d})[0]", "{f}.kthvalue(1, {d})[0]",
-    "{f}.median({d})[0]", "{f}.quantile(0.5, dim={d})", "torch.trapezoid({f}, dim={d})", "{f}.renorm(2, {d}, 1.0)",
+    "{f}.median({d})[0]", "{f}.quantile(0.5, dim={d})", "torch.trapezoid({held}, dim={d})", "{f}.renorm(2, {d}, 1.0)",
     "{f}.msort()", "F.glu({f}, {d})", "{m}.cov()",
 )  # fmt: skip
 
