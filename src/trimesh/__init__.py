@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from trimesh._assembly import assemble as _assemble
-from trimesh._runtime.actors import Context, context, current_point, current_rank, current_size
+from trimesh._runtime.actors import current_point, current_rank, current_size
 from trimesh._runtime.channels import Port, Receiver
 from trimesh._runtime.life import dump
 from trimesh._runtime.system import run_process
@@ -22,6 +22,7 @@ from trimesh._wire.pickled.by_value import by_value
 from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.actor.channel import open_channel
+from trimesh.actor.context import Context, context
 from trimesh.actor.endpoint import Endpoint, endpoint
 from trimesh.actor.host_mesh import HostMesh, this_host, this_proc
 from trimesh.actor.options import Retry

@@ -49,7 +49,7 @@ TYPED = frozenset(
     for name in (
         "actor_restarts", "buffer_batches", "buffer_ends", "buffers",
         "cancellation", "channel_bounds", "channel_deaths", "channel_ends",
-        "channel_refusals", "channel_sweeps", "channels", "checkpoints", "choosing", "deadlines", "deadlock",
+        "channel_refusals", "channel_sweeps", "channels", "checkpoints", "choosing", "context", "deadlines", "deadlock",
         "deadlock_graphs", "deadlock_streams", "deaths", "entering", "error_types", "errors", "events",
         "failures", "isolation", "mailbox", "map", "map_ends", "membership", "options", "ownership",
         "references", "restart_arguments", "restart_limits", "restart_table", "spawn_failures", "spawning", "stalls",

@@ -38,6 +38,12 @@ class Counter(Actor):
 
     @endpoint
     async def add(self, by: int = 1) -> int:
+        here = trimesh.context(self)
+        assert_type(await here.actors.add.call(1), ValueMesh[int])
+        assert_type(here.procs, ProcMesh)
+        assert_type(here.message_rank, Point)
+        assert_type(here.caller, trimesh.Origin | None)
+        assert_type(trimesh.context().actor, Any)
         self.value += by
         return self.value
 

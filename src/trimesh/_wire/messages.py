@@ -17,6 +17,7 @@ from typing import Annotated, Final
 import msgspec
 
 from trimesh import limits
+from trimesh._wire.call_places import CallerPlace, SentView
 from trimesh._wire.memory.reducers import DefinitionId
 from trimesh._wire.waits import NodeRef
 from trimesh.errors import ProtocolError
@@ -37,6 +38,8 @@ class Call(Message, frozen=True, tag=1):
         budget: Seconds left of the caller's deadline, or None.
         payload: Pickled (args, kwargs); empty when the first body holds it.
         window: Items that a generator endpoint may be ahead of its consumer, or 0 for any other endpoint.
+        view: What was addressed, unless it is the mesh as spawned.
+        caller: The actor that calls, unless it is no actor.
     """
 
     call: int
@@ -45,6 +48,8 @@ class Call(Message, frozen=True, tag=1):
     budget: float | None
     payload: bytes
     window: Annotated[int, msgspec.Meta(ge=0, le=limits.STREAM_WINDOW_MAX)] = 0
+    view: SentView | None = None
+    caller: CallerPlace | None = None
 
 
 class Return(Message, frozen=True, tag=2):

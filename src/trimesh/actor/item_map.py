@@ -209,7 +209,7 @@ class ItemMap(Results[tuple[int, R]]):
                 self._crew = None
             else:
                 proc = crew.proc
-                request = verbs.request_to(crew.membership.info, self._spec, (args, kwargs), ranks)
+                request = verbs.request_to(self._mesh, crew.membership.info, self._spec, (args, kwargs), ranks)
             if self._abandon_after is not None:
                 request = msgspec.structs.replace(request, abandon_after=self._abandon_after)
             if not self._calls.is_cancelled:

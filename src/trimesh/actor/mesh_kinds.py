@@ -22,20 +22,28 @@ from trimesh.shape.region import Region
 def _take_actors_apart(mesh: ActorMesh, _: Sink) -> tuple[Any, ...]:
     info, region, cls = mesh.__reduce__()[1]
     name_of(cls, f"the actor class {cls.__qualname__}")
+    return region, cls, *_fields_of(info)
+
+
+def _fields_of(info: MeshInfo) -> tuple[Any, ...]:
     fields = msgspec.structs.astuple(info)
-    return (
-        region,
-        cls,
-        *([msgspec.structs.astuple(one) for one in info.members] if it is info.members else it for it in fields),
-    )
+    return tuple([msgspec.structs.astuple(one) for one in info.members] if it is info.members else it for it in fields)
 
 
 def _put_actors_together(_: Source, region: Any, cls: Any, *fields: Any) -> ActorMesh:
-    info = MeshInfo(*fields)
-    if not (isinstance(region, Region) and isinstance(info.whole, Region) and issubclass(cls, Actor)):
+    if not (isinstance(region, Region) and isinstance(cls, type) and issubclass(cls, Actor)):
         raise ProtocolError("a handle must be a view of actors")
+    info = _put_info_together(_, *fields)
+    if not set(region.ranks()) <= set(info.whole.ranks()):
+        raise ProtocolError("a handle must know all the members that it shows")
+    return ActorMesh(MeshView(info, region, endpoints_of(cls)), cls)
+
+
+def _put_info_together(_: Source, *fields: Any) -> MeshInfo:
+    info = MeshInfo(*fields)
     if not (
-        all(type(number) is int for number in (info.mesh, info.owner, info.family))
+        isinstance(info.whole, Region)
+        and all(type(number) is int for number in (info.mesh, info.owner, info.family))
         and isinstance(info.actor, str | None)
     ):
         raise ProtocolError("a handle must name its mesh")
@@ -43,9 +51,9 @@ def _put_actors_together(_: Source, region: Any, cls: Any, *fields: Any) -> Acto
         raise ProtocolError("a handle must name its mesh")
     members: Any = info.members  # as it came: each taken apart
     found = tuple(_member(*one) for one in members)
-    if len(found) < info.whole.extent.nelements or not set(region.ranks()) <= set(info.whole.ranks()):
+    if len(found) < info.whole.extent.nelements:
         raise ProtocolError("a handle must know all the members that it shows")
-    return ActorMesh(MeshView(msgspec.structs.replace(info, members=found), region, endpoints_of(cls)), cls)
+    return msgspec.structs.replace(info, members=found)
 
 
 def _member(*fields: Any) -> MemberInfo:
@@ -75,5 +83,6 @@ def _is_actor_class(cls: type) -> bool:
 def register() -> None:
     """Register the kinds of this module."""
     register_kind(Kind("actors", ActorMesh, _take_actors_apart, _put_actors_together, stands_for=_is_actor_class))
+    register_kind(Kind("mesh", MeshInfo, lambda info, _: _fields_of(info), _put_info_together))
     register_kind(Kind("outcome", Outcome, lambda outcome, _: (outcome.value, outcome.error), _put_outcome_together))
     register_kind(Kind("processes", ProcMesh, lambda mesh, _: mesh.__reduce__()[1], _put_procs_together))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 import trio
 
+from trimesh._runtime.actors import caller_here
 from trimesh._runtime.calls import Err, Ok, Request, Result, invoke, post, post_nowait
 from trimesh._runtime.life import Proc, current_proc
 from trimesh._runtime.meshes import fold_into_deaths
@@ -167,7 +168,7 @@ def broadcast_nowait(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwa
                 raise trio.WouldBlock
             if any(target.peer.link is None and target.peer.death is None for target in targets):
                 raise trio.WouldBlock
-        results = post_nowait(proc, targets, request_to(membership.info, spec, bound, ranks))
+        results = post_nowait(proc, targets, request_to(mesh, membership.info, spec, bound, ranks))
     else:
         results = refusals(mesh, spec, ranks)
     for result in results:
@@ -230,17 +231,19 @@ async def prepare(
     if targets is None:
         await mesh.settle(proc, ranks)
         targets = [membership.target(rank) for rank in ranks]
-    return proc, targets, request_to(membership.info, spec, bound, ranks)
+    return proc, targets, request_to(mesh, membership.info, spec, bound, ranks)
 
 
-def request_to(info: MeshInfo, spec: EndpointSpec, bound: Bound, ranks: Sequence[int]) -> Request:
-    """Return what is sent to some ranks of a mesh, whose incarnations now are those of `info`."""
-    patience = current().abandon_after
+def request_to(mesh: MeshView, info: MeshInfo, spec: EndpointSpec, bound: Bound, ranks: Sequence[int]) -> Request:
+    """Return what is sent to some ranks of a view, whose mesh is now as `info` says."""
+    origins = Origins(info, ranks, spec.name)
+    patience, view, caller = current().abandon_after, mesh.sent, caller_here()
     if isinstance(bound, Spread):
         each = tuple([bound.of_rank[rank] for rank in ranks])
-        origins = Origins(info, ranks, spec.name)
-        return Request(info.name, spec.name, (), {}, origins, spec, abandon_after=patience, each=each)
-    return Request(info.name, spec.name, *bound, Origins(info, ranks, spec.name), spec, abandon_after=patience)
+        return Request(
+            info.name, spec.name, (), {}, origins, spec, abandon_after=patience, each=each, view=view, caller=caller
+        )
+    return Request(info.name, spec.name, *bound, origins, spec, abandon_after=patience, view=view, caller=caller)
 
 
 class Origins(msgspec.Struct, frozen=True, eq=False):

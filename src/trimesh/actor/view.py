@@ -11,6 +11,7 @@ from trimesh._runtime.peers import Peer, Target
 from trimesh._runtime.tasks import in_trio_now
 from trimesh._runtime.values import EndpointSpec, MeshInfo
 from trimesh._runtime.watch import MeshStatistics, Seen, statistics_of
+from trimesh._wire.call_places import SentView, sent_view
 from trimesh.errors import MeshStopped
 from trimesh.ids import ProcId
 from trimesh.shape.region import Region
@@ -40,7 +41,7 @@ class MeshView:
         known: Who lives where, once somebody has asked; shared by all views of a handle.
     """
 
-    __slots__ = ("endpoints", "info", "known", "owner", "region", "turn")
+    __slots__ = ("_sent", "endpoints", "info", "known", "owner", "region", "turn")
 
     def __init__(
         self,
@@ -57,6 +58,14 @@ class MeshView:
         self.owner = owner
         self.turn = [0] if turn is None else turn
         self.known = dict[ProcId, Membership]() if known is None else known
+        self._sent: tuple[SentView | None] | None = None
+
+    @property
+    def sent(self) -> SentView | None:
+        """What messages say of this view; None when it is the mesh as spawned."""
+        if self._sent is None:
+            self._sent = (sent_view(self.region),)
+        return self._sent[0]
 
     @property
     def name(self) -> str:

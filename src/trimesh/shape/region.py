@@ -95,6 +95,11 @@ class Region:
 
     # ---- reading ---------------------------------------------------------------------------------------------
 
+    @property
+    def table(self) -> range | tuple[int, ...]:
+        """The base rank of each point of the extent, in row-major order, of missing members, too."""
+        return self._table
+
     def __len__(self) -> int:
         """Return the number of members: the points of the extent without the missing ones."""
         return len(self._table) - len(self._excluded)

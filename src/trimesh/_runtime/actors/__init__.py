@@ -2,11 +2,14 @@
 
 from trimesh._runtime.actors.cell import Cell, find_cell
 from trimesh._runtime.actors.context import (
-    Context,
-    context,
+    ExecutionContext,
+    Home,
+    caller_here,
     current_point,
     current_rank,
     current_size,
+    execution_context,
+    message_here,
     set_proc_of_task,
 )
 from trimesh._runtime.actors.life import LIVE, lifespan_of
@@ -14,12 +17,15 @@ from trimesh._runtime.actors.life import LIVE, lifespan_of
 __all__ = [
     "LIVE",
     "Cell",
-    "Context",
-    "context",
+    "ExecutionContext",
+    "Home",
+    "caller_here",
     "current_point",
     "current_rank",
     "current_size",
+    "execution_context",
     "find_cell",
     "lifespan_of",
+    "message_here",
     "set_proc_of_task",
 ]

@@ -6,7 +6,7 @@ So a spawn is a call like any other: it has a deadline, can be cancelled, fails 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, MutableMapping, Sequence
+from collections.abc import Callable, Generator, MutableMapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import trio
 
 from trimesh._runtime.actors.cell import ActorSpec, Cell, CellProc
-from trimesh._runtime.actors.context import Context, set_context
+from trimesh._runtime.actors.context import ExecutionContext, Home, set_context
 from trimesh._runtime.actors.recipe import Kept, make_from
 from trimesh._runtime.actors.serve import LocatedError
 from trimesh._runtime.calls.membership import Place
 from trimesh._runtime.tasks.cancelled import split_cancelled
 from trimesh._runtime.values.endpoint_spec import AGENT_ENDPOINTS, ENDPOINTS, EndpointSpec, Kind
+from trimesh._runtime.values.reference import MeshInfo
 from trimesh.errors import Origin
-from trimesh.ids import AGENT, MeshId, ProcId
+from trimesh.ids import AGENT, MeshId
 from trimesh.shape.point import Point
-from trimesh.shape.region import Region
 
 if TYPE_CHECKING:
     from trimesh._runtime.peers.peer import Peer
@@ -73,16 +73,24 @@ class Agent:
         self.stack_fd = stack_fd
         self.exit_requested = trio.Event()
 
-    async def setup(self, function: Callable[[], Any] | None, whole: Region, procs: Sequence[ProcId], mesh: str) -> int:
+    async def setup(self, function: Callable[[], Any] | None, info: MeshInfo) -> int:
         """Run the user's `setup` function, sync or async; the answer says that the process is ready.
+
+        Args:
+            function: To be run.
+            info: The mesh of this process.
 
         Returns:
             The descriptor that its stack is written to.
         """
+        assert self.proc.family is not None
+        self.proc.family.own_mesh = info
         if function is not None:
-            point = whole.point(procs.index(self.proc.proc_id))
-            set_context(Context(point, mesh))
-            with _located(Origin(point, mesh, host=self.proc.host_name, pid=self.proc.pid)):
+            rank = self._rank_in(info)
+            point = info.whole.point(rank)
+            incarnation = info.members[rank].incarnation
+            set_context(ExecutionContext(point, info.name, incarnation=incarnation, home=Home(None, None, info)))
+            with _located(Origin(point, info.name, host=self.proc.host_name, pid=self.proc.pid)):
                 result = function()
                 if inspect.isawaitable(result):
                     await result
@@ -91,22 +99,19 @@ class Agent:
     @trio.lowlevel.enable_ki_protection
     async def spawn(
         self,
-        owner: ProcId,
-        mesh: MeshId,
-        name: str,
+        info: MeshInfo,
         cls: type,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        whole: Region,
-        procs: Sequence[ProcId],
-        incarnations: Sequence[int],
         is_held: bool = False,  # noqa: FBT001, FBT002 - travels as an argument
     ) -> None:
         """Make an actor; return when it serves. Cancelling this unwinds what was reached of its set-up (C08)."""
-        rank = procs.index(self.proc.proc_id)
+        rank, mesh = self._rank_in(info), info.mesh
         make = partial(cls, *args, **kwargs)
-        spec = ActorSpec(mesh, name, cls, make, whole.point(rank), incarnations[rank], is_held)
-        cell = Cell(self.proc, spec, self.proc.peer(owner))
+        owner, family = self.proc.peer(info.owner), self.proc.family
+        home = Home(info, cls, None if family is None or owner is self.proc.me else family.own_mesh)
+        point, incarnation = info.whole.point(rank), info.members[rank].incarnation
+        cell = Cell(self.proc, ActorSpec(mesh, info.name, cls, make, point, incarnation, is_held, home), owner)
         before = self.proc.cells.get(mesh)
         self.proc.cells[mesh] = cell
         for call in before.take_held() if before is not None else ():
@@ -124,18 +129,17 @@ class Agent:
     @trio.lowlevel.enable_ki_protection
     async def spawn_kept(
         self,
-        owner: ProcId,
-        mesh: MeshId,
-        name: str,
+        info: MeshInfo,
         kept: Kept,
-        whole: Region,
-        procs: Sequence[ProcId],
-        incarnations: Sequence[int],
         is_held: bool,  # noqa: FBT001 - travels as an argument
     ) -> None:
         """Make an actor from what its owner has kept of the first spawn: class and arguments, encoded."""
-        cls, args, kwargs = make_from(self.proc.values, name, kept)
-        await self.spawn(owner, mesh, name, cls, args, kwargs, whole, procs, incarnations, is_held)
+        cls, args, kwargs = make_from(self.proc.values, info.name, kept)
+        await self.spawn(info, cls, args, kwargs, is_held)
+
+    def _rank_in(self, info: MeshInfo) -> int:
+        """Return the place of this process in a mesh."""
+        return next(rank for rank, member in enumerate(info.members) if member.proc_id == self.proc.proc_id)
 
     @trio.lowlevel.enable_ki_protection
     async def follower(self, mesh: MeshId, rank: int, incarnation: int) -> Place | None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import msgspec
 import trio
 
-from trimesh._runtime.actors.context import Context, set_context, set_proc_of_task
+from trimesh._runtime.actors.context import ExecutionContext, Home, set_context, set_proc_of_task
 from trimesh._runtime.actors.draining import drain
 from trimesh._runtime.actors.life import live_of
 from trimesh._runtime.actors.mailbox import Mailbox
@@ -71,6 +71,7 @@ class ActorSpec(msgspec.Struct, frozen=True):
         point: Its coordinates in the mesh as spawned.
         incarnation: 0 at first, one more for each restart.
         is_held: Whether messages wait when it has ended by itself, for the actor that follows it here.
+        home: The meshes that it belongs to; None for the agent.
     """
 
     mesh: MeshId
@@ -80,6 +81,7 @@ class ActorSpec(msgspec.Struct, frozen=True):
     point: Point
     incarnation: int = 0
     is_held: bool = False
+    home: Home | None = None
 
 
 class Cell:
@@ -216,8 +218,9 @@ class Cell:
         # A slot sees the context variables that lifespan has set, not those of the task that read the frame.
         self._context.copy().run(self._nursery.start_soon, slot)
 
-    def _where(self, endpoint: str | None) -> Context:
-        return Context(self.spec.point, self.spec.name, self._actor, endpoint, self.spec.incarnation)
+    def _where(self, endpoint: str | None) -> ExecutionContext:
+        spec = self.spec
+        return ExecutionContext(spec.point, spec.name, self._actor, endpoint, spec.incarnation, spec.home)
 
     def origin(self, endpoint: str | None) -> Origin:
         """Return the coordinates that an error of this actor carries."""

@@ -12,19 +12,41 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
+from trimesh._wire.call_places import CallerPlace, SentView
 from trimesh.shape.point import Point
 
 if TYPE_CHECKING:
     from trimesh._runtime.actors.process import ActorProc
+    from trimesh._runtime.values.reference import MeshInfo
 
 proc_of_task: ContextVar[ActorProc | None] = ContextVar("trimesh_proc", default=None)
 proc_of_run: trio.lowlevel.RunVar[ActorProc | None] = trio.lowlevel.RunVar("trimesh_proc", default=None)
-_context: ContextVar[Context | None] = ContextVar("trimesh_context", default=None)
+_context: ContextVar[ExecutionContext | None] = ContextVar("trimesh_context", default=None)
+_message: ContextVar[tuple[SentView | None, CallerPlace | None]] = ContextVar("trimesh_message", default=(None, None))
+
+
+class Home:
+    """The meshes that an actor, or a `setup` function, belongs to.
+
+    Attributes:
+        actors: Its actor mesh, as it was when it was made; None for `setup`.
+        cls: Class of the actors.
+        procs: The mesh of its process; None where that has none, as the controller.
+        handles: What a package above has made of them.
+    """
+
+    __slots__ = ("actors", "cls", "handles", "procs")
+
+    def __init__(self, actors: MeshInfo | None, cls: type | None, procs: MeshInfo | None) -> None:
+        self.actors = actors
+        self.cls = cls
+        self.procs = procs
+        self.handles: dict[str, Any] = {}
 
 
 @attrs.frozen
-class Context:
-    """What an endpoint can know about itself.
+class ExecutionContext:
+    """What user code runs in.
 
     Attributes:
         point: Own coordinates in the mesh as spawned.
@@ -32,6 +54,8 @@ class Context:
         actor: The actor object, or None outside of one.
         endpoint: Name of the endpoint that runs, or None in `__init__`, `lifespan` and `setup`.
         incarnation: 0 for the first process at this point, one more for each restart.
+        home: The meshes that it belongs to.
+        place: What is sent of it with the calls that it makes.
     """
 
     point: Point
@@ -39,10 +63,20 @@ class Context:
     actor: Any = None
     endpoint: str | None = None
     incarnation: int = 0
+    home: Home | None = None
+    place: CallerPlace = attrs.field(init=False)
+
+    @place.default
+    def _make_place(self) -> CallerPlace:
+        extent = self.point.extent
+        cls = None if self.home is None or self.home.cls is None else self.home.cls.__qualname__
+        return CallerPlace(
+            self.mesh, cls, self.endpoint, extent.labels, extent.sizes, self.point.rank, self.incarnation
+        )
 
 
-def context() -> Context:
-    """Return the context of the running endpoint, `__init__`, `lifespan` or `setup`.
+def execution_context() -> ExecutionContext:
+    """Return what the running code is in.
 
     Raises:
         RuntimeError: The caller is not part of an actor or worker process.
@@ -56,14 +90,25 @@ def context() -> Context:
     return found
 
 
+def caller_here() -> CallerPlace | None:
+    """Return what is sent, with a call, of the code that makes it; None outside of actors and `setup`."""
+    found = _context.get()
+    return None if found is None else found.place
+
+
+def message_here() -> tuple[SentView | None, CallerPlace | None]:
+    """Return what the sender of the message that runs here has said of where it goes to and comes from."""
+    return _message.get()
+
+
 def current_point() -> Point:
     """Return the coordinates of the running member, in the extent of its mesh as spawned."""
-    return context().point
+    return execution_context().point
 
 
 def current_rank() -> int:
     """Return the row-major rank of the running member in its mesh as spawned."""
-    return context().point.rank
+    return execution_context().point.rank
 
 
 def current_size(dim: str | None = None) -> int:
@@ -72,7 +117,7 @@ def current_size(dim: str | None = None) -> int:
     Raises:
         ShapeError: `dim` is no dimension of the mesh.
     """
-    point = context().point
+    point = execution_context().point
     return point.extent.nelements if dim is None else point.size(dim)
 
 
@@ -86,6 +131,11 @@ def set_proc_of_task(proc: ActorProc) -> Token[ActorProc | None]:
     return proc_of_task.set(proc)
 
 
-def set_context(value: Context | None) -> None:
-    """Set what `context()` returns in the running task."""
+def set_context(value: ExecutionContext | None) -> None:
+    """Set what the running task runs in."""
     _context.set(value)
+
+
+def set_message(view: SentView | None, caller: CallerPlace | None) -> None:
+    """Set what the sender of the message says that runs in this context."""
+    _message.set((view, caller))

@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 import trio
 
 from trimesh._runtime.actors import producing
-from trimesh._runtime.actors.context import Context, set_context
+from trimesh._runtime.actors.context import ExecutionContext, set_context, set_message
 from trimesh._runtime.actors.producing import produce
 from trimesh._runtime.calls.circle import pass_on
 from trimesh._runtime.peers import item_sender
@@ -58,7 +58,7 @@ class Server:
         self,
         actor: Any,
         context: contextvars.Context,
-        where: Callable[[str], Context],
+        where: Callable[[str], ExecutionContext],
         origin: Callable[[str], Origin],
         values: Values,
         on_lost_error: Callable[[IncomingCall, Exception], None],
@@ -92,7 +92,7 @@ class Server:
             except NotYet:
                 return self._finish(call, self._run_slowly(call))
             call.forget_arguments()
-            context = self._context_of(spec.name)
+            context = self._context_of(call)
             if kind is INLINE:
                 result = _call_now(context, spec, self.actor, args, kwargs)
             else:
@@ -126,15 +126,19 @@ class Server:
             arguments = await self._arguments(call)
         finally:
             call.forget_arguments()
-        return await _invoke(call, self.actor, self._context_of(call.spec.name), self.values, *arguments)
+        return await _invoke(call, self.actor, self._context_of(call), self.values, *arguments)
 
-    def _context_of(self, endpoint: str) -> contextvars.Context:
+    def _context_of(self, call: IncomingCall) -> contextvars.Context:
         """Return a context for one call."""
+        endpoint = call.spec.name
         found = self._contexts.get(endpoint)
         if found is None:
             found = self._contexts[endpoint] = self.context.copy()
             found.run(set_context, self.where(endpoint))
-        return found.copy()
+        context = found.copy()
+        if call.view is not None or call.caller is not None:
+            context.run(set_message, call.view, call.caller)
+        return context
 
     async def _arguments(self, call: IncomingCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Decode the arguments, when all that they stand for is there."""

@@ -98,7 +98,9 @@ def encode_request(
     else:
         value = proc.values.encode_call(request.args, request.kwargs, request, spec.parameters, spec)
     payload, bodies = place_payload(value)
-    head = messages.encode(messages.Call(call_id, mesh, request.endpoint, budget, payload, window))
+    head = messages.encode(
+        messages.Call(call_id, mesh, request.endpoint, budget, payload, window, request.view, request.caller)
+    )
     definitions = value.definitions
     if request.definitions:
         definitions = (*definitions, *request.definitions)

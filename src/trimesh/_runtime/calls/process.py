@@ -11,6 +11,7 @@ from trimesh._runtime.calls.silence import CancellingProc
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.peers.peer import Peer, Route
 from trimesh._runtime.values.codec import Values
+from trimesh._runtime.values.reference import MeshInfo
 from trimesh._wire import messages
 from trimesh.ids import CallId, ProcId
 
@@ -97,6 +98,8 @@ class CallingProc(CancellingProc, Protocol):
 
 class CallingFamily(Protocol):
     """Who makes the links of a process; see `Family`."""
+
+    own_mesh: MeshInfo | None
 
     @property
     def root(self) -> ProcId | None:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from trimesh._runtime.values.endpoint_spec import EndpointSpec
+from trimesh._wire.call_places import CallerPlace, SentView
 from trimesh._wire.memory.reducers import DefinitionId
 from trimesh.errors import Origin
 
@@ -23,6 +24,7 @@ class Request(msgspec.Struct, frozen=True, eq=False):
         spec: The endpoint; None for those of agents, which are known by name.
         definitions: What the callee must know besides, for values that are encoded within `args`.
         each: The arguments of each target, in place of `args` and `kwargs`, when they differ.
+        view, caller: What the head says of where it goes to and where it comes from.
         abandon_after: Seconds for which a caller that gives up waits for acknowledgements; None for the usual bound.
     """
 
@@ -35,6 +37,8 @@ class Request(msgspec.Struct, frozen=True, eq=False):
     definitions: Sequence[DefinitionId] = ()
     abandon_after: float | None = None
     each: Sequence[tuple[tuple[Any, ...], dict[str, Any]]] | None = None
+    view: SentView | None = None
+    caller: CallerPlace | None = None
 
     @property
     def what(self) -> str:

@@ -20,6 +20,7 @@ from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.tasks.background import Tasks
 from trimesh._runtime.tasks.interrupt import run_to_end
+from trimesh._runtime.values.reference import MeshInfo
 from trimesh._transport.interface.base import DownReason, Link, LinkDown
 from trimesh.errors import SpawnError, leaves
 from trimesh.ids import ProcId
@@ -85,6 +86,7 @@ class Family:
         open_host: Makes hosts.
         attached: The host of a process that was started by one; it serves all its meshes.
         root: The controller, or None in the controller itself.
+        own_mesh: The mesh of processes that this one is a member of, as its owner has told it; None in the controller.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Family:
         self.parent = parent
         self.attached = attached
         self.root = root
+        self.own_mesh: MeshInfo | None = None
         self.parent_lost = trio.Event()
         self._leases: dict[Preload, _Lease] = {}
         self._ending: list[_Lease] = []

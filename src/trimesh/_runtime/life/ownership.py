@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-import attrs
 import msgspec
 import trio
 
@@ -208,7 +207,7 @@ class ActorPlan(msgspec.Struct, frozen=True):
 def _actor_members(procs: OwnedProcs, region: Region, block: Block, plan: ActorPlan) -> ActorMembers:
     # The actor mesh is as large as the view of the processes that it was spawned on; missing members stay missing.
     mesh = MeshId(procs.proc.new_id())
-    proc_ranks = _table(region)
+    proc_ranks = region.table
     # On all processes, a point of either mesh is a point of the other: `actors.exclude(coords(group))` takes both.
     key = procs.whole.mesh if region == procs.whole else mesh
     full = Region(region.extent, mesh=key)
@@ -245,11 +244,6 @@ def _units(
     ranks = {base: rank for rank, base in enumerate(proc_ranks) if rank in whole}
     units = ([ranks[base] for base in unit if base in ranks] for unit in units_of(procs.whole, policy.along))
     return [unit for unit in units if unit]
-
-
-def _table(region: Region) -> Sequence[int]:
-    """Return the base rank of every point of the extent of a view, missing ones included."""
-    return attrs.evolve(region, excluded=frozenset[int]()).ranks()
 
 
 @asynccontextmanager

@@ -456,6 +456,7 @@ class Proc:
         now = self.now()
         deadline = math.inf if message.budget is None else now + message.budget
         call = IncomingCall(peer, link, number, mesh, spec, payload, bodies, nbytes, count, deadline, now, carried)
+        call.view, call.caller = message.view, message.caller
         if message.window:
             call.items = ItemSender(message.window)
         if number:

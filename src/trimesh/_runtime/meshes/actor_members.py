@@ -146,21 +146,7 @@ class ActorMembers:
             self._recipe = keep(self.proc.values, info.name, cls, args, kwargs)
             request = self._remake_request(self.ranks, info.members)
         else:
-            procs = [member.proc_id for member in info.members]
-            incarnations = [member.incarnation for member in info.members]
-            request = self._request(
-                self.ranks,
-                "spawn",
-                info.owner,
-                info.mesh,
-                info.name,
-                cls,
-                args,
-                kwargs,
-                info.whole,
-                procs,
-                incarnations,
-            )
+            request = self._request(self.ranks, "spawn", info, cls, args, kwargs)
         self.proc.owners[info.mesh] = self
         if self.processes is not None:
             self.processes.actors.append(self)
@@ -182,12 +168,8 @@ class ActorMembers:
     def _remake_request(self, ranks: Sequence[int], members: Sequence[MemberInfo]) -> Request:
         info, recipe = self.info, self._recipe
         assert recipe is not None
-        procs = [member.proc_id for member in members]
-        incarnations = [member.incarnation for member in members]
-        request = self._request(
-            ranks, "spawn_kept", info.owner, info.mesh, info.name, recipe.value, info.whole, procs, incarnations,
-            self.is_held,
-        )  # fmt: skip
+        now = msgspec.structs.replace(info, members=tuple(members))
+        request = self._request(ranks, "spawn_kept", now, recipe.value, self.is_held)
         return msgspec.structs.replace(request, definitions=recipe.definitions)
 
     async def _discard(self, errors: Sequence[Exception], cut: BaseException | None) -> NoReturn:

@@ -202,9 +202,8 @@ class ProcMembers:
 
     async def _setup_all(self, ranks: Sequence[int], setup: Callable[[], Any] | None) -> None:
         """Run `setup` in some processes; an answer says that a process is ready."""
-        args: tuple[Any, ...] = (setup, self.whole, [member.peer.proc_id for member in self.members], self.name)
         info = self.info
-        request = Request(self.name, "setup", args, {}, lambda index: info.origin(ranks[index]))
+        request = Request(self.name, "setup", (setup, info), {}, lambda index: info.origin(ranks[index]))
         results = await invoke(self.proc, self.agents(ranks), request, fail_fast=True)
         raise_errors(results, f"{self.name} could not be started", self.name)
         for rank, result in zip(ranks, results, strict=True):

@@ -19,6 +19,7 @@ from trimesh._runtime.values.endpoint_spec import EndpointSpec
 from trimesh._runtime.values.payload import place_payload
 from trimesh._transport.interface.base import Buffer, Lane, Link
 from trimesh._wire import messages
+from trimesh._wire.call_places import CallerPlace, SentView
 from trimesh._wire.pickled.payload import Encoded
 from trimesh.ids import MeshId, ProcId
 
@@ -94,6 +95,7 @@ class IncomingCall(msgspec.Struct, eq=False):
         deadline: When its budget ends (Trio time).
         received_at: Trio time.
         carried: Keeps the ports among the arguments alive until those are decoded.
+        view, caller: What its sender says of where it goes to and where it comes from.
         scope: What it runs in: cancelled by the caller, by the budget, or by the stop of the actor.
         cancelled_by: "caller" or "other" once somebody asked.
         cancel_reason: Theirs.
@@ -116,6 +118,8 @@ class IncomingCall(msgspec.Struct, eq=False):
     deadline: float
     received_at: float
     carried: Carried | None = None
+    view: SentView | None = None
+    caller: CallerPlace | None = None
     scope: trio.CancelScope | None = None
     cancelled_by: str | None = None
     cancel_reason: str = ""

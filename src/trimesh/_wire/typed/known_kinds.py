@@ -209,7 +209,7 @@ def _rebuild_point(_: Source, rank: Any, extent: Any, mesh: Any, base_rank: Any)
 
 
 def _reduce_region(region: Region, _: Sink) -> tuple[Any, ...]:
-    table = region._table  # noqa: SLF001 - how a region travels is decided here
+    table = region.table
     where: Any = [table.start, table.stop, table.step] if isinstance(table, range) else tuple(table)
     return region.base, _mesh_key(region.mesh), region.extent, where, sorted(region._excluded)  # noqa: SLF001
 

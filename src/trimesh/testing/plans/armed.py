@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 from trimesh._runtime.actors.cell import Cell
-from trimesh._runtime.actors.context import context
+from trimesh._runtime.actors.context import execution_context
 from trimesh._runtime.life.current import current_proc
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.life.sites import ReadingProc
@@ -65,7 +65,7 @@ class ArmedSetup:
             assert isinstance(proc.transport, NativeTransport)
             if self.table is not None:
                 self.table.arm(proc.transport)
-            here = context()
+            here = execution_context()
             _Armed(proc, self.token, here.mesh, here.point).serve()
         result = None if self.setup is None else self.setup()
         if inspect.isawaitable(result):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Any, Final
 
-from trimesh._runtime.actors.context import context
+from trimesh._runtime.actors.context import execution_context
 from trimesh._runtime.life.current import find_proc_anywhere
 
 _BY_NAME: Final = {
@@ -50,7 +50,7 @@ def is_in_actor() -> bool:
     if proc is None or not proc.is_simulated:
         return False
     try:
-        context()
+        execution_context()
     except RuntimeError:
         return False
     return True
