@@ -10,9 +10,9 @@ from trimesh._runtime.tasks import in_trio_now
 from trimesh._runtime.values import MeshInfo, endpoints_of
 from trimesh._runtime.watch import EventStream, MeshStatistics
 from trimesh.actor.endpoint import Endpoint
-from trimesh.actor.shaped import Shaped
 from trimesh.actor.view import MeshView
 from trimesh.shape.region import Region
+from trimesh.shape.shaped import Shaped
 
 
 class ActorMesh(Shaped):

@@ -26,12 +26,12 @@ from trimesh._supervision.policy import Policy, checked_policy
 from trimesh._supervision.units import check_units
 from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh
-from trimesh.actor.shaped import Shaped
 from trimesh.actor.spawning import Spawning, checked_name
 from trimesh.actor.view import MeshView
 from trimesh.ids import AGENT
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
+from trimesh.shape.shaped import Shaped
 
 if TYPE_CHECKING:
     import torch

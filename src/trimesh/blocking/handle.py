@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
-from trimesh.actor.shaped import Shaped
 from trimesh.blocking.body import AnyBody, FacedBody, body_of
 from trimesh.blocking.event_stream import EventStream
 from trimesh.blocking.work import wait
+from trimesh.shape.shaped import Shaped
 
 if TYPE_CHECKING:
     from builtins import slice as Slice  # noqa: N812
