@@ -45,7 +45,7 @@ native_sources := $(shell find build.zig build.zig.zon native -type f 2>/dev/nul
 .DELETE_ON_ERROR:
 .PHONY: help demo test check lint format types mypy pyright layers zig-check races fuzz bench bench-smoke stress soak \
 	soak-proc soak-alone tensor-fuzz mutate mutations test-verbs seeds fresh-seeds scenarios build-native wheel coverage \
-	setup setup-dev clean
+	setup setup-dev clean site
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1##/p' $(MAKEFILE_LIST) | awk -F '## ' '{ printf "  make %-14s%s\n", $$1, $$2 }'
@@ -58,7 +58,7 @@ $(PY):
 	$(PYTHON) -m venv $(VENV)
 
 # One stamp for each set of packages; `dev` holds `test`. The compiler of the native library comes first and works beside
-# pip, which has torch to unpack. pip compiles no bytecode: most of it is of modules that nobody imports.
+# pip, which has torch to unpack. pip compiles no bytecode: most of it is of modules that are never imported.
 $(VENV)/.installed-$(EXTRA): pyproject.toml hatch_build.py requirements/needed.py requirements/constraints.txt | $(PY)
 	$(PY) requirements/needed.py > $(VENV)/needed-to-build
 	$(PY) requirements/needed.py torch $(EXTRA) > $(VENV)/needed
@@ -88,10 +88,15 @@ test: setup  ## all tests but the stress runs
 
 check: lint types layers zig-check  ## every static check, and the native library's tests
 
+# Strict: a link or an anchor that leads nowhere is an error. The variable silences an advertisement.
+site: setup-dev  ## the documentation as build/site, checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f website/mkdocs.yml
+	$(PY) -m website.check build/site
+
 lint: setup-dev  ## ruff: lint and format; spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/codespell src native tests examples bench docs *.md *.toml *.py Makefile
+	$(BIN)/codespell src native tests examples bench docs website *.md *.toml *.py Makefile
 
 format: setup-dev  ## let ruff and zig format the sources
 	$(BIN)/ruff check --fix .
@@ -127,7 +132,7 @@ seeds: setup  ## every simulated behaviour under SEEDS seeds, from FIRST_SEED on
 	$(PYTEST) $(seeded) --mesh-seeds $(SEEDS) --mesh-first-seed $(FIRST_SEED) $(PYTEST_ARGS)
 
 # Each behaviour has the same share of the time. The first seed is printed; `make seeds FIRST_SEED=...` repeats it.
-fresh-seeds: setup  ## the same under seeds that nobody has run, for SECONDS
+fresh-seeds: setup  ## the same under seeds that were never run, for SECONDS
 	$(PYTEST) $(seeded) --mesh-first-seed fresh --mesh-seconds $(SECONDS) $(PYTEST_ARGS)
 
 # What state machines answer to tests/scenarios/scripts, written anew; the diff is what is reviewed.

@@ -55,7 +55,7 @@ class Cache(Actor):
     @endpoint(concurrency=100)
     async def get(self) -> tuple[int | None, bool]:
         """Return the value, and whether it is fresh."""
-        if self.looking is not None:  # somebody asks already: share the answer
+        if self.looking is not None:  # it was asked for already: share the answer
             before = self.looking
             with trio.move_on_after(1.0):
                 await before.wait()

@@ -222,7 +222,7 @@ async def test_policy_learns(mesh):
 @both
 @simulate(seeds=5, **MESH)
 async def test_loop_survives_the_loss_of_a_generator(mesh, faults):
-    """The weights are those of a run that nobody disturbed: no rollout is lost, none counts twice."""
+    """The weights are those of an undisturbed run: no rollout is lost, none counts twice."""
     expected = await undisturbed(mesh, 6)
 
     async with open_loop(mesh) as loop:

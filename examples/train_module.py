@@ -1,4 +1,4 @@
-"""Train a module on a mesh with the loop that everybody writes: two lines say where the module and the data are.
+"""Train a module on a mesh with the usual loop: two lines say where the module and the data are.
 
 Run it: python examples/train_module.py [--steps 20] [--seed 0] [--plain] [--device cpu]
 

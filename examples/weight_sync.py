@@ -1,6 +1,6 @@
 """Weight sync as in reinforcement learning: a trainer publishes its weights, four generators follow.
 
-Nobody waits for anybody: the trainer publishes as fast as it can, each generator takes the latest version whenever it
+No process waits for another: the trainer publishes as fast as it can, each generator takes the latest version once it
 is ready for one, and copies it while the trainer is already writing the next. All tensors of a version hold the same
 number, so that a generator would see a torn one.
 

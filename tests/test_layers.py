@@ -20,7 +20,7 @@ PLANTED = [
     ("Floors", "shape/extent.py", "from trimesh.events import records"),
     ("Pure floors", "_supervision/policy.py", "import time"),
     ("Pure floors", "_routing/collector.py", "import trio"),
-    ("Nobody imports the package itself", "_runtime/life/proc.py", "import trimesh"),
+    ("No module imports the package itself", "_runtime/life/proc.py", "import trimesh"),
     ("Only _native talks to the native library", "_transport/interface/base.py", "import cffi"),
     ("Only the tensor floors import torch", "_wire/pickled/payload.py", "import torch"),
     (

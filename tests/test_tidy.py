@@ -24,6 +24,7 @@ RATCHET: dict[str, int] = {}
 
 BANNED_NAMES = {"base2", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
 LEFTOVER = re.compile(r"\b(FIXME|XXX|HACK)\b|\bTODO\b(?!\(#\d+\))")
+PERSONS = re.compile(r"\b([Nn]o(body| one)|([Ss]ome|[Aa]ny|[Ee]very)(body|one))\b")
 ABSOLUTE_PATH = re.compile(r"""(?<![\w.~/$}*-])/(home/(?!me/)|root/|Users/|work/|mnt/|srv/|tmp/)[\w.]""")
 """A user who is called "me" is nobody."""
 TEXT_SUFFIXES = {".py", ".pyi", ".zig", ".zon", ".h", ".c", ".md", ".toml", ".txt", ".cfg", ".sh", ""}
@@ -138,6 +139,14 @@ def markdown(path: str, text: str) -> Complaints:
         before = line
 
 
+def subjects(path: str, text: str) -> Complaints:
+    """A sentence about the code has a thing for its subject."""
+    is_ours = path.startswith(("src/", "native/", "docs/", "examples/")) or "/" not in path
+    for number, line in enumerate(text.splitlines(), 1) if is_ours else ():
+        if found := PERSONS.search(line):
+            yield f"{path}:{number}: {found[0]!r}: name the thing (no task, a reader, the process that ...)"
+
+
 def file_name(path: str, text: str) -> Complaints:
     """A file is named for the noun it defines."""
     del text
@@ -189,6 +198,7 @@ CHECKS: list[Callable[[str, str], Complaints]] = [
     leftovers,
     absolute_paths,
     markdown,
+    subjects,
     file_name,
     docstrings,
 ]
@@ -205,6 +215,8 @@ PLANTED = [
     (absolute_paths, "src/a.py", 'open("/ho' + 'me/you/file")\n'),
     (markdown, "docs/a.md", "A paragraph.\n## A heading\n"),
     (markdown, "docs/a.md", "| a | b | |---|---| | 1 | 2 |\n"),
+    (subjects, "src/a.py", "x = 1  # no" + "body changes it\n"),
+    (subjects, "docs/a.md", "Some" + "one waits.\n"),
     (file_name, "src/trimesh/utils.py", ""),
     (docstrings, "src/a.py", '"""A module."""\ndef f(): ...\n'),
     (
@@ -237,6 +249,7 @@ def test_tidy_complains(check: Callable[[str, str], Complaints], path: str, text
         (function_size, "src/a.py", f'def f():\n    """Do.\n\n{LONG_BODY}    """\n{LONG_BODY[: -len("    x = 1")]}\n'),
         (function_size, "native/src/a.zig", f"pub fn F(comptime T: type) type {{\n{LONG_BODY}}}\n"),
         (leftovers, "src/a.py", "# TO" + "DO(#12): name what is left\n"),
+        (subjects, "src/a.py", "# no task changes any one of them\n"),
         (markdown, "docs/a.md", "# A heading\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n```sh\nrun\n# a comment\n```\n"),
         (absolute_paths, "src/a.py", "url = 'https://example.org/home/page'\n"),
         (docstrings, "src/a.py", '"""A module."""\ndef _f(): ...\n'),

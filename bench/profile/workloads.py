@@ -114,7 +114,7 @@ async def _kill(host: Any) -> int:
             await mesh.wait()
     except* ProcDied:
         died = 1
-    assert died, "nobody has noticed that a process was killed"
+    assert died, "the death of a killed process was not noticed"
     return died
 
 

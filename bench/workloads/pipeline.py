@@ -1,4 +1,4 @@
-"""Many calls to one actor at once, and many messages that nobody answers.
+"""Many calls to one actor at once, and many messages without an answer.
 
 With a task a call, and in the way that a library has for many calls: `map` of trimesh, `ray.get` of a list, `batch` of
 xoscar; Monarch has none, its first figure stands for both. Broadcasts are counted until the last has been taken: sent

@@ -1,7 +1,7 @@
 """`RDMABuffer.read_into` between two processes of this host, by each carrier; to eight readers; beside small calls.
 
 The destination has been written to before, so that no page of it is new: what is measured is the copy. `new` is the
-same by cma into memory that nobody has touched, as `np.empty` gives it.
+same by cma into memory that was never touched, as `np.empty` gives it.
 
 Monarch has one kind of memory and one way here, its fallback: its read stands beside both of ours that copy, and beside
 `map`, which is what a trimesh program would do to look at the same bytes.

@@ -1,4 +1,4 @@
-"""SIGKILL to one of four supervised processes: until its follower answers a call, with its actor.
+"""SIGKILL to one of four supervised processes: until its replacement answers a call, with its actor.
 
 trimesh restarts without a backoff. Ray restarts the actor (`max_restarts`) and sends the call to it again
 (`max_task_retries`). xoscar's pool looks twice a second whether a process has ended, then starts it and its actors

@@ -126,7 +126,7 @@ typedef struct {
     uint64_t messages_received;
     uint64_t bytes_sent;      /* heads and bodies */
     uint64_t bytes_received;
-    uint64_t frames_dropped;  /* frames of another epoch, and such as came again */
+    uint64_t frames_dropped;  /* frames of another epoch, and duplicates */
 } tm_link_info;
 
 int32_t tm_link_get_info(tm_bus *bus, uint32_t link, tm_link_info *info_out);
@@ -212,14 +212,14 @@ typedef struct {
 int32_t tm_poll(tm_bus *bus, tm_record *records_out, uint32_t max, uint32_t *n_out);
 
 /* The same for a caller that waits by `tm_before_wait`, as soon as its wait is over for whatever reason: the number of
- * records. Nothing is done when nobody has rung meanwhile; the bell is never read. */
+ * records. Nothing is done when the bell has not rung meanwhile; the bell is never read. */
 int32_t tm_after_wait(tm_bus *bus, tm_record *records_out, uint32_t max);
 
-/* 1 = `tm_after_wait` would look for what has come; 0 = nobody has rung. */
+/* 1 = `tm_after_wait` would look for what has come; 0 = the bell has not rung. */
 int32_t tm_has_news(tm_bus *bus);
 
 typedef struct {
-    uint8_t *bytes;           /* writable; what is written there nobody else sees */
+    uint8_t *bytes;           /* writable; what is written there is seen here only */
     uint64_t mapped;
 } tm_body;
 
@@ -375,10 +375,10 @@ int32_t tm_grant_add(tm_mover *mover, uint8_t *bytes, uint64_t size, uint32_t ri
  * there is none here. The first call for a grant registers its memory, which pins it. TM_ERR_TOO_LARGE: above `max`. */
 int32_t tm_grant_export(tm_mover *mover, const tm_grant *grant, uint8_t *bytes_out, uint32_t max, uint32_t *size_out);
 
-/* Let nothing new begin. TM_OK: nobody is at it. TM_FULL: somebody is; ask again. Both as often as one likes. */
+/* Let nothing new begin. TM_OK: no access is open. TM_FULL: one is; ask again. Both as often as one likes. */
 int32_t tm_grant_revoke(tm_mover *mover, const tm_grant *grant);
 
-/* Forget a grant that was revoked. TM_FULL: somebody is still at it, so its place is never used again, and its memory,
+/* Forget a grant that was revoked. TM_FULL: an access is still open, so its place is never used again, and its memory,
  * if it is in no block, must stay there until this process ends. TM_ERR_STATE: it was not revoked. */
 int32_t tm_grant_drop(tm_mover *mover, const tm_grant *grant);
 
@@ -392,7 +392,7 @@ typedef struct {
 /* Make memory that others can map, or take some that was given back (not zeroed again). TM_ERR_LIMIT: too many. */
 int32_t tm_block_take(tm_mover *mover, uint64_t size, tm_block *block_out);
 
-/* Give a block back, after all grants on it were dropped (else TM_ERR_STATE). If somebody was still at one of them, or
+/* Give a block back, after all grants on it were dropped (else TM_ERR_STATE). If an access to one was still open, or
  * a forked child has it, it is never used again, and goes with its last mapping. */
 int32_t tm_block_give_back(tm_mover *mover, uint32_t number);
 

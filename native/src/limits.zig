@@ -44,7 +44,7 @@ pub const SEGMENT_BYTES_MAX = 1 << 27;
 /// Shared memory of all segments of one process.
 pub const SEGMENT_POOL_BYTES_MAX = 1 << 31;
 
-/// Shared memory of segments that nobody holds, kept for the next bodies.
+/// Shared memory of segments that are not held, kept for the next bodies.
 pub const SEGMENT_IDLE_BYTES_MAX = 1 << 28;
 
 /// Segments of one process: a descriptor of the sender each.
@@ -232,7 +232,7 @@ pub const TCP_ACCEPTS = 16;
 /// Each of the kernel's two buffers of a connection; it may give less.
 pub const TCP_SOCKET_BYTES = 4 << 20;
 
-/// Where bytes go that nobody wants, and zeros that stand for bytes which must not be sent.
+/// Where bytes go that are not wanted, and zeros that stand for bytes which must not be sent.
 pub const TCP_SCRAP_BYTES = 1 << 16;
 
 /// How often T2 counts silence while there are connections.
@@ -275,7 +275,7 @@ pub const UCX_TICK_MS = 100;
 /// grant: pieces take 0.1 s where adapters are emulated, and the way to a process 1 s.
 pub const UCX_QUIET_MS = 2_000;
 
-/// Endpoints of UCX that nobody needs are closed after this: each holds memory of both adapters.
+/// Endpoints of UCX that are not needed are closed after this: each holds memory of both adapters.
 pub const UCX_IDLE_MS = 60_000;
 
 /// T2 looks at UCX at least this often while anything is under way: a lost bell costs this, not a hang.

@@ -81,7 +81,7 @@ class Unresponsive(MeshError):
 
 
 class RemoteCancelled(MeshError):
-    """A remote endpoint was cancelled by somebody other than its caller.
+    """A remote endpoint was cancelled by others than its caller.
 
     Attributes:
         reason: What the canceller said.

@@ -12,6 +12,7 @@ from tests.conformance.probe import Probe
 import trimesh
 import trimesh.blocking as tb
 from trimesh import Actor, Isolate, MeshErrorGroup, MeshStopped, ProcDied, Restart, endpoint
+from trimesh.blocking.body import Body
 
 pytestmark = pytest.mark.real
 
@@ -67,8 +68,16 @@ def test_restarted_member_is_called_again() -> None:
         assert mortals.rank.call_one() == 0
 
 
-def test_failure_of_an_open_mesh_is_raised_by_the_call_under_way() -> None:
-    """E09, K06: later calls are refused, and closing says nothing more."""
+@pytest.mark.parametrize("is_told", [True, False], ids=["told", "not-yet-told"])
+def test_failure_of_an_open_mesh_is_raised_by_the_call_under_way(
+    is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E09, K06: later calls are refused, and closing says nothing more.
+
+    The tasks of the calls and that of the block are cancelled in any order: the thread may hear of its call first.
+    """
+    if not is_told:
+        monkeypatch.setattr(Body, "_tell_cancel", lambda body: not body.is_kept)
     procs = tb.spawn_procs({"gpus": 2}).open()
     mortals = procs.spawn("mortals", Mortal)
     with pytest.raises(MeshErrorGroup) as caught:

@@ -78,7 +78,7 @@ async def reading(mesh: Any) -> AsyncGenerator[Log, None]:
 
 
 async def kill_and_wait(backend: Any, procs: Any, log: Log, rank: int) -> Any:
-    """Kill a process and wait until its follower serves; return the record that says so."""
+    """Kill a process and wait until its replacement serves; return the record that says so."""
     count = len(log.of(Restarted))
     backend.kill(procs, rank)
     return await log.wait(Restarted, count + 1)

@@ -163,7 +163,7 @@ async def test_lender_that_dies_takes_its_unread_message_with_it(backend: Backen
         del passing
 
 
-async def test_follower_of_a_dead_process_gets_the_port_that_it_had(backend: Backend):
+async def test_replacement_of_a_dead_process_gets_the_port_that_it_had(backend: Backend):
     """T2, P1: a port among the arguments of an actor is one of each incarnation, as long as its owner keeps it open."""
     async with (
         open_channel(int, capacity=8) as (port, receiver),

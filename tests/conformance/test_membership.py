@@ -56,7 +56,7 @@ class Gated(Ledger):
 
 @pytest.mark.parametrize("has_called_before", [True, False])
 async def test_reference_follows_the_next_incarnation(backend: Backend, has_called_before: bool):
-    """API 6: a holder elsewhere asks the owner for the follower, whether it had a link to the dead one or not."""
+    """API 6: a holder elsewhere asks the owner for the replacement, whether it had a link to the dead one or not."""
     async with backend.procs({"gpus": 1}, name="others") as others, backend.procs(supervision=restart()) as procs:
         ledgers = await procs.spawn("ledgers", Ledger)
         holder = await others.spawn("holder", Holder, ledgers)
@@ -177,7 +177,7 @@ async def test_origin_names_the_incarnation_that_was_called(backend: Backend):
 
 @only_sim
 async def test_frames_of_an_old_incarnation_are_not_delivered(backend: SimBackend):
-    """R08: a reply that is on its way when its process dies reaches nobody; the follower's does."""
+    """R08: a reply that is on its way when its process dies reaches no caller; the replacement's does."""
     async with backend.procs({"gpus": 1}, supervision=restart()) as procs, reading(procs) as log:
         probe = await procs.spawn("probe", Probe)
         old, me = procs._owned.info.members[0].proc_id, current_proc().proc_id

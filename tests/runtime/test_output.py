@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -173,12 +172,21 @@ def test_what_is_no_output_is_refused_in_words(output: Any) -> None:
 
 
 @real
-async def test_a_path_is_for_all_processes(tmp_path: Path) -> None:
-    """They append to it."""
-    async with this_host().spawn_procs({"n": 2}, output=tmp_path / "log", setup=partial(print, "here")):
+@pytest.mark.executed("its interpreter is told to write each piece at once when it starts")
+@pytest.mark.parametrize("python", [None, sys.executable], ids=["forked", "executed"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+async def test_a_path_is_for_all_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbuffered: str, python: str | None
+) -> None:
+    """They append to it, by whole lines, also where Python is told to write each piece at once."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    options: Any = {} if python is None else {"python": python}
+    async with this_host().spawn_procs(
+        {"n": 2}, output=tmp_path / "log", setup=worker_entries.print_how_it_prints, **options
+    ):
         pass
 
-    assert (tmp_path / "log").read_text() == "here\nhere\n"
+    assert (tmp_path / "log").read_text() == "printed by lines: True True\n" * 2
 
 
 # ---- the printer -----------------------------------------------------------------------------------------------------

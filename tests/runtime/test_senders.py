@@ -33,7 +33,7 @@ from trimesh.shape.extent import Extent
 FamilyOf = tuple[Proc, dict[ProcId, RecordingLink]]
 ME, OWNER, ROOT, CHILD, SIBLING = map(ProcId, range(1, 6))
 ALLOWED = {
-    Sender.ANYONE: {ME, OWNER, ROOT, CHILD, SIBLING},
+    Sender.ANY: {ME, OWNER, ROOT, CHILD, SIBLING},
     Sender.OWNER: {ME, OWNER},
     Sender.MEMBER: {ME, CHILD},
     Sender.CONTROLLER: {ROOT},
@@ -79,7 +79,7 @@ def test_every_kind_is_in_the_table():
 def test_kinds_that_are_read_before_the_table_are_for_all():
     """These are on the way of each call, where nothing is looked up."""
     read_first = (messages.Call, messages.Cancel, messages.Credit, *typing.get_args(messages.Terminal))
-    assert {SENDERS[kind] for kind in read_first} == {Sender.ANYONE}
+    assert {SENDERS[kind] for kind in read_first} == {Sender.ANY}
 
 
 @pytest.mark.parametrize("kind", list(SENDERS), ids=lambda kind: kind.__name__)

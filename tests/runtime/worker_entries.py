@@ -19,8 +19,9 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import trio
 
@@ -296,3 +297,9 @@ def impostor(config: WorkerConfig, link: socket.socket, broker: socket.socket, l
 
     broker.send(spawner_wire.encode(spawner_wire.Stop()))
     return serve(config, link, broker, lifelines)
+
+
+def print_how_it_prints() -> None:
+    """Print one line."""
+    stdout = cast("TextIOWrapper", sys.stdout)
+    print("printed by lines:", stdout.line_buffering, not stdout.write_through)

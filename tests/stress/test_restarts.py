@@ -60,7 +60,7 @@ async def test_restarts_leave_nothing_behind(restarts: int) -> None:
 
 
 async def kill_and_call(servers: Server, number: int) -> None:
-    """Kill one process, and call it until its follower answers."""
+    """Kill one process, and call it until its replacement answers."""
     victim = servers.slice(gpus=number % 4)
     before = await victim.pid.call_one()
     os.kill(before, signal.SIGKILL)

@@ -50,9 +50,9 @@ def _evaluate(name: str, inputs: Inputs) -> list[Any]:
 class Outcome:
     """What came of one case: leaves on each side, as tensors of this process; or why there are none."""
 
-    def __init__(self, local: list[Any], looks: list[Any], ranks: list[Any], error: Exception | None) -> None:
+    def __init__(self, local: list[Any], metas: list[Any], ranks: list[Any], error: Exception | None) -> None:
         self.local = local
-        self.looks = looks
+        self.metas = metas
         self.ranks = ranks
         self.error = error
 
@@ -79,8 +79,8 @@ async def _outcome(name: str, procs: Any, found: dict[str, torch.Tensor], way: s
     except Exception as error:  # noqa: BLE001 - each case fails by itself
         return Outcome([], [], [], error)
     fetched = [next(values) if isinstance(one, MeshTensor) else None for one in there]
-    looks = [(one.dtype, tuple(one.size()), one.stride()) if isinstance(one, torch.Tensor) else one for one in there]
-    return Outcome(local, looks, [_by_rank(one) for one in fetched], None)
+    metas = [(one.dtype, tuple(one.size()), one.stride()) if isinstance(one, torch.Tensor) else one for one in there]
+    return Outcome(local, metas, [_by_rank(one) for one in fetched], None)
 
 
 async def run_all(runs: Runs) -> tuple[dict[tuple[str, str], Outcome], set[str]]:
@@ -100,14 +100,14 @@ def check(name: str, way: str, outcome: Outcome) -> None:
     limits = {"rtol": 1e-2, "atol": 0.1} if name == "dtypes: bfloat16" else {"rtol": 1e-4, "atol": 1e-5}
     if outcome.error is not None:
         raise outcome.error
-    assert len(outcome.local) == len(outcome.looks)
-    for index, (expected, looks, ranks) in enumerate(zip(outcome.local, outcome.looks, outcome.ranks, strict=True)):
+    assert len(outcome.local) == len(outcome.metas)
+    for index, (expected, metas, ranks) in enumerate(zip(outcome.local, outcome.metas, outcome.ranks, strict=True)):
         if not isinstance(expected, torch.Tensor):
-            assert looks == expected
+            assert metas == expected
             continue
         assert ranks is not None, f"result {index} is not on the ranks"
         for found in ranks:
             torch.testing.assert_close(found, expected.detach().resolve_conj(), equal_nan=True, **limits)
-        assert looks[:2] == (expected.dtype, tuple(expected.size()))
+        assert metas[:2] == (expected.dtype, tuple(expected.size()))
         if way != "global":
-            assert looks[2] == expected.stride(), f"result {index}"
+            assert metas[2] == expected.stride(), f"result {index}"

@@ -28,7 +28,7 @@ from trimesh.tensor.controller.engine import Request  # noqa: E402
 from trimesh.tensor.kernels.table import KERNELS  # noqa: E402
 from trimesh.tensor.protocol import messages  # noqa: E402
 from trimesh.tensor.protocol.arguments import read  # noqa: E402
-from trimesh.tensor.rank.function_parts import Look, Operand  # noqa: E402
+from trimesh.tensor.rank.function_parts import LocalMeta, Operand  # noqa: E402
 from trimesh.tensor.rank.rank import Rank, TeamOnRank  # noqa: E402
 from trimesh.tensor.rank.reader import Reader  # noqa: E402
 from trimesh.tensor.rank.signature import define  # noqa: E402
@@ -107,16 +107,16 @@ def test_streams(definitions: list[tuple[Any, ...]], stream: list[Any]) -> None:
 _LIKE = SimpleNamespace(size=(2,), dtype=torch.float32)
 FORMS = st.sampled_from(
     [expected.ANYTHING, expected.ONE_TENSOR, expected.RNG_STATE, expected.RESULTS, expected.layout_along(1),
-     expected.looks_of(1), expected.tensors_like([_LIKE] * 2), expected.tensors_like([_LIKE], only_first=True)]
+     expected.metas_of(1), expected.tensors_like([_LIKE] * 2), expected.tensors_like([_LIKE], only_first=True)]
 )  # fmt: skip
-LOOKS = st.builds(Look, st.tuples(LEAVES), st.tuples(LEAVES), LEAVES) | st.tuples(
+METADATA = st.builds(LocalMeta, st.tuples(LEAVES), st.tuples(LEAVES), LEAVES) | st.tuples(
     st.lists(st.integers(-1, 2), max_size=2), st.lists(st.integers(-1, 2), max_size=2), WORDS
 )
 TENSORS = st.builds(lambda size, dtype: torch.zeros(size, dtype=dtype), st.integers(0, 3), st.sampled_from(
     [torch.float32, torch.uint8]
 ))  # fmt: skip
 ANSWERS = st.recursive(
-    LEAVES | TENSORS | LOOKS | st.builds(Operand, LEAVES),
+    LEAVES | TENSORS | METADATA | st.builds(Operand, LEAVES),
     lambda inner: st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple),
     max_leaves=6,
 )
@@ -178,7 +178,15 @@ async def test_a_rank_that_answers_something_else() -> None:
         async def now(function: Any) -> Any:
             return function()
 
-        for sent in (None, 3, [], [torch.ones(3)], [[[-1], [1], "nothing"]], ([], ["sum"]), ([Look((1,), (), 3)], 1)):
+        for sent in (
+            None,
+            3,
+            [],
+            [torch.ones(3)],
+            [[[-1], [1], "nothing"]],
+            ([], ["sum"]),
+            ([LocalMeta((1,), (), 3)], 1),
+        ):
             await forgers.slice(gpus=0).answer.call_one(sent)
             for ask in (
                 lambda: fetch(t),

@@ -62,7 +62,7 @@ def _gradient(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 CASES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "along the last dimension": (WHOLE, lambda t: (t.cumsum(-1), t.cumprod(-1), t.logcumsumexp(-1), t.sort(-1)[0])),
     "any and all are one, not one a rank": (WHOLE, lambda t: ((t > 0).any().float(), (t > -2).all(0).double().mean())),
-    "new tensors of the looks of one in parts": (WHOLE, lambda t: (t.new_ones(4, 6), t.new_full((2,), 3.0), t * 0 + 1)),
+    "new tensors like one in parts": (WHOLE, lambda t: (t.new_ones(4, 6), t.new_full((2,), 3.0), t * 0 + 1)),
     "a number after a tensor without dimensions": (WHOLE, _history),
     "a view hears that its base is added up": (WHOLE, lambda t: _after_reading(t, t.view(24))),
     "writes to parts of a sum": (WHOLE, _filled),

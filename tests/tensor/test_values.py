@@ -48,8 +48,8 @@ def own_place(procs: ProcMesh) -> Any:
     from trimesh.tensor.session.mesh import team_of
 
     team = team_of(procs, "for tests:")
-    looks = team.engine.shapes.meta((), (), torch.int64, torch.device("cpu"))
-    return call_kernel(team, "index", "gpus", outputs=[looks])[0]
+    meta = team.engine.shapes.meta((), (), torch.int64, torch.device("cpu"))
+    return call_kernel(team, "index", "gpus", outputs=[meta])[0]
 
 
 def check_numbers(t: Any) -> None:

@@ -92,7 +92,7 @@ pub const Done = extern struct { id: u64, status: i32, carrier: u32, value: u64 
 
 pub const State = enum(u8) { free = 0, queued, running, ended };
 
-/// How a piece went: with `status.UNDER_WAY` there is more, with `LOCKED` somebody has the lock, else it has ended.
+/// How a piece went: with `status.UNDER_WAY` there is more, with `LOCKED` the lock is taken, else it has ended.
 pub const LOCKED: i32 = -999;
 
 pub const Transfer = struct {

@@ -85,12 +85,12 @@ pub const Access = struct {
         return self.terms.address + self.offset;
     }
 
-    /// Take the lock of the grant for one atomic operation. False: somebody else has it.
+    /// Take the lock of the grant for one atomic operation. False: another process has it.
     pub fn tryLock(self: *const Access) bool {
         return self.row.tryLock(self.claim);
     }
 
-    /// Take the lock off somebody who has ended.
+    /// Take the lock off a process that has ended.
     pub fn breakLock(self: *const Access) void {
         self.row.breakLock();
     }

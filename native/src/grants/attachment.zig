@@ -129,7 +129,7 @@ pub const Attachment = struct {
         if (!self.openTable()) return;
         if (allowed & SHM != 0) self.carriers |= SHM else self.why_not.add("shm: not allowed here", .{});
         if (allowed & CMA != 0) self.probeMemory() else self.why_not.add("cma: not allowed here", .{});
-        if (self.hasEnded()) self.carriers = 0; // whatever was found, it may be somebody else's
+        if (self.hasEnded()) self.carriers = 0; // whatever was found, it may be of another process
     }
 
     /// Whether the process is known to have ended.

@@ -1,7 +1,7 @@
 //! Blocks: memory that this process makes for others to map. Each is a sealed memfd, whose descriptor others open by
 //! its number; the ledger has a row for it. Blocks that are given back are kept for the next, up to a bound.
 //!
-//! BM-1 A block that somebody may still look at is never used again: one at whose grants somebody stayed (`spoilt`),
+//! BM-1 A block that may still be looked at is never used again: one with an open access to its grants (`spoilt`),
 //! and one that a forked child has (`inherited`). Its memory goes with its last mapping. BM-2 What a thread of this
 //! process is still at stays mapped here. BM-3 All pages are there before a block is handed out.
 
@@ -152,7 +152,7 @@ pub const Blocks = struct {
         for (&self.rows) |*one| if (one.pages != null) sys.closeAt(&one.fd);
     }
 
-    /// Give back what nobody uses. What was not given back stays mapped.
+    /// Give back what is not used. What was not given back stays mapped.
     pub fn deinit(self: *Blocks) void {
         for (&self.rows) |*one| if (one.pages != null and one.idle) self.retire(one);
         self.closeFds();
@@ -211,7 +211,7 @@ test "a block that was given back is used again" {
     rig.giveBack(first);
 }
 
-test "what somebody may still look at is not used again" {
+test "what may still be looked at is not used again" {
     const rig = try Rig.init();
     defer rig.deinit();
     const first = rig.take(4096);

@@ -1,5 +1,5 @@
 //! The names of grants that were dropped last. Who shows the secret of one is told that it was revoked; without it
-//! nobody is told anything of a place. The carrier tcp needs it: others see the ledger, where a generation that is over
+//! no process is told of a place. The carrier tcp needs it: others see the ledger, where a generation that is over
 //! speaks for itself.
 
 const std = @import("std");

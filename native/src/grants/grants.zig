@@ -1,5 +1,5 @@
 //! What this process has granted, as it knows it itself: the ledger repeats it for others, and is not believed. Places
-//! are taken again with another generation, unless somebody was still at one when its grant was dropped.
+//! are taken again with another generation, unless an access to one was open when its grant was dropped.
 //!
 //! GR-1 Who is at a grant from within this process (the carrier `local`, the server of `tcp`) counts in `uses`, taken
 //! before the word is looked at, as claims are. GR-2 Rows are written to by T0 alone; T2 may look at them at any time.
@@ -87,7 +87,7 @@ pub const Grants = struct {
         return if (row.generation() == generation and row.state() != .empty) row else null;
     }
 
-    /// Let nothing new begin. Whether somebody is still at it.
+    /// Let nothing new begin. Whether an access is still open.
     pub fn revoke(self: *Grants, place: u32, generation: u32) bool {
         const row = &self.rows[place];
         @atomicStore(u64, &row.word, ledger.wordOf(generation, .revoked), .seq_cst);
@@ -212,7 +212,7 @@ test "the secret of a grant is known until long after it was dropped" {
     try testing.expectEqual(null, rig.grants.secretOf(limits.GRANTS_MAX, 1));
 }
 
-test "a place at which somebody stays is lost" {
+test "a place with an access that stays open is lost" {
     const rig = try Rig.init();
     defer rig.deinit();
     var place: u32 = 0;

@@ -2,13 +2,13 @@
 //! The owner writes rows and blocks; readers write claims and locks.
 //!
 //!     row:    empty --grant--> granted --revoke--> revoked --drop--> empty    (each grant has a new generation)
-//!     claim:  free --take--> somebody is at a place --leave, or its holder has ended--> free
+//!     claim:  free --take--> a process is at a place --leave, or its holder has ended--> free
 //!
 //! LE-1 A claim is taken before the word of its row is looked at; the owner changes the word before it looks at the
 //! claims (both seq_cst). So one of the two sees the other: a reader that found its grant in force is waited for.
 //! LE-2 A claim is one word that says who: there is no moment at which it is taken and anonymous. LE-3 Claims of
 //! processes that have ended do not count. LE-4 A row is complete before its word says so, and is not written to while
-//! anybody may have a claim on it. LE-5 Whatever stands here may have been written by anybody of this user: readers
+//! any process may have a claim on it. LE-5 What stands here may have been written by any process of this user: readers
 //! check what they read, once read; owners read nothing back but claims and locks, which cost time at most.
 
 const std = @import("std");
@@ -32,7 +32,7 @@ pub fn wordOf(generation: u32, state: State) u64 {
 pub const RIGHT_READ: u32 = 1;
 pub const RIGHT_WRITE: u32 = 2;
 
-/// What somebody asks of a grant.
+/// What is asked of a grant.
 pub const Wanted = struct {
     place: u32,
     generation: u32,
@@ -71,7 +71,7 @@ pub const Terms = extern struct {
 /// Shared: fixed layout.
 pub const Row = extern struct {
     word: u64 align(128),
-    /// The claim whose holder is at an atomic operation; 0 = nobody's.
+    /// The claim whose holder is at an atomic operation; 0 = none.
     lock: u64,
     terms: Terms,
 
@@ -85,7 +85,7 @@ pub const Row = extern struct {
         return @as(*const volatile Terms, &self.terms).*;
     }
 
-    /// Take the lock. False: somebody has it; nothing waits here.
+    /// Take the lock. False: it is taken; nothing waits here.
     pub fn tryLock(self: *Row, mine: Claim) bool {
         const found = @cmpxchgStrong(u64, &self.lock, 0, mine.word(), .acquire, .monotonic) orelse return true;
         _ = found;
@@ -358,7 +358,7 @@ test "a lock is one holder's, unless that has ended" {
 /// A reader and an owner over one table: what the owner believes to be free is never looked at.
 const Race = struct {
     table: *Table,
-    /// Generations up to this one are over, and nobody is at them.
+    /// Generations up to this one are over, and no access to them is open.
     freed: std.atomic.Value(u32) = .init(0),
     stop: std.atomic.Value(bool) = .init(false),
     seen: std.atomic.Value(u32) = .init(0),

@@ -333,7 +333,7 @@ pub const Bus = struct {
         if (one.has_tx) one.peer_bell.ring(one.peer_slot);
     }
 
-    /// Ring the bells of everyone who was written to.
+    /// Ring the bells of all that were written to.
     pub fn flush(self: *Bus) void {
         self.tellRetired();
         var left: u32 = 0; // those whose bodies could not be given back for want of room stay
@@ -389,7 +389,7 @@ pub const Bus = struct {
         return self.collect(into);
     }
 
-    /// The same after a wait that `beforeWait` has prepared. Nothing while T0 is armed and nobody has rung.
+    /// The same after a wait that `beforeWait` has prepared. Nothing while T0 is armed and the bell has not rung.
     pub fn afterWait(self: *Bus, into: []records.Record) i32 {
         if (self.borrowing) return status.ERR_STATE;
         return if (self.wait.endWith(self.common.bell)) self.collect(into) else 0;

@@ -185,7 +185,7 @@ test "no message is lost between looking and sleeping" {
             .host = 0,
             .links_max = 8,
             .ring_bytes = limits.RING_BYTES,
-            .beat_ms = 60_000, // nobody is woken by anything but messages
+            .beat_ms = 60_000, // nothing but messages wakes a process
             .lease_ms = 120_000,
             .stall_ms = 0,
             .spin_us = 20, // about what an answer takes: looks end in all ways
@@ -319,7 +319,7 @@ test "after a wait there is what was rung for meanwhile, and nothing otherwise" 
     try testing.expectEqual(1, buses[1].afterWait(&batch));
     buses[1].pollDone();
 
-    // Not armed until it is about to wait again: nobody needs to wake it.
+    // Not armed until it is about to wait again: it needs no waking.
     buses[1].common.bell.disarm();
     try say(buses[0], ids[0], "awake");
     try testing.expect(!sys.isReadable(buses[1].common.bell.fd));

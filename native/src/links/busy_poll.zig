@@ -1,7 +1,7 @@
 //! Whether T0 keeps polling its bell for a while before it sleeps. An answer that comes soon is seen at once then;
 //! the kernel takes longer to wake a sleeper on another core than most answers take.
 //!
-//! LO-1 Only a wait that follows traffic counts: a process that nobody talks to sleeps. LO-2 It spins only if the last
+//! LO-1 Only a wait that follows traffic counts: a process without traffic sleeps. LO-2 It spins only if the last
 //! waits were short, whether it spun in them or slept. LO-3 It does not spin while cores are short; that is asked
 //! again every `limits.CORES_AGAIN_MS`. LO-4 Spinning ends at a bound that the caller of the library gave.
 
@@ -212,7 +212,7 @@ test "one wait is spun through for one batch of traffic" {
     try testing.expectEqual(.none, rig.busy_poll.spin(rig.bell, rig.poller));
 }
 
-test "nobody spins while cores are short" {
+test "no process spins while cores are short" {
     var rig: Rig = undefined;
     try rig.init();
     defer rig.deinit();

@@ -195,7 +195,7 @@ test "a frame that comes twice is taken once" {
     }
 }
 
-test "a damaged frame is refused here, or its head is one that nobody sends" {
+test "a damaged frame is refused here, or its head is one that is never sent" {
     var refused: u32 = 0;
     var damaged: u32 = 0;
     for (KINDS) |kind| {

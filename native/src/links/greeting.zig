@@ -104,7 +104,7 @@ pub const Inbox = struct {
         return adopted;
     }
 
-    /// Close what nobody has adopted.
+    /// Close what was not adopted.
     pub fn closeFds(self: *Inbox) void {
         for (&self.fds) |*fd| sys.closeAt(fd);
     }

@@ -4,7 +4,7 @@
 //!
 //! RT-1 A lifeline is answered before any lock is taken. RT-2 The lock is held while events are handled, never while
 //! waiting; T0 takes it only to open, watch, close and free links. RT-3 Silence is counted in ticks that T1 itself has
-//! seen: after a stop of this process, or of the whole machine, nobody's lease has run out meanwhile.
+//! seen: after a stop of this process, or of the whole machine, no lease has run out meanwhile.
 
 const std = @import("std");
 const arms = @import("../rings/arms.zig");
@@ -75,7 +75,7 @@ pub const Reactor = struct {
         return rc;
     }
 
-    /// Wait for T1 to end; it never waits for anybody itself.
+    /// Wait for T1 to end; it never waits itself.
     pub fn stopAndJoin(self: *Reactor) void {
         self.stopping.store(true, .seq_cst);
         self.bell.wake();

@@ -1,6 +1,6 @@
 //! How T0 waits for its bell, which may be one of many things that it waits for.
 //!
-//! Armed, it is woken by whoever rings. Awake, it looks by itself before it waits again, so nobody needs to wake it.
+//! Armed, it is woken by whoever rings. Awake, it looks by itself before it waits again, so it needs no waking.
 
 const bells = @import("../rings/bell.zig");
 const busy_polls = @import("busy_poll.zig");
@@ -19,7 +19,7 @@ pub const Wait = struct {
         bell.disarm();
     }
 
-    /// T0 has waited for many things. True: it takes what has come. False: it is armed, and nobody has rung.
+    /// T0 has waited for many things. True: it takes what has come. False: it is armed, and the bell has not rung.
     pub fn endWith(self: *Wait, bell: bells.Bell) bool {
         if (self.isUnrung(bell)) return false;
         self.armed = false;

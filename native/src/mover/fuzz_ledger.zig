@@ -1,4 +1,4 @@
-//! Fuzz target: whatever anybody of this user writes into a ledger, those who read it go on, and touch nothing but
+//! Fuzz target: whatever a process of this user writes into a ledger, those who read it go on, and touch nothing but
 //! their destination and the block that the ledger truly names.
 
 const std = @import("std");
@@ -28,7 +28,7 @@ fn someNumber(smith: *Smith, right: u64) u64 {
     };
 }
 
-/// Write into a ledger as anybody of this user may. Locks stay free, because a held one is waited for.
+/// Write into a ledger as any process of this user may. Locks stay free, because a held one is waited for.
 fn spoil(smith: *Smith, table: *ledger.Table, right: ledger.Row, blocks: []const ledger.BlockRow) void {
     const row = &table.rows[0];
     if (smith.boolWeighted(7, 1)) row.word = smith.value(u64) else row.word = right.word;

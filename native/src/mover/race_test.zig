@@ -17,7 +17,7 @@ const LANE_BYTES = 2 * limits.INLINE_BYTES_MAX;
 const TRANSFERS = 600;
 const TRANSFERS_AN_ATTACHMENT = 100;
 
-/// T0 of the owner: changes what nobody reads, until it is told to revoke the rest.
+/// T0 of the owner: changes what is not read, until it is told to revoke the rest.
 const Changer = struct {
     stage: *Stage,
     revoke_now: std.atomic.Value(bool) = .init(false),

@@ -2,7 +2,7 @@
 //! the process of the test, which alone adds and heals, and by the processes that were handed its descriptor when they
 //! were spawned: that descriptor is the capability, and a process without it has no table. PURE, but for the atomics.
 //!
-//! FT-1 A fault is for one direction of one link, and happens at its receiver: nobody needs the other one's help, and
+//! FT-1 A fault is for one direction of one link, and happens at its receiver: it needs no help of the other one, and
 //! healing does not travel by the link that is to be healed. FT-2 A row is complete before its state says so. FT-3 What
 //! is drawn comes from the seed of the row. FT-4 Rows are written to by any armed process; numbers are checked, and
 //! whatever stands there costs the link at most.

@@ -9,7 +9,7 @@ const std = @import("std");
 pub const Watch = struct {
     /// Ticks without an answer after which the thread counts as stalled; 0 = never.
     threshold: u32 = 0,
-    /// Polls that were seen at the last tick; before the first one nobody is behind.
+    /// Polls that were seen at the last tick; before the first one no loop is behind.
     polls: u64 = 0,
     /// Ticks since the first ring without an answer.
     behind: u32 = 0,

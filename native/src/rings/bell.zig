@@ -5,7 +5,7 @@
 //! `sleeping`; look at the bits again; wait for the eventfd. Both sides write, then read the other's word, in one
 //! total order (seq_cst), so one of them always sees the other.
 //!
-//! An owner that spins on its bits instead of sleeping says so in the same word: nobody writes the eventfd for it, and
+//! An owner that spins on its bits instead of sleeping says so in the same word: the eventfd is not written for it, and
 //! who has something for it need not wait with the rest of its ringing.
 
 const std = @import("std");

@@ -5,8 +5,8 @@
 //!     empty --make--> free --fill--> held by a message and by receivers --all are done--> free
 //!                       \--retire--> empty          (also when a receiver's link ended: SG-2)
 //!
-//! SG-1 Nothing is written to a segment that anybody holds. SG-2 A receiver whose link has ended may still look at what
-//! it holds, and nobody tells us until when: such a segment is never filled again, its memory goes with the last
+//! SG-1 Nothing is written to a segment that is held. SG-2 A receiver whose link has ended may still look at what
+//! it holds, and it is unknown until when: such a segment is never filled again, its memory goes with the last
 //! mapping. SG-3 All pages of a segment are there before it is written to or named: nothing faults for want of memory.
 
 const std = @import("std");

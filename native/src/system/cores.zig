@@ -1,4 +1,4 @@
-//! Whether this thread can keep a core busy that nobody else wants: the cores that it may use, and how many threads of
+//! Whether this thread can keep a core busy that is not wanted else: the cores that it may use, and how many threads of
 //! the machine want one now.
 
 const std = @import("std");
@@ -39,7 +39,7 @@ fn parseRunnable(text: []const u8) ?u32 {
     return std.fmt.parseInt(u32, word[0..end], 10) catch null;
 }
 
-/// Whether there is a core for everybody, this thread included.
+/// Whether there is a core for each that wants one, this thread included.
 pub fn areSpare(cores: u32, threads: ?u32) bool {
     return cores >= 2 and (threads orelse return false) <= cores;
 }

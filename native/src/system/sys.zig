@@ -131,7 +131,7 @@ pub fn timerSet(fd: i32, at_ns: u64) void {
     std.debug.assert(rc == 0); // only a wrong descriptor or pointer fails
 }
 
-/// The clock that all processes of this machine share and nobody sets.
+/// The clock that all processes of this machine share and that is never set.
 pub fn monotonicNs() u64 {
     const CLOCK_MONOTONIC = 1;
     var now: [2]i64 = undefined;
@@ -390,7 +390,7 @@ pub fn isTraced(pid: u32) bool {
     return at + key.len < n and text[at + key.len] != '0';
 }
 
-/// Fill with bytes that nobody can foretell.
+/// Fill with bytes that cannot be foretold.
 pub fn random(into: []u8) void {
     const rc = res(linux.syscall3(.getrandom, @intFromPtr(into.ptr), into.len, 0));
     std.debug.assert(rc == into.len); // up to 256 bytes come at once

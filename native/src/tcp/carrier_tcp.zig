@@ -2,7 +2,7 @@
 //! carries. The protocol is in tcp/wire.zig, the sockets are in tcp/server.zig and tcp/client.zig.
 //!
 //! CT-1 What is granted is asked of this process's own copy, and of the ledger only the lock of atomic operations,
-//! which all carriers take. CT-2 Who shows no secret is never counted as being at a grant: nobody from outside can
+//! which all carriers take. CT-2 Who shows no secret is never counted as being at a grant: no stranger can
 //! keep a place from being used again.
 
 const std = @import("std");
@@ -63,7 +63,7 @@ const Granted = struct {
         return self.rowOf(place).now() == ledger.wordOf(generation, .granted);
     }
 
-    /// An atomic operation. A status; null: somebody has the lock.
+    /// An atomic operation. A status; null: the lock is taken.
     pub fn change(self: *Granted, request: *const wire.Request, bytes: [*]u8, value_out: *u64) ?i32 {
         if (@intFromPtr(bytes) % wire.WORD_BYTES != 0) return status.ERR_ARGUMENT;
         const row = &self.grants.table.rows[request.place];
@@ -169,7 +169,7 @@ pub const TcpCarrier = struct {
         return @ptrCast(@alignCast(context));
     }
 
-    /// T0: a grant was revoked, and somebody in this process is at it.
+    /// T0: a grant was revoked, and this process is still at it.
     pub fn letGo(self: *TcpCarrier) void {
         @atomicStore(bool, &self.revoked, true, .seq_cst);
         self.thread.nudge();

@@ -306,7 +306,7 @@ pub fn Client(comptime Owners: type) type {
                 one.state = .again;
                 return;
             }
-            // Nobody is concerned: who wants something there connects anew, and hears of it then.
+            // No transfer is concerned: the next one connects anew, and hears of it then.
             if (one.machine.greeted and one.machine.isSettled()) return self.bury(one, why);
             const ended = self.hasEnded(one) orelse return self.bury(one, why);
             if (ended) return self.bury(one, status.ERR_GONE);
@@ -319,7 +319,7 @@ pub fn Client(comptime Owners: type) type {
             self.look(one);
         }
 
-        /// Whether the owner has ended, if somebody who wants something from it can tell.
+        /// Whether the owner has ended, if a transfer that wants something from it can tell.
         fn hasEnded(self: *Self, one: *const Stream) ?bool {
             for (self.jobs[0..self.jobs_end]) |*job| {
                 if (job.in_use and job.order.target.is(&one.target)) return self.owners.hasEnded(job.order.id);

@@ -50,7 +50,7 @@ pub fn Server(comptime Grants: type) type {
             known: bool,
             /// The granted range that it is at, of the request that is under way.
             at: ?[*]u8,
-            /// Somebody has the lock that the request needs.
+            /// The lock that the request needs is taken.
             locked: bool,
         };
 
@@ -70,7 +70,7 @@ pub fn Server(comptime Grants: type) type {
         serial: u32 = 0,
         /// What requests for grants that do not exist are compared with.
         decoy: wire.Secret,
-        /// Where bytes go that nobody wants.
+        /// Where bytes go that are not wanted.
         scrap: [limits.TCP_SCRAP_BYTES]u8,
 
         /// Not listening yet.
@@ -347,7 +347,7 @@ pub fn Server(comptime Grants: type) type {
             if (how) |verdict| one.machine.conclude(verdict, value);
         }
 
-        /// A lock has been held for as long as anybody's silence is borne.
+        /// A lock has been held for as long as silence is borne.
         fn despair(self: *Self, one: *Connection) void {
             self.setLocked(one, false);
             one.silent_ticks = 0;

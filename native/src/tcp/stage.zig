@@ -22,7 +22,7 @@ const Grants = struct {
     at: u32 = 0,
     /// Revoke it when so many pieces have been looked at.
     revoke_after: u32 = std.math.maxInt(u32),
-    /// Somebody has the lock.
+    /// The lock is taken.
     locked: bool = false,
 
     /// As `carrier_tcp.Granted` has it; so the others.

@@ -68,7 +68,7 @@ pub fn Tcp(comptime Grants: type, comptime Owners: type) type {
                 self.client.lookAgain();
             }
             if (now_ns < self.tick_at) return;
-            // One tick, however late it is: nobody is to blame for a stop of this process.
+            // One tick, however late it is: no peer is to blame for a stop of this process.
             self.tick_at = now_ns + limits.TCP_TICK_MS * 1_000_000;
             self.server.tick();
             self.client.tick();

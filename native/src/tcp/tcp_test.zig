@@ -118,7 +118,7 @@ test "a revocation in the middle ends a transfer, and lets go of the memory at o
     }
 }
 
-test "a client that stands still keeps nobody from revoking" {
+test "a client that stands still does not hinder a revocation" {
     var stage: Stage = undefined;
     try stage.init();
     defer stage.deinit();
@@ -187,7 +187,7 @@ test "the end of an owner is told as such where it is known" {
         for (0..20) |_| stage.turn(); // the sockets end before the process does
         stage.owners.ended = case.ended;
         try testing.expectEqual(case.expected, (try stage.wait()).status);
-        // Nobody listens there now.
+        // There is no listener now.
         const refused = if (case.ended orelse false) case.expected else status.ofErrno(-tcp_socket.ECONNREFUSED);
         try testing.expectEqual(refused, try stage.run(.read, 0, 8));
     }
@@ -291,7 +291,7 @@ test "garbage ends a connection and harms no other" {
     try testing.expectEqual(status.OK, try stage.run(.read, 0, MEMORY_BYTES));
 }
 
-test "a flood of connections that say nothing, or half of something, keeps nobody out" {
+test "a flood of connections that say nothing, or half of something, keeps no client out" {
     var stage: Stage = undefined;
     try stage.init();
     defer stage.deinit();

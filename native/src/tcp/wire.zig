@@ -216,7 +216,7 @@ pub const Answer = struct {
             status.OK => if (begins) return error.Status, // where are the bytes?
             status.UNDER_WAY => if (!begins) return error.Status,
             status.ERR_REVOKED, status.ERR_DENIED, NOT_THERE => {},
-            // The word does not lie as it must; somebody has had its lock for too long.
+            // The word does not lie as it must; or its lock was held for too long.
             status.ERR_ARGUMENT, status.ERR_SILENT => switch (request.kind) {
                 .add, .swap => {},
                 .read, .write => return error.Status,

@@ -5,7 +5,7 @@
 //! complete before its word says `granted`, and change only under another word: who finds the same word after the bytes
 //! as before them has got what was granted. XP-3 Secrets do not stand in rows: all readers of a process can read all of
 //! them. A tag does that only who has the secret can compute. XP-4 So is an export marked as a whole: UCX trusts what
-//! it unpacks, so bytes that were not made by somebody who has the secret never get there.
+//! it unpacks, so bytes that were not made with the secret never get there.
 
 const std = @import("std");
 const limits = @import("../limits.zig");
@@ -30,7 +30,7 @@ pub const Row = extern struct {
     rights: u64 = 0,
     reserved: [3]u64 = @splat(0),
 
-    /// Fill it. Nobody has the name yet.
+    /// Fill it. The name is not known elsewhere yet.
     pub fn grant(self: *Row, name: Name, bytes: []const u8, rights: u32) void {
         self.tag = tagOf(name);
         self.address = @intFromPtr(bytes.ptr);
@@ -39,7 +39,7 @@ pub const Row = extern struct {
         @atomicStore(u64, &self.word, wordOf(name.generation), .release); // XP-2
     }
 
-    /// Let nobody begin.
+    /// Let nothing begin.
     pub fn revoke(self: *Row) void {
         @atomicStore(u64, &self.word, 0, .seq_cst);
     }
@@ -97,7 +97,7 @@ pub const Export = struct {
         return into[0..size];
     }
 
-    /// Read what somebody sent; it refers to `sent`. Null: it is none, or was not made for who has this secret: XP-4.
+    /// Read what was sent; it refers to `sent`. Null: it is none, or was not made for who has this secret: XP-4.
     pub fn decode(secret: *const [16]u8, sent: []const u8) ?Export {
         if (sent.len < HEAD_BYTES + MARK_BYTES or sent.len > limits.EXPORT_BYTES_MAX) return null;
         const bytes = sent[0 .. sent.len - MARK_BYTES];

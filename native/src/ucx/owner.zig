@@ -1,7 +1,7 @@
 //! What this process lets others reach through RDMA adapters. Used under the lock of ucx/ucx.zig.
 //!
 //! OW-1 To revoke is to change the row, then to take the registration back: the adapter refuses who comes later, and
-//! breaks off who is at it. So there is nobody to wait for.
+//! breaks off who is at it. So there is nothing to wait for.
 
 const std = @import("std");
 const exporting = @import("export.zig");
@@ -66,7 +66,7 @@ pub const Owner = struct {
         return written;
     }
 
-    /// Have nobody at a grant any more, if it was exported: OW-1.
+    /// Let no access to a grant stay open, if it was exported: OW-1.
     pub fn revoke(self: *Owner, place: u32) void {
         const registration = self.registrations[place] orelse return;
         self.rows[place].revoke();

@@ -122,7 +122,7 @@ pub const Ucx = struct {
         return @intCast(written.len);
     }
 
-    /// Have nobody at a grant any more.
+    /// Let no access to a grant stay open.
     pub fn revoke(self: *Ucx, place: u32) void {
         if (self.state != .open) return;
         self.lock.lock();

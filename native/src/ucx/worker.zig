@@ -7,7 +7,7 @@ const loading = @import("../system/loading.zig");
 const ucx = @import("library.zig");
 
 /// Transports that are not used: those of one host we have better ones for, and with them, as over TCP, UCX's software
-/// reads the memory, so that taking a registration back stops nobody.
+/// reads the memory, so that taking a registration back stops no reader.
 const LEFT_OUT = "^sm,tcp,self";
 
 pub const Worker = struct {

@@ -36,7 +36,7 @@ _UNSENT, _SENT, _SETTLED = Rank.UNSENT, Rank.SENT, Rank.SETTLED  # looked up oft
 
 
 class Returned(msgspec.Struct, frozen=True):
-    """A value came back; it is decoded by the caller's own task. Nobody changes it.
+    """A value came back; it is decoded by the caller's own task, and never changed.
 
     Attributes:
         payload, bodies: The value.

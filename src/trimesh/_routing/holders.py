@@ -10,7 +10,7 @@ The home of a channel keeps `Holders`, every process that has a port of it a `Sh
 HO-1 Messages of one process to another arrive in the order in which they were sent; nothing else is ordered. So
      `Accepted` may overtake `InTransit`; the transit is then remembered as one that has been taken early.
 HO-2 A process sends only what it holds, so what it dropped comes after what it sent: from the first unit on there is
-     always a unit or a transit for each port that somebody has, or may yet get, and the channel does not end early.
+     always a unit or a transit for each port that a process has, or may yet get, and the channel does not end early.
 HO-3 A process that is gone holds nothing, gets nothing, and sends nothing that has not been told. What it has sent to a
      living process may still be read there: that process is asked (`Settle`), and answers when nothing can come any
      more. So each transit ends, and the channel does.

@@ -19,7 +19,7 @@ from trimesh.errors import ProtocolError
 
 
 class Item(msgspec.Struct, frozen=True):
-    """One value that has come; it is decoded by the consumer's own task. Nobody changes it.
+    """One value that has come; it is decoded by the consumer's own task, and never changed.
 
     Attributes:
         index: Of the rank, in the view that was called.

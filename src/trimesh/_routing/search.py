@@ -7,8 +7,8 @@ The first look follows the edges from where the suspicion arose, process by proc
 stuck is looked at again, and with it whether the callers still wait. What has not changed was so, everywhere at once,
 at the moment between the two looks (`waits.steady`); what is stuck in that picture is a deadlock.
 
-SE-1 No false alarm: at one moment after the search has begun the victim's cycle was closed, and nobody who waits in it
-     was being cancelled, directly or by a cancel on its way from above.
+SE-1 No false alarm: at one moment after the search has begun the victim's cycle was closed, and no call in it was
+     being cancelled, directly or by a cancel on its way from above.
 SE-2 No miss: a deadlock that is reached from the starts and stands when the search begins is found, however much else
      changes meanwhile, for its own edges do not.
 SE-3 What is not answered (a process that has ended, a call that is on its way or over) can end.
@@ -133,7 +133,7 @@ class Search:
             if report.ref not in self._seen and len(self._seen) < self.nodes_max:
                 self._seen[report.ref] = report
                 news.append(report)
-        self._asked.update(report.ref for report in news)  # those that nobody asked for come with the others
+        self._asked.update(report.ref for report in news)  # those that were not asked for come with the others
         # The second look asks for what the first has found; only the callers of callers are news.
         follow = news if self._first is None else [report for report in news if report.ref.kind is Kind.CALLER]
         self._ask(edge for report in follow for edge in report.waits_for)

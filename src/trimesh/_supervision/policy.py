@@ -32,7 +32,7 @@ class Ending(enum.Enum):
     """It has ended by itself, without an error: a process with exit code 0, an actor whose `lifespan` returned."""
 
     CANCELLED = "cancelled"
-    """Somebody has asked it to end: a process that SIGTERM or SIGINT has ended, an actor that cancelled itself."""
+    """It was asked to end: a process that SIGTERM or SIGINT has ended, an actor that cancelled itself."""
 
     ERROR = "error"
     """Anything else."""
@@ -180,14 +180,14 @@ def judge(policy: Policy, kind: type[Exception], ending: Ending, *, has_ended: b
     if isinstance(policy, FailFast):
         return Verdict.FAIL if is_named else unnamed
     if not is_named:
-        # To end without an error is no failure (R11), even where nobody asked for it.
+        # To end without an error is no failure (R11), even where it was not asked for.
         return Verdict.FAIL if has_ended and ending is Ending.ERROR else unnamed
     is_wanted = policy.when == "permanent" or (policy.when == "transient" and ending is Ending.ERROR)
     return Verdict.RESTART if is_wanted else unnamed
 
 
 def ending_of(exit_code: int | None, signal: int | None) -> Ending:
-    """Return how a process has ended that nobody of ours had asked to."""
+    """Return how a process has ended that none of ours had asked to."""
     if signal in _ASKING:
         return Ending.CANCELLED
     return Ending.NORMAL if exit_code == 0 and signal is None else Ending.ERROR

@@ -43,7 +43,7 @@ class Round:
 
     Attributes:
         units: Their numbers, in order.
-        ranks: Their members, in spawn order; a member that is somebody else's business leaves (`Supervisor.leave`).
+        ranks: Their members, in spawn order; a member that another supervisor takes over leaves (`Supervisor.leave`).
         failed: Those that have failed, and need not be asked to end.
         cause: The failure.
         delay: Seconds of backoff.
@@ -129,7 +129,7 @@ class Supervisor:
         if self.is_stopped or round_ not in self.rounds:
             return None
         self._end(round_)
-        if not round_.ranks:  # all of it is somebody else's business by now (`leave`)
+        if not round_.ranks:  # all of it was taken over by now (`leave`)
             return None
         return self._restart(round_.units[0], frozenset(), cause, now, luck)
 
@@ -194,7 +194,7 @@ class Supervisor:
             self.rounds.remove(round_)
 
     def leave(self, rank: int) -> None:
-        """Take a member out of its round: somebody else starts it."""
+        """Take a member out of its round: it is started elsewhere."""
         for round_ in self.rounds:
             if rank in round_.ranks:
                 round_.ranks.remove(rank)
@@ -210,6 +210,6 @@ class Supervisor:
             self._end(round_)
 
     def resume(self) -> None:
-        """Go on after giving up: what has failed too often has been handed to somebody else, and is forgotten."""
+        """Go on after giving up: what has failed too often has been handed over, and is forgotten."""
         self.is_stopped = False
         self._budget.clear()

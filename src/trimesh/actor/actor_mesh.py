@@ -36,7 +36,7 @@ class ActorMesh(Shaped):
         return type(self)(self._view.alive(), self._cls)
 
     def statistics(self) -> MeshStatistics:
-        """Return what this process knows of the members of this view, without asking anybody.
+        """Return what this process knows of the members of this view, without a message.
 
         Raises:
             RuntimeError: No mesh is open in this Trio run.

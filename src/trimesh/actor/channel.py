@@ -26,7 +26,7 @@ def open_channel(
 def open_channel(
     item_type: type[Any] | None = None, /, *, capacity: int
 ) -> AbstractAsyncContextManager[tuple[Port[Any], Receiver[Any]]]:
-    """Open a channel: anybody may send who is given its port, this process receives.
+    """Open a channel: whoever is given its port may send, this process receives.
 
     Args:
         item_type: What the items are. Pickled, they are checked by type checkers alone. With `pickle="off"` they travel

@@ -156,7 +156,7 @@ class Endpoint(Generic[P, R]):
         """Send to every member now.
 
         Raises:
-            trio.WouldBlock: A mailbox is full, or there is no link yet; nothing was sent to anyone.
+            trio.WouldBlock: A mailbox is full, or there is no link yet; nothing was sent.
         """
         if self._options is not NO_OPTIONS:
             self._check("broadcast_nowait")

@@ -34,7 +34,7 @@ class PerRank:
         """Return the value of each member of a view, in its order.
 
         Raises:
-            ShapeError: There is not one for each member, or one for somebody else.
+            ShapeError: There is not one for each member, or one for another.
         """
         values, points = self.values, [*region.points()]
         if isinstance(values, ValueMesh | Mapping):

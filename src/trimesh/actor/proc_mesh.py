@@ -181,7 +181,7 @@ class ProcMesh(Shaped):
         return self._seen(self._shown.exclude_ranks(dead))
 
     def statistics(self) -> MeshStatistics:
-        """Return what this process knows of the processes of this view, without asking anybody.
+        """Return what this process knows of the processes of this view, without a message.
 
         Raises:
             RuntimeError: This is a reference, or no mesh is open in this Trio run.
@@ -299,7 +299,7 @@ class ProcMesh(Shaped):
     async def settled(self) -> None:
         """Wait until no process of this view is being restarted, or about to be, as far as its policy heals it.
 
-        What has lived there is lost, tensors say: `with procs.activate():` makes new ones on the followers.
+        What has lived there is lost, tensors say: `with procs.activate():` makes new ones on the replacements.
 
         Raises:
             RuntimeError: This is a reference, or `this_proc()`.

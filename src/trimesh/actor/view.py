@@ -38,7 +38,7 @@ class MeshView:
         endpoints: By name.
         owner: The owner's side, or None for a reference.
         turn: Next member of `choose` among equally loaded ones; shared by all views of a handle.
-        known: Who lives where, once somebody has asked; shared by all views of a handle.
+        known: Who lives where, once it was asked; shared by all views of a handle.
     """
 
     __slots__ = ("_sent", "endpoints", "info", "known", "owner", "region", "turn")

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, Final, cast
 
 _TRIO: Final = ("trio.", "trimesh.")
-_NOBODY: Final = -1
+_NO_DESCRIPTOR: Final = -1
 """As the descriptor that signals are written to: there is none."""
 
 
@@ -111,9 +111,9 @@ class SignalBell:
                 pass
 
     def take_off(self) -> None:
-        """Undo it, unless somebody else has taken the signals over meanwhile."""
-        current = signal.set_wakeup_fd(_NOBODY)
-        if current not in (_NOBODY, self._sender.fileno()):
+        """Undo it, unless others have taken the signals over meanwhile."""
+        current = signal.set_wakeup_fd(_NO_DESCRIPTOR)
+        if current not in (_NO_DESCRIPTOR, self._sender.fileno()):
             signal.set_wakeup_fd(current, warn_on_full_buffer=False)
         self._loop.remove_reader(self._receiver)
         self._receiver.close()
@@ -124,8 +124,8 @@ def hang_bell(loop: asyncio.AbstractEventLoop) -> SignalBell | None:
     """Have signals wake `loop`, if it runs in the main thread and nothing is woken by them yet."""
     if threading.current_thread() is not threading.main_thread():
         return None
-    current = signal.set_wakeup_fd(_NOBODY)
-    if current != _NOBODY:
+    current = signal.set_wakeup_fd(_NO_DESCRIPTOR)
+    if current != _NO_DESCRIPTOR:
         signal.set_wakeup_fd(current, warn_on_full_buffer=False)
         return None
     return SignalBell(loop)

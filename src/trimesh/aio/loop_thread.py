@@ -106,7 +106,7 @@ class LoopThread:
     def _runs(self, run: TrioRun) -> None:
         self.run, self._is_running = run, True
         self._started.set()
-        if self._unused.is_set():  # nobody has waited for it
+        if self._unused.is_set():  # it was never waited for
             self._tell_stop()
 
     def _tell_stop(self) -> None:

@@ -4,7 +4,7 @@
 
 RUN-1 a loop has one at a time; nested and sibling blocks share it.
 RUN-2 who releases it last waits until it has ended, whatever cancels come meanwhile: of a guest, nothing is left.
-RUN-3 an end that nobody has asked for ends everything that waits for it, with an error.
+RUN-3 an end that was not asked for ends everything that waits for it, with an error.
 """
 
 from __future__ import annotations

@@ -203,6 +203,8 @@ class Body(HeldBlock[T, ThreadRun], AbstractContextManager[T, "bool | None"]):
             if crossing.error is not None or (error is not None and not self._is_suppressed):
                 return False
             if crossing.was_cancelled:
+                if self.around is not None:
+                    self.around.check_failed(guard, crossing)
                 raise crossing.cancelled()
             return self._is_suppressed
         finally:
@@ -215,9 +217,18 @@ class Body(HeldBlock[T, ThreadRun], AbstractContextManager[T, "bool | None"]):
             self._run.bodies.remove(self)
             release(self._run)
 
-    def check_failed(self, guard: InterruptGuard) -> None:
-        """Raise what a block has come to that was opened and ends by itself, unless it was raised before."""
-        if not self.is_kept or self._is_over or not (self._is_failing or self._crossing.is_done):
+    def check_failed(self, guard: InterruptGuard, ended: Crossing[Any] | None = None) -> None:
+        """Raise what a block has come to that was opened and ends by itself, unless it was raised before.
+
+        Args:
+            guard: Is on.
+            ended: Work that has just ended. If the block has cancelled it, the block is failing, and the thread may
+                hear of that before `_tell_cancel` says so.
+        """
+        if not self.is_kept or self._is_over:
+            return
+        was_cancelled_here = ended is not None and ended.site is self.site and ended.was_cancelled_around
+        if not (self._is_failing or was_cancelled_here or self._crossing.is_done):
             return
         self._crossing.wait(guard, lambda: self._crossing.is_done)
         self._is_told = True

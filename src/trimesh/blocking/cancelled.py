@@ -12,7 +12,7 @@ from typing import Self
 class Cancelled(BaseException):
     """A wait was cancelled from Trio's side: its time is over, or the block around it has failed.
 
-    As `trio.Cancelled` it is nobody's error: let it pass. The block, or the time limit, that it belongs to takes it,
+    Like `trio.Cancelled` it is no error: let it pass. The block, or the time limit, that it belongs to takes it,
     and raises what has happened.
 
     Attributes:

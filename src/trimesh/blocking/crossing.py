@@ -41,6 +41,11 @@ class Crossing(crossing.Crossing[T, ThreadRun]):
 
         super().start(work_in_time)
 
+    @property
+    def was_cancelled_around(self) -> bool:
+        """Whether the block around it was cancelled, rather than it."""
+        return self.was_cancelled and not self.scope.cancelled_caught
+
     def wake(self) -> None:
         """Let the thread look at what has changed."""
         self._news.put(None)

@@ -57,8 +57,8 @@ def wait(
         if home is not None:
             home.check_failed(guard)
         site, leased = _find_site(body)
+        crossing = Crossing[T](site)
         try:
-            crossing = Crossing[T](site)
             crossing.start(work)
             crossing.wait(guard, lambda: crossing.is_done)
             if guard.has_come and put_back is not None and crossing.error is None and not crossing.was_cancelled:
@@ -66,7 +66,7 @@ def wait(
             return crossing.result()
         except BaseException as error:
             if home is not None and not (isinstance(error, Cancelled) and error.limit is not None):
-                home.check_failed(guard)
+                home.check_failed(guard, crossing)
             raise
         finally:
             if leased is not None:

@@ -7,7 +7,7 @@ from typing import Final
 # ---- what becomes of transfers ------------------------------------------------------------------------------
 
 REVOKE_SECONDS: Final = 2.0
-"""Wait for transfers that run when a buffer is revoked (rule N4); they look after every MiB. Somebody who is still at
+"""Wait for transfers that run when a buffer is revoked (rule N4); they look after every MiB. A process that is still at
 it after that has been stopped, or looks at the memory where it lies: that memory is then never used again."""
 
 REVOKE_POLL_SECONDS: Final = 0.001
@@ -55,7 +55,7 @@ EXPORT_BYTES_MAX: Final = 4_096
 
 MOVER_SILENCE_MS: Final = 5_000
 """A process that lives and does not answer a transfer for this long is called silent: longer than a lease, so that a
-stopped process is reported as such where anybody watches it."""
+stopped process is reported as such where it is watched."""
 
 TCP_STRANGERS_SHARE: Final = 8
 """Of the descriptors that a process may have (`ulimit -n`), connections by `tcp` that have shown no secret take one in
@@ -85,8 +85,8 @@ CUDA_POLL_SECONDS_MAX: Final = 0.001
 """At most; what takes longer than a few milliseconds is a computation of the user's."""
 
 CUDA_THREADS: Final = 4
-"""Threads in which one process opens and closes memory of devices, pins memory, and copies within it. They wait for
-nobody, and are apart from those of endpoints, which may all be waiting for a transfer."""
+"""Threads in which one process opens and closes memory of devices, pins memory, and copies within it. They never
+wait, and are apart from those of endpoints, which may all be waiting for a transfer."""
 
 CUDA_END_SECONDS: Final = 2.0
 """A transfer that fails or is cancelled waits this long for the pieces that are being copied, and each for memory of

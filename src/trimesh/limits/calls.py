@@ -44,9 +44,9 @@ STALLED_ACK_SECONDS: Final = 0.25
 REASON_CHARS_MAX: Final = 1_000
 """Text that says why a call was cancelled; it grows by a line with each hop, and must fit a control frame."""
 
-FOLLOWER_SECONDS: Final = 5.0
-"""Wait of a mesh's owner for the news of a death that somebody who asks for the follower has heard of first: the lease
-of a stopped process, the report of its exit, and a second."""
+REPLACEMENT_SECONDS: Final = 5.0
+"""Wait of a mesh's owner for the news of a death that another process, which asks for the replacement, has heard
+of first: the lease of a stopped process, the report of its exit, and a second."""
 
 DEADLINE_SKEW_SECONDS: Final = 0.25
 """A remote budget may end this much before the caller's own deadline does (rule C3)."""
@@ -98,7 +98,7 @@ slow to read, and one that does not read at all must not hold up the end."""
 # ---- deadlocks ----------------------------------------------------------------------------------------------
 
 DEADLOCK_SEARCH_SECONDS: Final = 0.015
-"""How long a call waits for slots whose calls all wait themselves, before somebody looks whether it waits for itself
+"""How long a call waits for slots whose calls all wait themselves, before a search looks whether it waits for itself
 (rule C8). Most such waits are over in a millisecond; a person does not notice 15 ms."""
 
 DEADLOCK_PAUSE_FACTOR: Final = 4

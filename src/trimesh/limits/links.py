@@ -30,7 +30,7 @@ RING_BYTES: Final = 1 << 18
 """One direction of a same-host link. Holds four full fragments; 256 KiB stay in the second-level cache."""
 
 RING_CONTROL_RESERVE_BYTES: Final = 1 << 14
-"""Part of a ring that data may not use, so that cancels and credits get in when data has filled it."""
+"""Part of a ring that data may not use, so that cancels and credits still fit when data has filled it."""
 
 SPIN_SECONDS: Final = 100e-6
 """How long a process spins on its links before it sleeps, when it expects something soon: an answer takes 30 to 60 us
@@ -54,7 +54,7 @@ SEGMENT_BYTES_MAX: Final = 1 << 27
 7 ms for 128 MiB, 90 ms when the pages are new."""
 
 SEGMENT_IDLE_BYTES_MAX: Final = 1 << 28
-"""Shared memory of segments that nobody holds, kept for the next bodies: two of the largest. Making pages anew costs
+"""Shared memory of segments that are not held, kept for the next bodies: two of the largest. Making pages anew costs
 ten times the copy; more than this would count against a container's memory for nothing."""
 
 SEGMENTS_MAX: Final = 128
@@ -95,7 +95,7 @@ STALL_SECONDS: Final = 5.0
 """A Trio loop that has not run for this long while its native thread answers is reported as stalled."""
 
 STALL_AGAIN_SECONDS: Final = 30.0
-"""A process that goes on stalling is reported once in this time: its stack is 16 KiB of somebody's log."""
+"""A process that goes on stalling is reported once in this time: its stack is 16 KiB of a log."""
 
 assert HEAD_PAYLOAD_BYTES_MAX < HEAD_BYTES_MAX < FRAME_PAYLOAD_BYTES_MAX
 assert RING_BYTES >= 4 * (FRAME_PAYLOAD_BYTES_MAX // 2 + FRAME_HEADER_BYTES)

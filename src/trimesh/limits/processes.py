@@ -80,7 +80,7 @@ BROKER_QUEUE_RECORDS_MAX: Final = 16_384
 
 FOREIGN_CONNECT_SECONDS: Final = 10.0
 """A link between workers of two spawners, by way of the controller: less than a millisecond; a spawner that has not
-answered by then has been stopped by somebody."""
+answered by then has been stopped."""
 
 OUTPUT_FLUSH_SECONDS: Final = 1.0
 """A block that is left waits this long for the last output; it takes a millisecond unless the spawner is stopped."""

@@ -11,7 +11,7 @@ TENSOR_COMMANDS_AHEAD: Final = 16_384
 """Commands of a team that its slowest rank may be behind before issuing waits: seconds of work, megabytes queued."""
 
 TENSOR_PLANS: Final = 16_384
-"""Operations, with the looks of their arguments, that a controller remembers: a large model has a few thousand."""
+"""Operations, with the metadata of their arguments, that a controller remembers: a large model has a few thousand."""
 
 TENSOR_TRIED_BYTES_MAX: Final = 1 << 20
 """An operation that fails without data runs on zeros if its tensors have at most so many bytes: milliseconds."""
@@ -48,7 +48,7 @@ TENSOR_INLINE_BYTES: Final = 32_768
 
 TENSOR_LENT_BYTES_MIN: Final = 1 << 20
 """A tensor of at least this size goes to the controller, or comes from there, by memory that the other side reads; a
-smaller one in a message, which waits for nobody and needs no second copy."""
+smaller one in a message, which waits for nothing and needs no second copy."""
 
 TENSOR_MOVE_BYTES: Final = 2**30
 """Copies of tensors that a process keeps for others to read; the next waits for room, a larger one for all others."""

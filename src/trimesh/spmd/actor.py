@@ -53,7 +53,7 @@ class SPMDActor(Actor):
 
     @endpoint
     def get_host_port(self) -> tuple[str, int]:
-        """Return this host's address, and a port that nobody else gets for as long as the actor lives."""
+        """Return this host's address, and a port that no other process gets for as long as the actor lives."""
         self._rendezvous = self._rendezvous or Rendezvous()
         return socket.gethostname(), self._rendezvous.port
 

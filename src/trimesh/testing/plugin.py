@@ -127,7 +127,7 @@ def plan_of(item: pytest.Item) -> SeedPlan:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Say where the seeds begin when nobody has chosen it."""
+    """Say where the seeds begin when that was not chosen."""
     first, fresh = config.getoption("--mesh-first-seed"), config.getoption("--mesh-fresh-seed")
     lines = [f"mesh: first seed {first:#x}"] if first else []
     return [*lines, f"mesh: fresh seeds from {fresh:#x} on"] if fresh else lines

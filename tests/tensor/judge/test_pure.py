@@ -16,7 +16,7 @@ from tests.tensor.judge.expected import FAILING  # noqa: E402
 from tests.tensor.judge.generator import LENGTH_MOST, extent_of, generate  # noqa: E402
 from tests.tensor.judge.interpreter import PlainRun, Run, is_fine  # noqa: E402
 from tests.tensor.judge.listed import LISTED  # noqa: E402
-from tests.tensor.judge.looks import wrong_looks  # noqa: E402
+from tests.tensor.judge.metadata import wrong_metadata  # noqa: E402
 from tests.tensor.judge.placements import shares  # noqa: E402
 from tests.tensor.judge.program import Input, Program, Step, numbers, short, source  # noqa: E402
 from tests.tensor.judge.session import Verdict  # noqa: E402
@@ -201,9 +201,9 @@ def test_listed_programs_are_taken_by_plain_torch_and_the_failing_ones_are_liste
     }
 
 
-def test_what_is_found_without_data_looks_as_what_torchs_kernels_make() -> None:
+def test_metadata_that_is_found_without_data_is_that_of_torchs_kernels() -> None:
     """Also of bfloat16 that was expanded, and of windows that overlap."""
     lines = "unfold|expand|index|isin|<<|None"
     programs = [*LISTED.values(), *(generate(seed) for seed in SEEDS), *(generate(seed, lines=lines) for seed in SEEDS)]
-    found = [f"{short(one)}\n{text}" for one in programs for text in wrong_looks(one).values()]
+    found = [f"{short(one)}\n{text}" for one in programs for text in wrong_metadata(one).values()]
     assert not found, "\n\n".join(found)

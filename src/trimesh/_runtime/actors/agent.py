@@ -142,8 +142,8 @@ class Agent:
         return next(rank for rank, member in enumerate(info.members) if member.proc_id == self.proc.proc_id)
 
     @trio.lowlevel.enable_ki_protection
-    async def follower(self, mesh: MeshId, rank: int, incarnation: int) -> Place | None:
-        """Tell, as the owner of a mesh, who follows an incarnation that has ended; wait while that is being decided."""
+    async def replacement(self, mesh: MeshId, rank: int, incarnation: int) -> Place | None:
+        """Tell, as the owner of a mesh, what replaces an incarnation that has ended; wait for that to be decided."""
         membership = self.proc.memberships.get(mesh)
         return None if membership is None else await membership.answer(rank, incarnation)
 
@@ -201,7 +201,7 @@ def _spec(name: str) -> EndpointSpec:
 
 AGENT_ENDPOINTS.update(
     (name, _spec(name))
-    for name in ("setup", "spawn", "spawn_kept", "follower", "cancel_background", "drain", "stop", "exit")
+    for name in ("setup", "spawn", "spawn_kept", "replacement", "cancel_background", "drain", "stop", "exit")
 )
 setattr(Agent, ENDPOINTS, AGENT_ENDPOINTS)
 

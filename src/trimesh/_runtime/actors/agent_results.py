@@ -14,7 +14,7 @@ def is_silent(result: Result) -> bool:
 
 
 def news_of(results: Sequence[Result]) -> list[Exception]:
-    """Return the errors that nobody else tells of: a lost process is its block's, a silent one is killed."""
+    """Return the errors that are told nowhere else: a lost process is its block's, a silent one is killed."""
     known = (ProcDied, LinkLost, MeshStopped, Unresponsive)
     return [
         result.error

@@ -1,6 +1,6 @@
 """The end of service of one actor: all that it has accepted runs to its end, unless it waits behind what was given up.
 
-DR-1 a call that nobody has cancelled is waited for, however long it takes (rule M3).
+DR-1 a call that was not cancelled is waited for, however long it takes (rule M3).
 DR-2 a call that was cancelled has `grace` seconds from then to unwind. When that is over for all calls that run in a
      group without a free slot, what is queued for it is cancelled; when it is over for all that is left, nothing more
      is waited for.

@@ -133,7 +133,7 @@ class Mailbox:
         on_crowded: Told of the first call of a group that has to wait for a slot, and again once its `is_watched` is
             False.
         is_open: Whether slots take calls; before that they queue (the actor is starting).
-        changed: Set by `tell_change`; None while nobody waits for that.
+        changed: Set by `tell_change`; None while no task waits for that.
     """
 
     __slots__ = ("_early", "_groups", "changed", "is_open", "on_crowded", "on_interrupted", "serve", "start_task")

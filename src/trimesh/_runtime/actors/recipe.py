@@ -1,4 +1,4 @@
-"""What an actor is made from, kept as it was when it was first spawned: its followers get the same."""
+"""What an actor is made from, kept as it was when it was first spawned: its replacements get the same."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Recipe(msgspec.Struct, frozen=True):
         payload: The encoded triple (class, args, kwargs).
         buffers: Memory beside it, copied.
         definitions: What goes by value and must be known to the process first.
-        ports: Ports of channels among the arguments. They stay open here, so that each follower gets them, too; one
+        ports: Ports of channels among the arguments. They stay open here, so that each replacement gets them, too; one
             that its owner has closed cannot be sent any more (`TypeError`).
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from trimesh._runtime.actors.process import ActorProc
-from trimesh._runtime.calls.membership import ask_for_followers
+from trimesh._runtime.calls.membership import ask_for_replacements
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.values.payload import take_payload
@@ -20,7 +20,7 @@ def serve_reports(proc: ActorProc) -> None:
     proc.routes[messages.Failure] = partial(_failure, proc)
     proc.routes[messages.Finished] = partial(_ended, proc)
     proc.routes[messages.Silent] = partial(_silent, proc)
-    proc.on_gone.append(partial(ask_for_followers, proc))
+    proc.on_gone.append(partial(ask_for_replacements, proc))
 
 
 def report_failure(owner: Peer, mesh: MeshId, endpoint: str, error: Encoded, *, ended: bool) -> None:

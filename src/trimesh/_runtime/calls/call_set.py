@@ -96,7 +96,7 @@ class CallSet:
         silent_at: When calls that were cancelled count as silent (Trio time).
         is_all: Says whether the consumer waits, and nothing but what runs can end its wait.
         is_bounded: Whether the consumer had a deadline when it began to wait.
-        number: Once somebody has asked for it in a search for deadlocks; 0 before.
+        number: Once it was asked for in a search for deadlocks; 0 before.
     """
 
     __slots__ = (
@@ -178,7 +178,7 @@ class CallSet:
             break
 
     async def wait(self) -> None:
-        """Wait until a call ends, somebody calls `wake`, or calls that were cancelled count as silent."""
+        """Wait until a call ends, `wake` is called, or calls that were cancelled count as silent."""
         self.tell_wait()
         with trio.CancelScope(deadline=self.silent_at):
             await self._wait_for_news()

@@ -43,7 +43,7 @@ from trimesh.ids import AGENT, CallId, MeshId
 
 
 class Ok(msgspec.Struct, frozen=True):
-    """A rank returned this value. Nobody changes it."""
+    """A rank returned this value, which is never changed."""
 
     value: Any
 
@@ -227,7 +227,7 @@ def post_nowait(proc: CallingProc, targets: Sequence[Target], request: Request) 
     """Send a message without a reply to every target now.
 
     Raises:
-        trio.WouldBlock: A mailbox is full; nothing was sent to anyone.
+        trio.WouldBlock: A mailbox is full; nothing was sent.
     """
     parcel = encode_request(proc, request, 0, targets[0].mesh if targets else AGENT, None)
     if _post_at_once(proc, targets, parcel):
@@ -242,7 +242,7 @@ def post_nowait(proc: CallingProc, targets: Sequence[Target], request: Request) 
 
 
 def _post_at_once(proc: CallingProc, targets: Sequence[Target], parcel: Parcel) -> bool:
-    """Send a message without a reply if nothing of it has to wait, and nobody to be told of a failure; else do nothing.
+    """Send a message without a reply if nothing of it has to wait and no failure is to be told; else do nothing.
 
     Nothing is kept of a message that has left: this is a broadcast without the record of one.
     """
@@ -262,7 +262,7 @@ def _post_at_once(proc: CallingProc, targets: Sequence[Target], parcel: Parcel) 
     else:
         for box in boxes:
             box.peer.prepare(parcel.definitions, ())
-        proc.cast([box.peer for box in boxes], parcel)  # it lends nothing: the head is nobody's to change
+        proc.cast([box.peer for box in boxes], parcel)  # it lends nothing: the head is never changed
         for box in boxes:
             box.count(parcel.nbytes)
     return True

@@ -162,11 +162,11 @@ class Membership:
                     await self.ask(rank)
 
     async def answer(self, rank: int, incarnation: int) -> Place | None:
-        """Wait, as the owner, for the follower of an incarnation that the asker knows to be over; None for none.
+        """Wait, as the owner, for the replacement of an incarnation that the asker knows to be over; None for none.
 
         The asker may know of the death before the owner does, who therefore waits a while before it calls that wrong.
         """
-        with trio.move_on_after(limits.FOLLOWER_SECONDS):
+        with trio.move_on_after(limits.REPLACEMENT_SECONDS):
             while self.standings[rank] is Standing.LIVE and self.members[rank].incarnation <= incarnation:
                 await self._changed.wait()
         while self.standings[rank] is Standing.RESTARTING:
@@ -177,13 +177,13 @@ class Membership:
         return found.proc_id, found.host, found.pid, found.incarnation
 
     async def ask(self, rank: int) -> None:
-        """Ask the owner who follows the member of a rank, and wait while that is being decided."""
+        """Ask the owner which member replaces that of a rank, and wait while that is being decided."""
         info, known = self.info, self.members[rank]
         owner = self.proc.peer(info.owner)
         assert self.proc.family is not None
         await self.proc.family.connect([owner])
         args = (info.mesh, rank, known.incarnation)
-        request = Request(info.name, "follower", args, {}, lambda _: self.info.origin(rank))
+        request = Request(info.name, "replacement", args, {}, lambda _: self.info.origin(rank))
         try:
             [result] = await invoke(self.proc, [Target(owner, AGENT)], request, fail_fast=False)
         except MeshError:
@@ -222,8 +222,8 @@ def membership_of(proc: HandlingProc, info: MeshInfo) -> Membership:
     return found
 
 
-def ask_for_followers(proc: HandlingProc, peer: Peer) -> None:
-    """When a process has ended, find out who follows it in the meshes that others heal, before anybody calls."""
+def ask_for_replacements(proc: HandlingProc, peer: Peer) -> None:
+    """When a process has ended, find out what replaces it in the meshes that others heal, before the next call."""
 
     @trio.lowlevel.enable_ki_protection
     async def ask(membership: Membership, rank: int) -> None:
@@ -232,5 +232,5 @@ def ask_for_followers(proc: HandlingProc, peer: Peer) -> None:
     for membership in list(proc.memberships.values()):
         if membership.info.is_healing and not membership.is_owned_here:
             for rank in membership.ranks_in(peer.proc_id):
-                with suppress(RuntimeError):  # this process is ending, and has no use for followers
+                with suppress(RuntimeError):  # this process is ending, and has no use for replacements
                     proc.actors.start_soon(ask, membership, rank)  # links are served for as long as actors run

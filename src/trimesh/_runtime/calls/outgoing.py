@@ -47,14 +47,14 @@ class OutgoingCall:
 
     Attributes:
         call_id: 0 for a broadcast.
-        is_broadcast: Whether nobody replies.
+        is_broadcast: Whether there are no replies.
         request: What is called.
         collector: The outcomes so far.
         aborted: True once the waiting task has been cancelled; a death is then no news to it (rule X3).
         started_at: Trio time.
         cancelled_at: When its ranks were asked to cancel (Trio time), or None.
         is_bounded: Whether the waiting task had a deadline when it began to wait.
-        number: Of a call that somebody has asked for in a search for deadlocks; 0 before.
+        number: Of a call that was asked for in a search for deadlocks; 0 before.
     """
 
     __slots__ = (
@@ -123,7 +123,7 @@ class OutgoingCall:
 
     @property
     def mesh(self) -> MeshId:
-        """The actor mesh that is addressed; a call of nobody has none."""
+        """The actor mesh that is addressed; a call to no member has none."""
         return self.targets[0].mesh
 
     @property

@@ -4,7 +4,7 @@ r"""One stream of this process: a call whose ranks send many values before their
        \--------------close()----------------------> closed
 
 OS-1 what a rank sent before its terminal frame is returned by `next` before the stream is at its end.
-OS-2 with `fail_fast` the first failure cancels the other ranks, at once and whether or not anybody waits in `next`.
+OS-2 with `fail_fast` the first failure cancels the other ranks, at once and whether or not a task waits in `next`.
 OS-3 `close` returns when every rank has unwound, or was silent for `patience` seconds after its cancel.
 """
 

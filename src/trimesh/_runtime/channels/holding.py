@@ -212,7 +212,7 @@ class Holding:
 
     @trio.lowlevel.enable_ki_protection
     async def _give_up(self, one: Sending) -> None:
-        """Leave a recall that nobody answers, as a cancelled call is left (rule C2)."""
+        """Leave a recall that is not answered, as a cancelled call is left (rule C2)."""
         try:
             with trio.move_on_after(limits.CANCEL_ACK_SECONDS):
                 await one.over.wait()

@@ -82,7 +82,7 @@ class Port(trio.abc.SendChannel[T_contra], Generic[T_contra]):
 
         Raises:
             trio.WouldBlock: There is no room for it, or no link to the receiver's process yet; nothing was sent. So it
-                is always with a capacity of 0, because only the receiver's process knows whether anybody waits there.
+                is always with a capacity of 0, because only the receiver's process knows whether a task waits there.
             trio.ClosedResourceError, trio.BrokenResourceError, TypeError, PayloadError: See `send`.
         """
         in_trio_now(self._send_nowait)(value)

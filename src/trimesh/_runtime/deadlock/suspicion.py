@@ -3,7 +3,7 @@
 A call that has to wait for a slot is looked at `limits.DEADLOCK_SEARCH_SECONDS` later, once. If all the calls that hold
 the slots wait for others, the controller is told, which searches (`judge.py`) and says which call is to fail.
 
-Why nobody has to look again and again: let a deadlock stand, and let *c* be the call among its queued ones that came
+Why one look is enough: let a deadlock stand, and let *c* be the call among its queued ones that came
 last into its mailbox. Every running call of the deadlock waits for one that is queued, by way of running ones, which
 were started for it; so whatever waits in the deadlock waited already when *c* came. The calls that hold the slots
 which *c* waits for are part of the deadlock, so each of them waited when *c* was looked at, and the search that follows

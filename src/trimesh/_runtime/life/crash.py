@@ -43,7 +43,7 @@ class CrashingProc(Protocol):
 
 
 def crash(proc: CrashingProc, cause: BaseException) -> None:
-    """Let nobody wait for a process whose own runtime has failed; log the failure, whatever else comes of it."""
+    """Let no process wait for one whose own runtime has failed; log the failure, whatever else comes of it."""
 
     def broken(maybe_executed: bool) -> Exception:  # noqa: FBT001 - a DeathOf
         del maybe_executed

@@ -154,7 +154,7 @@ class Family:
                         with trio.CancelScope(shield=True):
                             await lease.release.wait()
                     nursery.cancel_scope.cancel()
-        except Exception as error:  # noqa: BLE001 - raised by everybody who waits for the host
+        except Exception as error:  # noqa: BLE001 - raised by all tasks that wait for the host
             lease.error = _single(error)
         finally:
             lease.ready.set()
@@ -165,7 +165,7 @@ class Family:
         """A host that is given up while it starts need not become ready first."""
         await lease.release.wait()
         if lease.host is None:
-            scope.cancel(reason="nobody waits for this host any more")
+            scope.cancel(reason="no task waits for this host any more")
 
     def retire(self, host: Host) -> None:
         """Learn that one user of a host, who still holds it, starts no process there any more.
@@ -267,7 +267,7 @@ class Family:
         return await self._hear_of(peer, self.find_out) or died_of("the process", None)
 
     async def learn_loss(self, peer: Peer) -> DeathOf | None:
-        """Return how a process has ended that a connection was lost to; None if nobody says so: it may live."""
+        """Return how a process has ended that a connection was lost to; None if that is unknown: it may live."""
         return await self._hear_of(peer, self._find_out_if)
 
     async def _find_out_if(self, peer: Peer) -> None:
@@ -295,7 +295,7 @@ class Family:
         return peer.death
 
     async def _declare(self, peer: Peer) -> None:
-        """Declare a process gone that somebody else owns, with the diagnosis of the host that had started it."""
+        """Declare a process gone that another process owns, with the diagnosis of the host that had started it."""
         self._declare_by(peer, await self._exit_of(peer))
 
     async def _exit_of(self, peer: Peer) -> ExitReport | None:

@@ -394,7 +394,7 @@ class Proc:
             else:
                 route = self.routes.get(type(message))
                 if route is None:
-                    raise ProtocolError(f"nobody here takes a {type(message).__name__} message")
+                    raise ProtocolError(f"this process takes no {type(message).__name__} message")
                 check_sender(peer, type(message))
                 route(peer, message, bodies)
         except ProtocolError as error:

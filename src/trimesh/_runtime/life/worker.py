@@ -79,7 +79,7 @@ async def _main(config: WorkerConfig, link: socket.socket, broker: socket.socket
         transport.add_lifeline(pidfd)
         os.close(pidfd)
     # From here on a thread sees the spawner end and kills the whole group. The kernel, quicker, would kill this process
-    # alone; it merely continues one that somebody has stopped.
+    # alone; it merely continues one that was stopped.
     prctl.set_parent_death_signal(signal.SIGCONT)
     proc = Proc(ProcId(config.proc_id), transport, main=sys.modules["__main__"], pickled=config.pickled)
     set_proc_of_run(proc)

@@ -218,7 +218,7 @@ class ActorMembers:
             act(rank)
 
     def _ranks_in(self, proc_id: ProcId) -> list[int]:
-        """Return the ranks that news of a process are about: none when it has a follower already (R08)."""
+        """Return the ranks that news of a process are about: none when it has been replaced already (R08)."""
         return [rank for rank in self.membership.ranks_in(proc_id) if rank in self.ranks]
 
     def _failed(self, rank: int, error: Exception, ending: Ending, *, ended: bool) -> None:
@@ -307,7 +307,7 @@ class ActorMembers:
             self._tell(error)
 
     def _tell(self, error: Exception) -> None:
-        """Publish and log the error of a clean-up that nobody waits for."""
+        """Publish and log the error of a clean-up that no task waits for."""
         log_kept_back(self.proc, self.info.name, error, "it was raised by the clean-up before a restart")
         where = origin(error)
         if where is not None and where.point is not None:
@@ -460,7 +460,7 @@ class ActorMembers:
         silent = [rank for rank, result in zip(ranks, results, strict=True) if is_silent(result)]
         if silent and self.processes is not None:
             errors += await self.processes.end_late([self.proc_ranks[rank] for rank in silent])
-        for rank in self.ranks:  # whoever asks for a follower now learns that there is none
+        for rank in self.ranks:  # who asks for a replacement now learns that there is none
             self.membership.set(rank, Standing.GONE)
         self.events.close()
         return errors

@@ -239,7 +239,7 @@ class ProcMembers:
             if not self._restarts.is_stopped:
                 self._restarts.failed(rank, error)
                 return
-            # Who has given up has failed its block; one that is being left only has no use for a follower.
+            # Who has given up has failed its block; one that is being left only has no use for a replacement.
             verdict = Verdict.GIVE_UP if self.is_stopping else Verdict.FAIL
         if verdict is Verdict.FAIL:
             self.block.fail(error)
@@ -279,7 +279,7 @@ class ProcMembers:
             await self._settled.wait()
 
     async def settled(self, ranks: Collection[int]) -> None:
-        """Wait until none of some members is being restarted, or has died and nobody has looked at it yet."""
+        """Wait until none of some members is being restarted, or has died and is not yet dealt with."""
         await trio.lowlevel.checkpoint()
         for rank in ranks:
             if not self.members[rank].is_alive:

@@ -1,4 +1,4 @@
-"""Where the processes of a mesh meet for `torch.distributed`: a port that nobody else gets, and who is who.
+"""Where the processes of a mesh meet for `torch.distributed`: a port of their own, and who is who.
 
 The owner of the mesh binds the port and never listens there, with `SO_REUSEADDR`: so the kernel gives it to no other
 process that asks for any port, and lets the store of rank 0, which binds it by its number and has the same option, have

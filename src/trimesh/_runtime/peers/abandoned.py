@@ -40,7 +40,7 @@ class SilentPeer(Protocol):
 
 
 class AbandonedCall(msgspec.Struct, eq=False):
-    """One call to one member that nobody waits for any more.
+    """One call to one member that no task waits for any more.
 
     Attributes:
         call_id: Its number.

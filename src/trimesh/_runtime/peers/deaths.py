@@ -1,4 +1,4 @@
-"""How other processes have ended, as long as somebody may ask.
+"""How other processes have ended, for as long as a process may ask.
 
 DT-1 of the last `limits.DEATHS` the whole diagnosis is remembered, of the last `limits.GONE_PEERS` that they are gone.
 """

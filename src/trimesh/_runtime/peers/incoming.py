@@ -97,12 +97,12 @@ class IncomingCall(msgspec.Struct, eq=False):
         carried: Keeps the ports among the arguments alive until those are decoded.
         view, caller: What its sender says of where it goes to and where it comes from.
         scope: What it runs in: cancelled by the caller, by the budget, or by the stop of the actor.
-        cancelled_by: "caller" or "other" once somebody asked.
+        cancelled_by: "caller" or "other" once it was.
         cancel_reason: Theirs.
         asked_at: When they did (Trio time).
         running: Whether the endpoint has been started.
         ended: Whether its terminal frame has been sent.
-        number: Of a broadcast that somebody has asked for in a search for deadlocks; 0 before.
+        number: Of a broadcast that was asked for in a search for deadlocks; 0 before.
         items: Sends what a generator endpoint yields; None for any other endpoint.
     """
 
@@ -131,7 +131,7 @@ class IncomingCall(msgspec.Struct, eq=False):
 
     @property
     def is_broadcast(self) -> bool:
-        """Whether nobody waits for a reply."""
+        """Whether no reply is expected."""
         return self.call_id == 0
 
     @property
@@ -141,7 +141,7 @@ class IncomingCall(msgspec.Struct, eq=False):
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether somebody has asked it to end, or its budget has run out."""
+        """Whether it was asked to end, or its budget has run out."""
         return self.cancelled_by is not None or self.is_expired
 
     @property
@@ -245,7 +245,7 @@ def take_one(link: Link, mesh: MeshId, count: ReceiveCount, nbytes: int) -> None
 
 
 def refuse(link: Link, call_id: int, mesh: MeshId, count: ReceiveCount, nbytes: int, kind: str, text: str) -> None:
-    """Answer a message that nobody here can take."""
+    """Answer a message that nothing here can take."""
     take_one(link, mesh, count, nbytes)
     if call_id:
         link.send(messages.encode(messages.Refused(call_id, mesh, count.report(), kind, text)))

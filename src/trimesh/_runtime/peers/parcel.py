@@ -11,7 +11,7 @@ from trimesh._wire.memory.reducers import DefinitionId
 
 
 class Parcel(msgspec.Struct, frozen=True, eq=False):
-    """One encoded message, shared by all the peers that it goes to; nobody changes it.
+    """One encoded message, shared by all the peers that it goes to; never changed.
 
     Attributes:
         head: The control struct.

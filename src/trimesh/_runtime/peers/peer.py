@@ -111,7 +111,7 @@ class Outbox:
         self._send_queued()
 
     def drop_unused(self) -> None:
-        """Be forgotten if nothing was ever sent: then nobody will tell of the end of the actor."""
+        """Be forgotten if nothing was ever sent: then no message will tell of the end of the actor."""
         if not (self._queue or self.window.sent_total):
             self.peer.drop_outbox(self)
 
@@ -304,7 +304,7 @@ class Peer:
         """Return what keeps the ports of the message that is being read alive until it has been decoded.
 
         Whoever keeps the payload of a message keeps this, and drops it when the payload has been decoded or will
-        never be: then the ports that nobody has made an object of are given back.
+        never be: then the ports of which no object was made are given back.
         """
         carried, self.carried = self.carried, None
         return carried

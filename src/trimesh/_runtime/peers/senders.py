@@ -4,7 +4,7 @@ Any process of a family may have a link to any other, so what stands in a messag
 link does. `Proc.received` looks here before a message has any effect; a sender that may not is a `ProtocolError`, which
 ends its link.
 
-    anyone      what it says is looked up among what this process has asked that peer, or was asked by it
+    any         what it says is looked up among what this process has asked that peer, or was asked by it
     owner       the process that has started this one; the controller is its own
     member      a process that this one has started; for its own actors, this one
     controller  of the family
@@ -25,54 +25,54 @@ if TYPE_CHECKING:
 class Sender(Enum):
     """Who may send."""
 
-    ANYONE = "any process of the family"
+    ANY = "any process of the family"
     OWNER = "the process that has started the receiver"
     MEMBER = "a process that the receiver has started"
     CONTROLLER = "the controller of the family"
 
 
-_ANYONE, _OWNER, _MEMBER, _CONTROLLER = Sender.ANYONE, Sender.OWNER, Sender.MEMBER, Sender.CONTROLLER
+_ANY, _OWNER, _MEMBER, _CONTROLLER = Sender.ANY, Sender.OWNER, Sender.MEMBER, Sender.CONTROLLER
 
 SENDERS: Final[dict[type[messages.Message], Sender]] = {
     # calls: of the agent see below; of other actors whoever has a handle; answers are for what the peer was asked
-    messages.Call: _ANYONE,
-    messages.Return: _ANYONE,
-    messages.Error: _ANYONE,
-    messages.CancelAck: _ANYONE,
-    messages.Refused: _ANYONE,
-    messages.Cancel: _ANYONE,
-    messages.Credit: _ANYONE,
-    messages.Define: _ANYONE,  # nobody with pickle="off"
-    messages.Item: _ANYONE,
-    messages.Taken: _ANYONE,
+    messages.Call: _ANY,
+    messages.Return: _ANY,
+    messages.Error: _ANY,
+    messages.CancelAck: _ANY,
+    messages.Refused: _ANY,
+    messages.Cancel: _ANY,
+    messages.Credit: _ANY,
+    messages.Define: _ANY,  # none with pickle="off"
+    messages.Item: _ANY,
+    messages.Taken: _ANY,
     # news of members; of a silent one whoever has waited for it
     messages.Failure: _MEMBER,
     messages.Finished: _MEMBER,
-    messages.Silent: _ANYONE,
+    messages.Silent: _ANY,
     # channels: by the numbers of what was sent and accepted
-    messages.Carried: _ANYONE,
-    messages.InTransit: _ANYONE,
-    messages.Accepted: _ANYONE,
-    messages.Dropped: _ANYONE,
-    messages.Settle: _ANYONE,
-    messages.Settled: _ANYONE,
-    messages.PortItem: _ANYONE,
-    messages.Room: _ANYONE,
-    messages.Ended: _ANYONE,
-    messages.Recall: _ANYONE,
+    messages.Carried: _ANY,
+    messages.InTransit: _ANY,
+    messages.Accepted: _ANY,
+    messages.Dropped: _ANY,
+    messages.Settle: _ANY,
+    messages.Settled: _ANY,
+    messages.PortItem: _ANY,
+    messages.Room: _ANY,
+    messages.Ended: _ANY,
+    messages.Recall: _ANY,
     # deadlocks: the controller searches
-    messages.Suspect: _ANYONE,
+    messages.Suspect: _ANY,
     messages.Look: _CONTROLLER,
-    messages.Seen: _ANYONE,
+    messages.Seen: _ANY,
     messages.Break: _CONTROLLER,
-    messages.Broken: _ANYONE,
+    messages.Broken: _ANY,
     messages.Circle: _CONTROLLER,
     # publications: by their numbers
-    messages.Subscribe: _ANYONE,
-    messages.Published: _ANYONE,
-    messages.Unpinned: _ANYONE,
+    messages.Subscribe: _ANY,
+    messages.Published: _ANY,
+    messages.Unpinned: _ANY,
     # packages above: each looks itself who may command it; that it is imported at all: `may_open_service`
-    messages.Service: _ANYONE,
+    messages.Service: _ANY,
     # tests: with the token that the process was armed with
     messages.Arm: _CONTROLLER,
     messages.Fired: _MEMBER,
@@ -84,7 +84,7 @@ AGENT_CALLERS: Final[dict[str, Sender]] = {
     "setup": _OWNER,
     "spawn": _OWNER,
     "spawn_kept": _OWNER,
-    "follower": _ANYONE,  # whoever has a handle on a mesh asks its owner
+    "replacement": _ANY,  # whoever has a handle on a mesh asks its owner
     "cancel_background": _OWNER,
     "drain": _OWNER,
     "stop": _OWNER,
@@ -100,18 +100,18 @@ def check_sender(peer: Peer, kind: type[messages.Message]) -> None:
         ProtocolError: It may not.
     """
     sender = SENDERS[kind]
-    if sender is not _ANYONE:
+    if sender is not _ANY:
         _check(peer, sender, f"a {kind.__name__} message")
 
 
 def check_agent_caller(peer: Peer, endpoint: str) -> None:
-    """Check that a peer may call an endpoint of the agent; one that it has not is anybody's, to be refused.
+    """Check that a peer may call an endpoint of the agent; one that it has not may be called by any, to be refused.
 
     Raises:
         ProtocolError: It may not.
     """
-    sender = AGENT_CALLERS.get(endpoint, _ANYONE)
-    if sender is not _ANYONE:
+    sender = AGENT_CALLERS.get(endpoint, _ANY)
+    if sender is not _ANY:
         _check(peer, sender, f"a call of the agent's {endpoint}")
 
 

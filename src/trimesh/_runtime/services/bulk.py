@@ -1,11 +1,11 @@
 """Memory that a process has granted to others, and how it reaches what they have granted.
 
-    granted --revoke--> revoked --nobody is at it, or limits.REVOKE_SECONDS--> dropped
+    granted --revoke--> revoked --no access is open, or limits.REVOKE_SECONDS--> dropped
 
 BK-1 What an actor has granted is revoked when it has ended, the rest when its process ends; nothing else revokes.
 BK-2 A transfer that finds its process ended says how that has ended, as a call to it does. A process that counts as
      gone here is not reached, even if it lives.
-BK-3 Memory is kept until its grant is dropped; if somebody is still at it then, until the process ends.
+BK-3 Memory is kept until its grant is dropped; if an access is still open then, until the process ends.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Bulk:
         return list(self._registrations)
 
     def retire(self, registration: Registration) -> None:
-        """Revoke the grants of a registration and drop them when nobody is at them, or when the time is up."""
+        """Revoke the grants of a registration and drop them when no access to them is open, or when the time is up."""
         try:
             is_in_use = self._revoke(registration)
         except trio.ClosedResourceError:  # it has ended with its process

@@ -96,6 +96,7 @@ def run_forked(start: WorkerStart) -> NoReturn:
         if start.launch.python:
             _execute(start)
         _become_program(start.launch)
+        _print_whole_lines()
         set_thread_counts(os.environ)
         entry = enter(start.launch)
     except BaseException as error:  # noqa: BLE001 - whatever it was, the spawner must hear of it and the child must end
@@ -121,6 +122,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
             raise ProtocolError(f"an executed worker starts from a Launch record, got {type(launch).__name__}")
         _name_process(launch.config)
         merge_sys_path(launch.context)
+        _print_whole_lines()
         keep_trackers()
         carry_script()
         entry = enter(launch)
@@ -137,7 +139,7 @@ def leave_spawner(start: WorkerStart) -> None:
     os.setsid()
     prctl.set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != start.spawner_pid:
-        os._exit(EXIT_REFUSED)  # the spawner is gone: nobody hears, nobody cares
+        os._exit(EXIT_REFUSED)  # the spawner is gone, and with it all that would hear
     _reset_signals(start.handled_signals)
     config = start.launch.config
     start.marker.write(prctl.marker_of(config.root_id, config.proc_id))
@@ -265,9 +267,13 @@ def _become_program(launch: wire.Launch) -> None:
     for path, finder in list(sys.path_importer_cache.items()):
         if finder is None:  # it was no folder when the spawner looked; it may be one now
             del sys.path_importer_cache[path]
+
+
+def _print_whole_lines() -> None:
+    """Write each line at once and in one piece: `PYTHONUNBUFFERED` alone lets others write before its end."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(line_buffering=True)
+            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def merge_sys_path(context: wire.CallerContext) -> None:
@@ -399,7 +405,7 @@ class RefusalError(Exception):
 
 def _refuse(broker: BrokerSocket, error: BaseException) -> NoReturn:
     text = str(error) if isinstance(error, RefusalError) else "".join(traceback.format_exception(error))
-    with contextlib.suppress(Exception):  # the spawner is gone: nobody to tell
+    with contextlib.suppress(Exception):  # the spawner is gone: there is none to tell
         broker.send(wire.Refused(text[-_REFUSAL_CHARS_MAX:]))
     os._exit(EXIT_REFUSED)
 
@@ -447,7 +453,7 @@ def end_process(code: int, signum: int | None = None) -> NoReturn:
 
     Args:
         code: The exit code.
-        signum: A signal whose default action ends the process instead, so that everybody sees what has ended it.
+        signum: A signal whose default action ends the process instead, so that its status says what has ended it.
     """
 
     def expire(_signum: int, _frame: types.FrameType | None) -> None:

@@ -64,7 +64,7 @@ class SpawnerClient:
                 nursery.start_soon(self._write)
                 await self._read()
                 nursery.cancel_scope.cancel()
-        if self.lost is None:  # told to stop: nobody is left to answer
+        if self.lost is None:  # told to stop: no process is left to answer
             self._wake("the block of the spawner has been left")
 
     def stop(self) -> None:

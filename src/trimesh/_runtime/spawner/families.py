@@ -170,7 +170,7 @@ class Member:
         self.link = self.pidfd = -1
 
     def signal_group(self, signum: int) -> None:
-        """Signal the worker and its group. It is not reaped yet, so its number cannot belong to anyone else."""
+        """Signal the worker and its group. It is not reaped yet, so its number cannot belong to another process."""
         with contextlib.suppress(ProcessLookupError, PermissionError):  # of another user: it ends by its lifelines
             try:
                 os.killpg(self.pid, signum)

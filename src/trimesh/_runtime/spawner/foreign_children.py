@@ -60,7 +60,7 @@ class ForeignQuestions:
         """Hand on what the controller says. The descriptors are given away.
 
         Raises:
-            ProtocolError: Nobody has asked.
+            ProtocolError: It was not asked for.
         """
         asked = self._asked.pop(answer.request, None)
         if asked is None:

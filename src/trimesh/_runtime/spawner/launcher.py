@@ -99,7 +99,7 @@ class Launcher:
 
         Args:
             spec: What to start.
-            on_exit: Called with the report when it has ended, before anybody who waits learns it. Must not raise.
+            on_exit: Called with the report when it has ended, before the tasks that wait learn it. Must not raise.
 
         Raises:
             SpawnError: It could not be started; the text names mesh, point and cause. Nothing of it is left (LA-1).
@@ -335,7 +335,7 @@ class Launcher:
         exit_code = None
         with trio.CancelScope(shield=True):
             self._client.post(wire.Stop())
-            process.signal(signal.SIGCONT)  # somebody may have stopped it
+            process.signal(signal.SIGCONT)  # it may have been stopped
             with trio.move_on_after(_STOP_SECONDS) as scope:
                 await self._client.ended.wait()
                 exit_code = await process.wait()
@@ -360,7 +360,7 @@ class Launcher:
         self._watch_scope.cancel()
 
     def _forget(self) -> None:
-        """In a forked child: these processes are not ours. Close our copies, so that nobody waits for us."""
+        """In a forked child: these processes are not ours. Close our copies, so that no process waits for us."""
         self._is_stopping = True
         for child in self._children.values():
             child.close()

@@ -489,7 +489,7 @@ class Spawner:
         waiter = select.poll()
         waiter.register(self._root.broker.fileno(), select.POLLOUT)
         waiter.register(self._controller_pidfd, select.POLLIN)
-        self._batches = -(1 << 62)  # nobody waits behind the output any more
+        self._batches = -(1 << 62)  # nothing waits behind the output any more
         while self._root.is_open and (self._output or self._root.broker.queued):
             self._flush(self._root)
             left = deadline - time.monotonic()

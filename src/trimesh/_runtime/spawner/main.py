@@ -93,7 +93,7 @@ def _start(root: BrokerSocket, controller_pidfd: int, marker: prctl.ProcessMarke
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     # From here on workers may exist, and only this process can end all of them: it must see the controller's death
-    # itself. The signal merely continues a spawner that somebody has stopped.
+    # itself. The signal merely continues a spawner that was stopped.
     prctl.set_parent_death_signal(signal.SIGCONT)
     gc.freeze()  # the collector of a worker does not touch, and so does not copy, what all share
     gc.enable()

@@ -1,4 +1,4 @@
-"""What workers leave behind: descendants that nobody else would end.
+"""What workers leave behind: descendants that nothing else would end.
 
 A worker leads its own session and process group. Its descendants are found by three marks: the group (killed with
 it), the session, and the environment marker, which also names those that have left both. The spawner is the subreaper
@@ -109,7 +109,7 @@ def _may_have_environment(pid: int) -> bool:
 def kill_marked(root_id: int, spared: Collection[int] = ()) -> int:
     """SIGKILL every process of this machine that carries the mark of a family, except the caller.
 
-    For the case that nobody is left who knows them by parenthood. Cost: one small file a process of the machine.
+    For the case that no process is left that knows them by parenthood. Cost: one small file a process of the machine.
 
     Args:
         root_id: The family.
@@ -169,11 +169,11 @@ class Orphans:
         self._others_seen: float | None = None
 
     def reaped(self, pid: int) -> None:
-        """Learn that an orphan is gone; its number may come again."""
+        """Learn that an orphan is gone; its number may be used again."""
         self._owners.pop(pid, None)
 
     def sweep(self, workers: Mapping[int, int]) -> bool:
-        """Kill the orphans whose worker has ended. Those nobody can be found for live until the family ends.
+        """Kill the orphans whose worker has ended. Those whose worker is unknown live until the family ends.
 
         Args:
             workers: The incarnations of the workers that are there, by pid.

@@ -101,7 +101,7 @@ class SpawnerProcess:
             self._pidfd = -1
 
     def forget(self) -> None:
-        """In a forked child: the spawner is a child of somebody else."""
+        """In a forked child: the spawner is a child of another process."""
         self._process.returncode = 0
         self.close()
 

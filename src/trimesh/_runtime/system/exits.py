@@ -64,7 +64,7 @@ class ExitReport(msgspec.Struct, frozen=True):
 
     @classmethod
     def unknown(cls, proc_id: ProcId, pid: int = 0, ended_at: int | None = None) -> ExitReport:
-        """Return the report of a process that is gone, nobody knows how."""
+        """Return the report of a process that is gone, it is unknown how."""
         return cls(
             proc_id=proc_id,
             pid=pid,
@@ -77,7 +77,7 @@ class ExitReport(msgspec.Struct, frozen=True):
 
     @property
     def is_known(self) -> bool:
-        """Whether there is a diagnosis; without one the process is gone, but nobody could say how."""
+        """Whether there is a diagnosis; without one the process is gone, and it is unknown how."""
         return self.exit_code is not None or self.signal is not None
 
     def describe(self) -> str:

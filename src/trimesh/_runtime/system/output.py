@@ -222,5 +222,5 @@ def _write(stream: int, text: str) -> None:
             encoding = target.encoding
             target.write(text.encode(encoding, "backslashreplace").decode(encoding))
         target.flush()
-    except (OSError, ValueError):  # the terminal is gone or the stream was closed: there is nobody to tell
+    except (OSError, ValueError):  # the terminal is gone or the stream was closed: there is no place to tell it
         return

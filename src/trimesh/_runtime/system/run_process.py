@@ -84,7 +84,7 @@ class _Group:
         self._pidfd = -1
 
     def started(self, process: trio.Process) -> None:
-        """Take the process, which nobody waits for yet, so that its number is its own."""
+        """Take the process, before anything waits for it, so that its number is its own."""
         self._process = process
         self._pidfd = os.pidfd_open(process.pid)
         assert self.nursery is not None
@@ -101,7 +101,7 @@ class _Group:
         process = self._process
         if process is None or signal_group(self._pidfd, signum):
             return
-        # An older kernel: a number that nobody waits for any more is the group's for as long as no process has it.
+        # An older kernel: a number that was waited for is the group's for as long as no process has it.
         if process.returncode is None or not Path(f"/proc/{process.pid}").exists():
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signum)

@@ -60,5 +60,5 @@ class _Starting:
         process = subprocess.Popen(  # noqa: S603 - what multiprocessing starts
             args, executable=path, pass_fds=passfds, env=env, restore_signals=False, start_new_session=True
         )
-        process.returncode = 0  # multiprocessing waits for it by its pid, or nobody does
+        process.returncode = 0  # multiprocessing waits for it by its pid, or nothing does
         return process.pid

@@ -1,4 +1,4 @@
-"""Take `trio.Cancelled` out of what was raised: it is Trio's to see, the rest is somebody's error (E08)."""
+"""Take `trio.Cancelled` out of what was raised: it is Trio's to see, the rest is an error (E08)."""
 
 from __future__ import annotations
 

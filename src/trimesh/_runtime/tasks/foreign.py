@@ -91,22 +91,22 @@ def in_trio_now(function: Callable[P, T]) -> Callable[P, T]:
 class Block(ABC, Generic[T]):
     """An async context manager that is entered and left in Trio, wherever its body is."""
 
-    _ferried: AbstractAsyncContextManager[T] | None = None
+    _crossing: AbstractAsyncContextManager[T] | None = None
 
     async def __aenter__(self) -> T:
         """Enter it."""
         if in_trio_task():
             return await self._enter()
-        self._ferried = _the_portal().block(self._enter, self._leave)
-        return await self._ferried.__aenter__()
+        self._crossing = _the_portal().block(self._enter, self._leave)
+        return await self._crossing.__aenter__()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
         """Leave it."""
-        if self._ferried is None:
+        if self._crossing is None:
             return await self._leave(error)
-        return await self._ferried.__aexit__(kind, error, traceback)
+        return await self._crossing.__aexit__(kind, error, traceback)
 
     @abstractmethod
     async def _enter(self) -> T:
@@ -118,7 +118,7 @@ class Block(ABC, Generic[T]):
 
 
 class _Wrapped(Block[T], Generic[T]):
-    """Somebody's context manager as a block."""
+    """Any context manager as a block."""
 
     def __init__(self, block: AbstractAsyncContextManager[T]) -> None:
         self._block = block

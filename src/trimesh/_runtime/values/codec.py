@@ -163,7 +163,7 @@ class Values:
 
 
 def _refuse_guarded(encoded: Encoded, what: str) -> None:
-    """Refuse what travels in calls alone, where somebody keeps it until they have ended."""
+    """Refuse what travels in calls alone, where it is kept until they have ended."""
     if any(isinstance(thing, Guarded) for thing in encoded.attachments):
         raise TypeError(f"a mesh tensor travels as an argument of a call, got one in {what}: send its value, or call")
 

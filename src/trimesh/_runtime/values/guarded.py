@@ -15,7 +15,7 @@ class Guarded(ABC):
 
         Args:
             peers: The processes of the actors that are called, each a `Peer`.
-            is_broadcast: Whether nobody learns when it has ended.
+            is_broadcast: Whether its end is told to no caller.
 
         Raises:
             TypeError: It cannot be sent there, or so.

@@ -37,7 +37,7 @@ class MeshInfo(msgspec.Struct, frozen=True):
         whole: All of it.
         members: By rank.
         owner: The process whose block owns it, which knows who follows a member that has ended.
-        is_healing: Whether somebody may: its policy is not `FailFast`.
+        is_healing: Whether they may: its policy is not `FailFast`.
         family: The controller of the program that it belongs to; 0 in none, which is refused.
     """
 

@@ -1,4 +1,4 @@
-"""The events of one mesh, on their way to everybody who reads them (rule T3)."""
+"""The events of one mesh, on their way to all its readers (rule T3)."""
 
 from __future__ import annotations
 

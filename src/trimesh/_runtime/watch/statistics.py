@@ -1,4 +1,4 @@
-"""What is known in this process of meshes, links and mailboxes, as frozen records; nobody is asked for it."""
+"""What is known in this process of meshes, links and mailboxes, as frozen records; no process is asked for it."""
 
 from __future__ import annotations
 

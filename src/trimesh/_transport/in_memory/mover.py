@@ -1,7 +1,7 @@
 """The mover of simulated processes, which share one interpreter: what is granted is reached through a table.
 
 It is as honest as the native one: secrets, rights, ranges and generations are checked at each transfer; a process that
-has died gives no bytes to anybody and takes none; one that is stopped or parted is reached as any process of its host
+has died gives no bytes and takes none; one that is stopped or partitioned is reached as any process of its host
 is. Small transfers are done at once. Larger ones are moved by `run`, as by the native thread: a chunk of each in turn,
 `MemoryTable.chunk_seconds` apart, with a look at the grant before each.
 
@@ -274,7 +274,7 @@ class MemoryMover(Mover):
 
     def _step(self, copy: _Copy) -> None:
         if self.has_ended:
-            return  # nobody waits in a process that has ended, and its thread writes no more
+            return  # no task waits in a process that has ended, and its thread writes no more
         transfer = copy.under_way.transfer
         try:
             if copy.is_given_up:
@@ -299,7 +299,7 @@ class MemoryMover(Mover):
         self._room = trio.Event()
 
     def end(self) -> None:
-        """Be the mover of a process that has ended: its memory is gone, and it reaches nobody's."""
+        """Be the mover of a process that has ended: its memory is gone, and it reaches none."""
         self.has_ended = True
         if self.table.movers.get(self.proc_id) is self:
             del self.table.movers[self.proc_id]

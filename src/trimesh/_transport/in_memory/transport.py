@@ -142,7 +142,7 @@ class MemoryLink(Link):
         """Hand over what is there, then the end if nothing is left before it.
 
         Returns:
-            When to come again: `NOW` for at once, inf for when woken.
+            When to call again: `NOW` for at once, inf for when woken.
         """
         stall_news = self._tell_stall(handler)
         lent = self.incoming.queued_bytes
@@ -339,7 +339,7 @@ class MemoryTransport(Transport):
         return self._mover
 
     def end(self) -> None:
-        """Have others find that the process has ended; its tasks may go on unwinding, and reach nobody's memory."""
+        """Have others find that the process has ended; its tasks may go on unwinding, and reach no memory."""
         self._has_ended = True
         if self._mover is not None:
             self._mover.end()

@@ -69,7 +69,7 @@ class LinkStatistics:
         messages_sent, messages_received: Whole messages.
         bytes_sent, bytes_received: Heads and bodies.
         queued_bytes: Waiting on this side because the peer is slow.
-        dropped_frames: Frames of another epoch, and such as came again, dropped.
+        dropped_frames: Frames of another epoch, and duplicates, dropped.
     """
 
     messages_sent: int

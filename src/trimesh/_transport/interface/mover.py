@@ -5,7 +5,7 @@ A *grant* is one piece of memory that others may reach who know its secret. A *h
 nothing for a transfer. See docs/adr/0007.
 
     MV-1 A transfer that waits ends by itself, or at once by a cancel; its memory is kept until nothing touches it.
-    MV-2 What was revoked, or has ended with its process, gives no bytes to anybody from then on.
+    MV-2 What was revoked, or has ended with its process, gives no bytes from then on.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class End(enum.Enum):
     UNREACHABLE = "nothing carries bytes between the two processes"
     SILENT = "its process does not answer"
     LOST = "the connection to its process was lost, or refused"
-    """From another host nobody sees whether the process has ended."""
+    """From another host it is unseen whether the process has ended."""
     CANCELLED = "it was given up, or its attachment was ended"
 
 
@@ -296,11 +296,11 @@ class Mover(ABC):
 
     @abstractmethod
     def revoke(self, grant: Grant) -> bool:
-        """Let nothing new begin; return whether somebody is still at it. To be called as often as one likes."""
+        """Let nothing new begin; return whether an access is still open. To be called as often as one likes."""
 
     @abstractmethod
     def drop(self, grant: Grant) -> None:
-        """Forget a grant that was revoked. If somebody is still at it, place and memory are never used again."""
+        """Forget a grant that was revoked. If an access is still open, place and memory are never used again."""
 
     @abstractmethod
     def take_block(self, nbytes: int) -> memoryview:

@@ -50,7 +50,7 @@ class Lending:
         def gone(_: Any) -> None:
             self.returned.append(note)
             if self._closed:
-                self.give_back()  # nobody else will
+                self.give_back()  # nothing else will
 
         # The view keeps the buffer, the buffer the owner, the owner calls when it goes.
         owner = self._ffi.gc(memory, gone)

@@ -103,7 +103,7 @@ class Outgoing:
     Attributes:
         head, bodies: What is sent.
         cursor: Where it goes on.
-        completion: Told when all of it has left; None while nobody can be waiting for that.
+        completion: Told when all of it has left; None while nothing can be waiting for that.
         is_chunk: Whether it is a chunk of a larger one.
     """
 

@@ -43,7 +43,7 @@ class CarrierChoice(msgspec.Struct, frozen=True):
 def yama_allows(scope_file: Path = _YAMA, status_file: Path = _STATUS) -> bool:
     """Return whether yama, if the kernel has it, lets one process look at another one's memory.
 
-    Scope 1 lets those that the owner names, and a mover names them all. Scope 2 lets who has CAP_SYS_PTRACE, 3 nobody.
+    Scope 1 lets those that the owner names, and a mover names them all. Scope 2 lets who has CAP_SYS_PTRACE, 3 none.
 
     Args:
         scope_file: Where the kernel says its scope.

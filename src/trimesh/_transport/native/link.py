@@ -391,12 +391,12 @@ class NativeGroup(Group):
             raise LimitExceeded("HEAD_BYTES_MAX", len(head))
         ffi = self._transport.library.ffi
         spans = Bodies(self._transport.library, self._transport.bus, bodies)
-        parted: list[NativeLink] = []
+        chunked: list[NativeLink] = []
         clear: list[NativeLink] = []
         behind: list[NativeLink] = []
         for link in self._links:
             if bodies and link.is_open() and goes_in_chunks(bodies, local=link.local, shared=True):
-                parted.append(link)
+                chunked.append(link)
             elif link.is_clear(flow):
                 clear.append(link)
             elif link.is_open():
@@ -406,12 +406,12 @@ class NativeGroup(Group):
         spans.links = len(rest)
         if not rest:
             spans.left()
-        if not rest and not parted:
+        if not rest and not chunked:
             return None
-        completion = Completion(len(rest) + len(parted))
+        completion = Completion(len(rest) + len(chunked))
         for link, cursor in rest:
             link.resend(Outgoing(head, spans, cursor, completion), Lane.DATA, flow)
-        for link in parted:
+        for link in chunked:
             link.launch(ChunkedMessage(head, bodies, flow, completion))
         return completion.event
 

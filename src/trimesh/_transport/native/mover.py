@@ -242,7 +242,7 @@ class NativeMover(Mover):
         self._let_go.append(give_back)
         try:
             self._token.run_sync_soon(self.tidy, idempotent=True)
-        except trio.RunFinishedError:  # nobody is left to whom it would matter
+        except trio.RunFinishedError:  # no task is left to which it would matter
             return
 
     def tidy(self) -> None:

@@ -277,7 +277,7 @@ class NativeTransport(Transport):
             return
         waiting = select.poll()
         waiting.register(self._bell, select.POLLIN)
-        waiting.poll(seconds * 1000)  # not protected: here Ctrl-C gets in, between two batches and not within one
+        waiting.poll(seconds * 1000)  # not protected: here Ctrl-C interrupts, between two batches and not within one
         self._take_all(handler)
 
     @trio.lowlevel.enable_ki_protection

@@ -21,7 +21,7 @@ _OFFSET: Final = bytes.__basicsize__ - 1
 
 
 def new_bytes(size: int) -> tuple[bytes, memoryview]:
-    """Return a `bytes` of any contents, and the memory to write them to before anybody else has seen it.
+    """Return a `bytes` of any contents, and the memory to write them to before it is used elsewhere.
 
     Raises:
         MemoryError: There is not enough.

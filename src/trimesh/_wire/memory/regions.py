@@ -166,7 +166,7 @@ def _plan(buffers: Sequence[pickle.PickleBuffer], extents: dict[int, Extent]) ->
     known: list[tuple[str, int, int, int]] = []
     for index, buffer in enumerate(buffers):
         extent = extents.get(id(buffer))
-        if extent is None:  # somebody else's PickleBuffer: its address is unknown, it overlaps nothing we know
+        if extent is None:  # a PickleBuffer of others: its address is unknown, it overlaps nothing we know
             plans.append(_Plan(0, buffer.raw().nbytes, [index]))
         else:
             known.append((extent.space, extent.address, extent.address + extent.nbytes, index))

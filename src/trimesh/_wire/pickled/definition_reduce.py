@@ -261,7 +261,7 @@ class DefinitionReducers:
     def _travels(self, value: Any) -> bool:
         try:
             self._definitions.pickle(value, None)
-        except Exception:  # noqa: BLE001 - a lock, an open file: nobody has asked for it by name
+        except Exception:  # noqa: BLE001 - a lock, an open file: it was not asked for by name
             return False
         return True
 

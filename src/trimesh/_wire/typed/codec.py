@@ -189,7 +189,7 @@ class Stand:
         self.kind = kind
         self._meant = meant or Stand
 
-    @property  # type: ignore[misc]  # nobody sets it
+    @property  # type: ignore[misc]  # it is never set
     def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The class that this is to be taken for."""
         return self._meant

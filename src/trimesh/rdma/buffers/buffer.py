@@ -31,11 +31,11 @@ _BOTH: Final = Right.READ | Right.WRITE
 class RDMABuffer:
     """Memory of this process that others may reach, and the handle by which they do.
 
-    Sent to other processes, it arrives as a handle on the same memory: nothing is copied until somebody reads or
+    Sent to other processes, it arrives as a handle on the same memory: nothing is copied until a process reads or
     writes. The owner's Python takes no part in that. The memory is kept, and may be reached, until `aclose`, until the
     actor that made the buffer has ended, or until its process has; dropping the object revokes nothing, for handles may
     be anywhere. Reads and writes of several processes are not ordered by anything but messages, and large ones are not
-    atomic: who reads while somebody writes may get some bytes of both.
+    atomic: who reads while others write may get some bytes of both.
 
     Args:
         data: A contiguous torch tensor, numpy array, memoryview or bytearray, of at least one byte. `data` is kept. The
@@ -234,8 +234,8 @@ class RDMABuffer:
 
         For memory from `trimesh.rdma.allocate`, in processes of the same host. The view is released when the block is
         left: later use of it raises. What was made of it inside (an array, a slice) keeps the memory, which then counts
-        as in use until it is gone. After the owner has died or revoked the buffer the memory stays, and nobody writes
-        there any more.
+        as in use until it is gone. After the owner has died or revoked the buffer the memory stays, and is not written
+        any more.
 
         Args:
             writable: Whether the view may be written; the handle must be writable then.
@@ -306,8 +306,8 @@ class RDMABuffer:
     async def aclose(self) -> None:
         """Revoke it, and all handles on it, everywhere; wait for transfers that run, at most `limits.REVOKE_SECONDS`.
 
-        From then on nobody reads or writes: who tries, and whose transfer was interrupted, gets
-        `trio.ClosedResourceError`. If somebody is still at it, its memory is kept until this process ends. Idempotent.
+        From then on it is neither read nor written: who tries, and whose transfer was interrupted, gets
+        `trio.ClosedResourceError`. If an access is still open, its memory is kept until this process ends. Idempotent.
 
         Raises:
             RuntimeError: This is a handle, or a part; the process that made the buffer revokes it, by the object that

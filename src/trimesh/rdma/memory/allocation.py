@@ -15,7 +15,7 @@ from trimesh._runtime.tasks import in_trio_now
 def allocate(shape: int | Sequence[int], dtype: Any = None) -> Any:
     """Return memory for a buffer that others on this host can map: they read it faster, or without any copy.
 
-    What it holds is undefined: zeros, or what somebody left there before. The memory goes back, to be used again, when
+    What it holds is undefined: zeros, or what was left there before. The memory goes back, to be used again, when
     the buffer over it is closed and nothing looks at it any more.
 
     Args:

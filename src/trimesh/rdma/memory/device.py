@@ -4,7 +4,7 @@ torch is not imported: who has a CUDA tensor has it. Streams, events and pinned 
 
     CD-1 Nothing is queued on a device before what was queued there before the call has ended: so a copy ends soon after
          it has begun, whatever the program computes.
-    CD-2 Nobody waits for a device but by looking at an event, and for no more of it than that event.
+    CD-2 A device is waited for only by looking at an event, and for no more of it than that event.
 """
 
 from __future__ import annotations

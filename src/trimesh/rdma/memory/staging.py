@@ -50,7 +50,7 @@ def pieces(nbytes: int, size: int) -> list[tuple[int, int]]:
 
 
 async def until(is_done: Callable[[], bool], meanwhile: Callable[[], Awaitable[object]] | None = None) -> None:
-    """Wait for a device, which tells nobody: look again and again. A checkpoint, cancellable.
+    """Wait for a device, which does not tell: look again and again. A checkpoint, cancellable.
 
     Args:
         is_done: Whether the wait is over.

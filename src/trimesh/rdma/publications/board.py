@@ -1,4 +1,4 @@
-"""The words of a publication that everybody looks at: which version is the latest, where it lies, who has pinned what.
+"""The words of a publication that its users share: which version is the latest, where it lies, who has pinned what.
 
     header   latest version, its slot, 1 when closed
     slots    version (0: none), place, generation and secret of its grant, bytes of it, bytes of its layout, and of what
@@ -7,7 +7,7 @@
 
 Pinning is safe without a word from the owner, because both sides write first and look then: a reader puts the version
 into its cell, and looks whether the slot still has it; the publisher takes the version out of the slot, and looks
-whether a cell still has it. Both write by `Kind.SWAP`, which everybody sees in one order.
+whether a cell still has it. Both write by `Kind.SWAP`, which all see in one order.
 
     BO-1 A slot that is pinned is not written to: `publish` puts its version back and takes another slot, or waits.
     BO-2 A reader that has seen its version in the slot after writing its cell has it pinned, for as long as its row has
@@ -15,10 +15,10 @@ whether a cell still has it. Both write by `Kind.SWAP`, which everybody sees in 
     BO-3 A process that counts as ended may live: its link was cut. The publisher changes the lease of its row before it
          forgets what is pinned there, and the lease only grows. So a reader that finds lease and pin in its row after
          it has copied something has copied what it had pinned; and what it writes later, to cells that belong to
-         somebody else by then, does not count, for a pin has the lease in it.
-    BO-4 A reader takes a row by putting itself where 0 was, by `Kind.SWAP`, and needs nobody for that; then it reads
+         another reader by then, does not count, for a pin has the lease in it.
+    BO-4 A reader takes a row by putting itself where 0 was, by `Kind.SWAP`, and needs no other for that; then it reads
          the lease, and after that once more whose row it is. The publisher takes a row back in this order: no reader
-         may have it, another lease, empty cells, anybody may have it. So a lease that was read while the row was one's
+         may have it, another lease, empty cells, any may have it. So a lease that was read while the row was one's
          own is one's own.
 """
 
@@ -202,7 +202,7 @@ def take_back(board: memoryview, reader: int, lease: int) -> None:
     Args:
         board: The board.
         reader: The row.
-        lease: The next lease of that row; above `LEASE_MAX` nobody gets it any more.
+        lease: The next lease of that row; above `LEASE_MAX` no reader gets it any more.
     """
     _write(board, offset_of_row(reader), NO_READER)
     _write(board, offset_of_lease(reader), lease)

@@ -26,7 +26,7 @@ class Published:
     """Versions of a set of named tensors: one process publishes, many read.
 
     Sent to other processes, it arrives as a handle by which they read. A version is read where it lies, or copied from
-    there, without the publisher's Python, and only while it is pinned: memory that somebody has pinned is not written
+    there, without the publisher's Python, and only while it is pinned: memory that a reader has pinned is not written
     to, so no read is torn. It ends with the actor that made it.
 
     Args:
@@ -62,7 +62,7 @@ class Published:
         """Copy tensors, and make them the latest version; return its number, from 1, one more each time.
 
         Args:
-            tensors: What `RDMABuffer` takes, by name: a state dict. Nobody may write to them meanwhile.
+            tensors: What `RDMABuffer` takes, by name: a state dict. They must not be written to meanwhile.
 
         Raises:
             TypeError, ValueError: One of them cannot be published, or there are none, or too many.

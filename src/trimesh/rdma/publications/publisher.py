@@ -1,7 +1,7 @@
 """The owner's side of a publication: which slot is written next, who is told of a new version.
 
 PU-1 Versions are published one after the other. A slot is written to only while no version is in it, and one is
-     taken out only if nobody has it pinned (BO-1).
+     taken out only if no reader has it pinned (BO-1).
 PU-2 The cells of a reader whose process counts as ended count for nothing; if it lives, it finds that out (BO-3).
      Readers take their rows themselves (BO-4); the publisher finds them there when it publishes, and connects to those
      that it does not know, for only of a process with a link does it learn that it has ended.
@@ -81,7 +81,7 @@ class Publisher:
     # ---- versions --------------------------------------------------------------------------------------------
 
     async def publish(self, tensors: Mapping[str, Any], version: int | None = None) -> int:
-        """Copy tensors into a slot that nobody reads, and make them the latest version; see `Published.publish`.
+        """Copy tensors into a slot that is not read, and make them the latest version; see `Published.publish`.
 
         Args:
             tensors: What is published.
@@ -112,7 +112,7 @@ class Publisher:
         return number
 
     async def _empty_slot(self) -> int:
-        """Take the oldest version out that nobody has pinned; wait until there is one."""
+        """Take the oldest version out that is not pinned; wait until there is one."""
         while True:
             unpinned = self._unpinned  # looked at before the cells: whoever leaves a cell sets it after
             shown = board.read_head(self._words).slots
@@ -202,7 +202,7 @@ class Publisher:
         if self._cell is not None:
             self._cell.on_end.pop(self.close, None)
         board.write_header(self._words, self.latest, is_closed=True)
-        self._words = memoryview(b"")  # readers may look at the board for a while; nobody here does any more
+        self._words = memoryview(b"")  # readers may look at the board for a while; this process does not any more
         self._tell()
         self.unpinned()
 

@@ -132,7 +132,7 @@ class Reading:
             await self.board[at : at + board_words.WORD].read_into(data)
             if int.from_bytes(data, "little") == me:
                 self._reader, self._lease = row, lease
-                self.proc.serve(self._ask)  # nobody waits for that; the publisher says when it closes
+                self.proc.serve(self._ask)  # no task waits for that; the publisher says when it closes
             return
         self.forget()
         raise LimitExceeded("PUBLISHED_READERS_MAX", limits.PUBLISHED_READERS_MAX + 1)
@@ -255,7 +255,7 @@ class Reading:
                     await self.board.compare_and_swap(board_words.pin_word(self._lease, version), 0, cell)
                     break
                 except (ProcDied, MeshStopped, trio.ClosedResourceError):
-                    return  # nobody looks at the cell any more
+                    return  # the cell is not looked at any more
                 except Exception:  # noqa: BLE001 - it may be over in a moment
                     await trio.sleep(limits.UNPIN_RETRY_SECONDS)
             # Without a link, this is dropped: the publisher looks at the cells when it is asked, which comes later.

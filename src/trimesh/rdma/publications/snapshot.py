@@ -21,7 +21,7 @@ class Snapshot:
     Attributes:
         version: Its number.
         entries: What it holds, by name: kind, dtype, shape.
-        is_lent: Whether somebody has got a handle on part of it, and may have read by that.
+        is_lent: Whether a handle on part of it was handed out, which may have read by that.
     """
 
     version: int

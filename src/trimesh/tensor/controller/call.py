@@ -27,7 +27,7 @@ def call_kernel(
         name: Of the kernel.
         args: Mesh tensors of the team, in lists and tuples if need be; memoryviews, which go as bodies; and data.
             Whole numbers vary from command to command.
-        outputs: Looks of what it returns.
+        outputs: Metadata of what it returns.
         writes: Places, among the tensors, bodies and numbers of `args`, of tensors that it changes.
 
     Returns:

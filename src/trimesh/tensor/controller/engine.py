@@ -52,7 +52,7 @@ class Request:
 
     Attributes:
         number: Known to the ranks.
-        team: Whose.
+        team: The ranks whose answer is awaited.
         expected: What they are to send.
         waiting: Ranks of the team, by place, that have not answered.
         answers: What the others have sent, or why they cannot, by place.
@@ -180,7 +180,7 @@ class Engine:
         self.current = team
 
     def check_open(self, team: Team) -> None:
-        """Refuse commands when there is nobody to execute them.
+        """Refuse commands when no rank is left to execute them.
 
         Raises:
             MeshStopped: The block that owns the processes is being left, or was.
@@ -233,7 +233,7 @@ class Engine:
         for team in teams:
             if team.has_freed:
                 self._post(team)
-        for team in self._lost:  # those of its ranks that live keep what nobody has given up
+        for team in self._lost:  # those of its ranks that live keep what was not given up
             if team.has_freed:
                 self._post(team)
         self._lost = [team for team in self._lost if team.living]
@@ -269,7 +269,7 @@ class Engine:
 
     def _post(self, team: Team) -> None:
         first, stream, bodies = team.take()
-        # Bodies are made for their command, and nobody writes to them, so that nobody needs to wait for them to leave.
+        # Bodies are made for their command and never written to, so that no task needs to wait for them to leave.
         self._send(team.peers, messages.Run(self.number, team.number, first, stream), bodies)
 
     def _send(self, peers: Sequence[Peer], message: messages.AnyMessage, bodies: Sequence[Any] = ()) -> None:
@@ -425,6 +425,6 @@ class Engine:
             lines = "\n".join(f"  {failure.what}, issued at {failure.line}" for failure in untold[:_WARNED_MAX])
             more = f"\n  and {len(untold) - _WARNED_MAX} more" if len(untold) > _WARNED_MAX else ""
             _log.warning(
-                "%d operations on %s have failed, and nobody has fetched what depends on them:\n%s%s",
+                "%d operations on %s have failed, and what depends on them was never fetched:\n%s%s",
                 len(untold), team.name, lines, more,
             )  # fmt: skip

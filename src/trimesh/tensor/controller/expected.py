@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch.utils import _pytree as pytree
 
-from trimesh.tensor.rank.function_parts import Look, Operand
+from trimesh.tensor.rank.function_parts import LocalMeta, Operand
 
 if TYPE_CHECKING:
     from trimesh.tensor.controller.plan import Meta
@@ -61,11 +61,11 @@ FALLBACKS: Final = Expected(
 )
 
 RESULTS: Final = Expected(
-    "how results look, and what they are parts of",
+    "the metadata of results, and what they are parts of",
     lambda value, _place: (
         type(value) is tuple
         and len(value) == 2
-        and _is_list(value[0], _is_look)
+        and _is_list(value[0], _is_meta)
         and _places_in(value[1]) == list(range(len(value[0])))
     ),
     is_ours=False,
@@ -74,7 +74,7 @@ RESULTS: Final = Expected(
 
 
 def tensors_like(metas: Sequence[Meta], *, only_first: bool = False) -> Expected:
-    """Expect a tensor of each of some looks; with `only_first`, none from other ranks than the first."""
+    """Expect a tensor for each of some metadata; with `only_first`, none from other ranks than the first."""
 
     def is_form(value: Any, place: int) -> bool:
         wanted: Sequence[Meta] = [] if only_first and place else metas
@@ -82,7 +82,7 @@ def tensors_like(metas: Sequence[Meta], *, only_first: bool = False) -> Expected
             tuple(one.size()) == meta.size and one.dtype is meta.dtype for one, meta in zip(value, wanted, strict=True)
         )
 
-    return Expected(f"{len(metas)} tensors that look as was said", is_form)
+    return Expected(f"{len(metas)} tensors of the metadata that was announced", is_form)
 
 
 def layout_along(dims: int) -> Expected:
@@ -98,9 +98,9 @@ def layout_along(dims: int) -> Expected:
     )
 
 
-def looks_of(count: int) -> Expected:
+def metas_of(count: int) -> Expected:
     """Expect size, stride and dtype of some tensors."""
-    return Expected(f"how {count} tensors look", lambda value, _place: _is_list(value, _is_named_look, count))
+    return Expected(f"the metadata of {count} tensors", lambda value, _place: _is_list(value, _is_named_meta, count))
 
 
 def _is_list(value: Any, fits: Callable[[Any], bool], length: int | None = None) -> bool:
@@ -115,7 +115,7 @@ def _is_bytes(value: Any) -> bool:
     return type(value) is torch.Tensor and value.dtype is torch.uint8 and value.ndim == 1
 
 
-def _is_named_look(value: Any) -> bool:
+def _is_named_meta(value: Any) -> bool:
     if type(value) is not tuple or len(value) != 3:
         return False
     size, stride, dtype = value
@@ -128,9 +128,9 @@ def _is_named_look(value: Any) -> bool:
     )
 
 
-def _is_look(value: Any) -> bool:
+def _is_meta(value: Any) -> bool:
     return (
-        type(value) is Look
+        type(value) is LocalMeta
         and _is_sizes(value.size)
         and _is_sizes(value.stride)
         and len(value.size) == len(value.stride)

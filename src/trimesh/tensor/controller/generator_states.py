@@ -85,7 +85,7 @@ class _Followed:
         self._engines.remove(engine)
         if not self._engines:
             for space, name, own, ours in self._replaced:
-                if getattr(space, name) is ours:  # somebody else may have put theirs around it
+                if getattr(space, name) is ours:  # others may have put theirs around it
                     setattr(space, name, own)
             self._replaced.clear()
 

@@ -21,7 +21,7 @@ FRESH: Final = -1
 
 @attrs.frozen(eq=False)
 class Meta:
-    """The looks of a tensor; equal ones are the same object, so they are compared by identity.
+    """The metadata of a tensor; equal metadata is the same object, so they are compared by identity.
 
     Attributes:
         size, stride, dtype, device: As torch's.
@@ -37,7 +37,7 @@ class Meta:
 
 @attrs.frozen(eq=False)
 class Plan:
-    """One operation with arguments of certain looks.
+    """One operation with arguments of a certain signature.
 
     Attributes:
         number: The code of its commands.

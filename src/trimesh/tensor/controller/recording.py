@@ -5,7 +5,7 @@ have done in common follows what a replay has to do:
 
     formal     a tensor among the arguments
     captured   one that was there before: parameters, the state of an optimizer
-    internal   one that the call has made: freed by its end, or a result, or *kept* by somebody (`p.grad`)
+    internal   one that the call has made: freed by its end, or a result, or *kept* elsewhere (`p.grad`)
     carried    captured by a call, kept by the call before it: the next one starts from what this one has kept
 
 RC-1 both recordings issue the same operations with the same numbers; else the error names the first that differs.
@@ -141,7 +141,7 @@ _UNRECORDED: Mapping[str, str] = {
     "fetch_full": "look at values",
     "function_fetch": "look at values",
     "function_inspect": "look at values",
-    "looks": "look at values",
+    "metadata": "look at values",
     "send": "move tensors between ranks",
 }
 
@@ -172,7 +172,7 @@ def compare(before: Recorder, after: Recorder, results: Sequence[int], freed: se
         before: Of the second call.
         after: Of the third.
         results: Refs that the third has returned.
-        freed: Refs that nobody holds any more, results aside.
+        freed: Refs that are not held any more, results aside.
         formals: The first of as many unused refs as there are formals.
 
     Raises:

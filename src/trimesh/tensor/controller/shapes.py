@@ -22,12 +22,12 @@ from trimesh.tensor.protocol.tracing import quiet
 
 @attrs.define(eq=False)
 class Shapes:
-    """The plans and looks of one process.
+    """The plans and metadata of one process.
 
     Attributes:
         recorder: Listens to all commands while a function is being recorded.
         fake: Makes the fake tensors.
-        plans: By operation and looks of its arguments.
+        plans: By operation and metadata of its arguments.
         generation: How often they have been forgotten.
     """
 
@@ -52,7 +52,7 @@ class Shapes:
         *,
         is_global: bool = False,
     ) -> Meta:
-        """Return the one object for these looks."""
+        """Return the one object for this metadata."""
         key = (tuple(size), tuple(stride), dtype, device, is_global)
         found = self._metas.get(key)
         if found is None:
@@ -60,11 +60,11 @@ class Shapes:
         return found
 
     def meta_of(self, tensor: torch.Tensor, *, is_global: bool = False) -> Meta:
-        """Return the looks of a tensor, fake or not."""
+        """Return the metadata of a tensor, fake or not."""
         return self.meta(tensor.size(), tensor.stride(), tensor.dtype, tensor.device, is_global=is_global)
 
     def example(self, meta: Meta) -> torch.Tensor:
-        """Return a fake tensor with these looks."""
+        """Return a fake tensor with this metadata."""
         with self.fake:
             return torch.empty_strided(meta.size, meta.stride, dtype=meta.dtype, device=meta.device)
 

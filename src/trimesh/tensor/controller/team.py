@@ -31,7 +31,7 @@ class Failure:
     Attributes:
         line: Where it was issued.
         what: The operation and what it has raised, as text.
-        is_told: Whether somebody has got the error.
+        is_told: Whether the error was raised.
     """
 
     line: str
@@ -60,7 +60,7 @@ class Team:
         failed: Commands that have failed by themselves, by number.
         is_lost: Set when a process of it has ended: its tensors are gone.
         origins: Of errors of its processes, by place in the view.
-        living: Tensors that somebody holds.
+        living: Tensors that are held.
     """
 
     engine: Engine
@@ -164,7 +164,7 @@ class Team:
         return len(self.bodies) - 1
 
     def check(self) -> None:
-        """Refuse commands when there is nobody to execute them."""
+        """Refuse commands when no rank is left to execute them."""
         self.engine.check_open(self)
 
     def _define(self, plan: Plan) -> None:

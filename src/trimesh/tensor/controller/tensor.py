@@ -44,7 +44,7 @@ class MeshTensor(WithOperators):
     """A tensor on the ranks of a mesh. Made by torch's own functions, never by its class.
 
     Attributes:
-        _meta: Its looks.
+        _meta: Its metadata.
         _held: Where it is.
         _above: What the rooms above do with it, handed in once by `assembly`.
     """
@@ -194,7 +194,7 @@ class MeshTensor(WithOperators):
 
         Args:
             placements: How it is cut, as `trimesh.distribute` takes it. Ranks whose part is the same have the same
-                values; nobody checks.
+                values; this is not checked.
 
         Raises:
             ShapeError: The placements do not fit the tensor.
@@ -210,7 +210,7 @@ class MeshTensor(WithOperators):
         return self._above.list_now(self)
 
     def __str__(self) -> str:
-        """Return the values as text, for `print`; `repr(t)` asks nobody."""
+        """Return the values as text, for `print`; `repr(t)` asks no rank."""
         text: str = self._above.text_now(self)
         return text
 
@@ -268,7 +268,7 @@ def make(meta: Meta, team: Team, ref: int) -> MeshTensor:
 
 
 def make_held(meta: Meta, held: Held) -> MeshTensor:
-    """Return another handle on a tensor that somebody holds."""
+    """Return another handle on a tensor that is held."""
     made: MeshTensor = torch.Tensor._make_wrapper_subclass(
         MeshTensor, meta.size, strides=meta.stride, dtype=meta.dtype, device=meta.device
     )

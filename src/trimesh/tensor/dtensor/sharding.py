@@ -30,7 +30,7 @@ def placements_by_label(cuts: Sequence[int]) -> list[Placement]:
 
 
 def assemble(local: torch.Tensor, mesh: Any, placements: Sequence[Any], whole: torch.Tensor) -> DTensor:
-    """Return the global tensor with the looks of `whole` of which this rank has a part."""
+    """Return the global tensor with the metadata of `whole` of which this rank has a part."""
     from torch.distributed.tensor import DTensor  # noqa: PLC0415
 
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.size(), stride=whole.stride())

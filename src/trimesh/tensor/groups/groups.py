@@ -189,7 +189,7 @@ def _make_world(rank: Rank, group: Group) -> None:
                 "process has called init_process_group: destroy that group first, or keep such actors on another mesh"
             )
         return
-    # Ranks are those of the whole mesh. Nobody is connected: a collective in it says that it has no backend.
+    # Ranks are those of the whole mesh. No ranks are connected: a collective in it says that it has no backend.
     default = dist.ProcessGroup(group.store, rank.number, rank.extent.nelements)
     _register(default, f"{rank.mesh}/all", list(range(rank.extent.nelements)), group.store)
     c10d._update_default_pg(default)

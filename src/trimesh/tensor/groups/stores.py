@@ -1,7 +1,7 @@
 """The stores of teams in one process: those that live here, and the way to those that live elsewhere.
 
 A team's store lives in the process of its first rank, and the others have a link of their own to it: neither the
-controller, whose Python may be busy, nor a port that somebody must choose takes part.
+controller, whose Python may be busy, nor a port that must be chosen takes part.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Stores:
             return  # it was waited for long enough
         if asked.host is not peer:
             raise ProtocolError(f"a store is answered for where it is, got answer {message.ask} of another process")
-        if message.failed_place != messages.NOBODY:
+        if message.failed_place != messages.NO_RANK:
             asked.error = self._failure(message)
         asked.answer = message
         asked.answered.set()
@@ -179,7 +179,7 @@ class Stores:
     def _answer(self, peer: Peer, question: messages.Ask, found: Found) -> None:
         failure = found.failure
         values = list(found.values)
-        place = messages.NOBODY
+        place = messages.NO_RANK
         if failure is not None:
             place = failure.place
             if failure.error is not None:

@@ -100,7 +100,7 @@ class TeamTable:
                 self._meet(verb, keys, values, numbers, take)
 
     def gone(self, asker: Hashable) -> None:
-        """Forget what somebody waits for."""
+        """Forget what is waited for."""
         self._waiters = [waiter for waiter in self._waiters if waiter.asker != asker]
 
     def lose(self, why: Leave) -> None:

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from trimesh.tensor.controller.answers import answers_now
 from trimesh.tensor.controller.call import call_kernel
-from trimesh.tensor.controller.expected import looks_of
+from trimesh.tensor.controller.expected import metas_of
 from trimesh.tensor.controller.plan import FRESH, Plan
 from trimesh.tensor.controller.team import Team
 from trimesh.tensor.controller.tensor import make, make_held
@@ -23,7 +23,7 @@ _LEAF: Final = pytree.tree_structure(0)
 def issue_asking(
     func: Any, described: list[Any], key: tuple[Any, ...], operands: Sequence[Any], team: Team, *, is_global: bool
 ) -> Any:
-    """Run an operator like `nonzero`, and wait until the ranks have said how its results look.
+    """Run an operator like `nonzero`, and wait until the ranks have said what metadata its results have.
 
     Args:
         func: The operator.
@@ -53,7 +53,7 @@ def issue_asking(
     made = [make(unknown, team, first + index) for index in range(len(returns))]
     places = range(len(team.peers))
     request = team.engine.ask(
-        team, places, lambda number: call_kernel(team, "looks", number, *made), looks_of(len(made))
+        team, places, lambda number: call_kernel(team, "metadata", number, *made), metas_of(len(made))
     )
     found = answers_now(request)
     if any(found[place] != found[0] for place in places):
@@ -61,6 +61,6 @@ def issue_asking(
         raise explain_data_dependent(func, f"of sizes {sizes}")
     results: list[torch.Tensor] = []
     for tensor, (size, stride, dtype) in zip(made, found[0], strict=True):
-        looks = shapes.meta(size, stride, getattr(torch, dtype), team.engine.device, is_global=is_global)
-        results.append(make_held(looks, tensor._held))
+        meta = shapes.meta(size, stride, getattr(torch, dtype), team.engine.device, is_global=is_global)
+        results.append(make_held(meta, tensor._held))
     return results[0] if len(results) == 1 else tuple(results)

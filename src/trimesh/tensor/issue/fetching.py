@@ -180,7 +180,7 @@ def _is_large(team: Team, tensors: Sequence[MeshTensor]) -> bool:
 def _ask_all(
     team: Team, tensors: Sequence[MeshTensor], group: list[int]
 ) -> tuple[list[int], Request, list[Meta] | None]:
-    """Ask for some tensors; return with the request the looks of global ones that are to be gathered.
+    """Ask for some tensors; return with the request the metadata of global ones that are to be gathered.
 
     That is None if they come in messages, and empty for tensors of each rank's own.
     """

@@ -132,7 +132,7 @@ def issue(func: Any, args: Sequence[Any], kwargs: dict[str, Any], active: Team |
 def _new_plan(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], call: _Call, key: tuple[Any, ...], team: Team
 ) -> Any:
-    """Return the plan of a call whose looks have none; or, of an operator that others stand for, what it makes."""
+    """Return the plan of a call whose signature has none; or, of an operator that others stand for, what it makes."""
     shapes = team.engine.shapes
     if is_composite(func):  # torch takes those apart itself, but not in inference mode
         REPLACED[func] = func.decompose
@@ -210,7 +210,7 @@ def _varying(func: Any) -> frozenset[int | str]:
 
 def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any], call: _Call, team: Team) -> Plan:
     """Find out what an operator makes of such arguments, by fake tensors."""
-    looks = [(one._meta.size, one._meta.stride, one._meta.dtype, one._meta.device) for one in call.tensors]
+    known = [(one._meta.size, one._meta.stride, one._meta.dtype, one._meta.device) for one in call.tensors]
 
     def filled(fakes: Sequence[torch.Tensor]) -> tuple[Sequence[Any], dict[str, Any]]:
         places = iter(fakes)
@@ -219,7 +219,7 @@ def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
         )
         return found
 
-    result, fakes = traced(func, looks, filled, shapes.fake)
+    result, fakes = traced(func, known, filled, shapes.fake)
     is_global = any(tensor._meta.is_global for tensor in call.tensors)
     checks.check_in_place(func, fakes, call.tensors)
     leaves, tree = pytree.tree_flatten(result)
@@ -236,7 +236,7 @@ def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
         elif isinstance(leaf, torch.Tensor):
             checks.check_dense(func, leaf)
             outs.append(len(metas))
-            device = looks[0][3] if fakes and fakes[0].device.type == "meta" else leaf.device
+            device = known[0][3] if fakes and fakes[0].device.type == "meta" else leaf.device
             metas.append(shapes.meta(leaf.size(), leaf.stride(), leaf.dtype, device, is_global=is_global))
             found.append(FRESH)
         else:

@@ -45,7 +45,7 @@ def executing(node: Any) -> Generator[None]:
 
 
 def is_product_of_mask(func: Any, args: Sequence[Any]) -> bool:
-    """Whether a call may be the last step of such a formula: the looks of its arguments say no more."""
+    """Whether a call may be the last step of such a formula: the metadata of its arguments says no more."""
     return (
         func is aten.mul.Tensor
         and all(type(one) is MeshTensor for one in args)

@@ -40,7 +40,7 @@ def check_plot(tensor: MeshTensor) -> None:
 
 
 def plot(values: Sequence[torch.Tensor], names: Sequence[str], title: str, columns: int) -> Any:
-    """Return a figure of the values, which belongs to no window and to nobody else.
+    """Return a figure of the values, which belongs to no window and to the caller alone.
 
     Args:
         values: Of one size, with one or two dimensions.

@@ -4,7 +4,7 @@ The 0.0 of `where(mask, t, 0.0)`, the indices of `t[[0, 2]]`, the zeros in the d
 on the device that a handle names, and cannot know that this means the ranks. They are put there.
 
 A tensor that the user has made is an error instead, and so it must be told from these. Nothing of Python but the
-arguments holds a temporary, so its object has fewer references than that of a tensor on which somebody in Python has
+arguments holds a temporary, so its object has fewer references than that of a tensor on which code in Python has
 called an operation. How many they are is measured once, because it differs between releases of torch and of Python.
 """
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from trimesh._wire.memory.regions import STOP
-from trimesh.tensor.rank.function_parts import Look, Named, OnRank, look_of, put_together, take_apart
+from trimesh.tensor.rank.function_parts import LocalMeta, Named, OnRank, meta_of, put_together, take_apart
 from trimesh.tensor.rank.kernel import Kernel
 from trimesh.tensor.rank.poison import Poison
 from trimesh.tensor.rank.rank import Rank, TeamOnRank
@@ -82,11 +82,11 @@ def function(
     tensors: Sequence[torch.Tensor],
     payload: Body,
     bodies: Sequence[Body],
-    looks: Sequence[Sequence[Any]],
+    metas: Sequence[Sequence[Any]],
 ) -> list[torch.Tensor]:
-    """Call a function; return the tensors in its result, which must have the looks that the controller expects."""
+    """Call a function; return the tensors in its result, which must have the metadata that the controller expects."""
     name, result = _call(rank, team, number, tensors, payload, bodies)
-    return _checked(name, result, looks)
+    return _checked(name, result, metas)
 
 
 def function_graph(
@@ -96,14 +96,14 @@ def function_graph(
     tensors: Sequence[torch.Tensor],
     payload: Body,
     bodies: Sequence[Body],
-    looks: Sequence[Sequence[Any]],
+    metas: Sequence[Sequence[Any]],
     needed: Sequence[int],
 ) -> list[Any]:
     """Do the same and keep what its gradient needs: the last of the outputs."""
     inputs = [one.detach().requires_grad_(index in needed) for index, one in enumerate(tensors)]
     with torch.enable_grad():
         name, result = _call(rank, team, number, inputs, payload, bodies)
-        made = _checked(name, result, looks)
+        made = _checked(name, result, metas)
     return [*(one.detach() for one in made), _Graph([inputs[index] for index in needed], made)]
 
 
@@ -160,13 +160,13 @@ def function_inspect(
     bodies: Sequence[Body],
     request: int,
 ) -> _Graph:
-    """Call a function, keep what it returns, and tell the controller how that looks."""
+    """Call a function, keep what it returns, and tell the controller its metadata."""
     try:
         made, parts = take_apart(*_call(rank, team, number, tensors, payload, bodies))
     except BaseException as error:
         rank.outside.reply(request, Poison(team.number, team.done, "trimesh::function", error))
         raise
-    rank.outside.reply(request, (list(map(look_of, made)), parts))
+    rank.outside.reply(request, (list(map(meta_of, made)), parts))
     return _Graph((), made)
 
 
@@ -197,16 +197,16 @@ def _decode(rank: Rank, payload: Body, bodies: Sequence[Body], what: str) -> Any
     return rank.outside.run_in_trio(decode)
 
 
-def _checked(name: str, result: Any, looks: Sequence[Sequence[Any]]) -> list[torch.Tensor]:
+def _checked(name: str, result: Any, metas: Sequence[Sequence[Any]]) -> list[torch.Tensor]:
     made, _ = take_apart(name, result)
-    expected = [Look(tuple(size), tuple(stride), dtype) for size, stride, dtype in looks]
-    found = list(map(look_of, made))
+    expected = [LocalMeta(tuple(size), tuple(stride), dtype) for size, stride, dtype in metas]
+    found = list(map(meta_of, made))
     if [(one.size, one.dtype) for one in found] != [(one.size, one.dtype) for one in expected]:
         raise TypeError(
             f"a remote function must return what its propagation says, {name} returned "
             f"{_shown(found)} here and was to return {_shown(expected)}: see `propagate` of trimesh.remote"
         )
-    return [_strided(one, look.stride) for one, look in zip(made, expected, strict=True)]
+    return [_strided(one, meta.stride) for one, meta in zip(made, expected, strict=True)]
 
 
 def _strided(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
@@ -217,8 +217,8 @@ def _strided(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     return made.copy_(tensor)
 
 
-def _shown(looks: Sequence[Look]) -> str:
-    return ", ".join(f"{str(one.dtype).removeprefix('torch.')}{list(one.size)}" for one in looks) or "no tensor"
+def _shown(metas: Sequence[LocalMeta]) -> str:
+    return ", ".join(f"{str(one.dtype).removeprefix('torch.')}{list(one.size)}" for one in metas) or "no tensor"
 
 
 KERNELS: Final = (

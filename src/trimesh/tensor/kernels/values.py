@@ -55,8 +55,8 @@ def fetch_large(rank: Rank, team: TeamOnRank, values: list[Any], request: int, p
     deliver(rank, team, request, [(index, Box.of_all(value.size()), value) for index, value in enumerate(values)])
 
 
-def looks(rank: Rank, _: TeamOnRank, request: int, *values: Any) -> None:
-    """Tell the controller how tensors look whose shapes follow from their values."""
+def metadata(rank: Rank, _: TeamOnRank, request: int, *values: Any) -> None:
+    """Tell the controller the metadata of tensors whose shapes follow from their values."""
     poison = next((value for value in values if isinstance(value, Poison)), None)
     if poison is not None:
         rank.outside.reply(request, poison)
@@ -74,6 +74,6 @@ KERNELS: Final = (
     Kernel("put", put),
     Kernel("fetch", fetch, takes_poison=True),
     Kernel("fetch_large", fetch_large, takes_poison=True),
-    Kernel("looks", looks, takes_poison=True),
+    Kernel("metadata", metadata, takes_poison=True),
     Kernel("index", index),
 )

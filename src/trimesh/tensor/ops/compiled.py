@@ -33,8 +33,8 @@ class _Replayable:
     Attributes:
         team: The ranks.
         number: Of the recording.
-        key: What it was recorded with: looks and values of the arguments.
-        metas: Looks of what it returns.
+        key: What it was recorded with: metadata and values of the arguments.
+        metas: Of what it returns.
         leaves: What else it returns, with None in the place of tensors.
         is_tensor: By leaf, whether it is one.
         tree: How they are put together.
@@ -165,7 +165,7 @@ def _replay(found: _Replayable, tensors: Sequence[MeshTensor]) -> Any:
 
 
 def _key(leaves: Sequence[Any], tree: pytree.TreeSpec) -> list[Any]:
-    """Return what a recording depends on: looks of tensors, which of them are the same, and all other values."""
+    """Return what a recording depends on: metadata of tensors, which of them are the same, and all other values."""
     seen: dict[int, int] = {}
     key: list[Any] = [tree, torch.is_grad_enabled()]
     for leaf in leaves:

@@ -29,7 +29,7 @@ from trimesh.tensor.groups.process_group import ProcessGroup, SentGroup
 from trimesh.tensor.issue import checks
 from trimesh.tensor.issue.fetching import place_of
 from trimesh.tensor.protocol.box import contiguous_strides
-from trimesh.tensor.rank.function_parts import Look, Named, Operand, put_together, take_apart
+from trimesh.tensor.rank.function_parts import LocalMeta, Named, Operand, put_together, take_apart
 from trimesh.tensor.session.activation import active_team, nothing_active
 
 P = ParamSpec("P")
@@ -39,7 +39,7 @@ Propagate = Callable[..., Any] | Literal["cached", "inspect"] | None
 """How it is known at the controller what a function returns: see `remote`."""
 
 
-class _Looks(tuple[Any, ...]):
+class _Metas(tuple[Any, ...]):
     """Of what a function returns: part of an operation."""
 
     __slots__ = ()
@@ -72,7 +72,7 @@ class _Made:
     """What a call will return.
 
     Attributes:
-        metas: Looks of its tensors.
+        metas: Of its tensors.
         parts: How they are put together.
     """
 
@@ -118,7 +118,7 @@ class RemoteFunction(Generic[P, R]):
             apply: Any = _Differentiable.apply
             outputs = apply(call, made, Sizes(needed), *call.tensors)
         else:
-            outputs = call_kernel(call.team, "function", *call.operands(), _looks(made), outputs=made.metas)
+            outputs = call_kernel(call.team, "function", *call.operands(), _metas(made), outputs=made.metas)
         result = put_together(made.parts, outputs)
         return result
 
@@ -250,15 +250,15 @@ class RemoteFunction(Generic[P, R]):
             kept.extend(call_kernel(team, "function_inspect", *call.operands(), number, outputs=[opaque]))
 
         found = answers_now(team.engine.ask(team, range(len(team.peers)), issue, expected.RESULTS))
-        looks: Sequence[Look]
-        looks, parts = found[0]
-        different = next((place for place, (others, _) in found.items() if others != looks), None)
+        told: Sequence[LocalMeta]
+        told, parts = found[0]
+        different = next((place for place, (others, _) in found.items() if others != told), None)
         if different is not None:
             raise TypeError(
-                f"a remote function must return tensors of the same looks on every rank, {self.__qualname__} returned "
-                f"{looks} on the first and {found[different][0]} at place {different}"
+                f"a remote function must return tensors of the same size, stride and dtype on every rank, "
+                f"{self.__qualname__} returned {told} on the first and {found[different][0]} at place {different}"
             )
-        metas = [shapes.meta(look.size, look.stride, look.dtype, device) for look in looks]
+        metas = [shapes.meta(one.size, one.stride, one.dtype, device) for one in told]
         return put_together(parts, call_kernel(team, "function_parts", *kept, outputs=metas))
 
     def __repr__(self) -> str:
@@ -278,23 +278,23 @@ def _example(shapes: Shapes) -> Callable[[Any], Any]:
     return example
 
 
-def _looks(made: _Made) -> _Looks:
-    return _Looks(_Looks((Sizes(meta.size), Sizes(meta.stride), meta.dtype)) for meta in made.metas)
+def _metas(made: _Made) -> _Metas:
+    return _Metas(_Metas((Sizes(meta.size), Sizes(meta.stride), meta.dtype)) for meta in made.metas)
 
 
 def _opaque(team: Team) -> Meta:
-    """Return looks for something on the ranks that is no tensor; no operation of torch is ever given it."""
+    """Return metadata for something on the ranks that is no tensor; no operation of torch is ever given it."""
     return team.engine.shapes.meta((), (), torch.uint8, team.engine.device)
 
 
 class _Differentiable(torch.autograd.Function):
-    """The ranks keep what the gradient needs for as long as somebody here may ask for it."""
+    """The ranks keep what the gradient needs for as long as it may be asked for here."""
 
     @staticmethod
     def forward(ctx: Any, call: _Prepared, made: _Made, needed: Sizes, *tensors: MeshTensor) -> tuple[MeshTensor, ...]:
         outputs = [*made.metas, _opaque(call.team)]
         *results, ctx.graph = call_kernel(
-            call.team, "function_graph", *call.operands(), _looks(made), needed, outputs=outputs
+            call.team, "function_graph", *call.operands(), _metas(made), needed, outputs=outputs
         )
         ctx.needed, ctx.count = needed, len(tensors)
         ctx.metas = [tensors[index]._meta for index in needed]
@@ -338,9 +338,9 @@ def remote(function: Any = None, /, *, propagate: Propagate = None) -> Any:
 
     Args:
         function: The function, or its name: "package.module.function".
-        propagate: How the looks of its results are known here, without waiting: None, by running the function itself on
-            tensors without data; "cached", the same once for arguments that are alike; a function, by running that in
-            its place (it returns example tensors, or a `torch.Size`); "inspect", by running it on the ranks and
+        propagate: How the metadata of its results is known here, without waiting: None, by running the function itself
+            on tensors without data; "cached", the same once for arguments that are alike; a function, by running that
+            in its place (it returns example tensors, or a `torch.Size`); "inspect", by running it on the ranks and
             waiting for what they say, which blocks as `.item()` does, and gives no gradients.
 
     Raises:

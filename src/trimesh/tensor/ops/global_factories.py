@@ -22,7 +22,7 @@ _FILLERS: Final[dict[str, tuple[Any, tuple[str, ...]]]] = {
 }
 """What fills an empty tensor with the numbers that a factory draws, and its arguments."""
 
-_LOOKS: Final = ("dtype", "layout", "device", "pin_memory")
+_OPTIONS: Final = ("dtype", "layout", "device", "pin_memory")
 
 
 def make_global(func: Any, args: Sequence[Any], kwargs: dict[str, Any], team: Team) -> MeshTensor:
@@ -50,10 +50,10 @@ def _drawn(func: Any, args: Sequence[Any], kwargs: dict[str, Any], team: Team) -
             "write trimesh.replicate(...) of what torch draws outside of activate(), or torch.rand(n).argsort()"
         )
     filler, bounds = _FILLERS[name]
-    looks = {key: given[key] for key in _LOOKS if given.get(key) is not None}
+    options = {key: given[key] for key in _OPTIONS if given.get(key) is not None}
     if name == "randint":
-        looks.setdefault("dtype", torch.int64)
+        options.setdefault("dtype", torch.int64)
         given.setdefault("low", 0)
-    made: MeshTensor = whole(issue(aten.empty.memory_format, (given["size"],), looks, team), team)
+    made: MeshTensor = whole(issue(aten.empty.memory_format, (given["size"],), options, team), team)
     issue(filler, (made, *(given[one] for one in bounds)), {})
     return made

@@ -234,5 +234,5 @@ def checked_team(team: Team) -> Team:
 
 
 def global_meta(team: Team, size: tuple[int, ...], dtype: torch.dtype) -> Meta:
-    """Return the looks of a global tensor."""
+    """Return the metadata of a global tensor."""
     return team.engine.shapes.meta(size, contiguous_strides(size), dtype, team.engine.device, is_global=True)

@@ -35,7 +35,7 @@ def grad_generator(
     first and the rest of the backward pass can wait until its gradient has been sent off. The graph is kept. Takes mesh
     tensors, of several meshes too, and those of this process.
 
-    Hooks of `params` are run. Those of tensors between them and the roots, and of nodes, are not: torch tells nobody
+    Hooks of `params` are run. Those of tensors between them and the roots, and of nodes, are not: torch does not tell
     but its own engine of them.
 
     Args:
@@ -155,8 +155,8 @@ class _Walk:
 
 
 def _called(node: Any, arrived: dict[int, torch.Tensor]) -> Sequence[torch.Tensor | None]:
-    looks = node._input_metadata
-    grads = [arrived.get(number) for number in range(len(looks))]
+    metas = node._input_metadata
+    grads = [arrived.get(number) for number in range(len(metas))]
     if not isinstance(node, BackwardCFunction):
         results = node(*grads)
         return results if isinstance(results, tuple) else (results,)
@@ -164,8 +164,8 @@ def _called(node: Any, arrived: dict[int, torch.Tensor]) -> Sequence[torch.Tenso
     one = next(iter(arrived.values()))
     if getattr(node, "materialize_grads", True):
         grads = [
-            one.new_zeros(tuple(look.shape), dtype=look.dtype) if grad is None else grad
-            for grad, look in zip(grads, looks, strict=True)
+            one.new_zeros(tuple(meta.shape), dtype=meta.dtype) if grad is None else grad
+            for grad, meta in zip(grads, metas, strict=True)
         ]
     apply: Any = node.apply
     results = apply(*grads)
@@ -175,10 +175,10 @@ def _called(node: Any, arrived: dict[int, torch.Tensor]) -> Sequence[torch.Tenso
 def _as_expected(edge: _Edge, grad: torch.Tensor) -> torch.Tensor:
     """Undo what broadcasting and promotion did to a gradient, which torch's engine does between two nodes."""
     node, number = edge
-    look = node._input_metadata[number]
-    size = tuple(look.shape)
+    meta = node._input_metadata[number]
+    size = tuple(meta.shape)
     if tuple(grad.size()) != size:
         grad = grad.sum_to_size(size)
-    if grad.is_complex() and not look.dtype.is_complex:
+    if grad.is_complex() and not meta.dtype.is_complex:
         grad = grad.real
-    return grad if grad.dtype is look.dtype else grad.to(look.dtype)
+    return grad if grad.dtype is meta.dtype else grad.to(meta.dtype)

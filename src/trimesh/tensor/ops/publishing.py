@@ -32,7 +32,7 @@ class _Published:
 async def rdma_buffers(tensors: Any, *, writable: bool = False) -> AsyncGenerator[ValueMesh[Any]]:
     """Let others read the memory that the ranks have of tensors: `async with trimesh.rdma_buffers(weights) as found:`.
 
-    Nothing is copied and nobody waits for anybody: a handle shows what the rank has now, and, while the rank writes
+    Nothing is copied and no process waits for another: a handle shows what the rank has now, and, while the rank writes
     there, some bytes of both. They are revoked when the block is left.
 
     Args:

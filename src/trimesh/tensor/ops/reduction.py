@@ -143,7 +143,7 @@ def _reduced(tensor: Any, how: _How) -> MeshTensor:
 
 
 def _meta(tensor: MeshTensor, how: _How) -> Meta:
-    """Return the looks of the result; refuse what has none."""
+    """Return the metadata of the result; refuse what has none."""
     meta, team = tensor._meta, tensor._held.team
     names, reduction, scatter = how.operands
     extent = team.region.extent

@@ -48,7 +48,7 @@ class Publication:
             Its number: one more each time, from 1.
 
         Raises:
-            MeshErrorGroup: A tensor could not be computed or copied, or a process has ended; nobody will see this
+            MeshErrorGroup: A tensor could not be computed or copied, or a process has ended; no reader will see this
                 version.
             TypeError, ValueError: What is to be published is no set of tensors on this mesh any more.
             RuntimeError: This is a handle: the process that has made it publishes.

@@ -134,7 +134,7 @@ class Reply(_Message, frozen=True, tag=5):
     lent: tuple[Any, ...] | None = None
 
 
-NOBODY: Final = -1
+NO_RANK: Final = -1
 """In place of a rank that has failed: none has."""
 
 ENDED: Final = -2
@@ -196,7 +196,7 @@ class Answer(_Message, frozen=True, tag=10):
     ask: int
     number: int
     values: list[bytes]
-    failed_place: int = NOBODY
+    failed_place: int = NO_RANK
 
 
 class Offer(_Message, frozen=True, tag=6):

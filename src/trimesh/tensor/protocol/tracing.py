@@ -1,4 +1,4 @@
-"""What an operator makes of tensors of certain looks, found out without their data."""
+"""What an operator makes of tensors of certain metadata, found out without their data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trimesh.tensor.protocol.mended import MENDED
 DATA_DEPENDENT: Final = (DataDependentOutputException, DynamicOutputShapeException)
 """What fake tensors raise for an operation whose result has a shape, or a value, that only the data says."""
 
-Looks = tuple[Sequence[int], Sequence[int], torch.dtype, torch.device]
+Metadata = tuple[Sequence[int], Sequence[int], torch.dtype, torch.device]
 """Size, stride, dtype and device of a tensor."""
 
 Filled = Callable[[Sequence[torch.Tensor]], tuple[Sequence[Any], dict[str, Any]]]
@@ -29,9 +29,9 @@ Filled = Callable[[Sequence[torch.Tensor]], tuple[Sequence[Any], dict[str, Any]]
 
 
 def traced(
-    operator: Any, looks: Sequence[Looks], filled: Filled, fake: FakeTensorMode
+    operator: Any, metas: Sequence[Metadata], filled: Filled, fake: FakeTensorMode
 ) -> tuple[Any, Sequence[torch.Tensor]]:
-    """Run an operator on tensors that have looks and no data.
+    """Run an operator on tensors that have metadata and no data.
 
     Most operators run on torch's device "meta", which says the same as fake tensors in a tenth of the time. Fake
     tensors take the others, and whatever fails; what fails there runs on a few zeros, for torch's kernels decide which
@@ -39,7 +39,7 @@ def traced(
 
     Args:
         operator: An `OpOverload`.
-        looks: Of the tensors among its arguments, in order.
+        metas: Of the tensors among its arguments, in order.
         filled: Puts tensors in their places.
         fake: Makes fake tensors.
 
@@ -49,10 +49,10 @@ def traced(
     Raises:
         Exception: What torch's kernels raise; of large tensors, what fake ones do.
     """
-    result, given = _traced(operator, looks, filled, fake)
-    if any(dtype in _NARROW and 0 in stride for _, stride, dtype, _ in looks):
+    result, given = _traced(operator, metas, filled, fake)
+    if any(dtype in _NARROW and 0 in stride for _, stride, dtype, _ in metas):
         # Without data, torch computes on copies of these in another dtype, and lays the result out as they lie then.
-        wide = [(size, stride, _NARROW.get(dtype, dtype), device) for size, stride, dtype, device in looks]
+        wide = [(size, stride, _NARROW.get(dtype, dtype), device) for size, stride, dtype, device in metas]
         likes, _ = _traced(operator, wide, filled, fake)
         result = pytree.tree_map(partial(_laid_out, given), result, likes)
     return result, given
@@ -67,11 +67,11 @@ def _laid_out(given: Sequence[torch.Tensor], made: Any, like: Any) -> Any:
 
 
 def _traced(
-    operator: Any, looks: Sequence[Looks], filled: Filled, fake: FakeTensorMode
+    operator: Any, metas: Sequence[Metadata], filled: Filled, fake: FakeTensorMode
 ) -> tuple[Any, Sequence[torch.Tensor]]:
     run: Callable[..., Any] = MENDED.get(operator) or operator
-    if looks and operator not in _FOR_FAKES and all(one[3] == looks[0][3] for one in looks):
-        given = [torch.empty_strided(size, stride, dtype=dtype, device="meta") for size, stride, dtype, _ in looks]
+    if metas and operator not in _FOR_FAKES and all(one[3] == metas[0][3] for one in metas):
+        given = [torch.empty_strided(size, stride, dtype=dtype, device="meta") for size, stride, dtype, _ in metas]
         args, kwargs = filled(given)
         if not any(_is_placed(one) for one in (*args, *kwargs.values())):
             try:
@@ -82,34 +82,34 @@ def _traced(
     try:
         with quiet(), fake, torch.no_grad():
             given = [
-                torch.empty_strided(size, stride, dtype=dtype, device=device) for size, stride, dtype, device in looks
+                torch.empty_strided(size, stride, dtype=dtype, device=device) for size, stride, dtype, device in metas
             ]
             args, kwargs = filled(given)
             return run(*args, **kwargs), given
     except DATA_DEPENDENT:
         raise
     except Exception:
-        if not _is_small(operator, looks):
+        if not _is_small(operator, metas):
             raise
-    return _tried(operator, looks, filled)
+    return _tried(operator, metas, filled)
 
 
-def _is_small(operator: Any, looks: Sequence[Looks]) -> bool:
+def _is_small(operator: Any, metas: Sequence[Metadata]) -> bool:
     """Whether an operator may be run on zeros of this process to find out what it raises."""
-    size = sum(math.prod(size) * dtype.itemsize for size, _, dtype, _ in looks)
-    on_host = all(device.type == "cpu" for *_, device in looks)
+    size = sum(math.prod(size) * dtype.itemsize for size, _, dtype, _ in metas)
+    on_host = all(device.type == "cpu" for *_, device in metas)
     return (
-        bool(looks)
+        bool(metas)
         and on_host
         and size <= limits.TENSOR_TRIED_BYTES_MAX
         and torch.Tag.nondeterministic_seeded not in operator.tags
     )
 
 
-def _tried(operator: Any, looks: Sequence[Looks], filled: Filled) -> tuple[Any, Sequence[torch.Tensor]]:
+def _tried(operator: Any, metas: Sequence[Metadata], filled: Filled) -> tuple[Any, Sequence[torch.Tensor]]:
     """Run an operator on zeros."""
     with no_dispatch(), torch.no_grad():
-        given = [torch.empty_strided(size, stride, dtype=dtype).zero_() for size, stride, dtype, _ in looks]
+        given = [torch.empty_strided(size, stride, dtype=dtype).zero_() for size, stride, dtype, _ in metas]
         args, kwargs = filled(given)
         return operator(*args, **kwargs), given
 

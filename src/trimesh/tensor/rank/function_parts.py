@@ -24,7 +24,7 @@ class Operand:
 
 
 @attrs.frozen
-class Look:
+class LocalMeta:
     """What a rank says of a tensor that it has.
 
     Attributes:
@@ -68,9 +68,9 @@ class Here:
         return rank
 
 
-def look_of(tensor: torch.Tensor) -> Look:
-    """Return the looks of a tensor."""
-    return Look(tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype)
+def meta_of(tensor: torch.Tensor) -> LocalMeta:
+    """Return the metadata of a tensor."""
+    return LocalMeta(tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype)
 
 
 def take_apart(name: str, result: Any) -> tuple[list[torch.Tensor], Any]:

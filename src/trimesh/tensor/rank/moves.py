@@ -203,7 +203,7 @@ class Moves:
             self.take_back(move)
 
     def take_back(self, move: Move) -> None:
-        """Let nobody read any more what was lent, if it still is."""
+        """Let what was lent be read no more, if it still is."""
         lent = self._lent.pop(move, None)
         if lent is not None:
             self.lent_bytes -= lent.memory.nbytes
@@ -321,7 +321,7 @@ class Moves:
             self._cast([peer], messages.Taken(engine, controller, number, is_unread))
 
     def offered(self, peer: Peer, message: messages.Offer, bodies: list[memoryview]) -> None:
-        """Take what another process has for this one; it may come before anybody here asks for it."""
+        """Take what another process has for this one; it may come before it is asked for here."""
         key = (ProcId(message.controller), message.move), peer.proc_id
         expected = self._expected.setdefault(key, _Expected())
         if expected.offer is not None or len(bodies) > 1:

@@ -53,7 +53,7 @@ class Runner:
                 self._is_serving = self.proc.serve(self._take_turns)
             return
         if self._thread is None:
-            # Its last operation may never end, and the process ends by `os._exit`: nobody waits for it.
+            # Its last operation may never end, and the process ends by `os._exit`: nothing waits for it.
             self._thread = threading.Thread(target=self._run, name=f"tensors of {self.rank.mesh}", daemon=True)
             self._thread.start()
         self._batches.put((team, steps))

@@ -10,7 +10,7 @@ import torch
 from trimesh.tensor.protocol.placement import WHOLE
 from trimesh.tensor.protocol.tracing import traced
 from trimesh.tensor.rules.arguments import is_global, replaced
-from trimesh.tensor.rules.call import Look
+from trimesh.tensor.rules.call import GlobalMeta
 from trimesh.tensor.rules.cuts import Cuts, local_part, part_of, placements_of
 from trimesh.tensor.rules.sums import lies_so, ordered
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-def spec_of(mesh: Any, cuts: Cuts, look: Look) -> Any:
+def spec_of(mesh: Any, cuts: Cuts, meta: GlobalMeta) -> Any:
     """Return what torch is to know of a global tensor."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta  # noqa: PLC0415 - see `sharding`
 
-    meta = TensorMeta(torch.Size(look.size), look.stride, look.dtype)
-    return DTensorSpec(mesh, placements_of(cuts), tensor_meta=meta)
+    known = TensorMeta(torch.Size(meta.size), meta.stride, meta.dtype)
+    return DTensorSpec(mesh, placements_of(cuts), tensor_meta=known)
 
 
 def assembled(local: Any, made: Any, leaves: Sequence[DTensor]) -> Any:
@@ -47,7 +47,7 @@ def assembled(local: Any, made: Any, leaves: Sequence[DTensor]) -> Any:
 
 
 def made_of(local: torch.Tensor, mesh: Any, placements: Sequence[Any], whole: torch.Tensor) -> DTensor:
-    """Return the global tensor with the looks of `whole` of which this rank has a part."""
+    """Return the global tensor with the metadata of `whole` of which this rank has a part."""
     from torch.distributed.tensor import DTensor  # noqa: PLC0415 - see `sharding`
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta  # noqa: PLC0415 - see `sharding`
 
@@ -91,9 +91,9 @@ def sliced_part(value: DTensor, cuts: Cuts, target: Cuts) -> torch.Tensor | None
     return local
 
 
-def looks_made(
+def metas_made(
     operator: Any, args: Sequence[Any], kwargs: dict[str, Any], leaves: Sequence[DTensor], fake: FakeTensorMode
-) -> tuple[list[Look | None], list[int | None]]:
+) -> tuple[list[GlobalMeta | None], list[int | None]]:
     """Find out what an operator makes; and which of it are arguments, by their numbers."""
 
     def filled(fakes: Sequence[torch.Tensor]) -> tuple[Sequence[Any], dict[str, Any]]:
@@ -103,13 +103,13 @@ def looks_made(
     result, fakes = traced(
         operator, [(one.size(), one.stride(), one.dtype, one.device) for one in leaves], filled, fake
     )
-    looks: list[Look | None] = []
+    metas: list[GlobalMeta | None] = []
     aliases: list[int | None] = []
     for one in result if isinstance(result, list | tuple) else [result]:
         if not isinstance(one, torch.Tensor):
-            looks.append(None)
+            metas.append(None)
             aliases.append(None)
             continue
-        looks.append(Look(len(looks), tuple(one.size()), tuple(one.stride()), one.dtype, ()))
+        metas.append(GlobalMeta(len(metas), tuple(one.size()), tuple(one.stride()), one.dtype, ()))
         aliases.append(next((index for index, fake in enumerate(fakes) if fake is one), None))
-    return looks, aliases
+    return metas, aliases

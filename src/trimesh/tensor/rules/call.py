@@ -1,4 +1,4 @@
-"""One call of an operator on global tensors, as the rules see it: named arguments, with looks for tensors."""
+"""One call of an operator on global tensors, as the rules see it: named arguments, with metadata for tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trimesh.tensor.rules.cuts import SUM, Cuts, local_part
 
 
 @attrs.frozen(eq=False)
-class Look:
+class GlobalMeta:
     """A global tensor among the arguments of a call, or its results.
 
     Attributes:
@@ -80,13 +80,13 @@ class Chosen:
     place: Sequence[int]
     device_mesh: Any
 
-    def part(self, look: Look) -> tuple[list[int], list[int]]:
+    def part(self, meta: GlobalMeta) -> tuple[list[int], list[int]]:
         """Return where this rank's part of an argument starts, and its size."""
-        return local_part(look.size, self.args[look.index], self.mesh, self.place)
+        return local_part(meta.size, self.args[meta.index], self.mesh, self.place)
 
-    def result_size(self, number: int, look: Look) -> list[int]:
+    def result_size(self, number: int, meta: GlobalMeta) -> list[int]:
         """Return the size of this rank's part of a result."""
-        return local_part(look.size, self.results[number], self.mesh, self.place)[1]
+        return local_part(meta.size, self.results[number], self.mesh, self.place)[1]
 
 
 @attrs.define(eq=False)
@@ -96,34 +96,34 @@ class Call:
     Attributes:
         operator: An `OpOverload`.
         name: Of it, without overload; of one that writes to its first argument, that of the one that does not.
-        arguments: By name; a `Look` in the place of each tensor.
-        looks: Of the tensors, in order.
+        arguments: By name; a `GlobalMeta` in the place of each tensor.
+        metas: Of the tensors, in order.
         written: Which of them it writes to.
         is_in_place: Whether it is named for writing to its first argument.
         mesh: Size of each dimension of the mesh.
-        leaves: What it returns: looks, and None for what is no tensor.
+        leaves: What it returns: metadata, and None for what is no tensor.
     """
 
     operator: Any
     name: str
     arguments: dict[str, Any]
-    looks: list[Look]
+    metas: list[GlobalMeta]
     written: frozenset[int]
     is_in_place: bool
     mesh: Sequence[int]
-    leaves: list[Look | None]
+    leaves: list[GlobalMeta | None]
 
     def __getitem__(self, name: str) -> Any:
         """Return an argument."""
         return self.arguments.get(name)
 
     @property
-    def results(self) -> list[Look]:
+    def results(self) -> list[GlobalMeta]:
         """The tensors that it returns."""
         return [one for one in self.leaves if one is not None]
 
     @property
-    def result(self) -> Look:
+    def result(self) -> GlobalMeta:
         """The first tensor that it returns."""
         return self.results[0]
 
@@ -141,26 +141,26 @@ class Call:
         found = [found] if isinstance(found, int) else found
         return sorted({dim % ndim if ndim else 0 for dim in found} if ndim else set())
 
-    def of(self, name: str) -> list[Look]:
+    def of(self, name: str) -> list[GlobalMeta]:
         """Return the tensors of an argument: none, one or those of a list."""
-        return list(looks_in(self.arguments.get(name)))
+        return list(metas_in(self.arguments.get(name)))
 
     def strategy(self, args: dict[int, int], results: Sequence[int], *, default: int = -1) -> Strategy:
         """Return a strategy by the indices of tensors; those that are not named lie whole."""
-        return Strategy(tuple(args.get(index, default) for index in range(len(self.looks))), tuple(results))
+        return Strategy(tuple(args.get(index, default) for index in range(len(self.metas))), tuple(results))
 
-    def is_sum(self, look: Look, dim: int) -> bool:
+    def is_sum(self, meta: GlobalMeta, dim: int) -> bool:
         """Whether the ranks have parts of a sum of it along a dimension of the mesh."""
-        return look.cuts[dim] == SUM
+        return meta.cuts[dim] == SUM
 
 
-def looks_in(tree: Any) -> Iterator[Look]:
-    """Yield the looks in an argument, in order."""
-    if isinstance(tree, Look):
+def metas_in(tree: Any) -> Iterator[GlobalMeta]:
+    """Yield the metadata in an argument, in order."""
+    if isinstance(tree, GlobalMeta):
         yield tree
     elif isinstance(tree, list | tuple):
         for one in tree:
-            yield from looks_in(one)
+            yield from metas_in(one)
 
 
 def localized(call: Call, **changes: Any) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from trimesh.tensor.protocol.placement import WHOLE
-from trimesh.tensor.rules.call import Call, Chosen, Look, Strategy
+from trimesh.tensor.rules.call import Call, Chosen, GlobalMeta, Strategy
 from trimesh.tensor.rules.cuts import SUM, has_empty_part
 
 if TYPE_CHECKING:
@@ -25,14 +25,14 @@ def choose(row: Row, call: Call, mesh: Any, aliases: Sequence[int | None]) -> Ch
         if strategy is None:
             return None
         picked.append(strategy)
-    args = [tuple(one.args[index] for one in picked) for index in range(len(call.looks))]
+    args = [tuple(one.args[index] for one in picked) for index in range(len(call.metas))]
     results = [tuple(one.results[index] for one in picked) for index in range(len(call.results))]
     chosen = Chosen(args, results, call.mesh, mesh.get_coordinate() or (), mesh)
     if not row.takes_empty:
-        sizes = [(look.size, cuts) for look, cuts in zip(call.looks, args, strict=True)]
+        sizes = [(meta.size, cuts) for meta, cuts in zip(call.metas, args, strict=True)]
         for size, cuts in sizes:
             if 0 not in size and has_empty_part(size, cuts, call.mesh):
-                whole = [(WHOLE,) * len(call.mesh)] * len(call.looks)
+                whole = [(WHOLE,) * len(call.mesh)] * len(call.metas)
                 if call.written:
                     return None
                 return Chosen(whole, [(WHOLE,) * len(call.mesh)] * len(call.results), call.mesh, chosen.place, mesh)
@@ -40,7 +40,7 @@ def choose(row: Row, call: Call, mesh: Any, aliases: Sequence[int | None]) -> Ch
 
 
 def _cheapest(row: Row, call: Call, dim: int, aliases: Sequence[int | None]) -> Strategy | None:
-    whole = Strategy((WHOLE,) * len(call.looks), (WHOLE,) * len(call.results))
+    whole = Strategy((WHOLE,) * len(call.metas), (WHOLE,) * len(call.results))
     best, least = None, _NEVER
     for strategy in (*row.offer(call, dim), whole):
         cost = _cost(row, call, dim, strategy, aliases)
@@ -50,24 +50,24 @@ def _cheapest(row: Row, call: Call, dim: int, aliases: Sequence[int | None]) -> 
 
 
 def _cost(row: Row, call: Call, dim: int, strategy: Strategy, aliases: Sequence[int | None]) -> float:
-    if len(strategy.args) != len(call.looks) or len(strategy.results) != len(call.results):
+    if len(strategy.args) != len(call.metas) or len(strategy.results) != len(call.results):
         raise AssertionError(f"the rule {row.kind!r} does not fit {call.operator}")
     for alias, made in zip(
-        (one for one, look in zip(aliases, call.leaves, strict=True) if look is not None), strategy.results, strict=True
+        (one for one, meta in zip(aliases, call.leaves, strict=True) if meta is not None), strategy.results, strict=True
     ):
         if alias is not None and strategy.args[alias] != made:
             return _NEVER
     return sum(
-        _cost_of(look, dim, want, is_written=look.index in call.written)
-        for look, want in zip(call.looks, strategy.args, strict=True)
+        _cost_of(meta, dim, want, is_written=meta.index in call.written)
+        for meta, want in zip(call.metas, strategy.args, strict=True)
     )
 
 
-def _cost_of(look: Look, dim: int, want: int, *, is_written: bool) -> float:
-    cut = look.cuts[dim]
+def _cost_of(meta: GlobalMeta, dim: int, want: int, *, is_written: bool) -> float:
+    cut = meta.cuts[dim]
     if is_written and want != max(cut, WHOLE):
         return _NEVER
-    count = max(1, look.numel) * look.dtype.itemsize
+    count = max(1, meta.numel) * meta.dtype.itemsize
     if cut == want:
         return 0
     if want == SUM:

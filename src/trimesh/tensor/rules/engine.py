@@ -27,8 +27,8 @@ from trimesh.tensor.rules.arguments import (
     replaced,
     written_in,
 )
-from trimesh.tensor.rules.assembly import assembled, joined, looks_made, made_of, own_part, sliced_part, spec_of
-from trimesh.tensor.rules.call import Call, Chosen, Look
+from trimesh.tensor.rules.assembly import assembled, joined, made_of, metas_made, own_part, sliced_part, spec_of
+from trimesh.tensor.rules.call import Call, Chosen, GlobalMeta
 from trimesh.tensor.rules.choice import choose
 from trimesh.tensor.rules.composed import COMPOSED, Compose
 from trimesh.tensor.rules.cuts import SUM, Cuts, added_up, cuts_of, dense_strides, placements_of
@@ -46,7 +46,7 @@ Operator = Callable[..., Any]
 
 
 class _Way:
-    """How a call of certain looks runs: as long as these are the same, so is this.
+    """How a call of a certain signature runs: as long as these are the same, so is this.
 
     Attributes:
         targets: How each tensor is to lie.
@@ -235,18 +235,18 @@ class Engine:
             return None
         mesh = leaves[0].device_mesh
         sizes = [mesh.size(dim) for dim in range(mesh.ndim)]
-        looks = [
-            Look(index, tuple(one.size()), tuple(one.stride()), one.dtype, cut)
+        metas = [
+            GlobalMeta(index, tuple(one.size()), tuple(one.stride()), one.dtype, cut)
             for index, (one, cut) in enumerate(zip(leaves, cuts, strict=True))
         ]
         try:
-            results, aliases = looks_made(operator, args, kwargs, leaves, self._fake)
+            results, aliases = metas_made(operator, args, kwargs, leaves, self._fake)
         except DATA_DEPENDENT:
             return None
-        named = bound(operator, replaced(tuple(args), iter(looks)), replaced(kwargs, iter(looks[count_in(args) :])))
+        named = bound(operator, replaced(tuple(args), iter(metas)), replaced(kwargs, iter(metas[count_in(args) :])))
         numbers = {id(one): index for index, one in enumerate(leaves)}
         written = frozenset(numbers[one] for one in written_in(operator, args, kwargs))
-        call = Call(operator, plain_name(operator), named, looks, written, bool(written), sizes, results)
+        call = Call(operator, plain_name(operator), named, metas, written, bool(written), sizes, results)
         for row in rows:
             if row.may_run is None or row.may_run(call):
                 chosen = choose(row, call, mesh, aliases)
@@ -258,16 +258,16 @@ def _way(row: Row, call: Call, chosen: Chosen, aliases: Sequence[int | None]) ->
     function = row.localize(call, chosen) if row.localize is not None else None
     made: list[Any] = []
     number = 0
-    for look, alias in zip(call.leaves, aliases, strict=True):
-        if look is None:
+    for meta, alias in zip(call.leaves, aliases, strict=True):
+        if meta is None:
             made.append(None)
             continue
         if alias is not None:
             made.append(alias)
         else:
-            size = chosen.result_size(number, look)
-            strides = None if row.is_view else dense_strides(size, look.size, look.stride)
-            made.append((spec_of(chosen.device_mesh, chosen.results[number], look), torch.Size(size), strides))
+            size = chosen.result_size(number, meta)
+            strides = None if row.is_view else dense_strides(size, meta.size, meta.stride)
+            made.append((spec_of(chosen.device_mesh, chosen.results[number], meta), torch.Size(size), strides))
         number += 1
     return _Way(chosen.args, function or call.operator, made, is_view=row.is_view)
 

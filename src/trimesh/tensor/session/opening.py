@@ -28,7 +28,7 @@ class _Controlled(trio.abc.Instrument):
         for engine in self.engines.values():
             engine.flush()
         sweep_activations()
-        self.proc.transport.flush()  # it has had its turn before this wait: nobody would wake the ranks
+        self.proc.transport.flush()  # it has had its turn before this wait: nothing would wake the ranks
 
     def closed(self, engine: Engine) -> None:
         """Forget an engine; the last one takes this along."""

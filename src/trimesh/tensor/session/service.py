@@ -220,7 +220,7 @@ class TensorService:
         self.proc.on_gone.append(self._gone)
 
     def hosted(self, controller: ProcId, engine: int) -> Rank | None:
-        """Return the rank that lives here in somebody's engine."""
+        """Return the rank that lives here of an engine."""
         found = self._hosted.get((controller, engine))
         return None if found is None else found.rank
 

@@ -97,7 +97,7 @@ class Recorded:
         self._end("fail", None)
 
     def unknown(self) -> None:
-        """Record that nobody knows: it may have happened, or may happen at any later time."""
+        """Record that it is unknown: it may have happened, or may happen at any later time."""
         self._end("unknown", None)
 
     def _end(self, status: Status, result: Any) -> None:

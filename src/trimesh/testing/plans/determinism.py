@@ -84,7 +84,7 @@ def is_bit_exact() -> bool:
 
 
 def virtual_clock() -> trio.testing.MockClock:
-    """Return a clock that jumps when everybody waits.
+    """Return a clock that jumps when all tasks wait.
 
     It asks the real clock each time that it is asked, some thousand times in a run, and takes what `time.perf_counter`
     is now: make it before the clocks of actors are installed, which look at their caller.
@@ -99,7 +99,7 @@ def run_seeded(
     clock: trio.testing.MockClock | None = None,
     instruments: Sequence[trio.abc.Instrument] = (),
 ) -> T:
-    """Run `main` under a virtual clock that jumps when everybody waits, with a schedule that follows from `seed`."""
+    """Run `main` under a virtual clock that jumps when all tasks wait, with a schedule that follows from `seed`."""
     clock = clock or virtual_clock()
     with scheduled_by(seed) if is_bit_exact() else nullcontext():
         return trio.run(main, *args, clock=clock, instruments=instruments)

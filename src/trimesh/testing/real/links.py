@@ -88,7 +88,7 @@ class RealLinks:
             rows.append(row)
         return lambda: self._heal(rows)
 
-    def part(self, fault: Partition) -> Heal:
+    def partition(self, fault: Partition) -> Heal:
         """Let nothing pass; return what lets it pass again."""
         pairs = self._pairs(fault.a.places, fault.b.places, fault.direction)
         rows = [self.table.disturb("hold", source, target) for source, target in pairs]

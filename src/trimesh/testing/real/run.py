@@ -184,7 +184,7 @@ class RealExecutor:
             case Partition():
                 self._check_armed((*fault.a.places, *fault.b.places))
                 self._fire(planned, "partition", f"{fault.a.text} - {fault.b.text}")
-                return self.links.part(fault)
+                return self.links.partition(fault)
             case ResourceFault():
                 self._check_armed(fault.where.places)
                 return self.links.refuse(planned, fault)

@@ -15,7 +15,7 @@ SEEDED: Final = pytest.mark.mesh_seeded
 """Marks what runs under seeds; as a property of a report, the number of its runs."""
 
 FRESH: Final = "fresh"
-"""As `--mesh-first-seed`: begin where nobody has begun before."""
+"""As `--mesh-first-seed`: begin where no run has begun before."""
 
 FRESH_BITS: Final = 32
 """Of a first seed that is drawn: short enough to be typed, and no two runs of a year begin at the same."""
@@ -30,7 +30,7 @@ class SeedPlan:
         first: Where to begin.
         count: How many instead of what a test says, or None.
         seconds: How long to go on with the next ones, in each test, instead of counting them; None to count.
-        fresh_first: Where seeds that nobody has run begin.
+        fresh_first: Where seeds that were never run begin.
         fresh_seconds: How long to go on with those, in each test, after the others.
     """
 

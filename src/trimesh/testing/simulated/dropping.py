@@ -135,7 +135,7 @@ def _end(runner: Any, task: Any) -> None:
     is_parent = False
     for nursery in task._child_nurseries:  # noqa: SLF001 - see the head of this file
         is_parent = is_parent or nursery._parent_waiting_in_aexit  # noqa: SLF001
-        nursery._parent_waiting_in_aexit = False  # noqa: SLF001 - nobody is woken when the last child has ended
+        nursery._parent_waiting_in_aexit = False  # noqa: SLF001 - no task is woken when the last child has ended
     task._child_nurseries = []  # noqa: SLF001
     is_running, task.coro = task.coro.cr_running, _ENDED
     if is_running:

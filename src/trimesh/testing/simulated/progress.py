@@ -31,7 +31,7 @@ SPIN_STEPS_MAX: Final = 100_000
 """Steps of tasks at one moment of the virtual clock, which a task that never waits keeps from going on by itself."""
 
 SPIN_AGAIN_STEPS: Final = 1_000
-"""The same once that has happened, until everybody waits."""
+"""The same once that has happened, until all tasks wait."""
 
 _SAMPLE: Final = 64
 """One step of so many is looked at for who makes them."""

@@ -44,7 +44,7 @@ class Options:
 
 
 class HangError(AssertionError):
-    """A run did not end; the text says what everybody was waiting for."""
+    """A run did not end; the text says what all tasks were waiting for."""
 
 
 @attrs.define(eq=False)

@@ -289,7 +289,7 @@ class Simulation:
         if owner not in self._heard:
             self._heard.add(owner)
             proc.on_gone.append(lambda gone: self._gone(owner, gone))
-        # The owner of a process holds a lease on it, and nobody else does.
+        # The owner of a process holds a lease on it, and no other process does.
         starter = None if child is None else child.owner
         owns = child is not None and (starter.proc_id if starter is not None else self._controller) == owner
         self.wire.add(Wired(owner, peer, link, (lambda down: proc.link_down(link, down)) if owns else None))

@@ -129,7 +129,7 @@ class SimTime:
 
     def _sleeping(self, real: Callable[[float], None]) -> Callable[[float], None]:
         def sleep(seconds: float) -> None:
-            if not is_in_actor():  # a library that sleeps for an actor may not stop everybody either
+            if not is_in_actor():  # a library that sleeps for an actor may not stop all others either
                 real(seconds)
             elif seconds < 0:
                 raise ValueError("sleep length must be non-negative")
@@ -196,7 +196,7 @@ def _is_own(name: str) -> bool:
 def _virtual_dates(wall: Callable[[], float]) -> Generator[None, None, None]:
     """Let `datetime.now` and `utcnow` say the virtual time in actors.
 
-    They are written in C and ask the system, and a type of C lets nobody set its attributes: so its dictionary is.
+    They are written in C and ask the system, and the attributes of a type of C cannot be set: so its dictionary is.
     """
     [attributes] = gc.get_referents(datetime.datetime.__dict__)
     real_now, real_utcnow = attributes["now"], attributes["utcnow"]

@@ -29,7 +29,7 @@ class Hold:
     """One reason why nothing passes.
 
     Attributes:
-        sources, targets: What is sent from one to the other is held; None for everybody.
+        sources, targets: What is sent from one to the other is held; None for all.
         ends_lease: Whether heartbeats are held, too.
     """
 

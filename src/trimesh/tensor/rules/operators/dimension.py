@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from trimesh.tensor.rules.call import Call, Chosen, Look, Strategy, localized
+from trimesh.tensor.rules.call import Call, Chosen, GlobalMeta, Strategy, localized
 from trimesh.tensor.rules.row import Row, words
 
 Used = Callable[[Call], Sequence[int]]
@@ -14,7 +14,7 @@ Used = Callable[[Call], Sequence[int]]
 
 def _named(name: str) -> Used:
     def used(call: Call) -> Sequence[int]:
-        ndim = call.looks[0].ndim
+        ndim = call.metas[0].ndim
         return call.dims(name, ndim) if isinstance(call[name], list | tuple) else [call.dim(name, ndim)]
 
     return used
@@ -22,19 +22,19 @@ def _named(name: str) -> Used:
 
 def _last(count: int) -> Used:
     def used(call: Call) -> Sequence[int]:
-        ndim = call.looks[0].ndim
+        ndim = call.metas[0].ndim
         return range(max(0, ndim - count), ndim)
 
     return used
 
 
 def _padded(call: Call) -> Sequence[int]:
-    pad, ndim = call["pad"], call.looks[0].ndim
+    pad, ndim = call["pad"], call.metas[0].ndim
     return [ndim - 1 - at // 2 for at, count in enumerate(pad) if count]
 
 
 def _rolled(call: Call) -> Sequence[int]:
-    ndim = call.looks[0].ndim
+    ndim = call.metas[0].ndim
     return call.dims("dims", ndim)
 
 
@@ -65,25 +65,25 @@ _USED: Final[dict[str, Used]] = {
 
 
 def _offer(call: Call, _dim: int) -> Iterable[Strategy]:
-    used, ndim = _USED[call.name](call), call.looks[0].ndim
+    used, ndim = _USED[call.name](call), call.metas[0].ndim
     for cut in range(ndim):
         if cut not in used and all(
-            one.ndim > cut and one.size[cut] == call.looks[0].size[cut] for one in (*call.looks, *call.results)
+            one.ndim > cut and one.size[cut] == call.metas[0].size[cut] for one in (*call.metas, *call.results)
         ):
-            yield call.strategy(dict.fromkeys(range(len(call.looks)), cut), [cut] * len(call.results))
+            yield call.strategy(dict.fromkeys(range(len(call.metas)), cut), [cut] * len(call.results))
 
 
 def _fits(call: Call) -> bool:
-    ndim = call.looks[0].ndim
-    return ndim > 0 and all(one.ndim == ndim for one in call.looks)
+    ndim = call.metas[0].ndim
+    return ndim > 0 and all(one.ndim == ndim for one in call.metas)
 
 
 def _not_normalized(call: Call) -> Iterator[tuple[int, dict[int, int]]]:
     """Yield each dimension that is not normalized, and how the tensors that have it lie if they are cut there."""
     value = call["input"]
-    assert isinstance(value, Look)
+    assert isinstance(value, GlobalMeta)
     for cut in range(value.ndim - len(call["normalized_shape"])):
-        yield cut, dict.fromkeys((look.index for look in call.looks if look.ndim == value.ndim), cut)
+        yield cut, dict.fromkeys((meta.index for meta in call.metas if meta.ndim == value.ndim), cut)
 
 
 def _offer_layer_norm(call: Call, _dim: int) -> Iterable[Strategy]:
@@ -121,7 +121,7 @@ def _offer_group_norm(call: Call, _dim: int) -> Iterable[Strategy]:
 
 def _localize_group_norm(call: Call, chosen: Chosen) -> Callable[..., Any]:
     value = call["input"]
-    assert isinstance(value, Look)
+    assert isinstance(value, GlobalMeta)
     return localized(call, N=chosen.part(value)[1][0])
 
 

@@ -1,4 +1,4 @@
-"""Operators that take the looks of a tensor and not its values."""
+"""Operators that take the metadata of a tensor and not its values."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from trimesh.tensor.rules.row import Row, words
 
 
 def _offer(call: Call, dim: int) -> Iterable[Strategy]:
-    look = call.looks[0]
-    cut = look.cuts[dim]
-    is_same = call.result.size == look.size
+    meta = call.metas[0]
+    cut = meta.cuts[dim]
+    is_same = call.result.size == meta.size
     yield call.strategy({0: cut}, [cut if is_same and cut != SUM else WHOLE])
 
 

@@ -66,11 +66,11 @@ def _offer_gather(call: Call, _dim: int) -> Iterable[Strategy]:
 def _offer_scatter(call: Call, _dim: int) -> Iterable[Strategy]:
     value = call["self"]
     dim = call.dim("dim", value.ndim)
-    if any(look.ndim not in (0, value.ndim) for look in call.looks) or not value.ndim:
+    if any(meta.ndim not in (0, value.ndim) for meta in call.metas) or not value.ndim:
         return
     for cut in range(value.ndim):
-        if cut != dim and all(look.size[cut] == value.size[cut] for look in call.looks if look.ndim):
-            yield call.strategy({look.index: cut for look in call.looks if look.ndim}, [cut])
+        if cut != dim and all(meta.size[cut] == value.size[cut] for meta in call.metas if meta.ndim):
+            yield call.strategy({meta.index: cut for meta in call.metas if meta.ndim}, [cut])
 
 
 def _offer_index_select(call: Call, _dim: int) -> Iterable[Strategy]:
@@ -91,23 +91,23 @@ def _offer_index_add(call: Call, _dim: int) -> Iterable[Strategy]:
     if not value.ndim:
         return
     dim = call.dim("dim", value.ndim)
-    others = [look for name in ("source",) for look in call.of(name)]
-    if any(look.ndim != value.ndim for look in others):
+    others = [meta for name in ("source",) for meta in call.of(name)]
+    if any(meta.ndim != value.ndim for meta in others):
         return
     for cut in range(value.ndim):
         if cut != dim:
-            yield call.strategy({value.index: cut, **{look.index: cut for look in others}}, [cut])
+            yield call.strategy({value.index: cut, **{meta.index: cut for meta in others}}, [cut])
 
 
 def _indexed(call: Call) -> tuple[list[int], tuple[int, ...], int] | None:
     """Return which dimensions are indexed, the size of the places, and where these are in the result."""
     indices = call["indices"]
-    looks = [one for one in indices if one is not None]
-    if not looks or any(one.dtype in (torch.bool, torch.uint8) for one in looks):
+    metas = [one for one in indices if one is not None]
+    if not metas or any(one.dtype in (torch.bool, torch.uint8) for one in metas):
         return None
     dims = [dim for dim, one in enumerate(indices) if one is not None]
     broadcast: Any = torch.broadcast_shapes
-    size = tuple(broadcast(*(one.size for one in looks)))
+    size = tuple(broadcast(*(one.size for one in metas)))
     is_together = dims == list(range(dims[0], dims[-1] + 1))
     return dims, size, dims[0] if is_together else 0
 
@@ -134,9 +134,9 @@ def _offer_index(call: Call, _dim: int) -> Iterable[Strategy]:
     _, size, at = found
     for cut in range(len(size)):
         args = {}
-        for look in call.of("indices"):
-            own = cut - (len(size) - look.ndim)
-            args[look.index] = own if own >= 0 and look.size[own] == size[cut] else WHOLE
+        for meta in call.of("indices"):
+            own = cut - (len(size) - meta.ndim)
+            args[meta.index] = own if own >= 0 and meta.size[own] == size[cut] else WHOLE
         yield call.strategy(args, [at + cut])
 
 
@@ -154,22 +154,22 @@ def _offer_index_put(call: Call, _dim: int) -> Iterable[Strategy]:
 
 
 def _offer_cat(call: Call, dim: int) -> Iterable[Strategy]:
-    looks, made = call.looks, call.result
+    metas, made = call.metas, call.result
     along = call.dim("dim", made.ndim)
-    if all(one.can_sum and call.is_sum(one, dim) and one.dtype == made.dtype for one in looks):
-        yield call.strategy(dict.fromkeys(range(len(looks)), SUM), [SUM])
-    if any(one.ndim != made.ndim - (call.name == "stack") for one in looks):
+    if all(one.can_sum and call.is_sum(one, dim) and one.dtype == made.dtype for one in metas):
+        yield call.strategy(dict.fromkeys(range(len(metas)), SUM), [SUM])
+    if any(one.ndim != made.ndim - (call.name == "stack") for one in metas):
         return
     for cut in range(made.ndim):
         if cut != along:
             own = cut - (cut > along) if call.name == "stack" else cut
-            yield call.strategy(dict.fromkeys(range(len(looks)), own), [cut])
+            yield call.strategy(dict.fromkeys(range(len(metas)), own), [cut])
 
 
 def _offer_repeat(call: Call, _dim: int) -> Iterable[Strategy]:
-    look, repeats = call.looks[0], call["repeats"]
-    for cut in range(look.ndim):
-        at = cut + len(repeats) - look.ndim
+    meta, repeats = call.metas[0], call["repeats"]
+    for cut in range(meta.ndim):
+        at = cut + len(repeats) - meta.ndim
         if repeats[at] == 1:
             yield call.strategy({0: cut}, [at])
 

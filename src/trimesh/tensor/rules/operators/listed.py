@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from trimesh.tensor.protocol.placement import WHOLE
-from trimesh.tensor.rules.call import Call, Look, Strategy
+from trimesh.tensor.rules.call import Call, GlobalMeta, Strategy
 from trimesh.tensor.rules.row import Row, words
 
 _FOREACH: Final = tuple(
@@ -23,7 +23,7 @@ def _lists(call: Call) -> list[Sequence[object]]:
     return [
         value
         for value in call.arguments.values()
-        if isinstance(value, list | tuple) and any(isinstance(one, Look) for one in value)
+        if isinstance(value, list | tuple) and any(isinstance(one, GlobalMeta) for one in value)
     ]
 
 
@@ -35,14 +35,14 @@ def _offer(call: Call, dim: int) -> Iterable[Strategy]:
     args: dict[int, int] = {}
     made: list[int] = []
     for place in range(len(lists[0])):
-        looks = [one for each in lists if place < len(each) and isinstance(one := each[place], Look)]
-        first = looks[0]
+        metas = [one for each in lists if place < len(each) and isinstance(one := each[place], GlobalMeta)]
+        first = metas[0]
         cut = max(first.cuts[dim], WHOLE)
         if cut == WHOLE and not call.written:
-            cut = max(WHOLE, *(one.cuts[dim] for one in looks if one.size == first.size))
-        for look in looks:
-            args[look.index] = cut if look.size == first.size else WHOLE
-        if any(look.size != first.size and look.ndim for look in looks) and cut != WHOLE:
+            cut = max(WHOLE, *(one.cuts[dim] for one in metas if one.size == first.size))
+        for meta in metas:
+            args[meta.index] = cut if meta.size == first.size else WHOLE
+        if any(meta.size != first.size and meta.ndim for meta in metas) and cut != WHOLE:
             return  # broadcast
         made.append(cut)
     yield call.strategy(args, made if call.results else [])

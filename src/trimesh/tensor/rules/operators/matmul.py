@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from trimesh.tensor.protocol.placement import WHOLE
-from trimesh.tensor.rules.call import Call, Chosen, Look, Strategy
+from trimesh.tensor.rules.call import Call, Chosen, GlobalMeta, Strategy
 from trimesh.tensor.rules.cuts import SUM
 from trimesh.tensor.rules.row import Row
 
@@ -26,33 +26,33 @@ _LETTERS: Final = {
 }
 
 
-def _factors(call: Call) -> list[Look]:
+def _factors(call: Call) -> list[GlobalMeta]:
     return (
-        [one for one in call.looks if one is not call["self"]]
+        [one for one in call.metas if one is not call["self"]]
         if call.name.startswith("a") or call.name == "baddbmm"
-        else call.looks
+        else call.metas
     )
 
 
 def _offer(call: Call, _dim: int) -> Iterable[Strategy]:
     left, right, made = _LETTERS[call.name]
     one, other = _factors(call)
-    added = [look for look in call.looks if look is not one and look is not other]
+    added = [meta for meta in call.metas if meta is not one and meta is not other]
     for letter in sorted(set(left + right)):
         args = {one.index: left.find(letter), other.index: right.find(letter)}
         at = made.find(letter)
         if at < 0 and not call.result.can_sum:
             continue
-        for look in added:
-            own = at - (len(made) - look.ndim)
-            args[look.index] = own if at >= 0 and own >= 0 and look.size[own] == call.result.size[at] else WHOLE
+        for meta in added:
+            own = at - (len(made) - meta.ndim)
+            args[meta.index] = own if at >= 0 and own >= 0 and meta.size[own] == call.result.size[at] else WHOLE
         yield call.strategy(args, [at if at >= 0 else SUM])
 
 
 def _localize(call: Call, chosen: Chosen) -> Callable[..., Any] | None:
     """Of a product in parts of a sum only the first rank adds what is to be added."""
     sums = [dim for dim, cut in enumerate(chosen.results[0]) if cut == SUM]
-    if not sums or len(call.looks) < 3 or all(chosen.place[dim] == 0 for dim in sums):
+    if not sums or len(call.metas) < 3 or all(chosen.place[dim] == 0 for dim in sums):
         return None
 
     def product(added: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from trimesh.tensor.protocol.placement import WHOLE
-from trimesh.tensor.rules.call import Call, Look, Strategy
+from trimesh.tensor.rules.call import Call, GlobalMeta, Strategy
 from trimesh.tensor.rules.cuts import SUM
 from trimesh.tensor.rules.row import Row, words
 
@@ -43,10 +43,10 @@ def _offer_attention(call: Call, _dim: int) -> Iterable[Strategy]:
     if call["dropout_p"] or query.ndim != 4:
         return
     for cut in (0, 1):
-        args = {look.index: cut for look in call.looks}
-        if any(look.size[cut] != query.size[cut] for look in call.looks if look is not mask):
+        args = {meta.index: cut for meta in call.metas}
+        if any(meta.size[cut] != query.size[cut] for meta in call.metas if meta is not mask):
             continue
-        if isinstance(mask, Look):
+        if isinstance(mask, GlobalMeta):
             own = cut - (4 - mask.ndim)
             args[mask.index] = own if own >= 0 and mask.size[own] == query.size[cut] else WHOLE
         at = [one.size.index(query.size[cut]) if cut >= one.ndim else cut for one in call.results]
@@ -58,7 +58,7 @@ def _offer_convolution(call: Call, _dim: int) -> Iterable[Strategy]:
     value, weight = call["input"], call["weight"]
     yield call.strategy({value.index: 0}, [0])
     if call["groups"] == 1 and not call["transposed"]:
-        args = {weight.index: 0, **{look.index: 0 for look in call.of("bias")}}
+        args = {weight.index: 0, **{meta.index: 0 for meta in call.of("bias")}}
         yield call.strategy(args, [1])
 
 

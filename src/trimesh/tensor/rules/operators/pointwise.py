@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from trimesh.tensor.protocol.placement import WHOLE
-from trimesh.tensor.rules.call import Call, Look, Strategy
+from trimesh.tensor.rules.call import Call, GlobalMeta, Strategy
 from trimesh.tensor.rules.cuts import SUM
 from trimesh.tensor.rules.row import Row, words
 
@@ -34,43 +34,43 @@ _PLAIN: Final = words("""
 """)
 
 
-def broadcast(call: Call, looks: Iterable[Look], size: tuple[int, ...], cut: int) -> dict[int, int]:
+def broadcast(call: Call, metas: Iterable[GlobalMeta], size: tuple[int, ...], cut: int) -> dict[int, int]:
     """Return how tensors that are broadcast to a size lie where dimension `cut` of it is cut."""
     found: dict[int, int] = {}
-    for look in looks:
-        own = cut - (len(size) - look.ndim)
-        found[look.index] = own if own >= 0 and look.size[own] == size[cut] else WHOLE
+    for meta in metas:
+        own = cut - (len(size) - meta.ndim)
+        found[meta.index] = own if own >= 0 and meta.size[own] == size[cut] else WHOLE
     return found
 
 
 def offer(call: Call, _dim: int) -> Iterable[Strategy]:
     """Any dimension may be cut, the same in all that have it; what is broadcast along it is whole."""
-    size = call.looks[0].size if call.is_in_place else call.result.size
+    size = call.metas[0].size if call.is_in_place else call.result.size
     if any(one.size != size for one in call.results):
         return
     for cut, length in enumerate(size):
-        args = broadcast(call, call.looks, size, cut)
+        args = broadcast(call, call.metas, size, cut)
         if length and any(one != WHOLE for one in args.values()):
             yield call.strategy(args, [cut] * len(call.results))
 
 
 def _offer_linear_one(call: Call, dim: int) -> Iterable[Strategy]:
     """Of one tensor: parts of a sum stay so."""
-    look = call.looks[0]
-    if len(call.looks) == 1 and look.can_sum and call.is_sum(look, dim) and not call.is_in_place:
+    meta = call.metas[0]
+    if len(call.metas) == 1 and meta.can_sum and call.is_sum(meta, dim) and not call.is_in_place:
         yield call.strategy({0: SUM}, [SUM])
     yield from offer(call, dim)
 
 
 def _offer_sum(call: Call, dim: int) -> Iterable[Strategy]:
     """Of two tensors of the same size: parts of two sums are parts of the sum."""
-    looks = call.looks
+    metas = call.metas
     if (
-        len(looks) == 2
+        len(metas) == 2
         and not call.is_in_place
-        and all(one.can_sum and call.is_sum(one, dim) for one in looks)
-        and looks[0].size == looks[1].size
-        and looks[0].dtype == looks[1].dtype
+        and all(one.can_sum and call.is_sum(one, dim) for one in metas)
+        and metas[0].size == metas[1].size
+        and metas[0].dtype == metas[1].dtype
         and _is_moderate(call["alpha"])
     ):
         yield call.strategy({0: SUM, 1: SUM}, [SUM])
@@ -84,22 +84,22 @@ def _is_moderate(number: object) -> bool:
 
 def _offer_multiple(call: Call, dim: int) -> Iterable[Strategy]:
     """By a number of some size parts of a sum of floats stay so; by others the parts alone might be infinite."""
-    number, look = call["other"], call["self"]
-    is_fit = isinstance(look, Look) and look.dtype.is_floating_point and look.dtype is not torch.float16
+    number, meta = call["other"], call["self"]
+    is_fit = isinstance(meta, GlobalMeta) and meta.dtype.is_floating_point and meta.dtype is not torch.float16
     if call.name == "div":
         is_fit = is_fit and isinstance(number, int | float) and number != 0 and call["rounding_mode"] is None
         is_fit = is_fit and _is_moderate(1 / number)
     is_fit = is_fit and _is_moderate(number)
-    if is_fit and look.can_sum and call.is_sum(look, dim) and not call.is_in_place and len(call.looks) == 1:
+    if is_fit and meta.can_sum and call.is_sum(meta, dim) and not call.is_in_place and len(call.metas) == 1:
         yield call.strategy({0: SUM}, [SUM])
     yield from offer(call, dim)
 
 
 def _offer_cast(call: Call, dim: int) -> Iterable[Strategy]:
     """A cast that loses nothing keeps parts of a sum."""
-    look, made = call.looks[0], call.result
-    loses_nothing = look.dtype.is_floating_point and torch.promote_types(look.dtype, made.dtype) == made.dtype
-    if loses_nothing and look.can_sum and made.can_sum and call.is_sum(look, dim) and not call.is_in_place:
+    meta, made = call.metas[0], call.result
+    loses_nothing = meta.dtype.is_floating_point and torch.promote_types(meta.dtype, made.dtype) == made.dtype
+    if loses_nothing and meta.can_sum and made.can_sum and call.is_sum(meta, dim) and not call.is_in_place:
         yield call.strategy({0: SUM}, [SUM])
     yield from offer(call, dim)
 

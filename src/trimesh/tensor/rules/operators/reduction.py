@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from trimesh.tensor.protocol.placement import WHOLE
-from trimesh.tensor.rules.call import Call, Chosen, Look, Strategy
+from trimesh.tensor.rules.call import Call, Chosen, GlobalMeta, Strategy
 from trimesh.tensor.rules.collectives import all_gathered
 from trimesh.tensor.rules.cuts import SUM
 from trimesh.tensor.rules.row import Row, words
@@ -16,7 +16,7 @@ from trimesh.tensor.rules.row import Row, words
 
 def _reduced(call: Call) -> list[int]:
     """Return the dimensions that a call reduces."""
-    return call.dims("dim", call.looks[0].ndim)
+    return call.dims("dim", call.metas[0].ndim)
 
 
 def _kept(call: Call, cut: int) -> int:
@@ -27,8 +27,8 @@ def _kept(call: Call, cut: int) -> int:
 
 
 def _offer_kept(call: Call) -> Iterable[Strategy]:
-    look, gone = call.looks[0], _reduced(call)
-    for cut in range(look.ndim):
+    meta, gone = call.metas[0], _reduced(call)
+    for cut in range(meta.ndim):
         if cut not in gone:
             yield call.strategy({0: cut}, [_kept(call, cut)] * len(call.results))
 
@@ -37,8 +37,8 @@ def _offer_sum(call: Call, dim: int) -> Iterable[Strategy]:
     yield from _offer_kept(call)
     if not call.result.can_sum:
         return
-    look = call.looks[0]
-    if call.is_sum(look, dim) and call.name in ("sum", "mean") and call.result.dtype == look.dtype:
+    meta = call.metas[0]
+    if call.is_sum(meta, dim) and call.name in ("sum", "mean") and call.result.dtype == meta.dtype:
         yield call.strategy({0: SUM}, [SUM])
     for cut in _reduced(call):
         yield call.strategy({0: cut}, [SUM])
@@ -48,11 +48,11 @@ def _sum_parts(call: Call, chosen: Chosen) -> Callable[..., Any] | None:
     """The mean of a part counts by how much of the whole it is; a sum needs nothing."""
     if call.name != "mean":
         return None
-    look = call.looks[0]
-    _, part = chosen.part(look)
+    meta = call.metas[0]
+    _, part = chosen.part(meta)
     total = count = 1
     for dim in _reduced(call):
-        total, count = total * look.size[dim], count * part[dim]
+        total, count = total * meta.size[dim], count * part[dim]
     if count == total:
         return None
 
@@ -138,14 +138,14 @@ _STEPS: Final[dict[str, tuple[Step, Step]]] = {
 
 
 def _may_two(call: Call) -> bool:
-    look = call.looks[0]
-    if not look.ndim or not look.numel:
+    meta = call.metas[0]
+    if not meta.ndim or not meta.numel:
         return False
     if call.name in ("max", "min"):
         return "dim" not in call.arguments and "other" not in call.arguments
     if call.name == "linalg_vector_norm":
         order = call["ord"]
-        return isinstance(order, int | float) and order != 0 and not look.dtype.is_complex
+        return isinstance(order, int | float) and order != 0 and not meta.dtype.is_complex
     return True
 
 
@@ -154,7 +154,7 @@ def _offer_uncut(call: Call, _dim: int) -> Iterable[Strategy]:
 
 
 def _has_dim(call: Call) -> bool:
-    return isinstance(call["self"], Look) and call.looks[0].ndim > 0 and "other" not in call.arguments
+    return isinstance(call["self"], GlobalMeta) and call.metas[0].ndim > 0 and "other" not in call.arguments
 
 
 _REST: Final = "any dimension that is not reduced"
@@ -167,7 +167,7 @@ ROWS: Final = (
         "any dimension",
         "along a dimension that is reduced, the result is parts of a sum",
         _sum_parts,
-        may_run=lambda call: call.looks[0].ndim > 0,
+        may_run=lambda call: call.metas[0].ndim > 0,
     ),
     Row(
         "reduction in two steps",

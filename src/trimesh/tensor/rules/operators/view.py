@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from trimesh.tensor.protocol.placement import WHOLE
-from trimesh.tensor.rules.call import Call, Chosen, Look, Strategy, localized
+from trimesh.tensor.rules.call import Call, Chosen, GlobalMeta, Strategy, localized
 from trimesh.tensor.rules.cuts import SUM, part_of
 from trimesh.tensor.rules.row import Row
 
@@ -21,33 +21,33 @@ def _same(_call: Call, cut: int) -> int:
 
 
 def _t(call: Call, cut: int) -> int:
-    return cut if call.looks[0].ndim < 2 else 1 - cut
+    return cut if call.metas[0].ndim < 2 else 1 - cut
 
 
 def _transpose(call: Call, cut: int) -> int:
-    ndim = call.looks[0].ndim
+    ndim = call.metas[0].ndim
     one, other = call.dim("dim0", ndim), call.dim("dim1", ndim)
     return other if cut == one else one if cut == other else cut
 
 
 def _permute(call: Call, cut: int) -> int:
-    ndim = call.looks[0].ndim
+    ndim = call.metas[0].ndim
     order: list[int] = [dim % ndim for dim in call["dims"]]
     return order.index(cut)
 
 
 def _unsqueeze(call: Call, cut: int) -> int:
-    at: int = call["dim"] % (call.looks[0].ndim + 1)
+    at: int = call["dim"] % (call.metas[0].ndim + 1)
     return cut + (cut >= at)
 
 
 def _squeezed(call: Call) -> list[int]:
     """Return the dimensions that a call takes away: those of length 1 in the whole."""
-    look = call.looks[0]
-    named = call.dims("dim", look.ndim) if "dim" in call.arguments else range(look.ndim)
+    meta = call.metas[0]
+    named = call.dims("dim", meta.ndim) if "dim" in call.arguments else range(meta.ndim)
     if call["dim"] == [] or call["dim"] == ():
         named = []
-    return [dim for dim in named if look.size[dim] == 1]
+    return [dim for dim in named if meta.size[dim] == 1]
 
 
 def _squeeze(call: Call, cut: int) -> int | None:
@@ -56,43 +56,43 @@ def _squeeze(call: Call, cut: int) -> int | None:
 
 
 def _expand(call: Call, cut: int) -> int | None:
-    look = call.looks[0]
-    at = cut + call.result.ndim - look.ndim
-    return at if call.result.size[at] == look.size[cut] else None
+    meta = call.metas[0]
+    at = cut + call.result.ndim - meta.ndim
+    return at if call.result.size[at] == meta.size[cut] else None
 
 
 def _select(call: Call, cut: int) -> int | None:
-    dim = call.dim("dim", call.looks[0].ndim)
+    dim = call.dim("dim", call.metas[0].ndim)
     return None if cut == dim else cut - (cut > dim)
 
 
 def _slice(call: Call, cut: int) -> int | None:
-    look = call.looks[0]
-    dim = call.dim("dim", look.ndim)
-    return cut if cut != dim or (call["step"] == 1 and call.result.size[dim] == look.size[dim]) else None
+    meta = call.metas[0]
+    dim = call.dim("dim", meta.ndim)
+    return cut if cut != dim or (call["step"] == 1 and call.result.size[dim] == meta.size[dim]) else None
 
 
 def _other(call: Call, cut: int) -> int | None:
-    return None if cut == call.dim("dim", call.looks[0].ndim) else cut
+    return None if cut == call.dim("dim", call.metas[0].ndim) else cut
 
 
 def _unfold(call: Call, cut: int) -> int | None:
-    return None if cut == call.dim("dimension", call.looks[0].ndim) else cut
+    return None if cut == call.dim("dimension", call.metas[0].ndim) else cut
 
 
 def _diagonal(call: Call, cut: int) -> int | None:
-    ndim = call.looks[0].ndim
+    ndim = call.metas[0].ndim
     gone = {call.dim("dim1", ndim), call.dim("dim2", ndim)}
     return None if cut in gone else cut - sum(dim < cut for dim in gone)
 
 
 def _pairs(call: Call, cut: int) -> int | None:
-    return None if cut == call.looks[0].ndim - 1 else cut
+    return None if cut == call.metas[0].ndim - 1 else cut
 
 
 def _bytes(call: Call, cut: int) -> int | None:
-    look = call.looks[0]
-    return cut if look.dtype.itemsize == call.result.dtype.itemsize or cut < look.ndim - 1 else None
+    meta = call.metas[0]
+    return cut if meta.dtype.itemsize == call.result.dtype.itemsize or cut < meta.ndim - 1 else None
 
 
 def groups_of(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]] | None:
@@ -122,7 +122,7 @@ def groups_of(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[in
 
 def _target(call: Call, cut: int) -> tuple[int, bool] | None:
     """Return which dimension of the result a view has in the place of one, and whether unequal parts are the same."""
-    before, after = call.looks[0].size, call.result.size
+    before, after = call.metas[0].size, call.result.size
     if before == after:
         return cut, True
     groups = groups_of(before, after)
@@ -141,11 +141,11 @@ def _view(call: Call, cut: int) -> int | None:
     if found is None:
         return None
     at, is_same = found
-    look = call.looks[0]
+    meta = call.metas[0]
     parts = 1
-    for own, count in zip(look.cuts, call.mesh, strict=True):
+    for own, count in zip(meta.cuts, call.mesh, strict=True):
         parts *= count if own == cut else 1
-    return at if is_same or (look.size[cut] % parts == 0 and call.result.size[at] % parts == 0) else None
+    return at if is_same or (meta.size[cut] % parts == 0 and call.result.size[at] % parts == 0) else None
 
 
 _MAPPINGS: Final[dict[str, Mapping]] = {
@@ -159,8 +159,8 @@ _RESIZED: Final = frozenset({"view", "_unsafe_view"})
 
 
 def _offer(call: Call, dim: int) -> Iterable[Strategy]:
-    look = call.looks[0]
-    cut, count = look.cuts[dim], len(call.results)
+    meta = call.metas[0]
+    cut, count = meta.cuts[dim], len(call.results)
     if call.name == "view" and "dtype" in call.arguments:
         at = _bytes(call, cut) if cut >= 0 else None
         if at is not None:
@@ -173,7 +173,7 @@ def _offer(call: Call, dim: int) -> Iterable[Strategy]:
     at = _MAPPINGS[call.name](call, cut)
     if at is not None:
         yield call.strategy({0: cut}, [at] * count)
-    elif call.name in _RESIZED and sum(one != WHOLE for one in look.cuts) == 1:
+    elif call.name in _RESIZED and sum(one != WHOLE for one in meta.cuts) == 1:
         found = _target(call, cut)  # unequal parts: all of it, and of the result the own part
         if found is not None:
             yield call.strategy({0: WHOLE}, [found[0]])
@@ -208,8 +208,8 @@ def _localize(call: Call, chosen: Chosen) -> Callable[..., Any] | None:
 
 def _offer_backward(call: Call, dim: int) -> Iterable[Strategy]:
     """The result has `input_sizes`; dimensions but those that were looked at lie as the gradient's."""
-    look, made = call.looks[0], call.result
-    if look.can_sum and call.is_sum(look, dim):
+    meta, made = call.metas[0], call.result
+    if meta.can_sum and call.is_sum(meta, dim):
         yield call.strategy({0: SUM}, [SUM])
     for cut in range(made.ndim):
         own = _BACKWARD[call.name](call, cut)
@@ -245,7 +245,7 @@ def _localize_backward(call: Call, chosen: Chosen) -> Callable[..., Any]:
 def _offer_scatter(call: Call, _dim: int) -> Iterable[Strategy]:
     mapping = _SCATTERS[call.name]
     src = call["src"]
-    assert isinstance(src, Look)
+    assert isinstance(src, GlobalMeta)
     for cut in range(call.result.ndim):
         own = mapping(call, cut)
         if own is not None:

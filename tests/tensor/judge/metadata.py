@@ -1,4 +1,4 @@
-"""What operators make of looks, beside what torch's kernels make of tensors that look so; no process is needed."""
+"""The metadata of what operators return, beside that of torch's kernels on real tensors; no process is needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FAKE = FakeTensorMode()
 
 
 class _Beside(TorchDispatchMode):
-    """Runs each operator, and finds its looks.
+    """Runs each operator, and finds its metadata.
 
     Attributes:
         found: How they differ, by operator.
@@ -34,7 +34,7 @@ class _Beside(TorchDispatchMode):
         kwargs = kwargs or {}
         given = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
         shown = f"{func} of {[(tuple(one.size()), one.stride(), one.dtype) for one in given]}"
-        looks = [(one.size(), one.stride(), one.dtype, one.device) for one in given]
+        metas = [(one.size(), one.stride(), one.dtype, one.device) for one in given]
 
         def filled(fakes: Any) -> Any:
             places = iter(fakes)
@@ -43,7 +43,7 @@ class _Beside(TorchDispatchMode):
         error: Exception | None = None
         made = None
         try:
-            made, _ = traced(func, looks, filled, _FAKE)
+            made, _ = traced(func, metas, filled, _FAKE)
         except DATA_DEPENDENT:
             return func(*args, **kwargs)
         except Exception as raised:  # noqa: BLE001 - of any kind: it is compared
@@ -64,14 +64,14 @@ class _Beside(TorchDispatchMode):
 
 
 def _seen(value: torch.Tensor) -> tuple[Any, ...]:
-    """Return what a program sees of the looks of a tensor."""
+    """Return what a program sees of the metadata of a tensor."""
     pairs = zip(value.size(), value.stride(), strict=True)
     steps = [stride for size, stride in pairs if size > 1] if value.numel() else []
     return tuple(value.size()), steps, value.dtype
 
 
-def wrong_looks(program: Program) -> dict[str, str]:
-    """Run a program on plain tensors; return how looks that were found without data differ, by operator."""
+def wrong_metadata(program: Program) -> dict[str, str]:
+    """Run a program on plain tensors; return which metadata that was found without data differs, by operator."""
     run = PlainRun(program)
     with _Beside() as beside:
         run.run()

@@ -1,0 +1,78 @@
+"""Pages of the site that are made from the sources have everything; links are found out when they lead nowhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from website import check, menu, outside, reference
+
+import trimesh
+from trimesh import events, limits
+
+
+def test_every_public_name_has_one_place_in_the_reference() -> None:
+    pages = reference.names_by_page()
+
+    placed = [name for names in pages.values() for name in names]
+    assert len(placed) == len(set(placed))
+    shown = {name.rpartition(".")[2] for name in placed} | set(pages)
+    assert set(trimesh.__all__) - shown == set()
+    for package in ("aio", "blocking", "rdma", "spmd", "testing"):
+        assert set(pages[package]) == {f"trimesh.{package}.{name}" for name in getattr(trimesh, package).__all__}
+
+
+def test_every_limit_is_in_the_table_with_its_meaning() -> None:
+    rows = [row.split(" | ") for row in reference.limits_page().splitlines() if row.startswith("| `")]
+
+    assert {row[0].strip("|` ") for row in rows} == {name for name in vars(limits) if name.isupper() and name[0] != "_"}
+    assert [row for row in rows if len(row) != 3 or len(row[2]) < 12] == []
+
+
+def test_every_event_is_in_the_table() -> None:
+    page = reference.events_page()
+
+    assert [
+        name for name in events.__all__ if name not in ("Event", "MemberEvent") and f"| `{name}` |" not in page
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "written", "shown"),
+    [
+        ("guide.md", "[rules](SEMANTICS.md#C2)", "[rules](SEMANTICS.md#C2)"),
+        ("guide.md", "[program](../examples/ray/async_actor.py)", "[program](examples/ray/async_actor.md)"),
+        ("how-to/jobs.md", "[limits](../reference/limits.md)", "[limits](../reference/limits.md)"),
+        ("how-to/jobs.md", "[security](../../SECURITY.md)", "[security](../explanation/security.md)"),
+        ("explanation/security.md", "[test_site.py::test_b](tests/test_site.py)", "test_site.py::test_b"),
+        ("guide.md", "[none](none.md)", "[none](none.md)"),
+        ("guide.md", "[Trio](https://trio.readthedocs.io)", "[Trio](https://trio.readthedocs.io)"),
+        ("guide.md", "```\n[a](b.md)\n```", "```\n[a](b.md)\n```"),
+    ],
+)
+def test_links_between_files_lead_to_pages(page: str, written: str, shown: str) -> None:
+    assert outside.rewritten(written, page, frozenset({"reference/limits.md"})) == shown
+
+
+def test_menu_has_every_page() -> None:
+    parts = ("Tutorial", "How-to", "Reference", "Explanation")
+
+    shown = set(menu.named(menu.completed([{"Home": "index.md"}, *({part: []} for part in parts)])))
+
+    docs = outside.ROOT / outside.DOCS
+    assert shown >= {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
+    assert shown >= {page for page in outside.pages().values() if page.startswith("examples/")}
+
+
+def test_check_finds_what_is_wrong_with_a_site(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        '<h1 id="top">A</h1><a href="b.html#far">B</a><a href="b.html#near">B</a><a href="c.html">C</a>'
+        '<script src="https://example.com/x.js"></script><a href="https://example.com">far</a>'
+    )
+    (tmp_path / "b.html").write_text('<h1 id="near">B</h1><a href="a.html#top">A</a>')
+
+    assert sorted(check.complaints(tmp_path)) == [
+        "a.html: fetches https://example.com/x.js",
+        "a.html: leads to b.html#far, where no such anchor is",
+        "a.html: leads to c.html, which is not there",
+    ]

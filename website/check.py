@@ -1,0 +1,75 @@
+"""Checks the site that was built: links lead somewhere, and nothing is fetched when a page is viewed.
+
+python -m website.check build/site
+"""
+
+from __future__ import annotations
+
+import posixpath
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+FETCHED = {("script", "src"), ("link", "href"), ("img", "src"), ("iframe", "src"), ("source", "src")}
+"""What a browser fetches for a page by itself."""
+
+NOT_FETCHED = {"canonical", "next", "prev"}
+"""Relations of a `link` that are a mere address."""
+
+
+class Page(HTMLParser):
+    """Anchors, links and sources of one page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.links: list[str] = []
+        self.fetched: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Take what a tag says."""
+        told = dict(attrs)
+        for name in ("id", "name"):
+            if told.get(name):
+                self.anchors.add(str(told[name]))
+        for name in ("href", "src"):
+            target = told.get(name)
+            if target is None or told.get("rel") in NOT_FETCHED:
+                continue
+            (self.fetched if (tag, name) in FETCHED else self.links).append(target)
+
+
+def complaints(site: Path) -> Iterator[str]:
+    """Yield what is wrong with a site."""
+    pages = {path.relative_to(site).as_posix(): Page(path.read_text()) for path in site.rglob("*.html")}
+    if not pages:
+        yield f"{site}: no pages; build the site by `make site`"
+    for name, page in pages.items():
+        if name == "404.html":  # served under any address, so its links are absolute
+            continue
+        yield from (f"{name}: fetches {target}" for target in page.fetched if urlsplit(target).netloc)
+        for target in {*page.links, *page.fetched}:
+            parts = urlsplit(target)
+            if parts.scheme or parts.netloc:
+                continue
+            path = (
+                posixpath.normpath(posixpath.join(posixpath.dirname(name), unquote(parts.path))) if parts.path else name
+            )
+            if not (site / path).exists():
+                yield f"{name}: leads to {target}, which is not there"
+            elif parts.fragment and path in pages and unquote(parts.fragment) not in pages[path].anchors:
+                yield f"{name}: leads to {target}, where no such anchor is"
+
+
+def main() -> None:
+    """Print all complaints, and fail if there are any."""
+    found = sorted(set(complaints(Path(sys.argv[1]))))
+    print(*found, sep="\n", end="\n" if found else "")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()
