@@ -281,3 +281,27 @@ def test_invariants_of_two_files_have_two_prefixes() -> None:
 
     assert len(files) > 30
     assert {prefix: paths for prefix, paths in files.items() if len(paths) > 1} == {}
+
+
+# ---- one name, one thing ---------------------------------------------------------------------------------------------
+
+FACES = {
+    *("Actor", "ActorMesh", "Body", "Crossing", "Endpoint", "EventStream", "HostMesh", "InterruptGuard", "ProcMesh"),
+    "Spawning",
+}
+"""Classes of `trimesh.aio` and `trimesh.blocking` that mirror one of the same name below, on purpose."""
+
+MESSAGES = {"Fired", "Published", "Taken"}
+"""Messages, which are named with their module (`messages.Fired`), beside what they tell of. There may only be fewer."""
+
+
+def test_public_classes_of_two_modules_have_two_names() -> None:
+    """What a leading underscore keeps in its module is met in no other."""
+    modules: dict[str, list[str]] = {}
+    for path, text in SOURCES.items():
+        if path.startswith("src/trimesh/") and path.endswith(".py"):
+            for node in ast.parse(text).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    modules.setdefault(node.name, []).append(path)
+
+    assert {name for name, paths in modules.items() if len(paths) > 1} == FACES | MESSAGES

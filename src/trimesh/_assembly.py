@@ -12,7 +12,7 @@ from trimesh._runtime.life import Proc
 from trimesh._runtime.services import TENSORS, Handler
 from trimesh._runtime.system import read_sources
 from trimesh._wire.memory.reducers import Sink
-from trimesh._wire.typed.kinds import Kind, Source, register_kind
+from trimesh._wire.typed.kinds import DecodeSource, ValueKind, register_kind
 from trimesh.actor.proc_mesh import MeshTensors, provide_tensors
 from trimesh.config import provide
 
@@ -34,13 +34,13 @@ def _take_apart(buffer: Any, _: Sink) -> tuple[Any, ...]:
     return fields
 
 
-def _put_buffer_together(_: Source, *fields: Any) -> Any:
+def _put_buffer_together(_: DecodeSource, *fields: Any) -> Any:
     from trimesh.rdma.buffers.buffer import rebuild  # noqa: PLC0415
 
     return rebuild(*fields)
 
 
-def _put_publication_together(_: Source, *fields: Any) -> Any:
+def _put_publication_together(_: DecodeSource, *fields: Any) -> Any:
     from trimesh.rdma.publications.published import rebuild  # noqa: PLC0415
 
     return rebuild(*fields)
@@ -51,7 +51,9 @@ def assemble() -> None:
     provide(read_sources)
     Proc.known_services[TENSORS] = _load_tensor_service
     provide_tensors(_mesh_tensors)
-    register_kind(Kind("buffer", "trimesh.rdma.buffers.buffer.RDMABuffer", _take_apart, _put_buffer_together))
+    register_kind(ValueKind("buffer", "trimesh.rdma.buffers.buffer.RDMABuffer", _take_apart, _put_buffer_together))
     register_kind(
-        Kind("publication", "trimesh.rdma.publications.published.Published", _take_apart, _put_publication_together)
+        ValueKind(
+            "publication", "trimesh.rdma.publications.published.Published", _take_apart, _put_publication_together
+        )
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trimesh import Actor, endpoint
-from trimesh._runtime.values.endpoint_spec import EndpointSpec, Kind, endpoints_of
+from trimesh._runtime.values.endpoint_spec import EndpointKind, EndpointSpec, endpoints_of
 
 
 class Kinds(Actor):
@@ -42,9 +42,10 @@ def spec(name: str) -> EndpointSpec:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("coroutine", Kind.ASYNC), ("inline", Kind.INLINE), ("thread", Kind.THREAD)]
+    ("name", "kind"),
+    [("coroutine", EndpointKind.ASYNC), ("inline", EndpointKind.INLINE), ("thread", EndpointKind.THREAD)],
 )
-def test_kind_follows_from_the_function(name: str, kind: Kind):
+def test_kind_follows_from_the_function(name: str, kind: EndpointKind):
     assert spec(name).kind is kind
 
 
@@ -109,7 +110,7 @@ def test_async_generator_is_known_as_one():
     async def method(self: Any) -> Any:
         yield 1
 
-    assert method.spec.kind is Kind.GENERATOR
+    assert method.spec.kind is EndpointKind.GENERATOR
 
 
 def test_plain_generator_is_refused():

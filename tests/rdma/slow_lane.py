@@ -6,13 +6,13 @@ import attrs
 
 from trimesh._transport.interface.mover import Span
 from trimesh.rdma.memory.local import address_of
-from trimesh.rdma.memory.staging import PLACES, Lane
+from trimesh.rdma.memory.staging import PLACES, CopyLane
 
 PIECE = 10
 
 
 @attrs.define
-class SlowLane(Lane):
+class SlowLane(CopyLane):
     """A lane between pieces of host memory whose copies are made when they have been looked at a few times."""
 
     memory: bytearray

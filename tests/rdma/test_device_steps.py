@@ -16,7 +16,7 @@ from tests.rdma.slow_lane import SlowLane
 
 from trimesh import Isolate, ProcDied, RDMABuffer, limits, this_host
 from trimesh._runtime.life.current import current_proc
-from trimesh._transport.interface.mover import Kind
+from trimesh._transport.interface.mover import TransferKind
 from trimesh.rdma.memory.device_transfer import by_carrier, on_host
 from trimesh.rdma.memory.local import memory_of
 from trimesh.rdma.memory.staging import Step, drain, feed
@@ -27,7 +27,7 @@ PIECE = 2 * limits.INLINE_BYTES_MAX
 SIZE = 5 * PIECE + 3
 
 
-def by_buffer(buffer: RDMABuffer, kind: Kind, lane: SlowLane) -> Step:
+def by_buffer(buffer: RDMABuffer, kind: TransferKind, lane: SlowLane) -> Step:
     return by_carrier(current_proc().bulk, buffer.handle, kind, lane.spans)
 
 
@@ -48,10 +48,10 @@ async def test_pieces_of_a_buffer_are_carried(allocated: bool) -> None:
         vault = await procs.spawn("vault", Vault, SIZE + 100, allocated=allocated)
         part = (await vault.handle.call_one())[7 : 7 + SIZE]
         lane = SlowLane(bytearray(SIZE), is_feed=True, piece=PIECE)
-        await feed(lane, by_buffer(part, Kind.READ, lane), SIZE, PIECE)
+        await feed(lane, by_buffer(part, TransferKind.READ, lane), SIZE, PIECE)
         assert lane.memory == pattern(SIZE + 100)[7 : 7 + SIZE]
         lane = SlowLane(bytearray(pattern(SIZE, 5)), is_feed=False, piece=PIECE)
-        await drain(lane, by_buffer(part, Kind.WRITE, lane), SIZE, PIECE)
+        await drain(lane, by_buffer(part, TransferKind.WRITE, lane), SIZE, PIECE)
         assert await vault.look.call_one(7, 7 + SIZE) == pattern(SIZE, 5)
         assert await vault.look.call_one(0, 7) == pattern(7)
 
@@ -63,7 +63,7 @@ async def test_buffer_is_revoked_between_pieces(is_feed: bool) -> None:
         vault = await procs.spawn("vault", Vault, SIZE)
         handle = await vault.handle.call_one()
         lane = SlowLane(bytearray(SIZE), is_feed=is_feed, piece=PIECE)
-        step = by_buffer(handle, Kind.READ if is_feed else Kind.WRITE, lane)
+        step = by_buffer(handle, TransferKind.READ if is_feed else TransferKind.WRITE, lane)
         with pytest.raises(trio.ClosedResourceError, match="revoked"):
             await (feed if is_feed else drain)(lane, and_first(vault.revoke.call_one, 2 * PIECE, step), SIZE, PIECE)
         assert not lane.pending
@@ -83,7 +83,7 @@ async def test_owner_dies_between_pieces(is_feed: bool) -> None:
             os.close(pidfd)
 
         lane = SlowLane(bytearray(SIZE), is_feed=is_feed, piece=PIECE)
-        step = by_buffer(handle, Kind.READ if is_feed else Kind.WRITE, lane)
+        step = by_buffer(handle, TransferKind.READ if is_feed else TransferKind.WRITE, lane)
         with pytest.raises(ProcDied):
             await (feed if is_feed else drain)(lane, and_first(kill, 2 * PIECE, step), SIZE, PIECE)
         assert not lane.pending
@@ -95,11 +95,11 @@ async def test_pieces_are_copied_on_the_host() -> None:
         bulk, handle = current_proc().bulk, buffer.handle
         found = bytearray(SIZE)
         lane = SlowLane(bytearray(pattern(SIZE)), is_feed=False, piece=PIECE)
-        await drain(lane, on_host(bulk, handle, Kind.READ, lane.spans, memory_of(found, "a test")), SIZE, PIECE)
+        await drain(lane, on_host(bulk, handle, TransferKind.READ, lane.spans, memory_of(found, "a test")), SIZE, PIECE)
         assert found == pattern(SIZE)
         lane = SlowLane(bytearray(SIZE), is_feed=True, piece=PIECE)
         source = memory_of(pattern(SIZE, 4), "a test")
-        await feed(lane, on_host(bulk, handle, Kind.WRITE, lane.spans, source), SIZE, PIECE)
+        await feed(lane, on_host(bulk, handle, TransferKind.WRITE, lane.spans, source), SIZE, PIECE)
         assert lane.memory == pattern(SIZE, 4)
 
 
@@ -108,7 +108,8 @@ async def test_copy_on_the_host_ends_when_the_buffer_is_revoked() -> None:
     async with this_host().spawn_procs({"gpus": 1}):
         buffer = RDMABuffer(bytearray(8))
         lane = SlowLane(bytearray(SIZE), is_feed=False, piece=PIECE)
-        step = on_host(current_proc().bulk, buffer.handle, Kind.READ, lane.spans, memory_of(bytearray(SIZE), "a test"))
+        target = memory_of(bytearray(SIZE), "a test")
+        step = on_host(current_proc().bulk, buffer.handle, TransferKind.READ, lane.spans, target)
         with pytest.raises(trio.ClosedResourceError, match="revoked"):
             await drain(lane, and_first(buffer.aclose, 2 * PIECE, step), SIZE, PIECE)
         assert not lane.pending

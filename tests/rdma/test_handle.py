@@ -9,13 +9,13 @@ import pytest
 
 from trimesh import limits
 from trimesh._runtime.services.bulk import Granted
-from trimesh._transport.interface.mover import Grant, Home, Right
+from trimesh._transport.interface.mover import Grant, ProcessAddress, Right
 from trimesh.errors import Origin, ProtocolError
 from trimesh.rdma.buffers.buffer import RDMABuffer, rebuild
 from trimesh.rdma.memory.handle import Handle, handle_of
 from trimesh.shape.extent import Extent
 
-HOME = Home(5, 6, 7, 8, 9, 10, b"\x7f\0\0\1")
+HOME = ProcessAddress(5, 6, 7, 8, 9, 10, b"\x7f\0\0\1")
 GRANT = Grant(1, 2, bytes(range(16)), b"worker and keys")
 ORIGIN = Origin(Extent(gpus=2).point(1), "trainers", "Trainer", None, "here", 8, 3)
 

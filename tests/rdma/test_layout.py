@@ -7,7 +7,7 @@ import pytest
 
 from trimesh import limits
 from trimesh.errors import ProtocolError
-from trimesh.rdma.publications.layout import ALIGN_BYTES, Entry, layout_of, read_layout
+from trimesh.rdma.publications.layout import ALIGN_BYTES, TensorEntry, layout_of, read_layout
 
 
 def test_tensors_lie_apart_after_the_layout() -> None:
@@ -49,10 +49,10 @@ def test_what_cannot_be_published_is_refused() -> None:
         b"\xff",
         b"\x91" * 2000,
         msgspec.msgpack.encode(1),
-        msgspec.msgpack.encode([Entry("a", "bytes", "", (4,), 0, 2000)]),
-        msgspec.msgpack.encode([Entry("a", "bytes", "", (4,), -1, 4)]),
-        msgspec.msgpack.encode([Entry("a", "bytes", "", (4,), 998, 4)]),
-        msgspec.msgpack.encode([Entry("a", "bytes", "", (0,), 4, 0)]),
+        msgspec.msgpack.encode([TensorEntry("a", "bytes", "", (4,), 0, 2000)]),
+        msgspec.msgpack.encode([TensorEntry("a", "bytes", "", (4,), -1, 4)]),
+        msgspec.msgpack.encode([TensorEntry("a", "bytes", "", (4,), 998, 4)]),
+        msgspec.msgpack.encode([TensorEntry("a", "bytes", "", (0,), 4, 0)]),
     ],
 )
 def test_layout_of_a_peer_is_checked(data: bytes) -> None:

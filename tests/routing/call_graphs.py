@@ -15,8 +15,8 @@ from collections.abc import Callable
 import attrs
 
 from trimesh._routing.search import Question, Search, answer
-from trimesh._routing.waits import Verdict
-from trimesh._wire.waits import Kind, NodeRef, NodeReport
+from trimesh._routing.waits import Deadlock
+from trimesh._wire.waits import NodeKind, NodeRef, NodeReport
 
 PATIENCE = 15
 """Ticks from the arrival of a call that has to wait to the first look."""
@@ -58,8 +58,8 @@ class Run:
     @property
     def ref(self) -> NodeRef:
         if self.call.number == 0:
-            return NodeRef(Kind.MESSAGE, self.proc, self.serial)
-        return NodeRef(Kind.CALL, self.proc, self.call.proc, self.call.number)
+            return NodeRef(NodeKind.MESSAGE, self.proc, self.serial)
+        return NodeRef(NodeKind.CALL, self.proc, self.call.proc, self.call.number)
 
 
 @attrs.define(eq=False)
@@ -314,7 +314,7 @@ class World:
 
     def look_up(self, proc: int, ref: NodeRef) -> NodeReport | None:
         process = self.processes[proc]
-        if ref.kind is Kind.CALLER:
+        if ref.kind is NodeKind.CALLER:
             call = process.calls.get(ref.a)
             if call is None or call.is_cancelling or call.is_bounded or ref.b not in call.open:
                 return None
@@ -322,9 +322,9 @@ class World:
             if parent is None or parent.call.number == 0:
                 return NodeReport(ref, needs_all=True, waits_for=())
             return NodeReport(
-                ref, needs_all=True, waits_for=(NodeRef(Kind.CALLER, parent.call.proc, parent.call.number, proc),)
+                ref, needs_all=True, waits_for=(NodeRef(NodeKind.CALLER, parent.call.proc, parent.call.number, proc),)
             )
-        run = process.messages.get(ref.a) if ref.kind is Kind.MESSAGE else process.runs.get((ref.a, ref.b))
+        run = process.messages.get(ref.a) if ref.kind is NodeKind.MESSAGE else process.runs.get((ref.a, ref.b))
         if run is None or run.is_cancelled:
             return None
         if run.state == "queued":
@@ -390,7 +390,7 @@ class World:
             search.answered(question.proc, question.look, reports)
             self.drive()
 
-    def carry_out(self, verdict: Verdict) -> None:
+    def carry_out(self, verdict: Deadlock) -> None:
         self.is_breaking = True
         over = False
 
@@ -409,7 +409,7 @@ class World:
         self.send(0, verdict.victim.proc, "control", arrive)
         self.later(ANSWER, done)
 
-    def break_victim(self, verdict: Verdict) -> None:
+    def break_victim(self, verdict: Deadlock) -> None:
         victim = verdict.victim
         report = self.look_up(victim.proc, victim)
         if report is None or not report.can_break or set(report.waits_for) != set(verdict.holders):
@@ -459,7 +459,7 @@ class World:
             run = call.parent
         return False
 
-    def judge(self, verdict: Verdict, stuck: dict[NodeRef, NodeReport]) -> None:
+    def judge(self, verdict: Deadlock, stuck: dict[NodeRef, NodeReport]) -> None:
         """Fail on a false alarm, and on any victim but the greatest of its knot (SE-1, WA-3, WA-4)."""
         victim = verdict.victim
         assert victim in stuck, f"a false alarm for {victim}"
@@ -478,7 +478,7 @@ class World:
 
 def waits_of(run: Run) -> tuple[NodeRef, ...]:
     return tuple(
-        NodeRef(Kind.CALL, target, call.proc, call.number)
+        NodeRef(NodeKind.CALL, target, call.proc, call.number)
         for call in run.calls
         if not call.is_cancelling and not call.is_bounded
         for target in sorted(call.open)

@@ -6,13 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimesh._routing.collector import Collector, Failed, Outcome, Raised, Rank, Returned, Withdrawn, is_failure
+from trimesh._routing.collector import (
+    Collector,
+    LocalFailure,
+    Outcome,
+    Raised,
+    RankState,
+    Returned,
+    Withdrawn,
+    is_failure,
+)
 from trimesh._wire.messages import CancelAck, Refused
 from trimesh.errors import ProcDied
 
 FAILURES: list[Outcome] = [
     Raised(b"error"),
-    Failed(ProcDied("died")),
+    LocalFailure(ProcDied("died")),
     CancelAck(1, 2, 3, started=True, by="other", reason=""),
     CancelAck(1, 2, 3, started=True, by="budget", reason=""),
     CancelAck(1, 2, 3, started=True, by="stopped", reason=""),
@@ -105,30 +114,30 @@ def test_rank_is_sent_once():
 def test_collector_agrees_with_a_table(events: list[tuple[int, object]], fail_fast: bool):
     """CO-1 to CO-4 against a plain dictionary."""
     collector = Collector(5, fail_fast=fail_fast)
-    state = dict.fromkeys(range(5), Rank.UNSENT)
+    state = dict.fromkeys(range(5), RankState.UNSENT)
     settled: dict[int, object] = {}
     failures: list[int] = []
     for index, event in events:
         if event == "sent":
-            if state[index] is Rank.UNSENT:
+            if state[index] is RankState.UNSENT:
                 collector.sent(index)
-                state[index] = Rank.SENT
+                state[index] = RankState.SENT
         elif event == "withdraw":
             collector.withdraw_unsent()
-            for other in [i for i in state if state[i] is Rank.UNSENT]:
-                state[other] = Rank.SETTLED
+            for other in [i for i in state if state[i] is RankState.UNSENT]:
+                state[other] = RankState.SETTLED
                 settled[other] = Withdrawn()
         else:
             assert collector.settle(index, event) is (index not in settled)  # type: ignore[arg-type]
             if index not in settled:
-                state[index] = Rank.SETTLED
+                state[index] = RankState.SETTLED
                 settled[index] = event
                 if event in FAILURES:
                     failures.append(index)
         assert collector.remaining == 5 - len(settled)
         assert collector.is_complete is (len(settled) == 5)
         assert collector.failures == tuple(failures)
-        assert list(collector.running()) == [i for i in state if state[i] is Rank.SENT]
+        assert list(collector.running()) == [i for i in state if state[i] is RankState.SENT]
         assert collector.wants_cancel is (fail_fast and bool(failures) and len(settled) < 5)
         assert [collector.outcomes[i] for i in range(5)] == [settled.get(i) for i in range(5)]
 
@@ -139,6 +148,6 @@ def test_each_rank_tells_how_far_it_is():
     collector.sent(1)
     collector.settle(1, Returned(b""))
     assert collector.size == 3
-    assert list(collector.states()) == [Rank.SENT, Rank.SETTLED, Rank.UNSENT]
+    assert list(collector.states()) == [RankState.SENT, RankState.SETTLED, RankState.UNSENT]
     assert [collector.is_running(index) for index in range(3)] == [True, False, False]
     assert list(collector.running()) == [0]

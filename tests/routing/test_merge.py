@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from trimesh import limits
 from trimesh._routing.credit import SendWindow
-from trimesh._routing.merge import Item, Merge
+from trimesh._routing.merge import Merge, MergedItem
 from trimesh.errors import ProtocolError
 
 
 def put(merge: Merge, index: int, number: int, nbytes: int = 0) -> None:
-    merge.put(Item(index, number.to_bytes(4, "big"), [memoryview(bytes(nbytes))] if nbytes else ()))
+    merge.put(MergedItem(index, number.to_bytes(4, "big"), [memoryview(bytes(nbytes))] if nbytes else ()))
 
 
-def number_of(item: Item) -> int:
+def number_of(item: MergedItem) -> int:
     return int.from_bytes(item.payload, "big")
 
 
@@ -101,7 +101,7 @@ def test_producers_and_consumer_never_wait_for_each_other(window: int, ranks: in
         )
 
     def send(rank: int) -> None:
-        item = Item(rank, sent[rank].to_bytes(4, "big"), [blob[: sizes[sent[rank]]]])
+        item = MergedItem(rank, sent[rank].to_bytes(4, "big"), [blob[: sizes[sent[rank]]]])
         windows[rank].sent(item.nbytes)
         merge.put(item)
         sent[rank] += 1
@@ -139,5 +139,5 @@ def test_merge_knows_what_came_and_what_each_rank_was_told():
 
 
 def test_item_weighs_as_much_as_its_payload_and_its_bodies():
-    assert Item(0, b"1234").nbytes == 4
-    assert Item(0, b"1234", [memoryview(bytes(5)), memoryview(bytes(7))]).nbytes == 16
+    assert MergedItem(0, b"1234").nbytes == 4
+    assert MergedItem(0, b"1234", [memoryview(bytes(5)), memoryview(bytes(7))]).nbytes == 16

@@ -6,7 +6,7 @@ import pytest
 from tests.routing.call_graphs import World
 
 from trimesh._routing.search import Search
-from trimesh._wire.waits import Kind, NodeRef, NodeReport
+from trimesh._wire.waits import NodeKind, NodeRef, NodeReport
 
 BATCHES = 20
 GRAPHS = 100
@@ -41,7 +41,7 @@ def answer(search: Search, waits: dict[NodeRef, NodeRef]) -> None:
         reports = [
             NodeReport(ref, True, (waits[ref],) if ref in waits else (), can_break=ref.b == 3)
             for ref in question.refs
-            if ref in waits or ref.kind is Kind.CALLER
+            if ref in waits or ref.kind is NodeKind.CALLER
         ]
         search.answered(question.proc, question.look, reports)
 
@@ -49,7 +49,7 @@ def answer(search: Search, waits: dict[NodeRef, NodeRef]) -> None:
 @pytest.mark.parametrize("is_changed", [False, True])
 def test_what_has_changed_between_the_looks_is_no_deadlock(is_changed: bool):
     """SE-1: two pictures, each of which looks like a deadlock, show none if they are not the same one."""
-    one, two, three = (NodeRef(Kind.CALL, 1, 1, number) for number in (1, 2, 3))
+    one, two, three = (NodeRef(NodeKind.CALL, 1, 1, number) for number in (1, 2, 3))
     cycle = {one: three, two: one, three: two}
     search = Search(10, [one, two, three])
     answer(search, {one: two, two: one, three: two} if is_changed else cycle)
@@ -68,14 +68,14 @@ def test_search_for_nothing_is_over_at_once():
 
 def test_search_looks_at_no_more_nodes_than_it_may():
     """SE-3: what is left out waits for nobody, so no deadlock is made of it."""
-    refs = [NodeRef(Kind.CALL, 1, 1, number) for number in range(4)]
+    refs = [NodeRef(NodeKind.CALL, 1, 1, number) for number in range(4)]
     search = Search(10, refs, nodes_max=2)
     assert [question.refs for question in search.questions] == [tuple(refs[:2])]
 
 
 def test_first_word_about_a_node_counts():
     """A process that says two things of one node in a look is believed the first."""
-    one, two, three = (NodeRef(Kind.CALL, 1, 1, number) for number in (1, 2, 3))
+    one, two, three = (NodeRef(NodeKind.CALL, 1, 1, number) for number in (1, 2, 3))
     search = Search(10, [one])
     search.questions.clear()
     search.answered(1, 10, [NodeReport(one, True, (two,)), NodeReport(one, True, (three,))])

@@ -6,14 +6,14 @@ import pytest
 
 from trimesh._routing.search import Question, Search, answer
 from trimesh._routing.waits import find_verdict, is_held, steady, stuck_nodes
-from trimesh._wire.waits import Kind, NodeRef, NodeReport
+from trimesh._wire.waits import NodeKind, NodeRef, NodeReport
 from trimesh.errors import ProtocolError
 
 Nodes = dict[NodeRef, NodeReport]
 
 
 def call(proc: int, number: int, caller: int = 0) -> NodeRef:
-    return NodeRef(Kind.CALL, proc, caller, number)
+    return NodeRef(NodeKind.CALL, proc, caller, number)
 
 
 def running(ref: NodeRef, *edges: NodeRef) -> NodeReport:
@@ -76,7 +76,7 @@ def test_first_of_two_knots_is_that_of_the_greatest_call():
 
 def test_unsent_message_is_the_victim_when_no_call_is_queued():
     """WA-4."""
-    unsent, room = NodeRef(Kind.UNSENT, 0, 1, 2), NodeRef(Kind.ROOM, 2, 7, 0)
+    unsent, room = NodeRef(NodeKind.UNSENT, 0, 1, 2), NodeRef(NodeKind.ROOM, 2, 7, 0)
     nodes = graph(running(A, unsent), queued(unsent, room), NodeReport(room, needs_all=False, waits_for=(A,)))
     verdict = find_verdict(nodes)
     assert verdict is not None
@@ -113,13 +113,13 @@ def test_other_waits_of_a_running_call_may_change():
 
 def test_call_is_held_by_all_callers_above():
     """WA-5."""
-    mine, above = NodeRef(Kind.CALLER, 1, 5, 0), NodeRef(Kind.CALLER, 2, 9, 1)
+    mine, above = NodeRef(NodeKind.CALLER, 1, 5, 0), NodeRef(NodeKind.CALLER, 2, 9, 1)
     ref = call(0, 5, caller=1)
     assert not is_held(ref, {})
     assert is_held(ref, graph(running(mine)))
     assert not is_held(ref, graph(running(mine, above)))
     assert is_held(ref, graph(running(mine, above), running(above)))
-    assert is_held(NodeRef(Kind.MESSAGE, 0, 3), {})
+    assert is_held(NodeRef(NodeKind.MESSAGE, 0, 3), {})
 
 
 def ask(search: Search, nodes: Nodes) -> list[Question]:
@@ -133,7 +133,7 @@ def ask(search: Search, nodes: Nodes) -> list[Question]:
 def test_search_asks_each_process_and_looks_twice():
     """SE-1."""
     here, there = call(0, 1, caller=1), call(1, 2, caller=0)
-    held = [running(NodeRef(Kind.CALLER, 1, 1, 0)), running(NodeRef(Kind.CALLER, 0, 2, 1))]
+    held = [running(NodeRef(NodeKind.CALLER, 1, 1, 0)), running(NodeRef(NodeKind.CALLER, 0, 2, 1))]
     nodes = graph(running(here, there), queued(there, here), *held)
     search = Search(1, [here])
     asked = [ask(search, nodes) for _ in range(3)]

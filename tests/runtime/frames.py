@@ -15,7 +15,7 @@ from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Peer
 from trimesh._transport.in_memory.mover import MemoryMover, MemoryTable
-from trimesh._transport.interface.base import Buffer, Group, Lane, Link, LinkHandler, LinkStatistics, Transport
+from trimesh._transport.interface.base import Buffer, Lane, Link, LinkGroup, LinkHandler, LinkStatistics, Transport
 from trimesh._transport.interface.mover import Mover
 from trimesh._wire import messages
 from trimesh.ids import ProcId
@@ -60,7 +60,7 @@ class RecordingLink(Link):
 
 
 @attrs.define(eq=False)
-class RecordingGroup(Group):
+class RecordingGroup(LinkGroup):
     """Sends to each of its links and counts the casts."""
 
     links: tuple[RecordingLink, ...]
@@ -83,7 +83,7 @@ class RecordingTransport(Transport):
     groups: list[RecordingGroup] = attrs.field(factory=list)
     memory: Mover = attrs.field(factory=lambda: MemoryMover(ProcId(1), MemoryTable()))
 
-    def define_group(self, links: Sequence[Link]) -> Group:
+    def define_group(self, links: Sequence[Link]) -> LinkGroup:
         self.groups.append(RecordingGroup(tuple(links)))  # type: ignore[arg-type]
         return self.groups[-1]
 

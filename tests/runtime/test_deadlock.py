@@ -11,12 +11,12 @@ from tests.runtime.frames import RecordingLink, RecordingTransport
 from trimesh._runtime.life.family import Family
 from trimesh._runtime.life.proc import Proc
 from trimesh._wire import messages, waits
-from trimesh._wire.waits import Kind, NodeRef, NodeReport, Place
+from trimesh._wire.waits import NodeKind, NodeRef, NodeReport, Place
 from trimesh.ids import ProcId
 
 ROOT, ME, OTHER = ProcId(1), ProcId(2), ProcId(3)
 
-REF = NodeRef(Kind.CALL, ME, OTHER, 5)
+REF = NodeRef(NodeKind.CALL, ME, OTHER, 5)
 PLACE = Place("mesh", "Actor", "endpoint", ("gpus",), (2,), 1, None)
 REPORT = NodeReport(REF, needs_all=True, waits_for=(REF,), place=PLACE)
 
@@ -37,14 +37,14 @@ def receive(proc: Proc, link: RecordingLink, message: messages.Message, *bodies:
 async def test_question_of_the_controller_is_answered():
     """Also one for what is not here, which is told by its absence."""
     proc, link = make(ME, ROOT)
-    receive(proc, link, messages.Look(7, (REF, NodeRef(Kind.CALL, OTHER, ME, 1))))
+    receive(proc, link, messages.Look(7, (REF, NodeRef(NodeKind.CALL, OTHER, ME, 1))))
     assert not link.aborted
     assert link.sent == [messages.Seen(7)]
     assert waits.decode_reports(link.bodies[0][0]) == ()
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-async def test_question_for_anything_is_answered(kind: Kind):
+@pytest.mark.parametrize("kind", list(NodeKind))
+async def test_question_for_anything_is_answered(kind: NodeKind):
     """Every kind of name, with numbers that name nothing."""
     proc, link = make(ME, ROOT)
     receive(

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from trimesh._runtime.actors.mailbox import Mailbox
-from trimesh._runtime.values.endpoint_spec import EndpointSpec, Kind
+from trimesh._runtime.values.endpoint_spec import EndpointKind, EndpointSpec
 
 
 @attrs.define(eq=False)
@@ -30,7 +30,8 @@ class Call:
 
 def spec(concurrency: int = 1, group: str | None = None, name: str = "endpoint") -> EndpointSpec:
     signature = inspect.Signature()
-    return EndpointSpec(name, print, Kind.ASYNC, concurrency, group=group, idempotent=False, signature=signature)
+    kind = EndpointKind.ASYNC
+    return EndpointSpec(name, print, kind, concurrency, group=group, idempotent=False, signature=signature)
 
 
 @attrs.define(eq=False)

@@ -12,7 +12,7 @@ import trio.testing
 from tests.runtime.frames import RecordingLink, RecordingTransport
 
 from trimesh import limits
-from trimesh._routing.collector import Failed, Raised, Returned, Withdrawn
+from trimesh._routing.collector import LocalFailure, Raised, Returned, Withdrawn
 from trimesh._runtime.calls.invoke import Err, value_of
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.calls.request import Request
@@ -210,7 +210,7 @@ async def test_dead_rank_fails_the_call_before_it_is_sent():
     with trio.testing.assert_checkpoints():
         await call.wait()
     (failed,) = call.collector.failed()
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, LocalFailure)
     assert isinstance(failed.error, ProcDied)
     assert not failed.error.maybe_executed
     settled = stage.call(fail_fast=False)
@@ -232,7 +232,7 @@ async def test_death_says_whether_the_message_had_left():
     for call, maybe in ((sent, True), (queued, False)):
         await call.wait()
         outcome = call.collector.outcomes[0]
-        assert isinstance(outcome, Failed)
+        assert isinstance(outcome, LocalFailure)
         assert isinstance(outcome.error, ProcDied)
         assert outcome.error.maybe_executed is maybe
     assert stage.links[0].aborted

@@ -12,7 +12,7 @@ from tests.runtime.frames import RecordingLink, RecordingTransport
 from tests.runtime.test_outgoing import MESH, REQUEST, Stage
 
 from trimesh import Actor, endpoint, limits
-from trimesh._routing.collector import Failed
+from trimesh._routing.collector import LocalFailure
 from trimesh._runtime.actors.cell import ActorSpec, Cell
 from trimesh._runtime.calls.outgoing_stream import OutgoingStream
 from trimesh._runtime.life.proc import Proc
@@ -124,7 +124,7 @@ async def test_death_comes_after_the_items():
     stage.proc.declare_gone(stage.peers[0], died("gone"))
     assert await stream.next() is not None
     assert await stream.next() is None
-    assert isinstance(stream.collector.outcomes[0], Failed)
+    assert isinstance(stream.collector.outcomes[0], LocalFailure)
 
 
 async def test_silent_rank_ends_the_stream_after_the_bound(autojump_clock: trio.testing.MockClock):

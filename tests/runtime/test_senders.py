@@ -25,7 +25,7 @@ from trimesh._runtime.tasks.background import Tasks
 from trimesh._runtime.values.endpoint_spec import ENDPOINTS
 from trimesh._wire import messages
 from trimesh._wire.not_yet import NotYet
-from trimesh._wire.waits import Kind, NodeRef
+from trimesh._wire.waits import NodeKind, NodeRef
 from trimesh.errors import ProtocolError
 from trimesh.ids import AGENT, MeshId, ProcId
 from trimesh.shape.extent import Extent
@@ -38,7 +38,7 @@ ALLOWED = {
     Sender.MEMBER: {ME, CHILD},
     Sender.CONTROLLER: {ROOT},
 }
-REF = NodeRef(Kind.CALL, ME, ROOT, 5)
+REF = NodeRef(NodeKind.CALL, ME, ROOT, 5)
 FORGED: dict[type[messages.Message], messages.Message] = {
     messages.Failure: messages.Failure(5, "", True, b""),
     messages.Finished: messages.Finished(5),

@@ -57,7 +57,7 @@ RECORDS = [
     wire.Hello(1, ("a", "b")),
     launch_of(10),
     wire.Entered(),
-    wire.Refused("text"),
+    wire.SetupRefused("text"),
     wire.Signal(1, 9),
     wire.Connect(1, 2),
     wire.Connect(1, 2, source=3),

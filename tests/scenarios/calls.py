@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from tests.scenarios.script import Command, Scene
 
-from trimesh._routing.collector import Collector, Failed, Outcome, Raised, Returned
+from trimesh._routing.collector import Collector, LocalFailure, Outcome, Raised, Returned
 from trimesh._wire import messages
 from trimesh.errors import ProcDied
 
@@ -39,7 +39,7 @@ class CallScene(Scene):
         return self._settle(command, Raised(b""))
 
     def dies(self, command: Command) -> Iterator[str]:
-        return self._settle(command, Failed(ProcDied()))
+        return self._settle(command, LocalFailure(ProcDied()))
 
     def refused(self, command: Command) -> Iterator[str]:
         return self._settle(command, messages.Refused(1, 1, 0, "stopped", ""))

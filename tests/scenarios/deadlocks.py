@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from tests.scenarios.script import Command, Scene
 
 from trimesh._routing.search import Question, Search, answer
-from trimesh._routing.waits import Verdict, find_verdict, stuck_nodes
-from trimesh._wire.waits import Kind, NodeRef, NodeReport
+from trimesh._routing.waits import Deadlock, find_verdict, stuck_nodes
+from trimesh._wire.waits import NodeKind, NodeRef, NodeReport
 
 CALLERS = 9
 """The process that has made all calls."""
@@ -47,14 +47,14 @@ class DeadlockScene(Scene):
         for number, (name, what) in enumerate(command.options.items(), 1):
             kind, _, proc = what.partition("@")
             called = (CALLERS, number) if kind == "call" else (number, 0)
-            self.names[name] = NodeRef(Kind[kind.upper()], int(proc), *called)
+            self.names[name] = NodeRef(NodeKind[kind.upper()], int(proc), *called)
 
     def _wait(self, command: Command, *, needs_all: bool, can_break: bool) -> None:
         ref = self._ref(command.words[0])
         waits = tuple(self._ref(name) for name in command.options.get("waits", "").split(",") if name)
         self.reports[ref] = NodeReport(ref, needs_all, waits, can_break)
-        if ref.kind is Kind.CALL:
-            caller = NodeRef(Kind.CALLER, ref.a, ref.b, ref.proc)
+        if ref.kind is NodeKind.CALL:
+            caller = NodeRef(NodeKind.CALLER, ref.a, ref.b, ref.proc)
             self.names.setdefault(f"caller-of-{command.words[0]}", caller)
             above = command.options.get("inside")
             self.reports[caller] = NodeReport(caller, True, () if above is None else (self._ref(above),))
@@ -85,14 +85,14 @@ class DeadlockScene(Scene):
         by_ref = {ref: name for name, ref in self.names.items()}
         return " ".join(by_ref[ref] for ref in refs) or "nothing"  # type: ignore[attr-defined]
 
-    def _verdict(self, verdict: Verdict | None) -> str:
+    def _verdict(self, verdict: Deadlock | None) -> str:
         if verdict is None:
             return "no deadlock"
         cycle = self._shown(report.ref for report in verdict.cycle).replace(" ", " > ")
         return f"victim {self._shown([verdict.victim])}, in {cycle}; stuck: {self._shown(sorted(verdict.stuck))}"
 
     def stuck(self, _: Command) -> Iterator[str]:
-        waits = {ref: node for ref, node in self.reports.items() if ref.kind is not Kind.CALLER}
+        waits = {ref: node for ref, node in self.reports.items() if ref.kind is not NodeKind.CALLER}
         yield f"stuck: {self._shown(sorted(stuck_nodes(waits)))}"
         yield self._verdict(find_verdict(waits))
 

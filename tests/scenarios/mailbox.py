@@ -21,7 +21,7 @@ import trio.testing
 from tests.scenarios.script import Command, Scene
 
 from trimesh._runtime.actors.mailbox import Mailbox
-from trimesh._runtime.values.endpoint_spec import EndpointSpec, Kind
+from trimesh._runtime.values.endpoint_spec import EndpointKind, EndpointSpec
 
 
 @attrs.define(eq=False)
@@ -69,7 +69,7 @@ class MailboxScene(Scene):
         (name,) = command.words
         concurrency, group = int(command.options.get("concurrency", 1)), command.options.get("group")
         self.endpoints[name] = EndpointSpec(
-            name, print, Kind.ASYNC, concurrency, group=group, idempotent=False, signature=inspect.Signature()
+            name, print, EndpointKind.ASYNC, concurrency, group=group, idempotent=False, signature=inspect.Signature()
         )
 
     async def put(self, command: Command) -> list[str]:

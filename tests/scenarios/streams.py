@@ -16,7 +16,7 @@ from tests.scenarios.script import Command, Scene
 
 from trimesh import limits
 from trimesh._routing.credit import SendWindow
-from trimesh._routing.merge import Item, Merge
+from trimesh._routing.merge import Merge, MergedItem
 
 
 class StreamScene(Scene):
@@ -43,13 +43,13 @@ class StreamScene(Scene):
     def _send(self, rank: int) -> Iterator[str]:
         while self.waiting[rank] and self.windows[rank].has_room(1):
             self.windows[rank].sent(1)
-            self.merge.put(Item(rank, self.waiting[rank].popleft().encode()))
+            self.merge.put(MergedItem(rank, self.waiting[rank].popleft().encode()))
         if self.waiting[rank]:
             yield f"{rank} waits in its yield with {' '.join(self.waiting[rank])}"
 
     def forces(self, command: Command) -> str:
         rank = int(command.words[0])
-        self.merge.put(Item(rank, command.words[1].encode()))
+        self.merge.put(MergedItem(rank, command.words[1].encode()))
         self.windows[rank].sent(1)
         return self._state()
 

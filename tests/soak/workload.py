@@ -25,7 +25,7 @@ from tests.soak.schedule import Schedule, Trouble
 import trimesh
 from trimesh import FailFast, Restart, RestartLimit, this_host
 from trimesh.testing.plans.vocabulary import Death, EndpointFault, Fault, LinkFault, LoopLag, LostCall, Partition, Where
-from trimesh.testing.simulated.seeded_run import Options, Outcome, run_once
+from trimesh.testing.simulated.seeded_run import SeededOptions, SeededOutcome, run_once
 
 STATES: Final = ("nothing went wrong", "all answered after trouble", "the block failed")
 """What some of a few seeds reach."""
@@ -204,6 +204,6 @@ class Workload:
             check("W-6", allowed, f"step {token} started {count} times at {mesh}[{rank}]")
 
 
-def run_schedule(seed: int) -> Outcome:
+def run_schedule(seed: int) -> SeededOutcome:
     """Run one schedule, as the simulated test does."""
-    return run_once(mixed_workload, {"faults": None, "chaos": None}, Options({"gpus": 2}), seed)
+    return run_once(mixed_workload, {"faults": None, "chaos": None}, SeededOptions({"gpus": 2}), seed)

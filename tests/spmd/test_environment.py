@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from trimesh.spmd.environment import Place, environments
+from trimesh.spmd.environment import HostPlace, environments
 
 
 def test_ranks_count_anew_on_each_host() -> None:
-    places = [Place("a", "node-a"), Place("b", "node-b"), Place("a", "node-a"), Place("b", "node-b")]
+    places = [HostPlace("a", "node-a"), HostPlace("b", "node-b"), HostPlace("a", "node-a"), HostPlace("b", "node-b")]
     found = environments(places, 1234, "run")
     assert [one["RANK"] for one in found] == ["0", "1", "2", "3"]
     assert [one["LOCAL_RANK"] for one in found] == ["0", "0", "1", "1"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st  # noqa: E402
 from torch.distributed.tensor import Shard  # noqa: E402
 
 from trimesh.tensor.protocol.box import Box  # noqa: E402
-from trimesh.tensor.rank.parts import Reading, fill, lay_out, part_of  # noqa: E402
+from trimesh.tensor.rank.parts import PartReading, fill, lay_out, part_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -58,7 +58,7 @@ def test_what_two_boxes_share_is_read_from_the_one_into_the_other(
     memory = memoryview(bytearray(nbytes))
     fill(memory, part, values)
 
-    reading = Reading()
+    reading = PartReading()
     reading.add(part_of(part.fields(), nbytes), there, target)
     for offset, piece in reading.pieces:
         flat = torch.frombuffer(memory, dtype=piece.dtype, count=piece.numel(), offset=offset)

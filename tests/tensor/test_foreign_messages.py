@@ -24,13 +24,13 @@ from hypothesis import strategies as st  # noqa: E402
 from trimesh.shape.extent import Extent  # noqa: E402
 from trimesh.tensor.controller import expected  # noqa: E402
 from trimesh.tensor.controller.answers import values_of  # noqa: E402
-from trimesh.tensor.controller.engine import Request  # noqa: E402
+from trimesh.tensor.controller.engine import RankRequest  # noqa: E402
 from trimesh.tensor.kernels.table import KERNELS  # noqa: E402
 from trimesh.tensor.protocol import messages  # noqa: E402
 from trimesh.tensor.protocol.arguments import read  # noqa: E402
 from trimesh.tensor.rank.function_parts import LocalMeta, Operand  # noqa: E402
 from trimesh.tensor.rank.rank import Rank, TeamOnRank  # noqa: E402
-from trimesh.tensor.rank.reader import Reader  # noqa: E402
+from trimesh.tensor.rank.reader import CommandReader  # noqa: E402
 from trimesh.tensor.rank.signature import define  # noqa: E402
 from trimesh.tensor.session import service  # noqa: E402
 
@@ -96,7 +96,7 @@ def test_streams(definitions: list[tuple[Any, ...]], stream: list[Any]) -> None:
     team = TeamOnRank(1, Extent(gpus=1), [0], [], 0, 0)
     rank = Rank("procs", Extent(gpus=1), 0, CPU, _Outside())
     with suppress(ProtocolError):
-        steps = Reader(CPU, KERNELS).read(
+        steps = CommandReader(CPU, KERNELS).read(
             [word for words in definitions for word in words] + stream, [memoryview(b"1234")]
         )
         for step in steps:
@@ -122,12 +122,12 @@ ANSWERS = st.recursive(
 )
 
 
-def _request(form: expected.Expected) -> Request:
+def _request(form: expected.Expected) -> RankRequest:
     engine = SimpleNamespace(
         proc=SimpleNamespace(values=Values(ProcId(1))), failure=lambda team, number: None, name="procs"
     )
     team: Any = SimpleNamespace(engine=engine, name="procs", origins=[Origin(None, "procs")] * 2, peers=[])
-    return Request(1, team, form, {})
+    return RankRequest(1, team, form, {})
 
 
 @given(FORMS, st.integers(0, 1), ANSWERS | st.binary(max_size=60), st.none() | st.tuples(st.integers(), st.integers()))

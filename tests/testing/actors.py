@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from trimesh import Actor, endpoint
-from trimesh.testing.simulated.seeded_run import Options, Outcome, run_once
+from trimesh.testing.simulated.seeded_run import SeededOptions, SeededOutcome, run_once
 
 
 class Worker(Actor):
@@ -77,8 +77,8 @@ def is_exact() -> bool:
 
 def run_body(
     body: Callable[..., Awaitable[None]], seed: int = 0, *, per_host: dict[str, int] | None = None, **given: Any
-) -> Outcome:
+) -> SeededOutcome:
     """Run a body under one seed, as `simulate` does, and return what it came to."""
     names = body.__code__.co_varnames[: body.__code__.co_argcount]
     wanted = {name: given.get(name) for name in names}
-    return run_once(body, wanted, Options(per_host or {"gpus": 2}), seed)
+    return run_once(body, wanted, SeededOptions(per_host or {"gpus": 2}), seed)

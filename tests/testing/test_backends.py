@@ -14,7 +14,7 @@ from trimesh import ProcDied, this_host
 from trimesh.testing import UnfiredFault, UnsupportedFault, simulate
 from trimesh.testing.plans.plan import FaultPlan
 from trimesh.testing.real.run import run_real
-from trimesh.testing.simulated.seeded_run import Options
+from trimesh.testing.simulated.seeded_run import SeededOptions
 
 both = pytest.mark.mesh_backend("sim", "proc")
 
@@ -135,4 +135,4 @@ def test_planned_fault_of_a_real_process_must_fire():
         await w.step.call()
 
     with pytest.raises(UnfiredFault, match="nth=3"):
-        run_real(body, {"mesh": None, "faults": None}, Options({"gpus": 2}), FaultPlan())
+        run_real(body, {"mesh": None, "faults": None}, SeededOptions({"gpus": 2}), FaultPlan())

@@ -15,10 +15,10 @@ from trimesh.testing.plans.chaos import KINDS, ChaosPlan, LivenessError
 from trimesh.testing.plans.determinism import stream
 from trimesh.testing.plans.plan import FaultPlan
 from trimesh.testing.running.decorator import Simulated
-from trimesh.testing.running.item_run import ItemRun, NeverReached, Settings, run_simulated
+from trimesh.testing.running.item_run import ItemRun, NeverReached, RunSettings, run_simulated
 from trimesh.testing.running.seed_plan import SeedPlan
 from trimesh.testing.running.shrinking import smallest
-from trimesh.testing.simulated.seeded_run import Options
+from trimesh.testing.simulated.seeded_run import SeededOptions
 
 SEEDS = 20
 
@@ -105,8 +105,8 @@ def test_wrong_plan_is_refused(options, text):
 
 def item(body, seeds: int, sometimes: tuple[str, ...] = (), only: int | None = None, **settings) -> ItemRun:
     names = body.__code__.co_varnames[: body.__code__.co_argcount]
-    simulated = Simulated(seeds, sometimes, Options({"gpus": 2}))
-    return ItemRun("tests/x.py::test_y", body, dict.fromkeys(names), simulated, Settings(SeedPlan(only), **settings))
+    simulated = Simulated(seeds, sometimes, SeededOptions({"gpus": 2}))
+    return ItemRun("tests/x.py::test_y", body, dict.fromkeys(names), simulated, RunSettings(SeedPlan(only), **settings))
 
 
 def test_state_that_no_seed_reaches_fails_the_item():

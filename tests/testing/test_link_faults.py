@@ -15,7 +15,7 @@ from trimesh import Actor, LinkLost, MeshErrorGroup, ProcDied, SpawnError, endpo
 from trimesh.testing import UnfiredFault, simulate
 from trimesh.testing.plans.plan import FaultPlan
 from trimesh.testing.real.run import run_real
-from trimesh.testing.simulated.seeded_run import Options
+from trimesh.testing.simulated.seeded_run import SeededOptions
 
 both = pytest.mark.mesh_backend("sim", "proc")
 
@@ -423,4 +423,4 @@ def test_link_fault_of_real_processes_must_fire():
         faults.link({"gpus": 0}, {"gpus": 1}).delay(0.1)
 
     with pytest.raises(UnfiredFault, match="delay"):
-        run_real(body, {"mesh": None, "faults": None}, Options({"gpus": 2}), FaultPlan())
+        run_real(body, {"mesh": None, "faults": None}, SeededOptions({"gpus": 2}), FaultPlan())

@@ -14,7 +14,7 @@ from trimesh import Actor, endpoint
 from trimesh.testing.plans.plan import FaultPlan
 from trimesh.testing.real import run as real_run
 from trimesh.testing.simulated.progress import STEPS_MAX
-from trimesh.testing.simulated.seeded_run import HangError, Options, run_once
+from trimesh.testing.simulated.seeded_run import HangError, SeededOptions, run_once
 
 
 class Stuck(Actor):
@@ -50,7 +50,7 @@ class Heart(Actor):
 
 
 def text_of(body: Any, steps_max: int) -> str:
-    outcome = run_once(body, {"mesh": None}, Options({"gpus": 2}, steps_max=steps_max), 0)
+    outcome = run_once(body, {"mesh": None}, SeededOptions({"gpus": 2}, steps_max=steps_max), 0)
     assert isinstance(outcome.error, HangError), outcome.error
     return str(outcome.error)
 
@@ -98,13 +98,13 @@ class Poller(Actor):
 
 
 def run_simulated(body: Any) -> None:
-    outcome = run_once(body, {"mesh": None}, Options({"gpus": 1}), 0)
+    outcome = run_once(body, {"mesh": None}, SeededOptions({"gpus": 1}), 0)
     if outcome.error is not None:
         raise outcome.error
 
 
 def run_real(body: Any) -> None:
-    real_run.run_real(body, {"mesh": None}, Options({"gpus": 1}), FaultPlan())
+    real_run.run_real(body, {"mesh": None}, SeededOptions({"gpus": 1}), FaultPlan())
 
 
 ONE_RUN = pytest.mark.parametrize(

@@ -14,15 +14,15 @@ import trimesh
 from trimesh.testing import simulate
 from trimesh.testing.plans.keys import compact, expand
 from trimesh.testing.running.decorator import Simulated
-from trimesh.testing.running.item_run import ItemRun, Settings, run_simulated
+from trimesh.testing.running.item_run import ItemRun, RunSettings, run_simulated
 from trimesh.testing.running.seed_plan import SeedPlan
-from trimesh.testing.simulated.seeded_run import Options
+from trimesh.testing.simulated.seeded_run import SeededOptions
 
 
 def item(body, only: int | None = None, **settings) -> ItemRun:
     names = body.__code__.co_varnames[: body.__code__.co_argcount]
-    simulated = Simulated(1, (), Options({"gpus": 2}))
-    return ItemRun("tests/x.py::test_y", body, dict.fromkeys(names), simulated, Settings(SeedPlan(only), **settings))
+    simulated = Simulated(1, (), SeededOptions({"gpus": 2}))
+    return ItemRun("tests/x.py::test_y", body, dict.fromkeys(names), simulated, RunSettings(SeedPlan(only), **settings))
 
 
 async def full_of_steps(mesh, faults, chaos):

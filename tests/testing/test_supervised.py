@@ -11,7 +11,7 @@ from tests.testing.actors import Worker
 import trimesh
 from trimesh import Actor, ActorFailed, Backoff, Isolate, MeshError, ProcDied, Restart, endpoint, limits, this_host
 from trimesh.testing import simulate
-from trimesh.testing.simulated.seeded_run import Options, run_once
+from trimesh.testing.simulated.seeded_run import SeededOptions, run_once
 
 
 class Fragile(Actor):
@@ -164,7 +164,7 @@ async def restarting_body(mesh, chaos):
 
 
 def test_restarts_are_bit_exact():
-    options = Options({"gpus": 3}, {"supervision": RESTART})
+    options = SeededOptions({"gpus": 3}, {"supervision": RESTART})
     outcomes = [run_once(restarting_body, {"mesh": None, "chaos": None}, options, 11) for _ in range(2)]
 
     assert [outcome.error for outcome in outcomes] == [None, None]

@@ -20,7 +20,7 @@ from trimesh.testing import UnfiredFault, UnsupportedFault, simulate
 from trimesh.testing.plans.plan import FaultPlan
 from trimesh.testing.plans.vocabulary import TransferFault
 from trimesh.testing.real.run import run_real
-from trimesh.testing.simulated.seeded_run import Options, run_once
+from trimesh.testing.simulated.seeded_run import SeededOptions, run_once
 
 both = pytest.mark.mesh_backend("sim", "proc")
 
@@ -162,7 +162,7 @@ def test_planned_transfer_must_be_made():
 @pytest.mark.real
 def test_planned_transfer_of_a_real_process_must_be_made():
     with pytest.raises(UnfiredFault, match=r"gpus=1.*controller nth=2"):
-        run_real(_one_transfer, {"mesh": None, "faults": None}, Options({"gpus": 2}), FaultPlan())
+        run_real(_one_transfer, {"mesh": None, "faults": None}, SeededOptions({"gpus": 2}), FaultPlan())
 
 
 async def _one_that_matters(mesh: Any, faults: Any) -> None:
@@ -177,7 +177,7 @@ async def _one_that_matters(mesh: Any, faults: Any) -> None:
 def test_planned_transfer_can_be_left_out():
     wanted = {"mesh": None, "faults": None}
     outcomes = [
-        run_once(_one_that_matters, wanted, Options({"gpus": 2}), 0, left_out=frozenset({left}))
+        run_once(_one_that_matters, wanted, SeededOptions({"gpus": 2}), 0, left_out=frozenset({left}))
         for left in ("f0", "f1")
     ]
 

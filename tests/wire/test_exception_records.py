@@ -13,7 +13,7 @@ from tests.wire.odd_exceptions import Final, KeywordOnly
 from tests.wire.sent_exceptions import HERE, round_trip
 
 from trimesh._wire.exceptions.codec import decode_exception, encode_exception
-from trimesh._wire.exceptions.records import ExceptionRecord, OriginRecord, Part, encode_records
+from trimesh._wire.exceptions.records import ExceptionRecord, ExceptionValue, OriginRecord, encode_records
 from trimesh._wire.pickled.payload import Decoder, Encoder
 from trimesh.errors import ProtocolError, RemoteError, RemoteTraceback, leaves
 
@@ -107,7 +107,7 @@ def test_damaged_bytes_are_an_exception_or_a_protocol_error(data: st.DataObject)
 
 
 def record(**fields: Any) -> ExceptionRecord:
-    cls = Part(Encoder().encode(fields.pop("of", ValueError), what="v").payload, "builtins.Some")
+    cls = ExceptionValue(Encoder().encode(fields.pop("of", ValueError), what="v").payload, "builtins.Some")
     plain: dict[str, Any] = {
         "cls": cls, "message": "m", "args": [], "attributes": [], "state": [], "notes": [], "cause": -1,
         "context": -1, "suppress": False, "members": None, "traceback": "", "origin": None,
@@ -143,8 +143,8 @@ def test_table_with_indices_out_of_range_is_a_protocol_error(records: list[Excep
         ([record(of=ValueError, members=[1]), record()], ExceptionGroup),
         ([record(of=ExceptionGroup, members=[1]), record(of=ExceptionGroup, members=[0, 2]), record()], ExceptionGroup),
         ([record(cause=0, context=0, traceback="t")], ValueError),
-        ([record(attributes=[("nothing", Part(None, "x"))])], ValueError),
-        ([record(origin=OriginRecord(Part(b"junk", "p"), "m", None, None, "h", 1, 0))], ValueError),
+        ([record(attributes=[("nothing", ExceptionValue(None, "x"))])], ValueError),
+        ([record(origin=OriginRecord(ExceptionValue(b"junk", "p"), "m", None, None, "h", 1, 0))], ValueError),
     ],
 )
 def test_table_that_makes_no_sense_is_an_exception(records: list[ExceptionRecord], expected: type[Exception]) -> None:

@@ -19,10 +19,10 @@ from trimesh._runtime.spawner import wire as spawner_wire
 from trimesh._runtime.values import typed_values as typed_values  # noqa: PLC0414 - registers its kinds
 from trimesh._wire import messages, waits
 from trimesh._wire.exceptions.codec import decode_exception
-from trimesh._wire.exceptions.records import ExceptionRecord, Part, encode_records
+from trimesh._wire.exceptions.records import ExceptionRecord, ExceptionValue, encode_records
 from trimesh._wire.memory.regions import STOP
 from trimesh._wire.typed.codec import BYTEARRAY, FROZENSET, KIND, PAIRS, SET, TUPLE
-from trimesh._wire.typed.kinds import Source
+from trimesh._wire.typed.kinds import DecodeSource
 from trimesh._wire.typed.known_kinds import TypedDecoder, TypedEncoder
 from trimesh.errors import PayloadError, ProtocolError
 
@@ -62,7 +62,7 @@ def peak_of(work: Callable[[], object]) -> int:
 def decode(payload: bytes) -> Any:
     """Decode what a worker has sent; only these two errors may come out."""
     try:
-        return TypedDecoder(Source()).decode(payload)
+        return TypedDecoder(DecodeSource()).decode(payload)
     except (ProtocolError, PayloadError) as error:
         return error
 
@@ -96,7 +96,7 @@ REFUSED = {
 def exception_in(value: bytes) -> bytes:
     """Return a record whose one argument is a value."""
     cls = TypedEncoder().encode(ValueError, what="a class").payload
-    return encode_records([record(cls, args=[Part(value, "too deep")])])
+    return encode_records([record(cls, args=[ExceptionValue(value, "too deep")])])
 
 
 def record(cls: bytes | None, text: str = "ValueError", **fields: Any) -> ExceptionRecord:
@@ -113,7 +113,7 @@ def record(cls: bytes | None, text: str = "ValueError", **fields: Any) -> Except
         "traceback": "",
         "origin": None,
     }
-    return ExceptionRecord(cls=Part(cls, text), message="m", **{**blank, **fields})
+    return ExceptionRecord(cls=ExceptionValue(cls, text), message="m", **{**blank, **fields})
 
 
 @pytest.mark.parametrize("value", REFUSED.values(), ids=REFUSED)
@@ -190,7 +190,7 @@ def test_largest_table_takes_few_steps():
 @pytest.mark.parametrize("name", ["split", "derive", "add_note", "subgroup", "with_traceback", "__trimesh_origin__"])
 def test_methods_of_an_exception_are_its_own(name: str):
     """A peer must not have a class of its choice called by whoever catches what it sends."""
-    part = Part(TypedEncoder().encode(subprocess.Popen, what="a class").payload, "text")
+    part = ExceptionValue(TypedEncoder().encode(subprocess.Popen, what="a class").payload, "text")
     error = decode_exception(encode_records([record(CLASS, state=[(name, part), ("mine", part)])]), TypedDecoder())
     assert name not in error.__dict__
     assert error.__dict__["mine"] is subprocess.Popen

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from trimesh import Actor, Point, Port, limits
 from trimesh._wire.typed.codec import Reader, Writer
 from trimesh._wire.typed.item_types import WHAT, ItemType, item_type_described, item_type_of
-from trimesh._wire.typed.kinds import Source
+from trimesh._wire.typed.kinds import DecodeSource
 from trimesh.errors import PayloadError, ProtocolError
 
 
@@ -38,7 +38,7 @@ def elsewhere(item_type: ItemType, *, may_import: bool = False) -> ItemType:
     """Return the type as a process has it that a port has come to."""
     writer = Writer()
     message = writer.finish(writer.plain(item_type.described))
-    described = Reader.of_message(message.payload, message.buffers, Source()).value()
+    described = Reader.of_message(message.payload, message.buffers, DecodeSource()).value()
     return item_type_described(described, may_import=may_import)
 
 
@@ -46,7 +46,7 @@ def through(item_type: ItemType, value: object) -> Any:
     """Send an item from one process to another."""
     writer = Writer()
     message = writer.finish(elsewhere(item_type).field.write(writer, value, WHAT))
-    return item_type.field.read(Reader.of_message(message.payload, message.buffers, Source()))
+    return item_type.field.read(Reader.of_message(message.payload, message.buffers, DecodeSource()))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_bytes_that_do_not_fit_are_a_protocol_error() -> None:
     writer = Writer()
     message = writer.finish(writer.plain("no number"))
     with pytest.raises(ProtocolError):
-        item_type_of(int).field.read(Reader.of_message(message.payload, message.buffers, Source()))
+        item_type_of(int).field.read(Reader.of_message(message.payload, message.buffers, DecodeSource()))
 
 
 @pytest.mark.parametrize("annotation", [Port[Batch], Port, Point, Actor, Exception, list[Port[int]]], ids=str)

@@ -18,7 +18,7 @@ from tests.wire import typed_shapes as shapes
 from trimesh._wire.pickled.payload import Encoded
 from trimesh._wire.typed.annotations import Arguments, Field, resolved_hints, result_of
 from trimesh._wire.typed.codec import Reader, Writer
-from trimesh._wire.typed.kinds import Source
+from trimesh._wire.typed.kinds import DecodeSource
 from trimesh._wire.typed.known_kinds import TypedDecoder, TypedEncoder
 from trimesh.errors import PayloadError, ProtocolError
 from trimesh.shape.extent import Extent
@@ -42,7 +42,7 @@ def passed(
     """Send arguments and return what arrives."""
     writer = Writer()
     encoded = writer.finish(arguments_of(function).write(writer, args, kwargs, "mesh.call"))
-    reader = Reader.of_message(*copied(encoded), Source(may_import=may_import))
+    reader = Reader.of_message(*copied(encoded), DecodeSource(may_import=may_import))
     return arguments_of(function).read(reader)
 
 

@@ -24,7 +24,7 @@ from trimesh._wire import messages
 from trimesh._wire.memory.regions import Buffer
 
 
-class Rank(enum.IntEnum):
+class RankState(enum.IntEnum):
     """How far one rank of a call is."""
 
     UNSENT = 0
@@ -32,7 +32,7 @@ class Rank(enum.IntEnum):
     SETTLED = 2
 
 
-_UNSENT, _SENT, _SETTLED = Rank.UNSENT, Rank.SENT, Rank.SETTLED  # looked up often, and slowly in the class
+_UNSENT, _SENT, _SETTLED = RankState.UNSENT, RankState.SENT, RankState.SETTLED  # a lookup in the class is slow
 
 
 class Returned(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class Raised(msgspec.Struct, frozen=True):
     carried: object = None
 
 
-class Failed(msgspec.Struct, frozen=True):
+class LocalFailure(msgspec.Struct, frozen=True):
     """The call failed on this side of the wire: the process died, the link was lost, the mesh has stopped."""
 
     error: Exception
@@ -70,7 +70,7 @@ class Withdrawn(msgspec.Struct, frozen=True):
     """The message was cancelled here before it was sent."""
 
 
-Outcome = Returned | Raised | Failed | Withdrawn | messages.CancelAck | messages.Refused
+Outcome = Returned | Raised | LocalFailure | Withdrawn | messages.CancelAck | messages.Refused
 
 
 def is_failure(outcome: Outcome) -> bool:
@@ -102,7 +102,7 @@ class Collector:
         self.fail_fast = fail_fast
         self.remaining = size
         self.failures: tuple[int, ...] = ()
-        self._state: list[Rank] = [_UNSENT] * size
+        self._state: list[RankState] = [_UNSENT] * size
         self.outcomes: list[Outcome | None] = [None] * size
 
     @property
@@ -137,7 +137,7 @@ class Collector:
             if state is _UNSENT:
                 self.settle(index, Withdrawn())
 
-    def states(self) -> Sequence[Rank]:
+    def states(self) -> Sequence[RankState]:
         """Return how far each rank is."""
         return tuple(self._state)
 

@@ -18,7 +18,7 @@ from trimesh._wire.memory.regions import Buffer
 from trimesh.errors import ProtocolError
 
 
-class Item(msgspec.Struct, frozen=True):
+class MergedItem(msgspec.Struct, frozen=True):
     """One value that has come; it is decoded by the consumer's own task, and never changed.
 
     Attributes:
@@ -51,7 +51,7 @@ class Merge:
     def __init__(self, size: int, window: int) -> None:
         self.size = size
         self.window = window
-        self._queue: deque[Item] = deque()
+        self._queue: deque[MergedItem] = deque()
         self._is_closed = False
         self._received: list[int] = [0] * self.size
         self._reported: list[int] = [0] * self.size
@@ -70,7 +70,7 @@ class Merge:
         """Return how many a rank was told were taken."""
         return self._reported[index]
 
-    def put(self, item: Item) -> None:
+    def put(self, item: MergedItem) -> None:
         """Take in an item; after `close` it is dropped.
 
         Raises:
@@ -83,7 +83,7 @@ class Merge:
         if not self._is_closed:
             self._queue.append(item)
 
-    def take(self) -> tuple[Item, int | None]:
+    def take(self) -> tuple[MergedItem, int | None]:
         """Return the next item, and how many of its rank have been taken when the rank should be told (MG-3)."""
         item = self._queue.popleft()
         count = self._counts[item.index]

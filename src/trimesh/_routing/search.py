@@ -22,8 +22,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import msgspec
 
 from trimesh import limits
-from trimesh._routing.waits import Graph, Verdict, caller_of, find_verdict, is_held, steady, stuck_nodes
-from trimesh._wire.waits import Kind, NodeRef, NodeReport
+from trimesh._routing.waits import Deadlock, Graph, caller_of, find_verdict, is_held, steady, stuck_nodes
+from trimesh._wire.waits import NodeKind, NodeRef, NodeReport
 from trimesh.errors import ProtocolError
 
 
@@ -97,7 +97,7 @@ class Search:
         self.stuck: Collection[NodeRef] = ()
         self.callers: Collection[NodeRef] = ()
         self.questions: list[Question] = []
-        self.verdict: Verdict | None = None
+        self.verdict: Deadlock | None = None
         self.is_done = False
         self._first: Graph | None = None
         self._suspects: set[NodeRef] = set()
@@ -135,7 +135,7 @@ class Search:
                 news.append(report)
         self._asked.update(report.ref for report in news)  # those that were not asked for come with the others
         # The second look asks for what the first has found; only the callers of callers are news.
-        follow = news if self._first is None else [report for report in news if report.ref.kind is Kind.CALLER]
+        follow = news if self._first is None else [report for report in news if report.ref.kind is NodeKind.CALLER]
         self._ask(edge for report in follow for edge in report.waits_for)
         self._progress()
 
@@ -174,6 +174,6 @@ class Search:
         held = {ref: node for ref, node in same.items() if is_held(ref, self._seen)}
         self.stuck = stuck_nodes(held)
         if self.stuck:
-            self.callers = [ref for ref in self._seen if ref.kind is Kind.CALLER]
+            self.callers = [ref for ref in self._seen if ref.kind is NodeKind.CALLER]
             self.verdict = find_verdict(held, self.known)
         self.is_done = True

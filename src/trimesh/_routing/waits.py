@@ -23,12 +23,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from trimesh._wire.waits import Kind, NodeRef, NodeReport
+from trimesh._wire.waits import NodeKind, NodeRef, NodeReport
 
 Graph = Mapping[NodeRef, NodeReport]
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Deadlock(msgspec.Struct, frozen=True):
     """One deadlock.
 
     Attributes:
@@ -90,7 +90,7 @@ def steady(first: Graph, second: Graph, suspects: Iterable[NodeRef]) -> dict[Nod
 
 def caller_of(ref: NodeRef) -> NodeRef | None:
     """Return the node of the caller of a call; None for what has none."""
-    return NodeRef(Kind.CALLER, ref.a, ref.b, ref.proc) if ref.kind is Kind.CALL else None
+    return NodeRef(NodeKind.CALLER, ref.a, ref.b, ref.proc) if ref.kind is NodeKind.CALL else None
 
 
 def is_held(ref: NodeRef, nodes: Graph) -> bool:
@@ -106,7 +106,7 @@ def is_held(ref: NodeRef, nodes: Graph) -> bool:
     return True
 
 
-def find_verdict(nodes: Graph, known: Collection[NodeRef] = ()) -> Verdict | None:
+def find_verdict(nodes: Graph, known: Collection[NodeRef] = ()) -> Deadlock | None:
     """Return the victim of one deadlock of `nodes`, or None when there is none (WA-3, WA-4).
 
     Args:
@@ -127,11 +127,11 @@ def find_verdict(nodes: Graph, known: Collection[NodeRef] = ()) -> Verdict | Non
         return None
     _, victim, knot = best
     cycle = [nodes[ref] for ref in _cycle(victim, nodes, knot)]
-    return Verdict(victim, nodes[victim].waits_for, cycle, stuck)
+    return Deadlock(victim, nodes[victim].waits_for, cycle, stuck)
 
 
 def _precedence(ref: NodeRef) -> tuple[int, ...]:
-    if ref.kind is Kind.CALL:
+    if ref.kind is NodeKind.CALL:
         return 1, ref.b, ref.a, ref.proc
     return 0, ref.a, ref.proc, ref.b
 

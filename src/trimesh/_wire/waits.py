@@ -19,7 +19,7 @@ from trimesh.shape.extent import Extent
 from trimesh.shape.point import Point
 
 
-class Kind(enum.IntEnum):
+class NodeKind(enum.IntEnum):
     """What a node is, and so what the fields of its name mean."""
 
     CALL = 0
@@ -44,7 +44,7 @@ class Kind(enum.IntEnum):
 class NodeRef(NamedTuple):
     """The name of a node."""
 
-    kind: Kind
+    kind: NodeKind
     proc: int
     a: int = 0
     b: int = 0

@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar, cast, overload
 
 import attrs
 
-from trimesh._runtime.actors import Home, execution_context, message_here
+from trimesh._runtime.actors import OwnMeshes, execution_context, message_here
 from trimesh._runtime.values import endpoints_of
 from trimesh._wire.call_places import CallerPlace, SentView
 from trimesh.actor.actor import Actor
@@ -36,7 +36,7 @@ class Context(Generic[A]):
     actor: A
     endpoint: str | None
     incarnation: int
-    _home: Home = attrs.field(alias="home", repr=False, eq=False)
+    _home: OwnMeshes = attrs.field(alias="home", repr=False, eq=False)
     _view: SentView | None = attrs.field(alias="view", repr=False, eq=False)
     _caller: CallerPlace | None = attrs.field(alias="caller", repr=False, eq=False)
 
@@ -107,7 +107,7 @@ def context(actor: Any = None, /) -> Context[Any]:
             f"context(actor) takes the actor that runs, which is {found.actor!r}, got {actor!r}: write context(self), "
             "or context()"
         )
-    home = found.home or Home(None, None, None)
+    home = found.home or OwnMeshes(None, None, None)
     view, caller = message_here()
     return Context[Any](
         found.point, found.mesh, found.actor, found.endpoint, found.incarnation, home=home, view=view, caller=caller

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 import msgspec
 
 from trimesh._runtime.tasks import in_trio, in_trio_now
-from trimesh._runtime.values import EndpointSpec, Kind
+from trimesh._runtime.values import EndpointKind, EndpointSpec
 from trimesh.actor import retrying, verbs
 from trimesh.actor.item_map import ItemMap
 from trimesh.actor.options import NO_OPTIONS, Merge, Options, Retry
@@ -356,7 +356,7 @@ class _Decorator(msgspec.Struct, frozen=True):
                 f"endpoint {name} must not be a plain generator: write an async generator, `async def` with `yield`"
             )
         kind = self._kind(function)
-        if kind is Kind.INLINE and self.concurrency > 1 and self.group is None:
+        if kind is EndpointKind.INLINE and self.concurrency > 1 and self.group is None:
             raise TypeError(
                 f"endpoint {name} is a plain def, of which one runs at a time whatever concurrency= says, got "
                 f"concurrency={self.concurrency}: write thread=True or `async def` for more, or group={name!r} for a "
@@ -369,13 +369,13 @@ class _Decorator(msgspec.Struct, frozen=True):
         signature = signature.replace(parameters=parameters[1:])
         return EndpointSpec(name, function, kind, self.concurrency, self.group, self.idempotent, signature)
 
-    def _kind(self, function: Callable[..., Any]) -> Kind:
+    def _kind(self, function: Callable[..., Any]) -> EndpointKind:
         if inspect.iscoroutinefunction(function):
             if self.thread:
                 raise TypeError(f"endpoint {function.__name__} is a coroutine function: thread=True needs a plain def")
-            return Kind.ASYNC
+            return EndpointKind.ASYNC
         if inspect.isasyncgenfunction(function):
             if self.thread:
                 raise TypeError(f"endpoint {function.__name__} is an async generator: thread=True needs a plain def")
-            return Kind.GENERATOR
-        return Kind.THREAD if self.thread else Kind.INLINE
+            return EndpointKind.GENERATOR
+        return EndpointKind.THREAD if self.thread else EndpointKind.INLINE

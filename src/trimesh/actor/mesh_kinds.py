@@ -8,7 +8,7 @@ import msgspec
 
 from trimesh._runtime.values import MemberInfo, MeshInfo, endpoints_of
 from trimesh._wire.memory.reducers import Sink
-from trimesh._wire.typed.kinds import Kind, Source, register_kind
+from trimesh._wire.typed.kinds import DecodeSource, ValueKind, register_kind
 from trimesh._wire.typed.known_kinds import name_of
 from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh
@@ -30,7 +30,7 @@ def _fields_of(info: MeshInfo) -> tuple[Any, ...]:
     return tuple([msgspec.structs.astuple(one) for one in info.members] if it is info.members else it for it in fields)
 
 
-def _put_actors_together(_: Source, region: Any, cls: Any, *fields: Any) -> ActorMesh:
+def _put_actors_together(_: DecodeSource, region: Any, cls: Any, *fields: Any) -> ActorMesh:
     if not (isinstance(region, Region) and isinstance(cls, type) and issubclass(cls, Actor)):
         raise ProtocolError("a handle must be a view of actors")
     info = _put_info_together(_, *fields)
@@ -39,7 +39,7 @@ def _put_actors_together(_: Source, region: Any, cls: Any, *fields: Any) -> Acto
     return ActorMesh(MeshView(info, region, endpoints_of(cls)), cls)
 
 
-def _put_info_together(_: Source, *fields: Any) -> MeshInfo:
+def _put_info_together(_: DecodeSource, *fields: Any) -> MeshInfo:
     info = MeshInfo(*fields)
     if not (
         isinstance(info.whole, Region)
@@ -64,13 +64,13 @@ def _member(*fields: Any) -> MemberInfo:
     return one
 
 
-def _put_procs_together(_: Source, name: Any, region: Any) -> ProcMesh:
+def _put_procs_together(_: DecodeSource, name: Any, region: Any) -> ProcMesh:
     if not (isinstance(name, str) and isinstance(region, Region)):
         raise ProtocolError("a handle on processes must be a name and a region")
     return refer_procs(name, region)
 
 
-def _put_outcome_together(_: Source, value: Any = None, error: Any = None) -> Outcome[Any]:
+def _put_outcome_together(_: DecodeSource, value: Any = None, error: Any = None) -> Outcome[Any]:
     if not isinstance(error, Exception | None):
         raise ProtocolError("an outcome must be a value or an error")
     return Outcome(value, error)
@@ -82,7 +82,9 @@ def _is_actor_class(cls: type) -> bool:
 
 def register() -> None:
     """Register the kinds of this module."""
-    register_kind(Kind("actors", ActorMesh, _take_actors_apart, _put_actors_together, stands_for=_is_actor_class))
-    register_kind(Kind("mesh", MeshInfo, lambda info, _: _fields_of(info), _put_info_together))
-    register_kind(Kind("outcome", Outcome, lambda outcome, _: (outcome.value, outcome.error), _put_outcome_together))
-    register_kind(Kind("processes", ProcMesh, lambda mesh, _: mesh.__reduce__()[1], _put_procs_together))
+    register_kind(ValueKind("actors", ActorMesh, _take_actors_apart, _put_actors_together, stands_for=_is_actor_class))
+    register_kind(ValueKind("mesh", MeshInfo, lambda info, _: _fields_of(info), _put_info_together))
+    register_kind(
+        ValueKind("outcome", Outcome, lambda outcome, _: (outcome.value, outcome.error), _put_outcome_together)
+    )
+    register_kind(ValueKind("processes", ProcMesh, lambda mesh, _: mesh.__reduce__()[1], _put_procs_together))

@@ -10,7 +10,7 @@ import attrs
 import msgspec
 
 from trimesh import limits
-from trimesh._runtime.values import EndpointSpec, Kind
+from trimesh._runtime.values import EndpointKind, EndpointSpec
 from trimesh._supervision.backoff import Backoff
 from trimesh.errors import ProcDied
 
@@ -107,7 +107,7 @@ class Options(msgspec.Struct, frozen=True):
             return
         if not isinstance(self.retry, Retry):
             raise TypeError(f"retry must be a trimesh.Retry, got {self.retry!r}")
-        if spec.kind is Kind.GENERATOR:
+        if spec.kind is EndpointKind.GENERATOR:
             raise TypeError(
                 f"{spec.name} is an async generator, whose items cannot be taken back: it cannot be retried"
             )

@@ -21,7 +21,7 @@ from trimesh._runtime.life import (
 from trimesh._runtime.meshes import ActorMembers, Member, ProcMembers
 from trimesh._runtime.tasks import in_trio, in_trio_now
 from trimesh._runtime.values import endpoints_of
-from trimesh._runtime.watch import EventStream, MeshStatistics, Seen, statistics_of
+from trimesh._runtime.watch import EventStream, MeshStatistics, SeenMember, statistics_of
 from trimesh._supervision.policy import Policy, checked_policy
 from trimesh._supervision.units import check_units
 from trimesh.actor.actor import Actor
@@ -193,10 +193,10 @@ class ProcMesh(Shaped):
         proc = current_proc()
         members = None if self._owned is None else self._owned.members
         if members is None:
-            seen = [Seen(point, proc.me, proc.pid, 0, is_alive=True) for point in self._shown.points()]
+            seen = [SeenMember(point, proc.me, proc.pid, 0, is_alive=True) for point in self._shown.points()]
         else:
             seen = [
-                Seen(point, one.peer, one.pid, one.incarnation, members.is_live(rank))
+                SeenMember(point, one.peer, one.pid, one.incarnation, members.is_live(rank))
                 for point, rank in zip(self._shown.points(), self._shown.ranks(), strict=True)
                 for one in [members.members[rank]]
             ]

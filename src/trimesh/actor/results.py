@@ -11,7 +11,7 @@ import trio
 from trimesh._routing.collector import Outcome
 from trimesh._runtime.calls import reason_of, yield_to_cancel
 from trimesh._runtime.meshes import fold_into_deaths
-from trimesh._runtime.tasks import Block, in_trio_taking, split_cancelled
+from trimesh._runtime.tasks import TrioBlock, in_trio_taking, split_cancelled
 from trimesh._runtime.values import EndpointSpec
 from trimesh.actor.view import MeshView
 from trimesh.errors import MeshErrorGroup
@@ -19,7 +19,7 @@ from trimesh.errors import MeshErrorGroup
 T = TypeVar("T")
 
 
-class Results(Block["Results[T]"], AsyncIterator[T], Generic[T]):
+class Results(TrioBlock["Results[T]"], AsyncIterator[T], Generic[T]):
     """Results of many messages, one at a time: `async with ... as results: async for key, value in results`.
 
     Leaving the block early, by whatever way, cancels what still runs and waits until it has unwound (S04). A failure is

@@ -20,7 +20,7 @@ from trimesh._runtime.calls import (
     value_of,
 )
 from trimesh._runtime.life import Proc
-from trimesh._runtime.values import EndpointSpec, Kind
+from trimesh._runtime.values import EndpointKind, EndpointSpec
 from trimesh.actor import verbs
 from trimesh.actor.options import Options
 from trimesh.actor.results import Results
@@ -48,7 +48,7 @@ class Stream(Results[tuple[Point, R]]):
         super().__init__(mesh, spec)
         self._bound = verbs.bind(mesh, spec, args, kwargs, streams=True)
         self._is_fail_fast = options.is_fail_fast
-        self._window = (options.window or current().stream_window) if spec.kind is Kind.GENERATOR else 0
+        self._window = (options.window or current().stream_window) if spec.kind is EndpointKind.GENERATOR else 0
         self._abandon_after = options.abandon_after
         self._is_chosen = bool(options.choose)
         self._points = tuple(mesh.region.points())

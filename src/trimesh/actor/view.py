@@ -10,7 +10,7 @@ from trimesh._runtime.life import Proc, current_proc, find_proc, find_proc_anywh
 from trimesh._runtime.peers import Peer, Target
 from trimesh._runtime.tasks import in_trio_now
 from trimesh._runtime.values import EndpointSpec, MeshInfo
-from trimesh._runtime.watch import MeshStatistics, Seen, statistics_of
+from trimesh._runtime.watch import MeshStatistics, SeenMember, statistics_of
 from trimesh._wire.call_places import SentView, sent_view
 from trimesh.errors import MeshStopped
 from trimesh.ids import ProcId
@@ -167,7 +167,7 @@ class MeshView:
         membership = self.membership(proc)
         infos = membership.members
         seen = [
-            Seen(point, membership.peer(rank), infos[rank].pid, infos[rank].incarnation, membership.is_live(rank))
+            SeenMember(point, membership.peer(rank), infos[rank].pid, infos[rank].incarnation, membership.is_live(rank))
             for point, rank in zip(self.region.points(), self.ranks(), strict=True)
         ]
         return statistics_of(proc, self.name, self.info.mesh, seen)

@@ -13,7 +13,7 @@ import attrs
 import trio
 
 from trimesh._runtime.actors import LIVE, lifespan_of
-from trimesh._runtime.values import ENDPOINTS, EndpointSpec, Kind, endpoints_of
+from trimesh._runtime.values import ENDPOINTS, EndpointKind, EndpointSpec, endpoints_of
 from trimesh.actor import actor
 from trimesh.aio.in_asyncio import block_in_asyncio, items_from_asyncio, run_in_asyncio
 from trimesh.aio.loop_thread import LoopThread, Tasks, lease, tasks_of_actor
@@ -45,22 +45,22 @@ class Actor(actor.Actor):
 def _on_loop(spec: EndpointSpec) -> EndpointSpec:
     """Return what runs an endpoint on the loop of its actor."""
     function, name = spec.fn, f"{spec.name}()"
-    if spec.kind is Kind.THREAD:
+    if spec.kind is EndpointKind.THREAD:
         return spec
-    if spec.kind is Kind.GENERATOR:
+    if spec.kind is EndpointKind.GENERATOR:
 
         def generate(actor: Any, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
             return items_from_asyncio(_thread_of_actor.get(), partial(function, actor, *args, **kwargs), name)
 
         return attrs.evolve(spec, fn=generate)
 
-    start = _in_a_task(function) if spec.kind is Kind.INLINE else function
+    start = _in_a_task(function) if spec.kind is EndpointKind.INLINE else function
 
     async def run(actor: Any, /, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         return await run_in_asyncio(_thread_of_actor.get(), partial(start, actor, *args, **kwargs), name)
 
-    return attrs.evolve(spec, fn=run, kind=Kind.ASYNC)
+    return attrs.evolve(spec, fn=run, kind=EndpointKind.ASYNC)
 
 
 def _in_a_task(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:

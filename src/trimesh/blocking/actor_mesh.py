@@ -6,10 +6,10 @@ from typing import Any
 
 from trimesh.actor import actor_mesh
 from trimesh.blocking.endpoint import Endpoint
-from trimesh.blocking.handle import Handle
+from trimesh.blocking.handle import FacedHandle
 
 
-class ActorMesh(Handle[actor_mesh.ActorMesh]):
+class ActorMesh(FacedHandle[actor_mesh.ActorMesh]):
     """All actors of one `spawn`, or a view of some: `mesh.<endpoint>.<verb>(...)`.
 
     To type checkers it is `type[...]` of the actor class: what its endpoints are on the class are the verbs of this

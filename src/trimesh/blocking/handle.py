@@ -22,7 +22,7 @@ InnerT = TypeVar("InnerT", bound=Shaped)
 T = TypeVar("T")
 
 
-class Handle(Generic[InnerT]):
+class FacedHandle(Generic[InnerT]):
     """A mesh without `await`. Sent to an actor it is the handle of `trimesh`."""
 
     def __init__(self, inner: InnerT, home: AnyBody | None = None) -> None:
@@ -110,4 +110,4 @@ class Handle(Generic[InnerT]):
 
 def inner_of(value: Any) -> Any:
     """Return the handle of `trimesh` in an argument of a call, if it is one of this library."""
-    return cast("Handle[Shaped]", value)._inner if isinstance(value, Handle) else value  # noqa: SLF001
+    return cast("FacedHandle[Shaped]", value)._inner if isinstance(value, FacedHandle) else value  # noqa: SLF001

@@ -10,14 +10,14 @@ from trimesh.actor import proc_mesh
 from trimesh.actor.actor import Actor
 from trimesh.blocking.actor_mesh import ActorMesh
 from trimesh.blocking.body import AnyBody
-from trimesh.blocking.handle import Handle, inner_of
+from trimesh.blocking.handle import FacedHandle, inner_of
 from trimesh.blocking.spawning import Spawning
 
 P = ParamSpec("P")
 A = TypeVar("A", bound=Actor)
 
 
-class ProcMesh(Handle[proc_mesh.ProcMesh]):
+class ProcMesh(FacedHandle[proc_mesh.ProcMesh]):
     """A mesh of processes, or a view of some of them; see `trimesh.ProcMesh`."""
 
     def spawn(self, name: str, cls: Callable[P, A], /, *args: P.args, **kwargs: P.kwargs) -> type[A]:

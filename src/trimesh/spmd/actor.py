@@ -23,7 +23,7 @@ from trimesh._runtime.system import run_process
 from trimesh.actor.actor import Actor
 from trimesh.actor.endpoint import endpoint
 from trimesh.spmd import child
-from trimesh.spmd.environment import Place
+from trimesh.spmd.environment import HostPlace
 from trimesh.spmd.failure import ScriptFailed
 
 
@@ -46,10 +46,10 @@ class SPMDActor(Actor):
                 self._rendezvous.close()
 
     @endpoint
-    def place(self) -> Place:
+    def place(self) -> HostPlace:
         """Return where this rank is."""
         host = socket.gethostname()
-        return Place(host, host)
+        return HostPlace(host, host)
 
     @endpoint
     def get_host_port(self) -> tuple[str, int]:

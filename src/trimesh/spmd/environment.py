@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 
-class Place(msgspec.Struct, frozen=True):
+class HostPlace(msgspec.Struct, frozen=True):
     """Where a rank is.
 
     Attributes:
@@ -20,7 +20,7 @@ class Place(msgspec.Struct, frozen=True):
     address: str
 
 
-def environments(places: Sequence[Place], port: int, run_id: str) -> list[dict[str, str]]:
+def environments(places: Sequence[HostPlace], port: int, run_id: str) -> list[dict[str, str]]:
     """Return the variables of each rank, those that only differ between launchers left out.
 
     Args:

@@ -15,7 +15,7 @@ import pytest
 
 from trimesh.testing.plans.keys import expand
 from trimesh.testing.running.decorator import OPTIONS, Simulated
-from trimesh.testing.running.item_run import BACKENDS, ItemRun, Settings
+from trimesh.testing.running.item_run import BACKENDS, ItemRun, RunSettings
 from trimesh.testing.running.seed_plan import FRESH, SEEDED, SeedPlan, read_seed, runs_told
 from trimesh.testing.zombie_guard import guard
 
@@ -153,7 +153,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     option = cast("Callable[[str], Any]", pyfuncitem.config.getoption)
     names = pyfuncitem._fixtureinfo.argnames  # noqa: SLF001 - what pytest itself passes on
     wanted = {name: pyfuncitem.funcargs[name] for name in names if name != "mesh_backend_name"}
-    settings = Settings(
+    settings = RunSettings(
         seeds=plan_of(pyfuncitem),
         trace_file=option("--mesh-trace"),
         left_out=_left_out(option("--mesh-leave-out")),

@@ -3,7 +3,7 @@
 from trimesh._runtime.actors.cell import Cell, find_cell
 from trimesh._runtime.actors.context import (
     ExecutionContext,
-    Home,
+    OwnMeshes,
     caller_here,
     current_point,
     current_rank,
@@ -18,7 +18,7 @@ __all__ = [
     "LIVE",
     "Cell",
     "ExecutionContext",
-    "Home",
+    "OwnMeshes",
     "caller_here",
     "current_point",
     "current_rank",

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import trio
 
 from trimesh._runtime.actors.cell import ActorSpec, Cell, CellProc
-from trimesh._runtime.actors.context import ExecutionContext, Home, set_context
+from trimesh._runtime.actors.context import ExecutionContext, OwnMeshes, set_context
 from trimesh._runtime.actors.recipe import Kept, make_from
 from trimesh._runtime.actors.serve import LocatedError
 from trimesh._runtime.calls.membership import Place
 from trimesh._runtime.tasks.cancelled import split_cancelled
-from trimesh._runtime.values.endpoint_spec import AGENT_ENDPOINTS, ENDPOINTS, EndpointSpec, Kind
+from trimesh._runtime.values.endpoint_spec import AGENT_ENDPOINTS, ENDPOINTS, EndpointKind, EndpointSpec
 from trimesh._runtime.values.reference import MeshInfo
 from trimesh.errors import Origin
 from trimesh.ids import AGENT, MeshId
@@ -89,7 +89,7 @@ class Agent:
             rank = self._rank_in(info)
             point = info.whole.point(rank)
             incarnation = info.members[rank].incarnation
-            set_context(ExecutionContext(point, info.name, incarnation=incarnation, home=Home(None, None, info)))
+            set_context(ExecutionContext(point, info.name, incarnation=incarnation, home=OwnMeshes(None, None, info)))
             with _located(Origin(point, info.name, host=self.proc.host_name, pid=self.proc.pid)):
                 result = function()
                 if inspect.isawaitable(result):
@@ -109,7 +109,7 @@ class Agent:
         rank, mesh = self._rank_in(info), info.mesh
         make = partial(cls, *args, **kwargs)
         owner, family = self.proc.peer(info.owner), self.proc.family
-        home = Home(info, cls, None if family is None or owner is self.proc.me else family.own_mesh)
+        home = OwnMeshes(info, cls, None if family is None or owner is self.proc.me else family.own_mesh)
         point, incarnation = info.whole.point(rank), info.members[rank].incarnation
         cell = Cell(self.proc, ActorSpec(mesh, info.name, cls, make, point, incarnation, is_held, home), owner)
         before = self.proc.cells.get(mesh)
@@ -196,7 +196,8 @@ def _spec(name: str) -> EndpointSpec:
     function = getattr(Agent, name)
     whole = inspect.signature(function)
     signature = whole.replace(parameters=list(whole.parameters.values())[1:])  # without self
-    return EndpointSpec(name, function, Kind.ASYNC, _UNLIMITED, group=None, idempotent=False, signature=signature)
+    kind = EndpointKind.ASYNC
+    return EndpointSpec(name, function, kind, _UNLIMITED, group=None, idempotent=False, signature=signature)
 
 
 AGENT_ENDPOINTS.update(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import msgspec
 import trio
 
-from trimesh._runtime.actors.context import ExecutionContext, Home, set_context, set_proc_of_task
+from trimesh._runtime.actors.context import ExecutionContext, OwnMeshes, set_context, set_proc_of_task
 from trimesh._runtime.actors.draining import drain
 from trimesh._runtime.actors.life import live_of
 from trimesh._runtime.actors.mailbox import Mailbox
@@ -81,7 +81,7 @@ class ActorSpec(msgspec.Struct, frozen=True):
     point: Point
     incarnation: int = 0
     is_held: bool = False
-    home: Home | None = None
+    home: OwnMeshes | None = None
 
 
 class Cell:

@@ -25,7 +25,7 @@ _context: ContextVar[ExecutionContext | None] = ContextVar("trimesh_context", de
 _message: ContextVar[tuple[SentView | None, CallerPlace | None]] = ContextVar("trimesh_message", default=(None, None))
 
 
-class Home:
+class OwnMeshes:
     """The meshes that an actor, or a `setup` function, belongs to.
 
     Attributes:
@@ -63,7 +63,7 @@ class ExecutionContext:
     actor: Any = None
     endpoint: str | None = None
     incarnation: int = 0
-    home: Home | None = None
+    home: OwnMeshes | None = None
     place: CallerPlace = attrs.field(init=False)
 
     @place.default

@@ -16,8 +16,8 @@ from trio import current_effective_deadline
 from trio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from trimesh import limits
-from trimesh._routing.collector import POSTED, Failed, Outcome, Raised, Returned
-from trimesh._routing.merge import Item
+from trimesh._routing.collector import POSTED, LocalFailure, Outcome, Raised, Returned
+from trimesh._routing.merge import MergedItem
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.calls.process import CallingProc
 from trimesh._runtime.calls.request import Request
@@ -187,7 +187,7 @@ async def yield_to_cancel(outcomes: Sequence[Outcome]) -> None:
     """
     if any(isinstance(outcome, messages.CancelAck) and outcome.by == "budget" for outcome in outcomes):
         await _absorb_budget()
-    if any(isinstance(outcome, Failed) for outcome in outcomes):
+    if any(isinstance(outcome, LocalFailure) for outcome in outcomes):
         await checkpoint_if_cancelled()
 
 
@@ -339,7 +339,7 @@ def _is_victim(error: Exception, where: Origin) -> bool:
     )
 
 
-def value_of(proc: CallingProc, outcome: Returned | Item, request: Request, index: int) -> Ok | Err:
+def value_of(proc: CallingProc, outcome: Returned | MergedItem, request: Request, index: int) -> Ok | Err:
     """Decode what a rank has sent: its result, or an item of its stream."""
     if outcome is POSTED:
         return _POSTED
@@ -365,7 +365,7 @@ def _failure(proc: CallingProc, outcome: Outcome | None, request: Request, where
             return _located(MeshStopped(f"{request.mesh} takes no messages: {text}"), where, request)
         case messages.Refused(text=text):
             return _located(MeshError(f"{request.mesh} refused a message: {text}"), where, request)
-        case Failed(error=error):
+        case LocalFailure(error=error):
             return _located(error, where, request)
         case None:
             text = f"{request.what} did not acknowledge its cancel in time, and was abandoned; it may still run"

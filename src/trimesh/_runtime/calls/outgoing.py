@@ -15,7 +15,7 @@ import trio
 from trio.lowlevel import current_task, reschedule, wait_task_rescheduled
 
 from trimesh import limits
-from trimesh._routing.collector import POSTED, Collector, Failed, Outcome
+from trimesh._routing.collector import POSTED, Collector, LocalFailure, Outcome
 from trimesh._runtime.calls.silence import report_silent
 from trimesh._runtime.peers.abandoned import AbandonedCall
 from trimesh._runtime.peers.parcel import Parcel, SpreadParcel
@@ -158,7 +158,7 @@ class OutgoingCall:
         """Take back the message to `peer`, which waits for room, with an error instead of an outcome."""
         index = self._index[peer]
         self._withdraw(index)
-        self._settle(index, Failed(error))
+        self._settle(index, LocalFailure(error))
 
     def peers(self) -> AbstractSet[Peer]:
         """Return the processes that are addressed."""
@@ -191,7 +191,7 @@ class OutgoingCall:
         for index, target in enumerate(self.targets):
             unreachable = target.peer.death or target.peer.no_link
             if unreachable is not None:
-                self.collector.settle(index, Failed(unreachable(maybe_executed=False)))
+                self.collector.settle(index, LocalFailure(unreachable(maybe_executed=False)))
             else:
                 alive.append(index)
         if self.collector.wants_cancel:  # some are dead: the others need not begin
@@ -257,7 +257,7 @@ class OutgoingCall:
         assert peer.death is not None
         is_pending = self._pending is not None and index in self._pending
         self._withdraw(index)
-        self._settle(index, Failed(peer.death(maybe_executed=not is_pending)))
+        self._settle(index, LocalFailure(peer.death(maybe_executed=not is_pending)))
 
     def _withdraw(self, index: int) -> None:
         """Take back the message of a rank that was not sent, if it was not."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from trimesh._routing.collector import POSTED, Outcome, Returned
-from trimesh._routing.merge import Item, Merge
+from trimesh._routing.merge import Merge, MergedItem
 from trimesh._runtime.calls.outgoing import AnyWait, OutgoingCall
 from trimesh._runtime.peers.target import Target
 from trimesh._runtime.values.payload import take_payload
@@ -112,7 +112,7 @@ class OutgoingStream(OutgoingCall):
         index = self._index.get(peer)
         if not self.window or index is None or not self.collector.is_running(index):
             raise ProtocolError(f"items must come from the running ranks of a stream; call {self.call_id} got another")
-        self._merge.put(Item(index, *take_payload(payload, bodies), carried))
+        self._merge.put(MergedItem(index, *take_payload(payload, bodies), carried))
         self._wake()
 
     def terminal(self, peer: Peer, outcome: Outcome) -> Outbox:
@@ -121,7 +121,7 @@ class OutgoingStream(OutgoingCall):
             return super().terminal(peer, outcome)
         box = super().terminal(peer, POSTED)
         if not self.window:
-            self._merge.put(Item(self._index[peer], outcome.payload, outcome.bodies, outcome.carried))
+            self._merge.put(MergedItem(self._index[peer], outcome.payload, outcome.bodies, outcome.carried))
         return box
 
     def _progress(self) -> None:
@@ -145,7 +145,7 @@ class OutgoingStream(OutgoingCall):
 
     # ---- the consumer ----------------------------------------------------------------------------------------
 
-    async def next(self) -> Item | None:
+    async def next(self) -> MergedItem | None:
         """Return the next item, or None when every rank has settled, or has not answered a cancel in time.
 
         One task at a time may call it.

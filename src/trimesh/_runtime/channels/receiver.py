@@ -22,7 +22,7 @@ from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.peers.process import Carried
+    from trimesh._runtime.peers.process import CarriedHoldings
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -41,17 +41,17 @@ class Source(msgspec.Struct, frozen=True):
     intake: Intake
 
 
-class Waiting(msgspec.Struct, frozen=True):
+class WaitingItem(msgspec.Struct, frozen=True):
     """An item that has come and was not taken; still encoded."""
 
     source: Source
     payload: Buffer
     bodies: Sequence[memoryview]
     nbytes: int
-    carried: Carried | None
+    carried: CarriedHoldings | None
 
 
-class Returned(msgspec.Struct, frozen=True):
+class ReturnedItem(msgspec.Struct, frozen=True):
     """An item that was taken, for code outside of Trio that was cancelled just then."""
 
     value: Any
@@ -105,7 +105,7 @@ class Home:
         self.holders = Holders()
         self.is_closed = False
         self._sources: dict[ProcId, Source] = {}
-        self._items: deque[Waiting | Returned] = deque()
+        self._items: deque[WaitingItem | ReturnedItem] = deque()
         self._receivers = trio.lowlevel.ParkingLot()
 
     # ---- holders ---------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class Home:
     # ---- items -----------------------------------------------------------------------------------------------
 
     def arrived(
-        self, peer: Peer, message: messages.PortItem, bodies: list[memoryview], carried: Carried | None
+        self, peer: Peer, message: messages.PortItem, bodies: list[memoryview], carried: CarriedHoldings | None
     ) -> None:
         """Take an item.
 
@@ -161,19 +161,19 @@ class Home:
         nbytes = len(message.payload) + sum(body.nbytes for body in bodies)
         source.intake.arrived(nbytes)
         payload, buffers = take_payload(message.payload, bodies)
-        self._items.append(Waiting(source, payload, buffers, nbytes, carried))
+        self._items.append(WaitingItem(source, payload, buffers, nbytes, carried))
         self._report(source)
         self._receivers.unpark()
 
     def recall(self, peer: Peer) -> None:
         """Give the item of a process back that still waits, if one does."""
         for item in self._items:
-            if isinstance(item, Waiting) and item.source.peer is peer:
+            if isinstance(item, WaitingItem) and item.source.peer is peer:
                 self._items.remove(item)
                 self._count(item, recalled=True)
                 return
 
-    def _count(self, item: Waiting, *, recalled: bool = False) -> None:
+    def _count(self, item: WaitingItem, *, recalled: bool = False) -> None:
         item.source.intake.take(item.nbytes)
         self._report(item.source, recalled=recalled)
 
@@ -206,21 +206,21 @@ class Home:
     def put_back(self, value: Any) -> None:
         """Take an item back that has not come to whom it was taken for; the next one gets it."""
         if not self.is_closed:
-            self._items.appendleft(Returned(value))
+            self._items.appendleft(ReturnedItem(value))
             self._receivers.unpark()
 
-    def _take(self) -> Waiting | Returned:
+    def _take(self) -> WaitingItem | ReturnedItem:
         if self.is_closed:
             raise trio.ClosedResourceError("this receiver is closed")
         if not self._items:
             raise trio.EndOfChannel if self.holders.is_over else trio.WouldBlock
         item = self._items.popleft()
-        if isinstance(item, Waiting):
+        if isinstance(item, WaitingItem):
             self._count(item)
         return item
 
-    def _decode(self, item: Waiting | Returned) -> Any:
-        if isinstance(item, Returned):
+    def _decode(self, item: WaitingItem | ReturnedItem) -> Any:
+        if isinstance(item, ReturnedItem):
             return item.value
         return self.channels.proc.values.decode_sent(item.payload, item.bodies, self.item_type)
 

@@ -10,7 +10,7 @@ from trimesh._runtime.channels.port import Port
 from trimesh._runtime.channels.receiver import Receiver
 from trimesh._wire.memory.reducers import Sink
 from trimesh._wire.typed.item_types import item_type_described
-from trimesh._wire.typed.kinds import Kind, Source, register_kind
+from trimesh._wire.typed.kinds import DecodeSource, ValueKind, register_kind
 from trimesh.errors import ProtocolError
 
 
@@ -22,7 +22,7 @@ def _take_port_apart(port: Port[Any], sink: Sink) -> tuple[Any, ...]:
     return rebuild.__module__, rebuild.__qualname__, None if item_type is None else item_type.described, *parts
 
 
-def _put_port_together(source: Source, module: Any, name: Any, described: Any, *parts: Any) -> Any:
+def _put_port_together(source: DecodeSource, module: Any, name: Any, described: Any, *parts: Any) -> Any:
     rebuild = source.bindings.get((module, name))
     if rebuild is None:
         raise ProtocolError(f"a port must be rebuilt by what this process has, got {module}.{name}")
@@ -33,13 +33,13 @@ def _put_port_together(source: Source, module: Any, name: Any, described: Any, *
     return port
 
 
-def _refuse_receiver(_: Source, *parts: Any) -> Receiver[Any]:
+def _refuse_receiver(_: DecodeSource, *parts: Any) -> Receiver[Any]:
     raise ProtocolError(f"a receiver stays where its channel was opened, got one with {parts!r:.100}")
 
 
 _KINDS: Final = (
-    Kind("receiver", Receiver, lambda receiver, _: receiver.__reduce_ex__(5), _refuse_receiver),
-    Kind("port", Port, _take_port_apart, _put_port_together, stands_for=lambda cls: cls is trio.abc.SendChannel),
+    ValueKind("receiver", Receiver, lambda receiver, _: receiver.__reduce_ex__(5), _refuse_receiver),
+    ValueKind("port", Port, _take_port_apart, _put_port_together, stands_for=lambda cls: cls is trio.abc.SendChannel),
 )
 
 

@@ -15,7 +15,7 @@ from trimesh._routing.search import Search, answer
 from trimesh._runtime.deadlock.waiting import LocalWaits
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._wire import messages
-from trimesh._wire.waits import Kind, NodeRef, NodeReport
+from trimesh._wire.waits import NodeKind, NodeRef, NodeReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ class BlockedSearch:
         self._proc = proc
         self._numbers = numbers
         self._starts = tuple(starts)
-        self._function = NodeRef(Kind.NEXT, proc.proc_id)  # those of tasks are numbered from 1
+        self._function = NodeRef(NodeKind.NEXT, proc.proc_id)  # those of tasks are numbered from 1
         self.search = Search(look, [self._function])
 
     def go_on(self) -> IncomingCall | None:
@@ -60,13 +60,13 @@ class BlockedSearch:
         if verdict is None or self._function not in verdict.stuck:
             return None
         look = LocalWaits(self._proc, self._numbers)
-        ours = [ref for ref in verdict.stuck if ref.kind is Kind.CALL and ref.proc == self._proc.proc_id]
+        ours = [ref for ref in verdict.stuck if ref.kind is NodeKind.CALL and ref.proc == self._proc.proc_id]
         return next((call for ref in sorted(ours) if (call := look.find_call(ref)) is not None), None)
 
     def _look_up(self, look: LocalWaits, ref: NodeRef) -> NodeReport | None:
         if ref == self._function:
             return NodeReport(ref, needs_all=True, waits_for=self._starts, can_break=True)
-        if ref.kind is not Kind.CALL:
+        if ref.kind is not NodeKind.CALL:
             return look.look_up(ref)
         call = look.find_call(ref)
         if call is None or call.ended:

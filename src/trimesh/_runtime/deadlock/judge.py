@@ -19,7 +19,7 @@ import trio
 
 from trimesh import limits
 from trimesh._routing.search import Question, Search
-from trimesh._routing.waits import Verdict
+from trimesh._routing.waits import Deadlock
 from trimesh._runtime.actors.supervision_log import log_line
 from trimesh._runtime.calls.circle import error_of
 from trimesh._runtime.peers.parcel import Parcel
@@ -98,7 +98,7 @@ class Judge:
         self.suspect(search.stuck)
         return True
 
-    async def _tell_of(self, verdict: Verdict, callers: Iterable[NodeRef]) -> None:
+    async def _tell_of(self, verdict: Deadlock, callers: Iterable[NodeRef]) -> None:
         """Say once that calls wait for themselves until a deadline, here and to those who have made them."""
         self._told.append(verdict.victim)
         text = str(error_of(verdict.cycle)).replace("waits for itself", "waits for itself, until a deadline ends it", 1)
@@ -151,7 +151,7 @@ class Judge:
             self._late[proc_id] = search.starts
             search.gone(proc_id)
 
-    async def _carry_out(self, verdict: Verdict) -> None:
+    async def _carry_out(self, verdict: Deadlock) -> None:
         """Have the victim ended, and wait until that is done, or its process is gone, or stopped."""
         peer = await self._connected(verdict.victim.proc)
         if peer is None:

@@ -38,7 +38,7 @@ from trimesh._runtime.deadlock.judge import Judge
 from trimesh._runtime.deadlock.waiting import LocalWaits
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._wire import messages, waits
-from trimesh._wire.waits import Kind, NodeRef
+from trimesh._wire.waits import NodeKind, NodeRef
 from trimesh.errors import DeadlockError, ProtocolError
 from trimesh.ids import ProcId
 
@@ -145,7 +145,7 @@ class Deadlocks:
         waits = look.waits_of(task)
         nodes = {report.ref: report for report in answer(waits, look.look_up)}
         edges = {edge for node in nodes.values() for edge in node.waits_for} | set(waits)
-        there = {edge for edge in edges if edge.proc == proc_id and edge.kind in (Kind.CALL, Kind.SOURCE)}
+        there = {edge for edge in edges if edge.proc == proc_id and edge.kind in (NodeKind.CALL, NodeKind.SOURCE)}
         stuck = stuck_nodes(nodes, there) | there
         if any(ref in stuck for ref in waits):
             return [edge.b for edge in there], []
@@ -205,7 +205,7 @@ class Deadlocks:
         peer.send(Parcel(messages.encode(messages.Broken(message.look))))
 
     def _end(self, victim: NodeRef, look: LocalWaits, error: DeadlockError) -> None:
-        if victim.kind is Kind.UNSENT:
+        if victim.kind is NodeKind.UNSENT:
             found = look.find_unsent(victim)
             assert found is not None
             outgoing, peer = found

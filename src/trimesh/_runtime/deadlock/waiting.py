@@ -17,7 +17,7 @@ from trimesh._runtime.actors.mailbox import SlotGroup
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.calls.outgoing_stream import OutgoingStream
 from trimesh._runtime.peers.incoming import IncomingCall
-from trimesh._wire.waits import Kind, NodeRef, NodeReport, Place
+from trimesh._wire.waits import NodeKind, NodeRef, NodeReport, Place
 from trimesh.ids import MeshId
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ class LocalWaits:
             self._unsent[outgoing.number] = outgoing
         elif isinstance(outgoing, OutgoingStream) and outgoing.window:
             come = outgoing.received_from(peer)
-            ref = NodeRef(Kind.SOURCE, peer.proc_id, self._proc.proc_id, outgoing.call_id, come)
+            ref = NodeRef(NodeKind.SOURCE, peer.proc_id, self._proc.proc_id, outgoing.call_id, come)
         else:
-            ref = NodeRef(Kind.CALL, peer.proc_id, self._proc.proc_id, outgoing.call_id)
+            ref = NodeRef(NodeKind.CALL, peer.proc_id, self._proc.proc_id, outgoing.call_id)
         (self._of_waiter[task] if wait is None else self._any[wait]).append(ref)
 
     def _counts(self, wait: OutgoingCall | AnyWait | ItemSender) -> bool:
@@ -88,13 +88,13 @@ class LocalWaits:
         if not wait.number:
             wait.number = next(self._numbers)
         self._any_of_number[wait.number] = refs
-        self._of_waiter[task].append(NodeRef(Kind.NEXT, self._proc.proc_id, wait.number))
+        self._of_waiter[task].append(NodeRef(NodeKind.NEXT, self._proc.proc_id, wait.number))
 
     def _edges_of(self, call: IncomingCall) -> list[NodeRef]:
         edges = list(self._edges.get(call, ()))
         if call.items is not None and call.items.is_waiting and self._counts(call.items):
             told = call.items.window.acknowledged_total
-            edges.append(NodeRef(Kind.CONSUMER, call.peer.proc_id, call.call_id, self._proc.proc_id, told))
+            edges.append(NodeRef(NodeKind.CONSUMER, call.peer.proc_id, call.call_id, self._proc.proc_id, told))
         return edges
 
     def _call_of(self, task: trio.lowlevel.Task | None) -> IncomingCall | None:
@@ -111,17 +111,17 @@ class LocalWaits:
     def ref_of(self, call: IncomingCall) -> NodeRef:
         """Return the name of a call to an actor of this process."""
         if not call.is_broadcast:
-            return NodeRef(Kind.CALL, self._proc.proc_id, call.peer.proc_id, call.call_id)
+            return NodeRef(NodeKind.CALL, self._proc.proc_id, call.peer.proc_id, call.call_id)
         if not call.number:
             call.number = next(self._numbers)
             self._of_number[call.number] = call
-        return NodeRef(Kind.MESSAGE, self._proc.proc_id, call.number)
+        return NodeRef(NodeKind.MESSAGE, self._proc.proc_id, call.number)
 
     def unsent_ref(self, outgoing: OutgoingCall, peer: Peer) -> NodeRef:
         """Return the name of a message of this process that waits for room."""
         if not outgoing.number:
             outgoing.number = next(self._numbers)
-        return NodeRef(Kind.UNSENT, self._proc.proc_id, outgoing.number, peer.proc_id)
+        return NodeRef(NodeKind.UNSENT, self._proc.proc_id, outgoing.number, peer.proc_id)
 
     def next_ref(self, wait: AnyWait) -> NodeRef | None:
         """Return the name of a wait for the next result, if anything can wait for the task that waits."""
@@ -132,11 +132,11 @@ class LocalWaits:
         takes = any(isinstance(call, OutgoingStream) and call.only_consumer is task for call in others)
         if self._call_of(task) is None and not takes:
             return None
-        return NodeRef(Kind.NEXT, self._proc.proc_id, wait.number)
+        return NodeRef(NodeKind.NEXT, self._proc.proc_id, wait.number)
 
     def find_call(self, ref: NodeRef) -> IncomingCall | None:
         """Return the call of that name, if it has not ended."""
-        if ref.kind is Kind.MESSAGE:
+        if ref.kind is NodeKind.MESSAGE:
             return self._of_number.get(ref.a)
         peer = self._proc.find_peer(ref.a)
         return None if peer is None else peer.inbound.get(ref.b)
@@ -161,20 +161,20 @@ class LocalWaits:
     def look_up(self, ref: NodeRef) -> NodeReport | None:
         """Return what the node of that name waits for; None if it does not wait, or is not there."""
         match ref.kind:
-            case Kind.CALL | Kind.MESSAGE:
+            case NodeKind.CALL | NodeKind.MESSAGE:
                 return self._call(ref)
-            case Kind.CALLER:
+            case NodeKind.CALLER:
                 return self._caller(ref)
-            case Kind.UNSENT:
+            case NodeKind.UNSENT:
                 return self._unsent_message(ref)
-            case Kind.ROOM:
+            case NodeKind.ROOM:
                 return self._room(ref)
-            case Kind.CONSUMER:
+            case NodeKind.CONSUMER:
                 return self._consumer(ref)
-            case Kind.NEXT:
+            case NodeKind.NEXT:
                 refs = self._any_of_number.get(ref.a)
                 return None if refs is None else NodeReport(ref, needs_all=False, waits_for=tuple(refs))
-            case Kind.SOURCE:
+            case NodeKind.SOURCE:
                 return self._source(ref)
 
     def _call(self, ref: NodeRef) -> NodeReport | None:
@@ -212,7 +212,7 @@ class LocalWaits:
             if call.ended or call.is_cancelled:
                 return None
             if not call.is_broadcast:
-                above = (NodeRef(Kind.CALLER, call.peer.proc_id, call.call_id, self._proc.proc_id),)
+                above = (NodeRef(NodeKind.CALLER, call.peer.proc_id, call.call_id, self._proc.proc_id),)
         return NodeReport(ref, needs_all=True, waits_for=above)
 
     def _consumer(self, ref: NodeRef) -> NodeReport | None:
@@ -242,7 +242,7 @@ class LocalWaits:
         box = peer.find_outbox(mesh)
         if box is None:
             return None
-        room = NodeRef(Kind.ROOM, peer.proc_id, mesh, self._proc.proc_id, box.window.acknowledged_total)
+        room = NodeRef(NodeKind.ROOM, peer.proc_id, mesh, self._proc.proc_id, box.window.acknowledged_total)
         return NodeReport(ref, needs_all=False, waits_for=(room,), can_break=True)
 
     def _room(self, ref: NodeRef) -> NodeReport | None:

@@ -48,7 +48,7 @@ from trimesh._runtime.values.codec import Values
 from trimesh._runtime.values.endpoint_spec import GENERATOR
 from trimesh._runtime.values.payload import take_payload
 from trimesh._runtime.values.typed_values import make_values
-from trimesh._transport.interface.base import Buffer, DownReason, Group, Link, LinkDown, Transport
+from trimesh._transport.interface.base import Buffer, DownReason, Link, LinkDown, LinkGroup, Transport
 from trimesh._wire import messages
 from trimesh.errors import ProtocolError, TrimeshInternalError
 from trimesh.ids import ID_MAX, CallId, MeshId, ProcId
@@ -177,7 +177,7 @@ class Proc:
         self._of_link: dict[Link, Peer] = {}
         self._calls: dict[int, OutgoingCall] = {}
         self.new_call_id: CallNumbers = map(CallId, itertools.count(1)).__next__
-        self._groups: dict[tuple[Link, ...], Group] = {}
+        self._groups: dict[tuple[Link, ...], LinkGroup] = {}
         self._deaths = Deaths()
         self.loopback = LoopbackLink(self)
         self.adopt_link(proc_id, self.loopback)

@@ -26,7 +26,7 @@ from trimesh.ids import MeshId, ProcId
 if TYPE_CHECKING:
     from trimesh._runtime.peers.item_sender import ItemSender
     from trimesh._runtime.peers.parcel import Parcel
-    from trimesh._runtime.peers.process import Carried
+    from trimesh._runtime.peers.process import CarriedHoldings
     from trimesh._wire.memory.reducers import DefinitionId
 
 
@@ -117,7 +117,7 @@ class IncomingCall(msgspec.Struct, eq=False):
     count: ReceiveCount
     deadline: float
     received_at: float
-    carried: Carried | None = None
+    carried: CarriedHoldings | None = None
     view: SentView | None = None
     caller: CallerPlace | None = None
     scope: trio.CancelScope | None = None

@@ -27,7 +27,7 @@ from trimesh.ids import AGENT, CallId, MeshId, ProcId
 if TYPE_CHECKING:
     from trimesh._runtime.peers.deaths import DeathOf
     from trimesh._runtime.peers.incoming import IncomingCall, ProducerWatch
-    from trimesh._runtime.peers.process import Carried
+    from trimesh._runtime.peers.process import CarriedHoldings
 
 
 class Pending(msgspec.Struct, frozen=True, eq=False):
@@ -208,7 +208,7 @@ class Peer:
         self.early_cancels: dict[int, str] = {}
         self.calls_received = 0
         self.calls_sent = 0
-        self.carried: Carried | None = None
+        self.carried: CarriedHoldings | None = None
         self._outboxes: dict[MeshId, Outbox] = {}
         self._counts: dict[MeshId, ReceiveCount] = {}
         self._defined: set[DefinitionId] = set()
@@ -300,7 +300,7 @@ class Peer:
         if attachments and self.link is not None:
             self.proc.channels.send(self, self.link, attachments)
 
-    def take_carried(self) -> Carried | None:
+    def take_carried(self) -> CarriedHoldings | None:
         """Return what keeps the ports of the message that is being read alive until it has been decoded.
 
         Whoever keeps the payload of a message keeps this, and drops it when the payload has been decoded or will

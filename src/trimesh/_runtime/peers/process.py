@@ -51,7 +51,7 @@ class PeerFamily(Protocol):
         ...
 
 
-class Carried(Protocol):
+class CarriedHoldings(Protocol):
     """The ports of a message that has come; see `CarriedPorts`."""
 
     @property

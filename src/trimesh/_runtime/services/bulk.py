@@ -23,14 +23,14 @@ from trimesh._transport.interface.mover import (
     BEST_FIRST,
     Attachment,
     Carrier,
-    Done,
     End,
     Grant,
-    Home,
     Mover,
+    ProcessAddress,
     Right,
     Span,
     Transfer,
+    TransferDone,
     TransferError,
 )
 from trimesh.errors import LimitExceeded, LinkLost, Origin, Unresponsive, set_origin
@@ -54,7 +54,7 @@ class Granted(msgspec.Struct, frozen=True, eq=False):
         origin: Who has granted it.
     """
 
-    home: Home
+    home: ProcessAddress
     grant: Grant
     block: int
     origin: Origin
@@ -123,7 +123,7 @@ class Bulk:
         self.proc = proc
         self._thread: int = threading.get_ident()
         self._is_served = False
-        self._attachments: dict[Home, Attachment] = {}
+        self._attachments: dict[ProcessAddress, Attachment] = {}
         self._registrations: dict[Registration, None] = {}
         proc.on_gone.append(self._gone)
 
@@ -230,7 +230,7 @@ class Bulk:
                 return attachment.name_of(carrier)
         return "none"
 
-    async def move(self, granted: Granted, transfer: Transfer) -> Done:
+    async def move(self, granted: Granted, transfer: Transfer) -> TransferDone:
         """Make a transfer.
 
         Raises:
@@ -268,7 +268,7 @@ class Bulk:
             raise _located(death(maybe_executed=False), granted)
         return self._attachment(granted.home)
 
-    def _attachment(self, home: Home) -> Attachment:
+    def _attachment(self, home: ProcessAddress) -> Attachment:
         found = self._attachments.get(home)
         if found is None:
             if len(self._attachments) >= limits.ATTACHMENTS_MAX:

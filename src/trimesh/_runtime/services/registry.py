@@ -24,7 +24,7 @@ from trimesh._wire.not_yet import NotYet
 from trimesh.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from trimesh._runtime.peers.process import Carried
+    from trimesh._runtime.peers.process import CarriedHoldings
 
 P = TypeVar("P", bound=ServingProc)
 
@@ -35,7 +35,7 @@ TENSORS: Final = "tensors"
 class Handler(Protocol):
     """What a package makes of its messages in one process."""
 
-    def received(self, peer: Peer, payload: Buffer, bodies: list[memoryview], carried: Carried | None) -> None:
+    def received(self, peer: Peer, payload: Buffer, bodies: list[memoryview], carried: CarriedHoldings | None) -> None:
         """Take one message; it must not wait, nor run user code. `ProtocolError` when it breaks the rules.
 
         Args:
@@ -60,7 +60,7 @@ class Handler(Protocol):
 Load = Callable[[], Callable[[P], Handler]]
 """Imports a service, perhaps in a thread; returns what makes the handler of a process."""
 
-_Early = tuple[Peer, bytes, list[memoryview], "Carried | None"]
+_Early = tuple[Peer, bytes, list[memoryview], "CarriedHoldings | None"]
 """A message that has come before its service: who sent it, payload, bodies, carried ports."""
 
 

@@ -4,7 +4,7 @@
                                    +--> exec `python`, main (here) --^
 
 Everything here runs in the new process, before any other code of it. What fails until `enter` is done is told to the
-spawner (`Refused`) and nothing of the process is left; what fails later is the entry's own traceback on stderr.
+spawner (`SetupRefused`) and nothing of the process is left; what fails later is the entry's own traceback on stderr.
 """
 
 from __future__ import annotations
@@ -406,7 +406,7 @@ class RefusalError(Exception):
 def _refuse(broker: BrokerSocket, error: BaseException) -> NoReturn:
     text = str(error) if isinstance(error, RefusalError) else "".join(traceback.format_exception(error))
     with contextlib.suppress(Exception):  # the spawner is gone: there is none to tell
-        broker.send(wire.Refused(text[-_REFUSAL_CHARS_MAX:]))
+        broker.send(wire.SetupRefused(text[-_REFUSAL_CHARS_MAX:]))
     os._exit(EXIT_REFUSED)
 
 

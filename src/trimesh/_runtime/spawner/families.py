@@ -99,7 +99,7 @@ class Connection:
         self.awaits_room = False
 
 
-class Member:
+class SpawnedWorker:
     """A worker that is being started or runs.
 
     Attributes:
@@ -199,7 +199,7 @@ def _file_tail(path: bytes, offset: int, user: int) -> bytes:
 class Prepared(msgspec.Struct, frozen=True):
     """A worker before its fork: the parent's half and the child's half."""
 
-    member: Member
+    member: SpawnedWorker
     start: WorkerStart
 
     def close_child_half(self) -> None:
@@ -241,7 +241,7 @@ def prepare(blank: WorkerStart, owner: Connection, output: OutputQueue) -> Prepa
         stdout=ends.get(STDOUT),
         stderr=ends.get(STDERR),
     )
-    member = Member(launch, owner, BrokerSocket(broker), link.detach(), pipes)
+    member = SpawnedWorker(launch, owner, BrokerSocket(broker), link.detach(), pipes)
     member.user = blank.privileges.users[1]
     if launch.output == "file":
         with contextlib.suppress(OSError):

@@ -22,7 +22,7 @@ from typing import Final
 
 from trimesh import limits
 from trimesh._runtime.spawner import boot, wire
-from trimesh._runtime.spawner.families import Connection, ExitHistory, Member, OutputPipe, prepare
+from trimesh._runtime.spawner.families import Connection, ExitHistory, OutputPipe, SpawnedWorker, prepare
 from trimesh._runtime.spawner.foreign_children import ForeignQuestions
 from trimesh._runtime.spawner.orphans import Children, Orphans
 from trimesh._runtime.spawner.privileges import privileges_of
@@ -74,8 +74,8 @@ class Spawner:
         self._poll = select.epoll()
         self._handlers: dict[int, _Handler] = {}
         self._connections: dict[int, Connection] = {root_id: self._root}
-        self._members: dict[int, Member] = {}
-        self._by_pid: dict[int, Member] = {}
+        self._members: dict[int, SpawnedWorker] = {}
+        self._by_pid: dict[int, SpawnedWorker] = {}
         self._exits = ExitHistory()
         self._exit_waiters: dict[int, list[tuple[Connection, int]]] = {}
         self._foreign = ForeignQuestions(self._root, self._send)
@@ -220,7 +220,7 @@ class Spawner:
             member.signal_group(signal.SIGKILL)
             member.has_hung_up = True
 
-    def _give_up(self, member: Member, reason: str) -> None:
+    def _give_up(self, member: SpawnedWorker, reason: str) -> None:
         """End a worker that has not entered; `LaunchFailed` follows when it is reaped."""
         member.refusal = member.refusal or reason
         member.signal_group(signal.SIGKILL)
@@ -258,11 +258,11 @@ class Spawner:
             case _:
                 raise ProtocolError(f"the spawner was sent {type(record).__name__} by a process that may not")
 
-    def _handle_first_word(self, member: Member, record: wire.AnyRecord) -> None:
+    def _handle_first_word(self, member: SpawnedWorker, record: wire.AnyRecord) -> None:
         match record:
             case wire.Entered():
                 self._entered(member)
-            case wire.Refused():
+            case wire.SetupRefused():
                 member.refusal = record.text[:_TEXT_CHARS_MAX]
             case _:
                 raise ProtocolError(f"a worker enters before it asks for anything, got {type(record).__name__}")
@@ -328,7 +328,7 @@ class Spawner:
         prepared.close_child_half()
         self._adopt(member)
 
-    def _adopt(self, member: Member) -> None:
+    def _adopt(self, member: SpawnedWorker) -> None:
         connection = Connection(member.broker, member.proc_id)
         self._members[member.proc_id] = self._by_pid[member.pid] = member
         self._connections[member.proc_id] = connection
@@ -358,7 +358,7 @@ class Spawner:
             marker=self._marker,
         )
 
-    def _entered(self, member: Member) -> None:
+    def _entered(self, member: SpawnedWorker) -> None:
         if member.refusal is not None:  # it was given up while it set itself up
             return
         try:
@@ -419,7 +419,7 @@ class Spawner:
         is_done = self._orphans.sweep({pid: member.proc_id for pid, member in self._by_pid.items()})
         self._sweep_again = None if is_done else _SWEEP_SECONDS
 
-    def _member_ended(self, member: Member, exit_code: int | None, signum: int | None) -> None:
+    def _member_ended(self, member: SpawnedWorker, exit_code: int | None, signum: int | None) -> None:
         connection = self._connections.get(member.proc_id)
         if connection is not None and not member.has_entered:
             self._serve(connection, select.EPOLLIN)  # its first word may still be unread
@@ -450,7 +450,7 @@ class Spawner:
             if child.owner.proc_id == member.proc_id:
                 child.signal_group(signal.SIGKILL)  # its owner is gone; its own lifeline says the same
 
-    def _report(self, member: Member, report: records.ExitRecord) -> None:
+    def _report(self, member: SpawnedWorker, report: records.ExitRecord) -> None:
         if member.has_entered:
             self._send(member.owner, wire.Exited(report, not self._output))
             if member.owner is not self._root:

@@ -107,7 +107,7 @@ class Entered(Record, frozen=True, tag=True):
     """First record of a worker: everything is set up and its entry is about to run."""
 
 
-class Refused(Record, frozen=True, tag=True):
+class SetupRefused(Record, frozen=True, tag=True):
     """First and last record of a worker whose set-up failed; it exits."""
 
     text: str
@@ -256,7 +256,7 @@ Answer = Connected | ConnectFailed | ExitKnown
 """What a spawner answers to `Connect` and `ExitOf`, and the controller to the same about a foreign process."""
 
 AnyRequest = (
-    Hello | Launch | Entered | Refused | Signal | Connect | ExitOf | Flush | OutputTaken | Retire | Stop | Answer
+    Hello | Launch | Entered | SetupRefused | Signal | Connect | ExitOf | Flush | OutputTaken | Retire | Stop | Answer
 )
 
 AnyNotice = (

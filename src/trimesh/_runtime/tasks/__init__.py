@@ -2,14 +2,14 @@
 
 from trimesh._runtime.tasks.cancelled import split_cancelled
 from trimesh._runtime.tasks.crossing import Site, Waiting
-from trimesh._runtime.tasks.foreign import Block, in_trio, in_trio_block, in_trio_now, in_trio_taking
+from trimesh._runtime.tasks.foreign import TrioBlock, in_trio, in_trio_block, in_trio_now, in_trio_taking
 from trimesh._runtime.tasks.held_block import HeldBlock
 from trimesh._runtime.tasks.interrupt import cancel_on
 
 __all__ = [
-    "Block",
     "HeldBlock",
     "Site",
+    "TrioBlock",
     "Waiting",
     "cancel_on",
     "in_trio",

@@ -1,9 +1,9 @@
 """Where users' awaits come from: a Trio task, or the task of another loop that needs a portal into Trio.
 
-Every public coroutine function passes its work through `in_trio`; every public async context manager is a `Block` or
-passes through `in_trio_block`; every public sync function that looks at the runtime passes through `in_trio_now`. In a
-Trio task they cost one look and return what they were given. Elsewhere they return the same thing, done in Trio by the
-portal that `trimesh.aio` brings.
+Every public coroutine function passes its work through `in_trio`; every public async context manager is a `TrioBlock`
+or passes through `in_trio_block`; every public sync function that looks at the runtime passes through `in_trio_now`. In
+a Trio task they cost one look and return what they were given. Elsewhere they return the same thing, done in Trio by
+the portal that `trimesh.aio` brings.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def in_trio_now(function: Callable[P, T]) -> Callable[P, T]:
     return function if _portal is None or in_trio_task() else partial(_portal.run_now, function)
 
 
-class Block(ABC, Generic[T]):
+class TrioBlock(ABC, Generic[T]):
     """An async context manager that is entered and left in Trio, wherever its body is."""
 
     _crossing: AbstractAsyncContextManager[T] | None = None
@@ -117,7 +117,7 @@ class Block(ABC, Generic[T]):
         """Leave it, in the same Trio task; `error` is what the body has raised."""
 
 
-class _Wrapped(Block[T], Generic[T]):
+class _Wrapped(TrioBlock[T], Generic[T]):
     """Any context manager as a block."""
 
     def __init__(self, block: AbstractAsyncContextManager[T]) -> None:

@@ -1,6 +1,6 @@
 """How the values of a process travel: by pickle, by annotations, tensors, handles."""
 
-from trimesh._runtime.values.endpoint_spec import ENDPOINTS, GENERATOR, EndpointSpec, Kind, endpoints_of
+from trimesh._runtime.values.endpoint_spec import ENDPOINTS, GENERATOR, EndpointKind, EndpointSpec, endpoints_of
 from trimesh._runtime.values.guarded import Guarded
 from trimesh._runtime.values.payload import take_payload
 from trimesh._runtime.values.reference import MemberInfo, MeshInfo
@@ -8,9 +8,9 @@ from trimesh._runtime.values.reference import MemberInfo, MeshInfo
 __all__ = [
     "ENDPOINTS",
     "GENERATOR",
+    "EndpointKind",
     "EndpointSpec",
     "Guarded",
-    "Kind",
     "MemberInfo",
     "MeshInfo",
     "endpoints_of",

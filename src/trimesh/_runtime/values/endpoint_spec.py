@@ -14,7 +14,7 @@ ENDPOINTS: Final = "__trimesh_endpoints__"
 """Attribute of an actor class that holds its endpoints by name."""
 
 
-class Kind(enum.Enum):
+class EndpointKind(enum.Enum):
     """How an endpoint runs."""
 
     ASYNC = "async"
@@ -28,9 +28,9 @@ class Kind(enum.Enum):
 
 
 # For what is asked once a message: to name a member of an enum costs as much as two calls of functions.
-ASYNC: Final = Kind.ASYNC
-INLINE: Final = Kind.INLINE
-GENERATOR: Final = Kind.GENERATOR
+ASYNC: Final = EndpointKind.ASYNC
+INLINE: Final = EndpointKind.INLINE
+GENERATOR: Final = EndpointKind.GENERATOR
 
 
 def _slots_of(spec: EndpointSpec) -> str:
@@ -82,7 +82,7 @@ class EndpointSpec:
 
     name: str
     fn: Callable[..., Any]
-    kind: Kind
+    kind: EndpointKind
     concurrency: int
     group: str | None
     idempotent: bool

@@ -25,8 +25,8 @@ from functools import partial
 from typing import Any, cast
 
 from trimesh._wire.memory.reducers import Sink, register_reducer
-from trimesh._wire.memory.regions import Memory, memory_at, view_of, writable
-from trimesh._wire.typed.kinds import Kind, Source, register_kind
+from trimesh._wire.memory.regions import EntryMemory, memory_at, view_of, writable
+from trimesh._wire.typed.kinds import DecodeSource, ValueKind, register_kind
 from trimesh._wire.typed.known_kinds import must_be_imported
 from trimesh.errors import PayloadError, ProtocolError
 
@@ -51,7 +51,7 @@ def register() -> None:
 
 def register_kinds() -> None:
     """Register tensors and parameters where nothing is pickled; torch need not be imported."""
-    register_kind(Kind("tensor", "torch.Tensor", _take_apart, _put_together))
+    register_kind(ValueKind("tensor", "torch.Tensor", _take_apart, _put_together))
 
 
 def _take_apart(tensor: Tensor, sink: Sink) -> tuple[Any, ...]:
@@ -64,7 +64,7 @@ def _take_apart(tensor: Tensor, sink: Sink) -> tuple[Any, ...]:
     return str(args[1]).removeprefix("torch."), args[0], state, *args[2:]
 
 
-def _put_together(source: Source, name: Any, data: Any, state: Any, *rest: Any) -> Tensor:
+def _put_together(source: DecodeSource, name: Any, data: Any, state: Any, *rest: Any) -> Tensor:
     must_be_imported(source, "torch", "a tensor")
     names: dict[str, Any] = _torch().__dict__  # `getattr` would import what is lazy
     dtype = names.get(name) if isinstance(name, str) else None
@@ -153,7 +153,7 @@ def _compacted(tensor: Tensor) -> memoryview:
 
 
 def rebuild_tensor(
-    data: Memory | memoryview | None,
+    data: EntryMemory | memoryview | None,
     dtype: Any,
     size: tuple[int, ...],
     strides: tuple[int, ...],
@@ -191,9 +191,9 @@ def set_attributes(tensor: Tensor, state: dict[str, Any]) -> None:
     tensor.__dict__.update(state)
 
 
-def _storage(data: Memory | memoryview, where: Any, itemsize: int) -> tuple[Any, int, int]:
+def _storage(data: EntryMemory | memoryview, where: Any, itemsize: int) -> tuple[Any, int, int]:
     """Return the storage for the data, shared with other tensors of the message, its first byte and its length."""
-    if isinstance(data, Memory) and data.offset % itemsize == 0:
+    if isinstance(data, EntryMemory) and data.offset % itemsize == 0:
         storage = data.region.cache.get(("torch", where))
         if storage is None:
             storage = data.region.cache["torch", where] = _storage_over(data.region.memory, where)

@@ -14,7 +14,7 @@ from typing import Any
 
 from trimesh._runtime.values import torch_values
 from trimesh._runtime.values.codec import Values, ValueSender, describe
-from trimesh._runtime.values.endpoint_spec import EndpointSpec, Kind
+from trimesh._runtime.values.endpoint_spec import EndpointKind, EndpointSpec
 from trimesh._wire.exceptions.codec import decode_exception, encode_exception
 from trimesh._wire.memory.reducers import DefinitionId, Reducer
 from trimesh._wire.memory.regions import Buffer
@@ -24,7 +24,7 @@ from trimesh._wire.typed import known_kinds as typed_kinds
 from trimesh._wire.typed.annotations import Arguments, Field, constructor_hints, resolved_hints, result_of
 from trimesh._wire.typed.codec import Reader, Writer
 from trimesh._wire.typed.item_types import WHAT, ItemType, item_type_of
-from trimesh._wire.typed.kinds import Source
+from trimesh._wire.typed.kinds import DecodeSource
 from trimesh._wire.typed.known_kinds import TypedDecoder, TypedEncoder, name_of
 from trimesh.errors import Origin, ProtocolError, TrimeshInternalError
 from trimesh.ids import ProcId
@@ -34,7 +34,7 @@ class TypedValues(Values):
     """Encodes and decodes for one process, by annotations.
 
     Args:
-        bindings: What rebuilds objects that stand for something of this process, as `Source` takes it.
+        bindings: What rebuilds objects that stand for something of this process, as `DecodeSource` takes it.
         constructing: The endpoint's function whose parameters `cls`, `args` and `kwargs` are a class and what it is
             called with: these go by the annotations of that class. None for no such endpoint.
     """
@@ -45,7 +45,7 @@ class TypedValues(Values):
         self._constructing = constructing
         self._bindings = dict(bindings or {})
         self._typed_encoder = TypedEncoder()
-        self._typed_decoder = TypedDecoder(Source(bindings=self._bindings))
+        self._typed_decoder = TypedDecoder(DecodeSource(bindings=self._bindings))
         # By function, not by endpoint: a class that goes takes its own with it.
         self._arguments: weakref.WeakKeyDictionary[Callable[..., Any], Arguments] = weakref.WeakKeyDictionary()
         self._constructors: weakref.WeakKeyDictionary[type, Arguments] = weakref.WeakKeyDictionary()
@@ -88,7 +88,7 @@ class TypedValues(Values):
         self, payload: Buffer, bodies: Sequence[memoryview], spec: EndpointSpec, peer: ValueSender
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Decode the arguments of a call; `ProtocolError` for bytes that do not fit the endpoint."""
-        reader = Reader.of_message(payload, bodies, Source(peer.is_owner, self._bindings))
+        reader = Reader.of_message(payload, bodies, DecodeSource(peer.is_owner, self._bindings))
         try:
             args, kwargs = self._arguments_of(spec).read(reader)
             if spec.fn is self._constructing:
@@ -111,7 +111,7 @@ class TypedValues(Values):
         self, payload: Buffer, bodies: Sequence[memoryview], *, name: str
     ) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
         """Decode them, for the owner of this process; `ProtocolError` for bytes that do not fit."""
-        reader = Reader.of_message(payload, bodies, Source(may_import=True, bindings=self._bindings))
+        reader = Reader.of_message(payload, bodies, DecodeSource(may_import=True, bindings=self._bindings))
         try:
             cls, inner = reader.value()
             return cls, *self._constructor(cls).read(reader.part(inner))
@@ -126,7 +126,7 @@ class TypedValues(Values):
 
     def encode_result(self, value: object, spec: EndpointSpec) -> Encoded:
         """Encode what an endpoint has returned; `TypeError` when it does not fit its annotation."""
-        if spec.kind is Kind.GENERATOR:
+        if spec.kind is EndpointKind.GENERATOR:
             return self.encode(value, what=f"the end of {spec.name}()")  # the annotation is that of its items
         writer = Writer()
         return writer.finish(self._result_of(spec).write(writer, value, spec.result_text))
@@ -140,7 +140,7 @@ class TypedValues(Values):
         """Decode a result or an item; `ProtocolError` for bytes that do not fit."""
         if spec is None:
             return self.decode(payload, bodies, what="a result")
-        return self._result_of(spec).read(Reader.of_message(payload, bodies, Source(bindings=self._bindings)))
+        return self._result_of(spec).read(Reader.of_message(payload, bodies, DecodeSource(bindings=self._bindings)))
 
     def item_type(self, annotation: Any) -> ItemType | None:
         """Return what the items of a channel are; `TypeError` when nothing of that type can travel."""
@@ -157,7 +157,7 @@ class TypedValues(Values):
         """Decode an item of a channel; `ProtocolError` for bytes that do not fit."""
         if item_type is None:
             return super().decode_sent(payload, bodies, item_type)
-        return item_type.field.read(Reader.of_message(payload, bodies, Source(bindings=self._bindings)))
+        return item_type.field.read(Reader.of_message(payload, bodies, DecodeSource(bindings=self._bindings)))
 
     def _arguments_of(self, spec: EndpointSpec) -> Arguments:
         found = self._arguments.get(spec.fn)

@@ -1,13 +1,19 @@
 """What a process tells of itself: reports, stacks, stalls, statistics, events."""
 
 from trimesh._runtime.watch.event_hub import EventStream
-from trimesh._runtime.watch.statistics import MailboxStatistics, MemberStatistics, MeshStatistics, Seen, statistics_of
+from trimesh._runtime.watch.statistics import (
+    MailboxStatistics,
+    MemberStatistics,
+    MeshStatistics,
+    SeenMember,
+    statistics_of,
+)
 
 __all__ = [
     "EventStream",
     "MailboxStatistics",
     "MemberStatistics",
     "MeshStatistics",
-    "Seen",
+    "SeenMember",
     "statistics_of",
 ]

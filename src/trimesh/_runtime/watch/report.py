@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 
 import trio
 
-from trimesh._routing.collector import Rank
+from trimesh._routing.collector import RankState
 from trimesh._runtime.system.exits import process_state
 from trimesh._runtime.watch.stack import TASKS_SECONDS, Report, read_report, request_report
 from trimesh._runtime.watch.task_tree import describe_actors, describe_threads, is_in_loop
@@ -179,8 +179,8 @@ def _describe_outgoing(proc: WatchedProc, call: OutgoingCall) -> Iterator[str]:
     budget = "" if call.budget is None else f", budget {call.budget:.1f} s"
     states = call.collector.states()
     for index, state in enumerate(states):
-        if state is not Rank.SETTLED:
-            how = "queued here" if state is Rank.UNSENT else "sent"
+        if state is not RankState.SETTLED:
+            how = "queued here" if state is RankState.UNSENT else "sent"
             member = proc.members.get(call.targets[index].peer.proc_id)
             where = f"member {index}" if member is None else member.label
             yield f"  call {call.what} to {where}: {how}, {age:.1f} s old{budget}"

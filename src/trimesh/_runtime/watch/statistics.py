@@ -87,7 +87,7 @@ class MeshStatistics:
         return sum(member.calls_waiting for member in self.members)
 
 
-class Seen(msgspec.Struct, frozen=True):
+class SeenMember(msgspec.Struct, frozen=True):
     """A member to be looked at.
 
     Attributes:
@@ -104,12 +104,12 @@ class Seen(msgspec.Struct, frozen=True):
     is_alive: bool
 
 
-def statistics_of(proc: WatchedProc, name: str, mesh: MeshId, seen: Iterable[Seen]) -> MeshStatistics:
+def statistics_of(proc: WatchedProc, name: str, mesh: MeshId, seen: Iterable[SeenMember]) -> MeshStatistics:
     """Return what `proc` knows of members of a mesh."""
     return MeshStatistics(name, tuple(_member(proc, mesh, one) for one in seen), proc.dropped_replies)
 
 
-def _member(proc: WatchedProc, mesh: MeshId, seen: Seen) -> MemberStatistics:
+def _member(proc: WatchedProc, mesh: MeshId, seen: SeenMember) -> MemberStatistics:
     peer = seen.peer
     is_here = peer is proc.me
     box = peer.find_outbox(mesh)

@@ -22,16 +22,16 @@ from trimesh import limits
 from trimesh._transport.interface.mover import (
     Attachment,
     Carrier,
-    Done,
     End,
     Grant,
-    Home,
-    Kind,
     Mover,
+    ProcessAddress,
     Right,
     Span,
     Transfer,
+    TransferDone,
     TransferError,
+    TransferKind,
     UnderWay,
     lent_memory,
 )
@@ -129,9 +129,9 @@ class MemoryMover(Mover):
         self._room = trio.Event()
 
     @property
-    def home(self) -> Home:
+    def home(self) -> ProcessAddress:
         """How others reach this process; see `Mover.home`."""
-        return Home(self.proc_id, _HOST)
+        return ProcessAddress(self.proc_id, _HOST)
 
     # ---- granting --------------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class MemoryMover(Mover):
         row = self._rows.get(grant.place)
         if row is None or row.generation != grant.generation:
             raise TransferError(End.REVOKED)
-        needed = Right.READ if transfer.kind is Kind.READ else Right.WRITE
+        needed = Right.READ if transfer.kind is TransferKind.READ else Right.WRITE
         fits = 0 <= transfer.offset <= transfer.offset + transfer.local.nbytes <= row.span.nbytes
         if row.secret != grant.secret or needed not in row.rights or not fits:
             raise TransferError(End.DENIED)
@@ -229,7 +229,7 @@ class MemoryMover(Mover):
 
     # ---- reaching --------------------------------------------------------------------------------------------
 
-    def attach(self, home: Home) -> MemoryAttachment:
+    def attach(self, home: ProcessAddress) -> MemoryAttachment:
         """Attach to a process; see `Mover.attach`.
 
         Raises:
@@ -289,9 +289,9 @@ class MemoryMover(Mover):
         except TransferError as error:
             self._end(copy, error.with_traceback(None))  # whose frame would keep the memory until a collection
         else:
-            self._end(copy, Done(copy.attachment.carrier_of(transfer.grant)))
+            self._end(copy, TransferDone(copy.attachment.carrier_of(transfer.grant)))
 
-    def _end(self, copy: _Copy, result: Done | Exception) -> None:
+    def _end(self, copy: _Copy, result: TransferDone | Exception) -> None:
         self._copies.remove(copy)
         copy.row.release(self)
         copy.under_way.end(result)
@@ -316,7 +316,7 @@ class MemoryMover(Mover):
 class MemoryAttachment(Attachment):
     """An open view of the home of a simulated process."""
 
-    def __init__(self, mover: MemoryMover, home: Home) -> None:
+    def __init__(self, mover: MemoryMover, home: ProcessAddress) -> None:
         self.mover = mover
         self.home = home
         self._is_closed = False
@@ -361,7 +361,7 @@ class MemoryAttachment(Attachment):
             return Carrier.LOCAL
         return Carrier.SHM if self.owner.is_in_block(grant) else Carrier.CMA
 
-    def begin(self, transfer: Transfer) -> Done | UnderWay | None:
+    def begin(self, transfer: Transfer) -> TransferDone | UnderWay | None:
         """Begin a transfer; see `Attachment.begin`.
 
         Raises:
@@ -370,11 +370,11 @@ class MemoryAttachment(Attachment):
         if self._is_closed:
             raise TransferError(End.CANCELLED)
         row = self.owner.find(transfer, self.mover)
-        if transfer.kind in (Kind.ADD, Kind.SWAP):
-            return Done(self.carrier_of(transfer.grant), _change(transfer, row))
+        if transfer.kind in (TransferKind.ADD, TransferKind.SWAP):
+            return TransferDone(self.carrier_of(transfer.grant), _change(transfer, row))
         if transfer.local.nbytes <= CHUNK_BYTES:
             _copy_bytes(transfer, row, 0, transfer.local.nbytes)
-            return Done(self.carrier_of(transfer.grant))
+            return TransferDone(self.carrier_of(transfer.grant))
         if len(self.mover.copies) >= limits.TRANSFERS_MAX:
             return None
         row.claim(self.mover)
@@ -398,7 +398,7 @@ class MemoryAttachment(Attachment):
         Raises:
             TransferError: It cannot be had.
         """
-        kind = Kind.WRITE if writable else Kind.READ
+        kind = TransferKind.WRITE if writable else TransferKind.READ
         row = self.owner.find(Transfer(kind, grant, offset, Span(0, nbytes)), self.mover)
         if not row.block:
             raise TransferError(End.UNREACHABLE)
@@ -419,7 +419,7 @@ class MemoryAttachment(Attachment):
 def _copy_bytes(transfer: Transfer, row: _Row, at: int, nbytes: int) -> None:
     here = memory_at(transfer.local.address + at, nbytes, None)
     there = memory_at(row.span.address + transfer.offset + at, nbytes, None)
-    if transfer.kind is Kind.READ:
+    if transfer.kind is TransferKind.READ:
         here[:] = there
     else:
         there[:] = here
@@ -429,7 +429,7 @@ def _change(transfer: Transfer, row: _Row) -> int:
     """Do an atomic operation; return the old value."""
     word = memory_at(row.span.address + transfer.offset, 8, None)
     old = int.from_bytes(word, "little")
-    if transfer.kind is Kind.ADD:
+    if transfer.kind is TransferKind.ADD:
         word[:] = ((old + transfer.operand) % _WORD).to_bytes(8, "little")
     elif old == transfer.expected:
         word[:] = transfer.operand.to_bytes(8, "little")

@@ -82,7 +82,7 @@ class Countdown:
             self.event.set()
 
 
-class Message:
+class PipeMessage:
     """What travels.
 
     Attributes:
@@ -124,12 +124,12 @@ class _Queue:
 
     def __init__(self, window: int) -> None:
         self.window = window
-        self.waiting: deque[Message] = deque()
-        self.wire: deque[Message] = deque()
+        self.waiting: deque[PipeMessage] = deque()
+        self.wire: deque[PipeMessage] = deque()
         self.wire_bytes = 0
         self.last_arrival: float = NOW
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[PipeMessage]:
         yield from self.wire
         yield from self.waiting
 
@@ -179,7 +179,7 @@ class Pipe:
         """Whether the reader is to see the end now: all was taken, and the end has come."""
         return self.end is not None and not self.is_held and not self.depth and _has_come(self._end_arrives_at)
 
-    def put(self, message: Message, lane: Lane) -> None:
+    def put(self, message: PipeMessage, lane: Lane) -> None:
         """Take a message from the writer; dropped after the end."""
         if self.end is None and not self._reader_gone:
             self._lanes[lane].waiting.append(message)
@@ -188,7 +188,7 @@ class Pipe:
         else:
             message.lender.count()
 
-    def take(self) -> Message | None:
+    def take(self) -> PipeMessage | None:
         """Give the reader the next message that has come; its bodies are the reader's."""
         if self.is_held:
             return None
@@ -256,11 +256,11 @@ class Pipe:
             if message.size <= queue.window:
                 self._copy(message)
             if fate is Fate.REPEATED:
-                again = Message(message.epoch, b"", (), 0, Countdown(1), is_copied=True, is_repeat=True)
+                again = PipeMessage(message.epoch, b"", (), 0, Countdown(1), is_copied=True, is_repeat=True)
                 again.arrives_at, again.order = message.arrives_at, next(self._numbers)
                 queue.wire.append(again)
 
-    def _copy(self, message: Message) -> None:
+    def _copy(self, message: PipeMessage) -> None:
         if not message.is_copied:
             message.bodies = [bytearray(body) for body in message.bodies]
             message.lender.count()

@@ -22,14 +22,14 @@ import trio
 
 from trimesh import limits
 from trimesh._transport.in_memory.mover import MemoryMover, MemoryTable
-from trimesh._transport.in_memory.pipe import NOW, Countdown, Delivery, Fate, Message, Pipe
+from trimesh._transport.in_memory.pipe import NOW, Countdown, Delivery, Fate, Pipe, PipeMessage
 from trimesh._transport.interface.base import (
     Buffer,
     DownReason,
-    Group,
     Lane,
     Link,
     LinkDown,
+    LinkGroup,
     LinkHandler,
     LinkStatistics,
     Transport,
@@ -91,10 +91,10 @@ class MemoryLink(Link):
         """
         del flow
         lender = Countdown(1)
-        self.put(Message(self.transport.proc_id, head, bodies, _checked_size(head, bodies, lane), lender), lane)
+        self.put(PipeMessage(self.transport.proc_id, head, bodies, _checked_size(head, bodies, lane), lender), lane)
         return lender.event if lender.remaining else None
 
-    def put(self, message: Message, lane: Lane) -> None:
+    def put(self, message: PipeMessage, lane: Lane) -> None:
         """Put a message on its way and wake the receiver."""
         self.outgoing.put(message, lane)
         self.other.wake()
@@ -194,7 +194,7 @@ class MemoryLink(Link):
         self.other.wake()
 
 
-def _hand_over(handler: LinkHandler, link: MemoryLink, message: Message) -> None:
+def _hand_over(handler: LinkHandler, link: MemoryLink, message: PipeMessage) -> None:
     scratch = bytearray(message.head)
     with memoryview(scratch).toreadonly() as head:
         handler.received(link, head, [memoryview(body) for body in message.bodies])
@@ -211,14 +211,14 @@ def _checked_size(head: bytes, bodies: Sequence[Buffer], lane: Lane) -> int:
     return size
 
 
-class MemoryGroup(Group):
+class MemoryGroup(LinkGroup):
     """A fixed set of links; each receiver gets a copy of its own."""
 
     def __init__(self, links: tuple[MemoryLink, ...]) -> None:
         self._links = links
 
     def cast(self, head: bytes, bodies: Sequence[Buffer] = (), *, flow: int = 0) -> trio.Event | None:
-        """Send one message on the DATA lane of every link that is up; see `Group.cast`.
+        """Send one message on the DATA lane of every link that is up; see `LinkGroup.cast`.
 
         Raises:
             LimitExceeded: The head, or the number or size of the bodies, is above its limit.
@@ -228,7 +228,7 @@ class MemoryGroup(Group):
         links = [link for link in self._links if link.is_up]
         lender = Countdown(len(links))
         for link in links:
-            link.put(Message(link.transport.proc_id, head, bodies, size, lender), Lane.DATA)
+            link.put(PipeMessage(link.transport.proc_id, head, bodies, size, lender), Lane.DATA)
         return lender.event if lender.remaining else None
 
     def close(self) -> None:
@@ -440,7 +440,7 @@ class MemoryNetwork:
     ) -> None:
         """Put a message of another epoch on the wire to `link`, as a dead incarnation's would arrive."""
         size = _checked_size(head, bodies, lane)
-        link.other.put(Message(epoch, head, bodies, size, Countdown(1)), lane)
+        link.other.put(PipeMessage(epoch, head, bodies, size, Countdown(1)), lane)
 
     def forget(self, transport: MemoryTransport) -> None:
         """Give up a transport that is closed; its id may be used again."""

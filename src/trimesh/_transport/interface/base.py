@@ -156,7 +156,7 @@ class Link(ABC):
         """Return the counters of this link."""
 
 
-class Group(ABC):
+class LinkGroup(ABC):
     """A fixed set of links of one transport that often receive the same message."""
 
     @abstractmethod
@@ -176,7 +176,7 @@ class Transport(ABC):
     """All links of one process, and the task that serves them."""
 
     @abstractmethod
-    def define_group(self, links: Sequence[Link]) -> Group:
+    def define_group(self, links: Sequence[Link]) -> LinkGroup:
         """Make a group of `links`, which must be links of this transport."""
 
     @abstractmethod

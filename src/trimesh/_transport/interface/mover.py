@@ -43,7 +43,7 @@ class Right(enum.Flag):
     WRITE = 2
 
 
-class Kind(enum.IntEnum):
+class TransferKind(enum.IntEnum):
     """What a transfer does, from the side of the one that makes it."""
 
     READ = 1
@@ -79,7 +79,7 @@ class TransferError(Exception):
         self.end = end
 
 
-class Home(msgspec.Struct, frozen=True):
+class ProcessAddress(msgspec.Struct, frozen=True):
     """How others reach a process.
 
     Attributes:
@@ -142,11 +142,11 @@ class Transfer(msgspec.Struct, frozen=True, eq=False):
         kind: What it does.
         grant: The memory over there.
         offset: Of its first byte, into what was granted.
-        local: The memory here; of 8 bytes, and not looked at, for `Kind.ADD` and `Kind.SWAP`.
+        local: The memory here; of 8 bytes, and not looked at, for `TransferKind.ADD` and `TransferKind.SWAP`.
         operand, expected: Of those.
     """
 
-    kind: Kind
+    kind: TransferKind
     grant: Grant
     offset: int
     local: Span
@@ -154,12 +154,12 @@ class Transfer(msgspec.Struct, frozen=True, eq=False):
     expected: int = 0
 
 
-class Done(msgspec.Struct, frozen=True):
+class TransferDone(msgspec.Struct, frozen=True):
     """How a transfer has ended well.
 
     Attributes:
         carrier: What carried it.
-        value: The old value, of `Kind.ADD` and `Kind.SWAP`.
+        value: The old value, of `TransferKind.ADD` and `TransferKind.SWAP`.
     """
 
     carrier: Carrier = Carrier.NONE
@@ -181,12 +181,12 @@ class UnderWay:
     def __init__(self, transfer: Transfer) -> None:
         self.transfer = transfer
         self.ended = trio.Event()
-        self.done = Done()
+        self.done = TransferDone()
         self.error: Exception | None = None
 
-    def end(self, result: Done | Exception) -> None:
+    def end(self, result: TransferDone | Exception) -> None:
         """Note how it has ended."""
-        if isinstance(result, Done):
+        if isinstance(result, TransferDone):
             self.done = result
         else:
             self.error = result
@@ -221,7 +221,7 @@ class Attachment(ABC):
         return str(carrier.name).lower()
 
     @abstractmethod
-    def begin(self, transfer: Transfer) -> Done | UnderWay | None:
+    def begin(self, transfer: Transfer) -> TransferDone | UnderWay | None:
         """Begin a transfer; small ones are done at once. None: too many are under way here.
 
         Raises:
@@ -248,7 +248,7 @@ class Attachment(ABC):
     def close(self) -> None:
         """End the attachment, and its transfers; views stay."""
 
-    async def move(self, transfer: Transfer) -> Done:
+    async def move(self, transfer: Transfer) -> TransferDone:
         """Make a transfer.
 
         A cancel ends the wait at once; the memory here may be written for a moment longer, and is kept that long.
@@ -261,7 +261,7 @@ class Attachment(ABC):
         await trio.lowlevel.checkpoint()
         while (begun := self.begin(transfer)) is None:
             await self.wait_for_room()
-        if isinstance(begun, Done):
+        if isinstance(begun, TransferDone):
             return begun
         try:
             await begun.ended.wait()
@@ -278,7 +278,7 @@ class Mover(ABC):
 
     @property
     @abstractmethod
-    def home(self) -> Home:
+    def home(self) -> ProcessAddress:
         """How others reach this process."""
 
     @abstractmethod
@@ -317,7 +317,7 @@ class Mover(ABC):
         """Return the number of the block that memory of this process lies in, or 0."""
 
     @abstractmethod
-    def attach(self, home: Home) -> Attachment:
+    def attach(self, home: ProcessAddress) -> Attachment:
         """Attach to a process, whatever has become of it.
 
         Raises:

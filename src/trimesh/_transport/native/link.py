@@ -14,10 +14,10 @@ from trimesh._native import status
 from trimesh._transport.interface.base import (
     Buffer,
     DownReason,
-    Group,
     Lane,
     Link,
     LinkDown,
+    LinkGroup,
     LinkHandler,
     LinkStatistics,
 )
@@ -374,7 +374,7 @@ class NativeLink(Link):
         self._unsent.clear()
 
 
-class NativeGroup(Group):
+class NativeGroup(LinkGroup):
     """A set of links that are sent the same message by one call."""
 
     def __init__(self, transport: NativeTransport, links: Sequence[NativeLink]) -> None:
@@ -386,7 +386,7 @@ class NativeGroup(Group):
         self._statuses = ffi.new("int32_t[]", n)
 
     def cast(self, head: bytes, bodies: Sequence[Buffer] = (), *, flow: int = ORDERED) -> trio.Event | None:
-        """See `Group.cast`."""
+        """See `LinkGroup.cast`."""
         if len(head) > limits.HEAD_BYTES_MAX:
             raise LimitExceeded("HEAD_BYTES_MAX", len(head))
         ffi = self._transport.library.ffi
@@ -447,5 +447,5 @@ class NativeGroup(Group):
         return rest
 
     def close(self) -> None:
-        """See `Group.close`."""
+        """See `LinkGroup.close`."""
         self._links.clear()

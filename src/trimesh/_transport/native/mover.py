@@ -25,14 +25,14 @@ from trimesh._native.lib import Library, load
 from trimesh._transport.interface.mover import (
     Attachment,
     Carrier,
-    Done,
     End,
     Grant,
-    Home,
     Mover,
+    ProcessAddress,
     Right,
     Span,
     Transfer,
+    TransferDone,
     TransferError,
     UnderWay,
     lent_memory,
@@ -136,12 +136,12 @@ class NativeMover(Mover):
     # ---- granting --------------------------------------------------------------------------------------------
 
     @property
-    def home(self) -> Home:
+    def home(self) -> ProcessAddress:
         """How others reach this process; see `Mover.home`."""
         out = self.library.ffi.new("tm_home *")
         status.check(self.library.lib.tm_mover_home(self.handle, out), "asking a mover")
         address = bytes(out.address)[: out.address_size]
-        return Home(out.epoch, out.host, out.started, out.pid, out.ledger, out.port, address)
+        return ProcessAddress(out.epoch, out.host, out.started, out.pid, out.ledger, out.port, address)
 
     def grant(self, span: Span, rights: Right, *, block: int = 0) -> Grant:
         """Let others reach memory of this process; see `Mover.grant`.
@@ -252,7 +252,7 @@ class NativeMover(Mover):
 
     # ---- reaching --------------------------------------------------------------------------------------------
 
-    def attach(self, home: Home) -> NativeAttachment:
+    def attach(self, home: ProcessAddress) -> NativeAttachment:
         """Attach to a process; see `Mover.attach`.
 
         Raises:
@@ -365,7 +365,7 @@ class NativeAttachment(Attachment):
         """Whether transfers are under way."""
         return self.mover.is_under_way(self)
 
-    def begin(self, transfer: Transfer) -> Done | UnderWay | None:
+    def begin(self, transfer: Transfer) -> TransferDone | UnderWay | None:
         """Begin a transfer; see `Attachment.begin`.
 
         Raises:
@@ -446,10 +446,10 @@ class NativeAttachment(Attachment):
 _ALL: Final = sum(one.value for one in Carrier)
 
 
-def result_of(record: Any) -> Done | Exception:
+def result_of(record: Any) -> TransferDone | Exception:
     """Return what a record says of a transfer."""
     if record.status == status.OK:
-        return Done(Carrier(int(record.carrier)), int(record.value))
+        return TransferDone(Carrier(int(record.carrier)), int(record.value))
     return _error_of(int(record.status), "moving bytes")
 
 

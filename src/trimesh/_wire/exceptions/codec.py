@@ -18,7 +18,13 @@ from collections import deque
 from typing import Any, Protocol
 
 from trimesh import limits
-from trimesh._wire.exceptions.records import ExceptionRecord, OriginRecord, Part, decode_records, encode_records
+from trimesh._wire.exceptions.records import (
+    ExceptionRecord,
+    ExceptionValue,
+    OriginRecord,
+    decode_records,
+    encode_records,
+)
 from trimesh._wire.exceptions.text import (
     is_plain,
     message_of,
@@ -126,7 +132,7 @@ class _Writer:
     def text_only(self, error: BaseException) -> ExceptionRecord:
         """Return a record of nothing but texts."""
         return ExceptionRecord(
-            cls=Part(None, type_name(type(error))),
+            cls=ExceptionValue(None, type_name(type(error))),
             message=message_of(error),
             args=[],
             attributes=[],
@@ -163,7 +169,7 @@ class _Writer:
         if members is not None:
             args = (group_message(error), *args[2:])
         if members == []:  # the table is full
-            members, cls = None, Part(None, cls.text)
+            members, cls = None, ExceptionValue(None, cls.text)
         return ExceptionRecord(
             cls=cls,
             message=message_of(error),
@@ -208,7 +214,7 @@ class _Writer:
             notes.append(self._note)
         return notes
 
-    def _part(self, value: Any, text: str | None = None) -> Part:
+    def _part(self, value: Any, text: str | None = None) -> ExceptionValue:
         encoded = self._encoder.encode_within(value, limits.EXCEPTION_PAYLOAD_BYTES_MAX)
         if encoded is None and type(value) in {str, bytes}:
             encoded = self._encoder.encode_within(
@@ -217,10 +223,10 @@ class _Writer:
         if text is None:
             text = "" if type(value) in _TEXTLESS else short_repr(value)
         if encoded is None:
-            return Part(None, text)
+            return ExceptionValue(None, text)
         self.definitions.update(dict.fromkeys(encoded.definitions))
         self.attachments += encoded.attachments
-        return Part(encoded.payload, text)
+        return ExceptionValue(encoded.payload, text)
 
     def _origin(self, where: Origin | None) -> OriginRecord | None:
         if where is None:
@@ -339,7 +345,7 @@ def _complete(error: Exception, record: ExceptionRecord, decoder: PartDecoder) -
             dict_of(error)[_ORIGIN_KEY] = where
 
 
-def _value(part: Part, decoder: PartDecoder) -> Any:
+def _value(part: ExceptionValue, decoder: PartDecoder) -> Any:
     if part.payload is None:
         return part.text
     try:

@@ -16,7 +16,7 @@ class _Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     """Base of the records."""
 
 
-class Part(_Record, frozen=True):
+class ExceptionValue(_Record, frozen=True):
     """One value of an exception.
 
     Attributes:
@@ -31,7 +31,7 @@ class Part(_Record, frozen=True):
 class OriginRecord(_Record, frozen=True):
     """An `errors.Origin`; the point may be of any class that pickles."""
 
-    point: Part
+    point: ExceptionValue
     mesh: str
     actor: str | None
     endpoint: str | None
@@ -58,11 +58,11 @@ class ExceptionRecord(_Record, frozen=True):
         origin: Where it came from.
     """
 
-    cls: Part
+    cls: ExceptionValue
     message: str
-    args: list[Part]
-    attributes: list[tuple[str, Part]]
-    state: list[tuple[str, Part]]
+    args: list[ExceptionValue]
+    attributes: list[tuple[str, ExceptionValue]]
+    state: list[tuple[str, ExceptionValue]]
     notes: list[str]
     cause: int
     context: int

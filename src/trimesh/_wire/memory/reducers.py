@@ -34,7 +34,7 @@ class Sink(Protocol):
         """Send `nbytes` bytes at `address` beside the pickle; put the result among the arguments of the rebuilder.
 
         Memory that overlaps other memory of the same message and `space` is sent once and stays shared. The rebuilder
-        gets a `Memory`, or a writable memoryview when the bytes overlap no others.
+        gets an `EntryMemory`, or a writable memoryview when the bytes overlap no others.
 
         Args:
             address: First byte, as a number that is comparable within `space`.
@@ -61,15 +61,15 @@ Reducer = Callable[[Any, Any], Any]
 object to pickle."""
 
 
-class Entry(NamedTuple):
+class ReducerEntry(NamedTuple):
     """A reducer, and whether it serves subclasses of the class that it is registered for."""
 
     reducer: Reducer
     subclasses: bool
 
 
-_by_class: dict[type, Entry] = {}
-_by_name: dict[str, Entry] = {}
+_by_class: dict[type, ReducerEntry] = {}
+_by_name: dict[str, ReducerEntry] = {}
 _generation = [0]  # moves with each registration, so that encoders forget what they found
 
 
@@ -82,16 +82,16 @@ def register_reducer(cls: type | str, reducer: Reducer, *, subclasses: bool = Fa
         subclasses: Whether it also serves subclasses that have no reducer of their own.
     """
     if isinstance(cls, str):
-        _by_name[cls] = Entry(reducer, subclasses)
+        _by_name[cls] = ReducerEntry(reducer, subclasses)
     else:
-        _by_class[cls] = Entry(reducer, subclasses)
+        _by_class[cls] = ReducerEntry(reducer, subclasses)
     _generation[0] += 1
 
 
 class ReducerTable:
     """The reducers of one encoder: its own first, then those of the process; remembers what it found per class."""
 
-    def __init__(self, own: dict[type, Entry]) -> None:
+    def __init__(self, own: dict[type, ReducerEntry]) -> None:
         self._own = own
         self._generation = -1
         self.found: dict[type, Reducer | None] = {}

@@ -37,7 +37,7 @@ _ALIGN = 64  # a cache line, and the widest vector load
 _PACKED = 0  # source of a region that lies in the payload; body k is source k + 1
 
 
-class Extent:
+class SourceMemory:
     """Memory of the sender that one entry covers (see `Sink.memory`)."""
 
     __slots__ = ("address", "compact", "nbytes", "read", "space")
@@ -57,7 +57,7 @@ class Extent:
         self.compact = compact
 
 
-class Region:
+class ArrivedRegion:
     """A piece of arrived memory that several entries share.
 
     Attributes:
@@ -72,10 +72,10 @@ class Region:
         self.cache: dict[Any, Any] = {}
 
 
-class Memory(msgspec.Struct, frozen=True, eq=False):
+class EntryMemory(msgspec.Struct, frozen=True, eq=False):
     """An entry that shares its region with others."""
 
-    region: Region
+    region: ArrivedRegion
     offset: int
     nbytes: int
 
@@ -84,9 +84,9 @@ class Memory(msgspec.Struct, frozen=True, eq=False):
         return self.region.memory[self.offset : self.offset + self.nbytes]
 
 
-def view_of(data: Memory | memoryview) -> memoryview:
+def view_of(data: EntryMemory | memoryview) -> memoryview:
     """Return the bytes of what a rebuilder was given."""
-    return data.view() if isinstance(data, Memory) else data
+    return data.view() if isinstance(data, EntryMemory) else data
 
 
 def writable(view: memoryview) -> memoryview:
@@ -120,7 +120,7 @@ class _Plan:
 def lay_out(
     stream: bytes,
     buffers: Sequence[pickle.PickleBuffer],
-    extents: dict[int, Extent],
+    extents: dict[int, SourceMemory],
     *,
     bound: bool = False,
     bodies_max: int = limits.BODIES_MAX - 1,
@@ -160,7 +160,7 @@ def lay_out(
     return b"".join((stream, packed, tables, footer)), tuple(bodies)
 
 
-def _plan(buffers: Sequence[pickle.PickleBuffer], extents: dict[int, Extent]) -> list[_Plan]:
+def _plan(buffers: Sequence[pickle.PickleBuffer], extents: dict[int, SourceMemory]) -> list[_Plan]:
     """Return the regions in the order of their first entries."""
     plans: list[_Plan] = []
     known: list[tuple[str, int, int, int]] = []
@@ -185,7 +185,7 @@ def _plan(buffers: Sequence[pickle.PickleBuffer], extents: dict[int, Extent]) ->
     return plans
 
 
-def _read(plan: _Plan, buffers: Sequence[pickle.PickleBuffer], extents: dict[int, Extent]) -> None:
+def _read(plan: _Plan, buffers: Sequence[pickle.PickleBuffer], extents: dict[int, SourceMemory]) -> None:
     """Fill in the bytes of a region, and its true length when it is sent compacted."""
     first = buffers[plan.entries[0]]
     extent = extents.get(id(first))
@@ -267,15 +267,15 @@ def _cut(memory: memoryview, offset: int, nbytes: int) -> memoryview:
     return memory[offset : offset + nbytes]
 
 
-def _entries(regions: list[memoryview], entries: list[tuple[int, int, int]]) -> list[Memory | memoryview]:
+def _entries(regions: list[memoryview], entries: list[tuple[int, int, int]]) -> list[EntryMemory | memoryview]:
     sharers = [0] * len(regions)
     for number, offset, nbytes in entries:
         if number >= len(regions):
             raise ValueError(f"payload names region {number} of {len(regions)}")
         _cut(regions[number], offset, nbytes)
         sharers[number] += 1
-    shared = {number: Region(regions[number]) for number, count in enumerate(sharers) if count > 1}
+    shared = {number: ArrivedRegion(regions[number]) for number, count in enumerate(sharers) if count > 1}
     return [
-        Memory(shared[number], offset, nbytes) if number in shared else _cut(regions[number], offset, nbytes)
+        EntryMemory(shared[number], offset, nbytes) if number in shared else _cut(regions[number], offset, nbytes)
         for number, offset, nbytes in entries
     ]

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from trimesh._wire.memory.reducers import Sink, register_reducer
-from trimesh._wire.memory.regions import Memory, memory_at, view_of, writable
+from trimesh._wire.memory.regions import EntryMemory, memory_at, view_of, writable
 
 Array = Any
 """A `numpy.ndarray`. numpy is no dependency, so checkers cannot be told."""
@@ -68,7 +68,7 @@ def _copied_bytes(array: Array) -> memoryview:
 
 
 def rebuild_array(
-    data: Memory | memoryview,
+    data: EntryMemory | memoryview,
     dtype: Any,
     shape: tuple[int, ...],
     strides: tuple[int, ...] | None,
@@ -96,7 +96,7 @@ def reduce_memoryview(view: memoryview[Any], sink: Sink) -> Any:
 _CASTS = frozenset("bBhHiIlLqQnNfd?c")  # what memoryview.cast takes, bar P: an address means nothing elsewhere
 
 
-def rebuild_memoryview(data: Memory | memoryview, fmt: Any, shape: tuple[int, ...]) -> Any:
+def rebuild_memoryview(data: EntryMemory | memoryview, fmt: Any, shape: tuple[int, ...]) -> Any:
     """Make the memoryview that `reduce_memoryview` described."""
     view: Any = view_of(data).cast("B")
     if 0 in shape:

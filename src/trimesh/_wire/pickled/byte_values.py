@@ -19,7 +19,7 @@ import msgspec
 
 from trimesh import limits
 from trimesh._wire.memory.large_bytes import copied_bytes, whole_bytes
-from trimesh._wire.memory.regions import Memory, view_of
+from trimesh._wire.memory.regions import EntryMemory, view_of
 
 _CLOSED: Final = frozenset((bytes, bytearray, memoryview, str, int, float, complex, bool, type(None)))
 """Types whose objects refer to no others."""
@@ -63,13 +63,13 @@ def arguments_beside(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tup
     return tuple(map(placed, args)), {key: placed(value) for key, value in kwargs.items()}
 
 
-def rebuild_bytes(data: Memory | memoryview) -> bytes:
+def rebuild_bytes(data: EntryMemory | memoryview) -> bytes:
     """Make the `bytes` that has arrived."""
     view = view_of(data)
     return whole_bytes(view) or copied_bytes(view)
 
 
-def rebuild_bytearray(data: Memory | memoryview) -> bytearray:
+def rebuild_bytearray(data: EntryMemory | memoryview) -> bytearray:
     """Make the `bytearray` that has arrived."""
     return bytearray(view_of(data))
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from cloudpickle import cloudpickle
 
-from trimesh._wire.memory.reducers import DefinitionId, Entry, Sink
+from trimesh._wire.memory.reducers import DefinitionId, ReducerEntry, Sink
 from trimesh._wire.pickled.by_value import MAIN_NAMES, Definitions, find, is_by_value, is_importable, name_of
 from trimesh._wire.pickled.definition_rebuild import fill_cell, make_cached_property, make_cell, rebuild, restore
 
@@ -99,23 +99,23 @@ class DefinitionReducers:
     def __init__(self, definitions: Definitions) -> None:
         self._definitions = definitions
 
-    def table(self) -> dict[type, Entry]:
+    def table(self) -> dict[type, ReducerEntry]:
         """Return them by class."""
-        table: dict[type, Entry] = {
-            type: Entry(self.reduce_class, subclasses=True),
-            FunctionType: Entry(self.reduce_function, subclasses=False),
-            ModuleType: Entry(self.reduce_module, subclasses=True),
-            CellType: Entry(reduce_cell, subclasses=False),
-            functools.cached_property: Entry(reduce_cached_property, subclasses=False),
-            _CACHED: Entry(self.reduce_cached, subclasses=False),
-            typing.NewType: Entry(self.reduce_new_type, subclasses=False),
-            _Reference: Entry(self.reduce_reference, subclasses=False),
-            _Names: Entry(self.reduce_names, subclasses=False),
+        table: dict[type, ReducerEntry] = {
+            type: ReducerEntry(self.reduce_class, subclasses=True),
+            FunctionType: ReducerEntry(self.reduce_function, subclasses=False),
+            ModuleType: ReducerEntry(self.reduce_module, subclasses=True),
+            CellType: ReducerEntry(reduce_cell, subclasses=False),
+            functools.cached_property: ReducerEntry(reduce_cached_property, subclasses=False),
+            _CACHED: ReducerEntry(self.reduce_cached, subclasses=False),
+            typing.NewType: ReducerEntry(self.reduce_new_type, subclasses=False),
+            _Reference: ReducerEntry(self.reduce_reference, subclasses=False),
+            _Names: ReducerEntry(self.reduce_names, subclasses=False),
         }
-        table |= dict.fromkeys(_VARIABLES, Entry(self.reduce_variable, subclasses=False))
-        table |= dict.fromkeys(_SENTINELS, Entry(reduce_sentinel, subclasses=False))
+        table |= dict.fromkeys(_VARIABLES, ReducerEntry(self.reduce_variable, subclasses=False))
+        table |= dict.fromkeys(_SENTINELS, ReducerEntry(reduce_sentinel, subclasses=False))
         known = _cloud.Pickler.dispatch_table
-        return table | {cls: Entry(_without_sink(known[cls]), subclasses=False) for cls in _SMALL}
+        return table | {cls: ReducerEntry(_without_sink(known[cls]), subclasses=False) for cls in _SMALL}
 
     def _defined(self, thing: Any, sink: DefiningSink) -> Any:
         """Return a reference to `thing`, defining it first if this is the first time."""

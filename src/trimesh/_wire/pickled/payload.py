@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 
 from trimesh import limits
-from trimesh._wire.memory.reducers import DefinitionId, Entry, Reducer, ReducerTable
-from trimesh._wire.memory.regions import STOP, Arrived, Buffer, Extent, lay_out
+from trimesh._wire.memory.reducers import DefinitionId, Reducer, ReducerEntry, ReducerTable
+from trimesh._wire.memory.regions import STOP, Arrived, Buffer, SourceMemory, lay_out
 from trimesh._wire.pickled import arrays, exception_values
 from trimesh._wire.pickled.by_value import DefinitionError, Definitions
 from trimesh._wire.pickled.byte_values import (
@@ -95,7 +95,7 @@ class _Pickler(pickle.Pickler):
     def __init__(self, table: ReducerTable, file: io.BytesIO | None = None) -> None:
         self.file = file or io.BytesIO()
         self.buffers: list[pickle.PickleBuffer] = []
-        self.extents: dict[int, Extent] = {}
+        self.extents: dict[int, SourceMemory] = {}
         self.definitions: dict[DefinitionId, None] = {}
         self.attachments: list[object] = []
         self.anonymous: dict[int, dict[str, Any]] = {}
@@ -124,7 +124,7 @@ class _Pickler(pickle.Pickler):
         compact: Callable[[], memoryview] | None = None,
     ) -> pickle.PickleBuffer:
         token = pickle.PickleBuffer(bytearray())  # writable, or pickle would have it arrive read-only
-        self.extents[id(token)] = Extent(address, nbytes, read, space, compact)
+        self.extents[id(token)] = SourceMemory(address, nbytes, read, space, compact)
         return token
 
     def define(self, definition: DefinitionId) -> None:
@@ -158,7 +158,7 @@ class _Pickler(pickle.Pickler):
         return encoded
 
 
-def _bound(reducer: Reducer) -> Entry:
+def _bound(reducer: Reducer) -> ReducerEntry:
     """Mark the message: what this reducer writes is resolved by the bindings of the decoder."""
 
     def reduce(obj: Any, sink: Any) -> Any:
@@ -167,7 +167,7 @@ def _bound(reducer: Reducer) -> Entry:
             sink.bound = True
         return reduced
 
-    return Entry(reduce, subclasses=True)
+    return ReducerEntry(reduce, subclasses=True)
 
 
 def _encode_bytes(data: bytes, stream_alone: bytes, value: object) -> Encoded:
@@ -190,7 +190,7 @@ class Encoder:
             reducers: Reducers of this encoder alone, which serve subclasses too; their rebuilders are looked up in
                 the bindings of the decoder, so that they can hand out objects of the receiving process.
         """
-        table: dict[type, Entry] = {}
+        table: dict[type, ReducerEntry] = {}
         if definitions is not None:
             table |= DefinitionReducers(definitions).table()
             definitions.pickle = self._encode_body

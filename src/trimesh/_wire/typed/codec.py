@@ -23,9 +23,9 @@ import msgspec
 
 from trimesh import limits
 from trimesh._wire.memory.reducers import DefinitionId
-from trimesh._wire.memory.regions import STOP, Arrived, Buffer, Extent, lay_out
+from trimesh._wire.memory.regions import STOP, Arrived, Buffer, SourceMemory, lay_out
 from trimesh._wire.pickled.payload import Encoded
-from trimesh._wire.typed.kinds import Kind, Source, kind_named, kind_of
+from trimesh._wire.typed.kinds import DecodeSource, ValueKind, kind_named, kind_of
 from trimesh.errors import PayloadError, ProtocolError
 
 MEMORY, KIND, TUPLE, SET, FROZENSET, BYTEARRAY, PAIRS = range(1, 8)
@@ -50,7 +50,7 @@ class Writer:
     def __init__(self) -> None:
         self._buffers: list[pickle.PickleBuffer] = []
         self._indices: dict[int, int] = {}
-        self._extents: dict[int, Extent] = {}
+        self._extents: dict[int, SourceMemory] = {}
         self._attachments: list[object] = []
 
     # ---- the sink ----
@@ -66,7 +66,7 @@ class Writer:
     ) -> pickle.PickleBuffer:
         """See `Sink.memory`."""
         token = pickle.PickleBuffer(bytearray())
-        self._extents[id(token)] = Extent(address, nbytes, read, space, compact)
+        self._extents[id(token)] = SourceMemory(address, nbytes, read, space, compact)
         self._indices[id(token)] = len(self._buffers)
         self._buffers.append(token)
         return token
@@ -148,7 +148,7 @@ class Writer:
             raise TypeError(f"a {cls.__qualname__} cannot travel: {ADVICE}")
         return kind.plain(value) if kind.plain is not None else self._kind(kind, value)
 
-    def _kind(self, kind: Kind, value: Any) -> msgspec.msgpack.Ext:
+    def _kind(self, kind: ValueKind, value: Any) -> msgspec.msgpack.Ext:
         return self._ext(KIND, [kind.name, *(self._plain(part) for part in kind.reduce(value, self))])
 
     def _ext(self, code: int, value: Any) -> msgspec.msgpack.Ext:
@@ -185,7 +185,7 @@ class Stand:
     msgspec looks whether the value of a field is an instance of its annotation; a stand says that it is one.
     """
 
-    def __init__(self, kind: Kind | None, meant: type | None = None) -> None:
+    def __init__(self, kind: ValueKind | None, meant: type | None = None) -> None:
         self.kind = kind
         self._meant = meant or Stand
 
@@ -199,15 +199,15 @@ class Reader:
     """One message that has come, or, to be checked, one that is about to be sent."""
 
     def __init__(
-        self, stream: Buffer, entries: Sequence[Any] = (), source: Source | None = None, *, checking: bool = False
+        self, stream: Buffer, entries: Sequence[Any] = (), source: DecodeSource | None = None, *, checking: bool = False
     ) -> None:
         self.stream = stream
         self._entries = entries
-        self._source = source or Source()
+        self._source = source or DecodeSource()
         self._checking = checking
 
     @classmethod
-    def of_message(cls, payload: Buffer, bodies: Sequence[memoryview], source: Source | None = None) -> Reader:
+    def of_message(cls, payload: Buffer, bodies: Sequence[memoryview], source: DecodeSource | None = None) -> Reader:
         """Take a message apart.
 
         Raises:
@@ -286,14 +286,14 @@ class Reader:
 class _AnyInstance(type):
     """Metaclass of what stands for a class in a type that msgspec is given: who is one has been looked at before."""
 
-    kind: Kind
+    kind: ValueKind
     meant: type
 
     def __instancecheck__(cls, instance: object) -> bool:
         return True
 
 
-def stand_in(kind: Kind, meant: type) -> type:
+def stand_in(kind: ValueKind, meant: type) -> type:
     """Return the class that msgspec is told instead of `meant`, whose objects are of a kind."""
     made = _AnyInstance(meant.__name__, (), {})
     made.kind, made.meant = kind, meant
@@ -302,7 +302,7 @@ def stand_in(kind: Kind, meant: type) -> type:
 
 def _fit(wire_type: Any, value: Any) -> Any:
     """Check a value of a kind; msgspec calls it for every class that it does not know."""
-    kind: Kind | None
+    kind: ValueKind | None
     if isinstance(wire_type, _AnyInstance):
         kind, meant = wire_type.kind, wire_type.meant
     else:  # the annotation of a field of a record

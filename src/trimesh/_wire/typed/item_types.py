@@ -14,7 +14,7 @@ from typing import Any, Final, TypeGuard
 
 from trimesh import limits
 from trimesh._wire.typed.annotations import ABSTRACT, CONTAINERS, Field, field_of
-from trimesh._wire.typed.kinds import Source, kind_meant
+from trimesh._wire.typed.kinds import DecodeSource, kind_meant
 from trimesh._wire.typed.known_kinds import name_of, thing_named
 from trimesh.errors import PayloadError, ProtocolError
 
@@ -48,7 +48,7 @@ class ItemType:
         """
         if self._field is None:
             try:
-                self._field = field_of(WHAT, _put_together(self.described, Source(self.may_import)))
+                self._field = field_of(WHAT, _put_together(self.described, DecodeSource(self.may_import)))
             except (TypeError, ValueError) as error:
                 raise PayloadError(f"the type of the items of a channel cannot be had: {error}") from error
         return self._field
@@ -118,7 +118,7 @@ def _check(described: object, depth: int) -> None:
         raise ProtocolError(f"the type of the items of a channel must be described, got {described!r:.100}")
 
 
-def _put_together(described: tuple[Any, ...], source: Source) -> Any:
+def _put_together(described: tuple[Any, ...], source: DecodeSource) -> Any:
     head, *parts = described
     if head in _MADE:
         return _MADE[head]

@@ -16,7 +16,7 @@ from trimesh import limits
 from trimesh._wire.memory.reducers import Sink
 
 
-class Source(msgspec.Struct, frozen=True):
+class DecodeSource(msgspec.Struct, frozen=True):
     """Where what is being put together has come from.
 
     Attributes:
@@ -35,7 +35,7 @@ def _nothing(_: type) -> bool:
     return False
 
 
-class Kind(msgspec.Struct, frozen=True):
+class ValueKind(msgspec.Struct, frozen=True):
     """One kind of value.
 
     Attributes:
@@ -59,13 +59,13 @@ class Kind(msgspec.Struct, frozen=True):
     is_known: bool = False
 
 
-_by_wire_name: dict[str, Kind] = {}
-_by_class: dict[type, Kind] = {}
-_by_class_name: dict[str, Kind] = {}
-_found: dict[type, Kind | None] = {}
+_by_wire_name: dict[str, ValueKind] = {}
+_by_class: dict[type, ValueKind] = {}
+_by_class_name: dict[str, ValueKind] = {}
+_found: dict[type, ValueKind | None] = {}
 
 
-def register_kind(kind: Kind) -> None:
+def register_kind(kind: ValueKind) -> None:
     """Let values of a kind travel in every process of a family where nothing is pickled. Idempotent."""
     if _by_wire_name.get(kind.name) is kind:
         return
@@ -77,12 +77,12 @@ def register_kind(kind: Kind) -> None:
     _found.clear()
 
 
-def kind_named(name: object) -> Kind | None:
+def kind_named(name: object) -> ValueKind | None:
     """Return the kind of a wire name."""
     return _by_wire_name.get(name) if isinstance(name, str) else None
 
 
-def kind_of(cls: type) -> Kind | None:
+def kind_of(cls: type) -> ValueKind | None:
     """Return the kind of the objects of a class, or None."""
     try:
         return _found[cls]
@@ -93,7 +93,7 @@ def kind_of(cls: type) -> Kind | None:
         return found
 
 
-def kind_meant(cls: type) -> Kind | None:
+def kind_meant(cls: type) -> ValueKind | None:
     """Return the kind that a class means in an annotation, or None."""
     found = kind_of(cls)
     if found is not None:
@@ -101,7 +101,7 @@ def kind_meant(cls: type) -> Kind | None:
     return next((kind for kind in _by_wire_name.values() if kind.stands_for(cls)), None)
 
 
-def _search(cls: type) -> Kind | None:
+def _search(cls: type) -> ValueKind | None:
     for base in cls.__mro__:
         found = _by_class.get(base) or _by_class_name.get(f"{base.__module__}.{base.__qualname__}")
         if found is not None:

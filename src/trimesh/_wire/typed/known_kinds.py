@@ -21,7 +21,7 @@ from trimesh._wire.memory.regions import Buffer, view_of
 from trimesh._wire.pickled.arrays import rebuild_array, reduce_array
 from trimesh._wire.pickled.payload import Encoded
 from trimesh._wire.typed.codec import ADVICE, Reader, Writer
-from trimesh._wire.typed.kinds import Kind, Source, register_kind
+from trimesh._wire.typed.kinds import DecodeSource, ValueKind, register_kind
 from trimesh.errors import PayloadError, ProtocolError
 from trimesh.shape.extent import Extent
 from trimesh.shape.point import Point
@@ -57,7 +57,7 @@ class TypedEncoder:
 class TypedDecoder:
     """Decodes what a `TypedEncoder` made."""
 
-    def __init__(self, source: Source | None = None) -> None:
+    def __init__(self, source: DecodeSource | None = None) -> None:
         self._source = source
 
     def decode(self, payload: Buffer, buffers: Sequence[memoryview] = (), *, what: str = "a value") -> Any:
@@ -116,7 +116,7 @@ def _find(module: str, name: str) -> Any:
         return None
 
 
-def thing_named(source: Source, module: Any, name: Any) -> Any:
+def thing_named(source: DecodeSource, module: Any, name: Any) -> Any:
     """Return what a peer calls by module and qualified name.
 
     Raises:
@@ -136,7 +136,7 @@ def thing_named(source: Source, module: Any, name: Any) -> Any:
     return found
 
 
-def must_be_imported(source: Source, module: str, what: str) -> None:
+def must_be_imported(source: DecodeSource, module: str, what: str) -> None:
     """Check that a module that values are made of is here already, or that their sender may have it imported (TY-1).
 
     Raises:
@@ -146,14 +146,14 @@ def must_be_imported(source: Source, module: str, what: str) -> None:
         raise PayloadError(f"{what} has come to a process that has not imported {module}, which it must do itself")
 
 
-def _class_named(source: Source, module: Any = None, name: Any = None) -> type:
+def _class_named(source: DecodeSource, module: Any = None, name: Any = None) -> type:
     found = thing_named(source, module, name)
     if not isinstance(found, type):
         raise ProtocolError(f"{module}.{name} must be a class, got a {type(found).__qualname__}")
     return found
 
 
-def _function_named(source: Source, module: Any = None, name: Any = None) -> Callable[..., Any]:
+def _function_named(source: DecodeSource, module: Any = None, name: Any = None) -> Callable[..., Any]:
     if not source.may_import:
         raise ProtocolError(f"a function may be named by the owner of a process alone, got {module}.{name}")
     found = thing_named(source, module, name)
@@ -162,7 +162,7 @@ def _function_named(source: Source, module: Any = None, name: Any = None) -> Cal
     return found
 
 
-def _enum_member(source: Source, module: Any = None, name: Any = None, member: Any = None) -> enum.Enum:
+def _enum_member(source: DecodeSource, module: Any = None, name: Any = None, member: Any = None) -> enum.Enum:
     cls = _class_named(source, module, name)
     if not issubclass(cls, enum.Enum):
         raise ProtocolError(f"{module}.{name} must be an enum")
@@ -179,7 +179,7 @@ def _reduce_exception(error: BaseException, _: Sink) -> tuple[bytes]:
     return (encode_exception(error, TypedEncoder()).payload,)
 
 
-def _rebuild_exception(source: Source, payload: Any = None) -> Exception:
+def _rebuild_exception(source: DecodeSource, payload: Any = None) -> Exception:
     if not isinstance(payload, bytes):
         raise ProtocolError("an exception must be bytes")
     if source.depth >= limits.EXCEPTION_DEPTH_MAX:
@@ -196,13 +196,13 @@ def _mesh_key(mesh: Any) -> Any:
     return mesh
 
 
-def _rebuild_extent(_: Source, *dims: Any) -> Extent:
+def _rebuild_extent(_: DecodeSource, *dims: Any) -> Extent:
     if len(dims) > limits.DIMENSIONS_MAX:
         raise ProtocolError(f"an extent must have at most {limits.DIMENSIONS_MAX} dimensions, got {len(dims)}")
     return Extent(dict(dims))
 
 
-def _rebuild_point(_: Source, rank: Any, extent: Any, mesh: Any, base_rank: Any) -> Point:
+def _rebuild_point(_: DecodeSource, rank: Any, extent: Any, mesh: Any, base_rank: Any) -> Point:
     if type(rank) is not int or not isinstance(extent, Extent) or type(base_rank) not in (int, type(None)):
         raise ProtocolError("a point must be a rank in an extent")
     return Point(rank, extent, _mesh_key(mesh), base_rank)
@@ -214,7 +214,7 @@ def _reduce_region(region: Region, _: Sink) -> tuple[Any, ...]:
     return region.base, _mesh_key(region.mesh), region.extent, where, sorted(region._excluded)  # noqa: SLF001
 
 
-def _rebuild_region(_: Source, base: Any, mesh: Any, extent: Any, where: Any, excluded: Any) -> Region:
+def _rebuild_region(_: DecodeSource, base: Any, mesh: Any, extent: Any, where: Any, excluded: Any) -> Region:
     if not (isinstance(base, Extent) and isinstance(extent, Extent)):
         raise ProtocolError("a region must lie in an extent")
     if not all(type(number) is int for number in (*where, *excluded)):
@@ -232,7 +232,7 @@ def _rebuild_region(_: Source, base: Any, mesh: Any, extent: Any, where: Any, ex
     return Region(base, mesh=_mesh_key(mesh), extent=extent, table=table, excluded=left_out)
 
 
-def _rebuild_value_mesh(_: Source, region: Any = None, *values: Any) -> ValueMesh[Any]:
+def _rebuild_value_mesh(_: DecodeSource, region: Any = None, *values: Any) -> ValueMesh[Any]:
     if not isinstance(region, Region):
         raise ProtocolError("values of a mesh must lie in a region")
     return ValueMesh(region, values)
@@ -262,7 +262,7 @@ def _dtype(descr: Any) -> Any:
     return dtype
 
 
-def _rebuild_array(source: Source, data: Any, descr: Any, shape: Any, *layout: Any) -> Any:
+def _rebuild_array(source: DecodeSource, data: Any, descr: Any, shape: Any, *layout: Any) -> Any:
     must_be_imported(source, "numpy", "an array")
     dtype = _dtype(descr)
     if data is None:
@@ -283,16 +283,16 @@ def _reduce_scalar(scalar: Any, _: Sink) -> tuple[Any, ...]:
     return _numpy().lib.format.dtype_to_descr(scalar.dtype), scalar.tobytes()
 
 
-def _rebuild_scalar(source: Source, descr: Any, data: Any) -> Any:
+def _rebuild_scalar(source: DecodeSource, descr: Any, data: Any) -> Any:
     must_be_imported(source, "numpy", "a number of numpy")
     return _numpy().frombuffer(data, _dtype(descr), 1)[0]
 
 
 def register() -> None:
     """Register the kinds of this module."""
-    register_kind(Kind("class", type, lambda cls, _: name_of(cls, "a class"), _class_named))
+    register_kind(ValueKind("class", type, lambda cls, _: name_of(cls, "a class"), _class_named))
     register_kind(
-        Kind(
+        ValueKind(
             "function",
             types.FunctionType,
             lambda function, _: name_of(function, "a function"),
@@ -300,10 +300,10 @@ def register() -> None:
             stands_for=lambda cls: cls is Callable,  # type: ignore[comparison-overlap]
         )
     )
-    register_kind(Kind("exception", BaseException, _reduce_exception, _rebuild_exception))
-    register_kind(Kind("extent", Extent, lambda extent, _: tuple(extent.items()), _rebuild_extent))
+    register_kind(ValueKind("exception", BaseException, _reduce_exception, _rebuild_exception))
+    register_kind(ValueKind("extent", Extent, lambda extent, _: tuple(extent.items()), _rebuild_extent))
     register_kind(
-        Kind(
+        ValueKind(
             "enum",
             enum.Enum,
             lambda member, _: (*name_of(type(member), "an enum"), member.name),
@@ -312,8 +312,9 @@ def register() -> None:
         )
     )
     fields = operator.attrgetter("rank", "extent", "mesh", "base_rank")
-    register_kind(Kind("point", Point, lambda point, _: fields(point), _rebuild_point))
-    register_kind(Kind("region", Region, _reduce_region, _rebuild_region))
-    register_kind(Kind("values", ValueMesh, lambda mesh, _: (mesh.region, *mesh.values()), _rebuild_value_mesh))
-    register_kind(Kind("array", "numpy.ndarray", _reduce_array, _rebuild_array))
-    register_kind(Kind("scalar", "numpy.generic", _reduce_scalar, _rebuild_scalar, plain=operator.methodcaller("item")))
+    register_kind(ValueKind("point", Point, lambda point, _: fields(point), _rebuild_point))
+    register_kind(ValueKind("region", Region, _reduce_region, _rebuild_region))
+    register_kind(ValueKind("values", ValueMesh, lambda mesh, _: (mesh.region, *mesh.values()), _rebuild_value_mesh))
+    register_kind(ValueKind("array", "numpy.ndarray", _reduce_array, _rebuild_array))
+    to_python = operator.methodcaller("item")
+    register_kind(ValueKind("scalar", "numpy.generic", _reduce_scalar, _rebuild_scalar, plain=to_python))

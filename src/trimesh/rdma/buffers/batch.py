@@ -12,8 +12,8 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.life import current_proc
-from trimesh._runtime.tasks import Block
-from trimesh._transport.interface.mover import Kind
+from trimesh._runtime.tasks import TrioBlock
+from trimesh._transport.interface.mover import TransferKind
 from trimesh.errors import LimitExceeded, MeshErrorGroup
 from trimesh.rdma.buffers.buffer import RDMABuffer
 from trimesh.rdma.memory.local import Memory
@@ -58,7 +58,7 @@ class _Queued:
     """One transfer to be made."""
 
     buffer: RDMABuffer
-    kind: Kind
+    kind: TransferKind
     memory: Memory
 
 
@@ -81,12 +81,12 @@ class Batch:
             RuntimeError: The block has been left.
         """
         self._check(buffer)
-        self._queue(buffer, Kind.READ, buffer.check_read(into))
+        self._queue(buffer, TransferKind.READ, buffer.check_read(into))
 
     def write(self, buffer: RDMABuffer, *, source: Any) -> None:
         """Queue `buffer.write_from(source)`; raises as `read`, and `PermissionError` for a handle that is read-only."""
         self._check(buffer)
-        self._queue(buffer, Kind.WRITE, buffer.check_write(source))
+        self._queue(buffer, TransferKind.WRITE, buffer.check_write(source))
 
     def _check(self, buffer: object) -> None:
         if self._is_over:
@@ -96,10 +96,10 @@ class Batch:
         if len(self._queued) >= limits.BATCH_TRANSFERS_MAX:
             raise LimitExceeded("BATCH_TRANSFERS_MAX", len(self._queued) + 1)
 
-    def _queue(self, buffer: RDMABuffer, kind: Kind, memory: Memory) -> None:
+    def _queue(self, buffer: RDMABuffer, kind: TransferKind, memory: Memory) -> None:
         number = len(self._queued) + 1
         handle = buffer.handle
-        is_read = kind is Kind.READ
+        is_read = kind is TransferKind.READ
         verb, what = ("read", "its destination") if is_read else ("write", "its source")
         name = f"transfer {number}, a {verb} of {buffer!r}"
         there = _Range(handle.address, handle.address + handle.nbytes, name)
@@ -158,7 +158,7 @@ class Batch:
 
 
 @attrs.define(eq=False)
-class _BatchBlock(Block[Batch]):
+class _BatchBlock(TrioBlock[Batch]):
     """Runs its batch when it is left without an error."""
 
     _batch: Batch | None = None

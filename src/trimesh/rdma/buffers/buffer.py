@@ -12,7 +12,7 @@ import trio
 from trimesh._runtime.life import current_proc, find_proc_anywhere, proc_for
 from trimesh._runtime.services import Granted, Registration
 from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now
-from trimesh._transport.interface.mover import Done, Kind, Right, Span, Transfer
+from trimesh._transport.interface.mover import Right, Span, Transfer, TransferDone, TransferKind
 from trimesh._wire.memory.regions import memory_at
 from trimesh.errors import Origin
 from trimesh.rdma.buffers.view import mapped
@@ -157,7 +157,7 @@ class RDMABuffer:
         await in_trio(self._read_into)(destination)
 
     async def _read_into(self, destination: Any) -> None:
-        await self.move(Kind.READ, self.check_read(destination))
+        await self.move(TransferKind.READ, self.check_read(destination))
 
     @trio.lowlevel.enable_ki_protection
     async def write_from(self, source: Any) -> None:
@@ -177,7 +177,7 @@ class RDMABuffer:
         await in_trio(self._write_from)(source)
 
     async def _write_from(self, source: Any) -> None:
-        await self.move(Kind.WRITE, self.check_write(source))
+        await self.move(TransferKind.WRITE, self.check_write(source))
 
     @trio.lowlevel.enable_ki_protection
     async def fetch_add(self, value: int, offset: int = 0) -> int:
@@ -199,7 +199,7 @@ class RDMABuffer:
         return await in_trio(self._fetch_add)(value, offset)
 
     async def _fetch_add(self, value: int, offset: int) -> int:
-        return await self._change(Kind.ADD, offset, _word("value", value, -(1 << 63)))
+        return await self._change(TransferKind.ADD, offset, _word("value", value, -(1 << 63)))
 
     @trio.lowlevel.enable_ki_protection
     async def compare_and_swap(self, expected: int, new: int, offset: int = 0) -> int:
@@ -210,9 +210,9 @@ class RDMABuffer:
         return await in_trio(self._compare_and_swap)(expected, new, offset)
 
     async def _compare_and_swap(self, expected: int, new: int, offset: int) -> int:
-        return await self._change(Kind.SWAP, offset, _word("new", new), _word("expected", expected))
+        return await self._change(TransferKind.SWAP, offset, _word("new", new), _word("expected", expected))
 
-    async def _change(self, kind: Kind, offset: int, operand: int, expected: int = 0) -> int:
+    async def _change(self, kind: TransferKind, offset: int, operand: int, expected: int = 0) -> int:
         if not isinstance(offset, int):
             raise TypeError(f"offset must be a number of bytes, got {offset!r}")
         if self._handle.is_on_device:
@@ -282,7 +282,7 @@ class RDMABuffer:
         if not self.is_writable:
             raise PermissionError("this handle is read-only, got a write: ask the owner for a writable one")
 
-    async def move(self, kind: Kind, memory: Memory) -> None:
+    async def move(self, kind: TransferKind, memory: Memory) -> None:
         """Make a transfer of all of it, from or to what `check_read` or `check_write` has returned."""
         handle = self._handle
         if handle.is_on_device or memory.tensor is not None:
@@ -291,7 +291,7 @@ class RDMABuffer:
         else:
             await self._transfer(Transfer(kind, handle.granted.grant, handle.offset, memory.span))
 
-    async def _transfer(self, transfer: Transfer) -> Done:
+    async def _transfer(self, transfer: Transfer) -> TransferDone:
         await self._check_open()
         return await current_proc().bulk.move(self._handle.granted, transfer)
 

@@ -22,7 +22,7 @@ import trio
 from trimesh import limits
 from trimesh._transport.interface.mover import Span
 from trimesh.rdma.memory.driver import Driver, load_driver
-from trimesh.rdma.memory.staging import PLACES, Lane
+from trimesh.rdma.memory.staging import PLACES, CopyLane
 from trimesh.rdma.memory.ticket import Ticket
 
 _kept: Final[list[object]] = []
@@ -204,7 +204,7 @@ async def close(opened: Opened) -> None:
 
 
 @attrs.define(eq=False)
-class DeviceLane(Lane):
+class DeviceLane(CopyLane):
     """Copies between memory of a device and pinned places, or between it and memory of any device.
 
     Attributes:
@@ -228,7 +228,7 @@ class DeviceLane(Lane):
         self._stream = new_stream(self.index)
 
     def begin(self, place: int, start: int, stop: int) -> None:
-        """Queue the copy of a piece; see `Lane.begin`.
+        """Queue the copy of a piece; see `CopyLane.begin`.
 
         Raises:
             DriverError: The driver has refused it.
@@ -241,11 +241,11 @@ class DeviceLane(Lane):
         self._events[place] = event
 
     def is_done(self, place: int) -> bool:
-        """Return whether the copy of a place has ended; see `Lane.is_done`."""
+        """Return whether the copy of a place has ended; see `CopyLane.is_done`."""
         return place not in self._events or bool(self._events[place].query())
 
     def keep(self) -> None:
-        """Keep the memory; see `Lane.keep`."""
+        """Keep the memory; see `CopyLane.keep`."""
         _kept.append(self)
 
 

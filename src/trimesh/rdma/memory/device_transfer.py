@@ -22,7 +22,7 @@ import attrs
 
 from trimesh import limits
 from trimesh._runtime.services import Bulk, describe
-from trimesh._transport.interface.mover import Kind, Span, Transfer
+from trimesh._transport.interface.mover import Span, Transfer, TransferKind
 from trimesh.errors import LinkLost, set_origin
 from trimesh.rdma.memory.device import (
     DeviceLane,
@@ -38,7 +38,7 @@ from trimesh.rdma.memory.device import (
 )
 from trimesh.rdma.memory.handle import Handle
 from trimesh.rdma.memory.local import Memory, address_of
-from trimesh.rdma.memory.staging import Lane, Step, drain, feed, until
+from trimesh.rdma.memory.staging import CopyLane, Step, drain, feed, until
 from trimesh.rdma.memory.ticket import Ticket, read_ticket, write_ticket
 
 # ---- granting --------------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def post_ticket(bulk: Bulk, memory: DeviceMemory) -> Span:
 # ---- reaching --------------------------------------------------------------------------------------------------------
 
 
-async def move(bulk: Bulk, handle: Handle, kind: Kind, memory: Memory) -> None:
+async def move(bulk: Bulk, handle: Handle, kind: TransferKind, memory: Memory) -> None:
     """Make a transfer of all of a buffer, between it and `memory`, of which one at least is on a device.
 
     Raises:
@@ -104,17 +104,17 @@ async def move(bulk: Bulk, handle: Handle, kind: Kind, memory: Memory) -> None:
         await _move_host_buffer(bulk, handle, kind, memory)
 
 
-async def _move_host_buffer(bulk: Bulk, handle: Handle, kind: Kind, memory: Memory) -> None:
+async def _move_host_buffer(bulk: Bulk, handle: Handle, kind: TransferKind, memory: Memory) -> None:
     places = await pinned_places(handle.nbytes)
-    is_feed = kind is Kind.READ
+    is_feed = kind is TransferKind.READ
     index, there = memory.tensor.device.index, memory.span.address
     lane = DeviceLane(index, there, lambda place, _: places[place].address, is_feed, (places, memory.span.keep))
     step = by_carrier(bulk, handle, kind, places)
     await _run(lane, step, handle.nbytes, limits.CUDA_PIECE_BYTES, is_feed=is_feed)
 
 
-async def _move_device_buffer(bulk: Bulk, handle: Handle, kind: Kind, memory: Memory) -> None:
-    is_feed = kind is Kind.WRITE
+async def _move_device_buffer(bulk: Bulk, handle: Handle, kind: TransferKind, memory: Memory) -> None:
+    is_feed = kind is TransferKind.WRITE
     async with _reached(bulk, handle, kind) as (there, index):
         if memory.tensor is not None:
             near = memory.span.address
@@ -129,11 +129,11 @@ async def _move_device_buffer(bulk: Bulk, handle: Handle, kind: Kind, memory: Me
         await _look(bulk, handle)
 
 
-async def _run(lane: Lane, step: Step, nbytes: int, size: int, *, is_feed: bool) -> None:
+async def _run(lane: CopyLane, step: Step, nbytes: int, size: int, *, is_feed: bool) -> None:
     await (feed if is_feed else drain)(lane, step, nbytes, size)
 
 
-def by_carrier(bulk: Bulk, handle: Handle, kind: Kind, places: Sequence[Span]) -> Step:
+def by_carrier(bulk: Bulk, handle: Handle, kind: TransferKind, places: Sequence[Span]) -> Step:
     """Return what moves pieces of a buffer of a host to places, or from there."""
 
     async def step(place: int, start: int, stop: int) -> None:
@@ -143,12 +143,12 @@ def by_carrier(bulk: Bulk, handle: Handle, kind: Kind, places: Sequence[Span]) -
     return step
 
 
-def on_host(bulk: Bulk, handle: Handle, kind: Kind, places: Sequence[Span], memory: Memory) -> Step:
+def on_host(bulk: Bulk, handle: Handle, kind: TransferKind, places: Sequence[Span], memory: Memory) -> Step:
     """Return what copies pieces of a transfer with a buffer of a device between places and memory of this host."""
 
     async def step(place: int, start: int, stop: int) -> None:
         there, here = places[place].address, memory.span.address + start
-        to, source = (here, there) if kind is Kind.READ else (there, here)
+        to, source = (here, there) if kind is TransferKind.READ else (there, here)
         if stop - start <= limits.INLINE_BYTES_MAX:
             ctypes.memmove(to, source, stop - start)
         else:
@@ -162,11 +162,11 @@ async def _look(bulk: Bulk, handle: Handle, *_: int) -> None:
     """Raise what a transfer from a buffer that is revoked, or has ended with its owner, raises."""
     word = bytearray(8)
     there = Span(address_of(memoryview(word)), len(word), word)
-    await bulk.move(handle.granted, Transfer(Kind.READ, handle.granted.grant, 0, there))
+    await bulk.move(handle.granted, Transfer(TransferKind.READ, handle.granted.grant, 0, there))
 
 
 @asynccontextmanager
-async def _reached(bulk: Bulk, handle: Handle, kind: Kind) -> AsyncGenerator[tuple[int, int], None]:
+async def _reached(bulk: Bulk, handle: Handle, kind: TransferKind) -> AsyncGenerator[tuple[int, int], None]:
     """Give the address of a buffer on a device, and the number of that device here, with a claim on the buffer."""
     ticket_view = await _view_ticket(bulk, handle, kind)
     try:
@@ -187,9 +187,9 @@ async def _reached(bulk: Bulk, handle: Handle, kind: Kind) -> AsyncGenerator[tup
         del ticket_view
 
 
-async def _view_ticket(bulk: Bulk, handle: Handle, kind: Kind) -> memoryview:
+async def _view_ticket(bulk: Bulk, handle: Handle, kind: TransferKind) -> memoryview:
     try:
-        return await bulk.view(handle.granted, 0, limits.CUDA_TICKET_BYTES, writable=kind is Kind.WRITE)
+        return await bulk.view(handle.granted, 0, limits.CUDA_TICKET_BYTES, writable=kind is TransferKind.WRITE)
     except LinkLost as error:
         error.add_note("the buffer is on a CUDA device, which processes of its host reach (docs/rdma.md)")
         raise

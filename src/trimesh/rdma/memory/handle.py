@@ -9,7 +9,7 @@ import msgspec
 
 from trimesh import limits
 from trimesh._runtime.services import Granted
-from trimesh._transport.interface.mover import Grant, Home, Right
+from trimesh._transport.interface.mover import Grant, ProcessAddress, Right
 from trimesh.errors import Origin, ProtocolError
 from trimesh.ids import ID_MAX
 from trimesh.rdma.memory.ticket import HOST, is_device
@@ -104,7 +104,7 @@ def handle_of(*fields: Any) -> Handle:
     if len(names) != 4 or not all(isinstance(name, str | None) for name in names) or None in (names[0], names[3]):
         raise ProtocolError("the origin of a buffer must be named by texts")
     granted = Granted(
-        Home(epoch, host, started, pid, ledger, port, listening),
+        ProcessAddress(epoch, host, started, pid, ledger, port, listening),
         Grant(place, generation, secret, exported),
         block,
         Origin(point, names[0], names[1], names[2], names[3], origin_pid, incarnation),

@@ -24,7 +24,7 @@ Step = Callable[[int, int, int], Awaitable[object]]
 """What is done with a piece at the other end: called with the place, and where the piece starts and stops."""
 
 
-class Lane(ABC):
+class CopyLane(ABC):
     """Copies pieces between a place and the memory of a device."""
 
     @abstractmethod
@@ -65,7 +65,7 @@ async def until(is_done: Callable[[], bool], meanwhile: Callable[[], Awaitable[o
         pause = min(2 * pause, limits.CUDA_POLL_SECONDS_MAX)
 
 
-async def feed(lane: Lane, step: Step, nbytes: int, size: int) -> None:
+async def feed(lane: CopyLane, step: Step, nbytes: int, size: int) -> None:
     """Bring bytes to the device: `step` fills a place, the lane empties it."""
     try:
         for number, (start, stop) in enumerate(pieces(nbytes, size)):
@@ -79,7 +79,7 @@ async def feed(lane: Lane, step: Step, nbytes: int, size: int) -> None:
         raise
 
 
-async def drain(lane: Lane, step: Step, nbytes: int, size: int) -> None:
+async def drain(lane: CopyLane, step: Step, nbytes: int, size: int) -> None:
     """Bring bytes from the device: the lane fills a place, `step` empties it."""
     cut = pieces(nbytes, size)
     try:
@@ -95,16 +95,16 @@ async def drain(lane: Lane, step: Step, nbytes: int, size: int) -> None:
         raise
 
 
-async def _until_done(lane: Lane, place: int) -> None:
+async def _until_done(lane: CopyLane, place: int) -> None:
     await until(lambda: lane.is_done(place))
 
 
-async def _until_all_done(lane: Lane) -> None:
+async def _until_all_done(lane: CopyLane) -> None:
     for place in range(PLACES):
         await _until_done(lane, place)
 
 
-async def _end(lane: Lane) -> None:
+async def _end(lane: CopyLane) -> None:
     """See ST-2."""
     with trio.move_on_after(limits.CUDA_END_SECONDS, shield=True) as scope, suppress(RuntimeError):
         await _until_all_done(lane)  # a device that has failed copies nothing any more

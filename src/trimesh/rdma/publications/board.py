@@ -7,7 +7,7 @@
 
 Pinning is safe without a word from the owner, because both sides write first and look then: a reader puts the version
 into its cell, and looks whether the slot still has it; the publisher takes the version out of the slot, and looks
-whether a cell still has it. Both write by `Kind.SWAP`, which all see in one order.
+whether a cell still has it. Both write by `TransferKind.SWAP`, which all see in one order.
 
     BO-1 A slot that is pinned is not written to: `publish` puts its version back and takes another slot, or waits.
     BO-2 A reader that has seen its version in the slot after writing its cell has it pinned, for as long as its row has
@@ -16,7 +16,7 @@ whether a cell still has it. Both write by `Kind.SWAP`, which all see in one ord
          forgets what is pinned there, and the lease only grows. So a reader that finds lease and pin in its row after
          it has copied something has copied what it had pinned; and what it writes later, to cells that belong to
          another reader by then, does not count, for a pin has the lease in it.
-    BO-4 A reader takes a row by putting itself where 0 was, by `Kind.SWAP`, and needs no other for that; then it reads
+    BO-4 A reader takes a row by putting itself where 0 was, by `TransferKind.SWAP`, alone; then it reads
          the lease, and after that once more whose row it is. The publisher takes a row back in this order: no reader
          may have it, another lease, empty cells, any may have it. So a lease that was read while the row was one's
          own is one's own.

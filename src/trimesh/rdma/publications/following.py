@@ -17,7 +17,7 @@ import trio
 
 from trimesh._runtime.tasks import in_trio
 from trimesh.errors import MeshStopped, ProcDied
-from trimesh.rdma.publications.layout import Entry, describe
+from trimesh.rdma.publications.layout import TensorEntry, describe
 
 
 class Pinned(Protocol):
@@ -25,7 +25,7 @@ class Pinned(Protocol):
 
     version: int
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> TensorEntry:
         """Return what a tensor was published as; `KeyError` if there is none of that name."""
         ...
 
@@ -34,7 +34,7 @@ class Pinned(Protocol):
         ...
 
 
-class Source(Protocol):
+class PublicationSource(Protocol):
     """A publication, as a follower needs it."""
 
     async def wait_newer(self, version: int = 0) -> int:
@@ -59,11 +59,11 @@ class Following(AsyncIterator[int]):
 
     def __init__(
         self,
-        source: Source,
+        source: PublicationSource,
         target: Any,
         version: int,
         lock: AbstractAsyncContextManager[Any] | None,
-        renew: Callable[[], Awaitable[Source]] | None,
+        renew: Callable[[], Awaitable[PublicationSource]] | None,
     ) -> None:
         _live(target)  # raises
         self._source = source
@@ -124,7 +124,7 @@ class Following(AsyncIterator[int]):
             if not await self._take_the_next(self._renew):
                 return None
 
-    async def _take_the_next(self, renew: Callable[[], Awaitable[Source]]) -> bool:
+    async def _take_the_next(self, renew: Callable[[], Awaitable[PublicationSource]]) -> bool:
         """Follow what has come in place of a publication that has ended; return whether there is such a thing."""
         try:
             found = await renew()
@@ -147,7 +147,7 @@ def _live(target: Any) -> Mapping[str, Any]:
     return found
 
 
-def _spare_for(name: str, live: Any, entry: Entry, spare: Any) -> Any:
+def _spare_for(name: str, live: Any, entry: TensorEntry, spare: Any) -> Any:
     """Return memory that a published tensor is read into, before it is copied to the live one.
 
     It is as the tensor was published, on the device of the live one, or as the live one is: then `read_into` says

@@ -16,7 +16,7 @@ ALIGN_BYTES: Final = 64
 """Where a tensor begins: a cache line, and the widest vector load."""
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+class TensorEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """One tensor.
 
     Attributes:
@@ -49,7 +49,7 @@ class Layout:
         nbytes: Of all.
     """
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, TensorEntry]
     head: bytes
     nbytes: int
 
@@ -83,7 +83,7 @@ def layout_of(tensors: Mapping[str, object], room: int = 0) -> Layout:
     return Layout(entries, head, last.offset + last.nbytes)
 
 
-def read_layout(data: bytes | bytearray | memoryview, nbytes: int) -> dict[str, Entry]:
+def read_layout(data: bytes | bytearray | memoryview, nbytes: int) -> dict[str, TensorEntry]:
     """Return the entries of a layout that lies in a slot of `nbytes`.
 
     Raises:
@@ -99,17 +99,17 @@ def read_layout(data: bytes | bytearray | memoryview, nbytes: int) -> dict[str, 
     return {entry.name: entry for entry in entries}
 
 
-_DECODER: Final = msgspec.msgpack.Decoder(list[Entry])
+_DECODER: Final = msgspec.msgpack.Decoder(list[TensorEntry])
 
 _SLACK_BYTES: Final = 9
 """An offset that is not known yet is written as 0, and takes at most this much more."""
 
 
 def _encode(described: Mapping[str, tuple[tuple[str, str, tuple[int, ...]], int]], start: int) -> bytes:
-    entries = list[Entry]()
+    entries = list[TensorEntry]()
     at = start
     for name, ((kind, dtype, shape), nbytes) in described.items():
-        entries.append(Entry(name, kind, dtype, shape, at if start else 0, nbytes))
+        entries.append(TensorEntry(name, kind, dtype, shape, at if start else 0, nbytes))
         at = _aligned(at + nbytes)
     return msgspec.msgpack.encode(entries)
 

@@ -11,7 +11,7 @@ import attrs
 from trimesh.rdma.buffers.buffer import RDMABuffer, buffer_by
 from trimesh.rdma.memory.handle import Handle, with_exported
 from trimesh.rdma.publications import board
-from trimesh.rdma.publications.layout import Entry, describe, read_layout
+from trimesh.rdma.publications.layout import TensorEntry, describe, read_layout
 
 
 @attrs.define(eq=False)
@@ -25,7 +25,7 @@ class Snapshot:
     """
 
     version: int
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, TensorEntry]
     _handle: Handle = attrs.field(repr=False)
     _check: Callable[[], Awaitable[None]] = attrs.field(repr=False)
     """Raises if it is not pinned any more: what was copied until now may be torn."""
@@ -84,7 +84,7 @@ class Snapshot:
         await self.read_into(made)
         return made
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> TensorEntry:
         """Return what a tensor was published as: kind, dtype, shape.
 
         Raises:
@@ -106,7 +106,7 @@ async def snapshot_of(version: int, slot: board.Slot, handle: Handle, check: Cal
     return Snapshot(version, read_layout(data[: slot.layout_nbytes], slot.nbytes), whole, check)
 
 
-def _empty(entry: Entry) -> Any:
+def _empty(entry: TensorEntry) -> Any:
     if entry.kind == "torch":
         torch = importlib.import_module("torch")
         return torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))

@@ -12,10 +12,10 @@ from trimesh._runtime.peers import IncomingCall, Peer
 from trimesh._transport.interface.base import Buffer
 from trimesh.errors import DeadlockError, MeshErrorGroup, PayloadError, ProtocolError, set_origin
 from trimesh.tensor.controller.consequences import causes_first, death_at
-from trimesh.tensor.controller.engine import Engine, Request
+from trimesh.tensor.controller.engine import Engine, RankRequest
 
 
-async def answers(request: Request) -> Mapping[int, Any]:
+async def answers(request: RankRequest) -> Mapping[int, Any]:
     """Wait until every rank has answered; return the values by place in the team.
 
     Raises:
@@ -29,7 +29,7 @@ async def answers(request: Request) -> Mapping[int, Any]:
     return values_of(request)
 
 
-def answers_now(request: Request) -> Mapping[int, Any]:
+def answers_now(request: RankRequest) -> Mapping[int, Any]:
     """Wait in the native library; no other task runs meanwhile.
 
     Raises:
@@ -104,7 +104,7 @@ class _Watch:
         )
 
 
-def values_of(request: Request) -> Mapping[int, Any]:
+def values_of(request: RankRequest) -> Mapping[int, Any]:
     """Return the values of a request that all have answered, by place; raises as `answers` does."""
     team = request.team
     found: dict[int, Any] = {}
@@ -131,7 +131,7 @@ def values_of(request: Request) -> Mapping[int, Any]:
     return found
 
 
-def _value(request: Request, place: int, payload: Buffer, bodies: Sequence[memoryview]) -> Any:
+def _value(request: RankRequest, place: int, payload: Buffer, bodies: Sequence[memoryview]) -> Any:
     """Return what a rank has sent.
 
     Raises:

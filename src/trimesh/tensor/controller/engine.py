@@ -15,14 +15,14 @@ from trimesh import limits
 from trimesh._runtime.services import TENSORS
 from trimesh._runtime.values import take_payload
 from trimesh.errors import MeshError, MeshStopped, ProcDied, ProtocolError, set_origin
-from trimesh.tensor.controller.team import Failure, Team
+from trimesh.tensor.controller.team import Team, TeamFailure
 from trimesh.tensor.protocol import messages
 from trimesh.tensor.protocol.device import default_device
 from trimesh.tensor.rank.moves import moves_of
 
 if TYPE_CHECKING:
     from trimesh._runtime.life import OwnedProcs, Proc
-    from trimesh._runtime.peers import Carried, Peer
+    from trimesh._runtime.peers import CarriedHoldings, Peer
     from trimesh._runtime.values import MeshInfo
     from trimesh.errors import Origin
     from trimesh.shape.region import Region
@@ -47,7 +47,7 @@ _WARNED_MAX = 20
 
 
 @attrs.define(eq=False)
-class Request:
+class RankRequest:
     """Values that ranks are to send.
 
     Attributes:
@@ -119,7 +119,7 @@ class Engine:
     _by_number: dict[int, Team] = attrs.field(factory=dict[int, Team])
     _opened: set[Peer] = attrs.field(factory=set["Peer"])
     _refs: int = 1
-    _requests: dict[int, Request] = attrs.field(factory=dict[int, Request])
+    _requests: dict[int, RankRequest] = attrs.field(factory=dict[int, RankRequest])
 
     @property
     def name(self) -> str:
@@ -167,7 +167,7 @@ class Engine:
         extent = region.extent
         self._send(
             peers,
-            messages.Team(self.number, team.number, list(extent), list(extent.values()), list(table), procs),
+            messages.NewTeam(self.number, team.number, list(extent), list(extent.values()), list(table), procs),
         )
         self.on_team(team)
         return team
@@ -277,9 +277,9 @@ class Engine:
 
     # ---- values ----------------------------------------------------------------------------------------------
 
-    def ask(self, team: Team, places: Sequence[int], issue: Callable[[int], object], expected: Expected) -> Request:
+    def ask(self, team: Team, places: Sequence[int], issue: Callable[[int], object], expected: Expected) -> RankRequest:
         """Make a request that `issue`, given its number, lets the ranks at some places of a team answer."""
-        request = Request(self.shapes.new_number(), team, expected, {team.peers[place]: place for place in places})
+        request = RankRequest(self.shapes.new_number(), team, expected, {team.peers[place]: place for place in places})
         self._requests[request.number] = request
         try:
             issue(request.number)
@@ -289,7 +289,7 @@ class Engine:
             raise
         return request
 
-    def failure(self, team: int, number: int) -> Failure | None:
+    def failure(self, team: int, number: int) -> TeamFailure | None:
         """Return the record of a command that has failed, of whatever mesh: tensors move between them."""
         for engine in self.engines.values():
             found = engine._by_number.get(team)
@@ -297,7 +297,7 @@ class Engine:
                 return found.failure(number)
         return None
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: RankRequest) -> None:
         """Drop a request: its answers have been taken, or whoever asked has left."""
         self._requests.pop(request.number, None)
         for peer in request.lent:
@@ -321,7 +321,9 @@ class Engine:
         team.progressed(peer, message.count, message.failed)
         self._progress.set()
 
-    def replied(self, peer: Peer, message: messages.Reply, bodies: list[memoryview], carried: Carried | None) -> None:
+    def replied(
+        self, peer: Peer, message: messages.Reply, bodies: list[memoryview], carried: CarriedHoldings | None
+    ) -> None:
         """Take a value."""
         request = self._requests.get(message.request)
         if request is None:

@@ -39,7 +39,7 @@ class Issuer(Protocol):
 
 
 @attrs.frozen
-class Recorded:
+class RecordedCommand:
     """One command.
 
     Attributes:
@@ -72,9 +72,9 @@ class Recorder:
 
     formals: Sequence[int]
     team: Issuer | None = None
-    commands: list[Recorded] = attrs.field(factory=list[Recorded])
+    commands: list[RecordedCommand] = attrs.field(factory=list[RecordedCommand])
     bodies: list[bytes] = attrs.field(factory=list[bytes])
-    _early: list[tuple[Issuer, Recorded]] = attrs.field(factory=list["tuple[Issuer, Recorded]"])
+    _early: list[tuple[Issuer, RecordedCommand]] = attrs.field(factory=list["tuple[Issuer, RecordedCommand]"])
 
     def took(
         self,
@@ -93,7 +93,7 @@ class Recorder:
         """
         if plan.name in _EVERYWHERE and team is not self.team:
             if self.team is None:
-                self._early.append((team, Recorded(plan, first, outputs, list(operands), line, freed)))
+                self._early.append((team, RecordedCommand(plan, first, outputs, list(operands), line, freed)))
             return
         if self.team is None:
             self.team = team
@@ -114,7 +114,7 @@ class Recorder:
             if kind == "b":
                 self.bodies.append(bytes(team.bodies[operands[index]]))
                 numbered[index] = len(self.bodies) - 1
-        self.commands.append(Recorded(plan, first, outputs, numbered, line, freed))
+        self.commands.append(RecordedCommand(plan, first, outputs, numbered, line, freed))
 
     def internal(self) -> set[int]:
         """Return the refs that the call has made."""
@@ -230,7 +230,7 @@ class _Correspondence:
         self.after_of = dict(zip(self.before.formals, self.after.formals, strict=True))
         self._made_before = self.before.internal()
 
-    def check(self, one: Recorded, other: Recorded) -> None:
+    def check(self, one: RecordedCommand, other: RecordedCommand) -> None:
         """Compare two commands of the same place, and learn from them."""
         if one.plan is not other.plan:
             raise self._differs(other, f"{one.plan.name} and then {other.plan.name}")
@@ -246,7 +246,7 @@ class _Correspondence:
         for index in range(one.outputs):
             self.after_of[one.first + index] = other.first + index
 
-    def _differs(self, other: Recorded, got: str) -> RecordingError:
+    def _differs(self, other: RecordedCommand, got: str) -> RecordingError:
         code, line = other.line
         return RecordingError(
             f"a recorded function must do the same in each call, got {got}, issued at {code.co_filename}:{line} "

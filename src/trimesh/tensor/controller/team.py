@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @attrs.define(eq=False)
-class Failure:
+class TeamFailure:
     """A command that has failed by itself.
 
     Attributes:
@@ -74,7 +74,7 @@ class Team:
     bodies: list[Buffer] = attrs.field(factory=list[Buffer])
     done: dict[Peer, int] = attrs.field(factory=dict["Peer", int])
     lines: deque[tuple[int, list[Line]]] = attrs.field(factory=deque[tuple[int, list[Line]]])
-    failed: dict[int, Failure] = attrs.field(factory=dict[int, Failure])
+    failed: dict[int, TeamFailure] = attrs.field(factory=dict[int, TeamFailure])
     is_lost: bool = False
     living: int = 0
     _freed: list[int] = attrs.field(factory=list[int])
@@ -215,11 +215,11 @@ class Team:
         """Where the first command was issued that some rank has not executed."""
         return self._line_of(self.executed)
 
-    def failure(self, number: int, what: str = "") -> Failure:
+    def failure(self, number: int, what: str = "") -> TeamFailure:
         """Return the record of a command that has failed; a rank may have said why before it reports its progress."""
         found = self.failed.get(number)
         if found is None:
-            found = Failure(self._line_of(number), what)
+            found = TeamFailure(self._line_of(number), what)
             if len(self.failed) < limits.TENSOR_FAILURES:
                 self.failed[number] = found
         return found

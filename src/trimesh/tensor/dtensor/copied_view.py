@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from trimesh.tensor.rank.poison import memory_of
 from trimesh.tensor.rank.rank import Rank
-from trimesh.tensor.rules.engine import Engine, engine_of
+from trimesh.tensor.rules.engine import RuleEngine, engine_of
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -42,7 +42,7 @@ class _Copied:
 class CopiedViews:
     """All of one rank."""
 
-    _engine: Engine
+    _engine: RuleEngine
     _found: Any = attrs.field(factory=WeakIdKeyDictionary)
 
     def __bool__(self) -> bool:

@@ -14,7 +14,7 @@ from trimesh._runtime.tasks import in_trio
 from trimesh.shape.value_mesh import ValueMesh
 from trimesh.tensor.controller.answers import answers, answers_now
 from trimesh.tensor.controller.call import call_kernel
-from trimesh.tensor.controller.engine import Request
+from trimesh.tensor.controller.engine import RankRequest
 from trimesh.tensor.controller.expected import LARGE, ONE_TENSOR, tensors_like
 from trimesh.tensor.controller.plan import Meta
 from trimesh.tensor.controller.team import Team
@@ -179,7 +179,7 @@ def _is_large(team: Team, tensors: Sequence[MeshTensor]) -> bool:
 
 def _ask_all(
     team: Team, tensors: Sequence[MeshTensor], group: list[int]
-) -> tuple[list[int], Request, list[Meta] | None]:
+) -> tuple[list[int], RankRequest, list[Meta] | None]:
     """Ask for some tensors; return with the request the metadata of global ones that are to be gathered.
 
     That is None if they come in messages, and empty for tensors of each rank's own.
@@ -192,7 +192,7 @@ def _ask_all(
 
 def _ask(
     team: Team, tensors: Sequence[MeshTensor], places: Sequence[int] | None = None, *, is_large: bool = False
-) -> Request:
+) -> RankRequest:
     """Ask for tensors of one team, all global or none.
 
     Every rank answers for a global one, the first with the value: what one of them lacks is then known at once, with

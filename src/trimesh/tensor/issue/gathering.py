@@ -11,11 +11,11 @@ import trio
 
 from trimesh.errors import MeshErrorGroup, ProtocolError, set_origin
 from trimesh.tensor.controller.answers import values_of
-from trimesh.tensor.controller.engine import Request
+from trimesh.tensor.controller.engine import RankRequest
 from trimesh.tensor.controller.plan import Meta
 from trimesh.tensor.protocol.box import Box
 from trimesh.tensor.rank.moves import moves_of
-from trimesh.tensor.rank.parts import Part, Reading, part_of
+from trimesh.tensor.rank.parts import Part, PartReading, part_of
 
 
 @attrs.frozen
@@ -33,7 +33,7 @@ class _Told:
     nbytes: int
 
 
-async def gathered(request: Request, metas: Sequence[Meta] | None) -> Mapping[int, list[torch.Tensor]]:
+async def gathered(request: RankRequest, metas: Sequence[Meta] | None) -> Mapping[int, list[torch.Tensor]]:
     """Wait for the answers to a request for large tensors, and read them.
 
     Args:
@@ -72,9 +72,9 @@ def _told(answer: Any) -> _Told:
 
 def _targets(
     told: Mapping[int, _Told], metas: Sequence[Meta] | None
-) -> tuple[dict[int, list[torch.Tensor]], dict[int, Reading]]:
+) -> tuple[dict[int, list[torch.Tensor]], dict[int, PartReading]]:
     """Return new tensors, by place, and what is to be read into them from each place."""
-    readings = {place: Reading() for place in told}
+    readings = {place: PartReading() for place in told}
     if metas is not None:
         wholes = [torch.empty(meta.size, dtype=meta.dtype) for meta in metas]
         for place, one in told.items():
@@ -91,7 +91,7 @@ def _targets(
     return made, readings
 
 
-async def _read(request: Request, told: Mapping[int, _Told], readings: Mapping[int, Reading]) -> None:
+async def _read(request: RankRequest, told: Mapping[int, _Told], readings: Mapping[int, PartReading]) -> None:
     """Read from all places at a time.
 
     Raises:
@@ -122,7 +122,7 @@ async def _read(request: Request, told: Mapping[int, _Told], readings: Mapping[i
         raise MeshErrorGroup(f"a tensor on {team.name} could not be read", found, mesh=engine.name)
 
 
-def _take(told: _Told, reading: Reading) -> None:
+def _take(told: _Told, reading: PartReading) -> None:
     body = told.body
     if body is None or body.nbytes != told.nbytes or body.dtype != torch.uint8:
         raise ProtocolError(f"a rank must lend or send {told.nbytes} bytes, got neither")

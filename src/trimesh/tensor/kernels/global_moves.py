@@ -17,13 +17,13 @@ from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId
 from trimesh.tensor.dtensor.sharding import assemble, box_by_placements, boxed, part_on_rank, placements_by_label
 from trimesh.tensor.groups.groups import device_mesh
-from trimesh.tensor.kernels.global_tensors import Layout, refreshed
+from trimesh.tensor.kernels.global_tensors import KeptPlacements, refreshed
 from trimesh.tensor.protocol import messages
 from trimesh.tensor.protocol.box import Box
 from trimesh.tensor.protocol.placement import WHOLE
 from trimesh.tensor.rank.kernel import Kernel
 from trimesh.tensor.rank.moves import Moves, moves_of
-from trimesh.tensor.rank.parts import Part, Reading, fill, part_of
+from trimesh.tensor.rank.parts import Part, PartReading, fill, part_of
 from trimesh.tensor.rank.poison import Poison
 from trimesh.tensor.rank.rank import Rank, TeamOnRank
 
@@ -48,7 +48,7 @@ class _Kept:
 
 def send_parts(
     rank: Rank, team: TeamOnRank, value: DTensor | Poison, move: int, targets: Sequence[int]
-) -> Layout | Poison:
+) -> KeptPlacements | Poison:
     """Offer this rank's part of a tensor, or its error, to the processes of all ranks of the target."""
     moves = moves_of(rank.outside.proc)
     if isinstance(value, Poison):
@@ -56,7 +56,7 @@ def send_parts(
         _offer(rank, moves, move, targets, value, value.what)
         return value
     try:
-        layout = Layout(value.placements)
+        layout = KeptPlacements(value.placements)
         box, local, lying = part_on_rank(refreshed(rank, value))
         cuts = [getattr(one, "dim", WHOLE) for one in lying.placements]
         here = rank.outside.proc.proc_id
@@ -136,7 +136,7 @@ def receive_parts(
     same: Sequence[int],
     dtype: torch.dtype,
     size: tuple[int, ...],
-    like: Sequence[Layout | Poison],
+    like: Sequence[KeptPlacements | Poison],
 ) -> Any:
     """Make this rank's part of a global tensor of what the ranks of the source have.
 
@@ -167,7 +167,7 @@ def receive_parts(
         mesh = device_mesh(rank, team)
         placements = placements_by_label([WHOLE if place == WHOLE else cuts[place] for place in same])
         for layout in like:
-            assert isinstance(layout, Layout), "what has failed was dealt with"
+            assert isinstance(layout, KeptPlacements), "what has failed was dealt with"
             placements = boxed(layout.placements)
         box = box_by_placements(size, mesh, placements)
         there = torch.empty(box.size, dtype=dtype)
@@ -184,7 +184,7 @@ def receive_parts(
             if common is None:
                 continue
             found += common.count
-            reading = Reading()
+            reading = PartReading()
             reading.add(part, there, box)
             left.pop(source, None)
             outside.run_in_trio(moves.take, key, ProcId(source), offer, body, reading.pieces, nbytes)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen
-class Layout:
+class KeptPlacements:
     """What `redistribute` changes, kept for its gradient."""
 
     placements: tuple[Placement, ...]
@@ -70,13 +70,14 @@ def distribute_like(
     return assemble(part, mesh, placements, torch.empty(size, device="meta"))
 
 
-def redistribute(rank: Rank, team: TeamOnRank, value: DTensor, cuts: tuple[int, ...]) -> tuple[DTensor, Layout]:
+def redistribute(rank: Rank, team: TeamOnRank, value: DTensor, cuts: tuple[int, ...]) -> tuple[DTensor, KeptPlacements]:
     """Lay a tensor out anew; return how it lay, too."""
     placements = placements_by_label(cuts)
-    return _detached(value, refreshed(rank, value).redistribute(placements=placements)), Layout(value.placements)
+    kept = KeptPlacements(value.placements)
+    return _detached(value, refreshed(rank, value).redistribute(placements=placements)), kept
 
 
-def redistribute_back(rank: Rank, team: TeamOnRank, value: DTensor, layout: Layout) -> DTensor:
+def redistribute_back(rank: Rank, team: TeamOnRank, value: DTensor, layout: KeptPlacements) -> DTensor:
     """Lay a gradient out as the tensor that it is of."""
     return _detached(value, refreshed(rank, value).redistribute(placements=unsummed(layout.placements)))
 

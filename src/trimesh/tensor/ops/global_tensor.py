@@ -12,7 +12,7 @@ from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import ShapeError
 from trimesh.tensor.controller.answers import answers, answers_now
 from trimesh.tensor.controller.call import call_kernel
-from trimesh.tensor.controller.engine import Request
+from trimesh.tensor.controller.engine import RankRequest
 from trimesh.tensor.controller.expected import layout_along
 from trimesh.tensor.controller.plan import Meta
 from trimesh.tensor.controller.team import Team
@@ -144,7 +144,7 @@ async def _asked(tensor: MeshTensor) -> tuple[list[int], list[str]]:
     return found
 
 
-def _asking(tensor: MeshTensor) -> Request:
+def _asking(tensor: MeshTensor) -> RankRequest:
     team = tensor._held.team
     form = layout_along(max(1, len(team.region.extent)))
     return team.engine.ask(team, [0], lambda number: call_kernel(team, "placements", tensor, number), form)

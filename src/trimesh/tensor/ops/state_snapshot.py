@@ -14,7 +14,7 @@ from trimesh.rdma.publications.snapshot import Snapshot
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.protocol.box import Box
 from trimesh.tensor.protocol.state_layout import LAYOUT, PartOfState, read_parts
-from trimesh.tensor.rank.parts import Part, Reading
+from trimesh.tensor.rank.parts import Part, PartReading
 
 
 @attrs.define(eq=False)
@@ -61,7 +61,7 @@ class StateSnapshot:
             if not one.is_here:
                 continue
             found += one.box.count
-            reading = Reading()
+            reading = PartReading()
             reading.add(Part(one.box, tensor.dtype, 0), there, place)
             buffer = snapshot.buffer(name)
             for offset, piece in reading.pieces:

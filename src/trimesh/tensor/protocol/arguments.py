@@ -33,7 +33,7 @@ _NAMED: Final[dict[type, str]] = {
 _KINDS: Final = {kind: cls for cls, kind in _NAMED.items()}
 
 
-class Slot:
+class OperandSlot:
     """Stands for an operand in the arguments that are described."""
 
     __slots__ = ("kind",)
@@ -42,9 +42,9 @@ class Slot:
         self.kind = kind
 
 
-SLOT: Final = Slot(REF)
-NUMBER_SLOT: Final = Slot(NUMBER)
-BODY_SLOT: Final = Slot(BODY)
+SLOT: Final = OperandSlot(REF)
+NUMBER_SLOT: Final = OperandSlot(NUMBER)
+BODY_SLOT: Final = OperandSlot(BODY)
 
 
 def describe(value: Any) -> Any:
@@ -56,7 +56,7 @@ def describe(value: Any) -> Any:
     if type(value) in PLAIN:
         return value
     match value:
-        case Slot():
+        case OperandSlot():
             return [value.kind]
         case list():
             return ["l", *map(describe, value)]

@@ -72,7 +72,7 @@ class Open(_Message, frozen=True, tag=1):
     rank: int
 
 
-class Team(_Message, frozen=True, tag=2):
+class NewTeam(_Message, frozen=True, tag=2):
     """Some ranks of the mesh, with labels of their own, that hold tensors together.
 
     Attributes:
@@ -231,7 +231,7 @@ class Taken(_Message, frozen=True, tag=7):
     is_unread: bool = False
 
 
-AnyMessage = Open | Team | Run | Done | Reply | Offer | Taken | Lost | Ask | Answer | Stuck
+AnyMessage = Open | NewTeam | Run | Done | Reply | Offer | Taken | Lost | Ask | Answer | Stuck
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(AnyMessage)

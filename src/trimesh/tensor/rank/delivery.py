@@ -9,7 +9,7 @@ import torch
 
 from trimesh.tensor.protocol.box import Box
 from trimesh.tensor.rank.moves import moves_of
-from trimesh.tensor.rank.parts import Part, Reading, fill, lay_out
+from trimesh.tensor.rank.parts import Part, PartReading, fill, lay_out
 from trimesh.tensor.rank.poison import Poison
 from trimesh.tensor.rank.rank import Rank, TeamOnRank
 
@@ -33,7 +33,7 @@ def arrived(rank: Rank, data: memoryview, move: int, dtype: torch.dtype, size: S
             there.copy_(flat.view(tuple(size))[whole.slices(box)])
         return there.to(rank.device)
     part = Part(whole, dtype, 0)
-    reading = Reading()
+    reading = PartReading()
     reading.add(part, there, box)
     outside = rank.outside
     moves, key = moves_of(outside.proc), (outside.controller.proc_id, move)

@@ -28,7 +28,7 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.services import TENSORS, Registration
-from trimesh._transport.interface.mover import Kind, Right, Span, Transfer
+from trimesh._transport.interface.mover import Right, Span, Transfer, TransferKind
 from trimesh.errors import LimitExceeded, LinkLost, Origin, ProtocolError
 from trimesh.ids import ProcId
 from trimesh.rdma.memory.handle import Handle, handle_of
@@ -302,7 +302,7 @@ class Moves:
                 raise ProtocolError(f"a tensor of {nbytes} bytes must be lent whole, got {found.nbytes} bytes")
             for offset, destination in pieces:
                 span = memory_of(destination, "what a tensor moves to").span
-                transfer = Transfer(Kind.READ, found.granted.grant, found.offset + offset, span)
+                transfer = Transfer(TransferKind.READ, found.granted.grant, found.offset + offset, span)
                 await self.proc.bulk.move(found.granted, transfer)
         except LinkLost:  # nothing carries bytes between the two: let them come in a message
             is_unread = peer.link is not None

@@ -76,7 +76,7 @@ def fill(memory: memoryview, part: Part, value: torch.Tensor) -> None:
         flat.view(part.box.size).copy_(value)
 
 
-class Reading:
+class PartReading:
     """What is to be read of lent memory to fill tensors, and what is left to be done when it has been read.
 
     Attributes:

@@ -55,7 +55,7 @@ class TeamOnRank:
     done: int = 0
     steps: int = 0
     failed: list[tuple[int, str]] = attrs.field(factory=list[tuple[int, str]])
-    recordings: dict[int, Recording] = attrs.field(factory=dict[int, "Recording"])
+    recordings: dict[int, KeptCommands] = attrs.field(factory=dict[int, "KeptCommands"])
     above: dict[type, Any] = attrs.field(factory=dict[type, Any])
     on_failed: list[Callable[[], None]] = attrs.field(factory=list[Callable[[], None]])
 
@@ -102,7 +102,7 @@ class Command:
         rank.execute(team, self)
 
 
-class Recording(Protocol):
+class KeptCommands(Protocol):
     """Commands that a rank keeps, as it looks into them; `replay` has the rest."""
 
     @property

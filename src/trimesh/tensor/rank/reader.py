@@ -13,12 +13,12 @@ from trimesh.tensor.protocol import messages
 from trimesh.tensor.protocol.messages import FIRST_SIGNATURE, FREE
 from trimesh.tensor.rank.kernel import Kernels
 from trimesh.tensor.rank.rank import Command, Free, Step
-from trimesh.tensor.rank.replay import Forget, Record, Replay
+from trimesh.tensor.rank.replay import Forget, Replay, ReplayRecord
 from trimesh.tensor.rank.signature import Signature, define
 
 
 @attrs.define(eq=False)
-class Reader:
+class CommandReader:
     """Reads the commands of one team.
 
     Attributes:
@@ -65,7 +65,7 @@ class Reader:
             case [messages.RECORD, int(number), int(body), [*stream], formals, results, captured, [*carried]]:
                 inner = self.read(stream, bodies[body:])
                 pairs = [(one, other) for one, other in map(_refs, carried)]
-                steps.append(Record(number, inner, _refs(formals), _refs(results), _refs(captured), pairs))
+                steps.append(ReplayRecord(number, inner, _refs(formals), _refs(results), _refs(captured), pairs))
             case [messages.REPLAY, int(number), int(first), formals]:
                 steps.append(Replay(number, first, _refs(formals)))
             case [messages.FORGET, int(number)]:

@@ -11,7 +11,7 @@ from trimesh.tensor.rank.rank import Command, Rank, Step, TeamOnRank
 
 
 @attrs.frozen(eq=False)
-class Record:
+class ReplayRecord:
     """Keep commands.
 
     Attributes:
@@ -59,7 +59,7 @@ class Replay:
         """See `Step`."""
         number, values = team.done, rank.values
         recording = team.recordings[self.number]
-        assert isinstance(recording, Record)
+        assert isinstance(recording, ReplayRecord)
         borrowed = [ref for ref in recording.held if ref not in values]  # its own handle is gone at the controller
         for ref in borrowed:
             values[ref] = recording.held[ref]

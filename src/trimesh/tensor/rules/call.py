@@ -90,7 +90,7 @@ class Chosen:
 
 
 @attrs.define(eq=False)
-class Call:
+class OperatorCall:
     """A call, taken apart.
 
     Attributes:
@@ -163,7 +163,7 @@ def metas_in(tree: Any) -> Iterator[GlobalMeta]:
             yield from metas_in(one)
 
 
-def localized(call: Call, **changes: Any) -> Callable[..., Any]:
+def localized(call: OperatorCall, **changes: Any) -> Callable[..., Any]:
     """Return the operator with some of its arguments that are no tensors replaced by those of this rank."""
     names = [one.name for one in call.operator._schema.arguments]
     operator = call.operator

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from trimesh.tensor.protocol.placement import WHOLE
-from trimesh.tensor.rules.call import Call, Chosen, GlobalMeta, Strategy
+from trimesh.tensor.rules.call import Chosen, GlobalMeta, OperatorCall, Strategy
 from trimesh.tensor.rules.cuts import SUM, has_empty_part
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ _SLICED: Final = 0.001
 """A part of what is there costs little, and still more than nothing to be done."""
 
 
-def choose(row: Row, call: Call, mesh: Any, aliases: Sequence[int | None]) -> Chosen | None:
+def choose(row: Row, call: OperatorCall, mesh: Any, aliases: Sequence[int | None]) -> Chosen | None:
     """Choose a strategy for each dimension of the mesh; None where what is written to would have to move."""
     picked: list[Strategy] = []
     for dim in range(len(call.mesh)):
@@ -39,7 +39,7 @@ def choose(row: Row, call: Call, mesh: Any, aliases: Sequence[int | None]) -> Ch
     return chosen
 
 
-def _cheapest(row: Row, call: Call, dim: int, aliases: Sequence[int | None]) -> Strategy | None:
+def _cheapest(row: Row, call: OperatorCall, dim: int, aliases: Sequence[int | None]) -> Strategy | None:
     whole = Strategy((WHOLE,) * len(call.metas), (WHOLE,) * len(call.results))
     best, least = None, _NEVER
     for strategy in (*row.offer(call, dim), whole):
@@ -49,7 +49,7 @@ def _cheapest(row: Row, call: Call, dim: int, aliases: Sequence[int | None]) -> 
     return best
 
 
-def _cost(row: Row, call: Call, dim: int, strategy: Strategy, aliases: Sequence[int | None]) -> float:
+def _cost(row: Row, call: OperatorCall, dim: int, strategy: Strategy, aliases: Sequence[int | None]) -> float:
     if len(strategy.args) != len(call.metas) or len(strategy.results) != len(call.results):
         raise AssertionError(f"the rule {row.kind!r} does not fit {call.operator}")
     for alias, made in zip(

@@ -19,9 +19,9 @@ from trimesh.tensor.rules.row import words
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-    from trimesh.tensor.rules.engine import Engine
+    from trimesh.tensor.rules.engine import RuleEngine
 
-Draw = Callable[["Engine", Rank, TeamOnRank, Sequence[Any], dict[str, Any]], Any]
+Draw = Callable[["RuleEngine", Rank, TeamOnRank, Sequence[Any], dict[str, Any]], Any]
 
 _LIKES: Final = {"rand_like": "uniform_", "randn_like": "normal_", "randint_like": "random_"}
 _RANDOM: Final = frozenset(words("""
@@ -46,7 +46,7 @@ def draw_of(operator: Any) -> Draw | None:
     if written == [0] and sum("Tensor" in str(one.type) for one in schema) == 1:
         return _fill(operator)
 
-    def random(engine: Engine, rank: Rank, team: TeamOnRank, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def random(engine: RuleEngine, rank: Rank, team: TeamOnRank, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         given = {**kwargs, "generator": generator_of(rank, team)}
         return engine.fall_back(operator, args, given, is_counted=False)
 
@@ -56,7 +56,7 @@ def draw_of(operator: Any) -> Draw | None:
 def _refused(operator: Any) -> Draw:
     """Each rank would draw its own numbers, and replicas differ; attention draws none without dropout."""
 
-    def refuse(engine: Engine, _rank: Rank, _team: TeamOnRank, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def refuse(engine: RuleEngine, _rank: Rank, _team: TeamOnRank, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         names = [one.name for one in operator._schema.arguments]
         name = next((one for one in ("dropout_p", "dropout") if one in names), None)
         at = -1 if name is None else names.index(name)
@@ -71,7 +71,7 @@ def _refused(operator: Any) -> Draw:
 
 
 def _fill(operator: Callable[..., Any]) -> Draw:
-    def fill(engine: Engine, rank: Rank, team: TeamOnRank, args: Sequence[Any], kwargs: dict[str, Any]) -> DTensor:
+    def fill(engine: RuleEngine, rank: Rank, team: TeamOnRank, args: Sequence[Any], kwargs: dict[str, Any]) -> DTensor:
         target: DTensor = args[0]
         engine.settle(target)
         _drawn(engine, operator, generator_of(rank, team), target, *args[1:], **kwargs)
@@ -81,7 +81,12 @@ def _fill(operator: Callable[..., Any]) -> Draw:
 
 
 def _drawn(
-    engine: Engine, operator: Callable[..., Any], generator: torch.Generator, target: DTensor, *args: Any, **kwargs: Any
+    engine: RuleEngine,
+    operator: Callable[..., Any],
+    generator: torch.Generator,
+    target: DTensor,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
     local = target._local_tensor
     kwargs.pop("generator", None)
@@ -94,7 +99,7 @@ def _drawn(
 
 
 def _like(filler: str, *, takes_sizes: bool) -> Draw:
-    def like(engine: Engine, rank: Rank, team: TeamOnRank, args: Sequence[Any], kwargs: dict[str, Any]) -> DTensor:
+    def like(engine: RuleEngine, rank: Rank, team: TeamOnRank, args: Sequence[Any], kwargs: dict[str, Any]) -> DTensor:
         value, *bounds = args
         if takes_sizes and len(bounds) == 1:
             bounds = [0, *bounds]
@@ -112,7 +117,9 @@ def _like(filler: str, *, takes_sizes: bool) -> Draw:
     return like
 
 
-def _dropout(engine: Engine, rank: Rank, team: TeamOnRank, args: Sequence[Any], _: dict[str, Any]) -> Sequence[DTensor]:
+def _dropout(
+    engine: RuleEngine, rank: Rank, team: TeamOnRank, args: Sequence[Any], _: dict[str, Any]
+) -> Sequence[DTensor]:
     value, p, train = args
     if train is False:
         ones = engine.run(aten.ones_like.default, (value,), {"dtype": torch.bool})

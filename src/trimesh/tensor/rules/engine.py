@@ -28,7 +28,7 @@ from trimesh.tensor.rules.arguments import (
     written_in,
 )
 from trimesh.tensor.rules.assembly import assembled, joined, made_of, metas_made, own_part, sliced_part, spec_of
-from trimesh.tensor.rules.call import Call, Chosen, GlobalMeta
+from trimesh.tensor.rules.call import Chosen, GlobalMeta, OperatorCall
 from trimesh.tensor.rules.choice import choose
 from trimesh.tensor.rules.composed import COMPOSED, Compose
 from trimesh.tensor.rules.cuts import SUM, Cuts, added_up, cuts_of, dense_strides, placements_of
@@ -67,7 +67,7 @@ class _Way:
 _UNKNOWN: Final = _Way((), print, (), is_view=False)
 
 
-class Engine:
+class RuleEngine:
     """The operators of one rank on global tensors.
 
     Attributes:
@@ -246,7 +246,7 @@ class Engine:
         named = bound(operator, replaced(tuple(args), iter(metas)), replaced(kwargs, iter(metas[count_in(args) :])))
         numbers = {id(one): index for index, one in enumerate(leaves)}
         written = frozenset(numbers[one] for one in written_in(operator, args, kwargs))
-        call = Call(operator, plain_name(operator), named, metas, written, bool(written), sizes, results)
+        call = OperatorCall(operator, plain_name(operator), named, metas, written, bool(written), sizes, results)
         for row in rows:
             if row.may_run is None or row.may_run(call):
                 chosen = choose(row, call, mesh, aliases)
@@ -254,7 +254,7 @@ class Engine:
         return None
 
 
-def _way(row: Row, call: Call, chosen: Chosen, aliases: Sequence[int | None]) -> _Way:
+def _way(row: Row, call: OperatorCall, chosen: Chosen, aliases: Sequence[int | None]) -> _Way:
     function = row.localize(call, chosen) if row.localize is not None else None
     made: list[Any] = []
     number = 0
@@ -272,10 +272,10 @@ def _way(row: Row, call: Call, chosen: Chosen, aliases: Sequence[int | None]) ->
     return _Way(chosen.args, function or call.operator, made, is_view=row.is_view)
 
 
-def engine_of(rank: Rank) -> Engine:
+def engine_of(rank: Rank) -> RuleEngine:
     """Return that of a rank."""
-    found = rank.above.get(Engine)
+    found = rank.above.get(RuleEngine)
     if found is None:
-        found = rank.above[Engine] = Engine()
-    assert isinstance(found, Engine)
+        found = rank.above[RuleEngine] = RuleEngine()
+    assert isinstance(found, RuleEngine)
     return found

@@ -7,12 +7,12 @@ from typing import Any
 
 import attrs
 
-from trimesh.tensor.rules.call import Call, Chosen, Strategy
+from trimesh.tensor.rules.call import Chosen, OperatorCall, Strategy
 
-Offer = Callable[[Call, int], Iterable[Strategy]]
+Offer = Callable[[OperatorCall, int], Iterable[Strategy]]
 """The ways to run a call along a dimension of the mesh, beside that with everything whole."""
 
-Localize = Callable[[Call, Chosen], Callable[..., Any] | None]
+Localize = Callable[[OperatorCall, Chosen], Callable[..., Any] | None]
 """What a rank calls with its parts, where that is not the operator itself."""
 
 
@@ -42,7 +42,7 @@ class Row:
     is_view: bool = False
     numbers_vary: bool = False
     takes_empty: bool = True
-    may_run: Callable[[Call], bool] | None = None
+    may_run: Callable[[OperatorCall], bool] | None = None
 
 
 def words(text: str) -> tuple[str, ...]:

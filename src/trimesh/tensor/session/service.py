@@ -24,12 +24,12 @@ from trimesh.tensor.protocol.device import rank_device
 from trimesh.tensor.rank.moves import moves_of, open_moves
 from trimesh.tensor.rank.poison import Poison
 from trimesh.tensor.rank.rank import Rank, TeamOnRank
-from trimesh.tensor.rank.reader import Reader
+from trimesh.tensor.rank.reader import CommandReader
 from trimesh.tensor.rank.runner import Runner
 
 if TYPE_CHECKING:
     from trimesh._runtime.life import Proc
-    from trimesh._runtime.peers import Carried, Peer
+    from trimesh._runtime.peers import CarriedHoldings, Peer
     from trimesh._transport.interface.base import Buffer
     from trimesh.tensor.controller.engine import Engine
 
@@ -51,7 +51,7 @@ class _Hosted:
     stores: Stores
     rank: Rank = attrs.field(init=False)
     runner: Runner = attrs.field(init=False)
-    readers: dict[int, Reader] = attrs.field(factory=dict[int, Reader])
+    readers: dict[int, CommandReader] = attrs.field(factory=dict[int, CommandReader])
     _left: dict[int, BaseException] = attrs.field(factory=dict[int, BaseException])
 
     def open(self, message: messages.Open) -> None:
@@ -62,7 +62,7 @@ class _Hosted:
         self.rank = Rank(message.mesh, extent, message.rank, rank_device(message.rank), self)
         self.runner = Runner(self.proc, self.rank, self._progressed)
 
-    def team(self, message: messages.Team) -> None:
+    def team(self, message: messages.NewTeam) -> None:
         """Take part in a team."""
         extent = _extent(message.labels, message.sizes)
         ranks = message.ranks
@@ -72,7 +72,7 @@ class _Hosted:
         place = ranks.index(self.rank.number)
         index = sum(map(bool, procs[:place]))
         self.rank.teams[message.team] = TeamOnRank(message.team, extent, ranks, procs, index, place)
-        self.readers[message.team] = Reader(self.rank.device, KERNELS)
+        self.readers[message.team] = CommandReader(self.rank.device, KERNELS)
 
     def run(self, message: messages.Run, bodies: list[memoryview]) -> None:
         """Execute commands."""
@@ -265,7 +265,7 @@ class TensorService:
 
         raise NotYet(fail)
 
-    def received(self, peer: Peer, payload: Buffer, bodies: list[memoryview], carried: Carried | None) -> None:
+    def received(self, peer: Peer, payload: Buffer, bodies: list[memoryview], carried: CarriedHoldings | None) -> None:
         """See `Handler`."""
         message = messages.decode(payload)
         match message:
@@ -295,7 +295,7 @@ class TensorService:
     def _command(
         self,
         peer: Peer,
-        message: messages.Open | messages.Team | messages.Run | messages.Lost,
+        message: messages.Open | messages.NewTeam | messages.Run | messages.Lost,
         bodies: list[memoryview],
     ) -> None:
         if not peer.is_owner:
@@ -309,7 +309,7 @@ class TensorService:
                 self._hosted[key] = hosted
             elif hosted is None:
                 raise ProtocolError(f"a rank must be opened before it is commanded, got {message.engine}")
-            elif isinstance(message, messages.Team):
+            elif isinstance(message, messages.NewTeam):
                 hosted.team(message)
             elif isinstance(message, messages.Lost):
                 hosted.lost(message.team)

@@ -18,7 +18,7 @@ import trio
 from trimesh._runtime.actors.cell import Cell
 from trimesh._runtime.life.current import current_proc
 from trimesh._runtime.peers.incoming import IncomingCall
-from trimesh._runtime.values.endpoint_spec import EndpointSpec, Kind
+from trimesh._runtime.values.endpoint_spec import EndpointKind, EndpointSpec
 from trimesh._transport.interface.base import DownReason, LinkDown
 from trimesh._wire.messages import Call, Message
 from trimesh.ids import MeshId
@@ -102,12 +102,12 @@ class Injector:
 
 def watched(spec: EndpointSpec, begin: Callable[[], EndpointSpec], run: Run) -> EndpointSpec:
     """Return an endpoint that asks `begin` what it is when it starts, and then is that."""
-    if spec.kind in (Kind.ASYNC, Kind.INLINE, Kind.THREAD):
+    if spec.kind in (EndpointKind.ASYNC, EndpointKind.INLINE, EndpointKind.THREAD):
 
         async def started(*args: Any, **kwargs: Any) -> Any:
             return await run(begin(), *args, **kwargs)
 
-        return attrs.evolve(spec, fn=started, kind=Kind.ASYNC)
+        return attrs.evolve(spec, fn=started, kind=EndpointKind.ASYNC)
 
     async def started_items(*args: Any, **kwargs: Any) -> Any:
         async with aclosing(begin().fn(*args, **kwargs)) as items:
@@ -124,14 +124,14 @@ def lose_link(call: IncomingCall) -> None:
 
 
 def _raising(spec: EndpointSpec, error: BaseException) -> EndpointSpec:
-    if spec.kind not in (Kind.ASYNC, Kind.INLINE, Kind.THREAD):
+    if spec.kind not in (EndpointKind.ASYNC, EndpointKind.INLINE, EndpointKind.THREAD):
         return attrs.evolve(spec, fn=partial(_raise_in_generator, error))
 
     async def raising(*_args: Any, **_kwargs: Any) -> Any:
         await trio.lowlevel.checkpoint()
         raise copy.copy(error)  # an exception that is raised twice would carry the traceback of the first time
 
-    return attrs.evolve(spec, fn=raising, kind=Kind.ASYNC)
+    return attrs.evolve(spec, fn=raising, kind=EndpointKind.ASYNC)
 
 
 async def _raise_in_generator(error: BaseException, *_args: Any, **_kwargs: Any) -> Any:
@@ -142,14 +142,14 @@ async def _raise_in_generator(error: BaseException, *_args: Any, **_kwargs: Any)
 
 def delayed(spec: EndpointSpec, seconds: float) -> EndpointSpec:
     """Return an endpoint that starts `seconds` late."""
-    if spec.kind not in (Kind.ASYNC, Kind.INLINE, Kind.THREAD):
+    if spec.kind not in (EndpointKind.ASYNC, EndpointKind.INLINE, EndpointKind.THREAD):
         return attrs.evolve(spec, fn=partial(_late_generator, spec.fn, seconds))
 
     async def late(*args: Any, **kwargs: Any) -> Any:
         await trio.sleep(seconds)
         return await run(spec, *args, **kwargs)
 
-    return attrs.evolve(spec, fn=late, kind=Kind.ASYNC)
+    return attrs.evolve(spec, fn=late, kind=EndpointKind.ASYNC)
 
 
 async def _late_generator(function: Callable[..., Any], seconds: float, *args: Any, **kwargs: Any) -> Any:
@@ -167,14 +167,14 @@ def _losing(spec: EndpointSpec, call: IncomingCall, runs: bool) -> EndpointSpec:
             lose_link(call)
         return result
 
-    return attrs.evolve(spec, fn=losing, kind=Kind.ASYNC)
+    return attrs.evolve(spec, fn=losing, kind=EndpointKind.ASYNC)
 
 
 async def run(spec: EndpointSpec, *args: Any, **kwargs: Any) -> Any:
     """Run what an endpoint runs, in the context that it would have."""
-    if spec.kind is Kind.ASYNC:
+    if spec.kind is EndpointKind.ASYNC:
         return await spec.fn(*args, **kwargs)
-    if spec.kind is Kind.INLINE:
+    if spec.kind is EndpointKind.INLINE:
         return spec.fn(*args, **kwargs)
     context = contextvars.copy_context()
     function = partial(context.run, spec.fn, *args, **kwargs)

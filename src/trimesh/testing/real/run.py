@@ -58,7 +58,7 @@ from trimesh.testing.plans.vocabulary import (
     parse_how,
 )
 from trimesh.testing.real.links import LiveLog, RealLinks
-from trimesh.testing.simulated.seeded_run import HangError, Options
+from trimesh.testing.simulated.seeded_run import HangError, SeededOptions
 
 REAL_SECONDS: Final = 60.0
 """A test over real processes that has not ended by then hangs."""
@@ -263,7 +263,7 @@ class RealExecutor:
 def run_real(
     body: Callable[..., Awaitable[None]],
     wanted: Mapping[str, Any],
-    options: Options,
+    options: SeededOptions,
     plan: FaultPlan,
     seed: int = 0,
 ) -> dict[str, int]:
@@ -296,7 +296,7 @@ async def _watch(scope: trio.CancelScope, found: list[HangError]) -> None:
 
 
 async def _main(
-    body: Callable[..., Awaitable[None]], wanted: Mapping[str, Any], options: Options, plan: FaultPlan, seed: int
+    body: Callable[..., Awaitable[None]], wanted: Mapping[str, Any], options: SeededOptions, plan: FaultPlan, seed: int
 ) -> dict[str, int]:
     hangs: list[HangError] = []
     reached: dict[str, int] = {}
@@ -317,7 +317,7 @@ async def _main(
 
 
 async def _run(
-    body: Callable[..., Awaitable[None]], wanted: Mapping[str, Any], options: Options, plan: FaultPlan, seed: int
+    body: Callable[..., Awaitable[None]], wanted: Mapping[str, Any], options: SeededOptions, plan: FaultPlan, seed: int
 ) -> dict[str, int]:
     async with this_host().warm() as host:
         with closing(RealExecutor(current_proc(), plan, secrets.token_hex(16), seed)) as executor:

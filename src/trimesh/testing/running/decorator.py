@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar, cast
 import attrs
 
 from trimesh.testing.simulated.progress import STEPS_MAX
-from trimesh.testing.simulated.seeded_run import Options
+from trimesh.testing.simulated.seeded_run import SeededOptions
 
 F = TypeVar("F", bound=Callable[..., Awaitable[None]])
 
@@ -32,7 +32,7 @@ class Simulated:
 
     seeds: int
     sometimes: tuple[str, ...]
-    options: Options
+    options: SeededOptions
 
 
 def simulate(
@@ -64,7 +64,7 @@ def simulate(
     """
     if seeds < 1:
         raise ValueError(f"simulate needs at least one seed, got seeds={seeds!r}")
-    simulated = Simulated(seeds, tuple(sometimes), Options(dict(per_host or {"gpus": 2}), spawn, steps_max))
+    simulated = Simulated(seeds, tuple(sometimes), SeededOptions(dict(per_host or {"gpus": 2}), spawn, steps_max))
 
     def decorate(test: F) -> F:
         if not inspect.iscoroutinefunction(cast("Any", test)):

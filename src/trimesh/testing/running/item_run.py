@@ -18,7 +18,7 @@ from trimesh.testing.real.run import run_real
 from trimesh.testing.running.decorator import SEEDS_DEFAULT, Simulated
 from trimesh.testing.running.seed_plan import SeedPlan
 from trimesh.testing.running.shrinking import smallest
-from trimesh.testing.simulated.seeded_run import Options, Outcome, run_once
+from trimesh.testing.simulated.seeded_run import SeededOptions, SeededOutcome, run_once
 
 SHRINK_RUNS: Final = 64
 """Runs that are spent on finding the faults that a failure needs, and as many on its steps: a second or so each."""
@@ -28,7 +28,7 @@ STEP_CHARS: Final = 120
 
 
 @attrs.frozen
-class Settings:
+class RunSettings:
     """What the command line says.
 
     Attributes:
@@ -59,14 +59,14 @@ class ItemRun:
     body: Callable[..., Awaitable[None]]
     wanted: Mapping[str, Any]
     simulated: Simulated | None
-    settings: Settings
+    settings: RunSettings
     sections: list[tuple[str, str]] = attrs.field(factory=list[tuple[str, str]])
     ran: set[int] = attrs.field(factory=set[int])
 
     @property
-    def options(self) -> Options:
+    def options(self) -> SeededOptions:
         """What each run is done with."""
-        return Options({"gpus": 2}) if self.simulated is None else self.simulated.options
+        return SeededOptions({"gpus": 2}) if self.simulated is None else self.simulated.options
 
     @property
     def seeds_asked(self) -> int:
@@ -117,7 +117,7 @@ def _check_never(fired: Mapping[str, int], reached: Mapping[str, int], seeds: in
         raise NeverReached(f"not reached under any of {seeds} seeds: {'; '.join(missed)}")
 
 
-def _shrunk(run: ItemRun, outcome: Outcome) -> Iterator[str]:
+def _shrunk(run: ItemRun, outcome: SeededOutcome) -> Iterator[str]:
     """Say which of the faults, then which of the steps the failure needs, when there were several."""
     simulation = outcome.simulation
     faults = {planned.key: str(planned.fault) for planned in simulation.plan.planned if planned.fired}
@@ -164,7 +164,7 @@ def _history(plan: FaultPlan) -> Iterator[str]:
         yield f"not fired: {planned.fault}"
 
 
-def _tell(run: ItemRun, outcome: Outcome) -> None:
+def _tell(run: ItemRun, outcome: SeededOutcome) -> None:
     """Add to a failure what repeats it, and what had been done to it."""
     assert outcome.error is not None
     simulation = outcome.simulation

@@ -29,7 +29,7 @@ PROVIDED: Final = ("mesh", "faults", "fault_log", "chaos")
 
 
 @attrs.frozen
-class Options:
+class SeededOptions:
     """What a simulated test is run with.
 
     Attributes:
@@ -48,7 +48,7 @@ class HangError(AssertionError):
 
 
 @attrs.define(eq=False)
-class Outcome:
+class SeededOutcome:
     """What one run came to.
 
     Attributes:
@@ -67,14 +67,14 @@ class Outcome:
 def run_once(
     body: Callable[..., Awaitable[None]],
     wanted: Mapping[str, Any],
-    options: Options,
+    options: SeededOptions,
     seed: int,
     *,
     left_out: frozenset[str] = frozenset(),
-) -> Outcome:
+) -> SeededOutcome:
     """Run `body(**wanted)` under one seed; what is in `PROVIDED` is filled in for this run."""
     simulation = Simulation(seed, left_out=left_out)
-    outcome = Outcome(simulation)
+    outcome = SeededOutcome(simulation)
     progress = Progress(options.steps_max)
 
     async def main() -> None:
@@ -105,7 +105,7 @@ def run_once(
     return outcome
 
 
-async def _watch(outcome: Outcome, progress: Progress, scope: trio.CancelScope) -> None:
+async def _watch(outcome: SeededOutcome, progress: Progress, scope: trio.CancelScope) -> None:
     """End a run that hangs, and say what it was waiting for."""
     with trio.move_on_after(HANG_SECONDS):
         await progress.is_stuck.wait()
@@ -122,7 +122,7 @@ async def _watch(outcome: Outcome, progress: Progress, scope: trio.CancelScope) 
 
 
 async def _run_body(
-    body: Callable[..., Awaitable[None]], wanted: Mapping[str, Any], options: Options, outcome: Outcome
+    body: Callable[..., Awaitable[None]], wanted: Mapping[str, Any], options: SeededOptions, outcome: SeededOutcome
 ) -> BaseException | None:
     """Run the body; return what it has raised, or what the block of `mesh` has."""
     raised: BaseException | None = None

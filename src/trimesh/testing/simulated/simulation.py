@@ -22,7 +22,7 @@ from trimesh._runtime.peers.host import LaunchRequest
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.system.seeds import ProcSeeds
-from trimesh._runtime.values.endpoint_spec import EndpointSpec, Kind
+from trimesh._runtime.values.endpoint_spec import EndpointKind, EndpointSpec
 from trimesh._transport.in_memory.transport import MemoryLink
 from trimesh._transport.interface.base import DownReason, Link, LinkDown
 from trimesh._wire import messages
@@ -220,13 +220,13 @@ class Simulation:
 
     def _without_thread(self, spec: EndpointSpec) -> EndpointSpec:
         """Return what runs inline instead of in a thread, which would go on in real time, whatever fault it has."""
-        if spec.kind is not Kind.THREAD:
+        if spec.kind is not EndpointKind.THREAD:
             return spec
 
         async def inline(*args: Any, **kwargs: Any) -> Any:
             return await self._threads.run(lambda: spec.fn(*args, **kwargs))
 
-        return attrs.evolve(spec, fn=inline, kind=Kind.ASYNC)
+        return attrs.evolve(spec, fn=inline, kind=EndpointKind.ASYNC)
 
     def _begin(self, cell: Cell, call: IncomingCall, spec: EndpointSpec) -> EndpointSpec:
         where = f"{cell.spec.name}{coordinates(cell.spec.point)}"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from trimesh.tensor.rules.call import Call, Chosen, GlobalMeta, Strategy, localized
+from trimesh.tensor.rules.call import Chosen, GlobalMeta, OperatorCall, Strategy, localized
 from trimesh.tensor.rules.row import Row, words
 
-Used = Callable[[Call], Sequence[int]]
+Used = Callable[[OperatorCall], Sequence[int]]
 """The dimensions that a call computes along."""
 
 
 def _named(name: str) -> Used:
-    def used(call: Call) -> Sequence[int]:
+    def used(call: OperatorCall) -> Sequence[int]:
         ndim = call.metas[0].ndim
         return call.dims(name, ndim) if isinstance(call[name], list | tuple) else [call.dim(name, ndim)]
 
@@ -21,19 +21,19 @@ def _named(name: str) -> Used:
 
 
 def _last(count: int) -> Used:
-    def used(call: Call) -> Sequence[int]:
+    def used(call: OperatorCall) -> Sequence[int]:
         ndim = call.metas[0].ndim
         return range(max(0, ndim - count), ndim)
 
     return used
 
 
-def _padded(call: Call) -> Sequence[int]:
+def _padded(call: OperatorCall) -> Sequence[int]:
     pad, ndim = call["pad"], call.metas[0].ndim
     return [ndim - 1 - at // 2 for at, count in enumerate(pad) if count]
 
 
-def _rolled(call: Call) -> Sequence[int]:
+def _rolled(call: OperatorCall) -> Sequence[int]:
     ndim = call.metas[0].ndim
     return call.dims("dims", ndim)
 
@@ -64,7 +64,7 @@ _USED: Final[dict[str, Used]] = {
 }
 
 
-def _offer(call: Call, _dim: int) -> Iterable[Strategy]:
+def _offer(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
     used, ndim = _USED[call.name](call), call.metas[0].ndim
     for cut in range(ndim):
         if cut not in used and all(
@@ -73,12 +73,12 @@ def _offer(call: Call, _dim: int) -> Iterable[Strategy]:
             yield call.strategy(dict.fromkeys(range(len(call.metas)), cut), [cut] * len(call.results))
 
 
-def _fits(call: Call) -> bool:
+def _fits(call: OperatorCall) -> bool:
     ndim = call.metas[0].ndim
     return ndim > 0 and all(one.ndim == ndim for one in call.metas)
 
 
-def _not_normalized(call: Call) -> Iterator[tuple[int, dict[int, int]]]:
+def _not_normalized(call: OperatorCall) -> Iterator[tuple[int, dict[int, int]]]:
     """Yield each dimension that is not normalized, and how the tensors that have it lie if they are cut there."""
     value = call["input"]
     assert isinstance(value, GlobalMeta)
@@ -86,12 +86,12 @@ def _not_normalized(call: Call) -> Iterator[tuple[int, dict[int, int]]]:
         yield cut, dict.fromkeys((meta.index for meta in call.metas if meta.ndim == value.ndim), cut)
 
 
-def _offer_layer_norm(call: Call, _dim: int) -> Iterable[Strategy]:
+def _offer_layer_norm(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
     for cut, args in _not_normalized(call):
         yield call.strategy(args, [cut] * len(call.results))
 
 
-def _offer_layer_norm_backward(call: Call, _dim: int) -> Iterable[Strategy]:
+def _offer_layer_norm_backward(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
     value = call["input"]
     for cut, args in _not_normalized(call):
         yield call.strategy(
@@ -103,14 +103,14 @@ def _offer_layer_norm_backward(call: Call, _dim: int) -> Iterable[Strategy]:
         )
 
 
-def _is_weight(call: Call, place: int) -> bool:
+def _is_weight(call: OperatorCall, place: int) -> bool:
     return place > 0 or not call["output_mask"][0]
 
 
 _GROUPED: Final = words("input grad_out mean rstd")
 
 
-def _offer_group_norm(call: Call, _dim: int) -> Iterable[Strategy]:
+def _offer_group_norm(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
     args = {one.index: 0 for name in _GROUPED for one in call.of(name)}
     if call.name == "native_group_norm":
         yield call.strategy(args, [0] * len(call.results))
@@ -119,7 +119,7 @@ def _offer_group_norm(call: Call, _dim: int) -> Iterable[Strategy]:
         yield call.strategy(args, [0 if place == 0 and mask[0] else -2 for place in range(len(call.results))])
 
 
-def _localize_group_norm(call: Call, chosen: Chosen) -> Callable[..., Any]:
+def _localize_group_norm(call: OperatorCall, chosen: Chosen) -> Callable[..., Any]:
     value = call["input"]
     assert isinstance(value, GlobalMeta)
     return localized(call, N=chosen.part(value)[1][0])

@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from trimesh.tensor.protocol.placement import WHOLE
-from trimesh.tensor.rules.call import Call, Chosen, Strategy, localized
+from trimesh.tensor.rules.call import Chosen, OperatorCall, Strategy, localized
 from trimesh.tensor.rules.cuts import SUM, dense_strides
 from trimesh.tensor.rules.row import Row, words
 
 
-def _offer(call: Call, dim: int) -> Iterable[Strategy]:
+def _offer(call: OperatorCall, dim: int) -> Iterable[Strategy]:
     meta = call.metas[0]
     cut = meta.cuts[dim]
     is_same = call.result.size == meta.size
     yield call.strategy({0: cut}, [cut if is_same and cut != SUM else WHOLE])
 
 
-def _localize(call: Call, chosen: Chosen) -> Callable[..., Any] | None:
+def _localize(call: OperatorCall, chosen: Chosen) -> Callable[..., Any] | None:
     if not call.name.startswith("new_"):
         return None
     made = call.result

@@ -8,12 +8,12 @@ from typing import Any, Final
 import torch
 
 from trimesh.tensor.protocol.placement import WHOLE
-from trimesh.tensor.rules.call import Call, Chosen, Strategy
+from trimesh.tensor.rules.call import Chosen, OperatorCall, Strategy
 from trimesh.tensor.rules.cuts import SUM
 from trimesh.tensor.rules.row import Row, words
 
 
-def _offer_embedding(call: Call, _dim: int) -> Iterable[Strategy]:
+def _offer_embedding(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
     weight, indices = call["weight"], call["indices"]
     last = call.result.ndim - 1
     for cut in range(indices.ndim):
@@ -23,7 +23,7 @@ def _offer_embedding(call: Call, _dim: int) -> Iterable[Strategy]:
         yield call.strategy({weight.index: 0}, [SUM])
 
 
-def _localize_embedding(call: Call, chosen: Chosen) -> Callable[..., Any] | None:
+def _localize_embedding(call: OperatorCall, chosen: Chosen) -> Callable[..., Any] | None:
     """Of a table that is cut by rows each rank gives the rows that it has, and zeros."""
     weight = call["weight"]
     if 0 not in chosen.args[weight.index]:
@@ -43,7 +43,7 @@ def _localize_embedding(call: Call, chosen: Chosen) -> Callable[..., Any] | None
     return embed
 
 
-def _offer_embedding_backward(call: Call, _dim: int) -> Iterable[Strategy]:
+def _offer_embedding_backward(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
     grad, indices = call["grad_output"], call["indices"]
     yield call.strategy({grad.index: grad.ndim - 1}, [1])
     if not call["scale_grad_by_freq"] and call.result.can_sum:
@@ -51,7 +51,7 @@ def _offer_embedding_backward(call: Call, _dim: int) -> Iterable[Strategy]:
             yield call.strategy({grad.index: cut, indices.index: cut}, [SUM])
 
 
-def _offer_gather(call: Call, _dim: int) -> Iterable[Strategy]:
+def _offer_gather(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
     """Dimensions but that of the places may be cut where the places go as far as the tensor; the places everywhere."""
     value, index = call["self"], call["index"]
     if value.ndim != index.ndim or not value.ndim:
@@ -63,7 +63,7 @@ def _offer_gather(call: Call, _dim: int) -> Iterable[Strategy]:
     yield call.strategy({index.index: dim}, [dim])
 
 
-def _offer_scatter(call: Call, _dim: int) -> Iterable[Strategy]:
+def _offer_scatter(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
     value = call["self"]
     dim = call.dim("dim", value.ndim)
     if any(meta.ndim not in (0, value.ndim) for meta in call.metas) or not value.ndim:
@@ -73,7 +73,7 @@ def _offer_scatter(call: Call, _dim: int) -> Iterable[Strategy]:
             yield call.strategy({meta.index: cut for meta in call.metas if meta.ndim}, [cut])
 
 
-def _offer_index_select(call: Call, _dim: int) -> Iterable[Strategy]:
+def _offer_index_select(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
     value, index = call["self"], call["index"]
     if not value.ndim:
         return
@@ -85,7 +85,7 @@ def _offer_index_select(call: Call, _dim: int) -> Iterable[Strategy]:
         yield call.strategy({index.index: 0}, [dim])
 
 
-def _offer_index_add(call: Call, _dim: int) -> Iterable[Strategy]:
+def _offer_index_add(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
     """`source` has the dimensions of `self`; one number, or a tensor without dimensions, serves all places."""
     value = call["self"]
     if not value.ndim:
@@ -99,7 +99,7 @@ def _offer_index_add(call: Call, _dim: int) -> Iterable[Strategy]:
             yield call.strategy({value.index: cut, **{meta.index: cut for meta in others}}, [cut])
 
 
-def _indexed(call: Call) -> tuple[list[int], tuple[int, ...], int] | None:
+def _indexed(call: OperatorCall) -> tuple[list[int], tuple[int, ...], int] | None:
     """Return which dimensions are indexed, the size of the places, and where these are in the result."""
     indices = call["indices"]
     metas = [one for one in indices if one is not None]
@@ -112,7 +112,7 @@ def _indexed(call: Call) -> tuple[list[int], tuple[int, ...], int] | None:
     return dims, size, dims[0] if is_together else 0
 
 
-def _free(call: Call) -> Iterable[tuple[int, int]]:
+def _free(call: OperatorCall) -> Iterable[tuple[int, int]]:
     """Yield dimensions of the tensor that are not indexed, and where each is among the values."""
     found = _indexed(call)
     if found is None:
@@ -124,7 +124,7 @@ def _free(call: Call) -> Iterable[tuple[int, int]]:
             yield dim, before if before < at else before + len(size)
 
 
-def _offer_index(call: Call, _dim: int) -> Iterable[Strategy]:
+def _offer_index(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
     value = call["self"]
     for dim, at in _free(call):
         yield call.strategy({value.index: dim}, [at])
@@ -140,7 +140,7 @@ def _offer_index(call: Call, _dim: int) -> Iterable[Strategy]:
         yield call.strategy(args, [at + cut])
 
 
-def _offer_index_put(call: Call, _dim: int) -> Iterable[Strategy]:
+def _offer_index_put(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
     value, values = call["self"], call["values"]
     found = _indexed(call)
     if found is None:
@@ -153,7 +153,7 @@ def _offer_index_put(call: Call, _dim: int) -> Iterable[Strategy]:
         yield call.strategy({value.index: dim, values.index: WHOLE if is_broadcast else own}, [dim])
 
 
-def _offer_cat(call: Call, dim: int) -> Iterable[Strategy]:
+def _offer_cat(call: OperatorCall, dim: int) -> Iterable[Strategy]:
     metas, made = call.metas, call.result
     along = call.dim("dim", made.ndim)
     if all(one.can_sum and call.is_sum(one, dim) and one.dtype == made.dtype for one in metas):
@@ -166,7 +166,7 @@ def _offer_cat(call: Call, dim: int) -> Iterable[Strategy]:
             yield call.strategy(dict.fromkeys(range(len(metas)), own), [cut])
 
 
-def _offer_repeat(call: Call, _dim: int) -> Iterable[Strategy]:
+def _offer_repeat(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
     meta, repeats = call.metas[0], call["repeats"]
     for cut in range(meta.ndim):
         at = cut + len(repeats) - meta.ndim
@@ -177,7 +177,7 @@ def _offer_repeat(call: Call, _dim: int) -> Iterable[Strategy]:
 _PLACES: Final = "dimensions that are not indexed, and places"
 
 
-def _may_index(call: Call) -> bool:
+def _may_index(call: OperatorCall) -> bool:
     return _indexed(call) is not None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from trimesh.tensor.protocol.placement import WHOLE
-from trimesh.tensor.rules.call import Call, GlobalMeta, Strategy
+from trimesh.tensor.rules.call import GlobalMeta, OperatorCall, Strategy
 from trimesh.tensor.rules.row import Row, words
 
 _FOREACH: Final = tuple(
@@ -19,7 +19,7 @@ _FOREACH: Final = tuple(
 )
 
 
-def _lists(call: Call) -> list[Sequence[object]]:
+def _lists(call: OperatorCall) -> list[Sequence[object]]:
     return [
         value
         for value in call.arguments.values()
@@ -27,7 +27,7 @@ def _lists(call: Call) -> list[Sequence[object]]:
     ]
 
 
-def _offer(call: Call, dim: int) -> Iterable[Strategy]:
+def _offer(call: OperatorCall, dim: int) -> Iterable[Strategy]:
     """The tensors of one place lie alike: as the first, which is what is written to if anything is."""
     lists = _lists(call)
     if not lists:

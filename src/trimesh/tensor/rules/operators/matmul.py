@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from trimesh.tensor.protocol.placement import WHOLE
-from trimesh.tensor.rules.call import Call, Chosen, GlobalMeta, Strategy
+from trimesh.tensor.rules.call import Chosen, GlobalMeta, OperatorCall, Strategy
 from trimesh.tensor.rules.cuts import SUM
 from trimesh.tensor.rules.row import Row
 
@@ -26,7 +26,7 @@ _LETTERS: Final = {
 }
 
 
-def _factors(call: Call) -> list[GlobalMeta]:
+def _factors(call: OperatorCall) -> list[GlobalMeta]:
     return (
         [one for one in call.metas if one is not call["self"]]
         if call.name.startswith("a") or call.name == "baddbmm"
@@ -34,7 +34,7 @@ def _factors(call: Call) -> list[GlobalMeta]:
     )
 
 
-def _offer(call: Call, _dim: int) -> Iterable[Strategy]:
+def _offer(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
     left, right, made = _LETTERS[call.name]
     one, other = _factors(call)
     added = [meta for meta in call.metas if meta is not one and meta is not other]
@@ -49,7 +49,7 @@ def _offer(call: Call, _dim: int) -> Iterable[Strategy]:
         yield call.strategy(args, [at if at >= 0 else SUM])
 
 
-def _localize(call: Call, chosen: Chosen) -> Callable[..., Any] | None:
+def _localize(call: OperatorCall, chosen: Chosen) -> Callable[..., Any] | None:
     """Of a product in parts of a sum only the first rank adds what is to be added."""
     sums = [dim for dim, cut in enumerate(chosen.results[0]) if cut == SUM]
     if not sums or len(call.metas) < 3 or all(chosen.place[dim] == 0 for dim in sums):
@@ -61,7 +61,7 @@ def _localize(call: Call, chosen: Chosen) -> Callable[..., Any] | None:
     return product
 
 
-def _may_run(call: Call) -> bool:
+def _may_run(call: OperatorCall) -> bool:
     left, right, _ = _LETTERS[call.name]
     factors = _factors(call)
     return len(factors) == 2 and [one.ndim for one in factors] == [len(left), len(right)]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from trimesh.tensor.protocol.placement import WHOLE
-from trimesh.tensor.rules.call import Call, GlobalMeta, Strategy
+from trimesh.tensor.rules.call import GlobalMeta, OperatorCall, Strategy
 from trimesh.tensor.rules.cuts import SUM
 from trimesh.tensor.rules.row import Row, words
 
@@ -14,7 +14,7 @@ _NONE, _SUMMED = 0, 2
 """Torch's numbers for reductions of a loss; 1 is the mean."""
 
 
-def _offer_nll(call: Call, _dim: int) -> Iterable[Strategy]:
+def _offer_nll(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
     value, target = call["self"], call["target"]
     if value.ndim < 2:
         return
@@ -26,7 +26,7 @@ def _offer_nll(call: Call, _dim: int) -> Iterable[Strategy]:
             yield call.strategy(args, [cut, WHOLE])
 
 
-def _offer_nll_backward(call: Call, _dim: int) -> Iterable[Strategy]:
+def _offer_nll_backward(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
     value, target, grad = call["self"], call["target"], call["grad_output"]
     if value.ndim < 2:
         return
@@ -37,7 +37,7 @@ def _offer_nll_backward(call: Call, _dim: int) -> Iterable[Strategy]:
         )
 
 
-def _offer_attention(call: Call, _dim: int) -> Iterable[Strategy]:
+def _offer_attention(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
     """Batch and heads may be cut; a mask, where it has them."""
     query, mask = call["query"], call["attn_mask"]
     if call["dropout_p"] or query.ndim != 4:
@@ -54,7 +54,7 @@ def _offer_attention(call: Call, _dim: int) -> Iterable[Strategy]:
             yield call.strategy(args, at)
 
 
-def _offer_convolution(call: Call, _dim: int) -> Iterable[Strategy]:
+def _offer_convolution(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
     value, weight = call["input"], call["weight"]
     yield call.strategy({value.index: 0}, [0])
     if call["groups"] == 1 and not call["transposed"]:
@@ -62,7 +62,7 @@ def _offer_convolution(call: Call, _dim: int) -> Iterable[Strategy]:
         yield call.strategy(args, [1])
 
 
-def _offer_convolution_backward(call: Call, _dim: int) -> Iterable[Strategy]:
+def _offer_convolution_backward(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
     grad, value = call["grad_output"], call["input"]
     mask = call["output_mask"]
     made = [0] * bool(mask[0]) + [SUM] * bool(mask[1]) + [SUM] * bool(mask[2])

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from trimesh.tensor.protocol.placement import WHOLE
-from trimesh.tensor.rules.call import Call, GlobalMeta, Strategy
+from trimesh.tensor.rules.call import GlobalMeta, OperatorCall, Strategy
 from trimesh.tensor.rules.cuts import SUM
 from trimesh.tensor.rules.row import Row, words
 
@@ -34,7 +34,7 @@ _PLAIN: Final = words("""
 """)
 
 
-def broadcast(call: Call, metas: Iterable[GlobalMeta], size: tuple[int, ...], cut: int) -> dict[int, int]:
+def broadcast(call: OperatorCall, metas: Iterable[GlobalMeta], size: tuple[int, ...], cut: int) -> dict[int, int]:
     """Return how tensors that are broadcast to a size lie where dimension `cut` of it is cut."""
     found: dict[int, int] = {}
     for meta in metas:
@@ -43,7 +43,7 @@ def broadcast(call: Call, metas: Iterable[GlobalMeta], size: tuple[int, ...], cu
     return found
 
 
-def offer(call: Call, _dim: int) -> Iterable[Strategy]:
+def offer(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
     """Any dimension may be cut, the same in all that have it; what is broadcast along it is whole."""
     size = call.metas[0].size if call.is_in_place else call.result.size
     if any(one.size != size for one in call.results):
@@ -54,7 +54,7 @@ def offer(call: Call, _dim: int) -> Iterable[Strategy]:
             yield call.strategy(args, [cut] * len(call.results))
 
 
-def _offer_linear_one(call: Call, dim: int) -> Iterable[Strategy]:
+def _offer_linear_one(call: OperatorCall, dim: int) -> Iterable[Strategy]:
     """Of one tensor: parts of a sum stay so."""
     meta = call.metas[0]
     if len(call.metas) == 1 and meta.can_sum and call.is_sum(meta, dim) and not call.is_in_place:
@@ -62,7 +62,7 @@ def _offer_linear_one(call: Call, dim: int) -> Iterable[Strategy]:
     yield from offer(call, dim)
 
 
-def _offer_sum(call: Call, dim: int) -> Iterable[Strategy]:
+def _offer_sum(call: OperatorCall, dim: int) -> Iterable[Strategy]:
     """Of two tensors of the same size: parts of two sums are parts of the sum."""
     metas = call.metas
     if (
@@ -82,7 +82,7 @@ def _is_moderate(number: object) -> bool:
     return isinstance(number, int | float) and math.isfinite(number) and abs(number) <= _FACTOR_MAX
 
 
-def _offer_multiple(call: Call, dim: int) -> Iterable[Strategy]:
+def _offer_multiple(call: OperatorCall, dim: int) -> Iterable[Strategy]:
     """By a number of some size parts of a sum of floats stay so; by others the parts alone might be infinite."""
     number, meta = call["other"], call["self"]
     is_fit = isinstance(meta, GlobalMeta) and meta.dtype.is_floating_point and meta.dtype is not torch.float16
@@ -95,7 +95,7 @@ def _offer_multiple(call: Call, dim: int) -> Iterable[Strategy]:
     yield from offer(call, dim)
 
 
-def _offer_cast(call: Call, dim: int) -> Iterable[Strategy]:
+def _offer_cast(call: OperatorCall, dim: int) -> Iterable[Strategy]:
     """A cast that loses nothing keeps parts of a sum."""
     meta, made = call.metas[0], call.result
     loses_nothing = meta.dtype.is_floating_point and torch.promote_types(meta.dtype, made.dtype) == made.dtype

@@ -8,32 +8,32 @@ from typing import Any, Final
 import torch
 
 from trimesh.tensor.protocol.placement import WHOLE
-from trimesh.tensor.rules.call import Call, Chosen, GlobalMeta, Strategy
+from trimesh.tensor.rules.call import Chosen, GlobalMeta, OperatorCall, Strategy
 from trimesh.tensor.rules.collectives import all_gathered
 from trimesh.tensor.rules.cuts import SUM
 from trimesh.tensor.rules.row import Row, words
 
 
-def _reduced(call: Call) -> list[int]:
+def _reduced(call: OperatorCall) -> list[int]:
     """Return the dimensions that a call reduces."""
     return call.dims("dim", call.metas[0].ndim)
 
 
-def _kept(call: Call, cut: int) -> int:
+def _kept(call: OperatorCall, cut: int) -> int:
     """Return where a dimension of the argument that is not reduced is in the result."""
     if call["keepdim"]:
         return cut
     return cut - sum(dim < cut for dim in _reduced(call))
 
 
-def _offer_kept(call: Call) -> Iterable[Strategy]:
+def _offer_kept(call: OperatorCall) -> Iterable[Strategy]:
     meta, gone = call.metas[0], _reduced(call)
     for cut in range(meta.ndim):
         if cut not in gone:
             yield call.strategy({0: cut}, [_kept(call, cut)] * len(call.results))
 
 
-def _offer_sum(call: Call, dim: int) -> Iterable[Strategy]:
+def _offer_sum(call: OperatorCall, dim: int) -> Iterable[Strategy]:
     yield from _offer_kept(call)
     if not call.result.can_sum:
         return
@@ -44,7 +44,7 @@ def _offer_sum(call: Call, dim: int) -> Iterable[Strategy]:
         yield call.strategy({0: cut}, [SUM])
 
 
-def _sum_parts(call: Call, chosen: Chosen) -> Callable[..., Any] | None:
+def _sum_parts(call: OperatorCall, chosen: Chosen) -> Callable[..., Any] | None:
     """The mean of a part counts by how much of the whole it is; a sum needs nothing."""
     if call.name != "mean":
         return None
@@ -64,11 +64,11 @@ def _sum_parts(call: Call, chosen: Chosen) -> Callable[..., Any] | None:
     return mean
 
 
-def _dims_of(call: Call) -> Sequence[Any]:
+def _dims_of(call: OperatorCall) -> Sequence[Any]:
     return _reduced(call), bool(call["keepdim"])
 
 
-def _offer_two(call: Call, _dim: int) -> Iterable[Strategy]:
+def _offer_two(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
     yield from _offer_kept(call)
     for cut in _reduced(call):
         yield call.strategy({0: cut}, [WHOLE] * len(call.results))
@@ -84,7 +84,7 @@ def gathered(local: torch.Tensor, chosen: Chosen, dims: Sequence[int], along: in
     return local
 
 
-def _two_steps(call: Call, chosen: Chosen) -> Callable[..., Any] | None:
+def _two_steps(call: OperatorCall, chosen: Chosen) -> Callable[..., Any] | None:
     """Reduce the own part, then what all ranks have made of theirs, which keeps NaN as torch does."""
     gone = _reduced(call)
     across = [dim for dim, cut in enumerate(chosen.args[0]) if cut in gone]
@@ -99,15 +99,15 @@ def _two_steps(call: Call, chosen: Chosen) -> Callable[..., Any] | None:
     return reduce
 
 
-Step = Callable[[Call, torch.Tensor, Sequence[int], bool], torch.Tensor]
+Step = Callable[[OperatorCall, torch.Tensor, Sequence[int], bool], torch.Tensor]
 
 
-def _norm(call: Call, value: torch.Tensor, dims: Sequence[int], keepdim: bool) -> torch.Tensor:  # noqa: FBT001 - a `Step`
+def _norm(call: OperatorCall, value: torch.Tensor, dims: Sequence[int], keepdim: bool) -> torch.Tensor:  # noqa: FBT001 - a `Step`
     made: torch.Tensor = torch.linalg.vector_norm(value, call["ord"], dims, keepdim, dtype=call["dtype"])
     return made
 
 
-def _norm_of_norms(call: Call, value: torch.Tensor, dims: Sequence[int], keepdim: bool) -> torch.Tensor:  # noqa: FBT001
+def _norm_of_norms(call: OperatorCall, value: torch.Tensor, dims: Sequence[int], keepdim: bool) -> torch.Tensor:  # noqa: FBT001
     made: torch.Tensor = torch.linalg.vector_norm(value, call["ord"], dims, keepdim)
     return made
 
@@ -116,7 +116,7 @@ def _step(function: Callable[..., torch.Tensor]) -> Step:
     return lambda _call, value, dims, keepdim: function(value, dims, keepdim=keepdim)
 
 
-def _product(call: Call, value: torch.Tensor, dims: Sequence[int], keepdim: bool) -> torch.Tensor:  # noqa: FBT001
+def _product(call: OperatorCall, value: torch.Tensor, dims: Sequence[int], keepdim: bool) -> torch.Tensor:  # noqa: FBT001
     for dim in sorted(dims, reverse=True):
         value = torch.prod(value, dim, keepdim=keepdim, dtype=call["dtype"])
     return value
@@ -137,7 +137,7 @@ _STEPS: Final[dict[str, tuple[Step, Step]]] = {
 }
 
 
-def _may_two(call: Call) -> bool:
+def _may_two(call: OperatorCall) -> bool:
     meta = call.metas[0]
     if not meta.ndim or not meta.numel:
         return False
@@ -149,11 +149,11 @@ def _may_two(call: Call) -> bool:
     return True
 
 
-def _offer_uncut(call: Call, _dim: int) -> Iterable[Strategy]:
+def _offer_uncut(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
     yield from _offer_kept(call)
 
 
-def _has_dim(call: Call) -> bool:
+def _has_dim(call: OperatorCall) -> bool:
     return isinstance(call["self"], GlobalMeta) and call.metas[0].ndim > 0 and "other" not in call.arguments
 
 

@@ -8,40 +8,40 @@ from typing import Any, Final
 import torch
 
 from trimesh.tensor.protocol.placement import WHOLE
-from trimesh.tensor.rules.call import Call, Chosen, GlobalMeta, Strategy, localized
+from trimesh.tensor.rules.call import Chosen, GlobalMeta, OperatorCall, Strategy, localized
 from trimesh.tensor.rules.cuts import SUM, part_of
 from trimesh.tensor.rules.row import Row
 
-Mapping = Callable[[Call, int], int | None]
+Mapping = Callable[[OperatorCall, int], int | None]
 """Where a dimension of the argument that is cut is in the results; None where these cannot be cut so."""
 
 
-def _same(_call: Call, cut: int) -> int:
+def _same(_call: OperatorCall, cut: int) -> int:
     return cut
 
 
-def _t(call: Call, cut: int) -> int:
+def _t(call: OperatorCall, cut: int) -> int:
     return cut if call.metas[0].ndim < 2 else 1 - cut
 
 
-def _transpose(call: Call, cut: int) -> int:
+def _transpose(call: OperatorCall, cut: int) -> int:
     ndim = call.metas[0].ndim
     one, other = call.dim("dim0", ndim), call.dim("dim1", ndim)
     return other if cut == one else one if cut == other else cut
 
 
-def _permute(call: Call, cut: int) -> int:
+def _permute(call: OperatorCall, cut: int) -> int:
     ndim = call.metas[0].ndim
     order: list[int] = [dim % ndim for dim in call["dims"]]
     return order.index(cut)
 
 
-def _unsqueeze(call: Call, cut: int) -> int:
+def _unsqueeze(call: OperatorCall, cut: int) -> int:
     at: int = call["dim"] % (call.metas[0].ndim + 1)
     return cut + (cut >= at)
 
 
-def _squeezed(call: Call) -> list[int]:
+def _squeezed(call: OperatorCall) -> list[int]:
     """Return the dimensions that a call takes away: those of length 1 in the whole."""
     meta = call.metas[0]
     named = call.dims("dim", meta.ndim) if "dim" in call.arguments else range(meta.ndim)
@@ -50,47 +50,47 @@ def _squeezed(call: Call) -> list[int]:
     return [dim for dim in named if meta.size[dim] == 1]
 
 
-def _squeeze(call: Call, cut: int) -> int | None:
+def _squeeze(call: OperatorCall, cut: int) -> int | None:
     gone = _squeezed(call)
     return None if cut in gone else cut - sum(dim < cut for dim in gone)
 
 
-def _expand(call: Call, cut: int) -> int | None:
+def _expand(call: OperatorCall, cut: int) -> int | None:
     meta = call.metas[0]
     at = cut + call.result.ndim - meta.ndim
     return at if call.result.size[at] == meta.size[cut] else None
 
 
-def _select(call: Call, cut: int) -> int | None:
+def _select(call: OperatorCall, cut: int) -> int | None:
     dim = call.dim("dim", call.metas[0].ndim)
     return None if cut == dim else cut - (cut > dim)
 
 
-def _slice(call: Call, cut: int) -> int | None:
+def _slice(call: OperatorCall, cut: int) -> int | None:
     meta = call.metas[0]
     dim = call.dim("dim", meta.ndim)
     return cut if cut != dim or (call["step"] == 1 and call.result.size[dim] == meta.size[dim]) else None
 
 
-def _other(call: Call, cut: int) -> int | None:
+def _other(call: OperatorCall, cut: int) -> int | None:
     return None if cut == call.dim("dim", call.metas[0].ndim) else cut
 
 
-def _unfold(call: Call, cut: int) -> int | None:
+def _unfold(call: OperatorCall, cut: int) -> int | None:
     return None if cut == call.dim("dimension", call.metas[0].ndim) else cut
 
 
-def _diagonal(call: Call, cut: int) -> int | None:
+def _diagonal(call: OperatorCall, cut: int) -> int | None:
     ndim = call.metas[0].ndim
     gone = {call.dim("dim1", ndim), call.dim("dim2", ndim)}
     return None if cut in gone else cut - sum(dim < cut for dim in gone)
 
 
-def _pairs(call: Call, cut: int) -> int | None:
+def _pairs(call: OperatorCall, cut: int) -> int | None:
     return None if cut == call.metas[0].ndim - 1 else cut
 
 
-def _bytes(call: Call, cut: int) -> int | None:
+def _bytes(call: OperatorCall, cut: int) -> int | None:
     meta = call.metas[0]
     return cut if meta.dtype.itemsize == call.result.dtype.itemsize or cut < meta.ndim - 1 else None
 
@@ -120,7 +120,7 @@ def groups_of(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[in
     return found
 
 
-def _target(call: Call, cut: int) -> tuple[int, bool] | None:
+def _target(call: OperatorCall, cut: int) -> tuple[int, bool] | None:
     """Return which dimension of the result a view has in the place of one, and whether unequal parts are the same."""
     before, after = call.metas[0].size, call.result.size
     if before == after:
@@ -136,7 +136,7 @@ def _target(call: Call, cut: int) -> tuple[int, bool] | None:
     return news[0], len(olds) == len(news) == 1
 
 
-def _view(call: Call, cut: int) -> int | None:
+def _view(call: OperatorCall, cut: int) -> int | None:
     found = _target(call, cut)
     if found is None:
         return None
@@ -158,7 +158,7 @@ _MAPPINGS: Final[dict[str, Mapping]] = {
 _RESIZED: Final = frozenset({"view", "_unsafe_view"})
 
 
-def _offer(call: Call, dim: int) -> Iterable[Strategy]:
+def _offer(call: OperatorCall, dim: int) -> Iterable[Strategy]:
     meta = call.metas[0]
     cut, count = meta.cuts[dim], len(call.results)
     if call.name == "view" and "dtype" in call.arguments:
@@ -179,7 +179,7 @@ def _offer(call: Call, dim: int) -> Iterable[Strategy]:
             yield call.strategy({0: WHOLE}, [found[0]])
 
 
-def _localize(call: Call, chosen: Chosen) -> Callable[..., Any] | None:
+def _localize(call: OperatorCall, chosen: Chosen) -> Callable[..., Any] | None:
     if call.name == "squeeze":  # a part may be of length 1 where the whole is not
         gone = _squeezed(call)
         return lambda local, *_: torch.ops.aten.squeeze.dims(local, gone)
@@ -206,7 +206,7 @@ def _localize(call: Call, chosen: Chosen) -> Callable[..., Any] | None:
     return view
 
 
-def _offer_backward(call: Call, dim: int) -> Iterable[Strategy]:
+def _offer_backward(call: OperatorCall, dim: int) -> Iterable[Strategy]:
     """The result has `input_sizes`; dimensions but those that were looked at lie as the gradient's."""
     meta, made = call.metas[0], call.result
     if meta.can_sum and call.is_sum(meta, dim):
@@ -217,18 +217,18 @@ def _offer_backward(call: Call, dim: int) -> Iterable[Strategy]:
             yield call.strategy({0: own}, [cut])
 
 
-def _from_diagonal(call: Call, cut: int) -> int | None:
+def _from_diagonal(call: OperatorCall, cut: int) -> int | None:
     ndim = call.result.ndim
     gone = {call.dim("dim1", ndim), call.dim("dim2", ndim)}
     return None if cut in gone else cut - sum(dim < cut for dim in gone)
 
 
-def _from_select(call: Call, cut: int) -> int | None:
+def _from_select(call: OperatorCall, cut: int) -> int | None:
     dim = call.dim("dim", call.result.ndim)
     return None if cut == dim else cut - (cut > dim)
 
 
-def _from_slice(call: Call, cut: int) -> int | None:
+def _from_slice(call: OperatorCall, cut: int) -> int | None:
     return None if cut == call.dim("dim", call.result.ndim) else cut
 
 
@@ -238,11 +238,11 @@ _BACKWARD: Final[dict[str, Mapping]] = {
 }  # fmt: skip
 
 
-def _localize_backward(call: Call, chosen: Chosen) -> Callable[..., Any]:
+def _localize_backward(call: OperatorCall, chosen: Chosen) -> Callable[..., Any]:
     return localized(call, input_sizes=chosen.result_size(0, call.result))
 
 
-def _offer_scatter(call: Call, _dim: int) -> Iterable[Strategy]:
+def _offer_scatter(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
     mapping = _SCATTERS[call.name]
     src = call["src"]
     assert isinstance(src, GlobalMeta)
