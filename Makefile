@@ -45,7 +45,7 @@ native_sources := $(shell find build.zig build.zig.zon native -type f 2>/dev/nul
 .DELETE_ON_ERROR:
 .PHONY: help demo test check lint format types mypy pyright layers zig-check races fuzz bench bench-smoke stress soak \
 	soak-proc soak-alone tensor-fuzz mutate mutations test-verbs seeds fresh-seeds scenarios build-native wheel coverage \
-	setup setup-dev clean site
+	setup setup-dev clean site tutorial
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1##/p' $(MAKEFILE_LIST) | awk -F '## ' '{ printf "  make %-14s%s\n", $$1, $$2 }'
@@ -92,6 +92,10 @@ check: lint types layers zig-check  ## every static check, and the native librar
 site: setup-dev  ## the documentation as build/site, checked
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f website/mkdocs.yml
 	$(PY) -m website.check build/site
+
+# Installs the package, with torch, in an environment of its own below a temporary home folder.
+tutorial: setup-dev  ## follow the tutorial literally, by its commands only
+	$(PY) -m website.tutorial
 
 lint: setup-dev  ## ruff: lint and format; spelling
 	$(BIN)/ruff check .

@@ -47,7 +47,12 @@ def content(path: str) -> str:
 
 
 def repository_path(page: str) -> str:
-    """Return the path in the repository of a page of the site."""
+    """Return the path in the repository of a page of the site.
+
+    Pages of public names have docstrings, whose links start at the root.
+    """
+    if page.startswith("reference/api/"):
+        return posixpath.basename(page)
     return {site: path for path, site in pages().items()}.get(page, f"{DOCS}/{page}")
 
 

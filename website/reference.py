@@ -19,7 +19,7 @@ GROUPS = {
         "Errors",
         "Exceptions, and where they came from.",
     ),
-    "events": ("Events", "Records of `mesh.events()`. In a table: [Events](../events.md)."),
+    "events": ("Events", "Records of `mesh.events()`. In a table: [Events](docs/reference/events.md)."),
 }
 """Pages of the names of `trimesh` itself, with title and first line. Each other page is one public package."""
 
@@ -115,7 +115,8 @@ def limits_page() -> str:
         "# Limits",
         "Every queue, retry, buffer and wait has a bound with a name, a unit and a reason, in `trimesh.limits`. "
         "They are constants of a release: what programs may choose is an option of the call or the block concerned. "
-        "What happens at a bound is either a wait, which can be cancelled, or an error that names it.",
+        "What happens at a bound is either a wait, which can be cancelled, or an error that names it "
+        "([Exceptions](exceptions.md)).",
     ]
     for path in sorted((SOURCE / "trimesh" / "limits").glob("[a-z]*.py")):
         title = (ast.get_docstring(parsed(f"trimesh.limits.{path.stem}")) or path.stem).splitlines()[0].rstrip(".")

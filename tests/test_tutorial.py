@@ -1,0 +1,95 @@
+"""The programs of the tutorial print what it says. `make tutorial` follows it literally, its set-up included."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.program_template import Run, running
+from website.tutorial import Command, File, differences, pages, steps
+
+COMMAND_SECONDS = 100.0
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Run programs in copies of one interpreter."""
+    with running() as run_program:
+        yield run_program
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the reader, with all files of the tutorial."""
+    made = tmp_path_factory.mktemp("words")
+    for step in (step for page in pages() for step in steps(page)):
+        if isinstance(step, File):
+            (made / step.name).write_text(step.text)
+    return made
+
+
+def programs(with_torch: bool) -> list[Command]:
+    """Return the commands that run a program of the tutorial."""
+    found = [step for page in pages() for step in steps(page) if isinstance(step, Command)]
+    named = [step for step in found if step.line.startswith("python ") and step.line.endswith(".py")]
+    return [step for step in named if "-m" not in step.line and (step.line == "python sums.py") == with_torch]
+
+
+def check(run: Run, command: Command, folder: Path) -> None:
+    """Run a program and compare what it prints."""
+    done = run(folder / command.line.removeprefix("python "), cwd=folder, seconds=COMMAND_SECONDS)
+    assert differences(command, done.stdout, done.stderr) == ""
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("command", programs(with_torch=False), ids=lambda command: command.line)
+def test_program_prints_what_the_tutorial_says(command: Command, run: Run, folder: Path) -> None:
+    check(run, command, folder)
+
+
+@pytest.mark.real
+@pytest.mark.torch
+@pytest.mark.parametrize("command", programs(with_torch=True), ids=lambda command: command.line)
+def test_program_with_torch_prints_what_the_tutorial_says(command: Command, run: Run, folder: Path) -> None:
+    check(run, command, folder)
+
+
+@pytest.mark.real
+def test_suite_of_the_tutorial_passes(folder: Path) -> None:
+    """With fewer seeds than it says."""
+    options = ["-q", "-p", "no:cacheprovider", "-p", "trimesh.testing.plugin", "-c", "/dev/null", "--mesh-seeds", "3"]
+    command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(folder), "test_wordcount.py"]
+
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+    assert "3 passed" in done.stdout, done.stdout
+
+
+def test_every_page_of_the_tutorial_is_followed() -> None:
+    shown = set(pages())
+
+    assert shown == {path.name for path in Path("docs/tutorial").absolute().glob("*.md")}
+    assert len(programs(with_torch=False)) >= 8
+
+
+@pytest.mark.parametrize(
+    ("printed", "stdout", "stderr", "is_same"),
+    [
+        (("a", "b"), "a\nb\n", "", True),
+        (("a", "b"), "b\na\n", "", False),
+        (("a",), "a\nb\n", "", False),
+        (("a", "b"), "a\n", "", False),
+        (("a", "..."), "a\nb\nc\n", "", True),
+        (("pid ...",), "pid 42\n", "", True),
+        (("x",), "", "x\n", True),
+        (("p[gpus=1] | b", "a", "p[gpus=0] | b"), "a\np[gpus=0] | b\np[gpus=1] | b\n", "", True),
+        (("p[gpus=1] | b", "a"), "a\n", "", False),
+    ],
+)
+def test_differences(printed: tuple[str, ...], stdout: str, stderr: str, is_same: bool) -> None:
+    said = differences(Command("python a.py", printed), stdout, stderr)
+
+    assert (said == "") == is_same
