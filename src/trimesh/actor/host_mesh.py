@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 from trimesh._runtime.life import OwnedHost, adopt_procs, check_per_host, open_procs, open_warm_host
 from trimesh._runtime.spawner import ProcOptions
-from trimesh._runtime.system import SEED_MAX, checked_output
+from trimesh._runtime.system import SEED_MAX, Bind, checked_bind, checked_output
 from trimesh._supervision.policy import FailFast, Policy, checked_policy
 from trimesh._supervision.units import check_units
 from trimesh.actor import mesh_kinds
@@ -56,6 +56,7 @@ class HostMesh:
         pickle: Pickle | None = None,
         seed: int | None = None,
         rendezvous: bool = False,
+        bind: Bind | None = None,
     ) -> Spawning[ProcMesh]:
         """Start processes: `async with this_host().spawn_procs({"gpus": 4}) as procs:`.
 
@@ -81,6 +82,9 @@ class HostMesh:
                 how often it was restarted; not meshes that are spawned inside.
             rendezvous: Set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun
                 does, and hold the port while the mesh lives: `torch.distributed.init_process_group()` finds the others.
+            bind: CPUs that each process runs on alone, among those that this one may use: "cores" gives each its share
+                of the cores, with their hardware threads; "numa" of the NUMA nodes, which several may share; a function
+                of the point and the cores (a tuple of sets of CPUs) returns a set of CPUs. None leaves them all.
 
         Returns:
             What is entered (the block owns the mesh) or, on a warm host, awaited (the host's block does).
@@ -104,6 +108,7 @@ class HostMesh:
             seed=_checked_seed(seed),
             rendezvous=rendezvous,
             settings=settings,
+            bind=checked_bind(bind),
         )
         policy = FailFast() if supervision is None else checked_policy(supervision)
         check_units(policy, extent)

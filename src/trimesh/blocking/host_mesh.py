@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from trimesh._runtime.system import Bind
 from trimesh._supervision.policy import Policy
 from trimesh.actor import host_mesh
 from trimesh.actor.host_mesh import Env, Output, Pickle
@@ -45,6 +46,7 @@ class HostMesh:
         pickle: Pickle | None = None,
         seed: int | None = None,
         rendezvous: bool = False,
+        bind: Bind | None = None,
     ) -> Spawning[ProcMesh]:
         """Start processes: `with this_host().spawn_procs({"gpus": 4}) as procs:`, or `.open()`.
 
@@ -64,6 +66,7 @@ class HostMesh:
             pickle=pickle,
             seed=seed,
             rendezvous=rendezvous,
+            bind=bind,
         )
         return Spawning(f"spawn_procs({dict(per_host)})", make, ProcMesh, self._home)
 

@@ -121,6 +121,7 @@ def _spec(request: LaunchRequest) -> LaunchSpec:
         output=request.output,
         python=request.python,
         preload=request.preload,
+        cpus=request.cpus,
         pickled=request.pickled,
         settings=request.settings,
         entry=request.entry or ENTRY,

@@ -22,6 +22,7 @@ from trimesh._runtime.meshes.block import Block, Owned, run_block
 from trimesh._runtime.meshes.proc_members import ProcMembers
 from trimesh._runtime.peers.host import Host
 from trimesh._runtime.spawner.proc_options import ProcOptions
+from trimesh._runtime.system.cpu_binding import CpuBinding, machine_here, own_cpus, simulated_machine
 from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.reference import MemberInfo, MeshInfo
 from trimesh._supervision.policy import FailFast, Policy, Restart, is_healing
@@ -92,6 +93,14 @@ def _proc_members(
     proc: Proc, host: Host, block: Block, name: str, extent: Extent, options: ProcOptions, policy: Policy
 ) -> ProcMembers:
     whole = Region(extent, mesh=MeshId(proc.new_id()))
+    if options.bind is not None:
+        machine = simulated_machine(len(whole)) if proc.is_simulated else machine_here()
+        try:
+            options = msgspec.structs.replace(options, binding=CpuBinding(options.bind, len(whole), machine))
+        except SpawnError as error:
+            raise MeshErrorGroup(f"{name} could not be started", [error], mesh=name) from None
+    elif family_of(proc) != proc.proc_id and not proc.is_simulated:
+        options = msgspec.structs.replace(options, binding=own_cpus())
     return ProcMembers(proc, host, block, name, whole, options, policy)
 
 

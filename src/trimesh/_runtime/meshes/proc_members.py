@@ -194,6 +194,7 @@ class ProcMembers:
             output=output,
             python=options.python,
             preload=options.preload,
+            cpus=() if options.binding is None else options.binding.cpus_of(point),
             grace=options.grace,
             seed=self._seed,
             pickled=self.proc.values.is_pickled,

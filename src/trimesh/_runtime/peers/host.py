@@ -30,6 +30,7 @@ class LaunchRequest(msgspec.Struct, frozen=True):
         preload: Modules to import first, unless the host has them.
         grace: Seconds for clean-up.
         seed: Of the mesh.
+        cpus: It runs on these alone; empty for those of the host.
         pickled: Whether values are pickled in the family.
         settings: That it has.
         entry: `module:function` that it runs instead of serving its owner: what a test lets fail; None serves.
@@ -46,6 +47,7 @@ class LaunchRequest(msgspec.Struct, frozen=True):
     preload: tuple[str, ...]
     grace: float
     seed: int
+    cpus: tuple[int, ...] = ()
     pickled: bool = True
     settings: Settings = Settings()
     entry: str | None = None

@@ -207,6 +207,11 @@ def take_over(launch: wire.Launch, preload_env: Mapping[bytes, bytes]) -> None:
         time.tzset()
     os.umask(context.umask)
     _set_limits(context.rlimits)
+    if launch.cpus:
+        try:
+            os.sched_setaffinity(0, launch.cpus)
+        except OSError as error:
+            raise RefusalError(f"cannot run on the CPUs {', '.join(map(str, launch.cpus))} alone: {error}") from None
     if context.cwd:
         try:
             os.chdir(context.cwd)

@@ -213,6 +213,7 @@ class Launcher:
             preload=tuple(dict.fromkeys((*self._preload, *spec.preload))),
             output=output,
             output_path=path,
+            cpus=spec.cpus,
         )
 
     def _take_launched(self, spec: LaunchSpec, received: Received, on_exit: ExitHook | None) -> Child | None:

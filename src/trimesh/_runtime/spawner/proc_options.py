@@ -7,12 +7,17 @@ from typing import Any
 
 import msgspec
 
+from trimesh._runtime.system.cpu_binding import Bind, CpuBinding
 from trimesh.config import Settings
 from trimesh.shape.point import Point
 
 
 class ProcOptions(msgspec.Struct, frozen=True):
-    """How the processes of one mesh are started; see `HostMesh.spawn_procs`."""
+    """How the processes of one mesh are started; see `HostMesh.spawn_procs`.
+
+    Attributes:
+        binding: What has come of `bind` on the machine that they start on.
+    """
 
     env: Mapping[str, str] | Callable[[Point], Mapping[str, str]] | None = None
     setup: Callable[[], Any] | None = None
@@ -23,4 +28,6 @@ class ProcOptions(msgspec.Struct, frozen=True):
     seed: int | None = None
     pickled: bool | None = None
     rendezvous: bool = False
+    bind: Bind | None = None
+    binding: CpuBinding | None = None
     settings: Settings = Settings()

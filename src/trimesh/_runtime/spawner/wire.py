@@ -91,6 +91,7 @@ class Launch(Record, frozen=True, tag=True, kw_only=True):
         preload: Imported in the new process before it enters, unless they are there.
         output: "forward", "inherit", "discard", or "file".
         output_path: For "file".
+        cpus: What it runs on alone; empty for the CPUs of the spawner.
     """
 
     request: Request
@@ -101,6 +102,7 @@ class Launch(Record, frozen=True, tag=True, kw_only=True):
     preload: tuple[str, ...] = ()
     output: str = "forward"
     output_path: bytes = b""
+    cpus: tuple[Count, ...] = ()
 
 
 class Entered(Record, frozen=True, tag=True):

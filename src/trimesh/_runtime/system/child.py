@@ -39,6 +39,7 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
             "discard", or a path to append both streams to.
         python: Interpreter to execute; None forks the spawner.
         preload: Modules imported before the worker enters.
+        cpus: It runs on these alone; empty for those of the spawner.
         entry: `module:function` that is called as `(config, link, broker, lifelines) -> exit code`.
         pickled: Whether values are pickled in its family.
         settings: That it has.
@@ -58,6 +59,7 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     output: OutputMode = "forward"
     python: str | None = None
     preload: tuple[str, ...] = ()
+    cpus: tuple[int, ...] = ()
     entry: str = records.ENTRY
     pickled: bool = True
     settings: Settings = Settings()

@@ -1,0 +1,147 @@
+"""Which CPUs each process of a mesh may run on: its share of the cores, or of the NUMA nodes, of this machine.
+
+Only CPUs count that this process itself may use: its affinity, which is within the cpuset of its cgroup. A share is a
+run of neighbours: of C cores, sorted by node, the process of rank r of n gets those from r*C/n up to (r+1)*C/n.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+import msgspec
+
+from trimesh.errors import SpawnError
+from trimesh.shape.point import Point
+
+Cores = tuple[frozenset[int], ...]
+"""Cores of a machine: the CPUs, its hardware threads, of each."""
+
+Bind = Literal["cores", "numa"] | Callable[[Point, Cores], Iterable[int]]
+"""How the CPUs of each process are chosen; see `HostMesh.spawn_procs`."""
+
+_SYSTEM: Final = Path("/sys/devices/system")
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """What this process may use of its machine.
+
+    Attributes:
+        cores: Neighbours side by side.
+        nodes: CPUs of each NUMA node that has any.
+    """
+
+    cores: Cores
+    nodes: tuple[frozenset[int], ...]
+
+    @property
+    def cpus(self) -> frozenset[int]:
+        """All CPUs."""
+        return frozenset().union(*self.cores)
+
+
+def machine_here(available: Iterable[int] | None = None, system: Path = _SYSTEM) -> Machine:
+    """Return what this process may use of its machine; where the kernel does not say, each CPU is a core of one node.
+
+    Args:
+        available: CPUs that may be used; by default the affinity of the calling thread.
+        system: Where the kernel describes its devices.
+    """
+    usable = frozenset(os.sched_getaffinity(0) if available is None else available)
+    described = sorted(system.glob("node/node[0-9]*"), key=lambda path: int(path.name[4:]))
+    listed = [_cpus_of(path / "cpulist") & usable for path in described]
+    rest = usable.difference(*listed)
+    nodes = tuple(node for node in [*listed, rest] if node)
+    cores: list[frozenset[int]] = []
+    for cpu in (cpu for node in nodes for cpu in sorted(node)):
+        if not any(cpu in core for core in cores):
+            siblings = _cpus_of(system / f"cpu/cpu{cpu}/topology/thread_siblings_list")
+            cores.append((siblings | {cpu}) & usable)
+    return Machine(tuple(cores), nodes)
+
+
+def own_cpus() -> CpuBinding:
+    """Return what keeps processes on the CPUs of the one that starts them, whatever those of the spawner are."""
+    return CpuBinding(lambda _, cores: cores[0], 0, Machine((frozenset(os.sched_getaffinity(0)),), ()))
+
+
+def simulated_machine(count: int) -> Machine:
+    """Return a machine of one node with so many cores, of one CPU each."""
+    cores = tuple(frozenset({cpu}) for cpu in range(count))
+    return Machine(cores, (frozenset(range(count)),))
+
+
+def _cpus_of(path: Path) -> frozenset[int]:
+    """Read a list as the kernel writes it, `0-3,8`; nothing where there is none."""
+    try:
+        text = path.read_text(encoding="ascii").strip()
+        ends = [[int(end) for end in part.split("-")] for part in text.split(",") if part]
+        return frozenset(cpu for part in ends for cpu in range(part[0], part[-1] + 1))
+    except (OSError, ValueError):
+        return frozenset()
+
+
+class CpuBinding:
+    """Chooses the CPUs of the processes of one mesh.
+
+    Raises:
+        SpawnError: "cores" is asked for, and there are fewer of them than processes.
+    """
+
+    def __init__(self, bind: Bind, count: int, machine: Machine) -> None:
+        self._bind = bind
+        self._count = count
+        self._machine = machine
+        if bind == "cores" and len(machine.cores) < count:
+            raise SpawnError(
+                f'bind="cores" needs a core for each process, got {count} processes and {len(machine.cores)} cores '
+                f"that this process may use (CPUs {_shown(machine.cpus)}): start fewer, or bind by a function"
+            )
+
+    def cpus_of(self, point: Point) -> tuple[int, ...]:
+        """Return the CPUs of the process at a point, in order.
+
+        Raises:
+            SpawnError: What the function of the user gives is no set of CPUs that this process may use.
+        """
+        if callable(self._bind):
+            return self._checked(self._bind(point, self._machine.cores), point)
+        groups = self._machine.cores if self._bind == "cores" else self._machine.nodes
+        return tuple(sorted(frozenset().union(*_share(groups, point.rank, self._count))))
+
+    def _checked(self, given: Any, point: Point) -> tuple[int, ...]:
+        try:
+            found = frozenset(given)
+        except TypeError:
+            found = frozenset()
+        if not found or not found <= self._machine.cpus:
+            raise SpawnError(
+                f"the function bind= must return some of the CPUs {_shown(self._machine.cpus)}, which this process may "
+                f"use, got {given!r} for {point!r}"
+            )
+        return tuple(sorted(found))
+
+
+def _share(groups: Sequence[frozenset[int]], rank: int, count: int) -> Sequence[frozenset[int]]:
+    """Return the groups of a rank; where there are fewer than ranks, neighbours share one."""
+    first = rank * len(groups) // count
+    return groups[first : max(first + 1, (rank + 1) * len(groups) // count)]
+
+
+def _shown(cpus: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(cpus)))
+
+
+def checked_bind(bind: Any) -> Bind | None:
+    """Return `bind`.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if bind is None or bind in ("cores", "numa") or callable(bind):
+        return cast("Bind | None", bind)
+    raise TypeError(
+        f'bind must be "cores", "numa", or a function of the point and the cores that returns CPUs, got {bind!r}'
+    )
