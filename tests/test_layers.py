@@ -127,7 +127,7 @@ FROM_RUNTIME = re.compile(r"from trimesh\._runtime\.([\w.]+) import (?:\(([^)]*)
 
 REACHED_INTO = {
     *("actors.agent", "actors.cell", "actors.context", "calls.outgoing"),
-    *("life.current", "life.dump", "life.family", "life.proc", "life.sites", "life.worker"),
+    *("life.current", "life.dumping", "life.family", "life.proc", "life.sites", "life.worker"),
     *("peers.host", "peers.incoming", "peers.parcel", "peers.peer"),
     *("system.exits", "system.import_watch", "system.records", "system.seeds"),
     *("tasks.crossing", "tasks.foreign", "tasks.interrupt"),
@@ -149,6 +149,20 @@ def test_packages_above_the_runtime_come_in_by_the_doors_of_its_rooms() -> None:
 
     assert {package for package, modules in past.items() if modules} == {"aio", "blocking", "testing"}
     assert set().union(*past.values()) == REACHED_INTO
+
+
+def test_doors_export_no_function_that_is_named_as_a_module_of_the_room() -> None:
+    """Otherwise `from trimesh._runtime.life import dump` is the one or the other, by what was imported before."""
+    doors = {path: path.read_text() for path in (ROOT / "src" / "trimesh").rglob("__init__.py")}
+    exported = re.compile(r"^(?:from [\w.]+ import (?:\(([^)]*)\)|(.*)))", re.MULTILINE)
+    names = {
+        path.parent: {name.strip() for found in exported.findall(text) for one in found for name in one.split(",")}
+        for path, text in doors.items()
+    }
+
+    assert [
+        folder / name for folder, exports in names.items() for name in exports if (folder / f"{name}.py").exists()
+    ] == []
 
 
 def test_rooms_of_the_package_are_small_enough_to_be_seen_at_once() -> None:

@@ -61,7 +61,7 @@ _FILES = {
     "trimesh/_runtime/life/proc": "tables of the process",
     "trimesh/_routing": "call, collector",
     "trimesh/_runtime/calls/call_set": "call, collector",
-    "trimesh/_runtime/calls/invoke": "call, collector",
+    "trimesh/_runtime/calls/invocation": "call, collector",
     "trimesh/_runtime/calls/outgoing": "call, collector",
     "trimesh/_runtime/calls/outgoing_stream": "call, collector",
     "trimesh/_runtime/actors/cell": "mailbox, slot",

@@ -13,7 +13,7 @@ from tests.runtime.frames import RecordingLink, RecordingTransport
 
 from trimesh import limits
 from trimesh._routing.collector import LocalFailure, Raised, Returned, Withdrawn
-from trimesh._runtime.calls.invoke import Err, value_of
+from trimesh._runtime.calls.invocation import Err, value_of
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.calls.request import Request
 from trimesh._runtime.life.proc import Proc

@@ -9,7 +9,7 @@ from trimesh.blocking.cancelled import Cancelled, TimeLimit, fail_after, move_on
 from trimesh.blocking.crossing import CallFuture
 from trimesh.blocking.endpoint import Endpoint, Verb
 from trimesh.blocking.event_stream import EventStream
-from trimesh.blocking.face import face
+from trimesh.blocking.faces import face
 from trimesh.blocking.host_mesh import HostMesh, this_host, this_proc
 from trimesh.blocking.proc_mesh import ProcMesh
 from trimesh.blocking.spawning import Spawning

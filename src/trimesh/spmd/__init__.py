@@ -7,6 +7,6 @@ the others; nothing of them outlives the call.
 
 from trimesh.spmd.actor import SPMDActor
 from trimesh.spmd.failure import ScriptFailed
-from trimesh.spmd.run import env, run
+from trimesh.spmd.program import env, run
 
 __all__ = ["SPMDActor", "ScriptFailed", "env", "run"]

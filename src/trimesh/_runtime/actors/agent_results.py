@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trimesh._runtime.calls.invoke import Err, Result
+from trimesh._runtime.calls.invocation import Err, Result
 from trimesh.errors import LinkLost, MeshErrorGroup, MeshStopped, ProcDied, Unresponsive
 
 

@@ -4,7 +4,7 @@
 """
 
 from trimesh._runtime.calls.call_set import CallSet, SetCall
-from trimesh._runtime.calls.invoke import (
+from trimesh._runtime.calls.invocation import (
     Err,
     Ok,
     Result,

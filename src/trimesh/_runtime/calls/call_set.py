@@ -13,7 +13,7 @@ from typing import Any
 import trio
 
 from trimesh import limits
-from trimesh._runtime.calls.invoke import budget_until, encode_request
+from trimesh._runtime.calls.invocation import budget_until, encode_request
 from trimesh._runtime.calls.outgoing import AnyWait, OutgoingCall
 from trimesh._runtime.calls.process import CallingProc
 from trimesh._runtime.calls.request import Request

@@ -23,7 +23,7 @@ import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._runtime.calls.invoke import Ok, invoke
+from trimesh._runtime.calls.invocation import Ok, invoke
 from trimesh._runtime.calls.process import CallingProc
 from trimesh._runtime.calls.request import Request
 from trimesh._runtime.peers.target import Target

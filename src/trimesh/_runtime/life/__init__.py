@@ -2,7 +2,7 @@
 
 from trimesh._runtime.life.controller import lease_proc
 from trimesh._runtime.life.current import current_proc, find_proc, find_proc_anywhere, proc_for
-from trimesh._runtime.life.dump import dump
+from trimesh._runtime.life.dumping import dump
 from trimesh._runtime.life.ownership import (
     ActorPlan,
     OwnedHost,

@@ -18,7 +18,7 @@ from trimesh import limits
 from trimesh._runtime.actors.agent_results import errors_of, is_silent, news_of, raise_errors
 from trimesh._runtime.actors.recipe import Recipe, keep
 from trimesh._runtime.actors.supervision_log import log_kept_back
-from trimesh._runtime.calls.invoke import Result, invoke, invoke_until, post_nowait
+from trimesh._runtime.calls.invocation import Result, invoke, invoke_until, post_nowait
 from trimesh._runtime.calls.membership import Membership, Standing
 from trimesh._runtime.calls.request import Request
 from trimesh._runtime.meshes.block import Block

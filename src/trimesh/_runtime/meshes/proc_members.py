@@ -18,7 +18,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.actors.agent_results import raise_errors
 from trimesh._runtime.actors.supervision_log import log_kept_back
-from trimesh._runtime.calls.invoke import Ok, invoke, post_nowait
+from trimesh._runtime.calls.invocation import Ok, invoke, post_nowait
 from trimesh._runtime.calls.membership import family_of
 from trimesh._runtime.calls.request import Request
 from trimesh._runtime.meshes.actor_members import ActorMembers

@@ -1,8 +1,8 @@
 """This process and its children, as the operating system sees them: started, watched, ended, diagnosed."""
 
 from trimesh._runtime.system.child import checked_output
+from trimesh._runtime.system.command import run_process
 from trimesh._runtime.system.cpu_binding import Bind, checked_bind
-from trimesh._runtime.system.run_process import run_process
 from trimesh._runtime.system.seeds import SEED_MAX
 from trimesh._runtime.system.settings_source import read_sources
 

@@ -18,7 +18,7 @@ import trio
 
 from trimesh._runtime.actors.cell import Cell
 from trimesh._runtime.life.current import current_proc
-from trimesh._runtime.life.dump import dump
+from trimesh._runtime.life.dumping import dump
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.life.sites import ReadingProc
 from trimesh._runtime.peers.host import LaunchRequest
