@@ -45,7 +45,7 @@ native_sources := $(shell find build.zig build.zig.zon native -type f 2>/dev/nul
 .DELETE_ON_ERROR:
 .PHONY: help demo test check lint format types mypy pyright layers zig-check races fuzz bench bench-smoke stress soak \
 	soak-proc soak-alone tensor-fuzz mutate mutations test-verbs seeds fresh-seeds scenarios build-native wheel coverage \
-	setup setup-dev clean site tutorial
+	setup setup-dev clean site tutorial release
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1##/p' $(MAKEFILE_LIST) | awk -F '## ' '{ printf "  make %-14s%s\n", $$1, $$2 }'
@@ -100,7 +100,7 @@ tutorial: setup-dev  ## follow the tutorial literally, by its commands only
 lint: setup-dev  ## ruff: lint and format; spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/codespell src native tests examples bench docs website *.md *.toml *.py Makefile
+	$(BIN)/codespell src native tests examples bench docs release website *.md *.toml *.py Makefile
 
 format: setup-dev  ## let ruff and zig format the sources
 	$(BIN)/ruff check --fix .
@@ -188,6 +188,11 @@ build-native: setup-dev  ## compile the native library after a change
 
 wheel: | $(PY)  ## dist/*.whl for this machine (TRIMESH_ZIG_TARGET for another)
 	$(PY) -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist .
+
+# Everything but the upload, checked; REHEARSE=1 before the changelog has the version. Minutes.
+release:  ## the files of a release as dist/, for four targets, checked
+	@$(MAKE) --no-print-directory EXTRA=release setup
+	$(PY) -m release $(if $(REHEARSE),--rehearse)
 
 clean:  ## remove what was built, keep the environments
 	rm -rf build dist .zig-cache zig-out .mypy_cache .pytest_cache .ruff_cache .import_linter_cache $(LIBRARY)

@@ -28,6 +28,18 @@ def imported() -> dict[str, object]:
     return found
 
 
+OWN_MODULES_MAX = 215
+ALL_MODULES_MAX = 490
+"""A count, not a time, so that it means the same everywhere. Raise it for what every program needs, and for that only."""
+
+
+def test_import_stays_within_its_budget_of_modules(imported: dict[str, list[str]]) -> None:
+    own = [name for name in imported["modules"] if name.partition(".")[0] == "trimesh"]
+
+    assert len(own) <= OWN_MODULES_MAX
+    assert len(imported["modules"]) <= ALL_MODULES_MAX
+
+
 @pytest.mark.parametrize("heavy", ["torch", "numpy", "trimesh._native", "_cffi_backend"])
 def test_import_loads_no_heavy_module(imported: dict[str, list[str]], heavy: str) -> None:
     assert [name for name in imported["modules"] if name == heavy or name.startswith(f"{heavy}.")] == []

@@ -199,7 +199,7 @@ pub const Library = struct {
                 loading.close(handle);
                 return null;
             };
-            @field(self.call, field.name) = @ptrCast(function);
+            @field(self.call, field.name) = @ptrCast(@alignCast(function));
         }
         self.path = std.mem.span(loading.fileOf(@ptrCast(self.call.init_version)) orelse path);
         self.version = std.mem.span(self.call.get_version_string());

@@ -10,13 +10,13 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from threading import get_ident
-from typing import Any
 
 import msgspec
 import torch
 import trio
 
 from trimesh import limits
+from trimesh._wire.memory.regions import memory_at
 from trimesh.errors import LimitExceeded
 from trimesh.tensor.controller.call import call_kernel
 from trimesh.tensor.controller.plan import Meta
@@ -114,5 +114,4 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
         # By strides of its own: one that has a single element counts as contiguous whatever its strides are.
         copy = torch.empty(tensor.size(), dtype=tensor.dtype).copy_(tensor.detach())
         flat = copy.reshape(-1).view(torch.uint8) if copy.numel() else torch.empty(0, dtype=torch.uint8)
-        bytes_: Any = flat.numpy()
-        return memoryview(bytes_)
+        return memory_at(flat.data_ptr(), flat.numel(), flat)  # torch's own way needs numpy, which need not be there
