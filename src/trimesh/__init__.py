@@ -62,6 +62,7 @@ from trimesh.errors import (
 from trimesh.events.records import (
     Died,
     Failed,
+    Failure,
     GaveUp,
     Lagged,
     Restarted,
@@ -122,6 +123,7 @@ __all__ = [
     "Extent",
     "FailFast",
     "Failed",
+    "Failure",
     "GaveUp",
     "HostLost",
     "HostMesh",

@@ -18,8 +18,8 @@ from trimesh._runtime.life import (
     own_process,
     stop_procs,
 )
-from trimesh._runtime.meshes import ActorMembers, Member, ProcMembers
-from trimesh._runtime.tasks import in_trio, in_trio_now
+from trimesh._runtime.meshes import ActorMembers, Member, ProcMembers, check_handler
+from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now
 from trimesh._runtime.values import endpoints_of
 from trimesh._runtime.watch import EventStream, MeshStatistics, SeenMember, statistics_of
 from trimesh._supervision.policy import Policy, checked_policy
@@ -28,6 +28,7 @@ from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.actor.spawning import Spawning, checked_name
 from trimesh.actor.view import MeshView
+from trimesh.events.records import FailureHandler
 from trimesh.ids import AGENT
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
@@ -226,6 +227,27 @@ class ProcMesh(Shaped):
         region = self._shown
         ranks = [rank for rank in region.ranks() if members.is_live(rank)]
         return members.events.open(members.events.snapshot(ranks), region.__contains__)
+
+    def on_failure(self, handler: FailureHandler) -> AbstractAsyncContextManager[None]:
+        """Ask a function of yours of each failure before the policy: `async with procs.on_failure(handler):`.
+
+        `handler(failure)` is called once for each failure of processes of this view, and for each of actors on them
+        that has no caller, in their order, as it is recorded and before any call hears of it. It returns True for one
+        that it has handled: then the block goes on, nothing is restarted, and what has ended is gone until
+        `replace`. Else the next handler outside of it is asked, then the policy of the mesh. It must not wait: start
+        what does in a nursery.
+
+        Args:
+            handler: A plain function of a `Failure`. What it raises cancels the body and is raised by this block, in
+                an `ExceptionGroup`; the failure is not handled then.
+
+        Raises:
+            TypeError: `handler` is no plain function.
+            RuntimeError: This is a reference, or `this_proc()`.
+        """
+        members = self._own_members("failures are handled where the mesh is owned")
+        check_handler(handler)
+        return in_trio_block(members.failures.open(handler, self._shown.__contains__))
 
     async def replace(self, points: Iterable[Mapping[str, int]]) -> None:
         """Start new processes in place of some, dead or alive, with the actors that lived there.

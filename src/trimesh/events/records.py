@@ -5,6 +5,7 @@ Points are those of the mesh as spawned; `incarnation` is that of the member tha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import attrs
@@ -137,3 +138,26 @@ class Lagged:
 
 Event = Started | Died | Failed | Unacknowledged | Stalled | Restarting | Restarted | GaveUp | Lagged
 """Anything that `events()` yields."""
+
+
+@attrs.frozen(kw_only=True)
+class Failure:
+    """A failure of members that no call will raise, before the policy of their mesh decides what it does.
+
+    Attributes:
+        mesh: Name of the mesh of processes, or of the actors on them, that has failed.
+        points: The members, in the extent of that mesh as spawned.
+        reason: The error that the policy would raise or heal: `ProcDied`, what a broadcast has raised, `RestartLimit`.
+        incarnation: Of the first of the members: 0 for the first one there, one more for each restart.
+        has_ended: Whether the members are gone by it; else they live on.
+    """
+
+    mesh: str
+    points: tuple[Point, ...]
+    reason: Exception
+    incarnation: int
+    has_ended: bool
+
+
+FailureHandler = Callable[[Failure], bool | None]
+"""Returns True for a failure that it has handled; for any other the policy of the mesh goes on."""

@@ -1,6 +1,7 @@
 """Meshes as their owner sees them: one block, its members, their restarts and their end."""
 
 from trimesh._runtime.meshes.actor_members import ActorMembers
+from trimesh._runtime.meshes.failure_handling import check_handler
 from trimesh._runtime.meshes.member import Member
 from trimesh._runtime.meshes.proc_members import ProcMembers
 from trimesh._runtime.meshes.rendezvous import Rendezvous
@@ -11,6 +12,7 @@ __all__ = [
     "Member",
     "ProcMembers",
     "Rendezvous",
+    "check_handler",
     "fold_into_deaths",
     "says_peer_is_gone",
     "text_says_peer_is_gone",

@@ -22,6 +22,7 @@ from trimesh._runtime.calls.invocation import Result, invoke, invoke_until, post
 from trimesh._runtime.calls.membership import Membership, Standing
 from trimesh._runtime.calls.request import Request
 from trimesh._runtime.meshes.block import Block
+from trimesh._runtime.meshes.failure_handling import FailureHandling
 from trimesh._runtime.meshes.process import MeshProc
 from trimesh._runtime.meshes.restarts import Restarts
 from trimesh._runtime.peers.peer import Peer
@@ -49,6 +50,7 @@ class Processes(Protocol):
     """The mesh of the processes that the actors live in."""
 
     actors: list[ActorMembers]
+    failures: FailureHandling
 
     async def end_late(self, ranks: Sequence[int]) -> list[Exception]:
         """End the processes of some ranks, whose grace has run out; return the error for each."""
@@ -234,6 +236,12 @@ class ActorMembers:
             verdict = Verdict.GIVE_UP  # to end is no failure (R11)
         else:
             verdict = judge(policy, ActorFailed, ending, has_ended=ended)
+        is_part = self._restarts is not None and self._restarts.is_ending(rank)
+        if is_error and not is_part and self._is_handled(rank, error, has_ended=ended):
+            if ended:
+                self.membership.set(rank, Standing.GONE)
+                self._release(rank)
+            return
         if self._restarts is not None and (verdict is Verdict.RESTART or self._restarts.is_ending(rank)):
             if not self._restarts.is_stopped:
                 self._restarts.failed(rank, error)
@@ -248,6 +256,13 @@ class ActorMembers:
             self.block.fail(error, is_message=not ended)
         elif is_error and not self.block.ignores(error, is_message=not ended):
             log_kept_back(self.proc, self.info.name, error, f"the actor {'has ended' if ended else 'goes on'}")
+
+    def _is_handled(self, rank: int, error: Exception, *, has_ended: bool) -> bool:
+        """Ask the handlers of the processes; an actor of this very process has none."""
+        if self.processes is None:
+            return False
+        proc_ranks = [self.proc_ranks[rank]]
+        return self.processes.failures.is_handled(proc_ranks, self.info, [rank], error, has_ended=has_ended)
 
     def _release(self, rank: int) -> None:
         """Answer the messages that wait for an actor that will not come."""

@@ -23,10 +23,11 @@ from trimesh._runtime.calls.membership import family_of
 from trimesh._runtime.calls.request import Request
 from trimesh._runtime.meshes.actor_members import ActorMembers
 from trimesh._runtime.meshes.block import Block
+from trimesh._runtime.meshes.failure_handling import FailureHandling
+from trimesh._runtime.meshes.launching import Launching
 from trimesh._runtime.meshes.member import Member, OwningProc
-from trimesh._runtime.meshes.rendezvous import Rendezvous
 from trimesh._runtime.meshes.restarts import Restarts
-from trimesh._runtime.peers.host import Host, LaunchRequest
+from trimesh._runtime.peers.host import Host
 from trimesh._runtime.peers.target import Target
 from trimesh._runtime.spawner.proc_options import ProcOptions
 from trimesh._runtime.tasks.interrupt import run_to_end
@@ -35,7 +36,6 @@ from trimesh._runtime.watch.event_hub import EventHub
 from trimesh._supervision.policy import Ending, FailFast, Policy, Restart, Verdict, ending_of, is_healing, judge
 from trimesh._supervision.supervisor import Round, Supervisor
 from trimesh._supervision.units import units_of
-from trimesh.config import from_environment
 from trimesh.errors import MeshErrorGroup, MeshStopped, ProcDied, RestartLimit, SpawnError, Unresponsive, set_origin
 from trimesh.events.records import Died, GaveUp, Restarted, Restarting, Stalled, Unacknowledged
 from trimesh.ids import AGENT, ProcId
@@ -57,6 +57,7 @@ class ProcMembers:
         is_stopping: Whether its block has begun to stop.
         on_last_exit: Called when the members are about to be asked to exit, and none follows.
         grace: Seconds for clean-up.
+        failures: Who is asked of failures before the policy.
         stopped: Set once it has been ended for good.
     """
 
@@ -84,8 +85,8 @@ class ProcMembers:
         self.stopped = trio.Event()
         self.on_last_exit: Callable[[], None] | None = None
         self._restarts: Restarts | None = None
-        self._seed = proc.new_id() if options.seed is None else options.seed
-        self._rendezvous: Rendezvous | None = None
+        self.failures = FailureHandling()
+        self._launching = Launching(proc, name, whole, options)
         self._is_ready = False
         self._down: set[int] = set()
         self._replacing: set[int] = set()
@@ -167,7 +168,7 @@ class ProcMembers:
     @trio.lowlevel.enable_ki_protection
     async def _launch(self, member: Member, errors: list[Exception], scope: trio.CancelScope) -> None:
         try:
-            request = self._request(member)
+            request = self._launching.request(member)
             if self.proc.sites is not None:
                 request = self.proc.sites.launching(request)
             member.started(await self.host.launch(request, member.exited))
@@ -175,31 +176,6 @@ class ProcMembers:
             set_origin(error, self.info.origin(member.rank))
             errors.append(error)
             scope.cancel(reason=f"{member.label} could not be started")
-
-    def _request(self, member: Member) -> LaunchRequest:
-        point = self.whole.point(member.rank)
-        options = self.options
-        env = dict((options.env(point) if callable(options.env) else options.env) or {})
-        if options.rendezvous and not self.proc.is_simulated:
-            self._rendezvous = self._rendezvous or Rendezvous()
-            env = {**self._rendezvous.environment(member.rank, len(self.whole)), **env}
-        output = options.output(point) if callable(options.output) else options.output
-        return LaunchRequest(
-            proc_id=member.peer.proc_id,
-            mesh=self.name,
-            whole=self.whole,
-            rank=member.rank,
-            incarnation=member.incarnation,
-            env=env,
-            output=output,
-            python=options.python,
-            preload=options.preload,
-            cpus=() if options.binding is None else options.binding.cpus_of(point),
-            grace=options.grace,
-            seed=self._seed,
-            pickled=self.proc.values.is_pickled,
-            settings=from_environment(options.settings, env),
-        )
 
     async def _setup_all(self, ranks: Sequence[int], setup: Callable[[], Any] | None) -> None:
         """Run `setup` in some processes; an answer says that a process is ready."""
@@ -236,6 +212,11 @@ class ProcMembers:
             actors.process_died(rank, error)
         if rank in self._replacing:
             return  # whoever replaces it sees that
+        is_part = self._restarts is not None and self._restarts.is_ending(rank)
+        is_failure = verdict is not Verdict.GIVE_UP or ending is not Ending.NORMAL
+        if is_failure and not is_part and self._is_handled([rank], error, has_ended=True):
+            self._give_up([rank], error)
+            return
         if self._restarts is not None and (verdict is Verdict.RESTART or self._restarts.is_ending(rank)):
             if not self._restarts.is_stopped:
                 self._restarts.failed(rank, error)
@@ -248,6 +229,9 @@ class ProcMembers:
             log_kept_back(self.proc, self.name, error, "the mesh goes on without it")
             self._give_up([rank], error)
 
+    def _is_handled(self, ranks: Sequence[int], error: Exception, *, has_ended: bool) -> bool:
+        return self.failures.is_handled(ranks, self.info, ranks, error, has_ended=has_ended)
+
     def _give_up(self, ranks: Sequence[int], cause: Exception) -> None:
         for actors in self.actors:
             actors.processes_gone(ranks, cause)
@@ -256,15 +240,15 @@ class ProcMembers:
         """Learn that an actor of a member did not acknowledge a cancel: an event, unless the policy names it (C2)."""
         self.events.tell(Unacknowledged, rank, error=error)
         verdict = judge(self.policy, Unresponsive, Ending.ERROR, has_ended=False)
-        if verdict is Verdict.FAIL:
-            self.block.fail(error)
-        elif verdict is Verdict.RESTART:
+        if verdict in (Verdict.FAIL, Verdict.RESTART):
             self.escalate(rank, error)
         elif not is_logged:
             log_kept_back(self.proc, self.name, error, "its process goes on")
 
     def escalate(self, rank: int, error: Exception) -> None:
         """Take the failure of a member that lives: the policy of its actors could not heal it (P1), or it is silent."""
+        if self._is_handled([rank], error, has_ended=False):
+            return
         if self._restarts is not None and not self._restarts.is_stopped:
             self._restarts.failed(rank, error)
         elif isinstance(self.policy, FailFast) or (self._restarts is not None and not self.is_stopping):
@@ -369,7 +353,11 @@ class ProcMembers:
         set_origin(error, self.info.origin(rank))
         for one in [rank] if round_ is None else round_.ranks:
             self.events.tell(GaveUp, one, error=error)
-        self.block.fail(error)
+        ranks = [rank] if round_ is None else list(round_.ranks)
+        if self._is_handled(ranks, error, has_ended=True):
+            self._give_up(ranks, error)
+        else:
+            self.block.fail(error)
         self._stop_healing(error)
 
     def _stop_healing(self, cause: Exception) -> None:
@@ -492,5 +480,4 @@ class ProcMembers:
     def _forget(self) -> None:
         for member in self.members:
             self.proc.members.pop(member.peer.proc_id, None)
-        if self._rendezvous is not None:
-            self._rendezvous.close()
+        self._launching.close()
