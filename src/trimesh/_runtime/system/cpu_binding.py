@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
@@ -39,7 +40,7 @@ class Machine(msgspec.Struct, frozen=True):
     @property
     def cpus(self) -> frozenset[int]:
         """All CPUs."""
-        return frozenset().union(*self.cores)
+        return frozenset[int]().union(*self.cores)
 
 
 def machine_here(available: Iterable[int] | None = None, system: Path = _SYSTEM) -> Machine:
@@ -109,13 +110,12 @@ class CpuBinding:
         if callable(self._bind):
             return self._checked(self._bind(point, self._machine.cores), point)
         groups = self._machine.cores if self._bind == "cores" else self._machine.nodes
-        return tuple(sorted(frozenset().union(*_share(groups, point.rank, self._count))))
+        return tuple(sorted(frozenset[int]().union(*_share(groups, point.rank, self._count))))
 
     def _checked(self, given: Any, point: Point) -> tuple[int, ...]:
-        try:
+        found = frozenset[int]()
+        with suppress(TypeError):
             found = frozenset(given)
-        except TypeError:
-            found = frozenset()
         if not found or not found <= self._machine.cpus:
             raise SpawnError(
                 f"the function bind= must return some of the CPUs {_shown(self._machine.cpus)}, which this process may "
