@@ -101,8 +101,8 @@ class Stage:
     owner: Caller
     other: Caller
 
-    def failures(self) -> list[messages.Failure]:
-        return [message for message in self.owner.link.sent if isinstance(message, messages.Failure)]
+    def failures(self) -> list[messages.ActorFailure]:
+        return [message for message in self.owner.link.sent if isinstance(message, messages.ActorFailure)]
 
 
 @pytest.fixture
@@ -334,7 +334,7 @@ async def test_failure_of_the_actor_is_told_first(stage: Stage):
     await cell.ended.wait()
     stage.owner.call(cell, "wait", "late")
     first, *ends = stage.owner.link.sent
-    assert isinstance(first, messages.Failure)
+    assert isinstance(first, messages.ActorFailure)
     assert (first.endpoint, first.ended) == ("", True)
     assert sorted(end.call for end in ends) == [1, 2, 3, 4]
     for end in ends:

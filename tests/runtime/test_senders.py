@@ -40,7 +40,7 @@ ALLOWED = {
 }
 REF = NodeRef(NodeKind.CALL, ME, ROOT, 5)
 FORGED: dict[type[messages.Message], messages.Message] = {
-    messages.Failure: messages.Failure(5, "", True, b""),
+    messages.ActorFailure: messages.ActorFailure(5, "", True, b""),
     messages.Finished: messages.Finished(5),
     messages.Look: messages.Look(1, (REF,)),
     messages.Break: messages.Break(1, REF, ()),

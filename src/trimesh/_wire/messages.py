@@ -130,7 +130,7 @@ class Define(Message, frozen=True, tag=8):
     payload: bytes
 
 
-class Failure(Message, frozen=True, tag=9):
+class ActorFailure(Message, frozen=True, tag=9):
     """A failure that has no caller, for the owner of the actor mesh.
 
     Attributes:
@@ -417,7 +417,7 @@ class Misbehave(Message, frozen=True, tag=47):
 Terminal = Return | Error | CancelAck | Refused
 """What ends a call."""
 
-_Calls = Call | Return | Error | CancelAck | Refused | Cancel | Credit | Define | Failure | Item | Taken
+_Calls = Call | Return | Error | CancelAck | Refused | Cancel | Credit | Define | ActorFailure | Item | Taken
 _Channels = Carried | InTransit | Accepted | Dropped | Settle | Settled | PortItem | Room | Ended | Recall
 _Supervision = Finished | Silent
 _Deadlocks = Suspect | Look | Seen | Break | Broken | Circle

@@ -28,7 +28,7 @@ from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.actor.spawning import Spawning, checked_name
 from trimesh.actor.view import MeshView
-from trimesh.events.records import FailureHandler
+from trimesh.events.records import OnFailure
 from trimesh.ids import AGENT
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
@@ -228,7 +228,7 @@ class ProcMesh(Shaped):
         ranks = [rank for rank in region.ranks() if members.is_live(rank)]
         return members.events.open(members.events.snapshot(ranks), region.__contains__)
 
-    def on_failure(self, handler: FailureHandler) -> AbstractAsyncContextManager[None]:
+    def on_failure(self, handler: OnFailure) -> AbstractAsyncContextManager[None]:
         """Ask a function of yours of each failure before the policy: `async with procs.on_failure(handler):`.
 
         `handler(failure)` is called once for each failure of processes of this view, and for each of actors on them

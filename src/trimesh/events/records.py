@@ -159,5 +159,5 @@ class Failure:
     has_ended: bool
 
 
-FailureHandler = Callable[[Failure], bool | None]
+OnFailure = Callable[[Failure], bool | None]
 """Returns True for a failure that it has handled; for any other the policy of the mesh goes on."""

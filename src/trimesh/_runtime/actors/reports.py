@@ -17,7 +17,7 @@ from trimesh.ids import MeshId, ProcId
 
 def serve_reports(proc: ActorProc) -> None:
     """Let a process take these reports, and ask who follows the members of others that have ended."""
-    proc.routes[messages.Failure] = partial(_failure, proc)
+    proc.routes[messages.ActorFailure] = partial(_failure, proc)
     proc.routes[messages.Finished] = partial(_ended, proc)
     proc.routes[messages.Silent] = partial(_silent, proc)
     proc.on_gone.append(partial(ask_for_replacements, proc))
@@ -25,7 +25,7 @@ def serve_reports(proc: ActorProc) -> None:
 
 def report_failure(owner: Peer, mesh: MeshId, endpoint: str, error: Encoded, *, ended: bool) -> None:
     """Tell the owner of an actor of a failure that has no caller."""
-    head = messages.encode(messages.Failure(mesh, endpoint, ended, b""))
+    head = messages.encode(messages.ActorFailure(mesh, endpoint, ended, b""))
     bodies: list[Buffer] = [error.payload, *error.buffers]
     owner.send(Parcel(head, bodies, error.definitions, attachments=error.attachments))
 
@@ -35,7 +35,7 @@ def report_ended(owner: Peer, mesh: MeshId) -> None:
     owner.send(Parcel(messages.encode(messages.Finished(mesh))))
 
 
-def _failure(proc: ActorProc, peer: Peer, message: messages.Failure, bodies: list[memoryview]) -> None:
+def _failure(proc: ActorProc, peer: Peer, message: messages.ActorFailure, bodies: list[memoryview]) -> None:
     owner = proc.owners.get(MeshId(message.mesh))
     carried = peer.take_carried()
     if owner is not None:

@@ -21,7 +21,7 @@ import trio
 from trimesh._runtime.tasks.consequences import without_consequences
 from trimesh._runtime.values.reference import MeshInfo
 from trimesh.errors import origin
-from trimesh.events.records import Failure, FailureHandler
+from trimesh.events.records import Failure, OnFailure
 
 
 class _Handling:
@@ -32,7 +32,7 @@ class _Handling:
         errors: What the handler has raised.
     """
 
-    def __init__(self, handler: FailureHandler, sees: Callable[[int], bool]) -> None:
+    def __init__(self, handler: OnFailure, sees: Callable[[int], bool]) -> None:
         self.sees = sees
         self.scope = trio.CancelScope()
         self.errors: list[BaseException] = []
@@ -87,7 +87,7 @@ class FailureHandling:
 
     @asynccontextmanager
     @trio.lowlevel.enable_ki_protection
-    async def open(self, handler: FailureHandler, sees: Callable[[int], bool]) -> AsyncGenerator[None, None]:
+    async def open(self, handler: OnFailure, sees: Callable[[int], bool]) -> AsyncGenerator[None, None]:
         """Ask `handler` of failures while the body runs.
 
         Args:

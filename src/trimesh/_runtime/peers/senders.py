@@ -46,7 +46,7 @@ SENDERS: Final[dict[type[messages.Message], Sender]] = {
     messages.Item: _ANY,
     messages.Taken: _ANY,
     # news of members; of a silent one whoever has waited for it
-    messages.Failure: _MEMBER,
+    messages.ActorFailure: _MEMBER,
     messages.Finished: _MEMBER,
     messages.Silent: _ANY,
     # channels: by the numbers of what was sent and accepted
