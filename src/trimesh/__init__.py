@@ -21,6 +21,7 @@ from trimesh._transport.interface.base import LinkStatistics
 from trimesh._wire.pickled.by_value import by_value
 from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh
+from trimesh.actor.calling.started import StartedCall
 from trimesh.actor.channel import open_channel
 from trimesh.actor.context import Context, context
 from trimesh.actor.endpoint import Endpoint, endpoint
@@ -165,6 +166,7 @@ __all__ = [
     "SpawnError",
     "Stalled",
     "Started",
+    "StartedCall",
     "TrimeshError",
     "TrimeshInternalError",
     "Unacknowledged",

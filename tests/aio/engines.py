@@ -54,6 +54,12 @@ class Engine(trimesh.aio.Actor):
         return result
 
     @endpoint
+    async def ask_both(self, first: Probe, second: Probe) -> list[int]:
+        """Call two others at once."""
+        started = [first.rank.call_one.start(), second.rank.call_one.start()]
+        return [await one for one in started]
+
+    @endpoint
     def where(self) -> dict[str, Any]:
         return {
             "one loop": asyncio.get_running_loop() is self.loop_of_init,

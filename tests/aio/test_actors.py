@@ -40,6 +40,15 @@ async def test_endpoints_run_on_one_asyncio_loop_beside_trio():
         assert (await probes.rank.call()).values() == (0, 1)
 
 
+async def test_calls_are_started_and_awaited_later():
+    """A1, K05: an asyncio actor owns what it starts."""
+    async with this_host().spawn_procs({"gpus": 2}) as procs:
+        engines = await procs.spawn("engines", Engine)
+        probes = await procs.spawn("probes", Probe)
+        both = engines.ask_both.call(probes.slice(gpus=0), probes.slice(gpus=1))
+        assert (await both).values() == ([0, 1], [0, 1])
+
+
 async def test_cancel_reaches_the_task_and_is_waited_for():
     """C01, C03, K05: other calls of the same engine go on."""
     async with this_host().spawn_procs({"gpus": 1}) as procs:

@@ -76,6 +76,32 @@ def test_every_verb_works(run):
     run(main)
 
 
+def test_calls_are_started_and_awaited_later(run):
+    """K04, A1: two at once; a cancelled wait leaves the call alone; an error that nobody awaits fails the block."""
+
+    async def main():
+        with pytest.raises(MeshErrorGroup) as caught:
+            async with trimesh.aio.spawn_procs({"gpus": 2}) as procs:
+                probes = await procs.spawn("probes", Probe)
+                first = probes.wait_for_gate.call.start("first")
+                second = probes.slice(gpus=1).pid.call_one.start()
+                assert await second == (await probes.pid.call()).item(gpus=1)
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.01):
+                        await first
+                await probes.open_gate.call()
+                assert (await first).values() == ("first", "first")
+                held = probes.hold.call.start()
+                held.cancel("enough")
+                with pytest.raises(trimesh.RemoteCancelled, match="enough"):
+                    await held
+                probes.fail.choose.start(ValueError("nobody"))
+                await asyncio.sleep(3600)
+        assert [str(leaf) for leaf in trimesh.leaves(caught.value)] == ["nobody"]
+
+    run(main)
+
+
 def test_broadcast_nowait_leaves_at_once(run):
     """K02, K04: what is sent by a sync function leaves although nobody awaits anything in Trio."""
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from typing import Any, assert_type
 
+import trio
+
 import trimesh
 import trimesh.blocking as tb
 from trimesh import (
@@ -23,6 +25,7 @@ from trimesh import (
     ProcMesh,
     Restart,
     Retry,
+    StartedCall,
     ValueMesh,
     endpoint,
     this_host,
@@ -101,6 +104,19 @@ async def handles(procs: ProcMesh) -> None:
     assert_type((await counters.add.call(1)).item(gpus=2), int)
     outcome = (await counters.add.call_settled(1)).item(gpus=0)
     assert_type(outcome.unwrap(), int)
+
+
+async def started(procs: ProcMesh, nursery: trio.Nursery) -> None:
+    counters = await procs.spawn("counters", Counter, 10)
+    later = counters.add.call.start(by=2)
+    assert_type(later, StartedCall[ValueMesh[int]])
+    assert_type(await later, ValueMesh[int])
+    assert_type(later.done, bool)
+    assert_type(await counters.name_of.call_one.start("a"), str)
+    assert_type(counters.load.choose.start_in(nursery, "p", retries=3), StartedCall[bytes])
+    assert_type(await counters.add.options(retry=Retry(2)).call_settled.start(1), ValueMesh[Outcome[int]])
+    counters.add.call.start("one")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    counters.add.call.start_in(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 async def streams(procs: ProcMesh) -> None:

@@ -10,7 +10,8 @@ import msgspec
 
 from trimesh._runtime.tasks import in_trio, in_trio_now
 from trimesh._runtime.values import EndpointKind, EndpointSpec
-from trimesh.actor import retrying, verbs
+from trimesh.actor import verbs
+from trimesh.actor.calling.verb import CALL, CALL_ONE, CALL_SETTLED, CHOOSE, CallVerb
 from trimesh.actor.item_map import ItemMap
 from trimesh.actor.options import NO_OPTIONS, Merge, Options, Retry
 from trimesh.actor.outcome import Outcome
@@ -82,7 +83,8 @@ class Endpoint(Generic[P, R]):
         options.check(self._spec)
         return Endpoint(self._mesh, self._spec, options)
 
-    async def call(self, *args: P.args, **kwargs: P.kwargs) -> ValueMesh[R]:
+    @property
+    def call(self) -> CallVerb[P, ValueMesh[R]]:
         """Run the endpoint on every member and return all results.
 
         Returns:
@@ -93,38 +95,28 @@ class Endpoint(Generic[P, R]):
                 coordinates; `.partial` holds what came back.
 
         Blocking: a checkpoint, cancellable. On cancellation the endpoints are cancelled and have unwound when this
-        raises `Cancelled`, or have been abandoned: see `options(abandon_after=...)`.
+        raises `Cancelled`, or have been abandoned: see `options(abandon_after=...)`. `call.start(...)` sends now and
+        gives a handle to await later; so with the next three verbs.
         """
-        if self._options is not NO_OPTIONS:
-            self._check("call")
-            if self._options.retry is not None:
-                return await in_trio(retrying.call)(self._mesh, self._spec, self._options, args, kwargs)
-            return await in_trio(verbs.call)(self._mesh, self._spec, args, kwargs, self._options)
-        return await in_trio(verbs.call)(self._mesh, self._spec, args, kwargs)
+        return CallVerb(CALL, self._mesh, self._spec, self._options)
 
-    async def call_settled(self, *args: P.args, **kwargs: P.kwargs) -> ValueMesh[Outcome[R]]:
+    @property
+    def call_settled(self) -> CallVerb[P, ValueMesh[Outcome[R]]]:
         """Run the endpoint on every member and return what each came to; no remote failure raises or cancels."""
-        self._check("call_settled")
-        return await in_trio(verbs.call_settled)(self._mesh, self._spec, args, kwargs, self._options)
+        return CallVerb(CALL_SETTLED, self._mesh, self._spec, self._options)
 
-    async def call_one(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    @property
+    def call_one(self) -> CallVerb[P, R]:
         """Run the endpoint of a mesh of one member.
 
         Raises:
             ValueError: The mesh, or view, has not exactly one member; nothing was sent.
             Exception: What the endpoint raised, bare.
         """
-        if self._options is not NO_OPTIONS:
-            self._check("call_one")
-            if self._options.retry is not None:
-                again: R = await in_trio(retrying.call_one)(self._mesh, self._spec, self._options, args, kwargs)
-                return again
-            late: R = await in_trio(verbs.call_one)(self._mesh, self._spec, args, kwargs, self._options)
-            return late
-        result: R = await in_trio(verbs.call_one)(self._mesh, self._spec, args, kwargs)
-        return result
+        return CallVerb(CALL_ONE, self._mesh, self._spec, self._options)
 
-    async def choose(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    @property
+    def choose(self) -> CallVerb[P, R]:
         """Run the endpoint on the live member with the fewest unended calls of this process, ties in turn.
 
         Raises:
@@ -132,15 +124,7 @@ class Endpoint(Generic[P, R]):
             MeshStopped: All members have ended.
             Exception: What the endpoint raised, bare.
         """
-        if self._options is not NO_OPTIONS:
-            self._check("choose")
-            if self._options.retry is not None:
-                again: R = await in_trio(retrying.choose)(self._mesh, self._spec, self._options, args, kwargs)
-                return again
-            late: R = await in_trio(verbs.choose)(self._mesh, self._spec, args, kwargs, self._options)
-            return late
-        result: R = await in_trio(verbs.choose)(self._mesh, self._spec, args, kwargs)
-        return result
+        return CallVerb(CHOOSE, self._mesh, self._spec, self._options)
 
     async def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Send to every member and return once the message is queued everywhere.

@@ -37,6 +37,11 @@ async def call(
     """See `Endpoint.call`."""
     bound = bind(mesh, spec, args, kwargs)
     results = await invoke_on(mesh, spec, bound, mesh.ranks(), fail_fast=True, options=options)
+    return values_of(mesh, spec, results)
+
+
+def values_of(mesh: MeshView, spec: EndpointSpec, results: Sequence[Result]) -> ValueMesh[Any]:
+    """Return the values of all ranks of a view, or raise their errors."""
     values = tuple([result.value for result in results if type(result) is Ok])
     if len(values) < len(results):
         raise_group(mesh, spec, results)
@@ -49,6 +54,11 @@ async def call_settled(
     """See `Endpoint.call_settled`."""
     bound = bind(mesh, spec, args, kwargs)
     results = await invoke_on(mesh, spec, bound, mesh.ranks(), fail_fast=False, errors_win=False, options=options)
+    return outcomes_of(mesh, results)
+
+
+def outcomes_of(mesh: MeshView, results: Sequence[Result]) -> ValueMesh[Outcome[Any]]:
+    """Return what each rank of a view has come to."""
     return ValueMesh(mesh.region, tuple(_outcome(result) for result in results))
 
 
@@ -164,7 +174,7 @@ def broadcast_nowait(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwa
         targets = membership.ready(ranks)
         if targets is None:
             targets = [membership.target(rank) for rank in ranks]
-            if membership.is_restarting(ranks):
+            if membership.line is not None or membership.is_restarting(ranks):
                 raise trio.WouldBlock
             if any(target.peer.link is None and target.peer.death is None for target in targets):
                 raise trio.WouldBlock
@@ -278,7 +288,7 @@ async def invoke_on(
     return await invoke(proc, targets, request, fail_fast=fail_fast, errors_win=errors_win)
 
 
-def bare(results: list[Result]) -> Any:
+def bare(results: Sequence[Result]) -> Any:
     """Return the one result, or raise its error."""
     [result] = results
     if type(result) is Ok:

@@ -127,9 +127,17 @@ class MeshView:
         is_known = proc is not None and self.info.family == family_of(proc)
         return self.membership(proc).info if proc is not None and is_known else self.info
 
-    async def settle(self, proc: Proc, ranks: Sequence[int]) -> None:
-        """Wait for members that are being restarted, and see to it that all have a link, or are gone for good."""
+    async def settle(self, proc: Proc, ranks: Sequence[int], place: object = None) -> None:
+        """Wait for members that are being restarted, and see to it that all have a link, or are gone for good.
+
+        Args:
+            proc: The calling process.
+            ranks: Of the members.
+            place: Of the caller among calls that were started and wait for that; without one it waits for all of them.
+        """
         membership = self.membership(proc)
+        if membership.line is not None:
+            await (membership.line.wait_empty() if place is None else membership.line.wait_turn(place))
         tried: set[Peer] = set()
         while True:  # who lives where may change in each wait
             await membership.settle(ranks)

@@ -29,6 +29,7 @@ from trimesh._runtime.actors.mailbox import Mailbox
 from trimesh._runtime.actors.process import ActorProc
 from trimesh._runtime.actors.reports import report_ended, report_failure
 from trimesh._runtime.actors.serve import Server
+from trimesh._runtime.calls.started import StartedCalls
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.tasks.cancelled import split_cancelled
 from trimesh._runtime.values.endpoint_spec import EndpointSpec, endpoints_of
@@ -96,6 +97,7 @@ class Cell:
         ended: Set when it has ended, however.
         cause: The failure by which it has ended by itself, or None.
         on_end: Called when it has ended: what it has made for others ends with it.
+        started: Calls that it has started and awaits later.
         task: What it lives in, once it has begun.
     """
 
@@ -121,6 +123,7 @@ class Cell:
         "owner",
         "proc",
         "spec",
+        "started",
         "task",
     )
 
@@ -147,6 +150,7 @@ class Cell:
         self.cause: Exception | None = None
         self.task: trio.lowlevel.Task | None = None
         self.on_end: dict[Callable[[], None], None] = {}
+        self.started = StartedCalls(spec.name, self._fail)
 
     # ---- messages --------------------------------------------------------------------------------------------
 
@@ -287,6 +291,7 @@ class Cell:
             self._nursery = nursery
             self._context = contextvars.copy_context()
             self._server = Server(self._actor, self._context, self._where, self.origin, self.proc.values, self._lost)
+            self.started.open(nursery)
             self.mailbox.open()
             task_status.started()
             try:
@@ -294,7 +299,16 @@ class Cell:
                     await trio.sleep_forever()
             finally:
                 self._is_ending = True
+                self.started.close(f"{self.spec.name} stops")
             nursery.cancel_scope.cancel(reason=f"{self.spec.name} stops")
+        errors = self.started.take_errors()
+        if errors:
+            raise ExceptionGroup(f"calls that {self.spec.name} has started and not awaited have failed", errors)
+
+    def _fail(self, error: Exception) -> None:
+        """End by an error that none of its tasks has raised."""
+        assert self._nursery is not None
+        self._nursery.start_soon(_raise, error)
 
     def _made(self, actor: Any) -> None:
         self._actor = actor
@@ -379,6 +393,10 @@ def find_cell() -> Cell | None:
 def cell_in(task_context: contextvars.Context) -> Cell | None:
     """Return the actor that was set in the context of some task, or None."""
     return task_context.get(_current)
+
+
+async def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def _make_again() -> NoReturn:

@@ -190,6 +190,16 @@ class Mailbox:
         for group in self._groups.values():
             yield from group.running
 
+    def call_of(self, task: trio.lowlevel.Task | None) -> IncomingCall | None:
+        """Return the running call that a task is part of: its slot's task, or one in a nursery that the call waits for.
+
+        Cost: grows with the number of calls that run.
+        """
+        running = {slot: call for group in self._groups.values() for call, slot in group.running.items()}
+        while task is not None and task not in running:
+            task = None if task.parent_nursery is None else task.parent_nursery.parent_task
+        return None if task is None else running[task]
+
     def remove(self, call: IncomingCall) -> bool:
         """Take a call out of its queue; return False when it has left it already."""
         for queue in (self._early, *(group.queue for group in self._groups.values())):

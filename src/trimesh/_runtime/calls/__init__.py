@@ -8,7 +8,10 @@ from trimesh._runtime.calls.invocation import (
     Err,
     Ok,
     Result,
+    absorb_budget,
+    begin,
     encode_request,
+    finish,
     has_deadline,
     invoke,
     is_news,
@@ -23,18 +26,27 @@ from trimesh._runtime.calls.membership import Membership, family_of, membership_
 from trimesh._runtime.calls.outgoing import reason_of
 from trimesh._runtime.calls.outgoing_stream import OutgoingStream
 from trimesh._runtime.calls.request import Request
+from trimesh._runtime.calls.started import NurseryOwner, Owner, StartedWork
+from trimesh._runtime.tasks.consequences import BUDGET_REASON
 
 __all__ = [
+    "BUDGET_REASON",
     "CallSet",
     "Err",
     "Membership",
+    "NurseryOwner",
     "Ok",
     "OutgoingStream",
+    "Owner",
     "Request",
     "Result",
     "SetCall",
+    "StartedWork",
+    "absorb_budget",
+    "begin",
     "encode_request",
     "family_of",
+    "finish",
     "has_deadline",
     "invoke",
     "is_news",

@@ -151,21 +151,52 @@ async def invoke(
         trio.Cancelled: The caller's scope was cancelled; the ranks have unwound, or were abandoned (rule C2).
     """
     await checkpoint_if_cancelled()
-    deadline = current_effective_deadline()
-    is_bounded = deadline != math.inf
+    call = begin(proc, targets, request, current_effective_deadline(), fail_fast=fail_fast)
+    return await finish(proc, call, request, errors_win=errors_win)
+
+
+def begin(
+    proc: CallingProc,
+    targets: Sequence[Target],
+    request: Request,
+    deadline: float,
+    *,
+    fail_fast: bool,
+    awaiters: Sequence[trio.lowlevel.Task] = (),
+) -> OutgoingCall:
+    """Send a call, which the caller has to `finish`.
+
+    Args:
+        proc: The calling process.
+        targets: All of one mesh.
+        request: What to call.
+        deadline: Of the caller (Trio time).
+        fail_fast: The first failure cancels the other ranks.
+        awaiters: The tasks that want the outcome, as they change, if they are not the one that finishes it.
+
+    Raises:
+        TypeError: An argument cannot be serialised; nothing was sent.
+    """
     budget = budget_until(proc, deadline)
     call_id = proc.new_call_id()
-    mesh = targets[0].mesh if targets else AGENT
-    parcel = encode_request(proc, request, call_id, mesh, budget)
-    call = OutgoingCall(proc, call_id, request, targets, fail_fast=fail_fast, budget=budget, is_bounded=is_bounded)
+    parcel = encode_request(proc, request, call_id, targets[0].mesh if targets else AGENT, budget)
+    is_bounded = deadline != math.inf
+    call = OutgoingCall(
+        proc, call_id, request, targets, fail_fast=fail_fast, budget=budget, is_bounded=is_bounded, awaiters=awaiters
+    )
     proc.begin(call, parcel)
-    del parcel  # it may be large, and the wait long
+    return call
+
+
+@trio.lowlevel.enable_ki_protection
+async def finish(proc: CallingProc, call: OutgoingCall, request: Request, *, errors_win: bool = True) -> list[Result]:
+    """Wait for a call that has begun, and return one result each; see `invoke`."""
     try:
         await call.wait()
         if call.collector.failures:
             await yield_to_cancel(list(call.collector.failed()))
     except trio.Cancelled as cut:
-        proc.deadlocks.circles.explain(cut, call_id)
+        proc.deadlocks.circles.explain(cut, call.call_id)
         if not errors_win or not any(isinstance(outcome, Raised) for outcome in call.collector.failed()):
             raise
         results = results_of(proc, call, request, cancelled=True)
@@ -186,7 +217,7 @@ async def yield_to_cancel(outcomes: Sequence[Outcome]) -> None:
             died, for which the owning block has cancelled the caller, while it waited for acknowledgements (X3).
     """
     if any(isinstance(outcome, messages.CancelAck) and outcome.by == "budget" for outcome in outcomes):
-        await _absorb_budget()
+        await absorb_budget()
     if any(isinstance(outcome, LocalFailure) for outcome in outcomes):
         await checkpoint_if_cancelled()
 
@@ -290,7 +321,7 @@ def budget_until(proc: CallingProc, deadline: float) -> float | None:
     return max(0.0, deadline - trio.current_time())
 
 
-async def _absorb_budget() -> None:
+async def absorb_budget() -> None:
     """The budget ended the call over there: our own scope is about to expire too, so let it (rule C3)."""
     deadline = current_effective_deadline()
     if deadline - trio.current_time() <= limits.DEADLINE_SKEW_SECONDS:

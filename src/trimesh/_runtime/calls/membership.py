@@ -59,6 +59,42 @@ class HandlingProc(CallingProc, Protocol):
         ...
 
 
+class Line:
+    """Calls to one mesh that were started while they could not be sent, in that order."""
+
+    def __init__(self) -> None:
+        self._places: list[object] = []
+        self._changed = trio.Event()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether none waits."""
+        return not self._places
+
+    def join(self) -> object:
+        """Return a place at the end."""
+        place = object()
+        self._places.append(place)
+        return place
+
+    def leave(self, place: object) -> None:
+        """Let the next one go on; nothing for a place that was left."""
+        if place in self._places:
+            self._places.remove(place)
+            self._changed.set()
+            self._changed = trio.Event()
+
+    async def wait_turn(self, place: object) -> None:
+        """Wait until a place is the first; no checkpoint when it is."""
+        while self._places[0] is not place:
+            await self._changed.wait()
+
+    async def wait_empty(self) -> None:
+        """Wait until none waits."""
+        while self._places:
+            await self._changed.wait()
+
+
 class Membership:
     """The members of one mesh.
 
@@ -67,6 +103,7 @@ class Membership:
         info: The mesh as it is now: what travels in references, and what the errors of a call cite.
         standings: By rank.
         news: How often something was noted of each rank: what began before the last time may be out of date.
+        line: Calls that were started and could not be sent yet, whose turn comes before all others; None for none.
     """
 
     def __init__(self, proc: CallingProc, info: MeshInfo) -> None:
@@ -74,6 +111,7 @@ class Membership:
         self.info = info
         self.standings: list[Standing] = [Standing.LIVE] * len(info.members)
         self.news: list[int] = [0] * len(info.members)
+        self.line: Line | None = None
         self._changed = trio.Event()
         self._targets: dict[int, Target] = {}
 
@@ -100,6 +138,8 @@ class Membership:
 
     def ready(self, ranks: Sequence[int]) -> list[Target] | None:
         """Return the targets of ranks that all live and have a link; else None: see `settle`."""
+        if self.line is not None:
+            return None
         targets: list[Target] = []
         for rank in ranks:
             target = self._targets.get(rank) or self.target(rank)
@@ -147,6 +187,19 @@ class Membership:
                 self.set(rank, Standing.LIVE, member)
 
     # ---- waiting ---------------------------------------------------------------------------------------------
+
+    def join_line(self) -> object:
+        """Return the place of a call that was started and cannot be sent yet."""
+        if self.line is None:
+            self.line = Line()
+        return self.line.join()
+
+    def leave_line(self, place: object) -> None:
+        """Let those go on that wait behind a place."""
+        if self.line is not None:
+            self.line.leave(place)
+            if self.line.is_empty:
+                self.line = None
 
     async def settle(self, ranks: Sequence[int]) -> None:
         """Wait until none of `ranks` is being restarted. No checkpoint when none is.

@@ -54,6 +54,7 @@ class OutgoingCall:
         started_at: Trio time.
         cancelled_at: When its ranks were asked to cancel (Trio time), or None.
         is_bounded: Whether the waiting task had a deadline when it began to wait.
+        awaiters: Of a call that was started: the tasks that await its outcome, while its own task waits for it.
         number: Of a call that was asked for in a search for deadlocks; 0 before.
     """
 
@@ -66,6 +67,7 @@ class OutgoingCall:
         "_positions",
         "_task",
         "aborted",
+        "awaiters",
         "budget",
         "call_id",
         "cancelled_at",
@@ -89,8 +91,10 @@ class OutgoingCall:
         fail_fast: bool,
         budget: float | None = None,
         is_bounded: bool = False,
+        awaiters: Sequence[trio.lowlevel.Task] = (),
     ) -> None:
         self.proc = proc
+        self.awaiters = awaiters
         self.call_id = call_id
         self.is_broadcast = call_id == 0
         self.request = request

@@ -78,6 +78,8 @@ class LocalWaits:
         else:
             ref = NodeRef(NodeKind.CALL, peer.proc_id, self._proc.proc_id, outgoing.call_id)
         (self._of_waiter[task] if wait is None else self._any[wait]).append(ref)
+        for awaiter in outgoing.awaiters:
+            self._of_waiter[awaiter].append(ref)
 
     def _counts(self, wait: OutgoingCall | AnyWait | ItemSender) -> bool:
         return self._bounded or not wait.is_bounded

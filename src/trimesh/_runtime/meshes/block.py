@@ -26,6 +26,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.actors.supervision_log import LoggingProc, log_line
 from trimesh._runtime.calls.circle import pass_on
+from trimesh._runtime.calls.started import StartedCalls
 from trimesh._runtime.meshes.survivors import Crew, fold_into_deaths, place_of
 from trimesh._runtime.tasks.cancelled import split_cancelled
 from trimesh._runtime.tasks.consequences import without_consequences
@@ -115,6 +116,7 @@ class Block:
         is_interrupted: Whether a Ctrl-C has come since it was opened.
         is_killed: Whether a second one has, so that no clean-up is wanted.
         deadline: End of the grace (Trio time), once clean-up has begun.
+        started: Calls to its meshes that were started and are awaited later.
     """
 
     def __init__(self, proc: BlockProc, name: str, grace: float) -> None:
@@ -127,6 +129,7 @@ class Block:
         self.is_interrupted = False
         self.is_killed = False
         self.deadline: float | None = None
+        self.started = StartedCalls(f"the block of {name}", self.fail)
         self._owned: list[Owned] = []
         self._failures: list[Exception] = []
         self._entering: list[trio.CancelScope] = []
@@ -389,14 +392,18 @@ async def run_block(block: Block) -> AsyncGenerator[None, None]:
     with interruptible(block), block.scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(block.watch)
+            block.started.open(nursery)
             block.proc.blocks.append(block)
             try:
                 yield
+                await block.started.wait_ended()
             except BaseException as raised:  # noqa: BLE001 - raised again by raise_all, beside the block's failures
                 error = raised
             finally:
                 block.proc.blocks.remove(block)
+            block.started.close(f"the block of {block.name} is being left")
             left = await block.leave(error)
+        left.late.extend(filter(None, map(without_consequences, block.started.take_errors())))
         raise_all(block.name, left)
 
 

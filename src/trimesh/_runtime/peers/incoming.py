@@ -80,6 +80,13 @@ class Caller(ValueSender, Protocol):
         """Tell it that messages to an actor are not counted any more."""
 
 
+class Follower(Protocol):
+    """What is cancelled with a call; see `StartedWork`."""
+
+    def cancel(self, reason: str) -> None:
+        """Ask it to end."""
+
+
 class IncomingCall(msgspec.Struct, eq=False):
     """A message for an actor of this process.
 
@@ -104,6 +111,7 @@ class IncomingCall(msgspec.Struct, eq=False):
         ended: Whether its terminal frame has been sent.
         number: Of a broadcast that was asked for in a search for deadlocks; 0 before.
         items: Sends what a generator endpoint yields; None for any other endpoint.
+        started: Calls that the endpoint has started and that outlast it: cancelled with it while it runs.
     """
 
     peer: Caller
@@ -128,6 +136,7 @@ class IncomingCall(msgspec.Struct, eq=False):
     ended: bool = False
     number: int = 0
     items: ItemSender | None = None
+    started: Sequence[Follower] = ()
 
     @property
     def is_broadcast(self) -> bool:
@@ -163,6 +172,8 @@ class IncomingCall(msgspec.Struct, eq=False):
             self.asked_at = trio.current_time()
         if self.scope is not None:
             self.scope.cancel(reason=reason)
+            for one in self.started:
+                one.cancel(reason)
 
     def start(self) -> None:
         """Note that it has left the mailbox and runs."""

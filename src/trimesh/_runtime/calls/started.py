@@ -1,0 +1,222 @@
+r"""Calls that are sent by one task and awaited later, and what owns them meanwhile.
+
+    running --> returned | failed | cancelled
+                              \--unclaimed--> claimed (awaited), or told to the owner
+
+SD-1 each is a task of its owner: a block, an actor, or a nursery. The owner does not end before it.
+SD-2 an error is raised where the call is awaited. One that no task has awaited when none can any more, because the
+     handle is gone or the owner ends, fails the owner: it is never lost, and told to the owner once.
+SD-3 what the owner's own end, `cancel` or the deadline has cut short is no error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+import trio
+
+from trimesh._runtime.tasks.cancelled import split_cancelled
+from trimesh._runtime.tasks.consequences import BUDGET_REASON
+
+
+class StartedWork:
+    """One call that has been started.
+
+    Args:
+        what: The endpoint, for people.
+        deadline: When it is cancelled (Trio time): the deadline of the task that has started it.
+
+    Attributes:
+        scope: Around it.
+        ended: Set when it has.
+        value: What it has returned.
+        error: What it has raised.
+        cut_reason: Why it was cut short; None if it was not.
+        awaiters: Tasks that await it and have no deadline.
+        finish: Waits for the outcome; None for a call that was never sent.
+    """
+
+    def __init__(self, what: str, deadline: float = math.inf) -> None:
+        self.what = what
+        self.scope = trio.CancelScope(deadline=deadline)
+        self.ended = trio.Event()
+        self.value: Any = None
+        self.error: Exception | None = None
+        self.cut_reason: str | None = None
+        self.awaiters: list[trio.lowlevel.Task] = []
+        self.finish: Callable[[], Awaitable[Any]] | None = None
+        self._asked: str | None = None
+        self._token = trio.lowlevel.current_trio_token()
+        self._owner: StartedCalls | None = None
+
+    def cancel(self, reason: str) -> None:
+        """Ask it to end; nothing when it has ended."""
+        if not self.ended.is_set():
+            self._asked = self._asked or reason
+            self.scope.cancel(reason=reason)
+
+    def belongs_to(self, owner: StartedCalls) -> None:
+        """Note who is to be told of an error that no task has awaited."""
+        self._owner = owner
+
+    def claim(self) -> None:
+        """Learn that its error is raised where it is awaited."""
+        if self._owner is not None:
+            self._owner.claimed(self)
+
+    def drop(self) -> None:
+        """Learn, in any thread and at any moment, that no task can await it any more."""
+        owner = self._owner
+        if owner is not None:
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(owner.dropped, self)
+
+    @trio.lowlevel.enable_ki_protection
+    async def run(self) -> None:
+        """Be the task of it.
+
+        Raises:
+            trio.Cancelled: The owner was cancelled.
+        """
+        finish, self.finish = self.finish, None
+        try:
+            if finish is None:
+                return
+            with self.scope:
+                self.value = await finish()
+                return
+            self.cut_reason = self._asked or BUDGET_REASON
+        except BaseException as raised:
+            cancelled, error = split_cancelled(raised)
+            if isinstance(error, Exception):
+                self.error = error
+            elif error is not None:
+                raise
+            else:
+                self.cut_reason = f"the owner of {self.what} has ended"
+            if cancelled is not None:
+                raise cancelled from None
+        finally:
+            self.ended.set()
+            del finish
+
+
+class Owner(Protocol):
+    """What started calls belong to."""
+
+    def check_open(self) -> None:
+        """Refuse calls once it ends.
+
+        Raises:
+            RuntimeError: It does.
+        """
+
+    def start(self, work: StartedWork) -> None:
+        """Make the task of a call."""
+
+
+class StartedCalls:
+    """The calls that a block, or an actor, owns.
+
+    Args:
+        name: Of the owner, for people.
+        fail: Takes, while the owner is open, an error that no task can await any more.
+    """
+
+    def __init__(self, name: str, fail: Callable[[Exception], None]) -> None:
+        self._name = name
+        self._fail = fail
+        self._nursery: trio.Nursery | None = None
+        self._running: dict[StartedWork, None] = {}
+        self._unclaimed: dict[StartedWork, Exception] = {}
+        self._dropped: set[StartedWork] = set()
+        self._all_ended = trio.Event()
+
+    def open(self, nursery: trio.Nursery) -> None:
+        """Take calls, whose tasks are in `nursery`."""
+        self._nursery = nursery
+
+    def close(self, reason: str) -> None:
+        """Take no more calls, and cancel those that run."""
+        self._nursery = None
+        for work in list(self._running):
+            work.cancel(reason)
+
+    def check_open(self) -> None:
+        """See `Owner.check_open`."""
+        if self._nursery is None:
+            raise RuntimeError(f"a call must be started while its owner is open, got {self._name}, which has ended")
+
+    def start(self, work: StartedWork) -> None:
+        """See `Owner.start`."""
+        assert self._nursery is not None
+        self._nursery.start_soon(self._run, work, name=f"started call of {work.what}")
+        self._running[work] = None
+        work.belongs_to(self)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _run(self, work: StartedWork) -> None:
+        try:
+            await work.run()
+        finally:
+            self._ended(work)
+
+    def _ended(self, work: StartedWork) -> None:
+        self._running.pop(work, None)
+        if not self._running:
+            self._all_ended.set()
+        if work.error is None:
+            self._dropped.discard(work)
+        elif work in self._dropped and self._nursery is not None:
+            self._dropped.discard(work)
+            self._fail(work.error)
+        else:
+            self._unclaimed[work] = work.error
+
+    def claimed(self, work: StartedWork) -> None:
+        """Learn that the error of a call is raised where it is awaited."""
+        self._unclaimed.pop(work, None)
+
+    def dropped(self, work: StartedWork) -> None:
+        """Learn that no task can await a call any more."""
+        if work in self._running:
+            self._dropped.add(work)
+        elif self._nursery is not None:
+            error = self._unclaimed.pop(work, None)
+            if error is not None:
+                self._fail(error)
+
+    async def wait_ended(self) -> None:
+        """Wait until none runs; no checkpoint when none does."""
+        while self._running:
+            self._all_ended = trio.Event()
+            await self._all_ended.wait()
+
+    def take_errors(self) -> list[Exception]:
+        """Take the errors that no task has awaited, in the order in which they came."""
+        errors = [*self._unclaimed.values()]
+        self._unclaimed.clear()
+        return errors
+
+
+class NurseryOwner:
+    """A nursery of the user's as the owner of a call, which is a task of it as any other."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+
+    def check_open(self) -> None:
+        """See `Owner.check_open`: the nursery itself refuses tasks once it is closed."""
+
+    def start(self, work: StartedWork) -> None:
+        """See `Owner.start`."""
+        self._nursery.start_soon(self._run, work, name=f"started call of {work.what}")
+
+    @trio.lowlevel.enable_ki_protection
+    async def _run(self, work: StartedWork) -> None:
+        await work.run()
+        if work.error is not None:
+            raise work.error

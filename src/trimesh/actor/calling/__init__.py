@@ -1,0 +1,1 @@
+"""The verbs that wait for results, as objects; calls that are awaited later."""

@@ -1,0 +1,221 @@
+"""`StartedCall`: a call that has been sent and is awaited later."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from functools import partial
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+import trio
+
+from trimesh._runtime.actors import find_cell
+from trimesh._runtime.calls import (
+    BUDGET_REASON,
+    NurseryOwner,
+    Owner,
+    Request,
+    Result,
+    StartedWork,
+    absorb_budget,
+    begin,
+    finish,
+)
+from trimesh._runtime.life import Proc, current_proc
+from trimesh._runtime.meshes import ActorMembers
+from trimesh._runtime.peers import Target
+from trimesh._runtime.tasks import in_trio, in_trio_now
+from trimesh._runtime.values import EndpointSpec
+from trimesh.actor import verbs
+from trimesh.actor.options import Options
+from trimesh.actor.view import MeshView
+from trimesh.errors import RemoteCancelled
+
+T = TypeVar("T")
+
+
+class StartedCall(Generic[T]):
+    """A call that has been sent and runs; `await` gives what the verb would have returned, or raises what it would.
+
+    It may be awaited by several tasks, and again. A cancel of who awaits ends the wait, not the call. An error that has
+    not been awaited fails the owner of the call once the handle is dropped, or the owner ends.
+
+    Raises, when awaited:
+        RemoteCancelled: The call was cancelled, by `cancel`, by the deadline of who has started it, or with its owner.
+    """
+
+    __slots__ = ("_work",)
+
+    def __init__(self, work: StartedWork) -> None:
+        self._work = work
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        """Wait for the outcome; a checkpoint."""
+        return in_trio(self._result)().__await__()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, however."""
+        return self._work.ended.is_set()
+
+    def cancel(self, reason: str = "") -> None:
+        """Cancel it, remote side too; nothing when it has ended. `await` waits until that has unwound."""
+        text = f"{self._work.what} was cancelled by its StartedCall"
+        in_trio_now(self._work.cancel)(f"{text}: {reason}" if reason else text)
+
+    async def _result(self) -> T:
+        work = self._work
+        is_unbounded = trio.current_effective_deadline() == math.inf
+        task = trio.lowlevel.current_task()
+        if is_unbounded:
+            work.awaiters.append(task)
+        try:
+            if work.ended.is_set():
+                await trio.lowlevel.checkpoint()
+            else:
+                await work.ended.wait()
+        finally:
+            if is_unbounded:
+                work.awaiters.remove(task)
+        if work.error is not None:
+            work.claim()
+            raise work.error
+        if work.cut_reason is not None:
+            if work.cut_reason == BUDGET_REASON:
+                await absorb_budget()
+            raise RemoteCancelled(reason=work.cut_reason)
+        return cast("T", work.value)
+
+    def __del__(self) -> None:
+        self._work.drop()
+
+    def __repr__(self) -> str:
+        return f"<started call of {self._work.what}, {'ended' if self.done else 'running'}>"
+
+
+class Way(msgspec.Struct, frozen=True):
+    """What makes one verb of a call differ from others.
+
+    Attributes:
+        name: Of the verb.
+        run: Does it, and waits.
+        again: The same with `options(retry=)`; None where that means nothing.
+        ranks: Who is called.
+        conclude: Makes of the results what the verb returns, or raises.
+        fail_fast: Whether the first failure cancels the other ranks.
+        errors_win: Whether an error of an endpoint wins over a cancel of the caller.
+    """
+
+    name: str
+    run: Callable[..., Awaitable[Any]]
+    again: Callable[..., Awaitable[Any]] | None
+    ranks: Callable[[MeshView], Sequence[int]]
+    conclude: Callable[[MeshView, EndpointSpec, Sequence[Result]], Any]
+    fail_fast: bool = False
+    errors_win: bool = True
+
+
+class _Sending(msgspec.Struct, frozen=True):
+    """A call whose arguments have been bound."""
+
+    way: Way
+    mesh: MeshView
+    spec: EndpointSpec
+    options: Options
+    bound: verbs.Bound
+    ranks: Sequence[int]
+    proc: Proc
+    work: StartedWork
+
+    def begin(self, targets: Sequence[Target], deadline: float) -> Callable[[], Awaitable[Any]]:
+        """Send; return what waits for the outcome."""
+        info = self.mesh.membership(self.proc).info
+        request = verbs.request_to(self.mesh, info, self.spec, self.bound, self.ranks)
+        if self.options.abandon_after is not None:
+            request = msgspec.structs.replace(request, abandon_after=self.options.abandon_after)
+        awaiters = self.work.awaiters
+        call = begin(self.proc, targets, request, deadline, fail_fast=self.way.fail_fast, awaiters=awaiters)
+        return partial(self._finish, call, request)
+
+    async def _finish(self, call: Any, request: Request) -> Any:
+        results = await finish(self.proc, call, request, errors_win=self.way.errors_win)
+        return self.way.conclude(self.mesh, self.spec, results)
+
+    async def begin_in_turn(self, place: object) -> Any:
+        """Send when all members have links and what was started before has been sent; wait for the outcome."""
+        membership = self.mesh.membership(self.proc)
+        try:
+            await self.mesh.settle(self.proc, self.ranks, place)
+            if not self.mesh.is_open:
+                return self.refuse()
+            targets = [membership.target(rank) for rank in self.ranks]
+            outcome = self.begin(targets, trio.current_effective_deadline())
+        finally:
+            membership.leave_line(place)
+        return await outcome()
+
+    def refuse(self) -> Any:
+        """Conclude what cannot be sent, because the block of the mesh has been left."""
+        return self.way.conclude(self.mesh, self.spec, verbs.refusals(self.mesh, self.spec, self.ranks))
+
+
+def start(
+    way: Way,
+    mesh: MeshView,
+    spec: EndpointSpec,
+    options: Options,
+    nursery: trio.Nursery | None,
+    args: verbs.Args,
+    kwargs: verbs.Kwargs,
+) -> StartedCall[Any]:
+    """See `CallVerb.start` and `CallVerb.start_in`."""
+    bound = verbs.bind(mesh, spec, args, kwargs)
+    ranks = way.ranks(mesh)
+    owner = _owner_of(mesh) if nursery is None else NurseryOwner(nursery)
+    owner.check_open()
+    is_task = trio.lowlevel.in_trio_task()
+    deadline = trio.current_effective_deadline() if is_task else math.inf
+    work = StartedWork(f"{mesh.name}.{spec.name}", deadline)
+    owner.start(work)
+    proc = current_proc()
+    sending = _Sending(way, mesh, spec, options, bound, ranks, proc, work)
+    if options.retry is not None:
+        assert way.again is not None
+        work.finish = partial(way.again, mesh, spec, options, args, kwargs)
+    elif not mesh.is_open:
+        work.finish = partial(_later, sending.refuse)
+    else:
+        membership = mesh.membership(proc)
+        targets = membership.ready(ranks)
+        if targets is None:
+            work.finish = partial(sending.begin_in_turn, membership.join_line())
+        else:
+            work.finish = sending.begin(targets, deadline)
+            proc.transport.flush()  # what runs next here may be long
+    if is_task and (cell := find_cell()) is not None:
+        incoming = cell.mailbox.call_of(trio.lowlevel.current_task())
+        if incoming is not None:
+            incoming.started = (*incoming.started, work)
+    return StartedCall(work)
+
+
+async def _later(function: Callable[[], Any]) -> Any:
+    await trio.lowlevel.checkpoint()
+    return function()
+
+
+def _owner_of(mesh: MeshView) -> Owner:
+    """Return what a call to a mesh belongs to: the block that owns the mesh, or else the actor that calls."""
+    if isinstance(mesh.owner, ActorMembers):
+        return mesh.owner.block.started
+    cell = find_cell()
+    if cell is not None:
+        return cell.started
+    proc = current_proc()
+    if proc.blocks:
+        return proc.blocks[0].started
+    raise RuntimeError(
+        f"a call must be started where a block or an actor owns it, got a call to {mesh!r} in neither: "
+        "write .start_in(nursery, ...)"
+    )

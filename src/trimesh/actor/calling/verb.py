@@ -1,0 +1,100 @@
+"""The verbs that wait for results, as objects: called they wait, `start` sends now and waits later."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Generic, ParamSpec, TypeVar, cast
+
+import trio
+
+from trimesh._runtime.tasks import in_trio, in_trio_now
+from trimesh._runtime.values import EndpointSpec
+from trimesh.actor import retrying, verbs
+from trimesh.actor.calling import started
+from trimesh.actor.calling.started import StartedCall, Way
+from trimesh.actor.options import NO_OPTIONS, Options
+from trimesh.actor.view import MeshView
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class CallVerb(Generic[P, T]):
+    """A verb with a result, of one endpoint: `await mesh.add.call(1)`, or `mesh.add.call.start(1)` to await later."""
+
+    __slots__ = ("_mesh", "_options", "_spec", "_way")
+
+    def __init__(self, way: Way, mesh: MeshView, spec: EndpointSpec, options: Options) -> None:
+        self._way = way
+        self._mesh = mesh
+        self._spec = spec
+        self._options = options
+
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Send, and wait for the result: a checkpoint, cancellable."""
+        way, options = self._way, self._options
+        if options is not NO_OPTIONS:
+            self._check()
+            if options.retry is not None and way.again is not None:
+                return cast("T", await in_trio(way.again)(self._mesh, self._spec, options, args, kwargs))
+            return cast("T", await in_trio(way.run)(self._mesh, self._spec, args, kwargs, options))
+        return cast("T", await in_trio(way.run)(self._mesh, self._spec, args, kwargs))
+
+    def start(self, *args: P.args, **kwargs: P.kwargs) -> StartedCall[T]:
+        """Send now; return a handle to await the result by.
+
+        The call belongs to the block that owns the mesh; of a handle that came from elsewhere, to the actor that calls
+        (or, in the controller, to its outermost block). A block that is left waits for it, or cancels it when it is
+        left by an error or a cancel; an actor that stops cancels it. Its deadline is that of the running task now, and
+        a cancel of the endpoint that runs now cancels it.
+
+        An error is raised where the handle is awaited. If no task has awaited it, it fails the owner: as soon as the
+        handle is gone, at the latest when the owner ends.
+
+        Messages leave in the order in which they were started; those of `options(retry=...)` in none.
+
+        Raises:
+            TypeError: The arguments do not fit, or cannot be serialised; nothing was sent.
+            ValueError, MeshStopped: As from the verb.
+            RuntimeError: The owner has ended, or there is none.
+
+        Blocking: never. What a full mailbox keeps from leaving waits in this process.
+        """
+        return self._start(None, args, kwargs)
+
+    def start_in(self, nursery: trio.Nursery, /, *args: P.args, **kwargs: P.kwargs) -> StartedCall[T]:
+        """Send now, as a task of `nursery`; see `start`.
+
+        The nursery waits for the call, its cancel cancels it, and an error fails it at once, as that of any task.
+        """
+        return self._start(nursery, args, kwargs)
+
+    def _start(self, nursery: trio.Nursery | None, args: Any, kwargs: Any) -> StartedCall[T]:
+        self._check()
+        return in_trio_now(started.start)(self._way, self._mesh, self._spec, self._options, nursery, args, kwargs)
+
+    def _check(self) -> None:
+        self._options.check_verb(f"{self._mesh.name}.{self._spec.name}", self._way.name)
+
+    def __repr__(self) -> str:
+        return f"<{self._way.name} of {self._mesh!r}.{self._spec.name}>"
+
+
+CALL: Final = Way("call", verbs.call, retrying.call, MeshView.ranks, verbs.values_of, fail_fast=True)
+CALL_SETTLED: Final = Way(
+    "call_settled",
+    verbs.call_settled,
+    None,
+    MeshView.ranks,
+    lambda mesh, spec, results: verbs.outcomes_of(mesh, results),
+    errors_win=False,
+)
+CALL_ONE: Final = Way(
+    "call_one", verbs.call_one, retrying.call_one, verbs.one_rank, lambda mesh, spec, results: verbs.bare(results)
+)
+CHOOSE: Final = Way(
+    "choose",
+    verbs.choose,
+    retrying.choose,
+    lambda mesh: [verbs.pick(mesh, "choose")],
+    lambda mesh, spec, results: verbs.bare(results),
+)
