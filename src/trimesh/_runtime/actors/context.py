@@ -44,6 +44,14 @@ class OwnMeshes:
         self.handles: dict[str, Any] = {}
 
 
+def _place_of(context: ExecutionContext) -> CallerPlace:
+    extent, home = context.point.extent, context.home
+    cls = None if home is None or home.cls is None else home.cls.__qualname__
+    return CallerPlace(
+        context.mesh, cls, context.endpoint, extent.labels, extent.sizes, context.point.rank, context.incarnation
+    )
+
+
 @attrs.frozen
 class ExecutionContext:
     """What user code runs in.
@@ -64,15 +72,7 @@ class ExecutionContext:
     endpoint: str | None = None
     incarnation: int = 0
     home: OwnMeshes | None = None
-    place: CallerPlace = attrs.field(init=False)
-
-    @place.default
-    def _make_place(self) -> CallerPlace:
-        extent = self.point.extent
-        cls = None if self.home is None or self.home.cls is None else self.home.cls.__qualname__
-        return CallerPlace(
-            self.mesh, cls, self.endpoint, extent.labels, extent.sizes, self.point.rank, self.incarnation
-        )
+    place: CallerPlace = attrs.field(init=False, default=attrs.Factory(_place_of, takes_self=True))
 
 
 def execution_context() -> ExecutionContext:

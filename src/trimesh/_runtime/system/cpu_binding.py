@@ -40,7 +40,7 @@ class Machine(msgspec.Struct, frozen=True):
     @property
     def cpus(self) -> frozenset[int]:
         """All CPUs."""
-        return frozenset[int]().union(*self.cores)
+        return frozenset(cpu for core in self.cores for cpu in core)
 
 
 def machine_here(available: Iterable[int] | None = None, system: Path = _SYSTEM) -> Machine:
@@ -110,12 +110,12 @@ class CpuBinding:
         if callable(self._bind):
             return self._checked(self._bind(point, self._machine.cores), point)
         groups = self._machine.cores if self._bind == "cores" else self._machine.nodes
-        return tuple(sorted(frozenset[int]().union(*_share(groups, point.rank, self._count))))
+        return tuple(sorted({cpu for group in _share(groups, point.rank, self._count) for cpu in group}))
 
     def _checked(self, given: Any, point: Point) -> tuple[int, ...]:
         found = frozenset[int]()
         with suppress(TypeError):
-            found = frozenset(given)
+            found = frozenset[int](given)
         if not found or not found <= self._machine.cpus:
             raise SpawnError(
                 f"the function bind= must return some of the CPUs {_shown(self._machine.cpus)}, which this process may "
