@@ -35,7 +35,7 @@ class Clock(Actor):
 
 
 def test_timeout_of_asyncio_is_no_budget(run):
-    """D02, K04: nobody can see it from outside, so the endpoint has no deadline of its own."""
+    """D02, K04: it cannot be seen from outside, so the endpoint has no deadline of its own."""
 
     async def main():
         async with trimesh.aio.spawn_procs({"gpus": 2}) as procs:

@@ -350,7 +350,7 @@ def test_dump_works_from_asyncio(run):
 
 
 def test_debug_mode_has_no_complaint(caplog):
-    """K04: asyncio's debug mode looks at threads and at coroutines that nobody has awaited."""
+    """K04: asyncio's debug mode looks at threads and at coroutines that were never awaited."""
 
     async def main():
         async with trimesh.aio.spawn_procs({"gpus": 1}) as procs:

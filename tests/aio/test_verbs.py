@@ -103,7 +103,7 @@ def test_calls_are_started_and_awaited_later(run):
 
 
 def test_broadcast_nowait_leaves_at_once(run):
-    """K02, K04: what is sent by a sync function leaves although nobody awaits anything in Trio."""
+    """K02, K04: what is sent by a sync function leaves although no task awaits anything in Trio."""
 
     async def main():
         async with trimesh.aio.spawn_procs({"gpus": 1}) as procs:

@@ -139,7 +139,7 @@ async def test_failed_broadcast_counts_for_a_policy_that_names_it(backend: Backe
 
 
 async def test_broadcasts_that_a_restart_cuts_short_make_room(backend: Backend):
-    """S03: nobody answers them, so what is left of a full mailbox is credited by frames of its own."""
+    """S03: they are not answered, so what is left of a full mailbox is credited by frames of its own."""
     async with this_proc().spawn("keeper", Probe) as keeper, backend.procs({"gpus": 1}) as procs:
         actors = await procs.supervised(remake()).spawn("actors", Numbered)
         async with reading(actors) as log:

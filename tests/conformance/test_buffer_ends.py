@@ -170,7 +170,7 @@ async def test_cancelled_read_writes_no_more(backend: SimBackend):
 @SIZES
 @pytest.mark.seeds(10)
 async def test_killed_owner_is_a_death(backend: Backend, size: int):
-    """N4: who reads meanwhile gets the diagnosis, who does later as well; and nobody waits for ever."""
+    """N4: who reads meanwhile gets the diagnosis, who does later as well; and no task waits for ever."""
     async with backend.procs({"gpus": 3}, supervision=Isolate()) as procs, trio.open_nursery() as nursery:
         vault = await procs.slice(gpus=slice(0, 1)).spawn("vault", Vault, size)
         readers = await procs.slice(gpus=slice(1, 3)).spawn("readers", Reader)

@@ -216,7 +216,7 @@ async def test_reason_travels(backend: Backend):
 
 
 async def test_call_ended_by_the_owner_is_remote_cancelled(backend: Backend):
-    """C05: somebody else's cancel is an error that says who and why; it is no `Cancelled`."""
+    """C05: a cancel by others is an error that says who and why; it is no `Cancelled`."""
     async with backend.procs() as procs:
         relays = await procs.spawn("relays", Probe)
         async with trio.open_nursery() as nursery:

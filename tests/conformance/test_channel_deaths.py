@@ -1,4 +1,4 @@
-"""Processes that die while they hold, lend, get or receive (T2): every channel ends, no sender waits for nobody."""
+"""Processes that die while they hold, lend, get or receive (T2): every channel ends, no sender waits in vain."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from trimesh import MeshErrorGroup, limits, open_channel
 
 
 async def test_port_that_is_dropped_releases(backend: Backend):
-    """T2: nobody needs to close what is collected."""
+    """T2: what is collected need not be closed."""
     async with backend.procs() as procs, open_channel(int, capacity=4) as (port, receiver):
         senders = await procs.spawn("senders", Sender)
         await senders.keep.call(port)

@@ -1,4 +1,4 @@
-"""A cancel, a Ctrl-C or a death at every step of a channel's life: nothing is left, nobody waits (T2, K03)."""
+"""A cancel, a Ctrl-C or a death at every step of a channel's life: nothing is left, no task waits (T2, K03)."""
 
 from __future__ import annotations
 

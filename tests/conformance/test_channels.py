@@ -204,7 +204,7 @@ async def test_port_is_an_argument_of_setup(backend: Backend):
 
 
 async def test_port_is_an_item_of_another_channel(backend: Backend):
-    """T2: also one that nobody receives."""
+    """T2: also one that is not received."""
     async with (
         backend.procs({"gpus": 1}) as procs,
         open_channel(int, capacity=4) as (port, receiver),
@@ -249,7 +249,7 @@ async def test_port_travels_to_an_actor_of_this_process(backend: Backend):
 
 
 async def test_port_is_an_item_of_a_stream(backend: Backend):
-    """T2: also one that nobody takes, because the consumer has left."""
+    """T2: also one that is not taken, because the consumer has left."""
     async with backend.procs({"gpus": 1}) as procs, open_channel(int, capacity=4) as (port, receiver):
         sender = await procs.spawn("sender", Sender)
         async with sender.lend.stream(port, 3) as results:

@@ -90,7 +90,7 @@ async def test_deadline_is_too_slow_here(backend: Backend):
 @only_sim
 @pytest.mark.parametrize("lost", ["cancel", "everything"])
 async def test_budget_ends_the_call_when_the_cancel_is_lost(backend: SimBackend, lost: str):
-    """D01: the endpoint unwinds when its caller's time is over, though nobody tells it."""
+    """D01: the endpoint unwinds when its caller's time is over, though it is not told."""
     async with backend.procs() as procs:
         probes = await procs.spawn("probes", Probe)
         async with trio.open_nursery() as nursery:
@@ -129,7 +129,7 @@ async def test_budget_ends_the_call_while_its_caller_hears_nothing(backend: Real
 
 
 def cells(backend: SimBackend) -> Iterator[Cell]:
-    """Yield the actors of all simulated processes; over links that lose everything nobody can ask them."""
+    """Yield the actors of all simulated processes; over links that lose everything they cannot be asked."""
     for proc_id in backend.world.children:
         yield from backend.world.proc(proc_id).cells.values()
 
@@ -220,7 +220,7 @@ async def call_with_shorter_budget(clock: Clock, less: float) -> None:
 @only_sim
 @pytest.mark.parametrize("verb", ["call", "call_one", "choose", "call_settled"])
 async def test_extended_deadline_ends_in_remote_cancelled(backend: SimBackend, verb: str):
-    """C3: the budget of the moment of sending has ended the call; nobody here has been cancelled."""
+    """C3: the budget of the moment of sending has ended the call; no task here was cancelled."""
     async with backend.procs({"gpus": 1}) as procs:
         clock = await procs.spawn("clock", Clock)
         with trio.CancelScope(deadline=2.0) as scope:

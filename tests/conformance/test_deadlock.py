@@ -60,7 +60,7 @@ async def test_ring_is_a_deadlock(backend: Backend, places: str, count: int):
 
 @pytest.mark.parametrize("places", PLACES)
 async def test_crossing_calls_of_independent_callers_are_a_deadlock(backend: Backend, places: str):
-    """C8: nobody is his own ancestor; one of the two gets the error, the other goes on."""
+    """C8: no call is its own ancestor; one of the two gets the error, the other goes on."""
     async with no_deadline() as nursery, nodes_in(backend, places, 2) as (one, other):
         calls = await cross(nursery, one, other)
         assert sorted([await call.result() for call in calls]) == ["deadlock of 4", "met"]
@@ -195,7 +195,7 @@ async def test_start_of_an_actor_can_be_part_of_a_cycle(backend: Backend):
 
 
 async def test_broadcast_that_runs_can_hold_the_slot(backend: Backend):
-    """C8: nobody waits for it, but it waits for itself; its error goes to the owner."""
+    """C8: no task waits for it, but it waits for itself; its error goes to the owner."""
     with pytest.raises(ExceptionGroup) as caught:
         async with no_deadline(), nodes_in(backend, "own processes", 2) as (one, other):
             await one.visit.broadcast(other, one)

@@ -90,7 +90,7 @@ async def test_deadlock_without_a_deadline_has_its_victim_beside_one_with(
 
 @only_sim
 async def test_wait_behind_work_with_a_deadline_is_no_deadlock(backend: SimBackend, caplog: pytest.LogCaptureFixture):
-    """C8: calls that wait for somebody who works are none, with or without a deadline."""
+    """C8: calls that wait for one that works are none, with or without a deadline."""
 
     class Relay(Actor):
         @endpoint

@@ -218,7 +218,7 @@ async def _break_down() -> None:
 async def test_bug_in_a_task_of_the_runtime_is_raised_and_logged(
     backend: RealBackend, caplog: pytest.LogCaptureFixture
 ):
-    """API 4: at once, with its traceback, and nobody waits for what cannot come."""
+    """API 4: at once, with its traceback, and no task waits for what cannot come."""
     with pytest.raises(MeshErrorGroup) as caught:
         async with backend.procs({"gpus": 1}, grace=0.5) as procs:
             probes = await procs.spawn("probes", Probe)

@@ -1,4 +1,4 @@
-"""A process that has been taken over: what it forges in the name of others reaches nobody's agent (E12)."""
+"""A process that has been taken over: what it forges in the name of others reaches no agent (E12)."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ async def test_reader_that_asks_for_a_closed_publication_is_told(backend: Backen
 
 @only_sim
 async def test_reader_that_asks_while_a_publication_is_closed_is_told(backend: SimBackend):
-    """N4: it has seen the board open, and its question comes when nobody knows the publication any more."""
+    """N4: it has seen the board open, and its question comes when the publication is known no more."""
     async with backend.procs({"gpus": 1}) as procs, trio.open_nursery() as nursery, Published() as weights:
         reader = await procs.spawn("reader", Reader)
         await weights.publish(version_of(1))

@@ -286,7 +286,7 @@ def check_value(message: Message, value: Any) -> None:
 
 
 def check_no_error_is_lost(run: Run, raised_by_block: BaseException | None) -> None:
-    """E10, E08: what an endpoint raised came out of the block, if nobody waited for it, or of its call."""
+    """E10, E08: what an endpoint raised came out of the block, if no caller waited for it, or of its call."""
     block = {leaf.number for leaf in leaves_of(raised_by_block) if isinstance(leaf, Planned)}
     messages = {message.number: message for task in run.plan.tasks for message in task}
     for rank, number, what in journal:

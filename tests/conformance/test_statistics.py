@@ -1,4 +1,4 @@
-"""`statistics()`: what this process knows of meshes, links and mailboxes, without asking anybody (K02)."""
+"""`statistics()`: what this process knows of meshes, links and mailboxes, without asking others (K02)."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ async def test_plain_endpoint_gives_one_result_per_rank(backend: Backend):
 
 
 async def test_results_come_as_they_are_ready(backend: Backend):
-    """API 3: a slow rank keeps nobody waiting."""
+    """API 3: a slow rank keeps no other waiting."""
     async with backend.procs({"gpus": 3}) as procs:
         producers = await procs.spawn("producers", Producer)
         async with producers.wait_for_gate.stream() as results:

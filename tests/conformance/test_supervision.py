@@ -54,7 +54,7 @@ async def test_dead_process_is_restarted_with_its_actors(backend: Backend):
     [("one_for_one", [1]), ("one_for_all", [0, 1, 2]), ("rest_for_one", [1, 2])],
 )
 async def test_strategy_restarts_the_right_members(backend: Backend, strategy: str, restarted: list[int]):
-    """R01-R03, R07: in spawn order; everybody else keeps its state."""
+    """R01-R03, R07: in spawn order; all others keep their state."""
     async with backend.procs({"gpus": 3}, supervision=restart(strategy)) as procs, reading(procs) as log:
         ledgers = await procs.spawn("ledgers", Ledger)
         await ledgers.bump.call()

@@ -1,4 +1,4 @@
-"""A forked child of a process with links (DataLoader, multiprocessing) has none of them and disturbs nobody (O4)."""
+"""A forked child of a process with links (DataLoader, multiprocessing) has none of them and disturbs none (O4)."""
 
 from __future__ import annotations
 

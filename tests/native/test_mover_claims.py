@@ -1,4 +1,4 @@
-"""Who is still at granted memory, and what becomes of memory that somebody does not leave (N4); views; blocks."""
+"""Who is still at granted memory, and what becomes of memory that a reader does not leave (N4); views; blocks."""
 
 from __future__ import annotations
 

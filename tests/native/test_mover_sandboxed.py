@@ -1,4 +1,4 @@
-"""Carriers where the kernel lets nobody look at another process's memory, wholly or in part."""
+"""Carriers where the kernel lets no process look at another process's memory, wholly or in part."""
 
 from __future__ import annotations
 

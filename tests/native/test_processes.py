@@ -255,7 +255,7 @@ async def test_idle_link_keeps_its_lease(pair: Pair):
 
 @pytest.mark.parametrize("kind", ["local", "stream"])
 async def test_stop_of_both_sides_costs_no_lease(kind: str):
-    """O5, RT-3: when a machine, or a job, is stopped and goes on, nobody is found dead."""
+    """O5, RT-3: when a machine, or a job, is stopped and goes on, no process is found dead."""
     ends = socket.socketpair()
     with contextlib.ExitStack() as stack:
         pair = [

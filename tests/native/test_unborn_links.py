@@ -117,7 +117,7 @@ async def test_link_without_an_heir_loses_what_it_was_given(side: Side):
 
 @pytest.mark.parametrize("side", [True, False], ids=["ring", "stream"], indirect=True)
 async def test_link_that_was_up_hands_nothing_over(side: Side):
-    """Nobody here knows what the peer has read."""
+    """It is unknown here what the peer has read."""
     near, far = side.backend.sockets()
     link = side.backend.open(side.transport, near)
     other = side.backend.transport()

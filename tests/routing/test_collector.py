@@ -48,7 +48,7 @@ def test_value_or_our_own_cancel_is_no_failure(outcome: Outcome):
 
 
 def test_empty_call_is_complete():
-    """M6: a call of an empty view waits for nobody."""
+    """M6: a call of an empty view waits for no reply."""
     assert Collector(0, fail_fast=True).is_complete
 
 

@@ -159,7 +159,7 @@ def carry(proc: Proc, link: RecordingLink, *transits: int, capacity: int = 2) ->
 
 
 async def test_message_that_is_never_decoded_gives_its_ports_back(proc: Proc):
-    """T2: a reply that nobody waits for."""
+    """T2: a reply that is not waited for."""
     _, link = meet(proc, 2)
     _, home = meet(proc, 7)
     carry(proc, link, 1, 2)

@@ -79,7 +79,7 @@ async def test_report_of_a_kill_comes_unasked(start: Start) -> None:
 
 @real
 async def test_hook_runs_before_any_waiter_wakes(launcher: Launcher) -> None:
-    """LA-2: the choice what a death means is made before anybody acts on it."""
+    """LA-2: the choice what a death means is made before it is acted on."""
     order = list[str]()
     child = await launcher.launch(spec_of(), on_exit=lambda report: order.append(f"hook {report.exit_code}"))
 

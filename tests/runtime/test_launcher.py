@@ -323,7 +323,7 @@ async def test_spawner_killed_at_any_moment_leaves_nothing(first: int) -> None:
 
 
 async def test_launch_that_waits_for_a_spawner_learns_of_its_end(launcher: Launcher) -> None:
-    """Whoever waits is told, nobody hangs."""
+    """Whoever waits is told, no task hangs."""
     pid = spawner_of(launcher)
     os.kill(pid, signal.SIGSTOP)
 

@@ -89,7 +89,7 @@ async def test_taken_items_are_reported_on_the_control_lane():
 
 
 async def test_failure_cancels_the_others_at_once():
-    """OS-2: nobody waits in `next`."""
+    """OS-2: no task waits in `next`."""
     stage = Stage.of(3)
     stream = open_stream(stage)
     item(stage, 2, stream)

@@ -162,7 +162,7 @@ def test_queue_has_room_again_when_it_was_emptied() -> None:
 # ---- where to --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("output", ["log.txt", "Forward", None, 3])
+@pytest.mark.parametrize("output", ["log.txt", "Forward", 3])
 def test_what_is_no_output_is_refused_in_words(output: Any) -> None:
     """A str that is no mode may be a file, or a slip: it must be said which."""
     with pytest.raises(ValueError, match='output must be "forward", "inherit", "discard" or a path') as caught:

@@ -396,7 +396,7 @@ async def test_killed_reader_holds_neither_pin_nor_view(faults):
 @both
 @simulate(seeds=10)
 async def test_stopped_owner_is_read_all_the_same(mesh, faults):
-    """N4: nobody over there runs anything for a transfer, nor for a pin."""
+    """N4: no code over there runs for a transfer, nor for a pin."""
     vault = await mesh.slice(gpus=0).spawn("vault", Vault, LARGE)
     publisher = await mesh.slice(gpus=0).spawn("publisher", Publisher)
     peeker = await mesh.slice(gpus=1).spawn("peeker", Peeker)
