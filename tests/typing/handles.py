@@ -5,6 +5,7 @@ Lines that must be rejected carry the rule by which each checker does it; an ign
 
 from __future__ import annotations
 
+import operator
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from typing import Any, assert_type
 
@@ -117,6 +118,15 @@ async def started(procs: ProcMesh, nursery: trio.Nursery) -> None:
     assert_type(await counters.add.options(retry=Retry(2)).call_settled.start(1), ValueMesh[Outcome[int]])
     counters.add.call.start("one")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     counters.add.call.start_in(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def reduced(procs: ProcMesh) -> None:
+    counters = await procs.spawn("counters", Counter, 10)
+    assert_type(await counters.add.call_reduced(operator.add)(1), int)
+    assert_type(await counters.add.call_reduced(max, along="gpus", commutative=True)(by=1), ValueMesh[int])
+    assert_type(counters.add.call_reduced(max).start(), StartedCall[int])
+    assert_type(tb.face(counters).add.call_reduced(max)(1), int)
+    await counters.add.call_reduced(max)("one")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 async def streams(procs: ProcMesh) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from trimesh._runtime.tasks import in_trio, in_trio_now
 from trimesh._runtime.values import EndpointKind, EndpointSpec
 from trimesh.actor import verbs
+from trimesh.actor.calling import reduced
 from trimesh.actor.calling.verb import CALL, CALL_ONE, CALL_SETTLED, CHOOSE, CallVerb
 from trimesh.actor.item_map import ItemMap
 from trimesh.actor.options import NO_OPTIONS, Merge, Options, Retry
@@ -125,6 +126,34 @@ class Endpoint(Generic[P, R]):
             Exception: What the endpoint raised, bare.
         """
         return CallVerb(CHOOSE, self._mesh, self._spec, self._options)
+
+    @overload
+    def call_reduced(self, fn: Callable[[R, R], R], /, *, commutative: bool = False) -> CallVerb[P, R]: ...
+    @overload
+    def call_reduced(
+        self, fn: Callable[[R, R], R], /, *, along: str | Sequence[str], commutative: bool = False
+    ) -> CallVerb[P, ValueMesh[R]]: ...
+    def call_reduced(
+        self, fn: Callable[[R, R], R], /, *, along: str | Sequence[str] | None = None, commutative: bool = False
+    ) -> CallVerb[P, Any]:
+        """Return a verb that runs the endpoint on every member and folds the results.
+
+        `await mesh.loss.call_reduced(operator.add)(batch)` is the sum of all; `along="gpus"` folds that dimension
+        away and gives a `ValueMesh` over the others.
+
+        Args:
+            fn: Called here, with what was folded so far and the next result, as `functools.reduce` does.
+            along: One or more dimensions of the view; without it all of them, and the bare result.
+            commutative: Whether results may be folded as they come. Else they are in the order of the view, each as
+                soon as those before it are there; what comes early is held until then.
+
+        Raises:
+            ValueError: Called on an empty view, without `along`.
+            ShapeError: Called on a view that has no such dimension; nothing was sent.
+            MeshErrorGroup: As from `call`, without `.partial`.
+            Exception: What `fn` raises; the endpoints that still run are cancelled.
+        """
+        return CallVerb(reduced.way_of(fn, along, commutative=commutative), self._mesh, self._spec, self._options)
 
     async def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Send to every member and return once the message is queued everywhere.

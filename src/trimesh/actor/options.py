@@ -138,6 +138,7 @@ class Options(msgspec.Struct, frozen=True):
 _OPTIONS_OF = {
     "call": ("retry", "abandon_after"),
     "call_settled": ("abandon_after",),
+    "call_reduced": ("abandon_after",),
     "call_one": ("retry", "abandon_after"),
     "choose": ("retry", "abandon_after"),
     "stream": ("merge", "window", "abandon_after", "choose"),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from trimesh.actor import endpoint
 from trimesh.actor.options import Merge, Retry
@@ -98,6 +98,22 @@ class Endpoint(Generic[P, R]):
     def choose(self) -> Verb[P, R]:
         """Run the endpoint on the live member with the fewest unended calls."""
         return Verb(self._inner.choose, self._home)
+
+    @overload
+    def call_reduced(self, fn: Callable[[R, R], R], /, *, commutative: bool = False) -> Verb[P, R]: ...
+    @overload
+    def call_reduced(
+        self, fn: Callable[[R, R], R], /, *, along: str | Sequence[str], commutative: bool = False
+    ) -> Verb[P, ValueMesh[R]]: ...
+    def call_reduced(
+        self, fn: Callable[[R, R], R], /, *, along: str | Sequence[str] | None = None, commutative: bool = False
+    ) -> Verb[P, Any]:
+        """Return a verb that folds the results of all members; `fn` is called in the thread of Trio.
+
+        See `trimesh.Endpoint.call_reduced`.
+        """
+        inner: Any = self._inner.call_reduced
+        return Verb(inner(fn, along=along, commutative=commutative), self._home)
 
     @property
     def broadcast(self) -> Verb[P, None]:

@@ -1,0 +1,114 @@
+"""`call_reduced`: the answers of all members folded into one, or into one for each place along other dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trimesh._runtime.calls import Result
+from trimesh._runtime.values import EndpointSpec
+from trimesh.actor import verbs
+from trimesh.actor.calling.started import Way
+from trimesh.actor.options import NO_OPTIONS, Options
+from trimesh.actor.stream import Stream
+from trimesh.actor.view import MeshView
+from trimesh.errors import ShapeError
+from trimesh.shape.extent import Extent
+from trimesh.shape.region import Region
+from trimesh.shape.value_mesh import ValueMesh
+
+Fold = Callable[[Any, Any], Any]
+
+
+def way_of(fn: Fold, along: str | Sequence[str] | None, *, commutative: bool) -> Way:
+    """Return what `call_reduced` does with one function.
+
+    Raises:
+        TypeError: It is no function, or `along` no name of a dimension.
+    """
+    if not callable(fn):
+        raise TypeError(f"call_reduced takes a function of two answers, got {fn!r}: write call_reduced(operator.add)")
+    dims = (along,) if isinstance(along, str) else along
+    if dims is not None and not all(isinstance(dim, str) for dim in dims):
+        raise TypeError(f"call_reduced takes along= one or more names of dimensions, got {along!r}")
+
+    async def run(
+        mesh: MeshView, spec: EndpointSpec, args: verbs.Args, kwargs: verbs.Kwargs, options: Options = NO_OPTIONS
+    ) -> Any:
+        verbs.bind(mesh, spec, args, kwargs)
+        folding = Folding(mesh, fn, dims, commutative=commutative)
+        index_of = {point: index for index, point in enumerate(mesh.region.points())}
+        async with Stream[Any](mesh, spec, options, args, kwargs) as results:
+            async for point, value in results:
+                folding.take(index_of[point], value)
+        return folding.result()
+
+    def conclude(mesh: MeshView, spec: EndpointSpec, results: Sequence[Result]) -> Any:
+        folding = Folding(mesh, fn, dims, commutative=True)  # here they are in order
+        for index, value in enumerate(verbs.values_of(mesh, spec, results).values()):
+            folding.take(index, value)
+        return folding.result()
+
+    def ranks(mesh: MeshView) -> Sequence[int]:
+        Folding(mesh, fn, dims, commutative=commutative)  # refuses what cannot be reduced before anything is sent
+        return mesh.ranks()
+
+    return Way("call_reduced", run, None, ranks, conclude, fail_fast=True)
+
+
+class Folding:
+    """The answers so far.
+
+    Args:
+        mesh: The view that is called.
+        fn: Of what was folded and the next answer.
+        along: Dimensions that are folded away; None for all, and a bare result.
+        commutative: Whether answers are folded as they come; else in the order of the view, each as soon as those
+            before it are there.
+
+    Raises:
+        ShapeError: A dimension is not one of the view.
+        ValueError: The view is empty, so that there is nothing to return.
+    """
+
+    def __init__(self, mesh: MeshView, fn: Fold, along: Sequence[str] | None, *, commutative: bool) -> None:
+        extent = mesh.region.extent
+        for dim in along or ():
+            if dim not in extent:
+                known = ", ".join(map(str, extent)) or "none"
+                raise ShapeError(f"call_reduced along= takes dimensions of {mesh!r}, got {dim!r}: it has {known}")
+        if along is None and not mesh.ranks():
+            raise ValueError(f"call_reduced needs a mesh of at least one member, got the empty view {mesh!r}")
+        self._fn = fn
+        self._is_bare = along is None
+        self._extent = Extent({} if along is None else {dim: extent[dim] for dim in extent if dim not in along})
+        places = {tuple(point.items()): rank for rank, point in enumerate(Region(self._extent).points())}
+        self._place_of = [places[tuple((dim, point[dim]) for dim in self._extent)] for point in mesh.region.points()]
+        self._next_of: dict[int, list[int]] = {}
+        for index in reversed(range(len(self._place_of))):
+            self._next_of.setdefault(self._place_of[index], []).append(index)
+        self._is_ordered = not commutative
+        self._early: dict[int, Any] = {}
+        self._folded: dict[int, Any] = {}
+
+    def take(self, index: int, value: Any) -> None:
+        """Take the answer of the member at an index of the view."""
+        place = self._place_of[index]
+        if not self._is_ordered:
+            self._fold(place, value)
+            return
+        self._early[index] = value
+        waiting = self._next_of[place]
+        while waiting and waiting[-1] in self._early:
+            self._fold(place, self._early.pop(waiting.pop()))
+
+    def _fold(self, place: int, value: Any) -> None:
+        self._folded[place] = self._fn(self._folded[place], value) if place in self._folded else value
+
+    def result(self) -> Any:
+        """Return what all of them come to."""
+        if self._is_bare:
+            return self._folded[0]
+        missing = set(range(self._extent.nelements)) - self._folded.keys()
+        values = tuple(self._folded[place] for place in sorted(self._folded))
+        return ValueMesh(Region(self._extent).exclude_ranks(missing), values)
