@@ -1,4 +1,4 @@
-"""Buffers where a sandbox lets no process look at another process's memory: what is left carries them, or says why not."""
+"""Buffers where a sandbox lets no process look at the memory of another: what is left carries them, or says why."""
 
 from __future__ import annotations
 
