@@ -142,11 +142,16 @@ def cell(text: str) -> str:
 # ---- events ----------------------------------------------------------------------------------------------------------
 
 
+def is_event(record: ast.ClassDef) -> bool:
+    """Tell whether a record is one that `events()` yields."""
+    return record.name == "Lagged" or "MemberEvent" in map(ast.unparse, record.bases)
+
+
 def events_page() -> str:
     """Return the page of all events."""
     rows = []
     for node in parsed("trimesh.events.records").body:
-        if not isinstance(node, ast.ClassDef) or node.name == "MemberEvent":
+        if not isinstance(node, ast.ClassDef) or not is_event(node):
             continue
         said = (ast.get_docstring(node) or "").split("Attributes:")
         fields = [ast.unparse(item.target) for item in node.body if isinstance(item, ast.AnnAssign)]

@@ -1,0 +1,91 @@
+"""The listings of the how-to pages run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.program_template import Run, executed, running
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "how-to"
+LISTING = re.compile(r'^```python(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+
+PROGRAM_SECONDS = 100.0
+
+SUITES = ("test_real.py", "test_store.py")
+SERVICE = "service.py"
+
+ASK_THE_SERVICE = """
+import asyncio, aiohttp, uvicorn
+from service import app
+
+async def main():
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/square/7") as response:
+        assert await response.json() == {"square": 49}
+    server.should_exit = True
+    await serving
+
+asyncio.run(main())
+"""
+
+
+def listings() -> dict[str, str]:
+    """Return name and text of each listing; one without a name is called for its page."""
+    found = {}
+    for page in sorted(FOLDER.glob("*.md")):
+        for index, (name, text) in enumerate(LISTING.findall(page.read_text())):
+            found[name or f"{page.stem.replace('-', '_')}_{index}.py"] = text
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All listings, as files."""
+    made = tmp_path_factory.mktemp("how-to")
+    for name, text in listings().items():
+        (made / name).write_text(text)
+    return made
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Run programs in copies of one interpreter."""
+    with running() as run_program:
+        yield run_program
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", [name for name in listings() if name not in (*SUITES, SERVICE)])
+def test_program_runs(name: str, run: Run, folder: Path) -> None:
+    done = run(folder / name, cwd=folder, seconds=PROGRAM_SECONDS)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.real
+def test_service_answers(folder: Path) -> None:
+    (folder / "ask.py").write_text(ASK_THE_SERVICE)
+
+    done = executed(folder / "ask.py", cwd=folder, seconds=PROGRAM_SECONDS)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.real
+def test_suites_pass(folder: Path) -> None:
+    """With fewer seeds than they say."""
+    options = ["-q", "-p", "no:cacheprovider", "-p", "trimesh.testing.plugin", "-c", "/dev/null", "--mesh-seeds", "3"]
+    command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(folder), *SUITES]
+
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+    assert "6 passed" in done.stdout, done.stdout
