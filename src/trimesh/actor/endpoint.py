@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import msgspec
@@ -39,7 +40,7 @@ class Endpoint(Generic[P, R]):
     sent, through every verb, and are run at most once. A full mailbox makes the sender wait, cancellably.
     """
 
-    __slots__ = ("_mesh", "_options", "_spec")
+    # No slots: a verb is made once, which a call in a loop would feel.
 
     def __init__(self, mesh: MeshView, spec: EndpointSpec, options: Options = NO_OPTIONS) -> None:
         self._mesh = mesh
@@ -84,7 +85,7 @@ class Endpoint(Generic[P, R]):
         options.check(self._spec)
         return Endpoint(self._mesh, self._spec, options)
 
-    @property
+    @cached_property
     def call(self) -> CallVerb[P, ValueMesh[R]]:
         """Run the endpoint on every member and return all results.
 
@@ -101,12 +102,12 @@ class Endpoint(Generic[P, R]):
         """
         return CallVerb(CALL, self._mesh, self._spec, self._options)
 
-    @property
+    @cached_property
     def call_settled(self) -> CallVerb[P, ValueMesh[Outcome[R]]]:
         """Run the endpoint on every member and return what each came to; no remote failure raises or cancels."""
         return CallVerb(CALL_SETTLED, self._mesh, self._spec, self._options)
 
-    @property
+    @cached_property
     def call_one(self) -> CallVerb[P, R]:
         """Run the endpoint of a mesh of one member.
 
@@ -116,7 +117,7 @@ class Endpoint(Generic[P, R]):
         """
         return CallVerb(CALL_ONE, self._mesh, self._spec, self._options)
 
-    @property
+    @cached_property
     def choose(self) -> CallVerb[P, R]:
         """Run the endpoint on the live member with the fewest unended calls of this process, ties in turn.
 

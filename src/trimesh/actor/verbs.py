@@ -17,7 +17,6 @@ from trimesh._runtime.values import GENERATOR, EndpointSpec
 from trimesh.actor.options import NO_OPTIONS, Options
 from trimesh.actor.outcome import Outcome
 from trimesh.actor.per_rank import PerRank, Spread, spread
-from trimesh.config import current
 from trimesh.errors import MeshErrorGroup, MeshStopped, Origin, RemoteCancelled, set_origin
 from trimesh.shape.value_mesh import ValueMesh
 
@@ -247,13 +246,11 @@ async def prepare(
 def request_to(mesh: MeshView, info: MeshInfo, spec: EndpointSpec, bound: Bound, ranks: Sequence[int]) -> Request:
     """Return what is sent to some ranks of a view, whose mesh is now as `info` says."""
     origins = Origins(info, ranks, spec.name)
-    patience, view, caller = current().abandon_after, mesh.sent, caller_here()
+    view, caller = mesh.sent, caller_here()
     if isinstance(bound, Spread):
         each = tuple([bound.of_rank[rank] for rank in ranks])
-        return Request(
-            info.name, spec.name, (), {}, origins, spec, abandon_after=patience, each=each, view=view, caller=caller
-        )
-    return Request(info.name, spec.name, *bound, origins, spec, abandon_after=patience, view=view, caller=caller)
+        return Request(info.name, spec.name, (), {}, origins, spec, each=each, view=view, caller=caller)
+    return Request(info.name, spec.name, *bound, origins, spec, view=view, caller=caller)
 
 
 class Origins(msgspec.Struct, frozen=True, eq=False):

@@ -22,6 +22,7 @@ from trimesh._runtime.peers.parcel import Parcel, SpreadParcel
 from trimesh._runtime.peers.peer import Outbox, Peer, Pending
 from trimesh._runtime.peers.target import Target
 from trimesh._runtime.values.guarded import Guarded
+from trimesh.config import current
 from trimesh.errors import ProtocolError
 from trimesh.ids import CallId, MeshId
 
@@ -400,8 +401,9 @@ class OutgoingCall:
 
 def patience_of(request: Request, peers: Collection[Peer]) -> float:
     """Return the seconds for which a caller waits for the acknowledgements of `peers` to its cancel."""
-    if request.abandon_after is not None:
-        return request.abandon_after
+    chosen = current().abandon_after if request.abandon_after is None else request.abandon_after
+    if chosen is not None:
+        return chosen
     if peers and all(peer.is_stalled for peer in peers):
         return limits.STALLED_ACK_SECONDS
     return limits.CANCEL_ACK_SECONDS

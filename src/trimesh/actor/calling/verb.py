@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 import trio
 
@@ -32,12 +32,16 @@ class CallVerb(Generic[P, T]):
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Send, and wait for the result: a checkpoint, cancellable."""
         way, options = self._way, self._options
-        if options is not NO_OPTIONS:
-            self._check()
-            if options.retry is not None and way.again is not None:
-                return cast("T", await in_trio(way.again)(self._mesh, self._spec, options, args, kwargs))
-            return cast("T", await in_trio(way.run)(self._mesh, self._spec, args, kwargs, options))
-        return cast("T", await in_trio(way.run)(self._mesh, self._spec, args, kwargs))
+        result: T
+        if options is NO_OPTIONS:
+            result = await in_trio(way.run)(self._mesh, self._spec, args, kwargs)
+            return result
+        self._check()
+        if options.retry is not None and way.again is not None:
+            result = await in_trio(way.again)(self._mesh, self._spec, options, args, kwargs)
+        else:
+            result = await in_trio(way.run)(self._mesh, self._spec, args, kwargs, options)
+        return result
 
     def start(self, *args: P.args, **kwargs: P.kwargs) -> StartedCall[T]:
         """Send now; return a handle to await the result by.
