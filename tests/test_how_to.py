@@ -1,4 +1,4 @@
-"""The listings of the how-to pages run."""
+"""The listings of the how-to pages run, and those of three other pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from tests.program_template import Run, executed, running
 
-FOLDER = Path(__file__).resolve().parents[1] / "docs" / "how-to"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGES = [*sorted((DOCS / "how-to").glob("*.md")), DOCS / "guide.md", DOCS / "index.md", DOCS / "torchrun.md"]
 LISTING = re.compile(r'^```python(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 PROGRAM_SECONDS = 100.0
@@ -41,9 +42,9 @@ asyncio.run(main())
 def listings() -> dict[str, str]:
     """Return name and text of each listing; one without a name is called for its page."""
     found = {}
-    for page in sorted(FOLDER.glob("*.md")):
+    for page in PAGES:
         for index, (name, text) in enumerate(LISTING.findall(page.read_text())):
-            found[name or f"{page.stem.replace('-', '_')}_{index}.py"] = text
+            found[name or f"{page.parent.name}_{page.stem}_{index}.py".replace("-", "_")] = text
     return found
 
 
