@@ -35,6 +35,8 @@ from trimesh.errors import (
     ActorFailed,
     CollectiveFailed,
     ConfigError,
+    ConnectError,
+    ConnectionLost,
     DeadlockError,
     HostLost,
     LimitExceeded,
@@ -80,7 +82,8 @@ from trimesh.shape.value_mesh import ValueMesh
 _assemble()
 
 if TYPE_CHECKING:
-    from trimesh import aio, blocking, config, rdma, spmd, tensor, testing
+    from trimesh import aio, blocking, config, programs, rdma, spmd, tensor, testing
+    from trimesh.programs import connect, publish_as
     from trimesh.rdma import RDMABuffer
     from trimesh.tensor import (
         Placements,
@@ -117,6 +120,8 @@ __all__ = [
     "Backoff",
     "CollectiveFailed",
     "ConfigError",
+    "ConnectError",
+    "ConnectionLost",
     "Context",
     "DeadlockError",
     "Died",
@@ -180,6 +185,7 @@ __all__ = [
     "compile",
     "config",
     "configured",
+    "connect",
     "context",
     "coords",
     "current_point",
@@ -201,7 +207,9 @@ __all__ = [
     "origin",
     "per_rank",
     "placements",
+    "programs",
     "publication",
+    "publish_as",
     "rdma",
     "rdma_buffers",
     "redistribute",
@@ -237,6 +245,7 @@ _TENSORS = (
     "module_to_mesh",
     "optimizer_to_mesh",
     "placements",
+    "programs",
     "publication",
     "rdma_buffers",
     "redistribute",
@@ -254,8 +263,10 @@ def __getattr__(name: str) -> Any:
     """Import what is heavy, or for some programs only, when it is used first."""
     if name == "RDMABuffer":
         return importlib.import_module("trimesh.rdma").RDMABuffer
+    if name in ("connect", "publish_as"):
+        return getattr(importlib.import_module("trimesh.programs"), name)
     if name in _TENSORS:
         return getattr(importlib.import_module("trimesh.tensor"), name)
-    if name in ("aio", "blocking", "rdma", "spmd", "tensor", "testing"):
+    if name in ("aio", "blocking", "programs", "rdma", "spmd", "tensor", "testing"):
         return importlib.import_module(f"trimesh.{name}")
     raise AttributeError(f"module 'trimesh' has no attribute {name!r}")

@@ -2,9 +2,11 @@
 
     TrimeshError
       MeshError          something remote failed
-        ProcDied HostLost LinkLost Unresponsive RemoteCancelled RestartLimit Overloaded MeshStopped ActorFailed
+        ProcDied HostLost LinkLost ConnectionLost Unresponsive RemoteCancelled RestartLimit Overloaded MeshStopped
+        ActorFailed CollectiveFailed
         RemoteError      a remote exception that could not be rebuilt
       DeadlockError ShapeError LimitExceeded SpawnError PayloadError ProtocolError ConfigError
+      ConnectError
       TrimeshInternalError  our bug
 
 A remote exception arrives as the original type; its coordinates are kept beside it as an `Origin`.
@@ -74,6 +76,10 @@ class HostLost(MeshError):
 
 class LinkLost(MeshError):
     """The connection to a process that may still live was lost."""
+
+
+class ConnectionLost(MeshError):
+    """The other program, whose published actors were called, has ended, or the connection to it broke."""
 
 
 class Unresponsive(MeshError):
@@ -175,6 +181,10 @@ class LimitExceeded(TrimeshError):
 
 class ConfigError(TrimeshError, ValueError):
     """A file, a variable of the environment, or `trimesh.configured` says what is no setting, or no value of one."""
+
+
+class ConnectError(TrimeshError):
+    """A name cannot be published, or connected to: it is taken, is not there, or the two programs do not fit."""
 
 
 class SpawnError(TrimeshError):

@@ -304,3 +304,13 @@ def test_script_of_torchrun_trains_on_a_mesh() -> None:
     [failure] = facts(r"^failed at (.*)$", done.stdout)
     assert failure.startswith("{'gpus': 1/2}: ")
     assert failure.endswith("ValueError: rank 1 does not like step 0")
+
+
+def test_two_programs_talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second finds no service, starts one, and asks it."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    printed = run_example("two_programs.py")
+
+    assert "no program of this user publishes 'example-judge'" in printed
+    assert facts(r"^'.*': (\d\.\d\d)$", printed) == ["0.15", "1.00"]
+    assert list((tmp_path / "trimesh").iterdir()) == []

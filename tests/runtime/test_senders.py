@@ -44,6 +44,7 @@ FORGED: dict[type[messages.Message], messages.Message] = {
     messages.Finished: messages.Finished(5),
     messages.Look: messages.Look(1, (REF,)),
     messages.Break: messages.Break(1, REF, ()),
+    messages.Disconnect: messages.Disconnect(99),
 }
 
 

@@ -344,6 +344,16 @@ class Circle(Message, frozen=True, tag=40):
     calls: tuple[int, ...]
 
 
+class Disconnect(Message, frozen=True, tag=41):
+    """End the link to a process of another program, which is connected no more. From the controller.
+
+    Attributes:
+        proc: That process.
+    """
+
+    proc: int
+
+
 class Subscribe(Message, frozen=True, tag=50):
     """Tell me of the versions of a publication of yours."""
 
@@ -423,10 +433,11 @@ _Supervision = Finished | Silent
 _Deadlocks = Suspect | Look | Seen | Break | Broken | Circle
 _Publications = Subscribe | Published | Unpinned
 _Above = Service
+_Programs = Disconnect
 _Testing = Arm | Fired | Misbehave
 """What only processes take that a test has armed."""
 
-AnyMessage = _Calls | _Channels | _Supervision | _Deadlocks | _Publications | _Above | _Testing
+AnyMessage = _Calls | _Channels | _Supervision | _Deadlocks | _Publications | _Above | _Programs | _Testing
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(AnyMessage)

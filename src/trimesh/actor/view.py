@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
-from trimesh._runtime.calls import Membership, family_of, membership_of
+from trimesh._runtime.calls import Membership, is_reached, membership_of
 from trimesh._runtime.life import Proc, current_proc, find_proc, find_proc_anywhere
 from trimesh._runtime.peers import Peer, Target
 from trimesh._runtime.tasks import in_trio_now
@@ -124,7 +124,7 @@ class MeshView:
     def current(self) -> MeshInfo:
         """The mesh as it is now, as far as is known here."""
         proc = find_proc_anywhere()
-        is_known = proc is not None and self.info.family == family_of(proc)
+        is_known = proc is not None and is_reached(proc, self.info.family)
         return self.membership(proc).info if proc is not None and is_known else self.info
 
     async def settle(self, proc: Proc, ranks: Sequence[int], place: object = None) -> None:

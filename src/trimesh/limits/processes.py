@@ -82,6 +82,30 @@ FOREIGN_CONNECT_SECONDS: Final = 10.0
 """A link between workers of two spawners, by way of the controller: less than a millisecond; a spawner that has not
 answered by then has been stopped."""
 
+PUBLISHED_NAME_CHARS_MAX: Final = 64
+"""Characters of the name under which handles are published: it is the name of a file."""
+
+PROGRAM_CLIENTS_MAX: Final = 64
+"""Programs that are connected to one publication: a descriptor each, and a link to each process that they call."""
+
+PROGRAM_ANSWERS_MAX: Final = 1_024
+"""Answers waiting for a program that does not read them, one for each link it may have; then it is cut off."""
+
+JOIN_SECONDS: Final = 5.0
+"""For two programs to learn whether they fit: three records of a socket; beyond it one of them has been stopped."""
+
+JOIN_RETRY_SECONDS: Final = 0.01
+"""Between two tries to connect while more programs do than the socket takes."""
+
+PROGRAM_ACCEPT_PAUSE_SECONDS: Final = 0.1
+"""After an accept that failed for want of descriptors: nothing tells when there are some again."""
+
+LEAVING_CLIENTS_SECONDS: Final = 1.0
+"""For programs that are told to leave, beside the grace for what they have under way: they do it in a millisecond."""
+
+LEAVING_POLL_SECONDS: Final = 0.005
+"""How often a program that leaves looks whether its calls have ended: nothing else waits for that."""
+
 OUTPUT_FLUSH_SECONDS: Final = 1.0
 """A block that is left waits this long for the last output; it takes a millisecond unless the spawner is stopped."""
 

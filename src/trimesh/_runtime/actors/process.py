@@ -12,6 +12,7 @@ from trimesh.ids import MeshId, ProcId
 
 if TYPE_CHECKING:
     from trimesh._runtime.actors.mailbox import SlotGroup
+    from trimesh._runtime.peers.deaths import DeathOf
 
 
 class ActorProc(HandlingProc, Protocol):
@@ -46,6 +47,12 @@ class ActorProc(HandlingProc, Protocol):
     def deadlocks(self) -> SlotWatch:
         """Looks for calls that wait for themselves."""
         ...
+
+    def find_peer(self, proc_id: int) -> Peer | None:
+        """Return the record of a process that is known and not gone, or None."""
+
+    def declare_gone(self, peer: Peer, death: DeathOf) -> None:
+        """Settle everything that waits for `peer`. Idempotent."""
 
 
 class SlotWatch(CallWatch, Protocol):

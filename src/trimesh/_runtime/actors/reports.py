@@ -1,4 +1,7 @@
-"""What the owner of a mesh is told of its members: one has failed, has ended by itself, or is silent."""
+"""What the owner of a mesh is told of its members: one has failed, has ended by itself, or is silent.
+
+And what all are told of a program that is connected no more.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from functools import partial
 
 from trimesh._runtime.actors.process import ActorProc
 from trimesh._runtime.calls.membership import ask_for_replacements
+from trimesh._runtime.peers.deaths import stopped
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.values.payload import take_payload
@@ -20,6 +24,7 @@ def serve_reports(proc: ActorProc) -> None:
     proc.routes[messages.ActorFailure] = partial(_failure, proc)
     proc.routes[messages.Finished] = partial(_ended, proc)
     proc.routes[messages.Silent] = partial(_silent, proc)
+    proc.routes[messages.Disconnect] = partial(_disconnect, proc)
     proc.on_gone.append(partial(ask_for_replacements, proc))
 
 
@@ -54,3 +59,9 @@ def _silent(proc: ActorProc, peer: Peer, message: messages.Silent, __: list[memo
     owner = proc.owners.get(MeshId(message.mesh))
     if owner is not None:
         owner.member_silent(ProcId(message.proc), message.what, is_logged=peer is proc.me)
+
+
+def _disconnect(proc: ActorProc, _: Peer, message: messages.Disconnect, __: list[memoryview]) -> None:
+    stranger = proc.find_peer(message.proc)
+    if stranger is not None:
+        proc.declare_gone(stranger, stopped("its program is connected no more"))

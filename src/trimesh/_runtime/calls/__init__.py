@@ -22,7 +22,7 @@ from trimesh._runtime.calls.invocation import (
     value_of,
     yield_to_cancel,
 )
-from trimesh._runtime.calls.membership import Membership, family_of, membership_of
+from trimesh._runtime.calls.membership import Membership, family_of, is_reached, membership_of
 from trimesh._runtime.calls.outgoing import reason_of
 from trimesh._runtime.calls.outgoing_stream import OutgoingStream
 from trimesh._runtime.calls.request import Request
@@ -50,6 +50,7 @@ __all__ = [
     "has_deadline",
     "invoke",
     "is_news",
+    "is_reached",
     "membership_of",
     "post",
     "post_nowait",

@@ -255,17 +255,22 @@ def family_of(proc: CallingProc) -> ProcId:
     return proc.proc_id if root is None else root
 
 
+def is_reached(proc: CallingProc, family: ProcId) -> bool:
+    """Return whether handles on meshes of a program work here: it is this one, or one that this has connected to."""
+    return family == family_of(proc) or (proc.family is not None and family in proc.family.neighbours)
+
+
 def membership_of(proc: HandlingProc, info: MeshInfo) -> Membership:
     """Return what a process knows of a mesh, with what has travelled in a handle added.
 
     Raises:
         RuntimeError: The mesh belongs to another program, whose processes this one cannot reach.
     """
-    if info.family != family_of(proc):
+    if not is_reached(proc, info.family):
         raise RuntimeError(
             f"a handle works in the program whose block has spawned the mesh, and only while its outermost block is "
             f"open; that on {info.name!r} came from another program, or from a block that was left: spawn the mesh "
-            "here, or let the two programs talk by other means than handles"
+            "here, or publish it there (trimesh.publish_as) and have the controller here connect (trimesh.connect)"
         )
     found = proc.memberships.get(info.mesh)
     if found is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -100,6 +100,15 @@ class CallingFamily(Protocol):
     """Who makes the links of a process; see `Family`."""
 
     own_mesh: MeshInfo | None
+
+    @property
+    def neighbours(self) -> Container[ProcId]:
+        """Controllers of other programs that this one has connected to."""
+        ...
+
+    def is_foreign(self, proc_id: ProcId) -> bool:
+        """Return whether a process is of another program."""
+        ...
 
     @property
     def root(self) -> ProcId | None:

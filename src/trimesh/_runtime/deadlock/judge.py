@@ -138,8 +138,10 @@ class Judge:
             peer.send(Parcel(messages.encode(messages.Look(question.look, question.refs, search.bounded))))
 
     async def _connected(self, proc_id: int) -> Peer | None:
-        """Return a process with a link to it, or None when it is gone."""
+        """Return a process with a link to it, or None when it is gone, or another program's, which is never asked."""
         peer = self._proc.peer(ProcId(proc_id))
+        if self._proc.family is not None and self._proc.family.is_foreign(peer.proc_id):
+            return None
         if peer.link is None and peer.death is None and self._proc.family is not None:
             await self._proc.family.connect([peer])
         return peer if peer.link is not None and peer.death is None else None

@@ -57,6 +57,26 @@ class FamilyProc(Protocol):
         """Settle everything that waits for `peer`. Idempotent."""
 
 
+class Broker(Protocol):
+    """Who makes connections, and knows how processes have ended; see `Host`."""
+
+    async def connect(self, target: ProcId) -> Link:
+        """Make a link."""
+        ...
+
+    async def exit_of(self, target: ProcId) -> ExitReport:
+        """Wait for an exit report."""
+        ...
+
+
+class OtherProgram(Broker, Protocol):
+    """Another program that this one has connected to."""
+
+    def knows(self, proc_id: ProcId) -> bool:
+        """Return whether a process is known to be of that program."""
+        ...
+
+
 class LinkedMember(Protocol):
     """A child process; see `Member`."""
 
@@ -87,6 +107,8 @@ class Family:
         attached: The host of a process that was started by one; it serves all its meshes.
         root: The controller, or None in the controller itself.
         own_mesh: The mesh of processes that this one is a member of, as its owner has told it; None in the controller.
+        neighbours: Other programs that this one has connected to, by their controllers.
+        clients: Controllers of other programs that have connected to this one.
     """
 
     def __init__(
@@ -104,6 +126,8 @@ class Family:
         self.root = root
         self.own_mesh: MeshInfo | None = None
         self.parent_lost = trio.Event()
+        self.neighbours = dict[ProcId, OtherProgram]()
+        self.clients = set[ProcId]()
         self._leases: dict[Preload, _Lease] = {}
         self._ending: list[_Lease] = []
         self._connecting: dict[ProcId, trio.Event] = {}
@@ -178,13 +202,22 @@ class Family:
                 self._ending.append(lease)
                 host.retire()
 
-    def _open_hosts(self) -> list[Host]:
+    def open_hosts(self) -> list[Host]:
         """Return the hosts that can make connections, oldest first."""
         if self.attached is not None:
             return [self.attached]
         return [lease.host for lease in (*self._ending, *self._leases.values()) if lease.host is not None]
 
     # ---- connections -----------------------------------------------------------------------------------------
+
+    def _brokers(self, peer: Peer) -> Sequence[Broker]:
+        """Return who may make connections to a process."""
+        known = [one for one in self.neighbours.values() if one.knows(peer.proc_id)]
+        return known or [*self.open_hosts(), *self.neighbours.values()]
+
+    def is_foreign(self, proc_id: ProcId) -> bool:
+        """Return whether a process is of another program, and no part of this family."""
+        return proc_id in self.clients or any(one.knows(proc_id) for one in self.neighbours.values())
 
     async def connect(self, peers: Sequence[Peer]) -> None:
         """See to it that every peer has a link or is known to be gone. No checkpoint when all have one."""
@@ -207,7 +240,7 @@ class Family:
             return
         done = self._connecting[peer.proc_id] = trio.Event()
         try:
-            for host in self._open_hosts():
+            for host in self._brokers(peer):
                 try:
                     self.proc.adopt_link(peer.proc_id, await host.connect(peer.proc_id))
                 except NoLinkError as error:
@@ -248,7 +281,7 @@ class Family:
         if down.reason is DownReason.PROTOCOL:
             self.proc.declare_gone(peer, link_lost(f"the link was lost: {down.detail}"))
             return
-        report = await self._exit_of(peer)
+        report = await self.exit_of(peer)
         if report is not None or not is_harmless:
             self._declare_by(peer, report)
 
@@ -258,7 +291,7 @@ class Family:
 
         A connection that it has asked for comes the way that the exit report comes, and before that.
         """
-        report = await self._exit_of(peer)
+        report = await self.exit_of(peer)
         if peer.link is None:
             self._declare_by(peer, report)
 
@@ -271,7 +304,7 @@ class Family:
         return await self._hear_of(peer, self._find_out_if)
 
     async def _find_out_if(self, peer: Peer) -> None:
-        report = await self._exit_of(peer)
+        report = await self.exit_of(peer)
         if report is not None and report.is_known and peer.link is None:
             self._declare_by(peer, report)
 
@@ -296,12 +329,13 @@ class Family:
 
     async def _declare(self, peer: Peer) -> None:
         """Declare a process gone that another process owns, with the diagnosis of the host that had started it."""
-        self._declare_by(peer, await self._exit_of(peer))
+        self._declare_by(peer, await self.exit_of(peer))
 
-    async def _exit_of(self, peer: Peer) -> ExitReport | None:
+    async def exit_of(self, peer: Peer) -> ExitReport | None:
+        """Return how a process has ended; None, or a report that knows nothing, if no host says so soon."""
         report: ExitReport | None = None
         with trio.move_on_after(limits.EXIT_REPORT_SECONDS):
-            for host in self._open_hosts():
+            for host in self._brokers(peer):
                 report = await host.exit_of(peer.proc_id)
                 if report.is_known:
                     break

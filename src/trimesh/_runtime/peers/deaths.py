@@ -9,7 +9,7 @@ from collections import deque
 from typing import Protocol
 
 from trimesh import limits
-from trimesh.errors import LinkLost, MeshStopped, ProcDied
+from trimesh.errors import ConnectionLost, LinkLost, MeshStopped, ProcDied
 from trimesh.ids import ProcId
 
 
@@ -74,5 +74,14 @@ def link_lost(message: str) -> DeathOf:
 
     def make(*, maybe_executed: bool) -> Exception:
         return LinkLost(message)
+
+    return make
+
+
+def connection_lost(message: str) -> DeathOf:
+    """Return what makes the `ConnectionLost` errors of a process of another program that is gone."""
+
+    def make(*, maybe_executed: bool) -> Exception:
+        return ConnectionLost(message)
 
     return make

@@ -50,6 +50,15 @@ class PeerFamily(Protocol):
         """The controller, if it is another one."""
         ...
 
+    @property
+    def neighbours(self) -> Container[ProcId]:
+        """Controllers of other programs that this one has connected to."""
+        ...
+
+    def is_foreign(self, proc_id: ProcId) -> bool:
+        """Return whether a process is of another program."""
+        ...
+
 
 class CarriedHoldings(Protocol):
     """The ports of a message that has come; see `CarriedPorts`."""

@@ -73,6 +73,8 @@ SENDERS: Final[dict[type[messages.Message], Sender]] = {
     messages.Unpinned: _ANY,
     # packages above: each looks itself who may command it; that it is imported at all: `may_open_service`
     messages.Service: _ANY,
+    # programs that were connected
+    messages.Disconnect: _CONTROLLER,
     # tests: with the token that the process was armed with
     messages.Arm: _CONTROLLER,
     messages.Fired: _MEMBER,

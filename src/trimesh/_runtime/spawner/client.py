@@ -31,6 +31,7 @@ class SpawnerClient:
     Args:
         broker: The connection; owned.
         on_notice: Called for each record that answers nothing, with descriptors that it then owns. Must not raise.
+        whom: Who is at the other end, for people.
         on_lost: Called once, when the connection has ended for whatever reason, before any waiting request learns it.
 
     Attributes:
@@ -44,12 +45,14 @@ class SpawnerClient:
         *,
         on_notice: Callable[[Received], None],
         on_lost: Callable[[], None],
+        whom: str = "the spawner",
     ) -> None:
         self.lost: str | None = None
         self.ended = trio.Event()
         self._broker = broker
         self._on_notice = on_notice
         self._on_lost = on_lost
+        self._whom = whom
         self._numbers = count(1)
         self._answers: dict[int, _Answer] = {}
         self._scope = trio.CancelScope(shield=True)
@@ -128,7 +131,7 @@ class SpawnerClient:
     # ---- in and out --------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        reason = "the spawner has ended"
+        reason = f"{self._whom} has ended"
         try:
             while True:
                 received = self._broker.receive()
@@ -139,7 +142,7 @@ class SpawnerClient:
         except EOFError:
             pass
         except OSError as error:
-            reason = f"the connection to the spawner broke: {error}"
+            reason = f"the connection to {self._whom} broke: {error}"
         except ProtocolError as error:
             reason = str(error)
         self._lose(self._last_words or reason)
@@ -182,6 +185,7 @@ class SpawnerClient:
                 | wire.Output()
                 | wire.ForeignConnect()
                 | wire.ForeignExitOf()
+                | wire.Leaving()
             ):
                 self._on_notice(received)
             case _:

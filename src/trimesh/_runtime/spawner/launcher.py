@@ -134,8 +134,10 @@ class Launcher:
         await self._take_back(spec.proc_id, started)
         raise SpawnError(f"cannot start {name}: {failure}")
 
-    async def connect(self, target: ProcId) -> socket.socket:
+    async def connect(self, target: ProcId, source: ProcId | None = None) -> socket.socket:
         """Return our end of a new stream socket to another process of the family, which gets the other end.
+
+        `source` is who gets it: in the controller, a program that has connected; None for this process.
 
         Raises:
             ProcDied: `target` has ended, or never was; with a diagnosis while it is remembered.
@@ -144,7 +146,7 @@ class Launcher:
         Blocking: checkpoint; cancellable, the half-made connection is closed then.
         """
         try:
-            received = await self._client.ask(lambda request: wire.Connect(request, target))
+            received = await self._client.ask(lambda request: wire.Connect(request, target, source))
         except (SpawnerLostError, OSError) as error:
             raise LinkLost(f"cannot connect to process {target}: {error}") from None
         record = received.record

@@ -8,6 +8,7 @@ Each record is one tagged msgpack array; unknown tags and fields are refused. De
     spawner      -> process   Notice:  Ready Fatal Launched LaunchFailed Connected ConnectFailed Incoming
                                        Exited ExitKnown Output Flushed
     spawner      -> controller         ForeignConnect ForeignExitOf, answered as a spawner answers Connect and ExitOf
+    two programs                       Greeting Join Joined Declined Leaving, and Connect and ExitOf with their answers
 
 Texts of the operating system (paths, environment) are bytes, because they need not be valid Unicode.
 """
@@ -254,11 +255,117 @@ class ForeignExitOf(Record, frozen=True, tag=True):
     proc_id: Id
 
 
+# ---- between programs (`_runtime/programs`) ---------------------------------------------------------------
+
+
+class Side(Record, frozen=True, kw_only=True):
+    """What a program says of itself.
+
+    Attributes:
+        trimesh, protocol, python: Versions.
+        pickle: "on" or "off".
+        pid: Of its controller.
+        program: Name of its script.
+        proc_id: Of its controller.
+    """
+
+    trimesh: str
+    protocol: int
+    python: str
+    pickle: str
+    pid: Id
+    program: str
+    proc_id: Id
+
+
+class PublishedMember(Record, frozen=True):
+    """A member of a published mesh; see `MemberInfo`."""
+
+    proc_id: Id
+    host: str
+    pid: Count
+    incarnation: Count
+
+
+class PublishedHandle(Record, frozen=True, kw_only=True):
+    """A handle on a mesh; see `MeshInfo` and `Region`.
+
+    Attributes:
+        mesh, owner: Numbers.
+        name, actor: Of the mesh and its class.
+        is_healing: Whether members that end may be followed by others.
+        base, extent: Labels and sizes of the mesh and of what is shown of it.
+        table, excluded: Ranks that are shown, and those of them that are missing.
+        members: By rank.
+        endpoints: What the class offers: each name, and whether it is a generator.
+    """
+
+    mesh: Id
+    owner: Id
+    name: str
+    actor: str
+    is_healing: bool
+    base: tuple[tuple[str, Count], ...]
+    extent: tuple[tuple[str, Count], ...]
+    table: tuple[Count, ...]
+    excluded: tuple[Count, ...]
+    members: tuple[PublishedMember, ...]
+    endpoints: dict[str, bool]
+
+
+class Greeting(Record, frozen=True, tag=True):
+    """First record of a program that publishes, to one that connects."""
+
+    side: Side
+
+
+class Join(Record, frozen=True, tag=True):
+    """First record of a program that connects. Answered by `Joined` or `Declined`."""
+
+    side: Side
+
+
+class Joined(Record, frozen=True, tag=True):
+    """The program may ask for links."""
+
+    handle: PublishedHandle
+
+
+class Declined(Record, frozen=True, tag=True):
+    """The program may not connect."""
+
+    text: str
+
+
+class Leaving(Record, frozen=True, tag=True):
+    """Nothing is published any more: end what is under way, or give it up, and close.
+
+    Attributes:
+        text: Why.
+        at_once: Whether it is to be given up.
+    """
+
+    text: str
+    at_once: bool
+
+
 Answer = Connected | ConnectFailed | ExitKnown
 """What a spawner answers to `Connect` and `ExitOf`, and the controller to the same about a foreign process."""
 
 AnyRequest = (
-    Hello | Launch | Entered | SetupRefused | Signal | Connect | ExitOf | Flush | OutputTaken | Retire | Stop | Answer
+    Hello
+    | Launch
+    | Entered
+    | SetupRefused
+    | Signal
+    | Connect
+    | ExitOf
+    | Flush
+    | OutputTaken
+    | Retire
+    | Stop
+    | Answer
+    | Join
 )
 
 AnyNotice = (
@@ -275,6 +382,10 @@ AnyNotice = (
     | Flushed
     | ForeignConnect
     | ForeignExitOf
+    | Greeting
+    | Joined
+    | Declined
+    | Leaving
 )
 
 

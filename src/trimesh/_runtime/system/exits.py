@@ -62,6 +62,20 @@ class ExitReport(msgspec.Struct, frozen=True):
             is_shown=is_shown,
         )
 
+    def record(self) -> ExitRecord | None:
+        """Return what travels; None if nothing is known."""
+        if not self.is_known:
+            return None
+        return ExitRecord(
+            proc_id=self.proc_id,
+            pid=self.pid,
+            exit_code=self.exit_code,
+            signal=self.signal,
+            oom_killed=self.oom_killed,
+            stderr_tail=self.stderr_tail,
+            ended_at=self.ended_at,
+        )
+
     @classmethod
     def unknown(cls, proc_id: ProcId, pid: int = 0, ended_at: int | None = None) -> ExitReport:
         """Return the report of a process that is gone, it is unknown how."""

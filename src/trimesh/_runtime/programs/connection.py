@@ -1,0 +1,283 @@
+r"""The side of the program that connects: how it reaches the processes of another one, and what their end means.
+
+    JOINED --Leaving, or the end of the block--> LEAVING --calls have ended--> closed: `MeshStopped`
+       \-----------the socket has ended------------------------------------->  lost: `ConnectionLost`
+
+PC-1 Before the other program is known to fit, only records of a fixed shape are read; nothing is ever unpickled here.
+PC-2 When the connection ends, each process of the other program that is known here is declared gone, with the reason,
+     before any question that waits for an answer learns it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import weakref
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+
+import trio
+
+from trimesh import limits
+from trimesh._runtime.life.controller import lease_proc
+from trimesh._runtime.life.current import find_proc
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.peers.deaths import DeathOf, connection_lost, stopped
+from trimesh._runtime.peers.host import NoLinkError
+from trimesh._runtime.programs.names import dial
+from trimesh._runtime.programs.publication import controllers_transport
+from trimesh._runtime.programs.sides import check_fit, side_of
+from trimesh._runtime.spawner import wire
+from trimesh._runtime.spawner.client import SpawnerClient, SpawnerLostError
+from trimesh._runtime.spawner.socket import BrokerSocket, Received, close_all
+from trimesh._runtime.system.exits import ExitReport
+from trimesh._transport.interface.base import Link
+from trimesh._transport.native.transport import NativeTransport
+from trimesh.config import reread
+from trimesh.errors import ConnectError, LimitExceeded, ProtocolError, SpawnError
+from trimesh.ids import ProcId
+
+_open: weakref.WeakSet[ProgramConnection] = weakref.WeakSet()
+
+
+class ProgramConnection:
+    """Another program that this one has connected to; see `OtherProgram`.
+
+    Attributes:
+        is_stopping: Whether no new calls may be made.
+        handle: What it publishes.
+        family: Its controller.
+    """
+
+    def __init__(
+        self,
+        proc: Proc,
+        transport: NativeTransport,
+        broker: BrokerSocket,
+        other: wire.Side,
+        name: str,
+        handle: wire.PublishedHandle,
+    ) -> None:
+        self.is_stopping = False
+        self.handle = handle
+        self.family = ProcId(other.proc_id)
+        self._proc = proc
+        self._transport = transport
+        self._broker = broker
+        self._whom = f"{name!r} of {other.program} (pid {other.pid})"
+        self._known = {ProcId(other.proc_id), ProcId(handle.owner)} | {ProcId(one.proc_id) for one in handle.members}
+        self._death: DeathOf | None = None
+        self._leaving: str | None = None
+        self._is_told_to_leave = trio.Event()
+        self.client = SpawnerClient(broker, on_notice=self._noticed, on_lost=self._lost, whom=self._whom)
+        _open.add(self)
+
+    # ---- as a neighbour --------------------------------------------------------------------------------------
+
+    def knows(self, proc_id: ProcId) -> bool:
+        """Return whether a process is known to be of that program."""
+        return proc_id in self._known
+
+    async def connect(self, target: ProcId) -> Link:
+        """Make a link to a process of that program; see `Host.connect`."""
+        try:
+            received = await self.client.ask(lambda request: wire.Connect(request, target))
+        except (SpawnerLostError, OSError, LimitExceeded) as error:
+            raise SpawnError(str(error)) from None
+        record = received.record
+        if not isinstance(record, wire.Connected):
+            close_all(received.fds)
+            text = record.text if isinstance(record, wire.ConnectFailed) else "it answers something else"
+            raise SpawnError(f"cannot connect to process {target} of {self._whom}: {text}")
+        if len(received.fds) != 1:
+            close_all(received.fds)
+            raise NoLinkError("this process has no descriptor left for a link (see ulimit -n)")
+        sock = socket.socket(fileno=received.fds[0])
+        self._known.add(target)
+        try:
+            return self._transport.open_link(sock, local=True, lease=False, peer=target)
+        except (OSError, LimitExceeded) as error:
+            sock.close()
+            raise NoLinkError(f"no link to process {target} of {self._whom} could be made: {error}") from error
+
+    async def exit_of(self, target: ProcId) -> ExitReport:
+        """Ask how a process of that program has ended; see `Host.exit_of`."""
+        try:
+            received = await self.client.ask(lambda request: wire.ExitOf(request, target))
+        except (SpawnerLostError, OSError, LimitExceeded):
+            return ExitReport.unknown(target)
+        close_all(received.fds)
+        record = received.record
+        if isinstance(record, wire.ExitKnown) and record.exit is not None:
+            return ExitReport.of(record.exit)
+        return ExitReport.unknown(target)
+
+    # ---- the end ---------------------------------------------------------------------------------------------
+
+    def _noticed(self, received: Received) -> None:
+        close_all(received.fds)
+        record = received.record
+        if isinstance(record, wire.Leaving) and self._leaving is None:
+            self.is_stopping = True
+            self._leaving = record.text
+            if record.at_once:
+                self.close()
+            else:
+                self._is_told_to_leave.set()
+
+    def _lost(self) -> None:
+        if self._leaving is None:
+            self._settle(connection_lost(f"the connection was lost: {self.client.lost}"))
+        else:
+            self._settle(stopped(self._leaving))
+
+    def close(self) -> None:
+        """End the connection at once; what is under way fails. Idempotent."""
+        self.is_stopping = True
+        self._settle(stopped(self._leaving or f"the block that was connected to {self._whom} has been left"))
+        self.client.stop()
+        self._broker.close()
+        _open.discard(self)
+
+    def forget(self) -> None:
+        """In a forked child: close our copy."""
+        self.client.forget()
+
+    def _settle(self, death: DeathOf) -> None:
+        if self._death is None:
+            self._death = death
+            for proc_id in sorted(self._known):
+                self._proc.declare_gone(self._proc.peer(proc_id), death)
+
+    @trio.lowlevel.enable_ki_protection
+    async def serve(self) -> None:
+        """Receive until the connection ends; leave when the other program says so."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._leave_when_told)
+            await self.client.run()
+            nursery.cancel_scope.cancel()
+
+    async def _leave_when_told(self) -> None:
+        await self._is_told_to_leave.wait()
+        await self.drain()
+        self.close()
+
+    async def drain(self) -> None:
+        """Wait until no call to that program is under way."""
+        self.is_stopping = True
+        while self._death is None and any(self._calls()):  # noqa: ASYNC110 - the end of a call sets no event for it
+            await trio.sleep(limits.LEAVING_POLL_SECONDS)
+
+    def _calls(self) -> Iterable[object]:
+        for proc_id in self._known:
+            peer = self._proc.find_peer(proc_id)
+            yield peer is not None and peer.calls
+
+
+def _forget_all() -> None:
+    for connection in list(_open):
+        connection.forget()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+@asynccontextmanager
+@trio.lowlevel.enable_ki_protection
+async def open_connection(name: str) -> AsyncGenerator[ProgramConnection, None]:
+    """Connect to the program of this user that publishes a name.
+
+    Raises:
+        ConnectError: There is none, or it does not fit, or does not answer.
+        RuntimeError: This is no controller.
+
+    Blocking: entering for at most `limits.JOIN_SECONDS`. Leaving waits for calls of other tasks that are under way,
+        within the enclosing scope; by an exception or a cancel it does not.
+    """
+    running = find_proc()
+    if running is not None and running.family is not None:
+        controllers_transport(running, running.family, "connected to")
+    broker = BrokerSocket(await _dialled(name))
+    try:
+        other = await _greeting(broker, name)
+        # A controller that is made here does without pickle where either program wants that.
+        is_pickled = None if running is not None else other.pickle == "on" == reread().pickle
+        async with lease_proc(is_pickled) as (proc, family):
+            transport = controllers_transport(proc, family, "connected to")
+            ours = side_of(pickled=proc.values.is_pickled, proc_id=proc.proc_id)
+            check_fit(ours, other)
+            if other.proc_id == proc.proc_id:
+                raise ConnectError(f"{name!r} is published by this very program: use the handle itself")
+            if ProcId(other.proc_id) in family.neighbours or proc.death_of(ProcId(other.proc_id)) is not None:
+                raise ConnectError(
+                    "a program connects once to another one while its outermost block is open, and this one is, or "
+                    f"was, connected to {other.program} (pid {other.pid}), which publishes {name!r}: keep that "
+                    "connection, have one actor published that gives handles on the others, or leave all blocks first"
+                )
+            handle = await _joined(broker, ours, name)
+            connection = ProgramConnection(proc, transport, broker, other, name, handle)
+            family.neighbours[ProcId(other.proc_id)] = connection
+            proc.nursery.start_soon(connection.serve)
+            try:
+                yield connection
+                await connection.drain()
+            finally:
+                connection.close()
+                del family.neighbours[ProcId(other.proc_id)]
+    finally:
+        broker.close()
+
+
+async def _dialled(name: str) -> socket.socket:
+    with trio.move_on_after(limits.JOIN_SECONDS):
+        while True:
+            sock = dial(name)
+            if sock is not None:
+                await trio.lowlevel.checkpoint()
+                return sock
+            await trio.sleep(limits.JOIN_RETRY_SECONDS)
+    raise ConnectError(f"the program that publishes {name!r} has accepted no connection for {limits.JOIN_SECONDS:g} s")
+
+
+async def _greeting(broker: BrokerSocket, name: str) -> wire.Side:
+    record = await _next(broker, name)
+    if isinstance(record, wire.Greeting):
+        return record.side
+    raise ConnectError(f"the program that publishes {name!r} {_unexpected(record)}")
+
+
+async def _joined(broker: BrokerSocket, ours: wire.Side, name: str) -> wire.PublishedHandle:
+    try:
+        broker.send(wire.Join(ours))
+    except OSError as error:
+        raise ConnectError(f"the program that publishes {name!r} has ended: {error}") from None
+    record = await _next(broker, name)
+    if isinstance(record, wire.Joined):
+        return record.handle
+    raise ConnectError(f"the program that publishes {name!r} {_unexpected(record)}")
+
+
+def _unexpected(record: wire.AnyRecord) -> str:
+    if isinstance(record, wire.Declined | wire.Leaving):
+        return f"declines: {record.text}"
+    return f"speaks another protocol: {type(record).__name__}"
+
+
+async def _next(broker: BrokerSocket, name: str) -> wire.AnyRecord:
+    try:
+        with trio.fail_after(limits.JOIN_SECONDS):
+            while True:
+                received = broker.receive()
+                if received is not None:
+                    close_all(received.fds)
+                    return received.record
+                await trio.lowlevel.wait_readable(broker.socket)
+    except trio.TooSlowError:
+        raise ConnectError(
+            f"the program that publishes {name!r} has not answered for {limits.JOIN_SECONDS:g} s: it may be stopped"
+        ) from None
+    except (EOFError, OSError) as error:
+        raise ConnectError(f"the program that publishes {name!r} has ended, or closed the connection") from error
+    except ProtocolError as error:
+        raise ConnectError(f"the program that publishes {name!r} is of another version of trimesh: {error}") from error

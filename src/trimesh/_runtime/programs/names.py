@@ -1,0 +1,206 @@
+"""Names of published handles: sockets in a folder of this user, which only this user may enter.
+
+    trimesh/NAME in $XDG_RUNTIME_DIR, or trimesh-UID/NAME in /tmp where that is not set
+
+FN-1 A folder of another user, or one that others may enter, is refused: whoever owns it could put itself in between.
+FN-2 Who takes, clears or judges a name holds the lock of the folder, so that a name without a listener is never taken
+     for one that is just being taken.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import socket
+import stat
+import struct
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from trimesh import limits
+from trimesh.errors import ConnectError
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_CREDENTIALS: Final = struct.Struct("3i")
+
+
+def checked_program_name(name: Any) -> str:
+    """Return a name under which handles may be published.
+
+    Raises:
+        TypeError: It is no text.
+        ValueError: It has other characters, or too many.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"a published name must be a text, got {name!r}")
+    if not _NAME.fullmatch(name) or len(name) > limits.PUBLISHED_NAME_CHARS_MAX:
+        raise ValueError(
+            f"a published name must be 1 to {limits.PUBLISHED_NAME_CHARS_MAX} letters, digits, '_', '-' or '.', "
+            f"the first one a letter, digit or '_', got {name!r}"
+        )
+    return name
+
+
+def folder_of_names() -> Path:
+    """Return where the names of this user are."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if runtime and Path(runtime).is_dir():
+        return Path(runtime) / "trimesh"
+    return Path("/tmp") / f"trimesh-{os.geteuid()}"  # noqa: S108 - its owner and mode are checked
+
+
+def credentials_of(sock: socket.socket) -> tuple[int, int]:
+    """Return the process and the user at the other end of a socket."""
+    pid, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, user
+
+
+@contextmanager
+def _entered() -> Generator[tuple[Path, int], None, None]:
+    """Open the folder; make it if it is missing.
+
+    Raises:
+        ConnectError: It cannot be trusted, or not be made.
+    """
+    folder = folder_of_names()
+    try:
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise ConnectError(f"published names are in the folder {folder}, which cannot be used: {error}") from error
+    try:
+        found = os.fstat(fd)
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            raise ConnectError(
+                f"published names are in the folder {folder}, which must be of user {os.geteuid()} and of mode 0700, "
+                f"got user {found.st_uid} and mode {stat.S_IMODE(found.st_mode):04o}: remove it, or set XDG_RUNTIME_DIR"
+            )
+        yield folder, fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _locked(fd: int) -> Generator[None, None, None]:
+    """Hold the lock of the folder; those who do hold it for microseconds and wait for nothing meanwhile."""
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def _socket() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+
+
+def _reach(fd: int, name: str) -> socket.socket | None:
+    """Return a connection to who listens at a name; None if there is no listener.
+
+    Raises:
+        FileNotFoundError: There is no such name.
+        BlockingIOError: Too many connect at this moment.
+    """
+    sock = _socket()
+    try:
+        sock.connect(f"/proc/self/fd/{fd}/{name}")  # paths of sockets have at most 107 bytes
+    except ConnectionRefusedError:
+        sock.close()
+        return None
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+class TakenName:
+    """A name that this program listens at.
+
+    Attributes:
+        name: It.
+        listener: Where others connect; not blocking.
+    """
+
+    def __init__(self, name: str, listener: socket.socket, inode: int) -> None:
+        self.name = name
+        self.listener = listener
+        self._inode = inode
+
+    def give_back(self) -> None:
+        """Stop listening, and remove the name unless it is another program's by now."""
+        self.listener.close()
+        with suppress(ConnectError, OSError), _entered() as (_, fd), _locked(fd):
+            if os.stat(self.name, dir_fd=fd).st_ino == self._inode:
+                os.unlink(self.name, dir_fd=fd)
+
+    def forget(self) -> None:
+        """In a forked child: close our copy."""
+        self.listener.close()
+
+
+def take_name(name: str) -> TakenName:
+    """Listen at a name; one whose program has ended is taken over.
+
+    Raises:
+        ConnectError: Another program listens there, or the folder cannot be used.
+    """
+    with _entered() as (folder, fd), _locked(fd):
+        try:
+            taken: socket.socket | None = _reach(fd, name)
+            is_busy = False
+        except FileNotFoundError:
+            taken, is_busy = None, False
+        except BlockingIOError:
+            taken, is_busy = None, True
+        if taken is not None or is_busy:
+            who = "another program"
+            if taken is not None:
+                who = f"process {credentials_of(taken)[0]}"
+                taken.close()
+            raise ConnectError(f"a name is published once, and {name!r} is by {who}: take another name, or end that")
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=fd)
+        listener = _socket()
+        try:
+            listener.bind(f"/proc/self/fd/{fd}/{name}")
+            listener.listen(limits.PROGRAM_CLIENTS_MAX)
+            return TakenName(name, listener, os.stat(name, dir_fd=fd).st_ino)
+        except OSError as error:
+            listener.close()
+            raise ConnectError(f"{folder / name} cannot be listened at: {error}") from error
+
+
+def dial(name: str) -> socket.socket | None:
+    """Return a connection to the program of this user that publishes a name; None while too many connect.
+
+    Raises:
+        ConnectError: There is none, or its program has ended; what is left of that is removed.
+    """
+    with _entered() as (folder, fd):
+        try:
+            sock = _reach(fd, name)
+            if sock is None:  # perhaps it is just being taken: none is while this holds the lock
+                with _locked(fd):
+                    sock = _reach(fd, name)
+                    if sock is None:
+                        os.unlink(name, dir_fd=fd)
+        except FileNotFoundError:
+            known = ", ".join(sorted(os.listdir(fd))) or "none"
+            raise ConnectError(
+                f"no program of this user publishes {name!r} on this host (in {folder}); published are: {known}"
+            ) from None
+        except OSError as error:
+            if error.errno == errno.EAGAIN:
+                return None
+            raise ConnectError(f"{folder / name} cannot be connected to: {error}") from error
+    if sock is None:
+        raise ConnectError(f"the program that published {name!r} has ended; what it left in {folder} was removed")
+    if credentials_of(sock)[1] != os.geteuid():
+        sock.close()
+        raise ConnectError(f"{name!r} is published by another user, user {os.geteuid()} needs one of its own")
+    return sock
