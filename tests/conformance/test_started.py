@@ -13,7 +13,7 @@ from tests.conformance.nodes import no_deadline
 from tests.conformance.probe import Probe
 
 import trimesh
-from trimesh import DeadlockError, MeshErrorGroup, RemoteCancelled, Retry, StartedCall, endpoint, leaves
+from trimesh import DeadlockError, MeshErrorGroup, ProcDied, RemoteCancelled, Retry, StartedCall, endpoint, leaves
 
 
 class Starter(Probe):
@@ -176,6 +176,32 @@ async def test_leaving_the_block_by_an_error_cancels_started_calls(backend: Back
     assert [str(leaf) for leaf in leaves(caught.value)] == ["body"]
     with pytest.raises(RemoteCancelled, match=r"being left|has ended"):
         await started
+
+
+async def test_failure_of_the_block_cancels_started_calls(backend: Backend):
+    """A1, E10: the block raises the failure, whatever was started, awaited or not."""
+    with pytest.raises(MeshErrorGroup) as caught:
+        async with backend.procs() as procs:
+            probes = await procs.spawn("probes", Probe)
+            held = [probes.hold_many.call.start(str(number)) for number in range(3)]
+            await probes.wait.call("2")
+            await probes.fail.broadcast(ValueError("broadcast"), [0])
+            await held[0]
+    assert [str(leaf) for leaf in leaves(caught.value)] == ["broadcast"]
+    with pytest.raises(RemoteCancelled):
+        await held[1]
+
+
+async def test_death_of_a_process_ends_the_wait_for_started_calls(backend: Backend):
+    """A1, X3: the block raises it, once."""
+    with pytest.raises(MeshErrorGroup) as caught:
+        async with backend.procs() as procs:
+            probes = await procs.spawn("probes", Probe)
+            held = [probes.hold_many.call.start(str(number)) for number in range(3)]
+            await probes.wait.call("2")
+            backend.kill(probes, 0)
+            await held[0]
+    assert [type(leaf) for leaf in leaves(caught.value)] == [ProcDied]
 
 
 async def test_cancel_of_a_started_call(backend: Backend):

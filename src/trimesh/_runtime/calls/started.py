@@ -75,19 +75,15 @@ class StartedWork:
                 self._token.run_sync_soon(owner.dropped, self)
 
     @trio.lowlevel.enable_ki_protection
-    async def run(self) -> None:
-        """Be the task of it.
-
-        Raises:
-            trio.Cancelled: The owner was cancelled.
-        """
+    async def run(self) -> BaseException | None:
+        """Be the task of it; return the `Cancelled` of a cancel of the owner, if that has ended it."""
         finish, self.finish = self.finish, None
         try:
             if finish is None:
-                return
+                return None
             with self.scope:
                 self.value = await finish()
-                return
+                return None
             self.cut_reason = self._asked or BUDGET_REASON
         except BaseException as raised:
             cancelled, error = split_cancelled(raised)
@@ -97,11 +93,11 @@ class StartedWork:
                 raise
             else:
                 self.cut_reason = f"the owner of {self.what} has ended"
-            if cancelled is not None:
-                raise cancelled from None
+            return cancelled
         finally:
             self.ended.set()
             del finish
+        return None
 
 
 class Owner(Protocol):
@@ -160,7 +156,9 @@ class StartedCalls:
     @trio.lowlevel.enable_ki_protection
     async def _run(self, work: StartedWork) -> None:
         try:
-            await work.run()
+            await (
+                work.run()
+            )  # a block raises why it was cancelled, and its nursery must not raise the cancel before that
         finally:
             self._ended(work)
 
@@ -217,6 +215,8 @@ class NurseryOwner:
 
     @trio.lowlevel.enable_ki_protection
     async def _run(self, work: StartedWork) -> None:
-        await work.run()
+        cancelled = await work.run()
         if work.error is not None:
             raise work.error
+        if cancelled is not None:
+            raise cancelled
