@@ -54,7 +54,7 @@ TYPED = frozenset(
         "failures", "isolation", "mailbox", "map", "map_ends", "membership", "options", "ownership",
         "references", "restart_arguments", "restart_limits", "restart_table", "spawn_failures", "spawning", "stalls",
         "statistics", "stopping", "stream_failures", "stream_steps", "streams", "supervised_streams",
-        "supervision", "values", "without_pickle", "typed_channels", "publications", "multicast",
+        "shared_procs", "supervision", "values", "without_pickle", "typed_channels", "publications", "multicast",
     )
 )  # fmt: skip
 """Modules that run in simulation without pickle, too. A test whose values need it is marked `by_value`."""

@@ -16,6 +16,7 @@ from trimesh._runtime.life.current import current_proc
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.values.endpoint_spec import ENDPOINTS
 from trimesh._runtime.values.payload import place_payload
+from trimesh._runtime.values.reference import MemberInfo, MeshInfo
 from trimesh._wire import messages
 from trimesh.ids import AGENT, MeshId, ProcId
 from trimesh.shape.extent import Extent
@@ -55,7 +56,8 @@ class Forger(Actor):
         made: tuple[Any, ...] = (Marker, (1,), {})
         if name == "spawn_kept":
             made = (keep(proc.values, "forged", *made).value,)
-        arguments: tuple[Any, ...] = (target, MeshId(4242), "forged", *made, whole, [target], [0])
+        info = MeshInfo(MeshId(4242), "forged", "Marker", whole, (MemberInfo(target, "here", 1),), target)
+        arguments: tuple[Any, ...] = (info, *made)
         arguments = {"exit": (), "stop": (MeshId(4242), 1.0), "spawn_kept": (*arguments, False)}.get(name, arguments)
         spec = getattr(Agent, ENDPOINTS)[name]
         payload, bodies = place_payload(proc.values.encode_call(arguments, {}, name, spec=spec))

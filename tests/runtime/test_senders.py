@@ -108,7 +108,8 @@ async def test_forged_message_ends_the_link_of_who_sent_it(family: FamilyOf, kin
 async def test_agent_obeys_its_owner(family: FamilyOf, endpoint: str, sender: ProcId):
     """A call of the agent by any other process ends its link before anything of the call is decoded."""
     proc, links = family
-    call = messages.Call(9, AGENT, endpoint, None, b"not even a payload")
+    window = int(endpoint == "lend")  # it is a stream
+    call = messages.Call(9, AGENT, endpoint, None, b"not even a payload", window)
     proc.received(links[sender], memoryview(messages.encode(call)), [])
     is_allowed = sender in ALLOWED[AGENT_CALLERS[endpoint]]
     assert links[sender].aborted is not is_allowed

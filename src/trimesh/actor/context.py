@@ -82,7 +82,7 @@ class Context(Generic[A]):
         info = self._home.procs
         found: ProcMesh | None = self._home.handles.get("procs")
         if found is None:
-            found = ProcMesh(None, None) if info is None else refer_procs(info.name, info.whole)
+            found = ProcMesh(None, None) if info is None else refer_procs(info, info.whole)
             self._home.handles["procs"] = found
         return found
 

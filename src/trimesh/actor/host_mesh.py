@@ -57,6 +57,7 @@ class HostMesh:
         seed: int | None = None,
         rendezvous: bool = False,
         bind: Bind | None = None,
+        shared: bool = False,
     ) -> Spawning[ProcMesh]:
         """Start processes: `async with this_host().spawn_procs({"gpus": 4}) as procs:`.
 
@@ -85,6 +86,7 @@ class HostMesh:
             bind: CPUs that each process runs on alone, among those that this one may use: "cores" gives each its share
                 of the cores, with their hardware threads; "numa" of the NUMA nodes, which several may share; a function
                 of the point and the cores (a tuple of sets of CPUs) returns a set of CPUs. None leaves them all.
+            shared: Let actors that have got a handle on this mesh, `context().procs` for one, spawn on it.
 
         Returns:
             What is entered (the block owns the mesh) or, on a warm host, awaited (the host's block does).
@@ -109,6 +111,7 @@ class HostMesh:
             rendezvous=rendezvous,
             settings=settings,
             bind=checked_bind(bind),
+            shared=shared,
         )
         policy = FailFast() if supervision is None else checked_policy(supervision)
         check_units(policy, extent)

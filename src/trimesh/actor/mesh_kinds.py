@@ -43,11 +43,11 @@ def _put_info_together(_: DecodeSource, *fields: Any) -> MeshInfo:
     info = MeshInfo(*fields)
     if not (
         isinstance(info.whole, Region)
-        and all(type(number) is int for number in (info.mesh, info.owner, info.family))
+        and all(type(number) is int for number in (info.mesh, info.owner, info.family, info.borrower))
         and isinstance(info.actor, str | None)
     ):
         raise ProtocolError("a handle must name its mesh")
-    if not (isinstance(info.name, str) and type(info.is_healing) is bool):
+    if not (isinstance(info.name, str) and type(info.is_healing) is type(info.is_shared) is bool):
         raise ProtocolError("a handle must name its mesh")
     members: Any = info.members  # as it came: each taken apart
     found = tuple(_member(*one) for one in members)
@@ -64,10 +64,16 @@ def _member(*fields: Any) -> MemberInfo:
     return one
 
 
-def _put_procs_together(_: DecodeSource, name: Any, region: Any) -> ProcMesh:
-    if not (isinstance(name, str) and isinstance(region, Region)):
-        raise ProtocolError("a handle on processes must be a name and a region")
-    return refer_procs(name, region)
+def _take_procs_apart(mesh: ProcMesh, _: Sink) -> tuple[Any, ...]:
+    info, region = mesh.__reduce__()[1]
+    return region, *_fields_of(info)
+
+
+def _put_procs_together(_: DecodeSource, region: Any, *fields: Any) -> ProcMesh:
+    info = _put_info_together(_, *fields)
+    if not isinstance(region, Region):
+        raise ProtocolError("a handle on processes must be a view of them")
+    return refer_procs(info, region)
 
 
 def _put_outcome_together(_: DecodeSource, value: Any = None, error: Any = None) -> Outcome[Any]:
@@ -87,4 +93,4 @@ def register() -> None:
     register_kind(
         ValueKind("outcome", Outcome, lambda outcome, _: (outcome.value, outcome.error), _put_outcome_together)
     )
-    register_kind(ValueKind("processes", ProcMesh, lambda mesh, _: mesh.__reduce__()[1], _put_procs_together))
+    register_kind(ValueKind("processes", ProcMesh, _take_procs_apart, _put_procs_together))

@@ -11,25 +11,27 @@ import trio
 
 from trimesh._runtime.life import (
     ActorPlan,
+    BorrowPlan,
     OwnedProcs,
     adopt_actors,
     current_proc,
+    find_proc_anywhere,
+    get_borrowed,
+    named_of,
     open_actors,
     own_process,
     stop_procs,
 )
-from trimesh._runtime.meshes import ActorMembers, Member, ProcMembers, check_handler
+from trimesh._runtime.meshes import Member, ProcMembers, check_handler
 from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now
-from trimesh._runtime.values import endpoints_of
+from trimesh._runtime.values import MemberInfo, MeshInfo
 from trimesh._runtime.watch import EventStream, MeshStatistics, SeenMember, statistics_of
 from trimesh._supervision.policy import Policy, checked_policy
 from trimesh._supervision.units import check_units
 from trimesh.actor.actor import Actor
-from trimesh.actor.actor_mesh import ActorMesh
-from trimesh.actor.spawning import Spawning, checked_name
-from trimesh.actor.view import MeshView
+from trimesh.actor.spawning import Spawning, borrowing, checked_name, handle_on
 from trimesh.events.records import OnFailure
-from trimesh.ids import AGENT
+from trimesh.ids import AGENT, ProcId
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
 from trimesh.shape.shaped import Shaped
@@ -74,6 +76,7 @@ class ProcMesh(Shaped):
         self._policy = policy
         self._shown = region if region is not None else Region(Extent())
         self._is_reference = is_reference
+        self._shared_by: MeshInfo | None = None
 
     @property
     def name(self) -> str:
@@ -96,31 +99,75 @@ class ProcMesh(Shaped):
         Raises:
             TypeError: `cls` is no actor class, or the arguments do not fit its `__init__`, or the name is no string.
             ValueError: The name is empty or too long.
-            RuntimeError: This is a reference; only the block that owns processes can spawn on them.
+            RuntimeError: This is a reference, and its owner does not share the processes (`spawn_procs(shared=True)`).
+                Where it does, `async with` owns the actors, in a block of the process that spawns; to await it is
+                refused.
         """
-        self._check_owned("actors are spawned by the block that owns the processes")
+        self._check_spawning()
         name = checked_name(name)
         actor = _checked_class(cls)
         _check_arguments(actor, args, kwargs)
+        if self._shared_by is not None:
+            plan_there = BorrowPlan(self._shared_by, self._shown, self._policy, name, actor, args, kwargs)
+            return borrowing(plan_there, actor, f"spawn({name!r}, {actor.__qualname__})")
         region = None if self._owned is None else self._shown
         plan = ActorPlan(self._owned, region, self._policy, name, actor, args, kwargs)
         if self._policy is not None:
             check_units(self._policy, self._shown.extent)
 
-        def handle(members: ActorMembers) -> A:
-            info = members.info
-            view = MeshView(info, info.whole, endpoints_of(actor), members)
-            return cast("A", ActorMesh(view, actor))
-
         @asynccontextmanager
         async def open_() -> AsyncGenerator[A, None]:
             async with open_actors(plan) as members:
-                yield handle(members)
+                yield handle_on(members.info, actor, members)
 
         async def adopt() -> A:
-            return handle(await adopt_actors(plan))
+            members = await adopt_actors(plan)
+            return cast("A", handle_on(members.info, actor, members))
 
         return Spawning(f"spawn({name!r}, {actor.__qualname__})", open_, adopt)
+
+    async def get_or_spawn(self, name: str, cls: Callable[P, A], /, *args: P.args, **kwargs: P.kwargs) -> A:
+        """Return the one actor of this name on these processes; spawn it where there is none.
+
+        Any process of the family that has a handle may ask, at the same time, too: all get the same actor. It lives in
+        the first process of the view that asks first and belongs to the block of the processes. When it has ended for
+        good, whoever asks next makes another one.
+
+        Args:
+            name: Of the actor; one mesh of processes has one of each name.
+            cls: A subclass of `Actor`; `cls(*args, **kwargs)` is called for who asks first, others' arguments are not
+                looked at.
+            *args: For its `__init__`.
+            **kwargs: For its `__init__`.
+
+        Returns:
+            A handle on a mesh of this one actor, without dimensions.
+
+        Raises:
+            TypeError: The actor of this name is of another class; or the arguments do not fit.
+            MeshErrorGroup: It could not be made.
+            RuntimeError: This is a reference, and its owner does not share the processes.
+
+        Blocking: a checkpoint, cancellable; a spawn that is cancelled is made by the next who waits for it.
+        """
+        self._check_spawning()
+        name = checked_name(name)
+        actor = _checked_class(cls)
+        _check_arguments(actor, args, kwargs)
+        if self._shared_by is not None:
+            plan = BorrowPlan(self._shared_by, self._shown, None, name, actor, args, kwargs)
+            info = await in_trio(get_borrowed)(plan)
+            return cast("A", handle_on(info, actor, None))
+        self._own_members("actors have names on a mesh that spawn_procs has made")
+        members = await in_trio(named_of(self._owned_here()).get)(self._shown, name, actor, args, kwargs)
+        return cast("A", handle_on(members.info, actor, members))
+
+    def _check_spawning(self) -> None:
+        if self._shared_by is None:
+            self._check_owned(
+                "actors are spawned by the block that owns the processes, or by others where that has written "
+                "spawn_procs(..., shared=True)"
+            )
 
     def activate(self, *, global_tensors: bool = False) -> AbstractContextManager[None]:
         """Return the block in which torch makes its tensors on the ranks of this view: one on each.
@@ -363,8 +410,17 @@ class ProcMesh(Shaped):
         return f"<processes {self.name}{dict(self.extent)!r}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        name = self.name
-        return refer_procs, (name, self._shown)
+        return refer_procs, (self._info, self._shown)
+
+    @property
+    def _info(self) -> MeshInfo:
+        """What travels of the whole mesh."""
+        if self._owned is not None:
+            return self._owned.info
+        proc = find_proc_anywhere()
+        if proc is not None:
+            return own_process(proc).info
+        return MeshInfo(AGENT, self.name, None, self._shown, (MemberInfo(ProcId(0), "", 0),))
 
 
 async def _kill(members: Sequence[Member]) -> None:
@@ -390,22 +446,31 @@ def _tensors() -> MeshTensors:
 class _Reference(ProcMesh):
     """A process mesh that came from another process: it shows its shape and owns nothing."""
 
-    def __init__(self, name: str, region: Region) -> None:
-        super().__init__(None, region, is_reference=True)
-        self._name = name
+    def __init__(self, info: MeshInfo, region: Region, policy: Policy | None = None) -> None:
+        super().__init__(None, region, is_reference=True, policy=policy)
+        self._mesh_info = info
+        self._shared_by = info if info.is_shared else None
 
     @property
     def name(self) -> str:
         """Name given at spawn."""
-        return self._name
+        return self._mesh_info.name
+
+    @property
+    def _info(self) -> MeshInfo:
+        return self._mesh_info
+
+    def supervised(self, policy: Policy) -> Self:
+        """See `ProcMesh.supervised`."""
+        return type(self)(self._mesh_info, self._shown, checked_policy(policy))
 
     def _seen(self, region: Region) -> Self:
-        return type(self)(self._name, region)
+        return type(self)(self._mesh_info, region, self._policy)
 
 
-def refer_procs(name: str, region: Region) -> ProcMesh:
+def refer_procs(info: MeshInfo, region: Region) -> ProcMesh:
     """Return a reference to a process mesh of another process."""
-    return _Reference(name, region)
+    return _Reference(info, region)
 
 
 def _checked_class(cls: Any) -> type[Actor]:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import trio
 
 from trimesh import limits
+from trimesh._runtime.life import BorrowPlan, open_borrowed
 from trimesh._runtime.tasks import in_trio, in_trio_block
+from trimesh._runtime.values import MeshInfo, endpoints_of
+from trimesh.actor.actor import Actor
+from trimesh.actor.actor_mesh import ActorMesh
+from trimesh.actor.view import MeshView, Stoppable
 
 T = TypeVar("T")
 
@@ -96,3 +101,25 @@ class Spawning(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<{self._what}, not started>"
+
+
+def handle_on(info: MeshInfo, cls: type[Actor], owner: Stoppable | None) -> Any:
+    """Return a handle on all actors of a mesh; `owner` is the owner's side of it, if it is owned here."""
+    return ActorMesh(MeshView(info, info.whole, endpoints_of(cls), owner), cls)
+
+
+def borrowing(plan: BorrowPlan, cls: type[Actor], what: str) -> Spawning[Any]:
+    """Return what spawns on processes that another process shares."""
+
+    @asynccontextmanager
+    async def open_() -> AsyncGenerator[Any, None]:
+        async with open_borrowed(plan) as borrowed:
+            yield handle_on(borrowed.info, cls, borrowed)
+
+    async def adopt() -> Any:
+        raise RuntimeError(
+            f"{plan.procs.name} belongs to another process, whose block cannot adopt actors of this one: write "
+            "`async with procs.spawn(...) as actors:`, or get_or_spawn for an actor that stays"
+        )
+
+    return Spawning(what, open_, adopt)

@@ -47,6 +47,7 @@ class HostMesh:
         seed: int | None = None,
         rendezvous: bool = False,
         bind: Bind | None = None,
+        shared: bool = False,
     ) -> Spawning[ProcMesh]:
         """Start processes: `with this_host().spawn_procs({"gpus": 4}) as procs:`, or `.open()`.
 
@@ -67,6 +68,7 @@ class HostMesh:
             seed=seed,
             rendezvous=rendezvous,
             bind=bind,
+            shared=shared,
         )
         return Spawning(f"spawn_procs({dict(per_host)})", make, ProcMesh, self._home)
 

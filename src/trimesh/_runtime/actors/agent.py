@@ -192,18 +192,18 @@ def _located(where: Origin) -> Generator[None, None, None]:
         raise LocatedError(error, where) from None
 
 
-def _spec(name: str) -> EndpointSpec:
-    function = getattr(Agent, name)
+def agent_endpoint(function: Callable[..., Any], kind: EndpointKind = EndpointKind.ASYNC) -> None:
+    """Let agents serve a function, whose first parameter is the agent; rooms above add theirs."""
     whole = inspect.signature(function)
     signature = whole.replace(parameters=list(whole.parameters.values())[1:])  # without self
-    kind = EndpointKind.ASYNC
-    return EndpointSpec(name, function, kind, _UNLIMITED, group=None, idempotent=False, signature=signature)
+    name = function.__name__
+    AGENT_ENDPOINTS[name] = EndpointSpec(
+        name, function, kind, _UNLIMITED, group=None, idempotent=False, signature=signature
+    )
 
 
-AGENT_ENDPOINTS.update(
-    (name, _spec(name))
-    for name in ("setup", "spawn", "spawn_kept", "replacement", "cancel_background", "drain", "stop", "exit")
-)
+for _name in ("setup", "spawn", "spawn_kept", "replacement", "cancel_background", "drain", "stop", "exit"):
+    agent_endpoint(getattr(Agent, _name))
 setattr(Agent, ENDPOINTS, AGENT_ENDPOINTS)
 
 

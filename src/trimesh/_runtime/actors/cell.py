@@ -342,8 +342,10 @@ class Cell:
     async def drain(self, grace: float) -> None:
         """Refuse new messages, let those of the owner run to their end (rule M3); what was given up has `grace`."""
         self._draining = True
+        home = self.spec.home
+        borrower = None if home is None or home.actors is None else home.actors.borrower
         for call in [*self.mailbox.queued(), *self.mailbox.running()]:
-            if call.peer is not self.owner:
+            if call.peer is not self.owner and call.peer.proc_id != borrower:
                 self.cancel(call, "other", f"{self.spec.name} is stopping")
         await drain(self.mailbox, grace, self._pass_over)
 

@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 
 from trimesh._runtime.values.codec import Values
+from trimesh._runtime.values.endpoint_spec import ENDPOINTS
 from trimesh._wire.memory.reducers import DefinitionId
+from trimesh.errors import ProtocolError
 
 Kept = tuple[bytes, Sequence[bytearray], Sequence[object]]
 """A recipe on its way."""
@@ -45,6 +47,21 @@ def keep(values: Values, name: str, cls: type, args: tuple[Any, ...], kwargs: di
     encoded = values.encode_construction(cls, args, kwargs, name=name)
     buffers = [bytearray(buffer) for buffer in encoded.buffers]
     return Recipe(bytes(encoded.payload), buffers, encoded.definitions, encoded.attachments)
+
+
+def make_asked(values: Values, name: str, kept: Kept) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
+    """As `make_from`, for a process that is not the owner of this one: it can have nothing imported here.
+
+    Raises:
+        PayloadError: They cannot be rebuilt here.
+        ProtocolError: It is no class of actors.
+    """
+    payload, buffers, _ = kept
+    memory = [memoryview(one) for one in buffers]
+    cls, args, kwargs = values.decode_construction(payload, memory, name=name, may_import=False)
+    if not isinstance(cls, type) or not hasattr(cls, ENDPOINTS):
+        raise ProtocolError(f"what is spawned must be a class of actors, got {cls!r}")
+    return cls, args, kwargs
 
 
 def make_from(values: Values, name: str, kept: Kept) -> tuple[type, tuple[Any, ...], dict[str, Any]]:

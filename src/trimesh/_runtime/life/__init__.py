@@ -1,5 +1,6 @@
 """One process from its start to its end: its tables, its family, its host."""
 
+from trimesh._runtime.life.borrowing import BorrowPlan, get_borrowed, open_borrowed
 from trimesh._runtime.life.controller import lease_proc
 from trimesh._runtime.life.current import current_proc, find_proc, find_proc_anywhere, proc_for
 from trimesh._runtime.life.dumping import dump
@@ -18,9 +19,11 @@ from trimesh._runtime.life.ownership import (
 )
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.life.rebuilding import rebuild
+from trimesh._runtime.life.sharing import named_of
 
 __all__ = [
     "ActorPlan",
+    "BorrowPlan",
     "OwnedHost",
     "OwnedProcs",
     "Proc",
@@ -31,8 +34,11 @@ __all__ = [
     "dump",
     "find_proc",
     "find_proc_anywhere",
+    "get_borrowed",
     "lease_proc",
+    "named_of",
     "open_actors",
+    "open_borrowed",
     "open_procs",
     "open_warm_host",
     "own_process",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import trio
@@ -28,7 +28,7 @@ from trimesh._runtime.values.reference import MemberInfo, MeshInfo
 from trimesh._supervision.policy import FailFast, Policy, Restart, is_healing
 from trimesh._supervision.units import units_of
 from trimesh.errors import MeshErrorGroup, ShapeError, SpawnError
-from trimesh.ids import AGENT, MeshId
+from trimesh.ids import AGENT, MeshId, ProcId
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
 
@@ -41,6 +41,7 @@ class OwnedProcs:
         block: Where actors that are awaited go.
         whole: All of it.
         members: The child processes; None for the mesh of this very process.
+        named: The actors on it that are shared by name, once there are any; see `sharing`.
         is_stopping: Whether its block has begun to stop.
     """
 
@@ -49,6 +50,7 @@ class OwnedProcs:
         self.block = block
         self.whole = whole
         self.members = members
+        self.named: object = None
 
     @property
     def info(self) -> MeshInfo:
@@ -104,6 +106,29 @@ def _proc_members(
     return ProcMembers(proc, host, block, name, whole, options, policy)
 
 
+class SharedProcs(dict[MeshId, OwnedProcs]):
+    """The process meshes of a process on which others may spawn, by number; see `sharing`."""
+
+
+def shared_procs(proc: Proc) -> SharedProcs:
+    """Return them."""
+    found = proc.above.get(SharedProcs)
+    if not isinstance(found, SharedProcs):
+        found = proc.above[SharedProcs] = SharedProcs()
+    return found
+
+
+def _owned(proc: Proc, block: Block, members: ProcMembers) -> OwnedProcs:
+    """Return processes that have started with their owner's powers; lend them out if they are to be shared."""
+    owned = OwnedProcs(proc, block, members.whole, members)
+    if members.options.shared and not members.is_stopping:
+        mesh = MeshId(cast("int", members.whole.mesh))
+        shared = shared_procs(proc)
+        shared[mesh] = owned
+        members.on_stopped = partial(shared.pop, mesh, None)
+    return owned
+
+
 @asynccontextmanager
 @trio.lowlevel.enable_ki_protection
 async def _open_host(
@@ -138,7 +163,7 @@ async def open_procs(
         await members.start()
         block.adopt(members)
         async with run_block(block):
-            yield OwnedProcs(proc, block, members.whole, members)
+            yield _owned(proc, block, members)
 
 
 @trio.lowlevel.enable_ki_protection
@@ -148,7 +173,7 @@ async def adopt_procs(owner: OwnedHost, name: str, extent: Extent, options: Proc
         members = _proc_members(owner.proc, owner.host, owner.block, name, extent, options, policy)
         await members.start()
         await _adopt(owner.block, members)
-    return OwnedProcs(owner.proc, owner.block, members.whole, members)
+    return _owned(owner.proc, owner.block, members)
 
 
 @trio.lowlevel.enable_ki_protection
@@ -198,6 +223,7 @@ class ActorPlan(msgspec.Struct, frozen=True):
         policy: What a failure of an actor does; None for the policy of the processes.
         name: Of the mesh.
         cls, args, kwargs: What the actors are made from.
+        borrower: The process that has asked this one for them; 0 for none.
     """
 
     procs: OwnedProcs | None
@@ -207,6 +233,7 @@ class ActorPlan(msgspec.Struct, frozen=True):
     cls: type
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    borrower: ProcId = ProcId(0)
 
     def members(self, procs: OwnedProcs, block: Block) -> ActorMembers:
         """Return the members, none of which has been made."""
@@ -227,7 +254,7 @@ def _actor_members(procs: OwnedProcs, region: Region, block: Block, plan: ActorP
     members = tuple(msgspec.structs.replace(living.members[base], incarnation=0) for base in proc_ranks)
     info = MeshInfo(
         mesh, plan.name, plan.cls.__qualname__, whole, members, procs.proc.proc_id,
-        is_healing(policy) or living.is_healing, family_of(procs.proc),
+        is_healing(policy) or living.is_healing, family_of(procs.proc), borrower=plan.borrower,
     )  # fmt: skip
     membership = procs.proc.memberships[mesh] = Membership(procs.proc, info)
     ranks = list(whole.ranks())

@@ -177,6 +177,11 @@ class Block:
         """Take `owned` in; it is stopped before everything that came before it."""
         self._owned.append(owned)
 
+    def disown(self, owned: Owned) -> None:
+        """Let go of what has ended."""
+        if owned in self._owned:
+            self._owned.remove(owned)
+
     def fail(self, error: Exception, *, is_message: bool = False) -> None:
         """Take a failure: the body and all calls under the block's scope are cancelled, the block will raise it.
 
@@ -302,7 +307,7 @@ class Block:
                 failed, interrupt = await run_to_end(partial(owned.stop, self.deadline))
                 late += filter(None, map(without_consequences, failed))
                 error = error or interrupt
-                self._owned.remove(owned)
+                self.disown(owned)
         return Left(first, error, [*self._failures[len(first) :], *late], crews)
 
     async def _drain(self, late: list[Exception], some: Sequence[Owned]) -> None:
@@ -338,8 +343,7 @@ class Block:
             failed, interrupt = await run_to_end(partial(owned.stop, deadline))
             late += failed
             cut = cut or interrupt
-            if owned in self._owned:
-                self._owned.remove(owned)
+            self.disown(owned)
         if cut is not None:
             for failure in late:
                 self.fail(failure)

@@ -56,6 +56,7 @@ class ProcMembers:
         events: For whoever reads them.
         is_stopping: Whether its block has begun to stop.
         on_last_exit: Called when the members are about to be asked to exit, and none follows.
+        on_stopped: Called when they have been ended for good.
         grace: Seconds for clean-up.
         failures: Who is asked of failures before the policy.
         stopped: Set once it has been ended for good.
@@ -84,6 +85,7 @@ class ProcMembers:
         self.grace = options.grace
         self.stopped = trio.Event()
         self.on_last_exit: Callable[[], None] | None = None
+        self.on_stopped: Callable[[], object] | None = None
         self._restarts: Restarts | None = None
         self.failures = FailureHandling()
         self._launching = Launching(proc, name, whole, options)
@@ -101,8 +103,9 @@ class ProcMembers:
         """What travels of it in references."""
         members = tuple(member.info for member in self.members)
         return MeshInfo(
-            AGENT, self.name, None, self.whole, members, self.proc.proc_id, self.is_healing, family_of(self.proc)
-        )
+            AGENT, self.name, None, self.whole, members, self.proc.proc_id, self.is_healing, family_of(self.proc),
+            self.options.shared,
+        )  # fmt: skip
 
     @property
     def is_healing(self) -> bool:
@@ -433,6 +436,8 @@ class ProcMembers:
         self._forget()
         self.events.close()
         self.stopped.set()
+        if self.on_stopped is not None:
+            self.on_stopped()
         return errors
 
     def _ask_to_exit(self, members: Sequence[Member]) -> None:

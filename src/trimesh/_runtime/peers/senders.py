@@ -91,6 +91,9 @@ AGENT_CALLERS: Final[dict[str, Sender]] = {
     "drain": _OWNER,
     "stop": _OWNER,
     "exit": _OWNER,
+    "lend": _ANY,  # what is asked for is looked up among the meshes that are shared
+    "give_back": _ANY,  # by the number of what was lent
+    "get_shared": _ANY,  # as lend
 }
 """Every endpoint of the agent."""
 

@@ -28,6 +28,7 @@ class ProcOptions(msgspec.Struct, frozen=True):
     seed: int | None = None
     pickled: bool | None = None
     rendezvous: bool = False
+    shared: bool = False
     bind: Bind | None = None
     binding: CpuBinding | None = None
     settings: Settings = Settings()

@@ -114,9 +114,10 @@ class Values:
         return encoded
 
     def decode_construction(
-        self, payload: Buffer, bodies: Sequence[memoryview], *, name: str
+        self, payload: Buffer, bodies: Sequence[memoryview], *, name: str, may_import: bool = True
     ) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
-        """Decode them; see `decode`."""
+        """Decode them; see `decode`. A pickle imports what it names, whatever `may_import` says."""
+        del may_import
         cls, args, kwargs = self._decoder.decode(payload, bodies, what=f"the arguments of {name}")
         return cls, args, kwargs
 

@@ -38,6 +38,8 @@ class MeshInfo(msgspec.Struct, frozen=True):
         members: By rank.
         owner: The process whose block owns it, which knows who follows a member that has ended.
         is_healing: Whether they may: its policy is not `FailFast`.
+        is_shared: Whether other processes of the family may spawn on it, a mesh of processes.
+        borrower: The process that has asked the owner for these actors, if it is another one.
         family: The controller of the program that it belongs to; 0 in none, which is refused.
     """
 
@@ -49,6 +51,8 @@ class MeshInfo(msgspec.Struct, frozen=True):
     owner: ProcId = ProcId(0)
     is_healing: bool = False
     family: ProcId = ProcId(0)
+    is_shared: bool = False
+    borrower: ProcId = ProcId(0)
 
     def origin(self, rank: int, endpoint: str | None = None) -> Origin:
         """Return the coordinates of an error of the member of base rank `rank`."""

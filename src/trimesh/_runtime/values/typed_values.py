@@ -108,10 +108,10 @@ class TypedValues(Values):
         return writer.finish(writer.plain((cls, inner)))
 
     def decode_construction(
-        self, payload: Buffer, bodies: Sequence[memoryview], *, name: str
+        self, payload: Buffer, bodies: Sequence[memoryview], *, name: str, may_import: bool = True
     ) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
-        """Decode them, for the owner of this process; `ProtocolError` for bytes that do not fit."""
-        reader = Reader.of_message(payload, bodies, DecodeSource(may_import=True, bindings=self._bindings))
+        """Decode them; for the owner of this process also classes that are not here. `ProtocolError` for all else."""
+        reader = Reader.of_message(payload, bodies, DecodeSource(may_import=may_import, bindings=self._bindings))
         try:
             cls, inner = reader.value()
             return cls, *self._constructor(cls).read(reader.part(inner))
