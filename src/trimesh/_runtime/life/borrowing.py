@@ -203,7 +203,7 @@ async def open_borrowed(plan: BorrowPlan) -> AsyncGenerator[BorrowedActors, None
 
 
 async def get_borrowed(plan: BorrowPlan) -> MeshInfo:
-    """Return the actor of a name on shared processes; see `sharing.Named`.
+    """Return the actor of a name on shared processes; see `sharing.NamedActors`.
 
     Raises:
         TypeError: It is of another class.

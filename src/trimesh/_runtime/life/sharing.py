@@ -7,10 +7,10 @@
        its block is left -- give_back() ----->  drains and stops them
                     <-- end, or what failed --
 
-SH-1 the right is looked up here, by the number of the mesh: what is not shared is refused, whoever asks.
-SH-2 what is lent ends with the borrower's call: by its end, its cancel, or the death of its process; and, before that,
+LN-1 the right is looked up here, by the number of the mesh: what is not shared is refused, whoever asks.
+LN-2 what is lent ends with the borrower's call: by its end, its cancel, or the death of its process; and, before that,
      with the block of the processes.
-SH-3 what processes do is the owner's business, by their policy; what the actors fail by is the borrower's.
+LN-3 what processes do is the owner's business, by their policy; what the actors fail by is the borrower's.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ async def give_back(agent: Any, borrower: ProcId, lease: int) -> None:
 
 
 async def get_shared(agent: Any, mesh: MeshId, region: Region, name: str, kept: Kept) -> MeshInfo:
-    """Return the actor of a name on a shared mesh; see `Named.get`."""
+    """Return the actor of a name on a shared mesh; see `NamedActors.get`."""
     proc: Proc = agent.proc
     procs = _shared(proc, mesh, "get_or_spawn")
     cls, args, kwargs = make_asked(proc.values, name, kept)
@@ -196,7 +196,7 @@ class _Entry:
         return not membership.is_live(rank) and not membership.may_return(rank)
 
 
-class Named:
+class NamedActors:
     """The actors that are shared by name on one mesh of processes, at its owner."""
 
     def __init__(self, procs: OwnedProcs) -> None:
@@ -254,9 +254,9 @@ class Named:
         return self._procs.whole.slice(**dict(point))
 
 
-def named_of(procs: OwnedProcs) -> Named:
+def named_of(procs: OwnedProcs) -> NamedActors:
     """Return the actors that are shared by name on a mesh."""
     if procs.named is None:
-        procs.named = Named(procs)
-    assert isinstance(procs.named, Named)
+        procs.named = NamedActors(procs)
+    assert isinstance(procs.named, NamedActors)
     return procs.named
