@@ -305,3 +305,12 @@ def test_public_classes_of_two_modules_have_two_names() -> None:
                     modules.setdefault(node.name, []).append(path)
 
     assert {name for name, paths in modules.items() if len(paths) > 1} == FACES | MESSAGES
+
+
+def test_every_exception_is_explained() -> None:
+    """What it means, when it happens, what to do; `tests/test_site.py` has those of other packages."""
+    page = (ROOT / "docs/reference/exceptions.md").read_text()
+    classes = [node.name for node in ast.parse(SOURCES["src/trimesh/errors.py"]).body if isinstance(node, ast.ClassDef)]
+
+    missing = [name for name in classes if name != "Origin" and f"### {name}\n" not in page]
+    assert not missing, f"docs/reference/exceptions.md needs a part for each of {missing}"
