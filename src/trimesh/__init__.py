@@ -83,6 +83,7 @@ _assemble()
 
 if TYPE_CHECKING:
     from trimesh import aio, blocking, config, programs, rdma, spmd, tensor, testing
+    from trimesh.blocking import from_thread
     from trimesh.programs import connect, publish_as
     from trimesh.rdma import RDMABuffer
     from trimesh.tensor import (
@@ -196,6 +197,7 @@ __all__ = [
     "endpoint",
     "fetch",
     "fetch_shard",
+    "from_thread",
     "get_rng_state",
     "grad_generator",
     "inspect",
@@ -263,6 +265,8 @@ def __getattr__(name: str) -> Any:
     """Import what is heavy, or for some programs only, when it is used first."""
     if name == "RDMABuffer":
         return importlib.import_module("trimesh.rdma").RDMABuffer
+    if name == "from_thread":
+        return importlib.import_module("trimesh.blocking.from_thread")
     if name in ("connect", "publish_as"):
         return getattr(importlib.import_module("trimesh.programs"), name)
     if name in _TENSORS:

@@ -13,6 +13,7 @@ from trimesh._runtime.services import TENSORS, Handler
 from trimesh._runtime.system import read_sources
 from trimesh._wire.memory.reducers import Sink
 from trimesh._wire.typed.kinds import DecodeSource, ValueKind, register_kind
+from trimesh.actor.calling.verb import provide_threads
 from trimesh.actor.proc_mesh import MeshTensors, provide_tensors
 from trimesh.config import provide
 
@@ -46,9 +47,16 @@ def _put_publication_together(_: DecodeSource, *fields: Any) -> Any:
     return rebuild(*fields)
 
 
+def _run_from_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    from trimesh.blocking.from_thread import run  # noqa: PLC0415
+
+    return run(function, *args, **kwargs)
+
+
 def assemble() -> None:
     """Make the package whole; it does so when it is imported."""
     provide(read_sources)
+    provide_threads(_run_from_thread)
     Proc.known_services[TENSORS] = _load_tensor_service
     provide_tensors(_mesh_tensors)
     register_kind(ValueKind("buffer", "trimesh.rdma.buffers.buffer.RDMABuffer", _take_apart, _put_buffer_together))

@@ -16,6 +16,7 @@ from contextlib import suppress
 
 import trio
 
+from trimesh._runtime.actors import runs_with_meshes
 from trimesh._runtime.tasks import Site, Waiting, interrupt
 from trimesh.blocking.exit import OpenBlock, close_at_exit
 from trimesh.errors import TrimeshInternalError
@@ -190,6 +191,8 @@ def lease() -> ThreadRun:
     global _own  # noqa: PLW0603 - one for the process
     token = find_token()
     with _lock:
+        if token is None and _own is None:
+            token = _only_run()
         run: ThreadRun | None = _own if token is None else _of_tasks.get(token)
         if run is None:
             run = OwnThread() if token is None else ThreadOfTask(token)
@@ -200,6 +203,21 @@ def lease() -> ThreadRun:
                 _own = run  # type: ignore[assignment]
         run.users += 1
         return run
+
+
+def _only_run() -> trio.lowlevel.TrioToken | None:
+    """Return the Trio run of this process in which meshes are open, for a thread that no such run has started.
+
+    Raises:
+        RuntimeError: There are several, and nothing says which is meant.
+    """
+    runs = runs_with_meshes()
+    if len(runs) > 1:
+        raise RuntimeError(
+            f"this thread was started by none of the {len(runs)} Trio runs of this process in which meshes are open, "
+            "and they have different meshes: start it by trio.to_thread.run_sync in the one that is meant"
+        )
+    return runs[0] if runs else None
 
 
 def release(run: ThreadRun) -> None:

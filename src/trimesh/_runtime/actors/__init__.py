@@ -10,6 +10,7 @@ from trimesh._runtime.actors.context import (
     current_size,
     execution_context,
     message_here,
+    runs_with_meshes,
     set_proc_of_task,
 )
 from trimesh._runtime.actors.life import LIVE, lifespan_of
@@ -27,5 +28,6 @@ __all__ = [
     "find_cell",
     "lifespan_of",
     "message_here",
+    "runs_with_meshes",
     "set_proc_of_task",
 ]

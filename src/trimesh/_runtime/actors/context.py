@@ -6,6 +6,8 @@ everything that a simulated process runs, comes before the one `Proc` of the Tri
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 proc_of_task: ContextVar[ActorProc | None] = ContextVar("trimesh_proc", default=None)
 proc_of_run: trio.lowlevel.RunVar[ActorProc | None] = trio.lowlevel.RunVar("trimesh_proc", default=None)
+_runs: dict[trio.lowlevel.TrioToken, None] = {}
 _context: ContextVar[ExecutionContext | None] = ContextVar("trimesh_context", default=None)
 _message: ContextVar[tuple[SentView | None, CallerPlace | None]] = ContextVar("trimesh_message", default=(None, None))
 
@@ -122,8 +125,21 @@ def current_size(dim: str | None = None) -> int:
 
 
 def set_proc_of_run(proc: ActorProc | None) -> None:
-    """Make `proc` the one of this Trio run."""
+    """Make `proc` the one of this Trio run; None when it is over."""
     proc_of_run.set(proc)
+    token = trio.lowlevel.current_trio_token()
+    if proc is None:
+        _runs.pop(token, None)
+    else:
+        _runs[token] = None
+
+
+def runs_with_meshes() -> Sequence[trio.lowlevel.TrioToken]:
+    """Return the Trio runs of this process in which meshes are open, oldest first; from any thread."""
+    return tuple(_runs)
+
+
+os.register_at_fork(after_in_child=_runs.clear)
 
 
 def set_proc_of_task(proc: ActorProc) -> Token[ActorProc | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 import trio
@@ -16,6 +17,20 @@ from trimesh.actor.view import MeshView
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class _Threads:
+    """What brings the work of threads to Trio, which a package above provides."""
+
+    run: Callable[..., Any]
+
+
+_threads = _Threads()
+
+
+def provide_threads(run: Callable[..., Any]) -> None:
+    """Say what runs an async function in Trio for a thread, and waits there for its result."""
+    _threads.run = run
 
 
 class CallVerb(Generic[P, T]):
@@ -71,6 +86,24 @@ class CallVerb(Generic[P, T]):
         The nursery waits for the call, its cancel cancels it, and an error fails it at once, as that of any task.
         """
         return self._start(nursery, args, kwargs)
+
+    def from_thread(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call from a thread, and wait there for the result: `mesh.add.call.from_thread(1)`.
+
+        For any thread of any process of the program but the one of Trio: that of an endpoint with `thread=True`, whose
+        deadline and cancel the call has; one that you have started; one of an executor of asyncio.
+        `trimesh.from_thread.run` does the same with a function of yours.
+
+        Raises:
+            RuntimeError: The caller is in a Trio task, or a plain endpoint without `thread=True`, which it would stop;
+                or no mesh is open in this process.
+            trimesh.blocking.Cancelled: The process ends, or the time limit around it is over.
+            BaseException: What the verb raises.
+
+        Blocking: the thread, until the result is there. It costs two switches between threads more than `await`.
+        """
+        result: T = _threads.run(self, *args, **kwargs)
+        return result
 
     def _start(self, nursery: trio.Nursery | None, args: Any, kwargs: Any) -> StartedCall[T]:
         self._check()

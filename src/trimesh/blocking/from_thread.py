@@ -1,0 +1,7 @@
+"""Handles of `trimesh`, with their `await`, from a thread: `trimesh.from_thread.run(function, *args)`."""
+
+from __future__ import annotations
+
+from trimesh.blocking.work import run
+
+__all__ = ["run"]
