@@ -7,6 +7,7 @@ import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
@@ -69,7 +70,8 @@ def library_complaints(library: bytes, target: str) -> Iterator[str]:
     allowed = LIBRARIES[libc.split(".")[0]]
     for section in elf.iter_sections():
         if isinstance(section, DynamicSection):
-            needed = [tag.needed for tag in section.iter_tags() if tag.entry.d_tag == "DT_NEEDED"]
+            tags: list[Any] = list(section.iter_tags())
+            needed = [tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED"]
             yield from (f"its library needs {name}" for name in needed if not allowed.fullmatch(name))
         if isinstance(section, GNUVerNeedSection):
             versions = [version.name for _, auxiliaries in section.iter_versions() for version in auxiliaries]

@@ -36,8 +36,7 @@ def wheel_of(path: Path, files: dict[str, bytes], tag: str) -> Path:
 
 
 def test_wrong_wheels_are_found_out(tmp_path: Path, library: bytes) -> None:
-    """Of the environment of a release, which the tests do not have: `make release` does it."""
-    pytest.importorskip("elftools", reason="comes with the extra `release`")
+    pytest.importorskip("elftools", reason="comes with the extra `dev`")
     from release import wheel
 
     files = dict.fromkeys(wheel.NEEDED, b"") | {"trimesh/_native/libtrimesh.so": library}

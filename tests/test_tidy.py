@@ -27,6 +27,7 @@ LEFTOVER = re.compile(r"\b(FIXME|XXX|HACK)\b|\bTODO\b(?!\(#\d+\))")
 PERSONS = re.compile(r"\b([Nn]o(body| one)|([Ss]ome|[Aa]ny|[Ee]very)(body|one))\b")
 ABSOLUTE_PATH = re.compile(r"""(?<![\w.~/$}*-])/(home/(?!me/)|root/|Users/|work/|mnt/|srv/|tmp/)[\w.]""")
 """A user who is called "me" is nobody."""
+LIST_ITEM = re.compile(r"([-*]|\d+\.) ")
 TEXT_SUFFIXES = {".py", ".pyi", ".zig", ".zon", ".h", ".c", ".md", ".toml", ".txt", ".cfg", ".sh", ""}
 MADE_BY_HAND_FREE = {"LICENSE"}
 
@@ -125,7 +126,7 @@ def absolute_paths(path: str, text: str) -> Complaints:
 
 
 def markdown(path: str, text: str) -> Complaints:
-    """A heading stands alone, and a table has a line a row: else both become part of a paragraph."""
+    """A heading and a list stand apart, and a table has a line a row: else all become part of a paragraph."""
     if not path.endswith(".md"):
         return
     is_code, before = False, ""
@@ -134,6 +135,8 @@ def markdown(path: str, text: str) -> Complaints:
         if not is_code:
             if re.match(r"#{1,6} ", line) and before.strip():
                 yield f"{path}:{number}: a heading needs an empty line before it"
+            if LIST_ITEM.match(line) and before.strip() and not (LIST_ITEM.match(before) or before[0] in " <#"):
+                yield f"{path}:{number}: a list needs an empty line before it"
             if "|---" in line and not (line.startswith("|") and before.startswith("|")):
                 yield f"{path}:{number}: the rule of a table stands below its head, on a line of its own"
         before = line
@@ -214,6 +217,7 @@ PLANTED = [
     (leftovers, "native/src/a.zig", "// FIX" + "ME\n"),
     (absolute_paths, "src/a.py", 'open("/ho' + 'me/you/file")\n'),
     (markdown, "docs/a.md", "A paragraph.\n## A heading\n"),
+    (markdown, "docs/a.md", "A paragraph:\n- an item\n"),
     (markdown, "docs/a.md", "| a | b | |---|---| | 1 | 2 |\n"),
     (subjects, "src/a.py", "x = 1  # no" + "body changes it\n"),
     (subjects, "docs/a.md", "Some" + "one waits.\n"),
