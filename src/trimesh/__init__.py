@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from trimesh._assembly import assemble as _assemble
-from trimesh._runtime.actors import current_point, current_rank, current_size
+from trimesh._runtime.actors import Reply, current_point, current_rank, current_size
 from trimesh._runtime.channels import Port, Receiver
 from trimesh._runtime.life import dump
 from trimesh._runtime.system import run_process
@@ -163,6 +163,7 @@ __all__ = [
     "RemoteCancelled",
     "RemoteError",
     "RemoteTraceback",
+    "Reply",
     "Restart",
     "RestartLimit",
     "Restarted",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from trimesh import Actor, endpoint
+from trimesh import Actor, Reply, endpoint
 from trimesh._runtime.values.endpoint_spec import EndpointKind, EndpointSpec, endpoints_of
 
 
@@ -170,3 +171,26 @@ def test_arity_says_what_the_signature_does(function: Any):
             assert not least <= count <= most
         else:
             assert least <= count <= most
+
+
+def test_later_replies_are_checked_where_they_are_defined() -> None:
+    """A3: and callers see the endpoint without its reply."""
+    with pytest.raises(TypeError, match="reply first"):
+
+        @endpoint(reply="later")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        def alone(self: Any) -> None: ...
+
+    with pytest.raises(TypeError, match="by its items"):
+
+        @endpoint(reply="later")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        async def items(self: Any, reply: Reply[int]) -> AsyncIterator[int]:
+            yield 1
+
+    with pytest.raises(TypeError, match='reply="later" or no reply'):
+        endpoint(reply="now")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+    class Later(Actor):
+        @endpoint(reply="later")
+        def ask(self, reply: Reply[int], number: int) -> None: ...
+
+    assert list(endpoints_of(Later)["ask"].signature.parameters) == ["number"]

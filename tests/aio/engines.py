@@ -53,6 +53,10 @@ class Engine(trimesh.aio.Actor):
         result: int = await answer
         return result
 
+    @endpoint(reply="later")
+    async def answer_later(self, reply: trimesh.Reply[str], word: str) -> None:
+        asyncio.get_running_loop().call_later(0.01, reply.send, word)
+
     @endpoint
     async def ask_both(self, first: Probe, second: Probe) -> list[int]:
         """Call two others at once."""

@@ -49,6 +49,13 @@ async def test_calls_are_started_and_awaited_later():
         assert (await both).values() == ([0, 1], [0, 1])
 
 
+async def test_calls_are_answered_later():
+    """A3, K05: by a callback of the loop, when the endpoint has returned."""
+    async with this_host().spawn_procs({"gpus": 1}) as procs:
+        engine = await procs.spawn("engine", Engine)
+        assert await engine.answer_later.call_one("late") == "late"
+
+
 async def test_cancel_reaches_the_task_and_is_waited_for():
     """C01, C03, K05: other calls of the same engine go on."""
     async with this_host().spawn_procs({"gpus": 1}) as procs:

@@ -158,7 +158,7 @@ class Forger(Actor):
     async def answer(self, sent: Any) -> None:
         def forged(self: Any, request: int, value: Any) -> None:
             encoded = self.proc.values.encode(sent, what="a forged answer")
-            self._send(messages.Reply(self.engine, request, b"", None), [encoded.payload, *encoded.buffers])
+            self._send(messages.TensorReply(self.engine, request, b"", None), [encoded.payload, *encoded.buffers])
 
         service._Hosted._reply = forged
 

@@ -24,6 +24,7 @@ from trimesh import (
     Point,
     ProcDied,
     ProcMesh,
+    Reply,
     Restart,
     Retry,
     StartedCall,
@@ -118,6 +119,26 @@ async def started(procs: ProcMesh, nursery: trio.Nursery) -> None:
     assert_type(await counters.add.options(retry=Retry(2)).call_settled.start(1), ValueMesh[Outcome[int]])
     counters.add.call.start("one")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     counters.add.call.start_in(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+class Batcher(Actor):
+    @endpoint(reply="later")
+    async def generate(self, reply: Reply[str], prompt: str, *, limit: int = 1) -> None:
+        reply.send(prompt * limit)
+        reply.send(limit)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        reply.fail(ValueError())
+        assert_type(reply.is_over, bool)
+
+    @endpoint(reply="later", concurrency=2)
+    def count(self, reply: Reply[int]) -> None:
+        reply.send(1)
+
+
+async def replies(procs: ProcMesh) -> None:
+    batchers = await procs.spawn("batchers", Batcher)
+    assert_type(await batchers.generate.call("a", limit=2), ValueMesh[str])
+    assert_type(await batchers.count.call_one(), int)
+    await batchers.generate.call(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 async def reduced(procs: ProcMesh) -> None:

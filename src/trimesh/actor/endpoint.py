@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, Literal, ParamSpec, TypeVar, overload
 
 import msgspec
 
@@ -23,9 +23,11 @@ from trimesh.shape.point import Point
 from trimesh.shape.value_mesh import ValueMesh
 
 if TYPE_CHECKING:
+    from trimesh._runtime.actors import Reply
     from trimesh.actor.view import MeshView
     from trimesh.blocking import endpoint as blocking
 
+_POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 P = ParamSpec("P")
 R = TypeVar("R")
 W = TypeVar("W")
@@ -300,6 +302,15 @@ def endpoint(function: Callable[Concatenate[Any, P], R], /) -> EndpointMethod[P,
 def endpoint(
     *, concurrency: int = 1, group: str | None = None, thread: bool = False, idempotent: bool = False
 ) -> _Decorator: ...
+@overload
+def endpoint(
+    *,
+    reply: Literal["later"],
+    concurrency: int = 1,
+    group: str | None = None,
+    thread: bool = False,
+    idempotent: bool = False,
+) -> _LaterDecorator: ...
 def endpoint(
     function: Callable[..., Any] | None = None,
     /,
@@ -308,6 +319,7 @@ def endpoint(
     group: str | None = None,
     thread: bool = False,
     idempotent: bool = False,
+    reply: Literal["later"] | None = None,
 ) -> Any:
     """Mark a method of an `Actor` as callable from other processes.
 
@@ -319,13 +331,27 @@ def endpoint(
         group: Name of a group of endpoints that share `concurrency` slots.
         thread: Run a plain function in a worker thread instead.
         idempotent: Running it twice does no harm; only such an endpoint may be retried.
+        reply: With "later" the first parameter after `self` is a `Reply[T]`, which callers do not give: `reply.send`
+            answers the call, also after the method has returned and its slot is free.
 
     Raises:
         TypeError: The function, or the combination of options, cannot be an endpoint.
     """
+    if reply not in (None, "later"):
+        raise TypeError(f'@endpoint takes reply="later" or no reply, got reply={reply!r}')
     if function is None:
-        return _Decorator(concurrency, group, thread, idempotent)
+        return _Decorator(concurrency, group, thread, idempotent, reply == "later")
     return _Decorator(concurrency, group, thread, idempotent)(function)
+
+
+if TYPE_CHECKING:
+
+    class _LaterDecorator:
+        """What `endpoint(reply="later")` is to a type checker: callers give no reply."""
+
+        def __call__(
+            self, function: Callable[Concatenate[Any, Reply[R], P], Coroutine[Any, Any, None] | None], /
+        ) -> EndpointMethod[P, R, Any]: ...
 
 
 class _Decorator(msgspec.Struct, frozen=True):
@@ -333,6 +359,7 @@ class _Decorator(msgspec.Struct, frozen=True):
     group: str | None
     thread: bool
     idempotent: bool
+    answers_later: bool = False
 
     if TYPE_CHECKING:
 
@@ -380,8 +407,22 @@ class _Decorator(msgspec.Struct, frozen=True):
         parameters = list(signature.parameters.values())
         if not parameters:
             raise TypeError(f"endpoint {name} must take self, got a function without parameters")
-        signature = signature.replace(parameters=parameters[1:])
-        return EndpointSpec(name, function, kind, self.concurrency, self.group, self.idempotent, signature)
+        if self.answers_later:
+            self._check_later(name, kind, parameters)
+        signature = signature.replace(parameters=parameters[2 if self.answers_later else 1 :])
+        return EndpointSpec(
+            name, function, kind, self.concurrency, self.group, self.idempotent, signature,
+            answers_later=self.answers_later,
+        )  # fmt: skip
+
+    def _check_later(self, name: str, kind: EndpointKind, parameters: Sequence[inspect.Parameter]) -> None:
+        if kind is EndpointKind.GENERATOR:
+            raise TypeError(f'endpoint {name} answers by its items: leave reply="later" out')
+        if len(parameters) < 2 or parameters[1].kind not in _POSITIONAL:
+            raise TypeError(
+                f'endpoint {name} with reply="later" must take the reply first: '
+                f"write `def {name}(self, reply: Reply[int], ...)`"
+            )
 
     def _kind(self, function: Callable[..., Any]) -> EndpointKind:
         if inspect.iscoroutinefunction(function):

@@ -14,12 +14,14 @@ from trimesh._runtime.actors.context import (
     set_proc_of_task,
 )
 from trimesh._runtime.actors.life import LIVE, lifespan_of
+from trimesh._runtime.actors.reply import Reply
 
 __all__ = [
     "LIVE",
     "Cell",
     "ExecutionContext",
     "OwnMeshes",
+    "Reply",
     "caller_here",
     "current_point",
     "current_rank",

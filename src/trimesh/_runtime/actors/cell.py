@@ -195,6 +195,8 @@ class Cell:
             waiting.remove(call)
             call.cancelled()
         elif call.running:
+            if self._server is not None and self._server.unanswered.pop(call, None) is not None:
+                call.cancelled()
             self.mailbox.tell_change()
         elif not call.ended and self.mailbox.remove(call):
             call.cancelled()
@@ -280,8 +282,11 @@ class Cell:
             for end in tuple(self.on_end):
                 end()
             self.ended.set()
-            for call in [*self._interrupted, *self.mailbox.take_queued()]:
+            unanswered = () if self._server is None else [*self._server.unanswered]
+            for call in [*self._interrupted, *self.mailbox.take_queued(), *unanswered]:
                 self._answer(call)
+                if call.answering is not None:
+                    call.answering.cut()
             self._interrupted.clear()
             self._let_go()
 

@@ -102,6 +102,7 @@ class SlotGroup:
                                 mailbox.tell_change()
                         if (call.cancelled_by is not None or call.deadline != math.inf) and _is_spent(scope):
                             return
+                        call = None  # if it is still to be answered, that is not the slot's to do
                         served += 1
                         if served % _BATCH == 0:
                             await trio.lowlevel.checkpoint()
@@ -114,7 +115,7 @@ class SlotGroup:
             raise
         if scope.cancelled_caught:
             assert call is not None
-            call.cancelled()
+            call.unwound()
 
 
 def _is_spent(scope: trio.CancelScope) -> bool:

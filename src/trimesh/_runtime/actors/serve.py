@@ -10,6 +10,7 @@ import contextvars
 import math
 import types
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, Final, cast
 
 import trio
@@ -17,6 +18,7 @@ import trio
 from trimesh._runtime.actors import producing
 from trimesh._runtime.actors.context import ExecutionContext, set_context, set_message
 from trimesh._runtime.actors.producing import produce
+from trimesh._runtime.actors.reply import LateAnswer, Reply
 from trimesh._runtime.calls.circle import pass_on
 from trimesh._runtime.peers import item_sender
 from trimesh._runtime.peers.incoming import IncomingCall
@@ -50,9 +52,10 @@ class Server:
         origin: Coordinates that an error of an endpoint carries.
         values: Decodes the arguments, encodes the results.
         on_lost_error: Told of an exception that has no caller.
+        unanswered: Calls that are to be answered by a `Reply`, and whose endpoint has returned.
     """
 
-    __slots__ = ("_contexts", "actor", "context", "on_lost_error", "origin", "values", "where")
+    __slots__ = ("_contexts", "actor", "context", "on_lost_error", "origin", "unanswered", "values", "where")
 
     def __init__(
         self,
@@ -69,6 +72,7 @@ class Server:
         self.origin = origin
         self.values = values
         self.on_lost_error = on_lost_error
+        self.unanswered: dict[IncomingCall, LateAnswer] = {}
         self._contexts: dict[str, contextvars.Context] = {}
 
     def serve(self, call: IncomingCall) -> Awaitable[None] | None:
@@ -92,6 +96,8 @@ class Server:
             except NotYet:
                 return self._finish(call, self._run_slowly(call))
             call.forget_arguments()
+            if spec.answers_later:
+                args = (self._reply_to(call), *args)
             context = self._context_of(call)
             if kind is INLINE:
                 result = _call_now(context, spec, self.actor, args, kwargs)
@@ -126,7 +132,25 @@ class Server:
             arguments = await self._arguments(call)
         finally:
             call.forget_arguments()
-        return await _invoke(call, self.actor, self._context_of(call), self.values, *arguments)
+        args, kwargs = arguments
+        if call.spec.answers_later:
+            args = (self._reply_to(call), *args)
+        return await _invoke(call, self.actor, self._context_of(call), self.values, args, kwargs)
+
+    def _reply_to(self, call: IncomingCall) -> Reply[Any]:
+        answer = LateAnswer(call, self.values, self.origin(call.spec.name), self.on_lost_error)
+        call.answering = answer
+        answer.on_answered = partial(self.unanswered.pop, call, None)
+        return Reply(answer)
+
+    def _leave_unanswered(self, call: IncomingCall) -> None:
+        """End the service of a call that is answered later; the actor may end before that."""
+        answer = call.answering
+        assert isinstance(answer, LateAnswer)
+        if call.is_broadcast and not answer.is_used:
+            call.ended = True
+        if answer.returned():
+            self.unanswered[call] = answer
 
     def _context_of(self, call: IncomingCall) -> contextvars.Context:
         """Return a context for one call."""
@@ -150,6 +174,9 @@ class Server:
             await wait()
 
     def _answer(self, call: IncomingCall, result: Any) -> trio.Event | None:
+        if call.answering is not None:
+            self._leave_unanswered(call)
+            return None
         if not call.call_id:  # a broadcast
             call.ended = True
             return None
@@ -171,7 +198,7 @@ class Server:
         pass_on(error)
         _forget_own_frames(error)
         call.forget_arguments()
-        if not call.is_broadcast:
+        if not call.is_broadcast and not call.ended:
             return call.raised(self.values.encode_error(error, origin))
         call.ended = True
         self.on_lost_error(call, self.values.local_error(error, origin))

@@ -80,6 +80,13 @@ class Caller(ValueSender, Protocol):
         """Tell it that messages to an actor are not counted any more."""
 
 
+class Answering(Protocol):
+    """What answers a call after its endpoint has returned; see `LateAnswer`."""
+
+    def cut(self) -> None:
+        """Learn that no answer is wanted any more."""
+
+
 class Follower(Protocol):
     """What is cancelled with a call; see `StartedWork`."""
 
@@ -111,6 +118,7 @@ class IncomingCall(msgspec.Struct, eq=False):
         ended: Whether its terminal frame has been sent.
         number: Of a broadcast that was asked for in a search for deadlocks; 0 before.
         items: Sends what a generator endpoint yields; None for any other endpoint.
+        answering: What answers it, if that may happen after the endpoint has returned.
         started: Calls that the endpoint has started and that outlast it: cancelled with it while it runs.
     """
 
@@ -137,6 +145,7 @@ class IncomingCall(msgspec.Struct, eq=False):
     number: int = 0
     items: ItemSender | None = None
     started: Sequence[Follower] = ()
+    answering: Answering | None = None
 
     @property
     def is_broadcast(self) -> bool:
@@ -170,6 +179,8 @@ class IncomingCall(msgspec.Struct, eq=False):
             self.cancelled_by = by
             self.cancel_reason = reason
             self.asked_at = trio.current_time()
+            if self.answering is not None:
+                self.answering.cut()
         if self.scope is not None:
             self.scope.cancel(reason=reason)
             for one in self.started:
@@ -217,6 +228,11 @@ class IncomingCall(msgspec.Struct, eq=False):
         self._end(
             messages.encode(messages.CancelAck(self.call_id, self.mesh, self.count.report(), self.running, by, reason))
         )
+
+    def unwound(self) -> None:
+        """Reply that it has unwound, unless a `Reply` has answered it while its endpoint went on."""
+        if not self.ended:
+            self.cancelled()
 
     def refused(self, kind: str, text: str) -> None:
         """Reply that it was not accepted."""

@@ -73,10 +73,11 @@ class EndpointSpec:
         concurrency: How many of its group may run at once on one actor.
         group: Name of the group it shares slots with, or None for the one slot of the actor.
         idempotent: Running it twice does no harm; only then may it be retried.
-        signature: Without `self`.
+        signature: Without `self`, and without the reply.
         slots: Key of the slots that it takes: of its group, of its own, or of the actor (rule C4).
         parameters: Names of its parameters.
         arity: With so many arguments, all positional, it can be called: the least and the most.
+        answers_later: Whether its first argument is a `Reply`, which answers the call.
         arguments_text, item_text, result_text: How errors name what it is given, what it yields and what it returns.
     """
 
@@ -91,6 +92,7 @@ class EndpointSpec:
     # Found out once: what is evolved from an endpoint takes them over.
     parameters: tuple[str, ...] = attrs.field(kw_only=True, default=attrs.Factory(_parameters_of, takes_self=True))
     arity: tuple[int, int] = attrs.field(kw_only=True, default=attrs.Factory(_arity_of, takes_self=True))
+    answers_later: bool = attrs.field(kw_only=True, default=False)
     arguments_text: str = attrs.field(init=False, default=_text("the arguments of {}()"))
     item_text: str = attrs.field(init=False, default=_text("an item of {}()"))
     result_text: str = attrs.field(init=False, default=_text("the result of {}()"))

@@ -176,7 +176,7 @@ class TypedValues(Values):
     def _result_of(self, spec: EndpointSpec) -> Field:
         found = self._results.get(spec.fn)
         if found is None:
-            found = self._results[spec.fn] = result_of(spec.fn, spec.name)
+            found = self._results[spec.fn] = result_of(spec.fn, spec.name, is_later=spec.answers_later)
         return found
 
     # ---- exceptions and definitions ----

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import collections.abc
 import inspect
+import itertools
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -260,13 +261,22 @@ def constructor_hints(cls: type) -> dict[str, Any]:
     return resolved_hints(init, cls.__qualname__) if isinstance(init, types.FunctionType) else {}
 
 
-def result_of(function: Callable[..., Any], name: str) -> Field:
+def result_of(function: Callable[..., Any], name: str, *, is_later: bool = False) -> Field:
     """Return the field of what a function returns; of the items, when it is an async generator.
+
+    Args:
+        function: Whose annotations count.
+        name: For people.
+        is_later: Whether its first argument after `self`, a `Reply[T]`, takes the result in place of `return`.
 
     Raises:
         TypeError: The annotation cannot be resolved, or nothing with it can travel.
     """
-    hint = resolved_hints(function, name).get("return", Any)
+    hints = resolved_hints(function, name)
+    hint = hints.get("return", Any)
+    if is_later:
+        reply = next(itertools.islice(inspect.signature(function).parameters, 1, None), "")
+        hint = next(iter(typing.get_args(hints.get(reply))), Any)
     if typing.get_origin(hint) in _STREAMS:
         hint = typing.get_args(hint)[0]
     elif isinstance(hint, type) and hint in _STREAMS:

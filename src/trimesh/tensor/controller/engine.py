@@ -322,7 +322,7 @@ class Engine:
         self._progress.set()
 
     def replied(
-        self, peer: Peer, message: messages.Reply, bodies: list[memoryview], carried: CarriedHoldings | None
+        self, peer: Peer, message: messages.TensorReply, bodies: list[memoryview], carried: CarriedHoldings | None
     ) -> None:
         """Take a value."""
         request = self._requests.get(message.request)

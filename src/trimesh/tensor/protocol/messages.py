@@ -2,7 +2,7 @@
 
     controller                                    rank
       Open, Team, Run ------------------------->    executes commands in the order of each team
-      <------------------------------ Done, Reply
+      <------------------------------ Done, TensorReply
 
     rank                                          first rank of its team
       Ask ------------------------------------->    what the ranks tell each other to make process groups
@@ -117,7 +117,7 @@ class Done(_Message, frozen=True, tag=4):
     failed: list[tuple[int, str]]
 
 
-class Reply(_Message, frozen=True, tag=5):
+class TensorReply(_Message, frozen=True, tag=5):
     """What a command was to bring back.
 
     Attributes:
@@ -231,7 +231,7 @@ class Taken(_Message, frozen=True, tag=7):
     is_unread: bool = False
 
 
-AnyMessage = Open | NewTeam | Run | Done | Reply | Offer | Taken | Lost | Ask | Answer | Stuck
+AnyMessage = Open | NewTeam | Run | Done | TensorReply | Offer | Taken | Lost | Ask | Answer | Stuck
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(AnyMessage)

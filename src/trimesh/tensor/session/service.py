@@ -111,7 +111,7 @@ class _Hosted:
                 encoded = values.encode_error(error, self.origin("trimesh::fetch"))
                 failed_at = (-1, -1)
         self.controller.prepare(encoded.definitions, encoded.attachments)
-        self._send(messages.Reply(self.engine, request, b"", failed_at), [encoded.payload, *encoded.buffers])
+        self._send(messages.TensorReply(self.engine, request, b"", failed_at), [encoded.payload, *encoded.buffers])
 
     def reply_lent(self, request: int, described: list[Any], memory: memoryview, *, is_staged: bool) -> None:
         """See `Outside`."""
@@ -125,7 +125,7 @@ class _Hosted:
         if lent is None:
             body = torch.frombuffer(memory, dtype=torch.uint8) if memory.nbytes else torch.empty(0, dtype=torch.uint8)
         encoded = self.proc.values.encode([described, memory.nbytes, body], what="a value of a tensor program")
-        self._send(messages.Reply(self.engine, request, b"", None, lent), [encoded.payload, *encoded.buffers])
+        self._send(messages.TensorReply(self.engine, request, b"", None, lent), [encoded.payload, *encoded.buffers])
 
     def run_in_trio(self, function: Callable[..., Any], *args: Any) -> Any:
         """See `Outside`."""
@@ -273,7 +273,7 @@ class TensorService:
                 engine = self.engines.get(message.engine)
                 if engine is not None:
                     engine.done(peer, message)
-            case messages.Reply():
+            case messages.TensorReply():
                 engine = self.engines.get(message.engine)
                 if engine is not None:
                     engine.replied(peer, message, bodies, carried)
