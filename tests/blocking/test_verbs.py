@@ -5,12 +5,14 @@ from __future__ import annotations
 import concurrent.futures
 import inspect
 import pickle
+import queue
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, cast
 
 import pytest
 import trio
 from tests.conformance.probe import Probe
+from tests.patience import HANG_SECONDS
 
 import trimesh
 import trimesh.blocking as tb
@@ -210,6 +212,31 @@ def test_actors_with_a_block_of_their_own(procs: tb.ProcMesh) -> None:
         assert own.step.call_one(1) == 2
 
 
+def test_actor_of_a_name_is_one(procs: tb.ProcMesh) -> None:
+    """M9, K06: it belongs to the block of the processes."""
+    first = procs.get_or_spawn("one", Worker)
+    assert procs.get_or_spawn("one", Worker).step.call_one(1) == first.step.call_one(1)
+    with pytest.raises(TypeError, match="is of class Worker, got Probe"):
+        procs.get_or_spawn("one", Probe)
+
+
+def test_handler_decides_without_await() -> None:
+    """P5, K06: in the thread of Trio; the death that it takes leaves the block."""
+    seen: queue.SimpleQueue[trimesh.Failure] = queue.SimpleQueue()
+
+    def handler(failure: trimesh.Failure) -> bool:
+        seen.put(failure)
+        return True
+
+    with tb.spawn_procs({"gpus": 2}) as procs:
+        workers = procs.spawn("workers", Worker)
+        with procs.on_failure(handler):
+            procs.kill([{"gpus": 1}])
+            failure = seen.get(timeout=HANG_SECONDS)
+            assert failure.points == ({"gpus": 1},)
+        assert list(workers.alive().step.call(1).values()) == [2]
+
+
 def test_signatures_are_those_of_trimesh() -> None:
     """K06: all parameters of what is awaited there."""
 
@@ -220,6 +247,8 @@ def test_signatures_are_those_of_trimesh() -> None:
     assert parameters(tb.HostMesh.warm) == parameters(trimesh.HostMesh.warm)
     for name in (
         "spawn",
+        "get_or_spawn",
+        "on_failure",
         "supervised",
         "replace",
         "kill",

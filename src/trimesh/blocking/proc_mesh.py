@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from trimesh._supervision.policy import Policy
 from trimesh.actor import proc_mesh
 from trimesh.actor.actor import Actor
 from trimesh.blocking.actor_mesh import ActorMesh
-from trimesh.blocking.body import AnyBody
+from trimesh.blocking.body import AnyBody, FacedBody, body_of
 from trimesh.blocking.handle import FacedHandle, inner_of
 from trimesh.blocking.spawning import Spawning
+from trimesh.events import OnFailure
 
 P = ParamSpec("P")
 A = TypeVar("A", bound=Actor)
@@ -40,6 +42,21 @@ class ProcMesh(FacedHandle[proc_mesh.ProcMesh]):
             _actors,
             self._home,
         )
+
+    def get_or_spawn(self, name: str, cls: Callable[P, A], /, *args: P.args, **kwargs: P.kwargs) -> type[A]:
+        """Return the one actor of this name on these processes; see `trimesh.ProcMesh.get_or_spawn`."""
+        given = [inner_of(value) for value in args]
+        named = {key: inner_of(value) for key, value in kwargs.items()}
+        make = cast("Any", self._inner).get_or_spawn
+        return cast("type[A]", _actors(self._wait(make, name, cls, *given, **named), self._home))
+
+    def on_failure(self, handler: OnFailure) -> AbstractContextManager[None]:
+        """Ask a function of yours of each failure before the policy: `with procs.on_failure(handler):`.
+
+        It runs in the thread of Trio, which must not wait; see `trimesh.ProcMesh.on_failure`.
+        """
+        body = body_of(self._inner.on_failure(handler), f"the failures of {self.name}", self._home)
+        return FacedBody(body, lambda nothing: nothing)
 
     def supervised(self, policy: Policy) -> Self:
         """Return the same processes, with another policy for the actor meshes that are spawned on them."""
