@@ -12,7 +12,7 @@ import pytest
 from tests.conformance.meshes import Backend, params
 
 import trimesh
-from trimesh import Actor, MeshErrorGroup, ProtocolError, RemoteError, endpoint, this_host, this_proc
+from trimesh import Actor, MeshErrorGroup, ProtocolError, RemoteError, Reply, endpoint, this_host, this_proc
 from trimesh._runtime.life.current import current_proc
 from trimesh._wire.memory.reducers import DefinitionId
 from trimesh._wire.pickled import payload
@@ -42,6 +42,13 @@ class CodeError(Exception):
 class Worker(Actor):
     def __init__(self, first: Batch) -> None:
         self.batch = first
+
+    @endpoint(reply="later")
+    def swap_later(self, reply: Reply[Batch], batch: Batch) -> None:
+        with pytest.raises(TypeError, match="Batch"):
+            reply.send("no batch")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        reply.send(self.batch)
+        self.batch = batch
 
     @endpoint
     async def swap(self, batch: Batch) -> Batch:
@@ -229,3 +236,12 @@ async def test_each_member_gets_its_own_without_pickle(backend: Backend):
         assert list((await workers.swap.call(own)).values()) == [Batch(1, ["one"]), Batch(2, ["two"])]
         with pytest.raises(TypeError, match="batch"):
             await workers.swap.call(trimesh.per_rank([Batch(1, []), 2]))
+
+
+@typed
+async def test_answers_that_come_later_fit_the_reply(backend: Backend):
+    """A3, V2: what `Reply[T]` says counts as what `-> T` does."""
+    async with backend.procs({"gpus": 1}) as procs:
+        worker = await procs.spawn("worker", Worker, Batch(1, ["first"]))
+        assert await worker.swap_later.call_one(Batch(2, ["second"])) == Batch(1, ["first"])
+        assert await worker.swap.call_one(Batch(3, [])) == Batch(2, ["second"])
