@@ -148,6 +148,27 @@ async def test_program_that_does_not_fit_is_declined(field: str, value: Any, tex
         sides.check_fit(sides.side_of(pickled=True, proc_id=ProcId(6)), msgspec.structs.replace(ours, **{field: value}))
 
 
+async def test_number_of_another_process_is_declined():
+    """W2: a client is never taken for a process of the family, the controller or a worker, nor for another client."""
+    async with this_host().spawn_procs({"gpus": 1}) as procs:
+        echo = await procs.spawn("echo", Echo)
+        async with publish_as("a", echo):
+            first = BrokerSocket(dialled("a"))
+            greeting = await next_record(first)
+            assert isinstance(greeting, wire.Greeting)
+            ours = sides.side_of(pickled=True, proc_id=ProcId(5))
+            first.send(wire.Join(ours))
+            joined = await next_record(first)
+            assert isinstance(joined, wire.Joined)
+            for taken in (greeting.side.proc_id, joined.handle.members[0].proc_id, 5):
+                broker = BrokerSocket(dialled("a"))
+                await next_record(broker)
+                broker.send(wire.Join(msgspec.structs.replace(ours, proc_id=taken)))
+                assert isinstance(await next_record(broker), wire.Declined)
+                broker.close()
+            first.close()
+
+
 async def test_publisher_that_does_not_fit_is_refused(folder: Path):
     """W2: by the one that connects, before it says anything."""
     os.mkdir(folder, mode=0o700)

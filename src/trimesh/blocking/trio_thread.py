@@ -17,6 +17,7 @@ from contextlib import suppress
 import trio
 
 from trimesh._runtime.actors import runs_with_meshes
+from trimesh._runtime.life import find_proc
 from trimesh._runtime.tasks import Site, Waiting, interrupt
 from trimesh.blocking.exit import OpenBlock, close_at_exit
 from trimesh.errors import TrimeshInternalError
@@ -138,18 +139,23 @@ class ThreadOfTask(ThreadRun):
 
     def launch(self) -> None:
         """See `ThreadRun.launch`."""
-        trio.from_thread.run_sync(
-            trio.lowlevel.spawn_system_task, self._serve_as_system_task, trio_token=self._started_by
-        )
+        trio.from_thread.run_sync(self._start, trio_token=self._started_by)
         self._served.wait()
 
-    async def _serve_as_system_task(self) -> None:
+    def _start(self) -> None:
+        proc = find_proc()
+        if proc is not None and proc.family is not None and proc.family.root is not None:
+            proc.actors.start_soon(self._serve_in_task)  # of a worker: calls end while links still bring their answers
+        else:
+            trio.lowlevel.spawn_system_task(self._serve_in_task)
+
+    async def _serve_in_task(self) -> None:
         error: BaseException | None = None
         try:
             await self._serve()
         except trio.Cancelled:
             raise
-        except BaseException as raised:  # noqa: BLE001 - a system task must not raise
+        except BaseException as raised:  # noqa: BLE001 - raised where it is waited for
             error = raised
         finally:
             self._over(error)

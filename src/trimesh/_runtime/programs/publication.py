@@ -180,7 +180,12 @@ class PublishedName:
         except ConnectError as error:
             client.send(wire.Declined(str(error)))
             return
-        client.proc_id = ProcId(join.side.proc_id)
+        named = ProcId(join.side.proc_id)
+        if self._proc.find_peer(named) is not None or self._proc.death_of(named) is not None:
+            client.send(wire.Declined("a program has a number of its own, and joins by it once"))
+            return
+        client.proc_id = named
+        self._proc.peer(named)  # which another one cannot have from now on
         self._family.clients.add(client.proc_id)
         client.send(wire.Joined(self._handle))
 
