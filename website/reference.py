@@ -65,14 +65,14 @@ def names_by_page() -> dict[str, list[str]]:
     """
     found: dict[str, list[str]] = {group: [] for group in GROUPS}
     origin, inside = origins("trimesh"), packages()
+    found |= {name: [f"trimesh.{name}.{member}" for member in public(f"trimesh.{name}")] for name in inside}
     for name in public("trimesh"):
         module = origin.get(name, "")
         package = ".".join(module.split(".")[:2])
-        if name in inside or package.removeprefix("trimesh.") in inside:
-            continue
-        found[GROUP_OF.get(package, "actors")].append(f"trimesh.{name}")
-    for name in inside:
-        found[name] = [f"trimesh.{name}.{member}" for member in public(f"trimesh.{name}")]
+        owner = package.removeprefix("trimesh.")
+        page = owner if owner in inside else GROUP_OF.get(package, "actors")
+        if name not in inside and f"{package}.{name}" not in found[page]:
+            found[page].append(f"trimesh.{name}")
     return found
 
 
