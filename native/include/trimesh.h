@@ -44,6 +44,15 @@
 #define TM_ERR_SILENT -14     /* the process lives, but has not answered for limit MOVER_SILENCE_MS (tcp); or whoever is
                                  at an atomic operation of the same grant has not ended it for as long */
 #define TM_ERR_CANCELLED -15  /* given up, or its attachment was ended */
+/* of TLS */
+#define TM_ERR_TLS -16        /* the peer broke TLS */
+#define TM_ERR_TLS_PLAINTEXT -17 /* what came is no TLS */
+#define TM_ERR_TLS_VERSION -18 /* the peer does not speak TLS 1.3 */
+#define TM_ERR_TLS_CERTIFICATE -19 /* it has shown no certificate of the authority, or none that is valid now */
+#define TM_ERR_TLS_NAME -20   /* its certificate is of another incarnation or mesh than it says, or than was wanted */
+#define TM_ERR_TLS_REFUSED -21 /* the other side has refused this one */
+#define TM_ERR_TLS_LATE -22   /* it was not admitted within limit TLS_HALF_OPEN_MS */
+#define TM_ERR_TLS_CUT -23    /* the connection has ended, and not by the peer's word */
 #define TM_ERR_ERRNO -1000    /* TM_ERR_ERRNO - errno */
 
 /* ---- the library ---- */
@@ -465,6 +474,137 @@ int32_t tm_view_close(tm_mover *mover, uint64_t handle);
 
 /* Unmap a block (of its whole size), or a view, that has outlived its mover. By any thread. */
 int32_t tm_unmap(uint8_t *bytes, uint64_t size);
+
+/* ---- TLS between hosts ---- */
+
+/* A session turns bytes of a connection into bytes of a peer that is known, and back. It has no socket and no clock:
+ * the caller moves the bytes and says how much time has passed. One `tm_tls` and its sessions are used by one thread
+ * at a time; in a forked child each function gives TM_ERR_FORKED. */
+
+typedef struct tm_tls tm_tls;
+typedef struct tm_tls_session tm_tls_session;
+
+/* Look for OpenSSL, once a process: a few milliseconds. TM_ERR_UNREACHABLE: there is none. `about_out` says which one,
+ * or what is wrong with those that were looked at. The environment's TRIMESH_LIBSSL names another one. */
+int32_t tm_tls_library(const char **about_out);
+
+typedef struct {
+    const uint8_t *chain;     /* own certificate in PEM, then those up to the authority; NULL = a client that joins */
+    const uint8_t *key;       /* its key in PEM */
+    const uint8_t *authority; /* who certifies peers, in PEM; NULL = whose key has the digest `pin` */
+    uint32_t chain_size;
+    uint32_t key_size;
+    uint32_t authority_size;
+    uint32_t takes_joins;     /* 1: as a server, let clients without a certificate come to their hello */
+    uint8_t pin[32];          /* SHA-256 of SubjectPublicKeyInfo */
+} tm_tls_options;
+
+/* Read certificates and key; nothing is borrowed. TM_ERR_ARGUMENT: `why_out` says what is wrong, or is "". */
+int32_t tm_tls_create(const tm_tls_options *options, tm_tls **tls_out, const char **why_out);
+
+/* TM_ERR_STATE: it still has sessions. */
+int32_t tm_tls_destroy(tm_tls *tls);
+
+#define TM_TLS_MEMBER 1       /* has a certificate */
+#define TM_TLS_JOIN 2         /* has a token */
+
+/* What a server answers. */
+#define TM_TLS_ADMITTED 1
+#define TM_TLS_TOKEN 2        /* refused: an unknown, used or old token, or a wrong proof */
+#define TM_TLS_VERSIONS 3     /* ... versions that do not work together */
+#define TM_TLS_NAME 4         /* ... a name that is not expected */
+#define TM_TLS_FULL 5         /* ... too many hosts */
+#define TM_TLS_INCARNATION 6  /* ... an incarnation that is there already, or has ended */
+
+/* What each side says first, in 256 bytes. Texts are printable and end by zeros. */
+typedef struct {
+    uint64_t incarnation;     /* 1 .. 2^63 - 1; the sender id of frames */
+    uint64_t host;
+    uint8_t mesh[16];
+    uint8_t token[16];        /* of a join: which one, */
+    uint8_t proof[32];        /* and what shows that it is known */
+    uint32_t protocol;        /* version of frames */
+    uint16_t kind;            /* TM_TLS_MEMBER, _JOIN */
+    uint16_t verdict;         /* of an answer */
+    char trimesh[32];         /* versions; "" = not loaded */
+    char python[32];
+    char torch[32];
+} tm_tls_hello;
+
+#define TM_TLS_CLIENT 0
+#define TM_TLS_SERVER 1
+
+typedef struct {
+    uint64_t expected;        /* the incarnation that the certificate must be of; 0 = any */
+    uint32_t role;            /* TM_TLS_CLIENT, _SERVER */
+    uint32_t has_names;       /* 1: certificates carry names trimesh://MESH/INCARNATION; 0: other ones, which the caller
+                                 checks before it answers */
+    tm_tls_hello hello;       /* what we say; `token`, `proof` and `verdict` are set later */
+} tm_tls_session_options;
+
+/* Begin a session. TM_ERR_LIMIT: limit TLS_HALF_OPEN_MAX sessions of servers are not open yet. */
+int32_t tm_tls_open(tm_tls *tls, const tm_tls_session_options *options, tm_tls_session **session_out);
+int32_t tm_tls_free(tm_tls_session *session);
+
+/* The caller's memory for one step (the first eight), and what became of it. */
+typedef struct {
+    const uint8_t *wire_in;   /* from the connection */
+    uint64_t wire_in_size;
+    uint8_t *wire_out;        /* to it */
+    uint64_t wire_out_size;
+    const uint8_t *plain_in;  /* to the peer */
+    uint64_t plain_in_size;
+    uint8_t *plain_out;       /* from the peer */
+    uint64_t plain_out_size;
+    uint64_t wire_taken;
+    uint64_t wire_made;
+    uint64_t plain_taken;
+    uint64_t plain_made;
+} tm_tls_io;
+
+/* Take, make, encrypt and decrypt as much as there is and has room; what was not taken is offered again. Nothing of
+ * `plain_in` is taken, and nothing of `plain_out` made, before TM_TLS_OPEN. The result is TM_OK or the failure that has
+ * ended the session; what it still says to the peer (an alert) is made all the same. 16 KiB cost 10 us. */
+int32_t tm_tls_step(tm_tls_session *session, tm_tls_io *io);
+
+/* So much time has passed. Only sessions that are not open yet look at it. */
+int32_t tm_tls_tick(tm_tls_session *session, uint32_t ms);
+
+/* In TM_TLS_PROOF. */
+int32_t tm_tls_prove(tm_tls_session *session, const uint8_t *token, const uint8_t *proof);
+
+/* In TM_TLS_ASKING. Anything but TM_TLS_ADMITTED ends the session with TM_ERR_DENIED, after it was said. */
+int32_t tm_tls_answer(tm_tls_session *session, uint32_t verdict);
+
+/* Say that we send no more. The peer's end of it follows as TM_TLS_CLOSED. */
+int32_t tm_tls_close(tm_tls_session *session);
+
+/* The connection has ended. TM_ERR_TLS_CUT unless the peer had said so before. */
+int32_t tm_tls_end(tm_tls_session *session);
+
+#define TM_TLS_HANDSHAKE 1
+#define TM_TLS_PROOF 2        /* a client that joins: `tm_tls_prove` is waited for */
+#define TM_TLS_GREETING 3
+#define TM_TLS_ASKING 4       /* a server: `tm_tls_answer` is waited for */
+#define TM_TLS_OPEN 5
+#define TM_TLS_CLOSING 6
+#define TM_TLS_CLOSED 7
+#define TM_TLS_FAILED 8
+
+typedef struct {
+    uint32_t state;
+    int32_t status;
+    const char *detail;       /* why it failed, or ""; valid until `tm_tls_free`, as is `name` */
+    uint32_t is_certified;    /* the peer has shown a certificate, which was checked */
+    uint32_t name_size;
+    const char *name;         /* the name in it; not ended by a zero */
+    uint8_t exporter[32];     /* known to the two ends of this session only; zeros before the handshake is done */
+    tm_tls_hello peer;        /* its incarnation is 0 until the hello has come */
+    uint32_t half_open;       /* sessions of servers that are not open yet, of the same `tm_tls` */
+    uint32_t reserved;
+} tm_tls_info;
+
+int32_t tm_tls_get_info(tm_tls_session *session, tm_tls_info *info_out);
 
 /* cdef-end */
 

@@ -296,4 +296,5 @@ test "fuzz: shelf" {
 test {
     _ = @import("mover/fuzz_ledger.zig");
     _ = @import("tcp/fuzz_tcp.zig");
+    _ = @import("tls/fuzz_tls.zig");
 }

@@ -4,7 +4,7 @@
 const std = @import("std");
 
 /// The contract of `trimesh.h`; one more at every change of it.
-pub const ABI_VERSION: u32 = 9;
+pub const ABI_VERSION: u32 = 10;
 
 /// The bytes on the wire; one more at every change of them.
 pub const PROTOCOL_VERSION: u8 = 4;
@@ -94,7 +94,40 @@ pub const EXPORT_BYTES_MAX = 4_096;
 /// Longest time that T0 may be asked to spin on its bell before it sleeps.
 pub const SPIN_US_MAX = 10_000;
 
+/// One half-open link: a handshake with a long chain of certificates takes a tenth of it.
+pub const TLS_HALF_OPEN_BYTES = 1 << 16;
+
+/// From the first byte of a link until its peer is admitted: a handshake takes 2 ms here, and hosts may be far away.
+pub const TLS_HALF_OPEN_MS = 5_000;
+
+/// Half-open links of one door: 100 KiB each, and as many hosts may dial in the same moment.
+pub const TLS_HALF_OPEN_MAX = 64;
+
+/// The first thing that either side says inside TLS; fixed, so that nothing is parsed to find its end.
+pub const TLS_HELLO_BYTES = 256;
+
 // ---- native only ----
+
+/// Largest record of TLS 1.3, so that its cost is shared by as many bytes as may be.
+pub const TLS_RECORD_BYTES = 1 << 14;
+
+/// What a record may have besides: 22 bytes with the ciphers of TLS 1.3; a record is made only where it has room.
+pub const TLS_RECORD_OVERHEAD_BYTES = 64;
+
+/// A smaller record is made only of what ends what was offered, not to fill a scrap of room.
+pub const TLS_RECORD_BYTES_MIN = 1 << 10;
+
+/// What an engine makes while there is no room for it: alerts, hellos, and a flight of the handshake.
+pub const TLS_WAITING_BYTES = 1 << 15;
+
+/// Why no TLS library is used: what is wrong with each that was looked at.
+pub const TLS_TEXT_BYTES = 512;
+
+/// Certificates of one chain, and of authorities: what a file of users can hold by mistake is a whole store of them.
+pub const TLS_CERTIFICATES_MAX = 16;
+
+/// A name in a certificate: what DNS allows.
+pub const TLS_NAME_BYTES = 256;
 
 /// Messages with bodies in segments of one link, under way, that are told apart; those beyond it count as one.
 pub const FLIGHTS_MAX = 16;

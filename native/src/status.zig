@@ -18,6 +18,14 @@ pub const ERR_DENIED: i32 = -12;
 pub const ERR_UNREACHABLE: i32 = -13;
 pub const ERR_SILENT: i32 = -14;
 pub const ERR_CANCELLED: i32 = -15;
+pub const ERR_TLS: i32 = -16;
+pub const ERR_TLS_PLAINTEXT: i32 = -17;
+pub const ERR_TLS_VERSION: i32 = -18;
+pub const ERR_TLS_CERTIFICATE: i32 = -19;
+pub const ERR_TLS_NAME: i32 = -20;
+pub const ERR_TLS_REFUSED: i32 = -21;
+pub const ERR_TLS_LATE: i32 = -22;
+pub const ERR_TLS_CUT: i32 = -23;
 pub const ERR_ERRNO: i32 = -1000;
 
 /// The status of a system call that gave -errno.

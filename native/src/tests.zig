@@ -61,6 +61,17 @@ test {
     _ = @import("tcp/tcp_test.zig");
     _ = @import("tcp/wire.zig");
     _ = @import("tcp/wire_test.zig");
+    _ = @import("abi/abi_tls.zig");
+    _ = @import("tls/credentials.zig");
+    _ = @import("tls/engine.zig");
+    _ = @import("tls/hello.zig");
+    _ = @import("tls/name.zig");
+    _ = @import("tls/openssl.zig");
+    _ = @import("tls/session.zig");
+    _ = @import("tls/session_test.zig");
+    _ = @import("tls/tls.zig");
+    _ = @import("tls/tls_test.zig");
+    _ = @import("tls/wire.zig");
     _ = @import("copying/transfer.zig");
     _ = @import("ucx/ucx.zig");
     _ = @import("ucx/client.zig");

@@ -27,6 +27,13 @@ pub fn open(path: [*:0]const u8) ?*anyopaque {
     return dlopen(path, RTLD_NOW | RTLD_LOCAL);
 }
 
+/// The same, and the library takes its own names before those of the process: an interpreter may have another copy of
+/// it inside.
+pub fn openApart(path: [*:0]const u8) ?*anyopaque {
+    const RTLD_DEEPBIND = if (builtin.sanitize_thread) 0 else 8; // sanitizers end the process that asks for it
+    return dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
+}
+
 /// Why the last `open` failed; until the next call.
 pub fn reason() [*:0]const u8 {
     return dlerror() orelse "no reason given";

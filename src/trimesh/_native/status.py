@@ -28,6 +28,14 @@ ERR_DENIED: Final = -12
 ERR_UNREACHABLE: Final = -13
 ERR_SILENT: Final = -14
 ERR_CANCELLED: Final = -15
+ERR_TLS: Final = -16
+ERR_TLS_PLAINTEXT: Final = -17
+ERR_TLS_VERSION: Final = -18
+ERR_TLS_CERTIFICATE: Final = -19
+ERR_TLS_NAME: Final = -20
+ERR_TLS_REFUSED: Final = -21
+ERR_TLS_LATE: Final = -22
+ERR_TLS_CUT: Final = -23
 ERR_ERRNO: Final = -1000
 
 _NAMES: Final = {

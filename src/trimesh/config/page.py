@@ -29,7 +29,7 @@ is no setting, or no value of one, is a `trimesh.ConfigError`. So is a file that
 every user may write: it could have them run code.
 
 `spin`, `rdma`, `rdma_address`, `ucx`, `host_id` and `stall_after` count for a process as it starts, and in the program
-itself when its outermost block is entered; `native_lib` when the library is loaded.
+itself when its outermost block is entered; `native_lib` and `libssl` when those libraries are loaded.
 """
 
 _WIDTH: Final = 120

@@ -28,6 +28,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     rdma_address: str = ""
     ucx: str = ""
     host_id: str = ""
+    libssl: str = ""
     native_lib: str = ""
 
 
@@ -153,6 +154,14 @@ SETTINGS: Final = (
         "Identity of this host: processes of one host reach each other's memory.",
         "Two identities make two hosts of one machine, which have only `tcp` and `ucx` between them.",
         "of its boot and its namespace of processes",
+    ),
+    Setting(
+        "libssl",
+        Text("a file"),
+        "",
+        "The library of OpenSSL (3.0 or newer) that encrypts between hosts.",
+        "Code of that file runs in every process that has links to other hosts.",
+        "the system's `libssl.so.3`",
     ),
     Setting(
         "native_lib",

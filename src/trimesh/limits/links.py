@@ -102,3 +102,18 @@ assert RING_BYTES >= 4 * (FRAME_PAYLOAD_BYTES_MAX // 2 + FRAME_HEADER_BYTES)
 assert RING_CONTROL_RESERVE_BYTES * 8 <= RING_BYTES
 assert LEASE_SECONDS >= 4 * BEAT_SECONDS
 assert FRAME_PAYLOAD_BYTES_MAX < SEGMENT_BYTES_MIN <= SEGMENT_BYTES_MAX <= SEGMENT_POOL_BYTES_MAX
+
+# ---- TLS between hosts --------------------------------------------------------------------------------------
+
+TLS_HALF_OPEN_BYTES: Final = 1 << 16
+"""What a peer that is not admitted yet may send: a handshake with a long chain of certificates takes a tenth of it."""
+
+TLS_HALF_OPEN_MS: Final = 5_000
+"""From the first byte of a link until its peer is admitted: a handshake takes 2 ms on one host, and hosts may be far
+away."""
+
+TLS_HALF_OPEN_MAX: Final = 64
+"""Peers of one door that are not admitted yet: 100 KiB each, and as many hosts may dial in the same moment."""
+
+TLS_HELLO_BYTES: Final = 256
+"""The first thing that either side says inside TLS; fixed, so that nothing is parsed to find its end."""

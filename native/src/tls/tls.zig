@@ -1,0 +1,119 @@
+//! TLS of this process: its library, found once; credentials; the sessions over them.
+//!
+//! TL-1 In a forked child nothing of it works: two processes that go on with the keys of one session would give them
+//! away. TL-2 Credentials outlive their sessions.
+
+const credentials = @import("credentials.zig");
+const engine = @import("engine.zig");
+const openssl = @import("openssl.zig");
+const session = @import("session.zig");
+const status = @import("../status.zig");
+const sys = @import("../system/sys.zig");
+
+pub const Session = session.Session(engine.Engine);
+
+const Found = struct { library: openssl.Library, method: ?*openssl.BioMethod };
+
+var lock: sys.Mutex = .{};
+var found: ?Found = null;
+
+/// The library of this process; the first call looks for it, a few milliseconds.
+pub fn library() *const Found {
+    lock.lock();
+    defer lock.unlock();
+    if (found == null) {
+        found = .{ .library = openssl.Library.find(), .method = null };
+        const one = &found.?;
+        if (one.library.is_found) one.method = engine.bioMethod(&one.library);
+    }
+    return &found.?;
+}
+
+pub const Tls = struct {
+    own: credentials.Credentials,
+    half_open: session.HalfOpen,
+    sessions: u32,
+    /// One word, 1 here and 0 in every forked child.
+    alive: *u32,
+
+    /// Make credentials. A status; `why` then says in words what is wrong.
+    pub fn create(options: credentials.Options, out: *?*Tls, why: *[]const u8) i32 {
+        const one = library();
+        const method = one.method orelse {
+            why.* = "no TLS library was found";
+            return status.ERR_UNREACHABLE;
+        };
+        const memory = sys.mapPrivate(@sizeOf(Tls)) orelse return status.ofErrno(-sys.ENOMEM);
+        const self: *Tls = @ptrCast(@alignCast(memory));
+        self.alive = @ptrCast(@alignCast(sys.mapWipedOnFork() orelse {
+            sys.unmap(memory, @sizeOf(Tls));
+            return status.ofErrno(-sys.ENOMEM);
+        }));
+        self.alive.* = 1;
+        const rc = self.own.init(&one.library, method, options, why);
+        if (rc < 0) {
+            self.giveBack();
+            return rc;
+        }
+        self.half_open = .{};
+        self.sessions = 0;
+        out.* = self;
+        return status.OK;
+    }
+
+    fn giveBack(self: *Tls) void {
+        sys.unmap(@ptrCast(@alignCast(self.alive)), 4096);
+        sys.unmap(@ptrCast(@alignCast(self)), @sizeOf(Tls));
+    }
+
+    /// Forget the credentials. TM_ERR_STATE: sessions are left (TL-2).
+    pub fn destroy(self: *Tls) i32 {
+        if (self.sessions > 0) return status.ERR_STATE;
+        self.own.deinit();
+        self.giveBack();
+        return status.OK;
+    }
+
+    /// Whether this process is a forked child of the one that made it (TL-1).
+    pub fn isForked(self: *const Tls) bool {
+        return self.alive.* != 1;
+    }
+
+    /// Begin a session. A status.
+    pub fn open(self: *Tls, options: session.Options, out: *?*Held) i32 {
+        const memory = sys.mapPrivate(@sizeOf(Held)) orelse return status.ofErrno(-sys.ENOMEM);
+        const held: *Held = @ptrCast(@alignCast(memory));
+        const rc = self.begin(held, options);
+        if (rc < 0) {
+            sys.unmap(memory, @sizeOf(Held));
+            return rc;
+        }
+        held.tls = self;
+        self.sessions += 1;
+        out.* = held;
+        return status.OK;
+    }
+
+    fn begin(self: *Tls, held: *Held, options: session.Options) i32 {
+        if (options.role == .server and self.own.server == null) return status.ERR_STATE;
+        var its = engine.Engine.init(&self.own, options.role) orelse return status.ofErrno(-sys.ENOMEM);
+        var all = options;
+        if (options.role == .server) all.half_open = &self.half_open;
+        if (held.session.init(its, all)) return status.OK;
+        its.deinit();
+        return status.ERR_LIMIT;
+    }
+};
+
+/// A session and what it belongs to.
+pub const Held = struct {
+    tls: *Tls,
+    session: Session,
+
+    /// Forget it.
+    pub fn free(self: *Held) void {
+        self.tls.sessions -= 1;
+        self.session.deinit();
+        sys.unmap(@ptrCast(@alignCast(self)), @sizeOf(Held));
+    }
+};
