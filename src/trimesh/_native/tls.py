@@ -44,7 +44,7 @@ class State(IntEnum):
     FAILED = 8
 
 
-class Verdict(IntEnum):
+class TLSVerdict(IntEnum):
     """What a server answers to a hello."""
 
     ADMITTED = 1
@@ -55,7 +55,7 @@ class Verdict(IntEnum):
     INCARNATION = 6
 
 
-class Hello(NamedTuple):
+class TLSHello(NamedTuple):
     """What a side says first.
 
     Attributes:
@@ -138,7 +138,7 @@ class TLSContext:
         self._native = native
         self._handle: Any = out[0]
 
-    def open(self, hello: Hello, *, is_server: bool, expected: int = 0, has_names: bool = True) -> TLSSession:
+    def open(self, hello: TLSHello, *, is_server: bool, expected: int = 0, has_names: bool = True) -> TLSSession:
         """Begin a session.
 
         Args:
@@ -191,7 +191,7 @@ class TLSSession:
         self._wire_view = native.ffi.from_buffer("uint8_t[]", self._wire)
         self._plain_view = native.ffi.from_buffer("uint8_t[]", self._plain)
 
-    def step(self, wire: bytes | bytearray | memoryview, plain: bytes | bytearray | memoryview = b"") -> Step:
+    def step(self, wire: bytes | bytearray | memoryview, plain: bytes | bytearray | memoryview = b"") -> TLSStep:
         """Take from both sides as much as there is room for.
 
         Args:
@@ -211,7 +211,7 @@ class TLSSession:
         rc = self._native.lib.tm_tls_step(self._live(), io)
         if rc in (status.ERR_ARGUMENT, status.ERR_FORKED):
             raise status.error_of(rc, "a step of a TLS session")
-        return Step(
+        return TLSStep(
             bytes(memoryview(self._wire)[: io.wire_made]),
             bytes(memoryview(self._plain)[: io.plain_made]),
             io.wire_taken,
@@ -226,7 +226,7 @@ class TLSSession:
         """Client of a join, in PROOF: say which token, and what shows that it is known."""
         status.check(self._native.lib.tm_tls_prove(self._live(), token, proof), "proving a token")
 
-    def answer(self, verdict: Verdict) -> None:
+    def answer(self, verdict: TLSVerdict) -> None:
         """Server, in ASKING: admit the peer, or say why not."""
         status.check(self._native.lib.tm_tls_answer(self._live(), int(verdict)), "answering a hello")
 
@@ -275,13 +275,13 @@ class TLSSession:
         return self._native.ffi.string(info.name, info.name_size).decode() if info.is_certified else None
 
     @property
-    def peer(self) -> Hello | None:
+    def peer(self) -> TLSHello | None:
         """What the peer has said; None before it has."""
         said, ffi = self._info().peer, self._native.ffi
         if said.incarnation == 0:
             return None
         trimesh, python, torch = (ffi.string(text).decode() for text in (said.trimesh, said.python, said.torch))
-        return Hello(
+        return TLSHello(
             incarnation=said.incarnation,
             mesh=bytes(said.mesh),
             host=said.host,
@@ -301,7 +301,7 @@ class TLSSession:
         return TLSError(info.status, self._native.ffi.string(info.detail).decode(errors="replace"))
 
 
-class Step(NamedTuple):
+class TLSStep(NamedTuple):
     """What one step has made and taken."""
 
     wire: bytes

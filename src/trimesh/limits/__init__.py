@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from trimesh.limits.bulk import *
 from trimesh.limits.calls import *
+from trimesh.limits.hosts import *
 from trimesh.limits.links import *
 from trimesh.limits.processes import *
 from trimesh.limits.tensors import *

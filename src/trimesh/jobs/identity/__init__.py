@@ -1,0 +1,22 @@
+"""Who may be a host of a mesh: an authority of the mesh, credentials of an incarnation, tokens to join by.
+
+Certificates are made by `cryptography` (extra `hosts`), which is imported when the first authority is made. The state
+machines read no clock: the caller hands in the time.
+"""
+
+from trimesh.jobs.identity.authority import Authority, KeyRequest
+from trimesh.jobs.identity.credentials import Credentials, IdentityError, name_of
+from trimesh.jobs.identity.own_pki import read_own_pki
+from trimesh.jobs.identity.tokens import JoinToken, TokenLedger, proof_of
+
+__all__ = [
+    "Authority",
+    "Credentials",
+    "IdentityError",
+    "JoinToken",
+    "KeyRequest",
+    "TokenLedger",
+    "name_of",
+    "proof_of",
+    "read_own_pki",
+]
