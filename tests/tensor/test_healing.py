@@ -55,7 +55,7 @@ async def _state(tensor: Any) -> str:
     try:
         await trimesh.fetch(tensor)
     except trimesh.MeshErrorGroup as group:
-        return "poisoned" if group.split(MemoryError)[1] is None else repr(group.exceptions)
+        return "poisoned" if group.split((MemoryError, IndexError))[1] is None else repr(group.exceptions)
     return "healthy"
 
 
@@ -111,6 +111,7 @@ async def _run() -> dict[str, Any]:
                 await _state(losses[FAILING]),
             )
         found["stepped"] = await _stepped(procs)
+        found["copied views"] = await _through_views_that_are_copied(procs)
     return found
 
 
@@ -130,6 +131,20 @@ async def _stepped(procs: Any) -> list[Any]:
     optimizer.step()
     wanted = saved["weight"] - 0.1 * 4
     return [*states, (await trimesh.placements(model.weight.detach())), await trimesh.fetch(model.weight), wanted]
+
+
+async def _through_views_that_are_copied(procs: Any) -> list[Any]:
+    """Fail to write through a row, which is on one rank alone; look at the tensor and its rows; heal the tensor."""
+    t = trimesh.distribute(torch.arange(12.0).reshape(4, 3), procs, ["dp", None])
+    row, other = t[0], t[3]
+    beyond = trimesh.replicate(torch.tensor([0, 7]), procs)
+    row[beyond] = 9.0
+    found: list[Any] = [await _state(one) for one in (t, row, other, t[:2])]
+    t[:2].fill_(1.0)
+    found.append(await _state(row))
+    t.copy_(trimesh.distribute(torch.full((4, 3), 2.0), procs, ["dp", None]))
+    found += [await _state(one) for one in (t, row, other)]
+    return [found, await trimesh.fetch([row, other])]
 
 
 @pytest.fixture(scope="module")
@@ -168,3 +183,9 @@ def test_loading_a_state_heals_what_a_step_with_a_failed_batch_has_poisoned(foun
     before, after, lies, weight, wanted = found["stepped"]
     assert (before, after, lies) == ("poisoned", "healthy", [None, "dp"])
     assert torch.allclose(weight, wanted)
+
+
+def test_a_failed_write_through_a_view_that_is_copied_poisons_all_that_it_was_for(found: Any) -> None:
+    states, rows = found["copied views"]
+    assert states == ["poisoned"] * 5 + ["healthy"] * 3
+    assert [row.tolist() for row in rows] == [[2.0] * 3] * 2

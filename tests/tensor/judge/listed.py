@@ -60,6 +60,17 @@ LISTED: Final[dict[str, Program]] = {
         [begin((2, 4), 1, kind="positive"), begin((4, 3), 0, kind="positive")],
         "x0 @ x1", "v0.view(-1)", "v0.norm()", "v1.mul_(0.5)",
     ),
+    "the diagonal of a view that does not begin where its memory does": written(
+        [begin((4, 4), 1, kind="distinct")],
+        "x0.split([1, 3])[1].fill_diagonal_(2.0)",
+        "x0[:, 2:].t().fill_diagonal_(3.0)",
+    ),
+    "the diagonal of a tall view, wrapped": written(
+        [begin((9, 3), 0, kind="distinct")], "x0[1:].fill_diagonal_(2.0, True)", "x0 * 1"
+    ),
+    "an index out of range in a write through a view that is copied": written(
+        [begin((4, 5), 1), begin((2,), "whole", kind="index")], "x0[:, 0].index_put_((x1 + 4,), x0.sum())",
+    ),
     "fill_ of a tensor in parts": written([begin((2, 4), 1), begin((4, 3), 0)], "x0 @ x1", "v0.fill_(1.0)"),
     "fill_ of a row of a tensor in parts": written([begin((2, 4), 1), begin((4, 3), 0)], "x0 @ x1", "v0[0].fill_(1.0)"),
     "empty of a tensor in parts, filled": written(

@@ -145,6 +145,12 @@ class Operands:
         """Of one element at least."""
         return self._choose(lambda one: one.is_floating_point() and one.ndim > 0 and one.numel() > 0)
 
+    def _fill_product(self) -> str:
+        """Whose product has one gradient: torch's formula for its subclasses gives other ones of NaN and infinity."""
+        return self._choose(
+            lambda one: one.dtype != torch.bool and not (one.requires_grad and not bool(one.isfinite().all()))
+        )
+
     def _fill_g(self) -> str:
         """Of which there is a gradient."""
         return self._choose(lambda one: one.is_floating_point() and one.requires_grad)

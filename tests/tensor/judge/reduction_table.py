@@ -8,7 +8,7 @@ REDUCTIONS: Final = (
     "{x}.sum()", "{x}.sum({ds})", "{x}.sum({ds}, keepdim={k})", "{f}.mean()", "{f}.mean({ds})",
     "{f}.mean({ds}, keepdim={k})", "{n}.max()", "{n}.min()", "{n}.amax({ds})", "{n}.amin({ds}, keepdim={k})",
     "{n}.max({d})", "{n}.min({d}, keepdim={k})", "{x}.any()", "{x}.any({d})", "{x}.all()", "{x}.all({d})",
-    "{b}.any({d}, keepdim={k})", "{n}.prod()", "{n}.prod({d})", "{n}.argmax()", "{n}.argmin({d})",
+    "{b}.any({d}, keepdim={k})", "{product}.prod()", "{product}.prod({d})", "{n}.argmax()", "{n}.argmin({d})",
     "{n}.argmax({d}, keepdim={k})", "{f}.norm()", "{f}.norm(1, {d})", "{f}.norm(inf)", "{f}.norm(inf, {d})",
     "torch.linalg.vector_norm({f}, 2, {ds})", "{f}.var()", "{f}.var({ds})", "{f}.std({d})",
     "{f}.var({d}, correction=0)",
@@ -20,7 +20,7 @@ REDUCTIONS: Final = (
 
 # `torch.trapezoid` of no rows makes zeros of this process, as docs/tensors.md says.
 CUMULATIVE: Final = (
-    "{x}.cumsum({d})", "{n}.cumsum({d})", "{n}.cumprod({d})", "{f}.logcumsumexp({d})", "{n}.cummax({d})",
+    "{x}.cumsum({d})", "{n}.cumsum({d})", "{product}.cumprod({d})", "{f}.logcumsumexp({d})", "{n}.cummax({d})",
     "{n}.cummin({d})",
     "{f}.softmax({d})", "{f}.softmax({d})", "{f}.log_softmax({d})", "F.softmin({f}, {d})", "F.normalize({f}, dim={d})",
     "{x}.sort({d}, stable=True)", "{f}.sort({d}, descending=True, stable=True)", "{x}.argsort({d}, stable=True)",

@@ -198,6 +198,7 @@ def test_listed_programs_are_taken_by_plain_torch_and_the_failing_ones_are_liste
         "one of classes that are too few",
         "one of classes below 0",
         "one of the classes of nothing",
+        "an index out of range in a write through a view that is copied",
     }
 
 

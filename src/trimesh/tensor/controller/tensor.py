@@ -125,6 +125,18 @@ class MeshTensor(WithOperators):
         )
         return made.requires_grad_(requires_grad)
 
+    def fill_diagonal_(self, fill_value: Any, wrap: bool = False) -> torch.Tensor:  # noqa: FBT001, FBT002 - torch's
+        """Fill the diagonal, as torch's, whose own steps ask a handle where in its memory the data begins."""
+        if self.ndim < 2 or (self.ndim > 2 and len(set(self.size())) > 1):
+            return super().fill_diagonal_(fill_value, wrap)  # raises
+        height, width = self.size()[:2]
+        count, step = min(height, width), sum(self.stride())
+        self.as_strided((count,), (step,)).fill_(fill_value)
+        if wrap and self.ndim == 2 and height > width + 1:
+            more = -(-self.numel() // (width + 1)) - count
+            self[width + 1 :].as_strided((more,), (step,)).fill_(fill_value)
+        return self
+
     def reduce(self, dims: str | Sequence[str], reduction: str = "sum", *, scatter: bool = False) -> MeshTensor:
         """Return what the ranks make of their tensors together: see `trimesh.tensor.reduce`."""
         result: MeshTensor = self._above.reduce(self, dims, reduction, scatter=scatter)

@@ -70,6 +70,17 @@ class CopiedViews:
             if overlaps or memory_of(result) != memory_of(base) or base in self._found:
                 self._found[result] = _Copied(base, partial(_at, view, index))
 
+    def copies_of(self, tensor: DTensor) -> tuple[DTensor, list[DTensor]]:
+        """Return what a tensor is a view of in the end, or that itself, and all such views of it."""
+        base = self._base_of(tensor)
+        memory = memory_of(base)
+        return base, [one for one in list(self._found) if memory_of(self._base_of(one)) == memory]
+
+    def _base_of(self, tensor: DTensor) -> DTensor:
+        while (copied := self._found.get(tensor)) is not None:
+            tensor = copied.base
+        return tensor
+
     def refresh(self, tensor: DTensor) -> None:
         """Let a tensor that is about to be read be what it is a view of."""
         copied = self._found.get(tensor)
@@ -130,5 +141,6 @@ def copied_views(rank: Rank) -> CopiedViews:
     found = rank.above.get(CopiedViews)
     if found is None:
         found = rank.above[CopiedViews] = CopiedViews(engine_of(rank))
+        rank.copies_of = found.copies_of
     assert isinstance(found, CopiedViews)
     return found

@@ -182,6 +182,8 @@ class Rank:
         teams: Those that it is in, by number.
         above: What kernels keep for it, by class.
         results: For a tensor that says whether others are right: these others.
+        copies_of: Returns the tensor that another one is a view of in the end, or that itself, and those of its views
+            that have memory of their own: what is written to one of them is carried to all.
     """
 
     mesh: str
@@ -193,6 +195,7 @@ class Rank:
     teams: dict[int, TeamOnRank] = attrs.field(factory=dict[int, TeamOnRank])
     above: dict[type, Any] = attrs.field(factory=dict[type, Any])
     results: dict[int, range] = attrs.field(factory=dict[int, range])
+    copies_of: Callable[[torch.Tensor], tuple[torch.Tensor, Sequence[torch.Tensor]]] | None = None
 
     def execute(self, team: TeamOnRank, command: Command) -> None:
         """Run one command of a team. Never raises."""
@@ -274,14 +277,19 @@ class Rank:
 
     def _spoil_storage(self, ref: int, value: Any, poison: Poison) -> None:
         """Poison what an operation may have written to half, or was to write to, and all that share its memory."""
-        memory = memory_of(kept_of(value))
-        if memory is not None:
+        written = kept_of(value)
+        memories = {memory_of(written)}
+        if self.copies_of is not None and isinstance(written, torch.Tensor):
+            base, copies = self.copies_of(written)
+            memories.update(memory_of(one) for one in (base, *copies))
+        memories.discard(None)
+        if memories:
             for table in self._tables():
                 for other, found in table.items():
                     kept = kept_of(found)
-                    if memory_of(kept) == memory:
+                    if memory_of(kept) in memories:
                         table[other] = attrs.evolve(poison, kept=kept)
-        self.values[ref] = attrs.evolve(poison, kept=kept_of(value))
+        self.values[ref] = attrs.evolve(poison, kept=written)
 
     def _kept(self, command: Command, operands: Sequence[Any], poison: Poison | None) -> None:
         """Heal what a command has overwritten; what it has made as views of something poisoned is so, too."""
@@ -291,8 +299,14 @@ class Rank:
                 made = self.values[command.first + out]
                 self.values[command.first + out] = attrs.evolve(poison, kept=made)
         for index in command.signature.writes:
+            written = operands[index]
+            healed = [written]
+            if self.copies_of is not None and isinstance(written, torch.Tensor):
+                # Those are made of it again before they are read.
+                healed += [one for one in self.copies_of(written)[1] if self.copies_of(one)[0] is written]
             for table in self._tables():
-                heal(table, operands[index])
+                for one in healed:
+                    heal(table, one)
 
     def _tables(self) -> Iterator[dict[int, Any]]:
         """Yield what has tensors: this rank, and each of its recordings."""
