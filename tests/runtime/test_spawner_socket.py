@@ -53,6 +53,8 @@ def test_decoder_raises_nothing_but_protocol_error(data: bytes) -> None:
         wire.decode(data)
 
 
+SIDE = wire.Side(trimesh="0.1", protocol=1, python="3.11", pickle="on", pid=5, program="judge.py", proc_id=6)
+
 RECORDS = [
     wire.Hello(1, ("a", "b")),
     launch_of(10),
@@ -78,6 +80,25 @@ RECORDS = [
     wire.ExitKnown(1, None),
     wire.Output((records.OutputChunk("m", 1, 0, (b"line",)),)),
     wire.Flushed(1),
+    wire.Greeting(SIDE),
+    wire.Join(SIDE),
+    wire.Joined(
+        wire.PublishedHandle(
+            mesh=1,
+            owner=2,
+            name="judges",
+            actor="Judge",
+            is_healing=False,
+            base=(("n", 2),),
+            extent=(("n", 1),),
+            table=(1,),
+            excluded=(),
+            members=(wire.PublishedMember(3, "host", 4, 0),) * 2,
+            endpoints={"rate": False},
+        )
+    ),
+    wire.Declined("text"),
+    wire.Leaving("text", at_once=True),
 ]
 
 

@@ -70,13 +70,13 @@ class CopiedViews:
             if overlaps or memory_of(result) != memory_of(base) or base in self._found:
                 self._found[result] = _Copied(base, partial(_at, view, index))
 
-    def copies_of(self, tensor: DTensor) -> tuple[DTensor, list[DTensor]]:
+    def copies_of(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
         """Return what a tensor is a view of in the end, or that itself, and all such views of it."""
         base = self._base_of(tensor)
         memory = memory_of(base)
         return base, [one for one in list(self._found) if memory_of(self._base_of(one)) == memory]
 
-    def _base_of(self, tensor: DTensor) -> DTensor:
+    def _base_of(self, tensor: torch.Tensor) -> torch.Tensor:
         while (copied := self._found.get(tensor)) is not None:
             tensor = copied.base
         return tensor
