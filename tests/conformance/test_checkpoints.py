@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -23,7 +24,8 @@ def test_all_verbs_are_listed():
     found = {
         name
         for name, value in vars(Endpoint).items()
-        if inspect.iscoroutinefunction(value) or (isinstance(value, property) and not name.startswith("_"))
+        if inspect.iscoroutinefunction(value)
+        or (isinstance(value, property | functools.cached_property) and not name.startswith("_"))
     }
     assert found == set(VERBS)
 
