@@ -30,6 +30,7 @@ on_each_device = pytest.mark.parametrize(
 
 
 EXAMPLE_SECONDS = 100.0
+IN_DOUBLE = Path("tests/examples/in_double.py")
 
 Example = Callable[..., str]
 """Runs an example with options, and returns what it printed."""
@@ -42,9 +43,13 @@ def with_torch() -> Iterator[Example]:
         yield partial(run_example, run=run)
 
 
-def run_example(name: str, *options: str, run: Run = executed) -> str:
+def run_example(name: str, *options: str, run: Run = executed, in_double: bool = False) -> str:
     """Run an example, as a user does unless told otherwise; return what it printed."""
-    done = run(Path("examples") / name, *options, cwd=ROOT, seconds=EXAMPLE_SECONDS)
+    program = Path("examples") / name
+    if in_double:
+        done = run(IN_DOUBLE, str(program), *options, cwd=ROOT, seconds=EXAMPLE_SECONDS)
+    else:
+        done = run(program, *options, cwd=ROOT, seconds=EXAMPLE_SECONDS)
     assert (done.returncode, done.stderr) == (0, ""), f"{done.stderr}\nprinted before:\n{done.stdout}"
     return done.stdout
 
@@ -220,8 +225,8 @@ def test_weight_sync_is_never_torn(with_torch: Example) -> None:
 def test_training_on_a_mesh_has_the_losses_of_plain_torch(
     program: str, device: str, tolerance: float, with_torch: Example
 ) -> None:
-    there = with_torch(program, "--steps", "6", "--seed", "1", "--device", device)
-    here = with_torch(program, "--steps", "6", "--seed", "1", "--plain")
+    there = with_torch(program, "--steps", "6", "--seed", "1", "--device", device, in_double=True)
+    here = with_torch(program, "--steps", "6", "--seed", "1", "--plain", in_double=True)
 
     assert sorted(losses(here)) == list(range(1, 7))
     assert losses(there) == pytest.approx(losses(here), abs=tolerance)
