@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -50,12 +51,12 @@ def test_interrupt_cancels_the_call_and_leaves_the_mesh() -> None:
     with tb.spawn_procs({"gpus": 2}) as procs:
         probes = procs.spawn("probes", Probe)
 
-        def strike() -> None:
-            probes.wait.call("unwind")
+        def strike(count: int) -> None:
+            probes.wait.call("unwind", count)
             interrupt()
 
         for count in (1, 2):
-            with helper(strike), pytest.raises(KeyboardInterrupt):
+            with helper(partial(strike, count)), pytest.raises(KeyboardInterrupt):
                 probes.unwind.call(seconds=0.05)
             assert all(notes.count("unwind over") == count for notes in probes.seen.call().values())
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
