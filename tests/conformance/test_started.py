@@ -151,6 +151,7 @@ async def test_error_that_was_not_awaited_is_raised_by_the_block(backend: Backen
         async with backend.procs({"gpus": 1}) as procs:
             probe = await procs.spawn("probe", Probe)
             kept += [probe.fail.call_one.start(ValueError(str(number))) for number in range(3)]
+            await probe.note.call_one("after them")  # the one slot: all have failed, and none is cancelled
             await kept[0]
     assert sorted(str(leaf) for leaf in leaves(caught.value)) == ["0", "1", "2"]
 
