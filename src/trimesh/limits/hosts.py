@@ -1,4 +1,4 @@
-"""Bounds of hosts that join a mesh: certificates and tokens."""
+"""Bounds of hosts that join a mesh: certificates and tokens, and the sessions between hosts."""
 
 from __future__ import annotations
 
@@ -29,3 +29,51 @@ JOIN_TOKENS_MAX: Final = 4_096
 
 PKI_FILE_BYTES_MAX: Final = 1 << 20
 """A file of certificates or a key: a few KiB; the store of a whole system is a mistake."""
+
+# ---- sessions between two hosts -----------------------------------------------------------------------------
+
+HOST_FRAME_HEADER_BYTES: Final = 32
+"""Fixed little-endian header of every frame of a session."""
+
+HOST_FRAME_PAYLOAD_BYTES_MAX: Final = 65_536
+"""One frame: four TLS records. A longer one would keep a beat waiting for longer than a slow line takes for it."""
+
+HOST_PURPOSE_BYTES_MAX: Final = 4_096
+"""What a channel is for, in the frame that opens it: a record of 100 bytes."""
+
+HOST_WINDOW_BYTES: Final = 262_144
+"""What may be under way in one direction of a channel before its reader has taken any: as much as a ring of a local
+link holds. At 1 ms between two hosts it lets one channel have 260 MB/s, and many share a connection."""
+
+HOST_RESEND_BYTES: Final = 8 << 20
+"""Frames of a session that are kept until the peer has them: 8 ms of a line of 10 Gbit/s. Full is backpressure."""
+
+HOST_RESEND_RESERVE_BYTES: Final = 1 << 20
+"""Beyond that, for windows and ends of channels, which must pass when data has filled it."""
+
+HOST_QUANTUM_BYTES: Final = 16_384
+"""What one channel sends in its turn: a TLS record. 100 channels that are full delay a small message by 1 ms at most on
+a line of 10 Gbit/s."""
+
+HOST_ACK_BYTES: Final = 1 << 20
+"""So much received data is acknowledged at once: an eighth of what the peer may keep."""
+
+HOST_ACK_FRAMES: Final = 64
+"""So many frames, too."""
+
+HOST_CHANNELS_MAX: Final = 16_384
+"""Open channels of a session: each process of one host linked to each of 128 of another one."""
+
+HOST_BEAT_SECONDS: Final = 0.5
+"""A side that has sent nothing for so long sends a beat: six fit the lease of an agent."""
+
+AGENT_LEASE_SECONDS: Final = 3.0
+"""An agent that has heard nothing for so long ends, and everything on its host with it."""
+
+HOST_LEASE_SECONDS: Final = 4.0
+"""A controller that has heard nothing for so long gives a host up: later than its agent has, so that what is given up
+has ended."""
+
+assert HOST_QUANTUM_BYTES <= HOST_FRAME_PAYLOAD_BYTES_MAX
+assert HOST_WINDOW_BYTES <= HOST_RESEND_BYTES
+assert HOST_BEAT_SECONDS * 4 < AGENT_LEASE_SECONDS < HOST_LEASE_SECONDS
