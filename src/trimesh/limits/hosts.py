@@ -67,13 +67,5 @@ HOST_CHANNELS_MAX: Final = 16_384
 HOST_BEAT_SECONDS: Final = 0.5
 """A side that has sent nothing for so long sends a beat: six fit the lease of an agent."""
 
-AGENT_LEASE_SECONDS: Final = 3.0
-"""An agent that has heard nothing for so long ends, and everything on its host with it."""
-
-HOST_LEASE_SECONDS: Final = 4.0
-"""A controller that has heard nothing for so long gives a host up: later than its agent has, so that what is given up
-has ended."""
-
 assert HOST_QUANTUM_BYTES <= HOST_FRAME_PAYLOAD_BYTES_MAX
 assert HOST_WINDOW_BYTES <= HOST_RESEND_BYTES
-assert HOST_BEAT_SECONDS * 4 < AGENT_LEASE_SECONDS < HOST_LEASE_SECONDS

@@ -4,7 +4,7 @@
     session = relay.open_session(...)                 # before there is a connection
     session.attach(connection)                        # TLS is open; a new connection takes the place of an older one
     number = session.open_channel(sock, purpose)      # one end of a socket pair: what is written there goes across
-    session.accept_channel(number, sock)              # answer to `Opened`; or refuse_channel(number)
+    session.accept_channel(number, sock)              # answer to `OpenedChannel`; or refuse_channel(number)
 
 Channel 0 exists from the start; its socket is given to `open_session`. Every other channel is opened by one side with a
 *purpose*, bytes that mean something to the floors above. The end of a socket (EOF, reset) arrives at the other end.
@@ -23,7 +23,7 @@ from trimesh._native.tls import TLSSession
 from trimesh.ids import ProcId
 
 
-class Ending(Enum):
+class SessionEnding(Enum):
     """Why a session is down."""
 
     LEASE = "lease"
@@ -39,11 +39,11 @@ class Ending(Enum):
     """The peer broke the rules of the session; the reason says which."""
 
 
-class Connection(NamedTuple):
+class HostConnection(NamedTuple):
     """A connection whose TLS session is open; all of it is taken over.
 
     Attributes:
-        sock: Connected, non-blocking.
+        sock: SessionResumed, non-blocking.
         tls: In state OPEN.
         wire: What has come from the socket and TLS has not taken yet.
         plain: What TLS has given out behind the hello.
@@ -55,7 +55,7 @@ class Connection(NamedTuple):
     plain: bytes = b""
 
 
-class Opened(NamedTuple):
+class OpenedChannel(NamedTuple):
     """The peer has opened a channel; to be accepted or refused, now or later. What comes meanwhile is kept."""
 
     session: Session
@@ -63,13 +63,13 @@ class Opened(NamedTuple):
     purpose: bytes
 
 
-class Connected(NamedTuple):
+class SessionResumed(NamedTuple):
     """The peer has taken up the session on a new connection; what it has not got is sent again."""
 
     session: Session
 
 
-class Disconnected(NamedTuple):
+class SessionInterrupted(NamedTuple):
     """The connection broke, the session lives: the side that has dialled dials again, the other one waits."""
 
     session: Session
@@ -80,7 +80,7 @@ class SessionDown(NamedTuple):
     """The session is over; all its sockets have been closed. Comes once, nothing of the session comes after it."""
 
     session: Session
-    ending: Ending
+    ending: SessionEnding
     reason: str
 
 
@@ -91,8 +91,8 @@ class ChannelEnded(NamedTuple):
     channel: int
 
 
-Event = Opened | Connected | Disconnected | SessionDown | ChannelEnded
-OnEvent = Callable[[Event], None]
+SessionEvent = OpenedChannel | SessionResumed | SessionInterrupted | SessionDown | ChannelEnded
+OnEvent = Callable[[SessionEvent], None]
 """Called for each event; must not raise."""
 
 
@@ -133,7 +133,7 @@ class Session(Protocol):
         """Whether there is a connection, as far as is known."""
         ...
 
-    def attach(self, connection: Connection) -> None:
+    def attach(self, connection: HostConnection) -> None:
         """Use a new connection, at once, in place of one that there may be; never blocks. Closed if it is down."""
 
     def open_channel(self, sock: socket.socket, purpose: bytes) -> int:
@@ -141,7 +141,7 @@ class Session(Protocol):
 
         Args:
             sock: A connected stream socket, taken over.
-            purpose: At most `limits.HOST_PURPOSE_BYTES_MAX`; the peer gets it with `Opened`.
+            purpose: At most `limits.HOST_PURPOSE_BYTES_MAX`; the peer gets it with `OpenedChannel`.
 
         Returns:
             The number of the channel. When the session is down, the socket is closed at once.

@@ -22,7 +22,7 @@ _NEW: Final = 1
 assert _HEADER.size == limits.HOST_FRAME_HEADER_BYTES
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame says. RESUME and BEAT have no number of their own."""
 
     RESUME = 1
@@ -35,16 +35,16 @@ class Kind(IntEnum):
     BYE = 8
 
 
-UNNUMBERED: Final = frozenset({Kind.RESUME, Kind.BEAT})
-_OF_THE_SESSION: Final = frozenset({Kind.RESUME, Kind.BEAT, Kind.BYE})
-_SIZES: Final = {Kind.RESUME: _RESUME.size, Kind.WINDOW: _WINDOW.size}
-_EMPTY: Final = frozenset({Kind.CLOSE, Kind.RESET, Kind.BEAT, Kind.BYE})
+UNNUMBERED: Final = frozenset({FrameKind.RESUME, FrameKind.BEAT})
+_OF_THE_SESSION: Final = frozenset({FrameKind.RESUME, FrameKind.BEAT, FrameKind.BYE})
+_SIZES: Final = {FrameKind.RESUME: _RESUME.size, FrameKind.WINDOW: _WINDOW.size}
+_EMPTY: Final = frozenset({FrameKind.CLOSE, FrameKind.RESET, FrameKind.BEAT, FrameKind.BYE})
 
 
 class Frame(NamedTuple):
     """One frame."""
 
-    kind: Kind
+    kind: FrameKind
     channel: int
     number: int
     ack: int
@@ -117,9 +117,11 @@ class FrameReader:
             return None
         length, number_of_kind, zero, zeros, channel, more_zeros, number, ack = _HEADER.unpack_from(self._data)
         try:
-            kind = Kind(number_of_kind)
+            kind = FrameKind(number_of_kind)
         except ValueError:
-            raise ProtocolError(f"a frame between hosts is of kind 1 to {max(Kind)}, got {number_of_kind}") from None
+            raise ProtocolError(
+                f"a frame between hosts is of kind 1 to {max(FrameKind)}, got {number_of_kind}"
+            ) from None
         if zero or zeros or more_zeros:
             raise ProtocolError(f"a frame between hosts has zeros at 5, 6 and 12, got {zero}, {zeros}, {more_zeros}")
         _check(kind, channel, length)
@@ -130,16 +132,16 @@ class FrameReader:
         return Frame(kind, channel, number, ack, payload)
 
 
-def _check(kind: Kind, channel: int, length: int) -> None:
+def _check(kind: FrameKind, channel: int, length: int) -> None:
     if kind in _OF_THE_SESSION and channel:
         raise ProtocolError(f"{kind.name} is of the session, got it for channel {channel}")
     wanted = 0 if kind in _EMPTY else _SIZES.get(kind)
     if wanted is not None and length != wanted:
         raise ProtocolError(f"{kind.name} has {wanted} bytes, got {length}")
-    most = limits.HOST_PURPOSE_BYTES_MAX if kind is Kind.OPEN else limits.HOST_FRAME_PAYLOAD_BYTES_MAX
+    most = limits.HOST_PURPOSE_BYTES_MAX if kind is FrameKind.OPEN else limits.HOST_FRAME_PAYLOAD_BYTES_MAX
     if length > most:
         raise ProtocolError(f"{kind.name} has at most {most} bytes, got {length}")
-    if kind is Kind.DATA and length == 0:
+    if kind is FrameKind.DATA and length == 0:
         raise ProtocolError("DATA has bytes, got none")
-    if kind in (Kind.OPEN, Kind.CLOSE, Kind.RESET) and channel == 0:
+    if kind in (FrameKind.OPEN, FrameKind.CLOSE, FrameKind.RESET) and channel == 0:
         raise ProtocolError(f"channel 0 is open as long as the session, got {kind.name} for it")

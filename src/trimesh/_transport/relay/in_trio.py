@@ -19,13 +19,13 @@ from trimesh import limits
 from trimesh._native.tls import State, TLSSession
 from trimesh._transport.relay.base import (
     ChannelEnded,
-    Connected,
-    Connection,
-    Disconnected,
-    Ending,
+    HostConnection,
     OnEvent,
-    Opened,
+    OpenedChannel,
     SessionDown,
+    SessionEnding,
+    SessionInterrupted,
+    SessionResumed,
     Statistics,
 )
 from trimesh._transport.relay.session import (
@@ -108,7 +108,7 @@ class TrioSession:
 
     # ---- connections -----------------------------------------------------------------------------------------
 
-    def attach(self, connection: Connection) -> None:
+    def attach(self, connection: HostConnection) -> None:
         """See `Session.attach`."""
         self._drop_link()
         link = _Link(connection)
@@ -150,7 +150,7 @@ class TrioSession:
             if self._has_bye:
                 self._part()
             elif not self._is_down:
-                self._relay.on_event(Disconnected(self, reason))
+                self._relay.on_event(SessionInterrupted(self, reason))
 
     async def _receive(self, link: _Link) -> str:
         """Receive until the connection ends; return why."""
@@ -166,7 +166,7 @@ class TrioSession:
         except (OSError, trio.ClosedResourceError) as error:
             return str(error)
         except ProtocolError as error:
-            self._end(Ending.PROTOCOL, str(error))
+            self._end(SessionEnding.PROTOCOL, str(error))
         return link.problem
 
     def _decrypt(self, link: _Link) -> None:
@@ -216,7 +216,7 @@ class TrioSession:
                 await trio.sleep(_TICK_SECONDS)
                 ending = self._machine.tick(_TICK_SECONDS)
                 if ending is not None:
-                    self._end(ending, "nothing was heard" if ending is Ending.LEASE else "it was closed here")
+                    self._end(ending, "nothing was heard" if ending is SessionEnding.LEASE else "it was closed here")
                 self._wake()
 
     # ---- what has come ---------------------------------------------------------------------------------------
@@ -235,21 +235,21 @@ class TrioSession:
                 case ChannelOpened(channel, purpose):
                     self._unanswered.add(channel)
                     self._end_of(channel)
-                    self._relay.on_event(Opened(self, channel, purpose))
+                    self._relay.on_event(OpenedChannel(self, channel, purpose))
                 case Resumed():
-                    self._relay.on_event(Connected(self))
+                    self._relay.on_event(SessionResumed(self))
                 case Bye():
                     self._has_bye = True
             if self._is_down:
                 return
         if self._machine.is_parted:
-            self._end(Ending.CLOSED, "it was closed here")
+            self._end(SessionEnding.CLOSED, "it was closed here")
 
     def _part(self) -> None:
         """End the session as the peer wants it, once it has been told that its word has come."""
-        self._end(Ending.BYE, "the peer has ended the session")
+        self._end(SessionEnding.BYE, "the peer has ended the session")
 
-    def _end(self, ending: Ending, reason: str) -> None:
+    def _end(self, ending: SessionEnding, reason: str) -> None:
         if self._is_down:
             return
         self._shut()
@@ -372,7 +372,7 @@ class TrioSession:
 class _Link:
     """One connection of a session."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: HostConnection) -> None:
         connection.sock.setblocking(False)  # noqa: FBT003
         self.sock = trio.socket.from_stdlib_socket(connection.sock)
         self.tls: TLSSession = connection.tls

@@ -18,12 +18,12 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from trimesh import limits
-from trimesh._transport.relay.base import Ending
+from trimesh._transport.relay.base import SessionEnding
 from trimesh._transport.relay.frames import (
     UNNUMBERED,
     Frame,
+    FrameKind,
     FrameReader,
-    Kind,
     Resume,
     decode_window,
     encode,
@@ -130,12 +130,12 @@ class HostSession:
         self._next_theirs = 2 if is_dialler else 1
         self._channels: dict[int, _Channel] = {CONTROL: _Channel()}
         self._turns = deque[int]()
-        self._own = deque[tuple[Kind, int, bytes]]()
+        self._own = deque[tuple[FrameKind, int, bytes]]()
         self._windows: dict[int, None] = {}
         self._reader = FrameReader()
         self._number = 0
         self._expected = 0
-        self._kept = deque[tuple[int, Kind, int, bytes]]()
+        self._kept = deque[tuple[int, FrameKind, int, bytes]]()
         self._kept_bytes = 0
         self._again = 0
         self._owes_resume = self._owes_beat = False
@@ -156,15 +156,15 @@ class HostSession:
         """Learn that the connection has ended."""
         self.is_connected = self.is_resumed = False
 
-    def tick(self, seconds: float) -> Ending | None:
+    def tick(self, seconds: float) -> SessionEnding | None:
         """Let time pass; return why the session is over, None while it is not."""
         self._silence += seconds
         self._since_sent += seconds
         if self._since_sent >= limits.HOST_BEAT_SECONDS:
             self._owes_beat = True
         if self._has_said_bye and (self.is_parted or not self.is_connected):
-            return Ending.CLOSED
-        return Ending.LEASE if self._silence >= self._lease else None
+            return SessionEnding.CLOSED
+        return SessionEnding.LEASE if self._silence >= self._lease else None
 
     @property
     def is_parted(self) -> bool:
@@ -196,7 +196,7 @@ class HostSession:
         number = self._next_own
         self._next_own += 2
         self._channels[number] = _Channel()
-        self._own.append((Kind.OPEN, number, purpose))
+        self._own.append((FrameKind.OPEN, number, purpose))
         return number
 
     def is_open(self, channel: int) -> bool:
@@ -230,7 +230,7 @@ class HostSession:
     def reset(self, channel: int) -> None:
         """End a channel at once, both ways."""
         if channel != CONTROL and self._channels.pop(channel, None) is not None:
-            self._own.append((Kind.RESET, channel, b""))
+            self._own.append((FrameKind.RESET, channel, b""))
 
     def consumed(self, channel: int, size: int) -> None:
         """Learn that the reader of a channel has taken bytes: as many may follow."""
@@ -269,7 +269,7 @@ class HostSession:
             self._owes_resume = False
             is_new = self._expected == 0 and self._number == 0
             resume = Resume(self._session_id, self._expected, is_new)
-            yield Frame(Kind.RESUME, 0, 0, self._expected, resume.encode())
+            yield Frame(FrameKind.RESUME, 0, 0, self._expected, resume.encode())
         if not self.is_resumed:
             return
         while self._again < len(self._kept):
@@ -294,11 +294,11 @@ class HostSession:
                 found = self._channels.get(number)
                 if found is not None:
                     found.allowed = found.consumed + limits.HOST_WINDOW_BYTES
-                    return self._numbered(Kind.WINDOW, number, encode_window(found.allowed))
+                    return self._numbered(FrameKind.WINDOW, number, encode_window(found.allowed))
         is_due = self._frames_unacknowledged >= limits.HOST_ACK_FRAMES
         if self._owes_beat or is_due or self._bytes_unacknowledged >= limits.HOST_ACK_BYTES:
             self._owes_beat = False
-            return Frame(Kind.BEAT, 0, 0, self._expected, b"")
+            return Frame(FrameKind.BEAT, 0, 0, self._expected, b"")
         return None
 
     def _data_frame(self) -> Frame | None:
@@ -317,7 +317,7 @@ class HostSession:
             return frame
         if self.is_saying_bye and not self._has_said_bye and not control.queue:
             self._has_said_bye = True
-            return self._numbered(Kind.BYE, 0, b"")
+            return self._numbered(FrameKind.BYE, 0, b"")
         return None
 
     def _data_of(self, number: int, channel: _Channel) -> Frame:
@@ -329,15 +329,15 @@ class HostSession:
         channel.queued -= len(data)
         channel.sent += len(data)
         self.bytes_sent += len(data)
-        return self._numbered(Kind.DATA, number, data)
+        return self._numbered(FrameKind.DATA, number, data)
 
     def _close_of(self, number: int, channel: _Channel) -> Frame:
         channel.has_closed = True
         if channel.peer_closed:
             del self._channels[number]
-        return self._numbered(Kind.CLOSE, number, b"")
+        return self._numbered(FrameKind.CLOSE, number, b"")
 
-    def _numbered(self, kind: Kind, channel: int, payload: bytes) -> Frame:
+    def _numbered(self, kind: FrameKind, channel: int, payload: bytes) -> Frame:
         number = self._number
         self._number += 1
         self.frames_sent += 1
@@ -362,9 +362,9 @@ class HostSession:
                 yield news
 
     def _frame(self, frame: Frame) -> News | None:
-        if self.is_resumed == (frame.kind is Kind.RESUME):
+        if self.is_resumed == (frame.kind is FrameKind.RESUME):
             raise ProtocolError(f"a connection begins with one RESUME, got {frame.kind.name}")
-        if frame.kind is Kind.RESUME:
+        if frame.kind is FrameKind.RESUME:
             return self._resume(Resume.decode(frame.payload), frame.ack)
         self._acknowledge(frame.ack)
         if frame.kind in UNNUMBERED:
@@ -405,21 +405,21 @@ class HostSession:
 
     def _new_frame(self, frame: Frame) -> News | None:
         kind, number = frame.kind, frame.channel
-        if kind is Kind.BYE:
+        if kind is FrameKind.BYE:
             self._owes_beat = True
             return Bye()
-        if kind is Kind.OPEN:
+        if kind is FrameKind.OPEN:
             return self._opened(number, frame.payload)
         found = self._channels.get(number)
         if found is None:
             self._check_known(number, kind)
             return None
-        if kind is Kind.DATA:
+        if kind is FrameKind.DATA:
             return self._data(number, found, frame.payload)
-        if kind is Kind.WINDOW:
+        if kind is FrameKind.WINDOW:
             self._window(number, found, decode_window(frame.payload))
             return None
-        if kind is Kind.RESET:
+        if kind is FrameKind.RESET:
             del self._channels[number]
             return ChannelReset(number)
         if found.peer_closed:
@@ -438,7 +438,7 @@ class HostSession:
         self._channels[number] = _Channel()
         return ChannelOpened(number, purpose)
 
-    def _check_known(self, number: int, kind: Kind) -> None:
+    def _check_known(self, number: int, kind: FrameKind) -> None:
         """A frame may cross the end of its channel, but not come before its begin."""
         following = self._next_own if number % 2 == self._parity else self._next_theirs
         if number >= following:
