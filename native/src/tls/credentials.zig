@@ -95,12 +95,12 @@ pub const Credentials = struct {
         call.SSL_CTX_set_verify(one, verify, null);
         if (self.is_pinned) {
             call.SSL_CTX_set_cert_verify_callback(one, verifyPinned, self);
-        } else if (!self.readAuthorities(one, options.authority)) {
+        } else if (!self.readCertificates(one, options.authority, trust)) {
             why.* = "the authority's certificates cannot be read: PEM is wanted";
             return false;
         }
         if (options.chain.len == 0) return true;
-        if (!self.readChain(one, options.chain)) {
+        if (!self.readCertificates(one, options.chain, show)) {
             why.* = "the certificates cannot be read: PEM is wanted, the own one first";
             return false;
         }
@@ -117,7 +117,10 @@ pub const Credentials = struct {
         return self.library.call.BIO_new_mem_buf(text.ptr, size);
     }
 
-    fn readAuthorities(self: *Credentials, one: *openssl.Context, text: []const u8) bool {
+    const Take = fn (*const openssl.Functions, *openssl.Context, *openssl.Certificate, u32) bool;
+
+    /// Hand each certificate of a text to `take`. False: there is none, or one is not taken.
+    fn readCertificates(self: *Credentials, one: *openssl.Context, text: []const u8, comptime take: Take) bool {
         const call = &self.library.call;
         const from = self.source(text) orelse return false;
         defer _ = call.BIO_free(from);
@@ -125,28 +128,20 @@ pub const Credentials = struct {
         while (count < limits.TLS_CERTIFICATES_MAX) : (count += 1) {
             const certificate = call.PEM_read_bio_X509(from, null, noPassword, null) orelse break;
             defer call.X509_free(certificate);
-            if (call.X509_STORE_add_cert(call.SSL_CTX_get_cert_store(one), certificate) != 1) return false;
+            if (!take(call, one, certificate, count)) return false;
         }
         call.ERR_clear_error(); // the end of the text is an error to it
         return count > 0;
     }
 
-    fn readChain(self: *Credentials, one: *openssl.Context, text: []const u8) bool {
-        const call = &self.library.call;
-        const from = self.source(text) orelse return false;
-        defer _ = call.BIO_free(from);
-        var count: u32 = 0;
-        while (count < limits.TLS_CERTIFICATES_MAX) : (count += 1) {
-            const certificate = call.PEM_read_bio_X509(from, null, noPassword, null) orelse break;
-            defer call.X509_free(certificate);
-            const is_taken = if (count == 0)
-                call.SSL_CTX_use_certificate(one, certificate) == 1
-            else
-                call.SSL_CTX_ctrl(one, openssl.CONTROL_ADD_CHAIN, 1, certificate) == 1;
-            if (!is_taken) return false;
-        }
-        call.ERR_clear_error();
-        return count > 0;
+    fn trust(call: *const openssl.Functions, one: *openssl.Context, certificate: *openssl.Certificate, _: u32) bool {
+        return call.X509_STORE_add_cert(call.SSL_CTX_get_cert_store(one), certificate) == 1;
+    }
+
+    /// The own certificate comes first, then those up to the authority.
+    fn show(call: *const openssl.Functions, one: *openssl.Context, certificate: *openssl.Certificate, nth: u32) bool {
+        if (nth == 0) return call.SSL_CTX_use_certificate(one, certificate) == 1;
+        return call.SSL_CTX_ctrl(one, openssl.CONTROL_ADD_CHAIN, 1, certificate) == 1;
     }
 
     fn readKey(self: *Credentials, one: *openssl.Context, text: []const u8) bool {
