@@ -97,7 +97,7 @@ class SpawnerTemplate:
             return self._execute(passed, streams, root_id)
         request = {
             "env": {**os.environ, **spawner_process._ONE_THREAD},
-            "marker": prctl.marker_of(root_id, root_id),
+            "root": root_id,
             "path": sys.path,
             "controller": os.getpid(),
         }
@@ -172,7 +172,9 @@ def become(request: dict[str, Any], fds: list[int]) -> None:
         os.dup2(fd, number)
     for fd in fds:
         os.close(fd)
-    prctl.ProcessMarker().write(request["marker"])  # in place, for what /proc shows is where it was at the exec
+    marker = prctl.ProcessMarker()
+    marker.family = request["root"]
+    marker.write(marker.family)  # in place, for what /proc shows is where it was at the exec
     env: dict[str, str] = request["env"]
     for name in os.environ.keys() - env.keys() - {prctl.MARKER}:
         del os.environ[name]

@@ -103,7 +103,7 @@ def test_layers_are_documented() -> None:
 RUNTIME = ROOT / "src" / "trimesh" / "_runtime"
 RUNTIME_ROOMS = [
     *("system", "spawner", "tasks", "values", "peers", "calls", "actors", "channels"),
-    *("deadlock", "services", "watch", "meshes", "life", "programs"),
+    *("deadlock", "services", "watch", "meshes", "life", "hosts", "programs"),
 ]
 """From the ground up. A room imports from rooms below, for annotations, too."""
 
@@ -128,7 +128,7 @@ FROM_RUNTIME = re.compile(r"from trimesh\._runtime\.([\w.]+) import (?:\(([^)]*)
 REACHED_INTO = {
     *("actors.agent", "actors.cell", "actors.context", "calls.outgoing"),
     *("life.current", "life.dumping", "life.family", "life.proc", "life.sites", "life.worker"),
-    *("peers.host", "peers.incoming", "peers.parcel", "peers.peer"),
+    *("peers.host", "peers.incoming", "peers.losses", "peers.parcel", "peers.peer"),
     *("system.exits", "system.import_watch", "system.records", "system.seeds"),
     *("tasks.crossing", "tasks.foreign", "tasks.interrupt"),
     *("values.endpoint_spec", "values.payload", "values.reference", "watch.task_tree"),

@@ -5,7 +5,7 @@
         ProcDied HostLost LinkLost ConnectionLost Unresponsive RemoteCancelled RestartLimit Overloaded MeshStopped
         ActorFailed CollectiveFailed
         RemoteError      a remote exception that could not be rebuilt
-      DeadlockError ShapeError LimitExceeded SpawnError PayloadError ProtocolError ConfigError
+      DeadlockError ShapeError LimitExceeded SpawnError (HostRefused) PayloadError ProtocolError ConfigError
       ConnectError
       TrimeshInternalError  our bug
 
@@ -71,7 +71,19 @@ class ProcDied(MeshError):
 
 
 class HostLost(MeshError):
-    """A host, and all processes on it, cannot be reached any more."""
+    """A host, and all processes on it, cannot be reached any more.
+
+    Attributes:
+        host: Its name.
+        point: Its place among the hosts of its job, or None.
+        reason: "lease" (it was silent for too long), "agent exit", "protocol", or another word of its launcher.
+    """
+
+    def __init__(self, message: str = "", *, host: str = "", point: Point | None = None, reason: str = "lease") -> None:
+        super().__init__(message)
+        self.host = host
+        self.point = point
+        self.reason = reason
 
 
 class LinkLost(MeshError):
@@ -189,6 +201,10 @@ class ConnectError(TrimeshError):
 
 class SpawnError(TrimeshError):
     """A process could not be started."""
+
+
+class HostRefused(SpawnError):
+    """A host may not join: it runs other versions, or is not who it should be. The text names both sides."""
 
 
 class PayloadError(TrimeshError):

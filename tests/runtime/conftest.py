@@ -12,7 +12,7 @@ import trio
 from tests.runtime import worker_entries
 from tests.runtime.processes import children, family
 
-from trimesh._runtime.spawner.launcher import Launcher, open_spawner
+from trimesh._runtime.spawner.launcher import ProcLauncher, open_spawner
 from trimesh._runtime.system.child import Child, LaunchSpec
 from trimesh.ids import ID_MAX, ProcId
 
@@ -34,7 +34,7 @@ def nested(levels: int) -> LaunchSpec:
     return spec_of(entry="tests.runtime.worker_entries:nested", extra=str(levels).encode())
 
 
-def spawner_of(launcher: Launcher) -> int:
+def spawner_of(launcher: ProcLauncher) -> int:
     """Return the pid of the spawner: the one child of this process that carries the family's marker."""
     (pid,) = set(family(launcher.root_id)) & set(children(os.getpid()))
     return pid
@@ -82,14 +82,14 @@ Start = Callable[..., Any]
 
 
 @pytest.fixture
-async def launcher() -> AsyncIterator[Launcher]:
+async def launcher() -> AsyncIterator[ProcLauncher]:
     """A spawner that is ready to fork workers of the tests."""
     async with open_spawner(new_id(), entry=SERVE) as launcher:
         yield launcher
 
 
 @pytest.fixture
-def start(launcher: Launcher) -> Start:
+def start(launcher: ProcLauncher) -> Start:
     """Start one worker that serves: `child = await start(**fields)`."""
 
     async def start(**fields: Any) -> Child:

@@ -13,7 +13,7 @@ from tests.runtime.processes import Controller
 
 from trimesh._runtime.spawner import boot, wire
 from trimesh._runtime.spawner import caller as spawner_caller
-from trimesh._runtime.spawner.launcher import Launcher
+from trimesh._runtime.spawner.launcher import ProcLauncher
 
 real = pytest.mark.real
 
@@ -32,7 +32,7 @@ async def test_ending_runs_atexit_functions(start: Start, tmp_path: Path) -> Non
 
 @real
 async def test_ending_flushes_what_was_printed(
-    launcher: Launcher, start: Start, capsys: pytest.CaptureFixture[str]
+    launcher: ProcLauncher, start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also where the program has made its stream block-buffered."""
     child = await start()

@@ -17,7 +17,7 @@ from tests.runtime.conftest import SERVE, Start, ask, hear, nested, new_id, spec
 from tests.runtime.processes import Controller, freeze, state, suspended, wait_gone
 
 from trimesh import limits
-from trimesh._runtime.spawner.launcher import Launcher, open_spawner
+from trimesh._runtime.spawner.launcher import ProcLauncher, open_spawner
 from trimesh._runtime.spawner.orphans import ExecutingError, marked_proc
 from trimesh._runtime.system import prctl
 from trimesh._runtime.system.child import end_child
@@ -78,7 +78,7 @@ async def test_report_of_a_kill_comes_unasked(start: Start) -> None:
 
 
 @real
-async def test_hook_runs_before_any_waiter_wakes(launcher: Launcher) -> None:
+async def test_hook_runs_before_any_waiter_wakes(launcher: ProcLauncher) -> None:
     """LA-2: the choice what a death means is made before it is acted on."""
     order = list[str]()
     child = await launcher.launch(spec_of(), on_exit=lambda report: order.append(f"hook {report.exit_code}"))
@@ -110,7 +110,7 @@ async def test_tail_is_the_last_bytes_of_stderr_only(start: Start) -> None:
 
 
 @real
-async def test_exit_of_any_process_of_the_family_is_told(launcher: Launcher, start: Start) -> None:
+async def test_exit_of_any_process_of_the_family_is_told(launcher: ProcLauncher, start: Start) -> None:
     """One that runs, one that has ended, one that never was; asked by its grandparent and by its owner."""
     ended, nest = await start(), await launcher.launch(nested(1))
     _, inner_pid = await hear(nest)
@@ -249,7 +249,7 @@ FORK_TREE = "import_module('tests.runtime.worker_entries').fork_tree(3)"
 
 
 @real
-async def test_workers_go_with_the_worker_that_owns_them(launcher: Launcher) -> None:
+async def test_workers_go_with_the_worker_that_owns_them(launcher: ProcLauncher) -> None:
     """M7: SIGKILL in the middle of a chain ends everything below it, nothing above."""
     top = await launcher.launch(nested(3))
     pids = await hear(top)
@@ -421,7 +421,7 @@ def freezer() -> Iterator[Path]:
 
 @real
 async def test_ladder_abandons_a_process_stuck_in_the_kernel(
-    launcher: Launcher, start: Start, freezer: Path, caplog: pytest.LogCaptureFixture
+    launcher: ProcLauncher, start: Start, freezer: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Z08: reported in the log and left after the hard deadline; its end is still told when the kernel lets it go."""
     child = await start()

@@ -19,7 +19,7 @@ from tests.runtime.conftest import SERVE, CancelAtNth, Start, ask, hear, nested,
 from tests.runtime.processes import family, see, state, suspended, wait_gone
 
 from trimesh import limits
-from trimesh._runtime.spawner.launcher import Launcher, open_spawner
+from trimesh._runtime.spawner.launcher import ProcLauncher, open_spawner
 from trimesh._runtime.system.exits import ExitReport
 from trimesh.errors import LinkLost, ProcDied, SpawnError
 from trimesh.ids import ProcId
@@ -85,7 +85,7 @@ async def test_block_is_cancellable_at_any_checkpoint() -> None:
     pytest.fail("it never came to its end")
 
 
-async def test_stop_all_ends_own_children(launcher: Launcher, start: Start) -> None:
+async def test_stop_all_ends_own_children(launcher: ProcLauncher, start: Start) -> None:
     """In parallel; the spawner stays."""
     children = [await start() for _ in range(3)]
 
@@ -128,7 +128,7 @@ async def test_retired_spawner_without_workers_ends() -> None:
         await wait_gone([spawner])
 
 
-async def test_every_public_coroutine_is_a_checkpoint(launcher: Launcher, start: Start) -> None:
+async def test_every_public_coroutine_is_a_checkpoint(launcher: ProcLauncher, start: Start) -> None:
     """K01: also where the answer is known."""
     child = await start()
     child.signal(signal.SIGKILL)
@@ -162,7 +162,7 @@ class Incoming:
 
 
 @asynccontextmanager
-async def nest(incoming: Incoming, levels: int = 1) -> AsyncIterator[tuple[Launcher, ProcId, socket.socket]]:
+async def nest(incoming: Incoming, levels: int = 1) -> AsyncIterator[tuple[ProcLauncher, ProcId, socket.socket]]:
     """A chain of workers; the spawner, the topmost one and the link to it."""
     async with open_spawner(new_id(), entry=SERVE, incoming=incoming.take) as launcher:
         child = await launcher.launch(nested(levels))
@@ -193,7 +193,7 @@ async def test_worker_connects_to_the_controller() -> None:
         assert await trio.to_thread.run_sync(worker_entries.hear, sock) == "from below"
 
 
-async def test_connecting_to_what_has_ended_says_how(launcher: Launcher, start: Start) -> None:
+async def test_connecting_to_what_has_ended_says_how(launcher: ProcLauncher, start: Start) -> None:
     """ProcDied with the diagnosis while it is remembered; for a stranger without."""
     child = await start()
     await tell(child, "exit", 3)
@@ -209,7 +209,7 @@ async def test_connecting_to_what_has_ended_says_how(launcher: Launcher, start: 
         await launcher.connect(launcher.root_id)
 
 
-async def test_incoming_connection_that_nobody_takes_is_closed(launcher: Launcher) -> None:
+async def test_incoming_connection_that_nobody_takes_is_closed(launcher: ProcLauncher) -> None:
     """No callback: the peer sees the end at once."""
     child = await launcher.launch(nested(1))
     await hear(child)
@@ -225,7 +225,7 @@ async def test_incoming_connection_that_nobody_takes_is_closed(launcher: Launche
 # ---- a spawner that is silent or gone --------------------------------------------------------------------------------
 
 
-async def test_stopped_spawner_delays_nothing_for_ever(launcher: Launcher, start: Start) -> None:
+async def test_stopped_spawner_delays_nothing_for_ever(launcher: ProcLauncher, start: Start) -> None:
     """LA-4: an exit is seen by pidfd, and told without a diagnosis in `limits.EXIT_REPORT_SECONDS`."""
     child, other = await start(), await start()
     with suspended(spawner_of(launcher)):
@@ -305,7 +305,7 @@ async def test_spawner_killed_at_any_moment_leaves_nothing(first: int) -> None:
             instrument = KillAtNth(spawner_of(launcher), nth)
             trio.lowlevel.add_instrument(instrument)
 
-            async def launch(launcher: Launcher = launcher, pids: list[int] = pids) -> None:
+            async def launch(launcher: ProcLauncher = launcher, pids: list[int] = pids) -> None:
                 with contextlib.suppress(SpawnError):
                     pids.append((await launcher.launch(spec_of())).pid)
 
@@ -322,7 +322,7 @@ async def test_spawner_killed_at_any_moment_leaves_nothing(first: int) -> None:
     pytest.fail("it never came to its end")
 
 
-async def test_launch_that_waits_for_a_spawner_learns_of_its_end(launcher: Launcher) -> None:
+async def test_launch_that_waits_for_a_spawner_learns_of_its_end(launcher: ProcLauncher) -> None:
     """Whoever waits is told, no task hangs."""
     pid = spawner_of(launcher)
     os.kill(pid, signal.SIGSTOP)
@@ -339,7 +339,7 @@ async def test_launch_that_waits_for_a_spawner_learns_of_its_end(launcher: Launc
         os.kill(pid, signal.SIGKILL)
 
 
-async def test_requests_beyond_the_socket_s_room_are_queued(launcher: Launcher) -> None:
+async def test_requests_beyond_the_socket_s_room_are_queued(launcher: ProcLauncher) -> None:
     """`signal` and requests never block: what a stopped spawner does not read waits here, in order."""
     pid = spawner_of(launcher)
     answers = list[bool]()
@@ -356,7 +356,7 @@ async def test_requests_beyond_the_socket_s_room_are_queued(launcher: Launcher) 
     assert answers == [False] * 2_000
 
 
-async def test_forked_child_of_the_controller_holds_nothing_of_ours(launcher: Launcher, start: Start) -> None:
+async def test_forked_child_of_the_controller_holds_nothing_of_ours(launcher: ProcLauncher, start: Start) -> None:
     """O4: it closes our descriptors, so that an end is an end; the controller goes on."""
     child = await start()
     receiver, sender = os.pipe()

@@ -18,7 +18,7 @@ from tests.runtime.conftest import SERVE, Start, ask, hear, new_id, spec_of, tel
 from tests.runtime.processes import wait_reaped
 
 from trimesh import limits, this_host
-from trimesh._runtime.spawner.launcher import Launcher, open_spawner
+from trimesh._runtime.spawner.launcher import ProcLauncher, open_spawner
 from trimesh._runtime.system.output import STDERR, STDOUT, LineCutter, OutputPrinter, OutputQueue, Tail
 from trimesh._runtime.system.records import OutputChunk
 
@@ -252,7 +252,7 @@ def test_printer_escapes_what_the_stream_cannot_show(monkeypatch: pytest.MonkeyP
 
 @real
 async def test_output_is_forwarded_with_coordinates(
-    launcher: Launcher, start: Start, capsys: pytest.CaptureFixture[str]
+    launcher: ProcLauncher, start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Both streams, line by line, the unfinished last line when the worker ends."""
     child = await start(mesh="trainers", labels=("hosts", "gpus"), sizes=(2, 3), rank=5)
@@ -285,7 +285,7 @@ async def test_output_of_the_last_moment_is_shown_before_the_block_is_left(capsy
 
 @real
 async def test_output_is_discarded_but_for_the_tail(
-    launcher: Launcher, start: Start, capsys: pytest.CaptureFixture[str]
+    launcher: ProcLauncher, start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`output="discard"`: nothing is shown, last words are still told."""
     child = await start(output="discard")
@@ -333,7 +333,7 @@ async def test_output_is_inherited(capfd: pytest.CaptureFixture[str]) -> None:
 
 @real
 async def test_flood_costs_lines_and_never_blocks_the_worker(
-    launcher: Launcher, start: Start, capsys: pytest.CaptureFixture[str]
+    launcher: ProcLauncher, start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """While this process shows nothing at all, the worker writes 22 MB and goes on; what was lost is counted."""
     child = await start()
@@ -351,7 +351,7 @@ async def test_flood_costs_lines_and_never_blocks_the_worker(
 
 @real
 async def test_flood_does_not_delay_an_exit_report(
-    launcher: Launcher, start: Start, capsys: pytest.CaptureFixture[str]
+    launcher: ProcLauncher, start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Reports go ahead of output that waits."""
     shown = list[str]()

@@ -14,7 +14,7 @@ import trio
 from tests.runtime.conftest import SERVE, Start, ask, hear, new_id, spec_of
 from tests.runtime.processes import family, see
 
-from trimesh._runtime.spawner.launcher import Launcher, open_spawner
+from trimesh._runtime.spawner.launcher import ProcLauncher, open_spawner
 
 pytestmark = pytest.mark.real
 
@@ -179,7 +179,7 @@ async def test_modules_are_loaded_once_for_all_and_torch_never_unasked() -> None
         assert "torch" not in about["modules"]
 
 
-async def test_eight_processes_start_concurrently(launcher: Launcher) -> None:
+async def test_eight_processes_start_concurrently(launcher: ProcLauncher) -> None:
     """Requests are pipelined: all eight are under way before the first has answered."""
     children = []
 
@@ -195,7 +195,7 @@ async def test_eight_processes_start_concurrently(launcher: Launcher) -> None:
     assert len(family(launcher.root_id)) == 9  # the spawner carries the marker, too
 
 
-async def test_members_carry_a_marker_that_the_kernel_shows(launcher: Launcher, start: Start) -> None:
+async def test_members_carry_a_marker_that_the_kernel_shows(launcher: ProcLauncher, start: Start) -> None:
     """A forked process is told from its siblings in /proc although it was never executed."""
     child = await start()
 
@@ -206,7 +206,7 @@ async def test_members_carry_a_marker_that_the_kernel_shows(launcher: Launcher, 
     assert (await ask(child, "about"))["env"]["TRIMESH_PROC"] == seen.marker
 
 
-async def test_python_starts_by_exec(launcher: Launcher, tmp_path: Path) -> None:
+async def test_python_starts_by_exec(launcher: ProcLauncher, tmp_path: Path) -> None:
     """`python=`: the same worker, in an interpreter of its own that imports for itself."""
     child = await launcher.launch(spec_of(python=sys.executable, preload=("wave",), cwd=str(tmp_path), seed=5))
     await hear(child)

@@ -17,7 +17,7 @@ from tests.runtime.conftest import SERVE, CancelAtNth, Start, ask, hear, new_id,
 from tests.runtime.processes import family
 
 from trimesh._runtime.spawner.boot import RefusalError
-from trimesh._runtime.spawner.launcher import Launcher, open_spawner
+from trimesh._runtime.spawner.launcher import ProcLauncher, open_spawner
 from trimesh._runtime.spawner.main import check_forkable
 from trimesh._runtime.system.child import Child
 from trimesh.errors import LinkLost, ProcDied, SpawnError
@@ -28,7 +28,7 @@ SPOT = {"labels": ("hosts", "gpus"), "sizes": (1, 4), "rank": 2}
 NAME = r"cannot start w\[hosts=0,gpus=2\]: "
 
 
-async def refusal(launcher: Launcher, match: str, **fields: object) -> str:
+async def refusal(launcher: ProcLauncher, match: str, **fields: object) -> str:
     """Return the text of the SpawnError of a launch, after a look at what it left: nothing."""
     with pytest.raises(SpawnError, match=NAME + match) as caught:
         await launcher.launch(spec_of(**SPOT, **fields))
@@ -36,20 +36,20 @@ async def refusal(launcher: Launcher, match: str, **fields: object) -> str:
     return str(caught.value)
 
 
-async def test_bad_interpreter_is_named(launcher: Launcher) -> None:
+async def test_bad_interpreter_is_named(launcher: ProcLauncher) -> None:
     """A path that is none, and a file that is no program."""
     await refusal(launcher, "cannot execute the interpreter '/no/such/python'", python="/no/such/python")
     await refusal(launcher, "cannot execute the interpreter '/etc/hostname'", python="/etc/hostname")
 
 
-async def test_interpreter_that_cannot_run_trimesh_shows_its_last_words(launcher: Launcher) -> None:
+async def test_interpreter_that_cannot_run_trimesh_shows_its_last_words(launcher: ProcLauncher) -> None:
     """`true` runs, but is no Python; what a program said before it ended is in the text."""
     await refusal(launcher, r"the process ended before it was set up \(exit code 0\)", python="true")
     text = await refusal(launcher, "the process ended before it was set up", python="ls")
     assert "ls: " in text
 
 
-async def test_bad_working_directory_is_named(launcher: Launcher, tmp_path: Path) -> None:
+async def test_bad_working_directory_is_named(launcher: ProcLauncher, tmp_path: Path) -> None:
     """The caller's own folder may be gone, too; then the worker stays where the spawner is."""
     await refusal(launcher, "cannot enter the working directory '/no/such/folder'", cwd="/no/such/folder")
     with contextlib.chdir(tmp_path):
@@ -59,19 +59,19 @@ async def test_bad_working_directory_is_named(launcher: Launcher, tmp_path: Path
     assert (await ask(child, "about"))["cwd"]
 
 
-async def test_missing_entry_shows_the_traceback(launcher: Launcher) -> None:
+async def test_missing_entry_shows_the_traceback(launcher: ProcLauncher) -> None:
     """Wrong module, wrong name."""
     assert "ModuleNotFoundError" in await refusal(launcher, "Traceback", entry="no_such_module:main")
     assert "AttributeError" in await refusal(launcher, "Traceback", entry=f"{SERVE}_no_such_function")
 
 
-async def test_preload_that_fails_in_the_worker_is_named(launcher: Launcher) -> None:
+async def test_preload_that_fails_in_the_worker_is_named(launcher: ProcLauncher) -> None:
     """A module that only the launch asks for."""
     text = await refusal(launcher, "cannot preload 'no_such_module'", preload=("no_such_module",))
     assert "ModuleNotFoundError" in text
 
 
-async def test_output_path_that_cannot_be_opened_is_named(launcher: Launcher, tmp_path: Path) -> None:
+async def test_output_path_that_cannot_be_opened_is_named(launcher: ProcLauncher, tmp_path: Path) -> None:
     """`output=` a path inside a folder that is not there."""
     await refusal(launcher, f"cannot open '{tmp_path}/missing/out'", output=tmp_path / "missing" / "out")
 
@@ -148,7 +148,7 @@ async def test_preload_that_initialises_cuda_is_refused(module: Path) -> None:
     assert "CUDA" in await fail_to_open("preloaded_here")
 
 
-async def test_spawner_without_descriptors_says_so_and_goes_on(launcher: Launcher) -> None:
+async def test_spawner_without_descriptors_says_so_and_goes_on(launcher: ProcLauncher) -> None:
     """EMFILE in the spawner, at each of the calls that need a descriptor, and success as soon as there is room."""
     pid = spawner_of(launcher)
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
@@ -169,7 +169,7 @@ async def test_spawner_without_descriptors_says_so_and_goes_on(launcher: Launche
     assert (await ask(child, "about"))["pid"] == child.pid
 
 
-async def attempt(launcher: Launcher) -> tuple[Child | None, str]:
+async def attempt(launcher: ProcLauncher) -> tuple[Child | None, str]:
     """Launch; return the child, or the text of the error."""
     try:
         return await launcher.launch(spec_of(**SPOT)), ""
@@ -177,7 +177,7 @@ async def attempt(launcher: Launcher) -> tuple[Child | None, str]:
         return None, str(error)
 
 
-async def test_controller_without_descriptors_says_so_and_leaves_nothing(launcher: Launcher) -> None:
+async def test_controller_without_descriptors_says_so_and_leaves_nothing(launcher: ProcLauncher) -> None:
     """EMFILE in this process: the descriptors of a new worker cannot arrive, so the worker is taken back."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = sorted(int(name) for name in os.listdir("/proc/self/fd"))
@@ -238,7 +238,7 @@ async def test_error_inside_the_spawner_is_told_and_takes_everything_along(modul
 
 
 async def test_worker_that_cuts_its_own_connection_before_it_enters_is_given_up(
-    launcher: Launcher, module: Path
+    launcher: ProcLauncher, module: Path
 ) -> None:
     """The launch fails, it does not wait for ever."""
     write(module, """
@@ -252,7 +252,7 @@ async def test_worker_that_cuts_its_own_connection_before_it_enters_is_given_up(
     await refusal(launcher, "it has closed its connection to the spawner", preload=("preloaded_here",))
 
 
-async def test_fork_that_fails_says_so_and_goes_on(launcher: Launcher, pids_group: Path) -> None:
+async def test_fork_that_fails_says_so_and_goes_on(launcher: ProcLauncher, pids_group: Path) -> None:
     """EAGAIN from fork."""
     pid = spawner_of(launcher)
     (pids_group / "pids.max").write_text("1")
@@ -268,7 +268,7 @@ async def test_fork_that_fails_says_so_and_goes_on(launcher: Launcher, pids_grou
         outside.write_text(str(moved))
 
 
-async def test_worker_that_talks_rubbish_is_cut_off_alone(launcher: Launcher, start: Start) -> None:
+async def test_worker_that_talks_rubbish_is_cut_off_alone(launcher: ProcLauncher, start: Start) -> None:
     """Bytes that are no record, and requests that are not a worker's to make, end that worker's connection only."""
     other = await start()
     for entry in ("garble", "impostor"):
@@ -282,14 +282,14 @@ async def test_worker_that_talks_rubbish_is_cut_off_alone(launcher: Launcher, st
     await start()
 
 
-async def test_launch_too_large_for_a_record_is_refused_here(launcher: Launcher) -> None:
+async def test_launch_too_large_for_a_record_is_refused_here(launcher: ProcLauncher) -> None:
     """A bound of ours, not the kernel's."""
     with pytest.raises(SpawnError, match="BROKER_RECORD_BYTES_MAX"):
         await launcher.launch(spec_of(extra=bytes(70 << 20)))
     await hear(await launcher.launch(spec_of()))
 
 
-async def test_wrong_output_is_refused_here(launcher: Launcher) -> None:
+async def test_wrong_output_is_refused_here(launcher: ProcLauncher) -> None:
     """The text lists what there is."""
     with pytest.raises(ValueError, match='output must be "forward", "inherit", "discard" or a path'):
         await launcher.launch(spec_of(output="forwards"))
@@ -308,7 +308,7 @@ async def test_launch_after_the_end_is_refused() -> None:
     await launcher.flush_output()
 
 
-async def test_cancel_at_any_checkpoint_of_a_launch_leaves_nothing(launcher: Launcher) -> None:
+async def test_cancel_at_any_checkpoint_of_a_launch_leaves_nothing(launcher: ProcLauncher) -> None:
     """C07, LA-1: cancel at the nth checkpoint, for all n until one succeeds."""
     pid = spawner_of(launcher)
     for nth in range(1, 50):

@@ -17,7 +17,7 @@ from tests.runtime.worker_entries import hear as hear_blocking
 from tests.runtime.worker_entries import say
 
 from trimesh import limits
-from trimesh._runtime.spawner.launcher import Launcher, attach_launcher, open_spawner
+from trimesh._runtime.spawner.launcher import ProcLauncher, attach_launcher, open_spawner
 from trimesh._runtime.spawner.siblings import Siblings
 from trimesh._runtime.spawner.wire import Connect, encode
 from trimesh._runtime.system.child import Child
@@ -58,7 +58,7 @@ def _greet(source: ProcId, sock: socket.socket) -> None:
         say(sock, ["met", source])
 
 
-async def _connect(launcher: Launcher, target: int, times: int = 1, seconds: float = 30.0) -> Any:
+async def _connect(launcher: ProcLauncher, target: int, times: int = 1, seconds: float = 30.0) -> Any:
     """Connect and return what the target says, or how it failed."""
     met = []
 
@@ -78,7 +78,7 @@ async def _connect(launcher: Launcher, target: int, times: int = 1, seconds: flo
     return "cancelled" if scope.cancelled_caught else met if times > 1 else met[0]
 
 
-async def _exit_of(launcher: Launcher, target: int) -> Any:
+async def _exit_of(launcher: ProcLauncher, target: int) -> Any:
     report = await launcher.exit_of(ProcId(target))
     return [report.is_known, report.exit_code, report.signal]
 
@@ -87,7 +87,7 @@ _ANSWERS = {"connect": _connect, "exit_of": _exit_of}
 
 
 @asynccontextmanager
-async def spawners(count: int = 2) -> AsyncIterator[list[Launcher]]:
+async def spawners(count: int = 2) -> AsyncIterator[list[ProcLauncher]]:
     """Spawners of one controller, which is this process."""
     root_id, siblings = new_id(), Siblings()
     async with open_spawner(root_id, entry=ASKER, siblings=siblings) as first:
@@ -102,7 +102,7 @@ async def spawners(count: int = 2) -> AsyncIterator[list[Launcher]]:
                 yield [first, second, third]
 
 
-async def start(launcher: Launcher) -> Child:
+async def start(launcher: ProcLauncher) -> Child:
     """Start a worker that asks."""
     child = await launcher.launch(spec_of(entry=ASKER))
     assert await hear(child) == "hello"

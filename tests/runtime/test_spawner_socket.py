@@ -77,6 +77,7 @@ RECORDS = [
     wire.Connected(1),
     wire.ConnectFailed(1, "text", is_gone=True),
     wire.Incoming(5),
+    wire.AgentReady("n1", 7),
     wire.ExitKnown(1, None),
     wire.Output((records.OutputChunk("m", 1, 0, (b"line",)),)),
     wire.Flushed(1),

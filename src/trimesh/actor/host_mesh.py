@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from socket import gethostname
 from typing import Any, Literal, cast
 
+import msgspec
+
+from trimesh._runtime.hosts import HostGroup, RemoteHost
 from trimesh._runtime.life import OwnedHost, adopt_procs, check_per_host, open_procs, open_warm_host
 from trimesh._runtime.spawner import ProcOptions
 from trimesh._runtime.system import SEED_MAX, Bind, checked_bind, checked_output
@@ -15,8 +20,10 @@ from trimesh.actor import mesh_kinds
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.actor.spawning import Spawning, checked_name
 from trimesh.config import reread
+from trimesh.errors import ShapeError
 from trimesh.shape.extent import Extent
 from trimesh.shape.point import Point
+from trimesh.shape.region import Region
 
 Env = Mapping[str, str] | Callable[[Point], Mapping[str, str]]
 Pickle = Literal["on", "off"]
@@ -27,19 +34,92 @@ Output = Any
 mesh_kinds.register()
 
 
-class HostMesh:
-    """The machine that this program runs on: a mesh of one point and no dimension. It starts nothing by itself."""
+class JobHosts(msgspec.Struct, frozen=True):
+    """The hosts of a job that a mesh of them shows.
 
-    def __init__(self, owned: OwnedHost | None = None) -> None:
+    Attributes:
+        whole, region: All of them; those that are shown.
+        parts: Names that the job gives, each to the hosts from one rank up to another one.
+        group: All of them, to start processes on.
+    """
+
+    whole: Region
+    region: Region
+    parts: Mapping[str, tuple[int, int]]
+    group: HostGroup
+
+    @property
+    def seen(self) -> Sequence[RemoteHost]:
+        """The hosts that are shown, in order."""
+        return [self.group.hosts[rank] for rank in self.region.ranks()]
+
+    def part(self, region: Region) -> JobHosts:
+        """Return what shows other ones."""
+        return JobHosts(self.whole, region, self.parts, self.group)
+
+    def extent_of(self, per_host: Extent) -> Extent:
+        """Return the extent of processes, some on each host.
+
+        Raises:
+            ShapeError: A label is one of the hosts, too.
+        """
+        own = self.region.extent
+        both = [label for label in per_host if label in own]
+        if both:
+            raise ShapeError(f"the processes of a host have labels of their own, got {both[0]!r}, which the hosts have")
+        return Extent({**own, **per_host})
+
+    def owned(self, owned: OwnedHost | None) -> OwnedHost:
+        """Return the block that owns what is started on them, with these hosts."""
+        assert owned is not None
+        return OwnedHost(owned.proc, owned.block, HostGroup(tuple(self.seen)))
+
+
+class HostMesh:
+    """Machines: the one that this program runs on, a mesh of one point and no dimension, or the hosts of a job."""
+
+    def __init__(self, owned: OwnedHost | None = None, hosts: JobHosts | None = None) -> None:
         self._owned = owned
+        self._hosts = hosts
 
     @property
     def extent(self) -> Extent:
-        """The empty extent."""
-        return Extent()
+        """Labels and sizes: empty for this machine, `{"hosts": n}` for a job."""
+        return Extent() if self._hosts is None else self._hosts.region.extent
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the hosts, in order."""
+        if self._hosts is None:
+            return (gethostname(),)
+        return tuple(host.name for host in self._hosts.seen)
 
     def __len__(self) -> int:
-        return 1
+        return self.extent.nelements
+
+    def slice(self, **selection: int | builtins.slice) -> HostMesh:
+        """Return a part of the hosts: `hosts.slice(hosts=0)`, `hosts.slice(hosts=slice(0, 2))`.
+
+        Raises:
+            ShapeError: There is no such label or index; this machine has no label.
+        """
+        if self._hosts is None:
+            Region(Extent()).slice(**selection)
+            return self
+        return HostMesh(self._owned, self._hosts.part(self._hosts.region.slice(**selection)))
+
+    def __getitem__(self, name: str) -> HostMesh:
+        """Return the hosts that the job has given a name: `hosts["trainers"]`.
+
+        Raises:
+            KeyError: There is no such name.
+        """
+        parts = {} if self._hosts is None else self._hosts.parts
+        if self._hosts is None or name not in parts:
+            known = ", ".join(map(repr, parts)) or "none: a job has them that was made from a mapping"
+            raise KeyError(f"no hosts are named {name!r}; names: {known}")
+        start, stop = parts[name]
+        return HostMesh(self._owned, self._hosts.part(self._hosts.whole.slice(hosts=slice(start, stop))))
 
     def spawn_procs(
         self,
@@ -98,6 +178,13 @@ class HostMesh:
         """
         name = checked_name(name)
         extent = check_per_host(per_host)
+        owned = self._owned
+        if self._hosts is not None:
+            if bind is not None or rendezvous:
+                what = "bind=" if bind is not None else "rendezvous="
+                raise ValueError(f"{what} is for the processes of one host so far: leave it out on the hosts of a job")
+            extent = self._hosts.extent_of(extent)
+            owned = self._hosts.owned(owned)
         settings = reread()
         options = ProcOptions(
             _checked_env(env),
@@ -115,7 +202,6 @@ class HostMesh:
         )
         policy = FailFast() if supervision is None else checked_policy(supervision)
         check_units(policy, extent)
-        owned = self._owned
 
         @asynccontextmanager
         async def open_() -> AsyncGenerator[ProcMesh, None]:
@@ -142,6 +228,8 @@ class HostMesh:
 
         Meshes that are awaited on it belong to its block. `pickle` is that of `spawn_procs`.
         """
+        if self._hosts is not None:
+            raise ValueError("the hosts of a job are warm as long as its block: spawn_procs() on them at once")
         settings = reread()
         modules = settings.preload if preload is None else tuple(preload)
         seconds = settings.grace if grace is None else _checked_grace(grace)
@@ -158,6 +246,8 @@ class HostMesh:
         return Spawning("warm()", open_, adopt)
 
     def __repr__(self) -> str:
+        if self._hosts is not None:
+            return f"<hosts {', '.join(self.names)}>"
         return "<this host>" if self._owned is None else "<this host, warm>"
 
 

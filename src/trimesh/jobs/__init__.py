@@ -1,1 +1,14 @@
-"""Hosts of a mesh that others start: who may be one (`identity`). Not imported by `import trimesh`."""
+"""Hosts of a mesh: jobs that start agents on them, and who may be one (`identity`). `import trimesh` leaves it out."""
+
+from trimesh.jobs.job import Job
+from trimesh.jobs.launcher import AgentExit, AgentOrder, Launcher, StartedAgent
+from trimesh.jobs.local import LocalJob
+
+__all__ = [
+    "AgentExit",
+    "AgentOrder",
+    "Job",
+    "Launcher",
+    "LocalJob",
+    "StartedAgent",
+]

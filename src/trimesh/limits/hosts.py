@@ -67,5 +67,23 @@ HOST_CHANNELS_MAX: Final = 16_384
 HOST_BEAT_SECONDS: Final = 0.5
 """A side that has sent nothing for so long sends a beat: six fit the lease of an agent."""
 
+AGENT_LEASE_SECONDS: Final = 3.0
+"""An agent that has heard nothing for so long ends, and everything on its host with it."""
+
+HOST_LEASE_SECONDS: Final = 4.0
+"""A controller that has heard nothing for so long gives a host up: later than its agent has, so that what is given up
+has ended."""
+
+HOST_STOP_SECONDS: Final = 5.0
+"""An agent that was told to stop ends what is left on its host, by `KILL_SECONDS`, and itself; then it is killed."""
+
+JOIN_SECONDS: Final = 60.0
+"""From the start of an agent until processes can be started on its host: an interpreter over ssh, an import from a file
+system of a network, a spawner."""
+
 assert HOST_QUANTUM_BYTES <= HOST_FRAME_PAYLOAD_BYTES_MAX
 assert HOST_WINDOW_BYTES <= HOST_RESEND_BYTES
+assert HOST_BEAT_SECONDS * 4 < AGENT_LEASE_SECONDS < HOST_LEASE_SECONDS
+
+JOB_HOSTS_MAX: Final = 1_024
+"""Hosts of one job: one link of the controller each, at the least, and `LINKS_MAX` bounds those."""

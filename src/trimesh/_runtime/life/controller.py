@@ -129,6 +129,7 @@ def _start(pickled: bool | None) -> _Controller:  # noqa: FBT001 - see lease_pro
     is_pickled = settings.pickle == "on" if pickled is None else pickled
     proc, siblings = Proc(proc_id, transport, pickled=is_pickled), Siblings()
     proc.family = Family(proc, lambda preload: open_local_host(proc, transport, preload, siblings))
+    proc.family.siblings = siblings
     controller = _Controller(proc, proc.family)
     _of_run.set(controller)
     set_proc_of_run(proc)

@@ -17,6 +17,7 @@ from trimesh._runtime.meshes.member import died_of
 from trimesh._runtime.peers.deaths import DeathOf, link_lost, stopped
 from trimesh._runtime.peers.host import Host, NoLinkError, PreloadingHost
 from trimesh._runtime.peers.peer import Peer
+from trimesh._runtime.spawner.siblings import Siblings
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.tasks.background import Tasks
 from trimesh._runtime.tasks.interrupt import run_to_end
@@ -107,6 +108,8 @@ class Family:
         attached: The host of a process that was started by one; it serves all its meshes.
         root: The controller, or None in the controller itself.
         own_mesh: The mesh of processes that this one is a member of, as its owner has told it; None in the controller.
+        remotes: Hosts that agents serve for this process, by the order in which they have joined.
+        siblings: The spawners and agents of this process, which is a controller on a real machine; else None.
         neighbours: Other programs that this one has connected to, by their controllers.
         clients: Controllers of other programs that have connected to this one.
     """
@@ -126,6 +129,8 @@ class Family:
         self.root = root
         self.own_mesh: MeshInfo | None = None
         self.parent_lost = trio.Event()
+        self.remotes = list[Host]()
+        self.siblings: Siblings | None = None
         self.neighbours = dict[ProcId, OtherProgram]()
         self.clients = set[ProcId]()
         self._leases: dict[Preload, _Lease] = {}
@@ -206,7 +211,8 @@ class Family:
         """Return the hosts that can make connections, oldest first."""
         if self.attached is not None:
             return [self.attached]
-        return [lease.host for lease in (*self._ending, *self._leases.values()) if lease.host is not None]
+        near = [lease.host for lease in (*self._ending, *self._leases.values()) if lease.host is not None]
+        return [*near, *self.remotes]
 
     # ---- connections -----------------------------------------------------------------------------------------
 

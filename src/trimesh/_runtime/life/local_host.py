@@ -12,8 +12,10 @@ import trio
 from trimesh import limits
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.host import Host, LaunchRequest, NoLinkError
-from trimesh._runtime.spawner.launcher import Launcher, open_spawner
+from trimesh._runtime.peers.losses import HostLoss
+from trimesh._runtime.spawner.launcher import ProcLauncher, open_spawner
 from trimesh._runtime.spawner.siblings import Siblings
+from trimesh._runtime.spawner.socket import FarSocket
 from trimesh._runtime.system.child import Child, LaunchSpec
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.system.records import ENTRY
@@ -26,9 +28,16 @@ from trimesh.ids import ProcId
 class LocalChild:
     """A started process with its link."""
 
+    loss: HostLoss | None = None
+
     def __init__(self, child: Child, link: NativeLink) -> None:
         self.child = child
         self.link = link
+
+    @property
+    def host_name(self) -> str:
+        """Name of the machine."""
+        return socket.gethostname()
 
     @property
     def pid(self) -> int:
@@ -48,7 +57,7 @@ class LocalHost:
         launcher: The connection to the spawner.
     """
 
-    def __init__(self, transport: NativeTransport, launcher: Launcher) -> None:
+    def __init__(self, transport: NativeTransport, launcher: ProcLauncher) -> None:
         self.transport = transport
         self.launcher = launcher
 
@@ -66,7 +75,7 @@ class LocalHost:
                 launched.close()
             on_exit(report)
 
-        child = await self.launcher.launch(_spec(request), on_exit=exited)
+        child = await self.launcher.launch(spec_of(request), on_exit=exited)
         try:
             # The owner holds a lease on its child, never the child on its owner: a stopped owner must not end the job.
             link = self.transport.open_link(child.link, local=True, lease=True, peer=request.proc_id)
@@ -96,7 +105,7 @@ class LocalHost:
         except MeshError as error:
             raise SpawnError(str(error)) from error
         try:
-            return self.transport.open_link(sock, local=True, lease=False, peer=target)
+            return self.transport.open_link(sock, local=is_near(sock), lease=False, peer=target)
         except (OSError, LimitExceeded) as error:
             sock.close()
             raise NoLinkError(f"no link to process {target} could be made: {error}") from error
@@ -106,7 +115,13 @@ class LocalHost:
         return await self.launcher.exit_of(target)
 
 
-def _spec(request: LaunchRequest) -> LaunchSpec:
+def is_near(sock: socket.socket) -> bool:
+    """Return whether the other end of a socket of a spawner is on this host."""
+    return not isinstance(sock, FarSocket)
+
+
+def spec_of(request: LaunchRequest) -> LaunchSpec:
+    """Return what a launcher is asked for."""
     extent = request.whole.base
     return LaunchSpec(
         proc_id=request.proc_id,
@@ -133,7 +148,7 @@ def accept_links(proc: Proc, transport: NativeTransport) -> Callable[[ProcId, so
 
     def accept(origin: ProcId, sock: socket.socket) -> None:
         try:
-            link = transport.open_link(sock, local=True, lease=False, peer=origin)
+            link = transport.open_link(sock, local=is_near(sock), lease=False, peer=origin)
         except (OSError, LimitExceeded, trio.ClosedResourceError):
             sock.close()  # for want of something, or as this process ends; the other side can only be told an end
         else:

@@ -91,7 +91,7 @@ async def _main(config: WorkerConfig, link: socket.socket, broker: socket.socket
         host = LocalHost(transport, launcher)
         proc.family = Family(proc, lambda _: nullcontext(host), ProcId(config.parent_id), host, root)
         parent = ProcId(config.parent_id)
-        owner = proc.adopt_link(parent, transport.open_link(link, local=True, lease=False, peer=parent))
+        owner = proc.adopt_link(parent, transport.open_link(link, local=not config.is_far, lease=False, peer=parent))
         stack_fd = arm_stack(partial(describe_self, proc))
         extent = Extent(dict(zip(config.labels, config.sizes, strict=True)))
         try:

@@ -113,9 +113,14 @@ class Member:
         return 0 if self.child is None else self.child.pid
 
     @property
+    def host_name(self) -> str:
+        """Name of its machine, or of this one before it is started."""
+        return self.proc.host_name if self.child is None else self.child.host_name
+
+    @property
     def info(self) -> MemberInfo:
         """What travels of it in references."""
-        return MemberInfo(self.peer.proc_id, self.proc.host_name, self.pid, self.incarnation)
+        return MemberInfo(self.peer.proc_id, self.host_name, self.pid, self.incarnation)
 
     @property
     def is_alive(self) -> bool:
@@ -194,6 +199,9 @@ class Member:
         return self._report is None or not self._report.is_known or self._report.exit_code == 0
 
     def _death(self) -> DeathOf:
+        loss = None if self.child is None else self.child.loss
+        if loss is not None:
+            return loss
         down = self._down
         if down is not None and down.reason is DownReason.PROTOCOL:
             text = f"the link to {self.label} was lost: {down.detail}"

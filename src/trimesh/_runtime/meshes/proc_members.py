@@ -28,6 +28,7 @@ from trimesh._runtime.meshes.launching import Launching
 from trimesh._runtime.meshes.member import Member, OwningProc
 from trimesh._runtime.meshes.restarts import Restarts
 from trimesh._runtime.peers.host import Host
+from trimesh._runtime.peers.losses import ToldLosses
 from trimesh._runtime.peers.target import Target
 from trimesh._runtime.spawner.proc_options import ProcOptions
 from trimesh._runtime.tasks.interrupt import run_to_end
@@ -91,6 +92,7 @@ class ProcMembers:
         self._launching = Launching(proc, name, whole, options)
         self._is_ready = False
         self._down: set[int] = set()
+        self._losses = ToldLosses()
         self._replacing: set[int] = set()
         self._settled = trio.Event()
         self.events = EventHub(lambda: self.info)
@@ -227,7 +229,8 @@ class ProcMembers:
             # Who has given up has failed its block; one that is being left only has no use for a replacement.
             verdict = Verdict.GIVE_UP if self.is_stopping else Verdict.FAIL
         if verdict is Verdict.FAIL:
-            self.block.fail(error)
+            if not self._losses.is_told(error):
+                self.block.fail(error)
         else:
             log_kept_back(self.proc, self.name, error, "the mesh goes on without it")
             self._give_up([rank], error)
@@ -349,7 +352,7 @@ class ProcMembers:
             await actors.remake_in(ranks)
         for rank in ranks:
             member = self.members[rank]
-            self.events.tell(Restarted, rank, host=self.proc.host_name, pid=member.pid)
+            self.events.tell(Restarted, rank, host=member.host_name, pid=member.pid)
 
     def gave_up(self, round_: Round | None, rank: int, error: RestartLimit) -> None:
         """Learn that nothing is restarted any more: the block fails."""

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from trimesh._runtime.peers.losses import HostLoss
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._transport.interface.base import Link
 from trimesh.config import Settings
@@ -59,6 +60,16 @@ class NoLinkError(SpawnError):
 
 class HostChild(Protocol):
     """A started process."""
+
+    @property
+    def host_name(self) -> str:
+        """Name of its machine."""
+        ...
+
+    @property
+    def loss(self) -> HostLoss | None:
+        """How its host was lost; None while it is not, and for a host that cannot be lost without this process."""
+        ...
 
     @property
     def pid(self) -> int:

@@ -21,6 +21,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.life.controller import lease_proc
 from trimesh._runtime.life.current import find_proc
+from trimesh._runtime.life.local_host import is_near
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.deaths import DeathOf, connection_lost, stopped
 from trimesh._runtime.peers.host import NoLinkError
@@ -29,7 +30,7 @@ from trimesh._runtime.programs.publication import controllers_transport
 from trimesh._runtime.programs.sides import check_fit, side_of
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.client import SpawnerClient, SpawnerLostError
-from trimesh._runtime.spawner.socket import BrokerSocket, Received, close_all
+from trimesh._runtime.spawner.socket import BrokerSocket, Received, close_all, stream_of
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._transport.interface.base import Link
 from trimesh._transport.native.transport import NativeTransport
@@ -92,10 +93,10 @@ class ProgramConnection:
         if len(received.fds) != 1:
             close_all(received.fds)
             raise NoLinkError("this process has no descriptor left for a link (see ulimit -n)")
-        sock = socket.socket(fileno=received.fds[0])
+        sock = stream_of(received.fds[0], is_far=record.is_far)
         self._known.add(target)
         try:
-            return self._transport.open_link(sock, local=True, lease=False, peer=target)
+            return self._transport.open_link(sock, local=is_near(sock), lease=False, peer=target)
         except (OSError, LimitExceeded) as error:
             sock.close()
             raise NoLinkError(f"no link to process {target} of {self._whom} could be made: {error}") from error

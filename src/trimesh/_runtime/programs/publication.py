@@ -21,7 +21,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.life.controller import lease_proc
 from trimesh._runtime.life.family import Family
-from trimesh._runtime.life.local_host import LocalHost, accept_links
+from trimesh._runtime.life.local_host import LocalHost, accept_links, is_near
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.deaths import stopped
 from trimesh._runtime.peers.parcel import Parcel
@@ -199,7 +199,7 @@ class PublishedName:
             client.send(wire.ConnectFailed(question.request, str(error), is_gone=record is not None, exit=record))
             return
         client.targets.add(target)
-        client.send(wire.Connected(question.request), (sock.detach(),))
+        client.send(wire.Connected(question.request, not is_near(sock)), (sock.detach(),))
 
     async def _broker(self, target: ProcId, source: ProcId) -> socket.socket:
         """Return one end of a connection whose other end a process of this family has got.

@@ -91,7 +91,7 @@ def run_forked(start: WorkerStart) -> NoReturn:
     try:
         leave_spawner(start)
         take_privileges(start)
-        take_over(start.launch, start.preload_env)
+        take_over(start.launch, start.preload_env, start.marker.family)
         _place_streams(start.launch)
         if start.launch.python:
             _execute(start)
@@ -142,7 +142,7 @@ def leave_spawner(start: WorkerStart) -> None:
         os._exit(EXIT_REFUSED)  # the spawner is gone, and with it all that would hear
     _reset_signals(start.handled_signals)
     config = start.launch.config
-    start.marker.write(prctl.marker_of(config.root_id, config.proc_id))
+    start.marker.write(config.proc_id)
     _name_process(config)
     for fd, target in ((start.stdout, 1), (start.stderr, 2)):
         if fd is not None:
@@ -192,10 +192,10 @@ def _name_process(config: records.WorkerConfig) -> None:
     prctl.set_process_name(f"{config.mesh[:9]}.{config.rank}")
 
 
-def take_over(launch: wire.Launch, preload_env: Mapping[bytes, bytes]) -> None:
+def take_over(launch: wire.Launch, preload_env: Mapping[bytes, bytes], family: int) -> None:
     """Take over environment, working directory, limits and umask of the caller (rule O2)."""
     context, config = launch.context, launch.config
-    marker = prctl.marker_of(config.root_id, config.proc_id).encode()
+    marker = prctl.marker_of(family, config.proc_id).encode()
     env = {**preload_env, **context.env, prctl.MARKER.encode(): marker}
     before = dict(os.environb)
     for name in before.keys() - env.keys():

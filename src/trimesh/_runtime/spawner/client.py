@@ -2,18 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
+from typing import Protocol
 
 import trio
 
 from trimesh._runtime.spawner import wire
-from trimesh._runtime.spawner.socket import BrokerSocket, Received, close_all
+from trimesh._runtime.spawner.socket import Received, close_all
 from trimesh.errors import ProtocolError, TrimeshError
 
 
 class SpawnerLostError(TrimeshError):
     """The spawner has ended, or broke its protocol; becomes the error of whoever asked for something."""
+
+
+class RecordPipe(Protocol):
+    """Carries whole records with descriptors, both ways; see `BrokerSocket`, whose methods raise the same."""
+
+    @property
+    def queued(self) -> int:
+        """Records that wait for room."""
+        ...
+
+    def put(self, record: wire.AnyRecord, fds: Sequence[int] = ()) -> None:
+        """Queue a record; owns `fds`."""
+
+    def flush(self) -> bool:
+        """Send what waits, as far as there is room; return whether nothing waits any more."""
+        ...
+
+    def receive(self) -> Received | None:
+        """Return the next record, None when there is none yet."""
+        ...
+
+    async def wait_readable(self) -> None:
+        """Wait until there is something to receive, or the end."""
+
+    async def wait_writable(self) -> None:
+        """Wait until there may be room."""
+
+    def close(self) -> None:
+        """Close it."""
 
 
 class _Answer:
@@ -41,7 +71,7 @@ class SpawnerClient:
 
     def __init__(
         self,
-        broker: BrokerSocket,
+        broker: RecordPipe,
         *,
         on_notice: Callable[[Received], None],
         on_lost: Callable[[], None],
@@ -136,7 +166,7 @@ class SpawnerClient:
             while True:
                 received = self._broker.receive()
                 if received is None:
-                    await trio.lowlevel.wait_readable(self._broker.socket)
+                    await self._broker.wait_readable()
                 else:
                     self._dispatch(received)
         except EOFError:
@@ -153,7 +183,7 @@ class SpawnerClient:
             await self._has_queued.wait()
             self._has_queued = trio.Event()
             while self._broker.queued and self.lost is None:
-                await trio.lowlevel.wait_writable(self._broker.socket)
+                await self._broker.wait_writable()
                 self._flush()
 
     def _flush(self) -> None:
@@ -180,6 +210,7 @@ class SpawnerClient:
                 self._answer(record.request, received)
             case (
                 wire.Ready()
+                | wire.AgentReady()
                 | wire.Incoming()
                 | wire.Exited()
                 | wire.Output()

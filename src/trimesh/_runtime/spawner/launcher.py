@@ -34,7 +34,7 @@ from trimesh._runtime.spawner.caller import capture_caller
 from trimesh._runtime.spawner.client import SpawnerClient, SpawnerLostError
 from trimesh._runtime.spawner.process import SpawnerProcess
 from trimesh._runtime.spawner.siblings import Siblings
-from trimesh._runtime.spawner.socket import BrokerSocket, Received, close_all
+from trimesh._runtime.spawner.socket import BrokerSocket, Received, close_all, stream_of
 from trimesh._runtime.system import exits, prctl, records
 from trimesh._runtime.system.child import Child, ExitHook, LaunchSpec, config_of, end_child, name_of, output_of
 from trimesh._runtime.system.exits import ExitReport
@@ -51,7 +51,7 @@ _MODULES: Final = {records.ENTRY: ("trimesh._runtime.life.local_host",)}
 """What an entry imports when it runs, so better before the fork: here the native transport, and the launcher itself."""
 
 
-class Launcher:
+class ProcLauncher:
     """Starts processes, connects them, tells how they ended. Made by `open_spawner` or `attach_launcher`.
 
     Attributes:
@@ -151,7 +151,7 @@ class Launcher:
             raise LinkLost(f"cannot connect to process {target}: {error}") from None
         record = received.record
         if isinstance(record, wire.Connected) and len(received.fds) == 1:
-            return socket.socket(fileno=received.fds[0])
+            return stream_of(received.fds[0], is_far=record.is_far)
         close_all(received.fds)
         text = record.text if isinstance(record, wire.ConnectFailed) else "no descriptor is left for it"
         if isinstance(record, wire.ConnectFailed) and record.is_gone:
@@ -268,8 +268,8 @@ class Launcher:
                 self._printer.write(chunks)
                 if not self._is_stopping:  # after Stop nothing is sent: the spawner exits without reading it
                     self._client.post(wire.OutputTaken())
-            case wire.Incoming(source=source) if len(received.fds) == 1:
-                link = socket.socket(fileno=received.fds[0])
+            case wire.Incoming(source=source, is_far=is_far) if len(received.fds) == 1:
+                link = stream_of(received.fds[0], is_far=is_far)
                 if self._incoming is None:
                     link.close()
                 else:
@@ -372,7 +372,7 @@ class Launcher:
         self._client.forget()
 
 
-_launchers: weakref.WeakSet[Launcher] = weakref.WeakSet()
+_launchers: weakref.WeakSet[ProcLauncher] = weakref.WeakSet()
 _processes: weakref.WeakSet[SpawnerProcess] = weakref.WeakSet()
 
 
@@ -397,7 +397,7 @@ async def open_spawner(
     incoming: IncomingHook | None = None,
     entry: str = records.ENTRY,
     siblings: Siblings | None = None,
-) -> AsyncGenerator[Launcher, None]:
+) -> AsyncGenerator[ProcLauncher, None]:
     """Start a spawner; this process is the controller of the family.
 
     Args:
@@ -417,7 +417,7 @@ async def open_spawner(
     """
     process = SpawnerProcess.start(root_id)
     try:
-        launcher = Launcher(
+        launcher = ProcLauncher(
             process.broker,
             proc_id=root_id,
             root_id=root_id,
@@ -444,7 +444,7 @@ async def attach_launcher(
     root_id: ProcId,
     incoming: IncomingHook | None = None,
     is_left_to_exit: bool = False,
-) -> AsyncGenerator[Launcher, None]:
+) -> AsyncGenerator[ProcLauncher, None]:
     """Use the spawner of the family from a worker.
 
     Args:
@@ -458,7 +458,7 @@ async def attach_launcher(
     """
     connection = BrokerSocket(broker)
     try:
-        launcher = Launcher(connection, proc_id=proc_id, root_id=root_id, incoming=incoming)
+        launcher = ProcLauncher(connection, proc_id=proc_id, root_id=root_id, incoming=incoming)
         async with _serving(launcher, trio.lowlevel.checkpoint, launcher.stop_all):
             yield launcher
     finally:
@@ -468,7 +468,7 @@ async def attach_launcher(
 
 @asynccontextmanager
 async def _serving(
-    launcher: Launcher, begin: Callable[[], Awaitable[None]], end: Callable[[], Awaitable[None]]
+    launcher: ProcLauncher, begin: Callable[[], Awaitable[None]], end: Callable[[], Awaitable[None]]
 ) -> AsyncGenerator[None, None]:
     """Run the tasks of a launcher around a body, whose exception comes out bare: the nursery has seen none of it."""
     raised: BaseException | None = None

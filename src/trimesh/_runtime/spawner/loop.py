@@ -80,7 +80,7 @@ class Spawner:
         self._exit_waiters: dict[int, list[tuple[Connection, int]]] = {}
         self._foreign = ForeignQuestions(self._root, self._send)
         self._children = Children()
-        self._orphans = Orphans(root_id, self._children)
+        self._orphans = Orphans(marker.family, self._children)
         self._sweep_again: float | None = None
         self._oom = exits.OomWatch(time.monotonic())
         self._output = OutputQueue()
@@ -286,8 +286,9 @@ class Spawner:
         except OSError as error:
             self._send(sender, wire.ConnectFailed(record.request, f"the spawner has no descriptor left: {error}"))
             return
-        if self._send(target, wire.Incoming(source), (theirs.detach(),)):
-            self._send(sender, wire.Connected(record.request), (ours.detach(),))
+        is_far = record.is_far or (self._marker.family != self._root.proc_id and self._root in (sender, target))
+        if self._send(target, wire.Incoming(source, is_far), (theirs.detach(),)):
+            self._send(sender, wire.Connected(record.request, is_far), (ours.detach(),))
         else:
             ours.close()
             self._send(sender, wire.ConnectFailed(record.request, "it is ending", is_gone=True))

@@ -80,7 +80,8 @@ def _start(root: BrokerSocket, controller_pidfd: int, marker: prctl.ProcessMarke
     prctl.set_process_name("trimesh-spawner")
     _raise_descriptor_limit()
     hello = _wait_hello(root, controller_pidfd)
-    marker.write(prctl.marker_of(hello.root_id, hello.root_id))
+    marker.family = hello.agent or hello.root_id
+    marker.write(marker.family)
     keep_trackers()
     carry_script()
     own_fds, env = _open_fds(), dict(os.environb)

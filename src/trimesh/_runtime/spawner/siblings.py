@@ -50,11 +50,14 @@ class Siblings:
     def __init__(self) -> None:
         self.exits = ExitHistory()
         self._clients: dict[SpawnerClient, int] = {}
+        self._far: set[SpawnerClient] = set()
         self._stopping: set[SpawnerClient] = set()
 
     def add(self, client: SpawnerClient, pid: int) -> None:
-        """Take in a spawner."""
+        """Take in a spawner; `pid` is 0 for one on another host, which its agent speaks for."""
         self._clients[client] = pid
+        if pid == 0:
+            self._far.add(client)
 
     def stopping(self, client: SpawnerClient) -> None:
         """Learn that a spawner is told to stop: it is asked nothing any more, but what it says counts."""
@@ -64,6 +67,7 @@ class Siblings:
         """Forget a spawner that has ended."""
         self._clients.pop(client)
         self._stopping.discard(client)
+        self._far.discard(client)
 
     @trio.lowlevel.enable_ki_protection
     async def kill_rest(self, client: SpawnerClient, root_id: int) -> None:
@@ -88,7 +92,7 @@ class Siblings:
         others = [client for client in self._clients if client is not asking]
         fds: tuple[int, ...] = ()
         if isinstance(question, wire.ForeignConnect):
-            record, fds = await self._connect(others, question)
+            record, fds = await self._connect(others, question, is_far=asking in self._far)
         else:
             record = wire.ExitKnown(question.request, await self._exit_of(others, question.proc_id))
         if asking in self._stopping:
@@ -97,12 +101,15 @@ class Siblings:
             asking.post(record, fds)
 
     async def _connect(
-        self, others: list[SpawnerClient], question: wire.ForeignConnect
+        self, others: list[SpawnerClient], question: wire.ForeignConnect, *, is_far: bool
     ) -> tuple[wire.Answer, tuple[int, ...]]:
         async def ask(client: SpawnerClient) -> Received | None:
             if client in self._stopping:
                 return None
-            received = await client.ask(lambda request: wire.Connect(request, question.target, question.source))
+            is_far_pair = is_far or client in self._far
+            received = await client.ask(
+                lambda request: wire.Connect(request, question.target, question.source, is_far_pair)
+            )
             failed = received.record
             return None if isinstance(failed, wire.ConnectFailed) and failed.is_gone and not failed.exit else received
 
@@ -120,7 +127,8 @@ class Siblings:
             return msgspec.structs.replace(received.record, request=question.request), ()
         if not received.fds:
             return wire.ConnectFailed(question.request, "the controller has no descriptor left"), ()
-        return wire.Connected(question.request), received.fds
+        is_far_pair = isinstance(received.record, wire.Connected) and received.record.is_far
+        return wire.Connected(question.request, is_far_pair), received.fds
 
     async def _exit_of(self, others: list[SpawnerClient], proc_id: int) -> records.ExitRecord | None:
         async def ask(client: SpawnerClient) -> Received | None:

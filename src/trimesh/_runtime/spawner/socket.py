@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+import trio
 
 from trimesh import limits
 from trimesh._runtime.spawner import wire
@@ -28,6 +29,15 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(_FDS_MAX * _INT_BYTES)
 def broker_pair() -> tuple[socket.socket, socket.socket]:
     """Return the two ends of a new broker socket."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+class FarSocket(socket.socket):
+    """A stream socket to a process of another host: bytes go through agents, and nothing beside them does."""
+
+
+def stream_of(fd: int, *, is_far: bool) -> socket.socket:
+    """Return the socket of a descriptor, which it owns."""
+    return FarSocket(fileno=fd) if is_far else socket.socket(fileno=fd)
 
 
 class Received(msgspec.Struct, frozen=True):
@@ -118,6 +128,14 @@ class BrokerSocket:
             self._queue.popleft()
             close_all(fds)
         return True
+
+    async def wait_readable(self) -> None:
+        """Wait until there is something to receive, or the end. Trio."""
+        await trio.lowlevel.wait_readable(self.socket)
+
+    async def wait_writable(self) -> None:
+        """Wait until there may be room. Trio."""
+        await trio.lowlevel.wait_writable(self.socket)
 
     def receive(self) -> Received | None:
         """Return the next record, or None when there is none yet.

@@ -74,10 +74,12 @@ class Hello(Record, frozen=True, tag=True):
     Attributes:
         root_id: The controller.
         modules: Imported before anything is forked; the last ones are the user's `preload`.
+        agent: Who stands for a controller on another host, and marks what runs here; 0 for the controller itself.
     """
 
     root_id: Id
     modules: tuple[str, ...]
+    agent: Count = 0
 
 
 class Launch(Record, frozen=True, tag=True, kw_only=True):
@@ -130,11 +132,13 @@ class Connect(Record, frozen=True, tag=True):
         request: Number of this request on this connection.
         target: Who is to get the other end.
         source: Controller only: for whom it asks, a worker of another spawner; None for the sender itself.
+        is_far: Controller only: that one is on another host.
     """
 
     request: Request
     target: Id
     source: Id | None = None
+    is_far: bool = False
 
 
 class ExitOf(Record, frozen=True, tag=True):
@@ -169,6 +173,18 @@ class Ready(Record, frozen=True, tag=True):
     """Everything is imported; workers can be launched."""
 
 
+class AgentReady(Record, frozen=True, tag=True):
+    """From an agent, in place of `Ready`: workers can be launched on its host.
+
+    Attributes:
+        host: Name of the machine, as it calls itself.
+        pid: Of the agent.
+    """
+
+    host: str
+    pid: Id
+
+
 class Fatal(Record, frozen=True, tag=True):
     """The spawner ends for this reason, and every worker with it."""
 
@@ -190,9 +206,10 @@ class LaunchFailed(Record, frozen=True, tag=True):
 
 
 class Connected(Record, frozen=True, tag=True):
-    """Descriptor: one end of a stream socket whose other end the target got."""
+    """Descriptor: one end of a stream socket whose other end the target got; through hosts if that is far."""
 
     request: Request
+    is_far: bool = False
 
 
 class ConnectFailed(Record, frozen=True, tag=True):
@@ -205,9 +222,10 @@ class ConnectFailed(Record, frozen=True, tag=True):
 
 
 class Incoming(Record, frozen=True, tag=True):
-    """Another process has connected. Descriptor: our end of the stream socket."""
+    """Another process has connected. Descriptor: our end of the stream socket; through hosts if that is far."""
 
     source: Id
+    is_far: bool = False
 
 
 class Exited(Record, frozen=True, tag=True):
@@ -370,6 +388,7 @@ AnyRequest = (
 
 AnyNotice = (
     Ready
+    | AgentReady
     | Fatal
     | Launched
     | LaunchFailed

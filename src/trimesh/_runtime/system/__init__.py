@@ -3,6 +3,7 @@
 from trimesh._runtime.system.child import checked_output
 from trimesh._runtime.system.command import run_process
 from trimesh._runtime.system.cpu_binding import Bind, checked_bind
+from trimesh._runtime.system.exits import signal_name
 from trimesh._runtime.system.seeds import SEED_MAX
 from trimesh._runtime.system.settings_source import read_sources
 
@@ -13,4 +14,5 @@ __all__ = [
     "checked_output",
     "read_sources",
     "run_process",
+    "signal_name",
 ]

@@ -44,6 +44,7 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
         pickled: Whether values are pickled in its family.
         settings: That it has.
         extra: Bytes for the worker, not looked at here.
+        is_far: Whether who asks is on another host.
     """
 
     proc_id: ProcId
@@ -64,6 +65,7 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     pickled: bool = True
     settings: Settings = Settings()
     extra: bytes = b""
+    is_far: bool = False
 
 
 class Child:
@@ -152,6 +154,7 @@ def config_of(spec: LaunchSpec, parent_id: ProcId, root_id: ProcId) -> records.W
         pickled=spec.pickled,
         settings=spec.settings,
         extra=spec.extra,
+        is_far=spec.is_far,
     )
 
 

@@ -64,13 +64,19 @@ class ProcessMarker:
     told from those of its siblings after its own parents have ended.
 
     Made early, before anything replaces the variable: the process must have been executed with it.
+
+    Attributes:
+        family: The first half of the marker: the controller, or who stands for it on this host.
     """
+
+    family: int = 0
 
     def __init__(self) -> None:
         self._address: int | None = _libc.getenv(MARKER.encode())
 
-    def write(self, marker: str) -> None:
-        """Overwrite the marker; the process was executed with one of the same length."""
+    def write(self, proc_id: int) -> None:
+        """Overwrite the marker with that of a process; this one was executed with one of the same length."""
+        marker = marker_of(self.family, proc_id)
         if self._address is not None and len(ctypes.string_at(self._address)) == len(marker):
             ctypes.memmove(self._address, marker.encode(), len(marker))
 

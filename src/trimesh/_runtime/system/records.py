@@ -36,6 +36,7 @@ class WorkerConfig(Record, frozen=True, kw_only=True):
         pickled: Whether values are pickled in its family.
         settings: Of who asked for it, and what `env=` says.
         extra: Bytes of the floors above.
+        is_far: Whether who has asked for it is on another host.
     """
 
     proc_id: Id
@@ -51,6 +52,7 @@ class WorkerConfig(Record, frozen=True, kw_only=True):
     pickled: bool = True
     settings: Settings = Settings()
     extra: bytes = b""
+    is_far: bool = False
 
 
 class ExitRecord(Record, frozen=True, kw_only=True):

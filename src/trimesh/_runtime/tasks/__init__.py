@@ -4,7 +4,7 @@ from trimesh._runtime.tasks.cancelled import split_cancelled
 from trimesh._runtime.tasks.crossing import Site, Waiting
 from trimesh._runtime.tasks.foreign import TrioBlock, in_trio, in_trio_block, in_trio_now, in_trio_taking
 from trimesh._runtime.tasks.held_block import HeldBlock
-from trimesh._runtime.tasks.interrupt import cancel_on
+from trimesh._runtime.tasks.interrupt import cancel_on, run_to_end
 
 __all__ = [
     "HeldBlock",
@@ -16,5 +16,6 @@ __all__ = [
     "in_trio_block",
     "in_trio_now",
     "in_trio_taking",
+    "run_to_end",
     "split_cancelled",
 ]

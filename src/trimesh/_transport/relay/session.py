@@ -265,7 +265,7 @@ class HostSession:
         return bytes(out)
 
     def _next_frames(self) -> Iterator[Frame]:
-        if self._owes_resume:
+        if self._owes_resume and self._session_id:  # who was dialled is told the number first
             self._owes_resume = False
             is_new = self._expected == 0 and self._number == 0
             resume = Resume(self._session_id, self._expected, is_new)

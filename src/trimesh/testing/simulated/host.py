@@ -23,6 +23,7 @@ from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.life.sites import Sites
 from trimesh._runtime.life.worker import serve_owner
 from trimesh._runtime.peers.host import LaunchRequest, NoLinkError
+from trimesh._runtime.peers.losses import HostLoss
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.system.seeds import ProcSeeds
 from trimesh._runtime.tasks.interrupt import forget_blocks
@@ -64,6 +65,16 @@ class SimChild:
     report: ExitReport | None = None
     ended: trio.Event = attrs.field(factory=trio.Event)
     children: list[SimChild] = attrs.field(factory=list["SimChild"])
+
+    @property
+    def host_name(self) -> str:
+        """Name of its host."""
+        return "simulated"
+
+    @property
+    def loss(self) -> HostLoss | None:
+        """None: there is one host."""
+        return None
 
     def signal(self, signum: int) -> None:
         """End the process: SIGTERM and SIGKILL both end it at once, without clean-up."""

@@ -1,0 +1,187 @@
+"""The agent of a host: the root of the spawner there, in place of a controller on another host.
+
+    controller --session--> HostAgent --broker socket--> spawner --> workers
+
+It hands on what the controller asks, with the context of this host, and what the spawner tells. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from math import prod
+
+import msgspec
+import trio
+
+from trimesh._runtime.hosts.context import context_here
+from trimesh._runtime.hosts.session_pipe import SessionPipe
+from trimesh._runtime.spawner import wire
+from trimesh._runtime.spawner.client import SpawnerClient, SpawnerLostError
+from trimesh._runtime.spawner.far_root import open_far_root
+from trimesh._runtime.spawner.socket import Received, close_all
+from trimesh._runtime.system.records import WorkerConfig
+from trimesh.errors import LimitExceeded, ProtocolError
+from trimesh.ids import ProcId
+
+_Question = wire.Launch | wire.Connect | wire.ExitOf | wire.Flush
+
+
+class HostAgent:
+    """Serves one controller. Made by `open_agent`."""
+
+    def __init__(self, spawner: SpawnerClient, pipe: SessionPipe, host_id: str) -> None:
+        self._spawner = spawner
+        self._host_id = host_id
+        self._pipe = pipe
+        self._has_queued = trio.Event()
+
+    async def serve(self) -> str:
+        """Serve until the controller says stop, or is lost, or the spawner is; return why."""
+        reason = "the controller has said stop"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._write)
+            nursery.start_soon(self._watch_spawner)
+            try:
+                await self._read(nursery)
+            except OSError as error:
+                reason = str(error)
+            except ProtocolError as error:
+                reason = f"the controller broke the protocol: {error}"
+            nursery.cancel_scope.cancel()
+        return reason
+
+    async def _read(self, nursery: trio.Nursery) -> None:
+        while True:
+            received = self._pipe.receive()
+            if received is None:
+                await self._pipe.wait_readable()
+                continue
+            record = received.record
+            match record:
+                case wire.Launch() | wire.Connect() | wire.ExitOf() | wire.Flush():
+                    close_all(received.fds)
+                    nursery.start_soon(self._ask, record)
+                case wire.Signal() | wire.OutputTaken():
+                    close_all(received.fds)
+                    self._spawner.post(record)
+                case wire.Connected() | wire.ConnectFailed() | wire.ExitKnown():
+                    self._spawner.post(record, received.fds)
+                case wire.Stop():
+                    close_all(received.fds)
+                    return
+                case _:
+                    close_all(received.fds)
+                    raise ProtocolError(f"a controller sends requests, got {type(record).__name__}")
+
+    @trio.lowlevel.enable_ki_protection
+    async def _ask(self, question: _Question) -> None:
+        """Ask the spawner, and hand its answer on."""
+        number = question.request
+        if isinstance(question, wire.Launch):
+            context = context_here(question.context, are_several=prod(question.config.sizes) > 1)
+            config = self._config_here(question.config)
+            question = msgspec.structs.replace(question, context=context, config=config)
+        asked = question
+        try:
+            received = await self._spawner.ask(lambda request: msgspec.structs.replace(asked, request=request))
+        except (SpawnerLostError, OSError, LimitExceeded) as error:
+            self._send(_failure(question, number, str(error)))
+            return
+        answer, fds = received.record, received.fds
+        if isinstance(answer, wire.Launched) and fds:
+            close_all(fds[:1])  # the pidfd, which means something here only
+            fds = fds[1:]
+        if isinstance(answer, wire.Launched | wire.Connected) and len(fds) != 1:
+            close_all(fds)
+            if isinstance(answer, wire.Launched) and isinstance(question, wire.Launch):
+                self._spawner.post(wire.Signal(question.config.proc_id, signal.SIGKILL))
+            self._send(_failure(question, number, "the agent has no descriptor left"))
+            return
+        assert isinstance(
+            answer,
+            wire.Launched | wire.LaunchFailed | wire.Connected | wire.ConnectFailed | wire.ExitKnown | wire.Flushed,
+        )
+        self._send(msgspec.structs.replace(answer, request=number), fds)
+
+    def _config_here(self, config: WorkerConfig) -> WorkerConfig:
+        if not self._host_id or config.settings.host_id:
+            return config
+        settings = msgspec.structs.replace(config.settings, host_id=self._host_id)
+        return msgspec.structs.replace(config, settings=settings)
+
+    def noticed(self, received: Received) -> None:
+        """Hand on what the spawner tells."""
+        self._send(received.record, received.fds)
+
+    def _send(self, record: wire.AnyRecord, fds: tuple[int, ...] = ()) -> None:
+        try:
+            self._pipe.put(record, fds)
+            if not self._pipe.flush():
+                self._has_queued.set()
+        except (OSError, LimitExceeded):  # the reader hears of it; what cannot go is lost as its channel would be
+            return
+
+    async def _write(self) -> None:
+        while True:
+            await self._has_queued.wait()
+            self._has_queued = trio.Event()
+            while not self._flush():
+                await self._pipe.wait_writable()
+
+    def _flush(self) -> bool:
+        try:
+            return self._pipe.flush()
+        except OSError:
+            return True
+
+    async def _watch_spawner(self) -> None:
+        await self._spawner.ended.wait()
+        reason = self._spawner.lost or ""
+        self._send(wire.Fatal(reason))
+        self._pipe.lose(f"the spawner of this host is lost: {reason}")
+
+
+def _failure(question: _Question, number: int, text: str) -> wire.AnyRecord:
+    match question:
+        case wire.Launch():
+            return wire.LaunchFailed(number, text)
+        case wire.Connect():
+            return wire.ConnectFailed(number, text)
+        case wire.ExitOf():
+            return wire.ExitKnown(number, None)
+        case wire.Flush():
+            return wire.Flushed(number)
+
+
+@asynccontextmanager
+async def open_agent(
+    pipe: SessionPipe, *, controller: ProcId, own: ProcId, host_id: str = ""
+) -> AsyncGenerator[HostAgent, None]:
+    """Start the spawner of this host for a controller; leaving kills and reaps everything below it.
+
+    Args:
+        pipe: To the controller.
+        controller: Its incarnation.
+        own: Of this process, which marks what runs here.
+        host_id: Setting `host_id` of the processes here, unless their mesh has one.
+    """
+    waiting = list[Received]()
+    agent: HostAgent | None = None
+
+    def noticed(received: Received) -> None:
+        if agent is None:
+            waiting.append(received)
+        else:
+            agent.noticed(received)
+
+    async with open_far_root(controller, own, noticed) as root:
+        agent = HostAgent(root.client, pipe, host_id)
+        ready = wire.AgentReady(socket.gethostname(), os.getpid())
+        agent.noticed(Received(ready, (), truncated=False))
+        for received in waiting:
+            agent.noticed(received)
+        yield agent

@@ -1,0 +1,105 @@
+"""The hosts of one job in the controller: sessions that carry them, and the block that owns what is started there."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import trio
+
+from trimesh._runtime.hosts.host_group import HostGroup
+from trimesh._runtime.hosts.remote_host import RemoteHost
+from trimesh._runtime.hosts.session_pipe import SessionPipe
+from trimesh._runtime.life.controller import lease_proc
+from trimesh._runtime.life.ownership import OwnedHost
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.meshes.block import Block, run_block
+from trimesh._runtime.peers.losses import HostLoss
+from trimesh._transport.native.transport import NativeTransport
+from trimesh._transport.relay.base import (
+    OpenedChannel,
+    Relay,
+    Session,
+    SessionDown,
+    SessionEvent,
+    SessionInterrupted,
+)
+from trimesh.errors import SpawnError
+from trimesh.ids import ProcId
+
+
+class HostSessions:
+    """The sessions of one process, and what hears of them.
+
+    Attributes:
+        on_down: Called when a session is over, after its pipe has been told.
+        on_interrupted: Called when one has lost its connection.
+    """
+
+    def __init__(self) -> None:
+        self._pipes: dict[Session, SessionPipe] = {}
+        self.on_down: Callable[[SessionDown], None] = lambda _: None
+        self.on_interrupted: Callable[[SessionInterrupted], None] = lambda _: None
+
+    def begin(
+        self, relay: Relay, peer: ProcId, *, is_dialler: bool, lease_seconds: float, session_id: int = 0
+    ) -> SessionPipe:
+        """Begin a session, and return what carries records over it."""
+        pipe, control = SessionPipe.pair()
+        pipe.session = relay.open_session(
+            control, peer=peer, is_dialler=is_dialler, lease_seconds=lease_seconds, session_id=session_id
+        )
+        self._pipes[pipe.session] = pipe
+        return pipe
+
+    def take(self, event: SessionEvent) -> None:
+        """Take an event of the relay."""
+        pipe = self._pipes.get(event.session)
+        if pipe is None:
+            return
+        match event:
+            case OpenedChannel(_, channel, purpose):
+                pipe.opened(channel, purpose)
+            case SessionDown(session, ending, reason):
+                del self._pipes[session]
+                self.on_down(event)
+                pipe.lose(f"{ending.value}: {reason}")
+            case SessionInterrupted():
+                self.on_interrupted(event)
+            case _:
+                pass
+
+
+@asynccontextmanager
+async def open_hosts_proc(*, pickled: bool | None = None) -> AsyncGenerator[Proc, None]:
+    """Use the process of the controller for a job.
+
+    Raises:
+        SpawnError: This process is a worker, or a simulated one, which have no jobs.
+    """
+    async with lease_proc(pickled) as (proc, family):
+        if family.siblings is None or not isinstance(proc.transport, NativeTransport):
+            raise SpawnError(
+                "a job is entered by the program itself, not by a process of a mesh: open it there, and hand meshes on"
+            )
+        yield proc
+
+
+@asynccontextmanager
+@trio.lowlevel.enable_ki_protection
+async def own_hosts(
+    proc: Proc, name: str, hosts: Sequence[RemoteHost], grace: float
+) -> AsyncGenerator[OwnedHost, None]:
+    """Run a block that owns what is spawned on hosts, and fails when one is lost that no mesh has a process on."""
+    block = Block(proc, name, grace)
+
+    def lost(host: RemoteHost, loss: HostLoss) -> None:
+        if not host.is_loss_taken and not block.is_stopping:
+            block.fail(loss())
+
+    for host in hosts:
+        host.on_lost = lambda loss, host=host: lost(host, loss)  # type: ignore[misc]
+        if host.loss is not None:
+            block.fail(host.loss())
+    async with run_block(block):
+        yield OwnedHost(proc, block, HostGroup(tuple(hosts)))

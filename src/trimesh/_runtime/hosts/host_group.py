@@ -1,0 +1,63 @@
+"""Several hosts as one: processes of a mesh are started where their rank says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import trio
+
+from trimesh._runtime.hosts.remote_host import OnExit, RemoteChild, RemoteHost
+from trimesh._runtime.peers.host import LaunchRequest
+from trimesh._runtime.system.exits import ExitReport
+from trimesh._transport.interface.base import Link
+from trimesh.errors import SpawnError
+from trimesh.ids import ProcId
+
+
+class HostGroup(msgspec.Struct, frozen=True):
+    """Hosts in the order of a mesh, whose first dimensions are theirs; see `Host`."""
+
+    hosts: tuple[RemoteHost, ...]
+
+    @property
+    def name(self) -> str:
+        """Names of the machines."""
+        return ", ".join(dict.fromkeys(host.name for host in self.hosts))
+
+    async def launch(self, request: LaunchRequest, on_exit: OnExit) -> RemoteChild:
+        """Start a process on the host of its rank; see `Host.launch`."""
+        per_host = request.whole.base.nelements // len(self.hosts)
+        return await self.hosts[request.rank // per_host].launch(request, on_exit)
+
+    async def connect(self, target: ProcId) -> Link:
+        """Make a link to a process of one of them; see `Host.connect`."""
+        for host in self.hosts:
+            try:
+                return await host.connect(target)
+            except SpawnError:
+                continue
+        raise SpawnError(f"no host of {self.name} knows process {target}")
+
+    async def exit_of(self, target: ProcId) -> ExitReport:
+        """Wait for the end of a process of one of them; see `Host.exit_of`."""
+        report = ExitReport.unknown(target)
+        for host in self.hosts:
+            report = await host.exit_of(target)
+            if report.is_known:
+                break
+        return report
+
+    def retire(self) -> None:
+        """Nothing: agents stay for as long as their job."""
+
+    async def flush_output(self) -> None:
+        """Wait until what processes of all of them have written is shown."""
+        async with trio.open_nursery() as nursery:
+            for host in as_set(self.hosts):
+                nursery.start_soon(host.flush_output)
+
+
+def as_set(hosts: Sequence[RemoteHost]) -> Sequence[RemoteHost]:
+    """Return hosts, each once."""
+    return list(dict.fromkeys(hosts))

@@ -1,0 +1,54 @@
+"""How a host was lost, with all that ran there: one failure, and what each of its processes has died of."""
+
+from __future__ import annotations
+
+import msgspec
+
+from trimesh.errors import HostLost, Origin, set_origin
+from trimesh.shape.point import Point
+
+
+class HostLoss(msgspec.Struct, frozen=True):
+    """The loss of one host; called, it is what a process there has died of (`DeathOf`).
+
+    Attributes:
+        host: Name of the host.
+        reason: See `HostLost.reason`.
+        text: The same in words.
+        point: Its place among the hosts of its job.
+        job: Their name.
+    """
+
+    host: str
+    reason: str
+    text: str
+    point: Point | None = None
+    job: str = "hosts"
+
+    def __call__(self, *, maybe_executed: bool = True) -> Exception:
+        """Return an error of its own for one call, or for a block."""
+        place = "" if self.point is None else f" {self.job}{self.point!r}"
+        error = HostLost(
+            f"the host {self.host}{place} was lost with all that ran there: {self.text}",
+            host=self.host,
+            point=self.point,
+            reason=self.reason,
+        )
+        set_origin(error, Origin(self.point, self.job, host=self.host))
+        return error
+
+
+class ToldLosses:
+    """The hosts whose loss a block has been told of: that is one failure, not one for each process there."""
+
+    def __init__(self) -> None:
+        self._told = set[tuple[str, Point | None]]()
+
+    def is_told(self, error: Exception) -> bool:
+        """Return whether an error is the loss of a host that was told before; it is from now on."""
+        if not isinstance(error, HostLost):
+            return False
+        lost = (error.host, error.point)
+        is_told = lost in self._told
+        self._told.add(lost)
+        return is_told

@@ -1,0 +1,115 @@
+"""The root of a spawner whose controller is on another host: hands on what the two say to each other.
+
+FA-1 What runs below carries this process's mark, not the controller's: agents of one machine do not end each other's.
+FA-2 When it is left, the spawner and everything below it is gone and reaped, or stuck in the kernel.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+import trio
+
+from trimesh import limits
+from trimesh._runtime.spawner import wire
+from trimesh._runtime.spawner.client import SpawnerClient
+from trimesh._runtime.spawner.orphans import kill_marked
+from trimesh._runtime.spawner.process import SpawnerProcess
+from trimesh._runtime.spawner.socket import Received
+from trimesh._runtime.system import exits, records
+from trimesh.errors import SpawnError
+from trimesh.ids import ProcId
+
+NoticeHook = Callable[[Received], None]
+
+_MODULES = (records.ENTRY.partition(":")[0], "trimesh._runtime.life.local_host")
+_SWEEP_SECONDS = 0.01
+
+
+class FarRoot:
+    """Stands for a controller on another host. Made by `open_far_root`.
+
+    Attributes:
+        client: The connection to the spawner.
+    """
+
+    def __init__(self, process: SpawnerProcess, controller: ProcId, own: ProcId, on_notice: NoticeHook) -> None:
+        self.client = SpawnerClient(process.broker, on_notice=self._noticed, on_lost=self._lost)
+        self._process = process
+        self._controller = controller
+        self._own = own
+        self._on_notice = on_notice
+        self._ready = trio.Event()
+
+    def _noticed(self, received: Received) -> None:
+        if isinstance(received.record, wire.Ready):
+            self._ready.set()
+        else:
+            self._on_notice(received)
+
+    def _lost(self) -> None:
+        self._ready.set()
+
+    async def wait_ready(self) -> None:
+        """Wait until workers can be forked.
+
+        Raises:
+            SpawnError: They cannot.
+        """
+        self.client.post(wire.Hello(self._controller, _MODULES, self._own))
+        with trio.move_on_after(limits.SPAWN_SECONDS) as scope:
+            await self._ready.wait()
+        if scope.cancelled_caught:
+            raise SpawnError(f"the spawner took more than {limits.SPAWN_SECONDS} s to start")
+        if self.client.lost is not None:
+            raise SpawnError(f"cannot start the spawner: {self.client.lost} (its standard error may say why)")
+
+    @trio.lowlevel.enable_ki_protection
+    async def stop(self) -> None:
+        """End the spawner and everything below it (FA-2). Bounded."""
+        process, exit_code = self._process, None
+        with trio.CancelScope(shield=True):
+            self.client.post(wire.Stop())
+            process.signal(signal.SIGCONT)  # it may have been stopped
+            with trio.move_on_after(limits.KILL_SECONDS + 2 * limits.EXIT_REPORT_SECONDS) as scope:
+                await self.client.ended.wait()
+                exit_code = await process.wait()
+            if scope.cancelled_caught:
+                process.signal(signal.SIGKILL)
+                with trio.move_on_after(limits.KILL_SECONDS) as scope:
+                    exit_code = await process.wait()
+            if scope.cancelled_caught:
+                exits.log_abandoned("the spawner", process.pid)
+            if exit_code != 0:  # it ended before its work was done
+                with trio.move_on_after(limits.KILL_SECONDS):
+                    while kill_marked(self._own):  # noqa: ASYNC110 - processes of others set no event
+                        await trio.sleep(_SWEEP_SECONDS)
+
+
+@asynccontextmanager
+async def open_far_root(controller: ProcId, own: ProcId, on_notice: NoticeHook) -> AsyncGenerator[FarRoot, None]:
+    """Start a spawner for a controller on another host.
+
+    Args:
+        controller: Who is the root of the family.
+        own: This process.
+        on_notice: Called for all that the spawner tells, with descriptors that it then owns. Must not raise.
+
+    Raises:
+        SpawnError: It cannot be started.
+    """
+    process = SpawnerProcess.start(own)
+    try:
+        root = FarRoot(process, controller, own, on_notice)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(root.client.run)
+            try:
+                await root.wait_ready()
+                yield root
+            finally:
+                await root.stop()
+                root.client.stop()
+    finally:
+        process.close()

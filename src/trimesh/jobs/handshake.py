@@ -1,0 +1,150 @@
+"""A TCP connection with TLS in it, from the first byte until the relay takes it over."""
+
+from __future__ import annotations
+
+import platform
+import socket
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+import trio
+
+from trimesh import limits
+from trimesh._native.tls import State, TLSHello, TLSSession, TLSVerdict
+from trimesh._transport.native.host_identity import host_identity
+from trimesh._transport.relay.base import HostConnection
+from trimesh.config import current
+from trimesh.errors import LinkLost
+from trimesh.ids import ProcId
+
+_READ_BYTES: Final = 1 << 16
+
+Decide = Callable[[TLSHello], TLSVerdict]
+Prove = Callable[[TLSSession], None]
+
+
+def own_versions() -> tuple[str, str, str]:
+    """Return the versions of trimesh, Python and torch here; "" for a torch that is not loaded."""
+    try:
+        own = version("trimesh-actors")
+    except PackageNotFoundError:  # run from its sources
+        own = "unknown"
+    torch = sys.modules.get("torch")
+    return own, platform.python_version(), "" if torch is None else str(torch.__version__).partition("+")[0]
+
+
+def own_hello(own: ProcId, mesh: bytes, *, is_join: bool = False) -> TLSHello:
+    """Return what this process says of itself."""
+    identity = host_identity(current().host_id)
+    return TLSHello(own, mesh, host=identity, versions=own_versions(), is_join=is_join)
+
+
+class SecureSocket:
+    """One connection.
+
+    Attributes:
+        tls: Its session.
+    """
+
+    def __init__(self, sock: trio.socket.SocketType, tls: TLSSession) -> None:
+        self.tls = tls
+        self._sock = sock
+        self._wire = bytearray()
+        self._plain = bytearray()
+        self._is_handed_over = False
+
+    async def shake_hands(self, *, decide: Decide | None = None, prove: Prove | None = None) -> None:
+        """Go on until both sides have said hello and the one that was dialled has admitted the other.
+
+        Args:
+            decide: On that side: what to answer to a hello.
+            prove: On the other one, of a join: shows that it knows the token.
+
+        Raises:
+            LinkLost: It did not come to that; the text says why.
+
+        Blocking: at most `limits.TLS_HALF_OPEN_MS`.
+        """
+        with trio.move_on_after(limits.TLS_HALF_OPEN_MS / 1000):
+            while True:
+                await self._step(b"")
+                state = self.tls.state
+                if state is State.OPEN:
+                    return
+                if state is State.PROOF and prove is not None:
+                    prove(self.tls)
+                elif state is State.ASKING and decide is not None and self.tls.peer is not None:
+                    self.tls.answer(decide(self.tls.peer))
+                else:
+                    await self._receive()
+        raise LinkLost(f"the peer was not admitted within {limits.TLS_HALF_OPEN_MS / 1000:g} s")
+
+    async def send(self, plain: bytes) -> None:
+        """Send bytes to the peer.
+
+        Raises:
+            LinkLost: The connection broke.
+        """
+        while plain:
+            plain = plain[await self._step(plain) :]
+
+    async def receive_exactly(self, size: int) -> bytes:
+        """Receive so many bytes from the peer.
+
+        Raises:
+            LinkLost: The connection broke first.
+        """
+        while len(self._plain) < size:
+            await self._receive()
+            await self._step(b"")
+        data = bytes(self._plain[:size])
+        del self._plain[:size]
+        return data
+
+    async def _receive(self) -> None:
+        try:
+            data = await self._sock.recv(_READ_BYTES)
+        except OSError as error:
+            raise LinkLost(f"the connection broke: {error}") from None
+        if not data:
+            self.tls.end()
+            raise LinkLost(f"the peer has closed the connection{_why(self.tls)}")
+        self._wire += data
+
+    async def _step(self, plain: bytes) -> int:
+        """Let TLS take what there is; return how much it took of `plain`."""
+        taken = 0
+        while True:
+            step = self.tls.step(bytes(self._wire), plain[taken:])
+            del self._wire[: step.wire_taken]
+            taken += step.plain_taken
+            self._plain += step.plain
+            if step.wire:
+                try:
+                    await trio.SocketStream(self._sock).send_all(step.wire)
+                except (OSError, trio.BrokenResourceError) as error:
+                    raise LinkLost(f"the connection broke: {error}") from None
+            if self.tls.state is State.FAILED:
+                raise LinkLost(f"the peer cannot be trusted, or does not trust us: {self.tls.failure}")
+            if not (step.wire or step.wire_taken or step.plain_taken):
+                return taken
+
+    def hand_over(self) -> HostConnection:
+        """Return what the relay takes over; nothing else is done with this object."""
+        self._is_handed_over = True
+        sock = socket.socket(fileno=self._sock.detach())
+        return HostConnection(sock, self.tls, bytes(self._wire), bytes(self._plain))
+
+    def close(self) -> None:
+        """Close it, unless it was handed over."""
+        if not self._is_handed_over:
+            self._is_handed_over = True
+            self._sock.close()
+            self.tls.free()
+
+
+def _why(tls: TLSSession) -> str:
+    failure = tls.failure
+    return "" if failure is None else f": {failure}"

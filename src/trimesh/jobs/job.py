@@ -1,0 +1,91 @@
+"""What a job is to its user: a value, and a block that has hosts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Literal
+
+import attrs
+
+from trimesh import limits
+from trimesh.actor.host_mesh import HostMesh
+from trimesh.actor.spawning import Spawning
+from trimesh.jobs.launcher import Launcher
+
+Pickle = Literal["on", "off"]
+
+
+def checked_hosts(hosts: Any) -> int | Mapping[str, int]:
+    """Return what a job is made from: a number of hosts, or numbers by the names of meshes.
+
+    Raises:
+        TypeError, ValueError: It is neither, or there are too many or none.
+    """
+    if isinstance(hosts, Mapping):
+        parts = dict(hosts)
+    elif isinstance(hosts, int) and not isinstance(hosts, bool):
+        parts = {"hosts": hosts}
+    else:
+        raise TypeError(f"a job takes a number of hosts, or a mapping of names to numbers, got {hosts!r}")
+    for name, count in parts.items():
+        if not isinstance(name, str) or not isinstance(count, int) or count < 1:
+            raise ValueError(f"each mesh of hosts has a name and a number from 1 on, got {name!r}: {count!r}")
+    if not 1 <= sum(parts.values()) <= limits.JOB_HOSTS_MAX:
+        raise ValueError(f"a job has 1 to limits.JOB_HOSTS_MAX ({limits.JOB_HOSTS_MAX}) hosts, got {hosts!r}")
+    return hosts if not isinstance(hosts, Mapping) else parts
+
+
+@attrs.frozen
+class Job:
+    """Base of all jobs: a value that starts nothing until its block is entered: `async with job as hosts:`.
+
+    A subclass says which hosts there are and how agents come to run there. Entering it again later starts it again.
+    """
+
+    _entered: list[Spawning[HostMesh]] = attrs.field(factory=list, init=False, eq=False, repr=False, hash=False)
+
+    hosts: int | Mapping[str, int]
+
+    def launcher(self) -> Launcher:
+        """Return what starts the agents of one run of the job."""
+        raise NotImplementedError
+
+    def host_id(self, rank: int) -> str:
+        """Return the setting `host_id` of the processes of a host; "" leaves it to the machine."""
+        del rank
+        return ""
+
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """Numbers of hosts by the names of their meshes; one without a name is called `hosts`."""
+        return self.hosts if isinstance(self.hosts, Mapping) else {"hosts": self.hosts}
+
+    async def __aenter__(self) -> HostMesh:
+        """Start the agents, and wait until processes can be started on all hosts.
+
+        Raises:
+            MeshErrorGroup: A host could not be had; nothing of the others is left.
+        """
+        spawning = Spawning(repr(self), self._open, _adopt)
+        hosts = await spawning.__aenter__()
+        self._entered.append(spawning)
+        return hosts
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        """Leave the block: all that was started on the hosts is joined, and the agents are ended."""
+        return await self._entered.pop().__aexit__(kind, error, traceback)
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncGenerator[HostMesh, None]:
+        from trimesh.jobs.opening import open_job  # noqa: PLC0415 - the native library is loaded by it
+
+        async with open_job(self) as hosts:
+            yield hosts
+
+
+async def _adopt() -> HostMesh:
+    raise RuntimeError("a job needs a block: write `async with job as hosts:`")
