@@ -174,7 +174,7 @@ def test_rooms_of_the_package_are_small_enough_to_be_seen_at_once() -> None:
 # ---- the native library ----------------------------------------------------------------------------------------------
 
 NATIVE = ROOT / "native" / "src"
-ROOMS = ["", "protocol", "system", "tls", "rings", "links", "grants", "copying", "tcp", "ucx", "mover", "abi"]
+ROOMS = ["", "protocol", "system", "tls", "relay", "rings", "links", "grants", "copying", "tcp", "ucx", "mover", "abi"]
 """From the ground up. Rooms import from rooms below; "" has what all have."""
 
 STRANGERS = [{"protocol", "system"}, {"rings", "grants"}, {"links", "grants"}, {"links", "copying"}, {"tcp", "ucx"}]

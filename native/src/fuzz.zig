@@ -297,4 +297,5 @@ test {
     _ = @import("mover/fuzz_ledger.zig");
     _ = @import("tcp/fuzz_tcp.zig");
     _ = @import("tls/fuzz_tls.zig");
+    _ = @import("relay/fuzz_relay.zig");
 }

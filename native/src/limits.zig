@@ -106,7 +106,60 @@ pub const TLS_HALF_OPEN_MAX = 64;
 /// The first thing that either side says inside TLS; fixed, so that nothing is parsed to find its end.
 pub const TLS_HELLO_BYTES = 256;
 
+/// Fixed header of every frame between two hosts.
+pub const HOST_FRAME_HEADER_BYTES = 32;
+
+/// Payload of one frame between two hosts: four records of TLS.
+pub const HOST_FRAME_PAYLOAD_BYTES_MAX = 65_536;
+
+/// What a channel between two hosts is for, in the frame that opens it.
+pub const HOST_PURPOSE_BYTES_MAX = 4_096;
+
+/// Bytes of one direction of a channel that are under way, or not taken yet by the process that they are for.
+pub const HOST_WINDOW_BYTES = 1 << 18;
+
+/// Frames of a session of hosts that are kept until the peer has them. Full is backpressure.
+pub const HOST_RESEND_BYTES = 8 << 20;
+
+/// Beyond that, for windows and ends of channels, which must pass when data has filled it.
+pub const HOST_RESEND_RESERVE_BYTES = 1 << 20;
+
+/// What one channel sends in its turn: a record of TLS.
+pub const HOST_QUANTUM_BYTES = 1 << 14;
+
+/// So much that has come is acknowledged at once, and so many frames.
+pub const HOST_ACK_BYTES = 1 << 20;
+pub const HOST_ACK_FRAMES = 64;
+
+/// Channels of a session of hosts that one side opens.
+pub const HOST_CHANNELS_MAX = 16_384;
+
 // ---- native only ----
+
+/// Sessions of hosts of one relay: as many as a mesh may have hosts, 9 MiB each when all that may be kept is.
+pub const HOST_SESSIONS_MAX = 1_024;
+
+/// How often silence between hosts is counted.
+pub const HOST_TICK_MS = 100;
+
+/// Ticks after which a side that has sent nothing sends a beat.
+pub const HOST_BEAT_TICKS = 5;
+
+/// Encrypted bytes on their way in, and out: eight records.
+pub const HOST_WIRE_BYTES = 1 << 17;
+
+/// Frames that are made before TLS takes them; with what waits in `HOST_WIRE_BYTES` and `HOST_UNSENT_BYTES` it is what
+/// a small message finds before it.
+pub const HOST_FILL_BYTES = 1 << 16;
+
+/// Bytes that the kernel takes for a connection before any of them has left, however fast we are.
+pub const HOST_UNSENT_BYTES = 1 << 17;
+
+/// Rounds of reading, encrypting and writing that one session has before the others: about 1 MiB each way, 1 ms.
+pub const HOST_ROUNDS = 8;
+
+/// News for Trio's thread that wait there; above it nothing is read from other hosts.
+pub const HOST_EVENTS_BYTES = 1 << 20;
 
 /// Largest record of TLS 1.3, so that its cost is shared by as many bytes as may be.
 pub const TLS_RECORD_BYTES = 1 << 14;
@@ -342,6 +395,8 @@ comptime {
     std.debug.assert(GRANTS_MAX <= 1 << 13); // bits of a claim
     std.debug.assert(CLAIMS_MAX >= 2 * TRANSFERS_MAX); // one reader alone does not take them all
     std.debug.assert(INLINE_BYTES_MAX <= TRANSFER_CHUNK_BYTES);
+    std.debug.assert(HOST_QUANTUM_BYTES <= HOST_FRAME_PAYLOAD_BYTES_MAX and HOST_WINDOW_BYTES <= HOST_RESEND_BYTES);
+    std.debug.assert(2 * HOST_CHANNELS_MAX + 1 < std.math.maxInt(u16)); // indices of channels
 }
 
 /// Value of a bound by its name.

@@ -72,6 +72,13 @@ test {
     _ = @import("tls/tls.zig");
     _ = @import("tls/tls_test.zig");
     _ = @import("tls/wire.zig");
+    _ = @import("relay/channels.zig");
+    _ = @import("relay/frame.zig");
+    _ = @import("relay/local.zig");
+    _ = @import("relay/machine.zig");
+    _ = @import("relay/machine_test.zig");
+    _ = @import("relay/queue.zig");
+    _ = @import("relay/resend.zig");
     _ = @import("copying/transfer.zig");
     _ = @import("ucx/ucx.zig");
     _ = @import("ucx/client.zig");

@@ -168,6 +168,13 @@ pub fn setNoDelay(fd: i32) void {
     _ = linux.syscall5(.setsockopt, num(fd), IPPROTO_TCP, TCP_NODELAY, @intFromPtr(&one), 4);
 }
 
+/// Take no more bytes than this before any of them has left; other socket families refuse, which is fine.
+pub fn setUnsentMax(fd: i32, bytes: i32) void {
+    const IPPROTO_TCP = 6;
+    const TCP_NOTSENT_LOWAT = 25;
+    _ = linux.syscall5(.setsockopt, num(fd), IPPROTO_TCP, TCP_NOTSENT_LOWAT, @intFromPtr(&bytes), 4);
+}
+
 /// A connected pair, for tests.
 pub fn socketPair() [2]i32 {
     var fds: [2]i32 = undefined;

@@ -1,8 +1,9 @@
 //! TLS of this process: its library, found once; credentials; the sessions over them.
 //!
 //! TL-1 In a forked child nothing of it works: two processes that go on with the keys of one session would give them
-//! away. TL-2 Credentials outlive their sessions.
+//! away. TL-2 Credentials outlive their sessions: those that another thread has taken over keep them, too.
 
+const std = @import("std");
 const credentials = @import("credentials.zig");
 const engine = @import("engine.zig");
 const openssl = @import("openssl.zig");
@@ -32,7 +33,10 @@ pub fn library() *const Found {
 pub const Tls = struct {
     own: credentials.Credentials,
     half_open: session.HalfOpen,
+    /// Of the caller's thread.
     sessions: u32,
+    /// All sessions, and the owner of the credentials until it forgets them.
+    holders: std.atomic.Value(u32),
     /// One word, 1 here and 0 in every forked child.
     alive: *u32,
 
@@ -57,6 +61,7 @@ pub const Tls = struct {
         }
         self.half_open = .{};
         self.sessions = 0;
+        self.holders = .init(1);
         out.* = self;
         return status.OK;
     }
@@ -69,9 +74,14 @@ pub const Tls = struct {
     /// Forget the credentials. TM_ERR_STATE: sessions are left (TL-2).
     pub fn destroy(self: *Tls) i32 {
         if (self.sessions > 0) return status.ERR_STATE;
+        self.letGo();
+        return status.OK;
+    }
+
+    fn letGo(self: *Tls) void {
+        if (self.holders.fetchSub(1, .acq_rel) > 1) return;
         self.own.deinit();
         self.giveBack();
-        return status.OK;
     }
 
     /// Whether this process is a forked child of the one that made it (TL-1).
@@ -90,6 +100,7 @@ pub const Tls = struct {
         }
         held.tls = self;
         self.sessions += 1;
+        _ = self.holders.fetchAdd(1, .monotonic);
         out.* = held;
         return status.OK;
     }
@@ -113,7 +124,21 @@ pub const Held = struct {
     /// Forget it.
     pub fn free(self: *Held) void {
         self.tls.sessions -= 1;
+        self.release();
+    }
+
+    /// Another thread takes it over, which calls `release` instead of `free`. It counts as open, so the caller's counts
+    /// are not touched there.
+    pub fn handOver(self: *Held) void {
+        std.debug.assert(!self.session.is_counted);
+        self.tls.sessions -= 1;
+    }
+
+    /// Forget one that was handed over.
+    pub fn release(self: *Held) void {
+        const its = self.tls;
         self.session.deinit();
         sys.unmap(@ptrCast(@alignCast(self)), @sizeOf(Held));
+        its.letGo();
     }
 };
