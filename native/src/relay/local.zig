@@ -1,6 +1,6 @@
 //! The local end of one channel: a stream socket, and what has come for it and has no room in it yet.
 //!
-//! LO-1 What waits is no more than the channel's window, in order. LO-2 Whose socket is broken is read to its end all
+//! LK-1 What waits is no more than the channel's window, in order. LK-2 Whose socket is broken is read to its end all
 //! the same; what comes for it is for nothing.
 
 const std = @import("std");
@@ -61,7 +61,7 @@ pub const Local = struct {
     fn keep(self: *Local, bytes: []const u8) bool {
         if (bytes.len == 0) return true;
         if (self.memory == null) self.memory = sys.mapPrivate(limits.HOST_WINDOW_BYTES) orelse return false;
-        std.debug.assert(self.waiting + bytes.len <= limits.HOST_WINDOW_BYTES); // LO-1
+        std.debug.assert(self.waiting + bytes.len <= limits.HOST_WINDOW_BYTES); // LK-1
         const at = (self.first + self.waiting) % limits.HOST_WINDOW_BYTES;
         const piece = @min(bytes.len, limits.HOST_WINDOW_BYTES - at);
         @memcpy(self.memory.?[at..][0..piece], bytes[0..piece]);
@@ -116,7 +116,7 @@ test "what has no room waits, and leaves in order" {
         try std.testing.expectEqual(sent - window, one.waiting);
     }
     try std.testing.expect(got > 0);
-    one.is_broken = true; // LO-2
+    one.is_broken = true; // LK-2
     _ = one.flush();
     try std.testing.expectEqual(0, one.waiting);
 }

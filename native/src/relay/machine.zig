@@ -1,11 +1,11 @@
 //! One side of a session between two hosts, as a state machine: PURE, bytes and ticks in, bytes and news out. It takes
 //! no memory after its begin. `_transport/relay/session.py` is the same in Python, for the same wire.
 //!
-//! HO-1 Frames that have a number are taken by the peer once, in order, whatever becomes of connections: they are kept
-//! until they are acknowledged, and leave again behind the resumption of a new connection. HO-2 What is kept is
-//! bounded. HO-3 Of one channel at most limit HOST_WINDOW_BYTES are under way, or not yet taken by its reader. HO-4
-//! What this side says of itself goes first, then channel 0, then the others in turn, a quantum each. HO-5 Silence is
-//! counted in ticks, with and without a connection. HO-6 After a violation, which has words, nothing is read any more.
+//! HM-1 Frames that have a number are taken by the peer once, in order, whatever becomes of connections: they are kept
+//! until they are acknowledged, and leave again behind the resumption of a new connection. HM-2 What is kept is
+//! bounded. HM-3 Of one channel at most limit HOST_WINDOW_BYTES are under way, or not yet taken by its reader. HM-4
+//! What this side says of itself goes first, then channel 0, then the others in turn, a quantum each. HM-5 Silence is
+//! counted in ticks, with and without a connection. HM-6 After a violation, which has words, nothing is read any more.
 
 const std = @import("std");
 const channels = @import("channels.zig");
