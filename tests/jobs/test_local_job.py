@@ -108,6 +108,7 @@ async def test_end_of_an_agent_is_the_loss_of_its_host() -> None:
             finally:
                 lasted = trio.current_time() - started
     assert lasted < 2
+    assert len(list(leaves(caught.value))) == 1, caught.value.exceptions
     (lost,) = [leaf for leaf in leaves(caught.value) if isinstance(leaf, HostLost)]
     assert (lost.reason, lost.point and dict(lost.point)) == ("agent exit", {"hosts": 1})
     assert [leaf for leaf in leaves(caught.value) if leaf is not lost] == []

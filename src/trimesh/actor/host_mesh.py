@@ -8,10 +8,7 @@ from contextlib import asynccontextmanager
 from socket import gethostname
 from typing import Any, Literal, cast
 
-import msgspec
-
-from trimesh._runtime.hosts import HostGroup, RemoteHost
-from trimesh._runtime.life import OwnedHost, adopt_procs, check_per_host, open_procs, open_warm_host
+from trimesh._runtime.life import JobHosts, OwnedHost, adopt_procs, check_per_host, open_procs, open_warm_host
 from trimesh._runtime.spawner import ProcOptions
 from trimesh._runtime.system import SEED_MAX, Bind, checked_bind, checked_output
 from trimesh._supervision.policy import FailFast, Policy, checked_policy
@@ -20,7 +17,6 @@ from trimesh.actor import mesh_kinds
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.actor.spawning import Spawning, checked_name
 from trimesh.config import reread
-from trimesh.errors import ShapeError
 from trimesh.shape.extent import Extent
 from trimesh.shape.point import Point
 from trimesh.shape.region import Region
@@ -32,47 +28,6 @@ Output = Any
 
 
 mesh_kinds.register()
-
-
-class JobHosts(msgspec.Struct, frozen=True):
-    """The hosts of a job that a mesh of them shows.
-
-    Attributes:
-        whole, region: All of them; those that are shown.
-        parts: Names that the job gives, each to the hosts from one rank up to another one.
-        group: All of them, to start processes on.
-    """
-
-    whole: Region
-    region: Region
-    parts: Mapping[str, tuple[int, int]]
-    group: HostGroup
-
-    @property
-    def seen(self) -> Sequence[RemoteHost]:
-        """The hosts that are shown, in order."""
-        return [self.group.hosts[rank] for rank in self.region.ranks()]
-
-    def part(self, region: Region) -> JobHosts:
-        """Return what shows other ones."""
-        return JobHosts(self.whole, region, self.parts, self.group)
-
-    def extent_of(self, per_host: Extent) -> Extent:
-        """Return the extent of processes, some on each host.
-
-        Raises:
-            ShapeError: A label is one of the hosts, too.
-        """
-        own = self.region.extent
-        both = [label for label in per_host if label in own]
-        if both:
-            raise ShapeError(f"the processes of a host have labels of their own, got {both[0]!r}, which the hosts have")
-        return Extent({**own, **per_host})
-
-    def owned(self, owned: OwnedHost | None) -> OwnedHost:
-        """Return the block that owns what is started on them, with these hosts."""
-        assert owned is not None
-        return OwnedHost(owned.proc, owned.block, HostGroup(tuple(self.seen)))
 
 
 class HostMesh:
@@ -92,7 +47,7 @@ class HostMesh:
         """Names of the hosts, in order."""
         if self._hosts is None:
             return (gethostname(),)
-        return tuple(host.name for host in self._hosts.seen)
+        return self._hosts.names
 
     def __len__(self) -> int:
         return self.extent.nelements

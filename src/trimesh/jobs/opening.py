@@ -19,19 +19,19 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.hosts import (
-    HostGroup,
     HostSessions,
+    ManyHosts,
     RemoteHost,
     SessionPipe,
     open_hosts_proc,
     open_remote_host,
     own_hosts,
 )
-from trimesh._runtime.life import Proc
+from trimesh._runtime.life import JobHosts, Proc
 from trimesh._runtime.tasks import run_to_end
 from trimesh._transport.relay.base import HostConnection, Relay, SessionDown
 from trimesh._transport.relay.in_trio import open_relay
-from trimesh.actor.host_mesh import HostMesh, JobHosts
+from trimesh.actor.host_mesh import HostMesh
 from trimesh.config import reread
 from trimesh.errors import HostRefused, MeshErrorGroup, Origin, SpawnError, leaves, set_origin
 from trimesh.ids import ProcId
@@ -54,7 +54,7 @@ async def open_job(job: Job) -> AsyncGenerator[HostMesh, None]:
             if run.errors:
                 raise MeshErrorGroup(f"{job!r} could not be started", run.errors, mesh="hosts")
             async with own_hosts(proc, "hosts", run.hosts, reread().grace) as owned:
-                group = HostGroup(tuple(run.hosts))
+                group = ManyHosts(tuple(run.hosts))
                 yield HostMesh(owned, JobHosts(run.whole, run.whole, _parts(job), group))
         finally:
             run.release.set()

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from trimesh._runtime.hosts.host_group import HostGroup
+from trimesh._runtime.hosts.host_group import ManyHosts
 from trimesh._runtime.hosts.remote_host import RemoteHost
 from trimesh._runtime.hosts.session_pipe import SessionPipe
 from trimesh._runtime.life.controller import lease_proc
@@ -102,4 +102,4 @@ async def own_hosts(
         if host.loss is not None:
             block.fail(host.loss())
     async with run_block(block):
-        yield OwnedHost(proc, block, HostGroup(tuple(hosts)))
+        yield OwnedHost(proc, block, ManyHosts(tuple(hosts)))

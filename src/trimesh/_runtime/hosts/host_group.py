@@ -15,7 +15,7 @@ from trimesh.errors import SpawnError
 from trimesh.ids import ProcId
 
 
-class HostGroup(msgspec.Struct, frozen=True):
+class ManyHosts(msgspec.Struct, frozen=True):
     """Hosts in the order of a mesh, whose first dimensions are theirs; see `Host`."""
 
     hosts: tuple[RemoteHost, ...]
@@ -24,6 +24,15 @@ class HostGroup(msgspec.Struct, frozen=True):
     def name(self) -> str:
         """Names of the machines."""
         return ", ".join(dict.fromkeys(host.name for host in self.hosts))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the machines, in order."""
+        return tuple(host.name for host in self.hosts)
+
+    def select(self, ranks: Sequence[int]) -> ManyHosts:
+        """Return some of them."""
+        return ManyHosts(tuple(self.hosts[rank] for rank in ranks))
 
     async def launch(self, request: LaunchRequest, on_exit: OnExit) -> RemoteChild:
         """Start a process on the host of its rank; see `Host.launch`."""

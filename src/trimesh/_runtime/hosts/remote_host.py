@@ -94,7 +94,6 @@ class RemoteHost:
         self._printer = OutputPrinter()
         self._ready = trio.Event()
         self._tasks: trio.Nursery | None = None
-        self._why = ("lease", "")
 
     # ---- as a host -------------------------------------------------------------------------------------------
 
@@ -240,19 +239,19 @@ class RemoteHost:
             reason: See `HostLost.reason`.
             text: The same in words.
         """
-        if self.loss is None and not self._why[1]:
-            self._why = (reason, text)
-            self._pipe.lose(text)
-
-    def _lost(self) -> None:
-        reason, text = self._why
-        self.loss = HostLoss(self.name, reason, text or str(self.client.lost), self.point)
+        if self.loss is not None:
+            return
+        self.loss = HostLoss(self.name, reason, text, self.point)
+        self._pipe.lose(text)
         self._ready.set()
         hooks, self._hooks = self._hooks, {}
         self.is_loss_taken = bool(hooks)
         for proc_id, hook in hooks.items():
             hook(ExitReport.unknown(proc_id))
         self.on_lost(self.loss)
+
+    def _lost(self) -> None:
+        self.lose("agent exit", str(self.client.lost))
 
     @trio.lowlevel.enable_ki_protection
     async def serve(self, nursery: trio.Nursery) -> None:

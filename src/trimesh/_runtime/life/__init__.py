@@ -4,6 +4,7 @@ from trimesh._runtime.life.borrowing import BorrowPlan, get_borrowed, open_borro
 from trimesh._runtime.life.controller import lease_proc
 from trimesh._runtime.life.current import current_proc, find_proc, find_proc_anywhere, proc_for
 from trimesh._runtime.life.dumping import dump
+from trimesh._runtime.life.job_hosts import JobHosts
 from trimesh._runtime.life.ownership import (
     ActorPlan,
     OwnedHost,
@@ -24,6 +25,7 @@ from trimesh._runtime.life.sharing import named_of
 __all__ = [
     "ActorPlan",
     "BorrowPlan",
+    "JobHosts",
     "OwnedHost",
     "OwnedProcs",
     "Proc",
