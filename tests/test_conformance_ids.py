@@ -32,6 +32,8 @@ ELSEWHERE: dict[str, tuple[frozenset[str], str]] = {
     "N1": (frozenset({SIM}), "it is decided in the process that issues, whatever the ranks are"),
     "N3": (frozenset({REAL}), "simulated ranks have no collectives"),
     "N5": (frozenset({REAL}), "no simulated process has a device"),
+    "Q3": (frozenset({REAL}), "a socket of a process"),
+    "Q4": (frozenset({REAL}), "a thread of a process"),
     "S1": (frozenset({SIM}), "it is about simulation"),
     **{f"Z{number:02}": (frozenset({REAL}), "about the operating system") for number in range(1, 16)},
     **{id_: (frozenset({REAL}), "about hosts, each with an agent of its own") for id_ in ("H1", "H4")},

@@ -83,7 +83,7 @@ from trimesh.shape.value_mesh import ValueMesh
 _assemble()
 
 if TYPE_CHECKING:
-    from trimesh import aio, blocking, config, programs, rdma, spmd, tensor, testing
+    from trimesh import aio, blocking, config, observe, programs, rdma, spmd, tensor, testing
     from trimesh.blocking import from_thread
     from trimesh.programs import connect, publish_as
     from trimesh.rdma import RDMABuffer
@@ -207,6 +207,7 @@ __all__ = [
     "leaves",
     "manual_seed",
     "module_to_mesh",
+    "observe",
     "open_channel",
     "optimizer_to_mesh",
     "origin",
@@ -274,6 +275,6 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module("trimesh.programs"), name)
     if name in _TENSORS:
         return getattr(importlib.import_module("trimesh.tensor"), name)
-    if name in ("aio", "blocking", "programs", "rdma", "spmd", "tensor", "testing"):
+    if name in ("aio", "blocking", "observe", "programs", "rdma", "spmd", "tensor", "testing"):
         return importlib.import_module(f"trimesh.{name}")
     raise AttributeError(f"module 'trimesh' has no attribute {name!r}")

@@ -236,7 +236,7 @@ def check_tables(proc: Proc) -> None:
         "cells": [cell.spec.name for mesh, cell in proc.cells.items() if mesh != AGENT],
         "owners": list(proc.owners),
         "members": list(proc.members),
-        "groups": list(proc._groups),
+        "groups": list(proc._groups.groups),
         "channels": list(proc.channels.left()),
         "buffers of actors": [one.origin for one in proc.bulk.registrations() if one.cell is not None],
         "publications": publications_of(proc).left(),

@@ -74,13 +74,13 @@ async def test_groups_are_forgotten_in_time(proc: Proc):
             proc.cast([peers[first], peers[second]], parcel())
             count += 1
     assert count < limits.GROUPS_MAX
-    assert len(proc._groups) == count
+    assert len(proc._groups.groups) == count
     for third in range(20):
         for first in range(19):
             proc.cast([peers[first], peers[19], peers[third]], parcel())
-    assert len(proc._groups) == limits.GROUPS_MAX
+    assert len(proc._groups.groups) == limits.GROUPS_MAX
     proc.declare_gone(peers[19], died("gone"))
-    assert not any(peers[19].link in links for links in proc._groups)
+    assert not any(peers[19].link in links for links in proc._groups.groups)
 
 
 async def test_cast_to_nobody_that_has_a_link_goes_nowhere(proc: Proc):

@@ -65,7 +65,7 @@ def make(nursery: trio.Nursery) -> tuple[Proc, dict[ProcId, RecordingLink]]:
     for proc_id, link in links.items():
         proc.adopt_link(proc_id, link)
     proc.nursery = Tasks(partial(crash, proc), nursery)
-    proc.members[CHILD] = Member(proc, proc.peer(CHILD), 0, "child", 0, lambda _: None)
+    proc.members[CHILD] = Member(proc, proc.peer(CHILD), 0, "child", Extent().point(0), 0, lambda _: None)
     agent = Agent(proc)
     proc.cells[AGENT] = Cell(proc, ActorSpec(AGENT, "agent", Agent, lambda: agent, Extent().point(0)), proc.peer(OWNER))
     return proc, links

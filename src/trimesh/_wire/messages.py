@@ -374,6 +374,24 @@ class Unpinned(Message, frozen=True, tag=53):
     publication: int
 
 
+class Observe(Message, frozen=True, tag=42):
+    """What does the receiver do, and the processes that it owns?
+
+    Attributes:
+        number: Of the question at its sender.
+        seconds: For how long the sender waits for the answer.
+    """
+
+    number: int
+    seconds: float
+
+
+class Observed(Message, frozen=True, tag=43):
+    """The answer; its one body is what `_wire.observed` encodes."""
+
+    number: int
+
+
 class Service(Message, frozen=True, tag=60):
     """A message of a package above the runtime to the same package in another process.
 
@@ -433,11 +451,12 @@ _Supervision = Finished | Silent
 _Deadlocks = Suspect | Look | Seen | Break | Broken | Circle
 _Publications = Subscribe | Published | Unpinned
 _Above = Service
+_Observing = Observe | Observed
 _Programs = Disconnect
 _Testing = Arm | Fired | Misbehave
 """What only processes take that a test has armed."""
 
-AnyMessage = _Calls | _Channels | _Supervision | _Deadlocks | _Publications | _Above | _Programs | _Testing
+AnyMessage = _Calls | _Channels | _Supervision | _Deadlocks | _Publications | _Observing | _Above | _Programs | _Testing
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(AnyMessage)

@@ -28,6 +28,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     rdma_address: str = ""
     ucx: str = ""
     host_id: str = ""
+    observe: str = "on"
     libssl: str = ""
     native_lib: str = ""
 
@@ -154,6 +155,13 @@ SETTINGS: Final = (
         "Identity of this host: processes of one host reach each other's memory.",
         "Two identities make two hosts of one machine, which have only `tcp` and `ucx` between them.",
         "of its boot and its namespace of processes",
+    ),
+    Setting(
+        "observe",
+        Choice(("on", "off")),
+        "",
+        "Whether the program has a control socket while a block is open, at which the command `trimesh` asks.",
+        "`off`: what hangs can only be asked with `trimesh.dump`, and by signals. A socket costs 0.3 ms a block.",
     ),
     Setting(
         "libssl",

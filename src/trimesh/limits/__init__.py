@@ -10,6 +10,7 @@ from trimesh.limits.bulk import *
 from trimesh.limits.calls import *
 from trimesh.limits.hosts import *
 from trimesh.limits.links import *
+from trimesh.limits.observing import *
 from trimesh.limits.processes import *
 from trimesh.limits.tensors import *
 from trimesh.limits.testing import *

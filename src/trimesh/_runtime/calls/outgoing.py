@@ -159,6 +159,10 @@ class OutgoingCall:
         """Return whether the message to `peer` still waits for room."""
         return self._pending is not None and self._index.get(peer) in self._pending
 
+    def index_of(self, peer: Peer) -> int:
+        """Return the index, in what was addressed, of the member in `peer`."""
+        return self._index[peer]
+
     def fail_unsent(self, peer: Peer, error: Exception) -> None:
         """Take back the message to `peer`, which waits for room, with an error instead of an outcome."""
         index = self._index[peer]

@@ -69,6 +69,10 @@ class Deadlocks:
         proc.routes[messages.Look] = self._take_look
         proc.routes[messages.Break] = self._take_break
 
+    def look(self) -> LocalWaits:
+        """Look who waits for whom in this process, waits with a deadline included."""
+        return LocalWaits(self._proc, self._numbers, bounded=True)
+
     async def run(self) -> None:
         """Watch, and judge, until cancelled."""
         async with trio.open_nursery() as nursery:

@@ -8,7 +8,7 @@ started elsewhere (in a nursery of `lifespan`) may outlive the call, so it is no
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import trio
@@ -60,7 +60,7 @@ class LocalWaits:
         for wait, refs in self._any.items():
             self._read_any(wait, refs)
         for task, refs in self._of_waiter.items():
-            call_of_task = self._call_of(task)
+            call_of_task = self.call_of(task)
             if call_of_task is not None:
                 self._edges[call_of_task] += refs
 
@@ -92,14 +92,15 @@ class LocalWaits:
         self._any_of_number[wait.number] = refs
         self._of_waiter[task].append(NodeRef(NodeKind.NEXT, self._proc.proc_id, wait.number))
 
-    def _edges_of(self, call: IncomingCall) -> list[NodeRef]:
+    def edges_of(self, call: IncomingCall) -> list[NodeRef]:
+        """Return what a running call waits for: all of it has to end before it can."""
         edges = list(self._edges.get(call, ()))
         if call.items is not None and call.items.is_waiting and self._counts(call.items):
             told = call.items.window.acknowledged_total
             edges.append(NodeRef(NodeKind.CONSUMER, call.peer.proc_id, call.call_id, self._proc.proc_id, told))
         return edges
 
-    def _call_of(self, task: trio.lowlevel.Task | None) -> IncomingCall | None:
+    def call_of(self, task: trio.lowlevel.Task | None) -> IncomingCall | None:
         """Return the running call that cannot end before `task` has, or None."""
         while task is not None:
             found = self._of_task.get(task)
@@ -132,7 +133,7 @@ class LocalWaits:
             return None
         others = (call for peer in self._proc.peers() for call in _calls_to(peer) if call.any_wait is not wait)
         takes = any(isinstance(call, OutgoingStream) and call.only_consumer is task for call in others)
-        if self._call_of(task) is None and not takes:
+        if self.call_of(task) is None and not takes:
             return None
         return NodeRef(NodeKind.NEXT, self._proc.proc_id, wait.number)
 
@@ -152,13 +153,17 @@ class LocalWaits:
 
     # ---- looks -----------------------------------------------------------------------------------------------
 
+    def any_of(self, ref: NodeRef) -> Sequence[NodeRef]:
+        """Return what a `NEXT` node waits for any of."""
+        return self._any_of_number.get(ref.a, ())
+
     def waits_of(self, task: trio.lowlevel.Task) -> list[NodeRef]:
         """Return what a task waits for."""
         return list(self._of_waiter.get(task, ()))
 
     def has_waits(self, call: IncomingCall) -> bool:
         """Return whether a running call waits for others."""
-        return bool(self._edges_of(call))
+        return bool(self.edges_of(call))
 
     def look_up(self, ref: NodeRef) -> NodeReport | None:
         """Return what the node of that name waits for; None if it does not wait, or is not there."""
@@ -189,7 +194,7 @@ class LocalWaits:
             return None
         place = place_of(cell, call.spec.name)
         if call in group.running:
-            edges = tuple(dict.fromkeys(self._edges_of(call)))
+            edges = tuple(dict.fromkeys(self.edges_of(call)))
             return NodeReport(ref, needs_all=True, waits_for=edges, place=place) if edges else None
         if not group.is_full or call not in group.queue:
             return None
@@ -208,7 +213,7 @@ class LocalWaits:
             return None
         if outgoing.budget is None and not self._counts(outgoing):
             return None
-        call = self._call_of(outgoing.part_of)
+        call = self.call_of(outgoing.part_of)
         above: tuple[NodeRef, ...] = ()
         if call is not None:
             if call.ended or call.is_cancelled:

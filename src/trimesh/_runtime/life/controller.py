@@ -17,6 +17,7 @@ from trimesh._runtime.actors.context import set_proc_of_run, set_proc_of_task
 from trimesh._runtime.life.current import find_proc
 from trimesh._runtime.life.family import Family
 from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.observing.control import ControlSocket
 from trimesh._runtime.system.system_calls import refusals
 from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh.config import reread
@@ -32,8 +33,9 @@ class _Controller:
     left then, need it until they have been.
     """
 
-    def __init__(self, proc: Proc, family: Family) -> None:
+    def __init__(self, proc: Proc, family: Family, *, is_observed: bool) -> None:
         self.proc = proc
+        self.control = ControlSocket(proc, proc.inquiries) if is_observed else None
         self.family = family
         self.users = 0
         self.scope: trio.CancelScope = trio.CancelScope(shield=True)
@@ -48,10 +50,14 @@ class _Controller:
             with self.scope:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(run_with_agent, self.proc, self.proc.me, Extent().point(0))
+                    if self.control is not None:
+                        self.control.open()
                     self.ready.set()
         except BaseException as error:  # noqa: BLE001 - a system task must not raise; the leases raise it
             self.error = error
         finally:
+            if self.control is not None:
+                self.control.close()
             self.proc.transport.close()
             self.ready.set()
             self.closed.set()
@@ -130,7 +136,7 @@ def _start(pickled: bool | None) -> _Controller:  # noqa: FBT001 - see lease_pro
     proc, siblings = Proc(proc_id, transport, pickled=is_pickled), Siblings()
     proc.family = Family(proc, lambda preload: open_local_host(proc, transport, preload, siblings))
     proc.family.siblings = siblings
-    controller = _Controller(proc, proc.family)
+    controller = _Controller(proc, proc.family, is_observed=settings.observe == "on")
     _of_run.set(controller)
     set_proc_of_run(proc)
     trio.lowlevel.spawn_system_task(controller.run, name="trimesh")

@@ -32,8 +32,10 @@ from trimesh._runtime.calls.process import CallNumbers, Clock
 from trimesh._runtime.channels.registry import Channels
 from trimesh._runtime.deadlock.suspicion import Deadlocks
 from trimesh._runtime.life.crash import crash
+from trimesh._runtime.life.link_groups import LinkGroups
 from trimesh._runtime.life.sites import Sites
 from trimesh._runtime.meshes.stopping_blocks import StoppingBlocks
+from trimesh._runtime.observing.asking import Inquiries
 from trimesh._runtime.peers.deaths import DeathOf, Deaths
 from trimesh._runtime.peers.incoming import IncomingCall, refuse, refuse_unaddressed
 from trimesh._runtime.peers.item_sender import ItemSender
@@ -48,7 +50,8 @@ from trimesh._runtime.values.codec import Values
 from trimesh._runtime.values.endpoint_spec import GENERATOR
 from trimesh._runtime.values.payload import take_payload
 from trimesh._runtime.values.typed_values import make_values
-from trimesh._transport.interface.base import Buffer, DownReason, Link, LinkDown, LinkGroup, Transport
+from trimesh._runtime.watch.journal import Journal
+from trimesh._transport.interface.base import Buffer, DownReason, Link, LinkDown, Transport
 from trimesh._wire import messages
 from trimesh.errors import ProtocolError, TrimeshInternalError
 from trimesh.ids import ID_MAX, CallId, MeshId, ProcId
@@ -81,6 +84,8 @@ class Proc:
         dropped_replies: Replies that came after their call had been given up.
         routes: Who takes the messages that are no calls and no answers, by their class.
         deadlocks: Looks for calls that wait for themselves.
+        journal: What has happened to the members that it owns.
+        inquiries: Asks the processes that it owns what they do, and answers its own owner.
         on_gone: Told of each peer that is gone, after its calls have been settled.
         on_link: Told of each peer that has got the link that messages to it take.
         channels: The channels of this process, and its ports of others.
@@ -111,7 +116,9 @@ class Proc:
         "family",
         "has_crashed",
         "host_name",
+        "inquiries",
         "is_simulated",
+        "journal",
         "loopback",
         "members",
         "memberships",
@@ -169,6 +176,8 @@ class Proc:
         serve_streams(self)
         serve_reports(self)
         self.deadlocks: Deadlocks = Deadlocks(self)
+        self.journal = Journal()
+        self.inquiries = Inquiries(self)
         self.now: Clock = trio.current_time
         self.is_simulated: bool = seed is not None
         # Ids need to be unique, not secret; a simulation needs them to be the same in each run.
@@ -177,7 +186,7 @@ class Proc:
         self._of_link: dict[Link, Peer] = {}
         self._calls: dict[int, OutgoingCall] = {}
         self.new_call_id: CallNumbers = map(CallId, itertools.count(1)).__next__
-        self._groups: dict[tuple[Link, ...], LinkGroup] = {}
+        self._groups = LinkGroups(transport.define_group)
         self._deaths = Deaths()
         self.loopback = LoopbackLink(self)
         self.adopt_link(proc_id, self.loopback)
@@ -296,7 +305,7 @@ class Proc:
         peer.link = None
         for link in self._links_of(peer):
             del self._of_link[link]
-            self._forget_groups(link)
+            self._groups.forget(link)
             link.abort()
 
     def is_stranger(self, peer: Peer) -> bool:
@@ -357,16 +366,7 @@ class Proc:
             self.loopback.send(parcel.head, parcel.bodies)
         if not links:
             return None
-        group = self._groups.get(links)
-        if group is None:
-            if len(self._groups) >= limits.GROUPS_MAX:
-                self._groups.pop(next(iter(self._groups))).close()
-            group = self._groups[links] = self.transport.define_group(links)
-        return group.cast(parcel.head, parcel.bodies, flow=parcel.flow)
-
-    def _forget_groups(self, link: Link) -> None:
-        for links in [links for links in self._groups if link in links]:
-            self._groups.pop(links).close()
+        return self._groups.of(links).cast(parcel.head, parcel.bodies, flow=parcel.flow)
 
     # ---- frames ----------------------------------------------------------------------------------------------
 
@@ -410,7 +410,7 @@ class Proc:
         peer = self._of_link.pop(link, None)
         if peer is None:
             return
-        self._forget_groups(link)
+        self._groups.forget(link)
         if down.reason is DownReason.PROTOCOL:
             self._drop_links(peer)
         if peer.link is link:  # what came by another one, if there is one, is read before the peer counts as lost

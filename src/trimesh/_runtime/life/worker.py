@@ -17,6 +17,7 @@ from trimesh._runtime.actors.context import set_proc_of_run
 from trimesh._runtime.life.family import Family
 from trimesh._runtime.life.local_host import LocalHost, accept_links
 from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.observing.view import look
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.spawner.launcher import attach_launcher
 from trimesh._runtime.system import prctl
@@ -25,6 +26,7 @@ from trimesh._runtime.system.records import WorkerConfig
 from trimesh._runtime.watch.report import describe_self
 from trimesh._runtime.watch.stack import arm_stack
 from trimesh._transport.native.transport import NativeTransport
+from trimesh._wire.observed import encode
 from trimesh.config import install
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent
@@ -92,7 +94,7 @@ async def _main(config: WorkerConfig, link: socket.socket, broker: socket.socket
         proc.family = Family(proc, lambda _: nullcontext(host), ProcId(config.parent_id), host, root)
         parent = ProcId(config.parent_id)
         owner = proc.adopt_link(parent, transport.open_link(link, local=not config.is_far, lease=False, peer=parent))
-        stack_fd = arm_stack(partial(describe_self, proc))
+        stack_fd = arm_stack(partial(describe_self, proc), lambda: encode(look(proc)))
         extent = Extent(dict(zip(config.labels, config.sizes, strict=True)))
         try:
             await serve_owner(proc, proc.family, owner, extent.point(config.rank), _kill_group, stack_fd)

@@ -111,7 +111,7 @@ class ActorMembers:
         self._with_processes: set[int] = set()
         self._untold: dict[ProcId, list[Callable[[int], None]]] = {}
         self._remaking: dict[trio.CancelScope, trio.Event] = {}
-        self.events = EventHub(lambda: self.info)
+        self.events = EventHub(lambda: self.info, self.proc.journal)
         if isinstance(self.policy, Restart):
             self._restarts = Restarts(self.proc, Supervisor(self.info.name, self.policy, self.units), self)
 

@@ -26,6 +26,7 @@ from trimesh._runtime.watch.stall import StallReport
 from trimesh._transport.interface.base import DownReason, LinkDown
 from trimesh.errors import ProcDied
 from trimesh.ids import ProcId
+from trimesh.shape.point import Point
 
 if TYPE_CHECKING:
     from trimesh._runtime.peers.host import HostChild, LaunchRequest
@@ -68,7 +69,8 @@ class Member:
         proc: The owner's process.
         peer: The child as a peer.
         rank: Its place in its mesh.
-        label: `mesh{coordinates}`, for people.
+        mesh, point: Name of the mesh, and the place as coordinates.
+        label: The same for people.
         on_death: Called once if it ends without having been asked to, or badly then, before any call learns of it
             (rule X3).
         gone: Set when it has ended, however.
@@ -85,14 +87,17 @@ class Member:
         proc: ParentProc,
         peer: Peer,
         rank: int,
-        label: str,
+        mesh: str,
+        point: Point,
         incarnation: int,
         on_death: Callable[[Member, Exception], None],
     ) -> None:
         self.proc = proc
         self.peer = peer
         self.rank = rank
-        self.label = label
+        self.mesh = mesh
+        self.point = point
+        self.label = f"{mesh}{point!r}" + (f" (incarnation {incarnation})" if incarnation else "")
         self.incarnation = incarnation
         self.on_death = on_death
         self.child: HostChild | None = None

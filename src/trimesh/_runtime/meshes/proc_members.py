@@ -95,7 +95,7 @@ class ProcMembers:
         self._losses = ToldLosses()
         self._replacing: set[int] = set()
         self._settled = trio.Event()
-        self.events = EventHub(lambda: self.info)
+        self.events = EventHub(lambda: self.info, self.proc.journal)
         if isinstance(self.policy, Restart):
             units = units_of(self.whole, self.policy.along)
             self._restarts = Restarts(self.proc, Supervisor(self.name, self.policy, units), self)
@@ -161,8 +161,8 @@ class ProcMembers:
 
     def _new_member(self, rank: int, incarnation: int) -> Member:
         proc_id = ProcId(self.proc.new_id())
-        label = f"{self.name}{self.whole.point(rank)!r}" + (f" (incarnation {incarnation})" if incarnation else "")
-        member = Member(self.proc, self.proc.peer(proc_id), rank, label, incarnation, self._died)
+        peer, point = self.proc.peer(proc_id), self.whole.point(rank)
+        member = Member(self.proc, peer, rank, self.name, point, incarnation, self._died)
         member.stall.listeners.append(partial(self._stalled, rank))
         self.proc.members[proc_id] = member
         return member

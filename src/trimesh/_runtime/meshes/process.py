@@ -8,6 +8,7 @@ from trimesh._runtime.actors.process import ActorProc
 from trimesh._runtime.actors.supervision_log import LoggingProc
 from trimesh._runtime.peers.deaths import DeathOf
 from trimesh._runtime.peers.peer import Peer
+from trimesh._runtime.watch.journal import Journal
 from trimesh._runtime.watch.process import TaskProc
 from trimesh._transport.interface.base import Link
 from trimesh.ids import ProcId
@@ -15,6 +16,11 @@ from trimesh.ids import ProcId
 
 class MeshProc(ActorProc, LoggingProc, TaskProc, Protocol):
     """The process that owns a mesh; see `Proc`."""
+
+    @property
+    def journal(self) -> Journal:
+        """What has happened to the members of its meshes."""
+        ...
 
 
 class ParentProc(TaskProc, Protocol):

@@ -219,6 +219,11 @@ class Peer:
         family = self.proc.family
         return self.proc_id == self.proc.proc_id or (family is not None and self.proc_id == family.parent)
 
+    @property
+    def waiting(self) -> int:
+        """Messages that wait here for room in mailboxes of its actors."""
+        return sum(box.waiting for box in self._outboxes.values())
+
     def find_outbox(self, mesh: MeshId) -> Outbox | None:
         """Return the outbox for one of its actors if anything was ever sent to it."""
         return self._outboxes.get(mesh)

@@ -67,6 +67,9 @@ SENDERS: Final[dict[type[messages.Message], Sender]] = {
     messages.Break: _CONTROLLER,
     messages.Broken: _ANY,
     messages.Circle: _CONTROLLER,
+    # who looks on: the owner asks
+    messages.Observe: _OWNER,
+    messages.Observed: _MEMBER,
     # publications: by their numbers
     messages.Subscribe: _ANY,
     messages.Published: _ANY,

@@ -1,8 +1,6 @@
 """Names of published handles: sockets in a folder of this user, which only this user may enter.
 
-    trimesh/NAME in $XDG_RUNTIME_DIR, or trimesh-UID/NAME in /tmp where that is not set
-
-FN-1 A folder of another user, or one that others may enter, is refused: whoever owns it could put itself in between.
+FN-1 The folder is private (`system/private_folder.py`), so that no other user can put itself in between.
 FN-2 Who takes, clears or judges a name holds the lock of the folder, so that a name without a listener is never taken
      for one that is just being taken.
 """
@@ -14,18 +12,16 @@ import fcntl
 import os
 import re
 import socket
-import stat
-import struct
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from trimesh import limits
+from trimesh._runtime.system.private_folder import credentials_of, entered, user_folder
 from trimesh.errors import ConnectError
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-_CREDENTIALS: Final = struct.Struct("3i")
 
 
 def checked_program_name(name: Any) -> str:
@@ -45,20 +41,6 @@ def checked_program_name(name: Any) -> str:
     return name
 
 
-def folder_of_names() -> Path:
-    """Return where the names of this user are."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if runtime and Path(runtime).is_dir():
-        return Path(runtime) / "trimesh"
-    return Path("/tmp") / f"trimesh-{os.geteuid()}"  # noqa: S108 - its owner and mode are checked
-
-
-def credentials_of(sock: socket.socket) -> tuple[int, int]:
-    """Return the process and the user at the other end of a socket."""
-    pid, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return pid, user
-
-
 @contextmanager
 def _entered() -> Generator[tuple[Path, int], None, None]:
     """Open the folder; make it if it is missing.
@@ -66,23 +48,13 @@ def _entered() -> Generator[tuple[Path, int], None, None]:
     Raises:
         ConnectError: It cannot be trusted, or not be made.
     """
-    folder = folder_of_names()
-    try:
-        with suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError as error:
-        raise ConnectError(f"published names are in the folder {folder}, which cannot be used: {error}") from error
-    try:
-        found = os.fstat(fd)
-        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
-            raise ConnectError(
-                f"published names are in the folder {folder}, which must be of user {os.geteuid()} and of mode 0700, "
-                f"got user {found.st_uid} and mode {stat.S_IMODE(found.st_mode):04o}: remove it, or set XDG_RUNTIME_DIR"
-            )
+    folder = user_folder()
+    with ExitStack() as stack:
+        try:
+            fd = stack.enter_context(entered(folder))
+        except OSError as error:
+            raise ConnectError(f"published names are in the folder {folder}, which cannot be used: {error}") from error
         yield folder, fd
-    finally:
-        os.close(fd)
 
 
 @contextmanager
@@ -190,7 +162,7 @@ def dial(name: str) -> socket.socket | None:
                     if sock is None:
                         os.unlink(name, dir_fd=fd)
         except FileNotFoundError:
-            known = ", ".join(sorted(os.listdir(fd))) or "none"
+            known = ", ".join(sorted(filter(_NAME.fullmatch, os.listdir(fd)))) or "none"
             raise ConnectError(
                 f"no program of this user publishes {name!r} on this host (in {folder}); published are: {known}"
             ) from None

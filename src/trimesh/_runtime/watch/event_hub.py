@@ -11,6 +11,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.tasks.foreign import in_trio_block, in_trio_taking
 from trimesh._runtime.values.reference import MeshInfo
+from trimesh._runtime.watch.journal import Journal
 from trimesh.events.buffer import EventBuffer
 from trimesh.events.records import Event, Lagged, MemberEvent, Started
 
@@ -73,11 +74,13 @@ class EventHub:
 
     Attributes:
         info: Returns the mesh as it is now.
+        journal: Notes every record, for who asks later.
         is_closed: Whether the mesh has stopped.
     """
 
-    def __init__(self, info: Callable[[], MeshInfo]) -> None:
+    def __init__(self, info: Callable[[], MeshInfo], journal: Journal) -> None:
         self.info = info
+        self.journal = journal
         self.is_closed = False
         self._readers: list[EventStream] = []
 
@@ -104,6 +107,7 @@ class EventHub:
 
     def publish(self, event: Event) -> None:
         """Give a record to every reader."""
+        self.journal.take(event)
         for reader in self._readers:
             reader.put(event)
 

@@ -7,6 +7,7 @@ what its actors do; that comes if the main thread comes by a bytecode.
 
 from __future__ import annotations
 
+import base64
 import faulthandler
 import os
 import signal
@@ -29,7 +30,10 @@ STACK_BYTES_MAX: Final = 16_384
 TASKS_BYTES_MAX: Final = 32_768
 """What is written of the tasks of one process: some hundred frames."""
 
-FILE_BYTES_MAX: Final = 1 << 20
+TABLES_BYTES_MAX: Final = 1 << 18
+"""The tables of one process, written as text: a thousand calls."""
+
+FILE_BYTES_MAX: Final = 1 << 21
 """The file begins anew beyond this; a process is asked seldom."""
 
 STACK_SECONDS: Final = 0.05
@@ -38,12 +42,17 @@ STACK_SECONDS: Final = 0.05
 TASKS_SECONDS: Final = 0.5
 """The same for the tasks, which Python writes: for a process that waits for a processor."""
 
+_READ_BYTES: Final = STACK_BYTES_MAX + TASKS_BYTES_MAX + TABLES_BYTES_MAX
 _TASKS_HEAD: Final = "\n==== tasks "
+_TABLES_HEAD: Final = "\n==== tables "
 _LOOP_HEAD: Final = "in the loop"
 _STACK_HEAD: Final = "Stack (most recent call first)"
 
 Describe = Callable[[FrameType | None], tuple[bool, str]]
 """Returns whether the main thread, interrupted in a frame, waits in Trio's loop, and what the actors do."""
+
+Tables = Callable[[], bytes]
+"""Returns what `_wire.observed` encodes of this process."""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -53,18 +62,21 @@ class Report(msgspec.Struct, frozen=True):
         stack: Of its main thread, innermost call first, or "" when there is none.
         tasks: What its actors do; None when its interpreter has not said so since it was asked.
         is_in_loop: Whether the main thread waits in Trio's loop, so that its stack says nothing.
+        tables: What `_wire.observed` encodes; None as for the tasks.
     """
 
     stack: str = ""
     tasks: str | None = None
     is_in_loop: bool = False
+    tables: bytes | None = None
 
 
-def arm_stack(describe: Describe | None = None) -> int:
+def arm_stack(describe: Describe | None = None, tables: Tables | None = None) -> int:
     """Let this process write its main thread's stack when it gets `STACK_SIGNAL`; return the descriptor it goes to.
 
     Args:
         describe: Asked for the tasks at `TASKS_SIGNAL`, in a signal handler.
+        tables: Asked for the tables then.
     """
     fd = os.memfd_create("trimesh-stack", os.MFD_CLOEXEC)
     faulthandler.register(STACK_SIGNAL, file=fd, all_threads=False, chain=False)
@@ -79,12 +91,24 @@ def arm_stack(describe: Describe | None = None) -> int:
             if os.lseek(fd, 0, os.SEEK_CUR) > FILE_BYTES_MAX:
                 os.ftruncate(fd, 0)
                 os.lseek(fd, 0, os.SEEK_SET)
-            head = f"{_TASKS_HEAD}{time.monotonic()} {_LOOP_HEAD if is_in_loop else ''}\n"
+            now = time.monotonic()
+            if tables is not None:
+                os.write(fd, _tables_text(tables, now))
+            head = f"{_TASKS_HEAD}{now} {_LOOP_HEAD if is_in_loop else ''}\n"
             os.write(fd, (head + text).encode(errors="replace")[:TASKS_BYTES_MAX] + b"\n")
 
         signal.signal(TASKS_SIGNAL, write_tasks)
         signal.siginterrupt(TASKS_SIGNAL, False)  # noqa: FBT003 - calls of the system in C libraries go on
     return fd
+
+
+def _tables_text(tables: Tables, now: float) -> bytes:
+    """Return the tables as they stand in the file; nothing when they cannot be had, or are too large."""
+    try:
+        text = base64.b64encode(tables())
+    except Exception:  # noqa: BLE001 - it runs in the middle of anything; the tasks are told all the same
+        return b""
+    return f"{_TABLES_HEAD}{now} ".encode() + text + b"\n" if len(text) <= TABLES_BYTES_MAX else b""
 
 
 def request_stack(pid: int) -> None:
@@ -132,15 +156,27 @@ def read_report(pid: int, fd: int, asked_at: float) -> Report:
         is_fresh = False
     if not is_fresh:
         return Report(_stack_in(text))
-    return Report(_stack_in(text), tasks.partition(_STACK_HEAD)[0].strip("\n"), where == _LOOP_HEAD)
+    said = tasks.partition(_STACK_HEAD)[0].partition(_TABLES_HEAD)[0].strip("\n")
+    return Report(_stack_in(text), said, where == _LOOP_HEAD, _tables_in(text, said_at))
+
+
+def _tables_in(text: str, said_at: str) -> bytes | None:
+    at = text.rfind(f"{_TABLES_HEAD}{said_at} ")
+    if at < 0:
+        return None
+    encoded = text[at + len(_TABLES_HEAD) :].partition("\n")[0].partition(" ")[2]
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except ValueError:
+        return None
 
 
 def _read(pid: int, fd: int) -> str:
     try:
         with Path(f"/proc/{pid}/fd/{fd}").open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - STACK_BYTES_MAX - TASKS_BYTES_MAX))
-            return file.read(STACK_BYTES_MAX + TASKS_BYTES_MAX).decode(errors="replace")
+            file.seek(max(0, size - _READ_BYTES))
+            return file.read(_READ_BYTES).decode(errors="replace")
     except OSError:
         return ""
 
@@ -148,4 +184,5 @@ def _read(pid: int, fd: int) -> str:
 def _stack_in(text: str) -> str:
     # The file is appended to at each request: the last stack is the one that was asked for.
     head = text.rfind("(most recent call first)")
-    return text[text.rfind("\n", 0, max(0, head)) + 1 :].partition(_TASKS_HEAD)[0].strip()[:STACK_BYTES_MAX]
+    stack = text[text.rfind("\n", 0, max(0, head)) + 1 :].partition(_TABLES_HEAD)[0].partition(_TASKS_HEAD)[0]
+    return stack.strip()[:STACK_BYTES_MAX]

@@ -59,6 +59,24 @@ def is_in_loop(frame: FrameType | None) -> bool:
     return frame is not None and any(one.f_code.co_name == "get_events" for one in _outwards(frame))
 
 
+def where(task: trio.lowlevel.Task) -> tuple[str, list[str]]:
+    """Return where a task is, `file:line in function`, and all that leads there, innermost first.
+
+    Frames of the runtime and of Trio's core are left out; where it is, is said without those of Trio.
+    """
+    frames = [one for one in _await_frames(task.coro) if not one[0].co_filename.startswith(_HIDDEN)][:FRAMES_MAX]
+    lines = [f"{code.co_filename}:{line} in {code.co_name}" for code, line in frames]
+    at = next((line for line in lines if not line.startswith(_TRIO)), lines[0] if lines else "")
+    return at, lines
+
+
+def stack_lines(frame: FrameType | None) -> list[str]:
+    """Return the stack of a thread that is at `frame`, innermost first, as `faulthandler` writes one."""
+    return [
+        f'  File "{one.f_code.co_filename}", line {one.f_lineno} in {one.f_code.co_name}' for one in _outwards(frame)
+    ]
+
+
 def _describe_cell(cell: Cell, now: float) -> Iterator[str]:
     name = f"{cell.spec.name}{cell.spec.point!r}"
     calls: dict[trio.lowlevel.Task, IncomingCall] = {}

@@ -1,0 +1,354 @@
+"""One look at the tables of this process: rows for `_wire.observed`.
+
+Nothing is kept for it while calls run. It may be taken from a signal handler of the main thread, or from another thread
+while the loop does not run: it takes no lock, awaits nothing, asks Trio for nothing, and changes nothing that counts.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from trimesh import limits
+from trimesh._runtime.calls.outgoing import OutgoingCall
+from trimesh._runtime.system.exits import process_state
+from trimesh._runtime.watch.task_tree import where
+from trimesh._wire import observed
+from trimesh._wire.waits import NodeKind, NodeRef
+from trimesh.ids import AGENT
+
+if TYPE_CHECKING:
+    import trio
+
+    from trimesh._runtime.actors.cell import Cell
+    from trimesh._runtime.meshes.member import Member
+    from trimesh._runtime.observing.process import ObservedProc
+    from trimesh._runtime.peers.incoming import IncomingCall
+    from trimesh._wire.call_places import CallerPlace
+    from trimesh.shape.point import Point
+
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_STOPPED: Final = {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead", "": "dead"}
+_KINDS: Final = {
+    NodeKind.CALL: "call",
+    NodeKind.MESSAGE: "call",
+    NodeKind.UNSENT: "room",
+    NodeKind.CONSUMER: "consumer",
+    NodeKind.SOURCE: "item",
+}
+
+
+def look(proc: ObservedProc) -> observed.ProcView:
+    """Return what is known in `proc` of itself, of its children and of its calls."""
+    return _Look(proc).view()
+
+
+def proc_name(proc_id: int) -> str:
+    """Return how a process incarnation is called in rows."""
+    return f"{proc_id:x}"
+
+
+def coordinates(point: Point) -> dict[str, int]:
+    """Return a point as a map from labels to places."""
+    return {label: point[label] for label in point}
+
+
+class _Look:
+    """One look; see `look`."""
+
+    def __init__(self, proc: ObservedProc) -> None:
+        self._proc = proc
+        self._me = proc_name(proc.proc_id)
+        self._now = proc.now()
+        self._waits = proc.deadlocks.look()
+        self._made = [
+            (call, peer) for peer in proc.peers() for call in list(peer.calls) if isinstance(call, OutgoingCall)
+        ]
+        self._unsent = {call.number: call for call, _ in self._made if call.number}
+
+    def view(self) -> observed.ProcView:
+        """Return all tables."""
+        proc = self._proc
+        calls = [*self._incoming(), *self._outgoing(), *self._abandoned()]
+        calls.sort(key=lambda one: -one.age)
+        shown = calls[: limits.OBSERVED_CALLS]
+        is_controller = proc.family is None or proc.family.root is None
+        return observed.ProcView(
+            proc=self._self(),
+            children=tuple(_child(self._me, member) for member in list(proc.members.values())),
+            actors=tuple(self._actor(cell) for mesh, cell in list(proc.cells.items()) if mesh != AGENT),
+            calls=tuple(shown),
+            links=tuple(self._links()),
+            grants=tuple(self._grants()),
+            events=tuple(proc.journal.after(0)),
+            job=self._job() if is_controller else None,
+            cut={"calls": len(calls) - len(shown)} if len(calls) > len(shown) else {},
+        )
+
+    # ---- this process and its children -----------------------------------------------------------------------
+
+    def _self(self) -> observed.ProcRow:
+        proc, family = self._proc, self._proc.family
+        own = None if family is None else family.own_mesh
+        mesh, point, incarnation = "", dict[str, int](), 0
+        if own is not None:
+            rank = next((rank for rank, one in enumerate(own.members) if one.proc_id == proc.proc_id), None)
+            if rank is not None:
+                mesh, point = own.name, coordinates(own.whole.point(rank))
+                incarnation = own.members[rank].incarnation
+        parent = None if family is None else family.parent
+        return observed.ProcRow(
+            id=self._me,
+            parent="" if parent is None else proc_name(parent),
+            name=observed.label_of(mesh, point) if mesh else "controller",
+            mesh=mesh,
+            point=point,
+            incarnation=incarnation,
+            pid=proc.pid,
+            host=proc.host_name,
+            memory_bytes=0 if proc.is_simulated else memory_of(proc.pid),
+        )
+
+    def _job(self) -> observed.JobRow:
+        proc = self._proc
+        stopping = tuple(block.name for block in proc.stopping_blocks)
+        return observed.JobRow(
+            id=self._me,
+            pid=proc.pid,
+            host=proc.host_name,
+            command="" if proc.is_simulated else _command_of(proc.pid),
+            state="stopping" if stopping else "running",
+            stopping=stopping,
+        )
+
+    # ---- actors and memory -----------------------------------------------------------------------------------
+
+    def _actor(self, cell: Cell) -> observed.ActorRow:
+        spec, point = cell.spec, coordinates(cell.spec.point)
+        state = "ended" if cell.ended.is_set() else "serving" if cell.mailbox.is_open else "starting"
+        return observed.ActorRow(
+            proc=self._me,
+            name=observed.label_of(spec.name, point),
+            mesh=spec.name,
+            point=point,
+            cls=spec.cls.__qualname__,
+            incarnation=spec.incarnation,
+            state=state,
+            queued=sum(1 for _ in cell.mailbox.queued()),
+            running=sum(1 for _ in cell.mailbox.running()),
+        )
+
+    def _grants(self) -> Iterator[observed.GrantRow]:
+        for one in self._proc.bulk.registrations():
+            yield observed.GrantRow(proc=self._me, kind="buffer", nbytes=one.span.nbytes)
+
+    def _links(self) -> Iterator[observed.LinkRow]:
+        for peer in self._proc.peers():
+            if peer.link is None or peer.proc_id == self._proc.proc_id:
+                continue
+            counted = peer.link.statistics()
+            yield observed.LinkRow(
+                proc=self._me,
+                peer=proc_name(peer.proc_id),
+                messages_sent=counted.messages_sent,
+                messages_received=counted.messages_received,
+                bytes_sent=counted.bytes_sent,
+                bytes_received=counted.bytes_received,
+                queued_bytes=counted.queued_bytes,
+                dropped_frames=counted.dropped_frames,
+                waiting=peer.waiting,
+            )
+
+    # ---- calls that have come --------------------------------------------------------------------------------
+
+    def _incoming(self) -> Iterator[observed.CallRow]:
+        for mesh, cell in list(self._proc.cells.items()):
+            is_agent = mesh == AGENT
+            for group in list(cell.mailbox.groups()):
+                for call, task in list(group.running.items()):
+                    if not is_agent:
+                        yield self._running(cell, call, task)
+                holders = tuple(
+                    observed.WaitRow(kind="slot", call=self._name(self._waits.ref_of(one)))
+                    for one in list(group.running)
+                )
+                for call in [] if is_agent else list(group.queue):
+                    yield self._row(cell, call, "queued", holders)
+            if not cell.mailbox.is_open and not is_agent:
+                until = (observed.WaitRow(kind="slot", text="its actor serves"),)
+                for call in list(cell.mailbox.queued()):
+                    yield self._row(cell, call, "queued", until)
+
+    def _running(self, cell: Cell, call: IncomingCall, task: trio.lowlevel.Task) -> observed.CallRow:
+        waits = tuple(wait for edge in self._waits.edges_of(call) for wait in self._wait(edge))
+        state = "waiting" if waits else "running"
+        if call.cancelled_by is not None or call.deadline <= self._now:
+            state = "cancelling"
+        return self._row(cell, call, state, waits, task)
+
+    def _row(
+        self,
+        cell: Cell,
+        call: IncomingCall,
+        state: str,
+        waits: tuple[observed.WaitRow, ...] = (),
+        task: trio.lowlevel.Task | None = None,
+    ) -> observed.CallRow:
+        at, stack = ("", list[str]()) if task is None else where(task)
+        spec, point = cell.spec, coordinates(cell.spec.point)
+        return observed.CallRow(
+            id=self._name(self._waits.ref_of(call)),
+            proc=self._me,
+            name=observed.label_of(spec.name, point),
+            mesh=spec.name,
+            point=point,
+            endpoint=call.spec.name,
+            caller=self._name_of(call.caller, call.peer.proc_id),
+            caller_proc=proc_name(call.peer.proc_id),
+            state=state,
+            age=self._now - call.received_at,
+            left=self._left(call.deadline),
+            waits=waits,
+            at=at,
+            stack=tuple(stack),
+        )
+
+    def _name_of(self, place: CallerPlace | None, proc_id: int) -> str:
+        """Return how the caller of a call is called: an actor by what it has said of itself, else its process."""
+        if place is None:
+            family = self._proc.family
+            is_root = proc_id == (self._proc.proc_id if family is None or family.root is None else family.root)
+            return "controller" if is_root else f"process {proc_name(proc_id)}"
+        point, rest = list[tuple[str, int]](), place.rank
+        for label, size in zip(reversed(place.labels), reversed(place.sizes), strict=False):
+            point.append((label, rest % max(size, 1)))
+            rest //= max(size, 1)
+        name = observed.label_of(place.mesh, dict(reversed(point)))
+        return f"{name}.{place.endpoint}" if place.endpoint else name
+
+    def _left(self, deadline: float) -> float | None:
+        return None if deadline == math.inf else deadline - self._now
+
+    # ---- what they wait for ----------------------------------------------------------------------------------
+
+    def _wait(self, edge: NodeRef) -> Iterator[observed.WaitRow]:
+        if edge.kind is NodeKind.NEXT:
+            for one in self._waits.any_of(edge):
+                yield from self._wait(one)
+            return
+        text = ""
+        if edge.kind is NodeKind.CONSUMER:
+            text = "who takes its items"
+        elif edge.kind is NodeKind.UNSENT:
+            text = "room in a mailbox"
+        yield observed.WaitRow(kind=_KINDS.get(edge.kind, "call"), call=self._name(edge), text=text)
+
+    def _name(self, ref: NodeRef) -> str:
+        """Return the id of the call that a node stands for; empty if it is none."""
+        match ref.kind:
+            case NodeKind.CALL | NodeKind.SOURCE:
+                return _call_id(ref.a, ref.b, ref.proc)
+            case NodeKind.MESSAGE:
+                return f"message.{ref.a}@{proc_name(ref.proc)}"
+            case NodeKind.UNSENT:
+                outgoing = self._unsent.get(ref.a)
+                return "" if outgoing is None else self._outgoing_id(outgoing, ref.b)
+            case _:
+                return ""
+
+    # ---- calls that were made --------------------------------------------------------------------------------
+
+    def _outgoing_id(self, call: OutgoingCall, proc_id: int) -> str:
+        if call.is_broadcast:
+            return f"message.{self._me}.{call.number}@{proc_name(proc_id)}"
+        return _call_id(self._proc.proc_id, call.call_id, proc_id)
+
+    def _outgoing(self) -> Iterator[observed.CallRow]:
+        for call, peer in self._made:
+            if call.mesh == AGENT:
+                continue
+            above = self._waits.call_of(call.part_of)
+            is_unsent = call.is_unsent_to(peer)
+            origin = call.request.origin(call.index_of(peer))
+            point = {} if origin.point is None else coordinates(origin.point)
+            name = observed.label_of(call.request.mesh, point)
+            age = self._now - call.started_at
+            yield observed.CallRow(
+                id=self._outgoing_id(call, peer.proc_id),
+                proc=proc_name(peer.proc_id),
+                name=name,
+                mesh=call.request.mesh,
+                point=point,
+                endpoint=call.request.endpoint,
+                caller=self._name_of(call.request.caller, self._proc.proc_id),
+                caller_proc=self._me,
+                part_of="" if above is None else self._name(self._waits.ref_of(above)),
+                state="cancelling" if call.is_given_up else "sending" if is_unsent else "sent",
+                age=age,
+                left=None if call.budget is None else call.budget - age,
+                waits=(observed.WaitRow(kind="room", text=f"room in the mailbox of {name}"),) if is_unsent else (),
+            )
+
+    def _abandoned(self) -> Iterator[observed.CallRow]:
+        for peer in self._proc.peers():
+            for call in peer.abandoned:
+                origin = call.where()
+                point = {} if origin.point is None else coordinates(origin.point)
+                mesh, _, endpoint = call.what.rpartition(".")
+                yield observed.CallRow(
+                    id=_call_id(self._proc.proc_id, call.call_id, peer.proc_id),
+                    proc=proc_name(peer.proc_id),
+                    name=observed.label_of(mesh, point),
+                    mesh=mesh,
+                    point=point,
+                    endpoint=endpoint,
+                    caller_proc=self._me,
+                    state="abandoned",
+                    age=self._now - call.started_at,
+                )
+
+
+def _call_id(caller: int, number: int, callee: int) -> str:
+    return f"{proc_name(caller)}.{number}@{proc_name(callee)}"
+
+
+def _child(parent: str, member: Member) -> observed.ProcRow:
+    mesh, point = member.mesh, coordinates(member.point)
+    if member.gone.is_set():
+        state = "dead"
+    elif member.child is None:
+        state = "starting"
+    else:
+        state = "running" if member.stack_fd < 0 else _STOPPED.get(process_state(member.pid), "running")
+        state = "exiting" if state == "running" and member.is_expected else state
+    return observed.ProcRow(
+        id=proc_name(member.peer.proc_id),
+        parent=parent,
+        name=observed.label_of(mesh, point),
+        mesh=mesh,
+        point=point,
+        incarnation=member.incarnation,
+        pid=member.pid,
+        host=member.proc.host_name,
+        state=state,
+        stalled_seconds=member.stall.seconds,
+        stack_fd=member.stack_fd,
+    )
+
+
+def memory_of(pid: int) -> int:
+    """Return the resident memory of a process in bytes; 0 if it is not known."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
+    return 0
+
+
+def _command_of(pid: int) -> str:
+    with suppress(OSError):
+        parts = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return b" ".join(filter(None, parts)).decode(errors="replace")[: limits.OBSERVED_TEXT_CHARS]
+    return ""

@@ -1,0 +1,344 @@
+"""What a process says of itself when it is asked: one table for each kind of thing, the same for all who read them.
+
+Each row is a map with names: a reader knows its way about without this library, and a field that is added breaks no
+reader. `VERSION` grows when a field is taken away or gets another meaning.
+
+Times are ages in seconds when the row was made; processes have no clock in common. `at` is a Unix time.
+"""
+
+# Annotations are not texts here: msgspec would compile each of them in every new process.
+
+from typing import Final, TypeVar
+
+import msgspec
+
+from trimesh._wire.memory.regions import Buffer
+from trimesh.errors import ProtocolError
+
+VERSION: Final = 1
+
+
+class _Row(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of the rows."""
+
+
+class JobRow(_Row, frozen=True):
+    """One run: a controller and all that it owns.
+
+    Attributes:
+        id: Of the controller's incarnation.
+        pid: Of the controller.
+        host: Where it runs.
+        command: Its command line.
+        started_at: Unix time at which its outermost block was entered.
+        state: "running", or "stopping" while a block is being left.
+        stopping: Names of the blocks that are being left.
+        record: Folder of its flight records; empty without them.
+    """
+
+    id: str
+    pid: int
+    host: str
+    command: str = ""
+    started_at: float = 0.0
+    state: str = "running"
+    stopping: tuple[str, ...] = ()
+    record: str = ""
+
+
+class HostRow(_Row, frozen=True):
+    """One machine of a run.
+
+    Attributes:
+        name: Its name.
+        procs: Processes of the run there.
+        failed: Those of them whose state is neither "running" nor "starting".
+    """
+
+    name: str
+    procs: int
+    failed: int = 0
+
+
+class ProcRow(_Row, frozen=True):
+    """One process.
+
+    Attributes:
+        id: Of this incarnation.
+        parent: The process that owns it; empty for the controller.
+        name: `mesh[label=0]`, or "controller".
+        mesh, point: The mesh of processes, its coordinates there.
+        incarnation: 0 for the first at its point.
+        pid, host: Where it is.
+        state: "running"; "stuck" when its Trio loop does not run, but Python code does; "silent" when its main thread
+            runs no Python code: C code holds the GIL, or it waits in the operating system; "stopped" by a signal or a
+            debugger; "starting"; "exiting" once it was asked to; "dead".
+        stalled_seconds: For how long its Trio loop had not run when that was last heard of; 0.0 when it runs.
+        memory_bytes: Resident memory; 0 if that is not known.
+        stack: Stack of the main thread, innermost call first, of a process that does not run.
+        last_event: What happened to it last; empty for nothing.
+        record: File of its flight record; empty without one.
+        stack_fd: Where a process of this host writes its stack; see `trimesh._runtime.watch.stack`.
+    """
+
+    id: str
+    parent: str = ""
+    name: str = "controller"
+    mesh: str = ""
+    point: dict[str, int] = {}
+    incarnation: int = 0
+    pid: int = 0
+    host: str = ""
+    state: str = "running"
+    stalled_seconds: float = 0.0
+    memory_bytes: int = 0
+    stack: str = ""
+    last_event: str = ""
+    record: str = ""
+    stack_fd: int = -1
+
+
+class ActorRow(_Row, frozen=True):
+    """One actor.
+
+    Attributes:
+        proc: Where it lives.
+        name, mesh, point: As those of a process.
+        cls: Name of its class.
+        incarnation: 0 for the first at its point.
+        state: "starting", "serving", "ended".
+        queued: Calls that wait in its mailbox.
+        running: Calls that run.
+    """
+
+    proc: str
+    name: str
+    mesh: str
+    point: dict[str, int] = {}
+    cls: str = ""
+    incarnation: int = 0
+    state: str = "serving"
+    queued: int = 0
+    running: int = 0
+
+
+class WaitRow(_Row, frozen=True):
+    """One thing that a call, or a message, waits for.
+
+    Attributes:
+        kind: "call", "slot" (held by another call), "room" (in a mailbox), "consumer" or "item" (of a stream).
+        call: Id of the call that it waits for; empty if it is none.
+        text: For people.
+    """
+
+    kind: str
+    call: str = ""
+    text: str = ""
+
+
+class CallRow(_Row, frozen=True):
+    """One call to one member.
+
+    Attributes:
+        id: The same in what the caller and the callee say of it.
+        proc: The process of the callee.
+        name: `mesh[label=0]` of the callee.
+        mesh, point: The same in parts.
+        endpoint: Name of the endpoint.
+        caller: Who asked: `mesh[label=0].endpoint`, or "controller".
+        caller_proc: The process that asked.
+        part_of: Id of the call that the caller's task is part of; empty for a program's own task.
+        state: "sending" (waits for room in the mailbox), "sent" (the callee has not said more), "queued", "running",
+            "waiting" (runs, and waits for other calls), "cancelling", "abandoned" (given up; may still run).
+        age: Seconds since it was made, as far as is known.
+        left: Seconds left of its deadline; None for no deadline.
+        waits: What it waits for.
+        at: The line of the program that runs, or where it waits; empty if that is not known.
+        stack: The same with the lines around it, innermost first.
+    """
+
+    id: str
+    proc: str
+    name: str
+    mesh: str
+    endpoint: str
+    point: dict[str, int] = {}
+    caller: str = ""
+    caller_proc: str = ""
+    part_of: str = ""
+    state: str = "sent"
+    age: float = 0.0
+    left: float | None = None
+    waits: tuple[WaitRow, ...] = ()
+    at: str = ""
+    stack: tuple[str, ...] = ()
+
+
+class LinkRow(_Row, frozen=True):
+    """One link, as the process at one end of it counts.
+
+    Attributes:
+        proc, peer: Its ends.
+        messages_sent, messages_received: Whole messages.
+        bytes_sent, bytes_received: Heads and bodies.
+        queued_bytes: Waiting here because the peer is slow.
+        dropped_frames: Frames of another incarnation, and duplicates.
+        waiting: Messages that wait here for room in mailboxes of the peer.
+    """
+
+    proc: str
+    peer: str
+    messages_sent: int = 0
+    messages_received: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    queued_bytes: int = 0
+    dropped_frames: int = 0
+    waiting: int = 0
+
+
+class GrantRow(_Row, frozen=True):
+    """Memory of one process that others may reach.
+
+    Attributes:
+        proc: Whose it is.
+        kind: "buffer", or "publication".
+        name: Of a publication; else empty.
+        nbytes: Its size.
+    """
+
+    proc: str
+    kind: str
+    name: str = ""
+    nbytes: int = 0
+
+
+class EventRow(_Row, frozen=True):
+    """Something that happened to a member; see `trimesh.events`.
+
+    Attributes:
+        number: Counts the events of a run, from 1.
+        at: Unix time.
+        kind: "Started", "Died", ...: the name of the record.
+        name: `mesh[label=0]`.
+        mesh, point, incarnation: The same in parts.
+        text: What there is to say.
+        is_failure: Whether it is a failure.
+    """
+
+    number: int
+    at: float
+    kind: str
+    name: str
+    mesh: str = ""
+    point: dict[str, int] = {}
+    incarnation: int = 0
+    text: str = ""
+    is_failure: bool = False
+
+
+class ProcView(_Row, frozen=True):
+    """What one process says of itself, of its children as it sees them, and of what others have it do.
+
+    Attributes:
+        version: Of these tables.
+        proc: Itself.
+        children: The processes that it owns.
+        actors, calls, links, grants, events: In it; calls also those that it has made.
+        cut: How many rows were left out, by table.
+        job: Of a controller.
+    """
+
+    proc: ProcRow
+    version: int = VERSION
+    children: tuple[ProcRow, ...] = ()
+    actors: tuple[ActorRow, ...] = ()
+    calls: tuple[CallRow, ...] = ()
+    links: tuple[LinkRow, ...] = ()
+    grants: tuple[GrantRow, ...] = ()
+    events: tuple[EventRow, ...] = ()
+    cut: dict[str, int] = {}
+    job: JobRow | None = None
+
+
+_T = TypeVar("_T")
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+def decode_view(data: Buffer) -> ProcView:
+    """Decode what one process says.
+
+    Raises:
+        ProtocolError: `data` is no such thing.
+    """
+    return _decoded(data, ProcView)
+
+
+def decode_views(data: Buffer) -> tuple[ProcView, ...]:
+    """Decode what several processes say.
+
+    Raises:
+        ProtocolError: `data` is no such thing.
+    """
+    return _decoded(data, tuple[ProcView, ...])
+
+
+def _decoded(data: Buffer, kind: type[_T]) -> _T:
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
+        raise ProtocolError(f"what a process says of itself must be tables, got {error}") from error
+
+
+def label_of(mesh: str, point: dict[str, int]) -> str:
+    """Return how a member is called: `trainers[hosts=0,gpus=2]`, or `trainers` where there are no coordinates."""
+    inside = ",".join(f"{label}={place}" for label, place in point.items())
+    return f"{mesh}[{inside}]" if inside else mesh
+
+
+class ControlRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is asked at a control socket.
+
+    Attributes:
+        kind: "views": what every process does; "events": what has happened after event `after`.
+        seconds: For which processes may take to answer; 0.0 for the usual bound.
+        after: Number of an event.
+    """
+
+    kind: str
+    seconds: float = 0.0
+    after: int = 0
+
+
+class ControlAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a control socket answers.
+
+    Attributes:
+        error: Why there is no answer; empty if there is one.
+        by: "loop"; or "thread", when the Trio loop of the controller does not run.
+        views, events: What was asked for.
+    """
+
+    error: str = ""
+    by: str = "loop"
+    views: tuple[ProcView, ...] = ()
+    events: tuple[EventRow, ...] = ()
+
+
+def decode_request(data: Buffer) -> ControlRequest:
+    """Decode what a client asks.
+
+    Raises:
+        ProtocolError: `data` is no request.
+    """
+    return _decoded(data, ControlRequest)
+
+
+def decode_answer(data: Buffer) -> ControlAnswer:
+    """Decode what a control socket answers.
+
+    Raises:
+        ProtocolError: `data` is no answer.
+    """
+    return _decoded(data, ControlAnswer)

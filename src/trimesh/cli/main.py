@@ -1,0 +1,17 @@
+"""The entry of the command; it says what to install where the extra is missing."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command with the arguments of the process, and exit with its code."""
+    try:
+        from trimesh.cli.commands import run  # noqa: PLC0415 - what it needs may be missing
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("cyclopts", "rich"):
+            raise
+        sys.stderr.write(f"the command trimesh needs the package {error.name}: pip install 'trimesh-actors[cli]'\n")
+        sys.exit(2)
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,91 @@
+"""`trimesh ps`: runs, processes and actors as trees, what is wrong first."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from rich.text import Text
+from rich.tree import Tree
+
+from trimesh.cli.text import FINE, clean, common, more, one_line, size, state_of
+from trimesh.observe import ActorRow, ProcRow
+from trimesh.observe.merging import RunSnapshot
+
+_SHOWN = 20
+"""Children of one process that run as they should; those that do not are all shown."""
+
+
+def process_tree(snapshot: RunSnapshot, *, shows_all: bool = False) -> Tree:
+    """Return the processes of a run and their actors as a tree."""
+    job = snapshot.job
+    head = "a run" if job is None else f"run {job.pid}  {one_line(job.command, 80)}  {job.state}"
+    if job is not None and job.stopping:
+        head += f" {one_line(', '.join(job.stopping))}"
+    if snapshot.by == "thread":
+        head += "  (its Trio loop does not run)"
+    tree = Tree(Text(head, style="bold"))
+    children = defaultdict[str, list[ProcRow]](list)
+    actors = defaultdict[str, list[ActorRow]](list)
+    for proc in snapshot.procs:
+        children[proc.parent].append(proc)
+    for actor in snapshot.actors:
+        actors[actor.proc].append(actor)
+    known = {proc.id for proc in snapshot.procs}
+    for proc in snapshot.procs:
+        if proc.parent not in known:
+            _add(tree, proc, children, actors, shows_all=shows_all)
+    for failure in snapshot.failures[:_SHOWN]:
+        tree.add(Text(f"{failure.kind} {clean(failure.name)}: {one_line(failure.text)}", style="red"))
+    for table, count in snapshot.cut.items():
+        tree.add(Text(f"{count} {table} were left out", style="dim"))
+    return tree
+
+
+def _add(
+    tree: Tree,
+    proc: ProcRow,
+    children: dict[str, list[ProcRow]],
+    actors: dict[str, list[ActorRow]],
+    *,
+    shows_all: bool,
+) -> None:
+    branch = tree.add(Text(_proc_line(proc), style="" if proc.state in FINE else "red"))
+    if proc.state not in FINE and proc.stack:
+        for line in _shortest(proc.stack):
+            branch.add(Text(line, style="yellow"))
+    for actor in actors.get(proc.id, ()):
+        branch.add(Text(_actor_line(actor)))
+    shown = 0
+    rest = list[ProcRow]()
+    for child in children.get(proc.id, ()):
+        if not shows_all and child.state in FINE and not children.get(child.id) and shown >= _SHOWN:
+            rest.append(child)
+            continue
+        shown += child.state in FINE
+        _add(branch, child, children, actors, shows_all=shows_all)
+    if rest:
+        branch.add(Text(f"{more(len(rest), 'processes')}: {common([child.state for child in rest])}", style="dim"))
+
+
+def _proc_line(proc: ProcRow) -> str:
+    parts = [clean(proc.name), f"pid {proc.pid}", state_of(proc)]
+    if proc.memory_bytes:
+        parts.append(size(proc.memory_bytes))
+    if proc.incarnation:
+        parts.append(f"incarnation {proc.incarnation}")
+    if proc.last_event:
+        parts.append(one_line(proc.last_event, 80))
+    return "  ".join(parts)
+
+
+def _actor_line(actor: ActorRow) -> str:
+    parts = [f"{clean(actor.name)} ({clean(actor.cls)})", actor.state]
+    parts += [f"{actor.running} running"] * bool(actor.running) + [f"{actor.queued} queued"] * bool(actor.queued)
+    return "  ".join(parts)
+
+
+def _shortest(stack: str, lines: int = 3) -> Sequence[str]:
+    """Return the innermost lines of a stack, those of a program before those of this library and of Trio."""
+    found = [one_line(line.strip()) for line in stack.splitlines() if line.strip().startswith("File ")]
+    return [line for line in found if "/trimesh/_" not in line and "/trio/" not in line][:lines] or found[:lines]

@@ -1,0 +1,41 @@
+"""What a run does: which process, which call, who waits for whom, what has happened before.
+
+`await trimesh.observe.snapshot()` tells it of the program itself, `trimesh.observe.runs()` of the running ones of this
+user; the command `trimesh` shows the same.
+"""
+
+from trimesh._wire.observed import (
+    ActorRow,
+    CallRow,
+    EventRow,
+    GrantRow,
+    HostRow,
+    JobRow,
+    LinkRow,
+    ProcRow,
+    WaitRow,
+)
+from trimesh.observe.asking import snapshot, watch
+from trimesh.observe.merging import RunSnapshot
+from trimesh.observe.run import ObservedRun, find_run, runs
+from trimesh.observe.waiting import Culprit, WaitGraph
+
+__all__ = [
+    "ActorRow",
+    "CallRow",
+    "Culprit",
+    "EventRow",
+    "GrantRow",
+    "HostRow",
+    "JobRow",
+    "LinkRow",
+    "ObservedRun",
+    "ProcRow",
+    "RunSnapshot",
+    "WaitGraph",
+    "WaitRow",
+    "find_run",
+    "runs",
+    "snapshot",
+    "watch",
+]

@@ -1,0 +1,108 @@
+"""The running programs of this user on this machine, asked from outside by their control sockets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from trimesh import limits
+from trimesh._runtime.observing import RunClient, known_runs
+from trimesh._wire import observed
+from trimesh.errors import ConnectError
+from trimesh.observe.merging import RunSnapshot, merge
+
+
+class ObservedRun:
+    """A running program, as another one sees it. A context manager: leaving it ends the connection, not the run.
+
+    Nothing here needs Trio; every method blocks the calling thread until the answer has come.
+
+    Attributes:
+        pid: Of its controller.
+    """
+
+    def __init__(self, client: RunClient) -> None:
+        self.pid = client.pid
+        self._client = client
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def close(self) -> None:
+        """End the connection."""
+        self._client.close()
+
+    def snapshot(self, *, seconds: float = 0.0, rows_max: int = limits.OBSERVED_ROWS) -> RunSnapshot:
+        """Return what all processes of the run do.
+
+        Args:
+            seconds: For which processes may take to answer; 0.0 for the usual bound.
+            rows_max: Rows of a table.
+
+        Raises:
+            ConnectError: It has ended, or does not answer.
+        """
+        answer = self._client.ask(observed.ControlRequest(kind="views", seconds=seconds))
+        return merge(answer.views, time.time(), by=answer.by, rows_max=rows_max)
+
+    def events(self, after: int = 0) -> Sequence[observed.EventRow]:
+        """Return what has happened to members that the controller owns, after event number `after`.
+
+        Raises:
+            ConnectError: It has ended, or does not answer.
+        """
+        return self._client.ask(observed.ControlRequest(kind="events", after=after)).events
+
+
+def runs() -> list[ObservedRun]:
+    """Return the running programs of this user on this machine that can be asked; to be closed.
+
+    Raises:
+        ConnectError: Their folder belongs to another user, or others may enter it.
+    """
+    found = list[ObservedRun]()
+    for pid, name in known_runs():
+        with suppress(ConnectError):
+            found.append(ObservedRun(RunClient(pid, name)))
+    return found
+
+
+def find_run(pid: int | None = None) -> ObservedRun:
+    """Return a running program of this user on this machine.
+
+    Args:
+        pid: Of its controller; None for the only one there is.
+
+    Raises:
+        ConnectError: There is none, or more than one.
+    """
+    found = runs()
+    if pid is not None:
+        chosen = [one for one in found if one.pid == pid]
+        if not chosen:
+            known = ", ".join(str(one.pid) for one in found) or "none"
+            _close(found)
+            raise ConnectError(f"no run of this user has process {pid} as its controller; there are: {known}")
+    else:
+        chosen = found
+        if len(found) != 1:
+            known = ", ".join(str(one.pid) for one in found)
+            _close(found)
+            if not known:
+                raise ConnectError("no run of this user has an open block on this machine")
+            raise ConnectError(f"several runs are there, say which one by its pid: {known}")
+    _close([one for one in found if one is not chosen[0]])
+    return chosen[0]
+
+
+def _close(some: Sequence[ObservedRun]) -> None:
+    for one in some:
+        one.close()

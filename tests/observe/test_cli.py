@@ -1,0 +1,65 @@
+"""The command `trimesh`, run in this process against a run in this process (Q3)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import trio
+import trio.testing
+
+from trimesh import Actor, endpoint, this_host
+
+pytest.importorskip("cyclopts")
+
+from trimesh.cli.commands import run
+from trimesh.cli.text import clean, duration, one_line, size
+
+pytestmark = pytest.mark.real
+
+
+class Keeper(Actor):
+    @endpoint
+    async def hold(self) -> None:
+        await trio.sleep_forever()
+
+
+async def told(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Return exit code and output of a command."""
+    capfd.readouterr()
+    code = await trio.to_thread.run_sync(run, arguments)
+    return code, capfd.readouterr().out
+
+
+async def test_ps_shows_what_lives(capfd: pytest.CaptureFixture[str]):
+    """Q3: as a tree, and as JSON."""
+    async with this_host().spawn_procs({"gpus": 2}) as procs:
+        await procs.spawn("keepers", Keeper)
+        code, text = await told(capfd, "ps")
+        assert code == 0
+        assert "procs[gpus=1]" in text
+        assert "keepers[gpus=0] (Keeper)  serving" in text
+        code, text = await told(capfd, "ps", "--json")
+        [seen] = json.loads(text)
+        assert [proc["name"] for proc in seen["procs"]] == ["controller", "procs[gpus=0]", "procs[gpus=1]"]
+
+
+async def test_ps_without_a_run(capfd: pytest.CaptureFixture[str]):
+    assert (await told(capfd, "ps"))[0] == 3
+    assert (await told(capfd, "ps", "--pid", "1"))[0] == 3
+
+
+async def test_wrong_use_is_told(capfd: pytest.CaptureFixture[str]):
+    assert (await told(capfd, "ps", "--dance"))[0] == 2
+
+
+def test_names_cannot_steer_the_terminal():
+    """Escapes of terminals, carriage returns and turns of the reading direction are shown as what they are."""
+    assert clean("a\x1b[2Jb\r\u202ec") == "a\\x1b[2Jb\\r\\u202ec"
+    assert one_line("a\nb\tc") == "a b c"
+    assert one_line("x" * 300) == "x" * 199 + "…"
+
+
+def test_numbers_are_for_people():
+    assert [duration(seconds) for seconds in (0.25, 3.21, 245, 7380)] == ["0.25 s", "3.2 s", "4 min 5 s", "2 h 3 min"]
+    assert [size(nbytes) for nbytes in (0, 2048, 5 << 20)] == ["0 B", "2 KiB", "5.0 MiB"]

@@ -1,0 +1,153 @@
+"""The control socket of a run: who may ask, what is answered while the loop does not run, what is left (Q3, Q4)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+from tests.patience import HANG_SECONDS
+
+from trimesh import Actor, ConnectError, configured, endpoint, observe, this_host
+
+pytestmark = pytest.mark.real
+T = TypeVar("T")
+
+
+class Keeper(Actor):
+    @endpoint
+    async def hold(self) -> None:
+        await trio.sleep_forever()
+
+
+def found_by(function: Callable[[], T]) -> T:
+    """Call a function in another thread while this one, with its Trio loop, waits."""
+    results: list[T] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join(HANG_SECONDS)
+    [result] = results
+    return result
+
+
+def asked() -> observe.RunSnapshot:
+    with observe.find_run() as run:
+        return run.snapshot()
+
+
+async def test_run_is_asked_from_outside(folder: Path):
+    """Q3: while a block is open, in a folder that only this user may enter; nothing is left of it."""
+    async with this_host().spawn_procs({"gpus": 2}) as procs:
+        keepers = await procs.spawn("keepers", Keeper)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keepers.hold.call)
+            await trio.testing.wait_all_tasks_blocked()
+            seen = await trio.to_thread.run_sync(asked)
+            nursery.cancel_scope.cancel()
+        assert seen.by == "loop"
+        assert [proc.name for proc in seen.procs] == ["controller", "procs[gpus=0]", "procs[gpus=1]"]
+        assert {call.name for call in seen.calls} == {"keepers[gpus=0]", "keepers[gpus=1]"}
+        assert seen.job is not None
+        assert seen.job.pid == os.getpid()
+        for path in (folder, folder / ".runs"):
+            assert path.stat().st_mode & 0o777 == 0o700
+    assert list((folder / ".runs").iterdir()) == []
+    with pytest.raises(ConnectError, match="no run of this user"):
+        observe.find_run()
+
+
+async def test_run_answers_while_its_loop_does_not_run():
+    """Q4: a thread answers in its place, with the stack of the loop's thread."""
+    async with this_host().spawn_procs({"gpus": 1}) as procs:
+        keepers = await procs.spawn("keepers", Keeper)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keepers.hold.call)
+            await trio.testing.wait_all_tasks_blocked()
+            seen = found_by(asked)
+            nursery.cancel_scope.cancel()
+    assert seen.by == "thread"
+    controller = next(proc for proc in seen.procs if not proc.parent)
+    assert controller.state == "stuck"
+    assert "in found_by" in controller.stack
+    assert [(call.name, call.endpoint) for call in seen.calls] == [("keepers[gpus=0]", "hold")]
+    assert {proc.state for proc in seen.procs if proc.parent} == {"running"}
+
+
+async def test_switched_off_there_is_no_socket(folder: Path):
+    """Q3: TRIMESH_OBSERVE=off opens none."""
+    with configured(observe="off"):
+        async with this_host().spawn_procs({"gpus": 1}):
+            assert os.listdir(folder.parent) == []
+
+
+def open_to_others(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o755)
+
+
+def a_link(folder: Path) -> None:
+    (folder.parent / "elsewhere").mkdir(mode=0o700)
+    folder.symlink_to(folder.parent / "elsewhere")
+
+
+@pytest.mark.parametrize("damage", [open_to_others, a_link])
+async def test_folder_that_cannot_be_trusted_is_refused(
+    damage: Callable[[Path], None], folder: Path, caplog: pytest.LogCaptureFixture
+):
+    """Q3: the run goes on without a socket, and says so; who looks on is told, too."""
+    damage(folder)
+    async with this_host().spawn_procs({"gpus": 1}):
+        with pytest.raises(ConnectError, match="cannot be looked for"):
+            observe.runs()
+    assert [record.levelname for record in caplog.records if "cannot be looked at" in record.getMessage()] == [
+        "WARNING"
+    ]
+
+
+async def test_foreign_bytes_end_the_connection_and_nothing_else(folder: Path):
+    """Q3: a request that is none is answered in words, one that is too large by a close."""
+
+    def speak(data: bytes) -> bytes:
+        [name] = os.listdir(folder / ".runs")
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(folder / ".runs" / name))
+            sock.sendall(data)
+            sock.shutdown(socket.SHUT_WR)
+            with sock.makefile("rb") as said:
+                return said.read()
+
+    async with this_host().spawn_procs({"gpus": 1}):
+        said = await trio.to_thread.run_sync(speak, struct.pack("!I", 3) + b"\xc1\xc1\xc1")
+        assert "must be tables" in msgspec.msgpack.decode(said[4:])["error"]
+        unknown = msgspec.msgpack.encode({"kind": "dance"})
+        said = await trio.to_thread.run_sync(speak, struct.pack("!I", len(unknown)) + unknown)
+        assert "knows no request 'dance'" in msgspec.msgpack.decode(said[4:])["error"]
+        assert await trio.to_thread.run_sync(speak, struct.pack("!I", 2**31)) == b""
+        assert (await trio.to_thread.run_sync(asked)).by == "loop"
+
+
+def test_socket_of_a_killed_run_is_removed(folder: Path):
+    """Q3: whoever comes across it removes it."""
+    program = "import trio\nfrom trimesh import this_host\nasync def main():\n"
+    program += "    async with this_host().spawn_procs({'gpus': 1}):\n        print('open', flush=True)\n"
+    program += "        await trio.sleep_forever()\ntrio.run(main)\n"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        with observe.find_run(process.pid) as run:
+            assert len(run.snapshot().procs) == 2
+        process.kill()
+        process.wait()
+    assert len(os.listdir(folder / ".runs")) == 1
+    assert observe.runs() == []
+    assert os.listdir(folder / ".runs") == []

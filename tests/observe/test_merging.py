@@ -1,0 +1,71 @@
+"""What processes say, made one snapshot; who waits for whom in it."""
+
+from __future__ import annotations
+
+import time
+
+from trimesh import observe
+from trimesh._wire.observed import CallRow, ProcRow, ProcView, WaitRow, decode_views, encode
+from trimesh.observe.merging import merge
+
+
+def call(call_id: str, *waits: str, age: float = 1.0, state: str = "running") -> CallRow:
+    waiting = tuple(WaitRow(kind="call", call=other) for other in waits)
+    return CallRow(id=call_id, proc="1", name=call_id, mesh="m", endpoint="e", state=state, age=age, waits=waiting)
+
+
+def test_callee_knows_the_state_and_caller_the_rest():
+    """ME-2: what each side knows of a call is in its one row."""
+    made = CallRow(id="1.2@3", proc="3", name="a", mesh="a", endpoint="e", part_of="0.1@1", age=2.0, caller_proc="1")
+    come = CallRow(id="1.2@3", proc="3", name="a", mesh="a", endpoint="e", state="queued", age=1.5, left=4.0)
+    views = [ProcView(proc=ProcRow(id="1"), calls=(made,)), ProcView(proc=ProcRow(id="3", parent="1"), calls=(come,))]
+    [row] = merge(views, 0.0).calls
+    assert (row.state, row.part_of, row.age, row.left) == ("queued", "0.1@1", 2.0, 4.0)
+
+
+def test_process_that_has_said_nothing_is_silent():
+    """ME-1: its owner knows of it."""
+    child = ProcRow(id="2", parent="1", name="procs[gpus=0]")
+    [first, _] = merge([ProcView(proc=ProcRow(id="1"), children=(child,))], 0.0).procs
+    assert (first.name, first.state) == ("procs[gpus=0]", "silent")
+
+
+def test_what_most_wait_for_is_the_culprit():
+    """WG-1, WG-2: of what waits for nothing, the one that most wait for."""
+    seen = observe.RunSnapshot(
+        taken_at=0.0,
+        calls=(call("alone", age=9.0), call("a", "c"), call("b", "a"), call("c", "d"), call("d")),
+    )
+    graph = observe.WaitGraph(seen)
+    assert [(one.call.id, one.waiters) for one in graph.culprits()] == [("d", 3), ("alone", 0)]
+    assert [one.id for one in graph.roots()] == ["alone", "b"]
+    assert [(depth, row.id) for depth, row, _ in graph.tree()] == [(0, "b"), (1, "a"), (2, "c"), (3, "d")]
+
+
+def test_calls_that_wait_for_themselves_are_a_circle():
+    """WG-1: said once, from one of them on; what waits for the circle is none of it."""
+    seen = observe.RunSnapshot(taken_at=0.0, calls=(call("z", "a"), call("a", "b"), call("b", "c"), call("c", "a")))
+    [first] = observe.WaitGraph(seen).culprits()
+    assert first.cycle == ("a", "b", "c")
+    assert [row for row in observe.WaitGraph(seen).tree() if row[2]] == [(4, seen.calls[1], True)]
+
+
+def test_four_thousand_processes_are_merged_within_a_second():
+    """With a call each, decoded from what they send."""
+    views = tuple(
+        ProcView(
+            proc=ProcRow(id=str(rank), parent="0", name=f"procs[gpus={rank}]", mesh="procs", point={"gpus": rank}),
+            calls=(CallRow(id=f"0.{rank}@{rank}", proc=str(rank), name="a", mesh="a", endpoint="e", state="running"),),
+        )
+        for rank in range(1, 4097)
+    )
+    root = ProcView(proc=ProcRow(id="0"), children=tuple(view.proc for view in views))
+    data = encode((root, *views))
+    best = 9.9
+    for _ in range(3):
+        began = time.perf_counter()
+        seen = merge(decode_views(data), 0.0)
+        best = min(best, time.perf_counter() - began)
+    assert len(seen.procs) == 4097
+    assert len(seen.calls) == 4096
+    assert best < 1.0
