@@ -7,8 +7,8 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,12 +32,8 @@ class Keeper(Actor):
 
 def found_by(function: Callable[[], T]) -> T:
     """Call a function in another thread while this one, with its Trio loop, waits."""
-    results: list[T] = []
-    thread = threading.Thread(target=lambda: results.append(function()))
-    thread.start()
-    thread.join(HANG_SECONDS)
-    [result] = results
-    return result
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result(HANG_SECONDS)
 
 
 def asked() -> observe.RunSnapshot:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from trimesh import limits
-from trimesh._runtime.observing import RunClient, known_runs
+from trimesh._runtime.control import RunClient, known_runs
 from trimesh._wire import observed
 from trimesh.errors import ConnectError
 from trimesh.observe.merging import RunSnapshot, merge

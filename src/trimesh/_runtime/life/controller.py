@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -17,13 +18,15 @@ from trimesh._runtime.actors.context import set_proc_of_run, set_proc_of_task
 from trimesh._runtime.life.current import find_proc
 from trimesh._runtime.life.family import Family
 from trimesh._runtime.life.proc import Proc
-from trimesh._runtime.observing.control import ControlSocket
 from trimesh._runtime.system.system_calls import refusals
 from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh.config import reread
 from trimesh.errors import SpawnError, TrimeshInternalError
 from trimesh.ids import ID_MAX, ProcId
 from trimesh.shape.extent import Extent
+
+if TYPE_CHECKING:
+    from trimesh._runtime.control.socket import ControlSocket
 
 
 class _Controller:
@@ -33,9 +36,9 @@ class _Controller:
     left then, need it until they have been.
     """
 
-    def __init__(self, proc: Proc, family: Family, *, is_observed: bool) -> None:
+    def __init__(self, proc: Proc, family: Family, control: ControlSocket | None) -> None:
         self.proc = proc
-        self.control = ControlSocket(proc, proc.inquiries) if is_observed else None
+        self.control = control
         self.family = family
         self.users = 0
         self.scope: trio.CancelScope = trio.CancelScope(shield=True)
@@ -123,6 +126,7 @@ def _check(controller: _Controller) -> None:
 def _start(pickled: bool | None) -> _Controller:  # noqa: FBT001 - see lease_proc
     settings = reread()
     # The native library is loaded here, when the first block is entered, not by `import trimesh`.
+    from trimesh._runtime.control.socket import ControlSocket  # noqa: PLC0415
     from trimesh._runtime.life.local_host import open_local_host  # noqa: PLC0415
     from trimesh._runtime.spawner.siblings import Siblings  # noqa: PLC0415
     from trimesh._transport.native.transport import NativeTransport  # noqa: PLC0415
@@ -136,7 +140,9 @@ def _start(pickled: bool | None) -> _Controller:  # noqa: FBT001 - see lease_pro
     proc, siblings = Proc(proc_id, transport, pickled=is_pickled), Siblings()
     proc.family = Family(proc, lambda preload: open_local_host(proc, transport, preload, siblings))
     proc.family.siblings = siblings
-    controller = _Controller(proc, proc.family, is_observed=settings.observe == "on")
+    controller = _Controller(
+        proc, proc.family, ControlSocket(proc, proc.inquiries) if settings.observe == "on" else None
+    )
     _of_run.set(controller)
     set_proc_of_run(proc)
     trio.lowlevel.spawn_system_task(controller.run, name="trimesh")

@@ -95,6 +95,8 @@ async def _main(config: WorkerConfig, link: socket.socket, broker: socket.socket
         parent = ProcId(config.parent_id)
         owner = proc.adopt_link(parent, transport.open_link(link, local=not config.is_far, lease=False, peer=parent))
         stack_fd = arm_stack(partial(describe_self, proc), lambda: encode(look(proc)))
+        if config.is_far:  # a number of this host means another process on that of its owner
+            stack_fd = -1
         extent = Extent(dict(zip(config.labels, config.sizes, strict=True)))
         try:
             await serve_owner(proc, proc.family, owner, extent.point(config.rank), _kill_group, stack_fd)

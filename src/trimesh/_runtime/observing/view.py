@@ -333,7 +333,7 @@ def _child(parent: str, member: Member) -> observed.ProcRow:
         point=point,
         incarnation=member.incarnation,
         pid=member.pid,
-        host=member.proc.host_name,
+        host=member.host_name,
         state=state,
         stalled_seconds=member.stall.seconds,
         stack_fd=member.stack_fd,

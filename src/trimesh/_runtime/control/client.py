@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from trimesh import limits
-from trimesh._runtime.observing.folder import dial, runs
-from trimesh._runtime.system.framed import receive_frame, send_frame
+from trimesh._runtime.control.folder import dial, runs
+from trimesh._runtime.control.framed import receive_frame, send_frame
 from trimesh._wire import observed
 from trimesh.errors import ConnectError, ProtocolError
 

@@ -26,10 +26,10 @@ import msgspec
 import trio
 
 from trimesh import limits
+from trimesh._runtime.control.folder import Listener, listen
+from trimesh._runtime.control.framed import receive_frame, send_frame
 from trimesh._runtime.observing.asking import AskedBySignal, Inquiries
-from trimesh._runtime.observing.folder import Listener, listen
 from trimesh._runtime.observing.view import look, proc_name
-from trimesh._runtime.system.framed import receive_frame, send_frame
 from trimesh._runtime.system.private_folder import credentials_of
 from trimesh._runtime.watch.task_tree import stack_lines
 from trimesh._wire import observed
@@ -132,11 +132,17 @@ class ControlSocket:
                     return
                 client.settimeout(limits.CONTROL_SECONDS)
                 while (data := receive_frame(client, limits.CONTROL_REQUEST_BYTES_MAX)) is not None:
-                    send_frame(client, msgspec.msgpack.encode(self._answer(data)))
+                    send_frame(client, msgspec.msgpack.encode(self._answer_safely(data)))
         except OSError:
             return  # the client has gone, hangs, or sends what is no request
         finally:
             self._clients.discard(client)
+
+    def _answer_safely(self, data: bytes) -> observed.ControlAnswer:
+        try:
+            return self._answer(data)
+        except Exception as error:  # noqa: BLE001 - a thread that dies would say nothing
+            return observed.ControlAnswer(error=f"{type(error).__name__}: {error}")
 
     def _answer(self, data: bytes) -> observed.ControlAnswer:
         try:
