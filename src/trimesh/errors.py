@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import attrs
 
+from trimesh.html_table import table
+
 if TYPE_CHECKING:
     from typing import Self
 
@@ -33,6 +35,10 @@ class TrimeshError(Exception):
 
 class MeshError(TrimeshError):
     """Something on another process or host failed."""
+
+    def _repr_html_(self) -> str:
+        """Return a table of one row for notebooks: where it came from, and what it says."""
+        return _failures_table([self], "")
 
 
 class ProcDied(MeshError):
@@ -274,6 +280,10 @@ class MeshErrorGroup(ExceptionGroup[Exception]):
         """Return a group of the same mesh, endpoint and partial results around other exceptions."""
         return MeshErrorGroup(self.message, exceptions, partial=self.partial, mesh=self.mesh, endpoint=self.endpoint)
 
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks: where each failure came from, and what it says."""
+        return _failures_table(list(leaves(self)), self.message)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the remote tracebacks, too: Python's own way drops every cause (E04)."""
         texts = [_remote_text(leaf) for leaf in leaves(self)]
@@ -379,3 +389,13 @@ def coords(error: BaseException) -> list[Point]:
         if where is not None and where.point is not None:
             found.append(where.point)
     return found
+
+
+def _failures_table(failures: Sequence[BaseException], caption: str) -> str:
+    return table(("mesh", "point", "process", "error"), map(_cells_of, failures), len(failures), caption)
+
+
+def _cells_of(failure: BaseException) -> tuple[object, ...]:
+    where = origin(failure) or Origin(None, "")
+    point = "" if where.point is None else ", ".join(f"{dim}={index}" for dim, index in where.point.items())
+    return where.mesh, point, "" if where.pid is None else where.pid, f"{type(failure).__name__}: {failure}"

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import os
+import select
+import signal
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -27,17 +32,20 @@ class Worker(Actor):
     @endpoint
     async def say(self, text: str) -> None: print(text, flush=True)
     @endpoint
+    async def pids(self): return os.getpid(), os.getppid()
+    @endpoint
     async def hold(self, port) -> None:
         await port.send(None)
         await trio.sleep_forever()
     @endpoint
-    async def fail(self) -> None: raise LookupError("no")
+    async def fail(self) -> None: raise LookupError("<no>")
     @endpoint
     async def die(self) -> None: os.kill(os.getpid(), signal.SIGKILL)
 """,
     "open": 'procs = tb.spawn_procs({"gpus": 2}, supervision=trimesh.Isolate()).open()',
     "spawn": 'workers = procs.spawn("workers", Worker)',
     "call": "workers.step.call(1).values()",
+    "show": "workers",
     "interrupt": """
 channel = tb.enter(trimesh.open_channel(capacity=4))
 with channel as (port, receiver):
@@ -49,7 +57,13 @@ with channel as (port, receiver):
 """,
     "call after the interrupt": "workers.step.call(2).values()",
     "error": "workers.fail.call()",
+    "show an error": """
+try: workers.fail.call()
+except trimesh.MeshErrorGroup as failed: shown = failed
+shown
+""",
     "death": "workers.slice(gpus=1).die.call()",
+    "show the rest": "procs",
     "call after the death": "workers.alive().step.call(3).values()",
     "await": """
 async with trimesh.aio.spawn_procs({"gpus": 1}) as more:
@@ -74,15 +88,25 @@ def test_mesh_lives_over_cells() -> None:
         [output] = [output for output in shown[name] if output.output_type == "execute_result"]
         return str(output.data["text/plain"])
 
+    def html_of(name: str) -> str:
+        [output] = [output for output in shown[name] if output.output_type == "execute_result"]
+        return str(output.data["text/html"])
+
     def text_of(name: str) -> str:
         return "".join(output.get("text", "") + output.get("ename", "") for output in shown[name])
 
     assert not shown["define"] and not shown["open"] and not shown["spawn"]  # noqa: PT018
     assert value_of("call") == "(2, 2)"
+    assert html_of("show").count("<td>live</td>") == 2
     assert text_of("interrupt").endswith("KeyboardInterrupt")
     assert value_of("call after the interrupt") == "(3, 3)"
-    assert "LookupError: no" in text_of("error")
+    assert "LookupError: <no>" in text_of("error")
+    assert "<td>gpus=1</td>" in html_of("show an error")
+    assert html_of("show an error").count("<td>LookupError: &lt;no&gt;</td>") == 2
     assert "ProcDied" in text_of("death")
+    assert html_of("show the rest").endswith(
+        "<tr><td>0</td><td>live</td></tr><tr><td>1</td><td>ended</td></tr></tbody></table>"
+    )
     assert value_of("call after the death") == "(4,)"
     assert text_of("await") == "(5,)\n"
     assert value_of("call last") == "(6,)"
@@ -96,3 +120,35 @@ def test_output_of_ranks_is_under_the_cell_that_runs() -> None:
 
     said = "".join(output.text for output in notebook.cells[3].outputs)
     assert sorted(said.splitlines()) == [f"procs[gpus={rank}] | said by a rank" for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("end", ["killed", "restarted", "restarted at once"])
+def test_kernel_that_ends_leaves_no_process(end: str) -> None:
+    """K06: however it ends; the kernel that takes its place opens a mesh of its own."""
+    asyncio.run(_end_kernel(end))
+
+
+async def _end_kernel(end: str) -> None:
+    sources = [CELLS["define"], CELLS["open"], CELLS["spawn"], "workers.pids.call().values()"]
+    notebook: Any = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in sources])
+    client = nbclient.NotebookClient(notebook, timeout=HANG_SECONDS, kernel_name="python3")
+    async with client.async_setup_kernel():
+        for index, cell in enumerate(notebook.cells):
+            await client.async_execute_cell(cell, index)
+        shown = notebook.cells[-1].outputs[0].data["text/plain"]
+        children = {pid for pids in ast.literal_eval(shown) for pid in pids}
+        assert len(children) == 3  # two workers and their spawner
+        with ExitStack() as stack:
+            ends = [os.pidfd_open(pid) for pid in children]
+            for descriptor in ends:
+                stack.callback(os.close, descriptor)
+            if end == "killed":
+                os.kill(client.km.provisioner.pid, signal.SIGKILL)
+            else:
+                await client.km.restart_kernel(now=end == "restarted at once")
+                await client.kc.wait_for_ready(timeout=HANG_SECONDS)
+            for descriptor in ends:
+                assert select.select([descriptor], [], [], HANG_SECONDS)[0]
+        if end != "killed":
+            for index, cell in enumerate(notebook.cells):
+                await client.async_execute_cell(cell, index)

@@ -104,6 +104,14 @@ class FacedHandle(Generic[InnerT]):
     def __repr__(self) -> str:
         return repr(self._inner)
 
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks: the members that live. A block that has failed is told by the next call."""
+
+        async def show() -> str:
+            return self._inner._repr_html_()
+
+        return wait(show)
+
     def __reduce__(self) -> Any:
         return self._inner.__reduce__()
 

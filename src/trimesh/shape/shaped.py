@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
+from trimesh.html_table import table
 from trimesh.shape.extent import Extent
 from trimesh.shape.point import Point
 from trimesh.shape.region import Region
@@ -24,6 +25,10 @@ class Shaped(ABC):
     @abstractmethod
     def _seen(self, region: Region) -> Self:
         """Return a view of another part of the same mesh."""
+
+    @abstractmethod
+    def alive(self) -> Self:
+        """Return the view without the members whose end is known here."""
 
     @property
     def extent(self) -> Extent:
@@ -80,3 +85,11 @@ class Shaped(ABC):
             ShapeError: A point is not one of this mesh.
         """
         return self._seen(self._region().exclude(points))
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks: each member, and whether it lives as far as is known here."""
+        region = self._region()
+        live = frozenset(self.alive()._region().ranks())  # noqa: SLF001 - of its own class
+        states = ("live" if rank in live else "ended" for rank in region.ranks())
+        rows = ((*point.values(), state) for point, state in zip(region.points(), states, strict=True))
+        return table((*region.extent, "state"), rows, len(region), repr(self))

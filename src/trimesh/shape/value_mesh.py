@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import html
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import attrs
 
 from trimesh.errors import ShapeError
+from trimesh.html_table import table
 from trimesh.shape.extent import as_integer
 
 if TYPE_CHECKING:
@@ -22,12 +22,6 @@ U = TypeVar("U")
 
 _REPR_VALUES_MAX = 8
 """Values that a repr shows; a mesh of a thousand tensors must not fill the terminal."""
-
-_HTML_VALUES_MAX = 64
-"""Values that a notebook shows: a node of eight devices, eight times."""
-
-_HTML_CHARS_MAX = 200
-"""Of the repr of each."""
 
 
 @attrs.frozen(repr=False)
@@ -168,18 +162,5 @@ class ValueMesh(Generic[T_co]):
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks: the coordinates and the value of each member."""
-        head = "".join(f"<th>{html.escape(label)}</th>" for label in (*self.extent, "value"))
-        rows = [
-            "".join(f"<td>{html.escape(str(cell))}</td>" for cell in (*point.values(), _shortened(value)))
-            for point, value in zip(self.region.points(), self._values[:_HTML_VALUES_MAX], strict=False)
-        ]
-        if len(self._values) > _HTML_VALUES_MAX:
-            more = len(self._values) - _HTML_VALUES_MAX
-            rows.append(f'<td colspan="{len(self.extent) + 1}">... {more} more</td>')
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _shortened(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _HTML_CHARS_MAX else f"{text[:_HTML_CHARS_MAX]} ..."
+        rows = ((*point.values(), repr(value)) for point, value in self.items())
+        return table((*self.extent, "value"), rows, len(self._values))

@@ -1,0 +1,38 @@
+"""Tables of HTML, as notebooks show values: escaped, with a bound on rows and on the length of a cell."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+from itertools import islice
+from typing import Final
+
+ROWS_MAX: Final = 64
+"""Rows of a table: what is beyond is counted. A notebook keeps what it shows in its file."""
+
+CELL_CHARS_MAX: Final = 200
+"""Characters of a cell, a result or an error that may be long; what is beyond is cut off."""
+
+
+def table(head: Iterable[object], rows: Iterable[Iterable[object]], count: int, caption: str = "") -> str:
+    """Return a table.
+
+    Args:
+        head: Names of the columns.
+        rows: Cells of each row, which become text by `str`. No more than `ROWS_MAX` are taken.
+        count: How many rows there are; the last line says how many of them are not shown.
+        caption: Above the table.
+    """
+    columns = list(head)
+    title = f"<caption>{_escaped(caption)}</caption>" if caption else ""
+    names = "".join(f"<th>{_escaped(name)}</th>" for name in columns)
+    shown = ["".join(f"<td>{_escaped(cell)}</td>" for cell in row) for row in islice(rows, ROWS_MAX)]
+    if count > len(shown):
+        shown.append(f'<td colspan="{len(columns)}">... {count - len(shown)} more</td>')
+    body = "".join(f"<tr>{row}</tr>" for row in shown)
+    return f"<table>{title}<thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _escaped(cell: object) -> str:
+    text = str(cell)
+    return html.escape(text if len(text) <= CELL_CHARS_MAX else f"{text[:CELL_CHARS_MAX]} ...")
