@@ -156,9 +156,8 @@ class StartedCalls:
     @trio.lowlevel.enable_ki_protection
     async def _run(self, work: StartedWork) -> None:
         try:
-            await (
-                work.run()
-            )  # a block raises why it was cancelled, and its nursery must not raise the cancel before that
+            # A block raises why it was cancelled, and its nursery must not raise the cancel before that.
+            await work.run()
         finally:
             self._ended(work)
 

@@ -43,7 +43,7 @@ class HostConnection(NamedTuple):
     """A connection whose TLS session is open; all of it is taken over.
 
     Attributes:
-        sock: SessionResumed, non-blocking.
+        sock: Connected, non-blocking.
         tls: In state OPEN.
         wire: What has come from the socket and TLS has not taken yet.
         plain: What TLS has given out behind the hello.
