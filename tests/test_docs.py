@@ -60,7 +60,7 @@ def said_by(run: Run, document: str, index: int, folder: Path) -> list[str]:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(("document", "index"), numbered("docs/supervision.md", "docs/rdma.md"))
+@pytest.mark.parametrize(("document", "index"), numbered("docs/supervision.md", "docs/rdma.md", "docs/services.md"))
 def test_listing_runs(document: str, index: int, tmp_path: Path) -> None:
     said = said_by(executed, document, index, tmp_path)
     if document == "docs/supervision.md":  # its meshes go on after failures, each of which is logged

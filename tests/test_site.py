@@ -19,7 +19,7 @@ def test_every_public_name_has_one_place_in_the_reference() -> None:
     assert len(placed) == len(set(placed))
     shown = {name.rpartition(".")[2] for name in placed} | set(pages)
     assert set(trimesh.__all__) - shown == set()
-    for package in ("aio", "blocking", "rdma", "spmd", "testing"):
+    for package in ("aio", "blocking", "rdma", "service", "spmd", "testing"):
         assert set(pages[package]) >= {f"trimesh.{package}.{name}" for name in getattr(trimesh, package).__all__}
 
 
@@ -36,7 +36,10 @@ def test_every_exception_is_explained() -> None:
     parts = {part.partition("\n")[0]: part for part in page.split("\n### ")[1:]}
     parts = {name: text.partition("\n## ")[0] for name, text in parts.items()}
 
-    modules = [trimesh.errors, *(getattr(trimesh, name) for name in ("aio", "blocking", "rdma", "spmd", "testing"))]
+    modules = [
+        trimesh.errors,
+        *(getattr(trimesh, name) for name in ("aio", "blocking", "rdma", "service", "spmd", "testing")),
+    ]
     things = {name: getattr(module, name) for module in modules for name in getattr(module, "__all__", vars(module))}
     raised = {name for name, thing in things.items() if isinstance(thing, type) and issubclass(thing, BaseException)}
     assert set(parts) == raised | {"RecordingError"}

@@ -83,7 +83,7 @@ from trimesh.shape.value_mesh import ValueMesh
 _assemble()
 
 if TYPE_CHECKING:
-    from trimesh import aio, blocking, config, observe, programs, rdma, spmd, tensor, testing
+    from trimesh import aio, blocking, config, observe, programs, rdma, service, spmd, tensor, testing
     from trimesh.blocking import from_thread
     from trimesh.programs import connect, publish_as
     from trimesh.rdma import RDMABuffer
@@ -225,6 +225,7 @@ __all__ = [
     "replicate",
     "rref",
     "run_process",
+    "service",
     "set_rng_state",
     "show",
     "spmd",
@@ -275,6 +276,6 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module("trimesh.programs"), name)
     if name in _TENSORS:
         return getattr(importlib.import_module("trimesh.tensor"), name)
-    if name in ("aio", "blocking", "observe", "programs", "rdma", "spmd", "tensor", "testing"):
+    if name in ("aio", "blocking", "observe", "programs", "rdma", "service", "spmd", "tensor", "testing"):
         return importlib.import_module(f"trimesh.{name}")
     raise AttributeError(f"module 'trimesh' has no attribute {name!r}")

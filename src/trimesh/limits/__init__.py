@@ -12,5 +12,6 @@ from trimesh.limits.hosts import *
 from trimesh.limits.links import *
 from trimesh.limits.observing import *
 from trimesh.limits.processes import *
+from trimesh.limits.service import *
 from trimesh.limits.tensors import *
 from trimesh.limits.testing import *

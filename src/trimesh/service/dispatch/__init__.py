@@ -1,0 +1,1 @@
+"""PURE: which request of a pool goes to which replica, and when."""

@@ -1,0 +1,174 @@
+"""The state of a pool: requests come, wait, are given to replicas, and end; replicas come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trimesh.service.dispatch.adaptive import Adaptive, Limit
+from trimesh.service.dispatch.replica import Replica
+from trimesh.service.dispatch.request import PoolRequest
+from trimesh.service.dispatch.routes import PoolRoute
+from trimesh.service.dispatch.sessions import Sessions
+from trimesh.service.dispatch.waiting import RequestQueue
+
+
+class Dispatcher:
+    """Which request goes where, and when.
+
+    Every request that `submit` has taken ends by exactly one `end`, or one `withdraw` while it waits.
+
+    Attributes:
+        replicas: All of them, those that are down or drained, too.
+        waiting: The queue.
+        sessions: Where sessions are.
+        pauses: How many blocks hold the queue back.
+        submitted: Requests that were taken in.
+        ended: Those that are over.
+    """
+
+    def __init__(
+        self,
+        replicas: int,
+        *,
+        route: PoolRoute,
+        concurrency: int | Adaptive,
+        queue: int,
+        queue_bytes: int,
+        sessions: int,
+    ) -> None:
+        rule = concurrency if isinstance(concurrency, Adaptive) else None
+        start = concurrency.start if isinstance(concurrency, Adaptive) else concurrency
+        self.replicas = [Replica(index, start) for index in range(replicas)]
+        self.waiting = RequestQueue(queue, queue_bytes)
+        self.sessions = Sessions(sessions)
+        self.pauses = 0
+        self.submitted = 0
+        self.ended = 0
+        self._route = route
+        self._given = 0
+        self._limits = [Limit(replica, rule) for replica in self.replicas]
+
+    @property
+    def running(self) -> int:
+        """Requests that replicas run."""
+        return sum(replica.running for replica in self.replicas)
+
+    def has_room(self, size: int) -> bool:
+        """Whether the queue can take a request of so many bytes."""
+        return self.waiting.has_room(size)
+
+    def submit(self, request: PoolRequest) -> None:
+        """Take a request in."""
+        request.number = self.submitted
+        self.submitted += 1
+        self._put(request)
+
+    def withdraw(self, request: PoolRequest) -> None:
+        """Let a request go that waits: its caller has left, or it was cancelled."""
+        self.waiting.remove(request)
+        request.state = "over"
+        self.ended += 1
+
+    def end(self, request: PoolRequest, seconds: float | None) -> None:
+        """Note that a replica is done with a request.
+
+        Args:
+            request: The request.
+            seconds: How long the replica had it; None if that says nothing of the replica.
+        """
+        self._give_up(request)
+        request.state = "over"
+        self.ended += 1
+        if seconds is not None and request.replica is not None:
+            self._limits[request.replica].learn(seconds)
+
+    def retry(self, request: PoolRequest) -> None:
+        """Let a request wait again, at its old place: its replica has not run it, or it may run twice."""
+        self._give_up(request)
+        self._put(request)
+
+    def take(self) -> list[tuple[PoolRequest, Replica]]:
+        """Return the requests that replicas may run now, each with its replica; they count as running."""
+        taken: list[tuple[PoolRequest, Replica]] = []
+        while not self.pauses:
+            serving = self.serving()
+            candidates = [one for one in serving if one.has_room]
+            request = self._next(candidates)
+            if request is None:
+                break
+            if request.replica is None and self._pin(request, serving):
+                continue
+            replica = (
+                self.replicas[request.replica]
+                if request.replica is not None
+                else self._route.choose(request, candidates, serving)
+            )
+            self.waiting.remove(request)
+            self._give(request, replica)
+            taken.append((request, replica))
+        return taken
+
+    def serving(self) -> Sequence[Replica]:
+        """Return the replicas that requests may go to: those that are up, or if none is, those that may come back."""
+        inside = [one for one in self.replicas if not one.is_drained]
+        return [one for one in inside if one.is_up] or inside
+
+    def set_up(self, index: int, *, is_up: bool) -> None:
+        """Note whether a replica lives and answers."""
+        if self.replicas[index].is_up != is_up:
+            self.replicas[index].is_up = is_up
+            self._release()
+
+    def set_drained(self, index: int, *, is_drained: bool) -> None:
+        """Keep a replica out, or let it in again."""
+        self.replicas[index].is_drained = is_drained
+        self._release()
+
+    def _next(self, candidates: Sequence[Replica]) -> PoolRequest | None:
+        if not candidates:
+            return None
+        heads = [self.waiting.first(one.index) for one in candidates]
+        found = [one for one in (*heads, self.waiting.first(None)) if one is not None]
+        return min(found, key=lambda one: one.order, default=None)
+
+    def _pin(self, request: PoolRequest, serving: Sequence[Replica]) -> bool:
+        """Let a request wait for the replica that its session has got meanwhile; return whether it does."""
+        if request.session is None:
+            return False
+        place = self.sessions.find(request.session)
+        if place.replica not in {one.index for one in serving}:
+            return False
+        self.waiting.remove(request)
+        request.replica = place.replica
+        self.waiting.put(request)
+        return True
+
+    def _put(self, request: PoolRequest) -> None:
+        place = None if request.session is None else self.sessions.find(request.session)
+        request.replica = None if place is None else place.replica
+        self.waiting.put(request)
+        self._release()
+
+    def _release(self) -> None:
+        """Let requests of sessions go elsewhere whose replica does not serve."""
+        indices = {one.index for one in self.serving()}
+        for index in self.waiting.pinned():
+            if index not in indices:
+                self.waiting.release(index)
+
+    def _give(self, request: PoolRequest, replica: Replica) -> None:
+        request.state, request.replica = "running", replica.index
+        replica.running += 1
+        replica.cost += request.cost
+        self._given += 1
+        replica.used = self._given
+        if request.session is not None:
+            self.sessions.settle(request.session, replica.index)
+
+    def _give_up(self, request: PoolRequest) -> None:
+        assert request.state == "running"
+        assert request.replica is not None
+        replica = self.replicas[request.replica]
+        replica.running -= 1
+        replica.cost = replica.cost - request.cost if replica.running else 0.0
+        replica.ended += 1

@@ -1,0 +1,1 @@
+"""Replicas behind one name: the tasks around the state of `dispatch`."""

@@ -1,0 +1,342 @@
+"""The owner's side of a pool: each request runs in the task of its caller, when the dispatcher has a replica for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import trio
+
+from trimesh import limits
+from trimesh.actor.actor_mesh import ActorMesh
+from trimesh.actor.endpoint import Endpoint
+from trimesh.actor.options import Retry
+from trimesh.errors import (
+    ConnectionLost,
+    HostLost,
+    LinkLost,
+    MeshStopped,
+    Overloaded,
+    ProcDied,
+    RemoteCancelled,
+    leaves,
+    origin,
+)
+from trimesh.service.dispatch.dispatcher import Dispatcher
+from trimesh.service.dispatch.request import PoolRequest
+from trimesh.service.errors import Paused
+from trimesh.service.pool.call_options import CallOptions, PauseMode
+from trimesh.service.sizes import estimate_bytes
+
+_ENDS = (ProcDied, HostLost, LinkLost, ConnectionLost, MeshStopped)
+"""Errors of a call that say something of its replica, if they come from there."""
+
+
+class PoolCall:
+    """One call of a pool on its way.
+
+    Attributes:
+        request: What the dispatcher knows of it.
+        name: Of the endpoint.
+        scope: Around all of it.
+        news: Set when it has been let in, then when it has got a replica.
+        error: Why it was cancelled.
+        tries: Replicas that have died with it, or before it.
+    """
+
+    __slots__ = ("error", "name", "news", "request", "scope", "tries")
+
+    def __init__(self, name: str, request: PoolRequest) -> None:
+        self.name = name
+        self.request = request
+        self.scope = trio.CancelScope()
+        self.news = trio.Event()
+        self.error: Exception | None = None
+        self.tries = 0
+
+
+class Counts:
+    """What calls have come to; each is counted once."""
+
+    def __init__(self) -> None:
+        self.made = self.succeeded = self.failed = self.cancelled = self.refused = self.retried = 0
+
+
+class PoolEngine:
+    """A pool in the process that has opened it.
+
+    Attributes:
+        views: The replicas.
+        dispatcher: Who gets what.
+        counts: What calls have come to.
+        arrivals: Calls that wait to be let into the queue.
+        calls: All calls that are not over.
+        is_closed: Whether its block is being left.
+    """
+
+    def __init__(self, mesh: ActorMesh, views: list[ActorMesh], dispatcher: Dispatcher) -> None:
+        self.mesh = mesh
+        self.views = views
+        self.dispatcher = dispatcher
+        self.counts = Counts()
+        self.arrivals: deque[PoolCall] = deque()
+        self.calls: dict[PoolRequest, PoolCall] = {}
+        self.is_closed = False
+        self.sick: set[int] = set()
+        self._dead: set[int] = set()
+        self._down = trio.Event()
+        self._changed = trio.Event()
+        self._idempotent: dict[str, bool] = {}
+
+    # ---- one call --------------------------------------------------------------------------------------------
+
+    async def run(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], options: CallOptions) -> Any:
+        """Run an endpoint on one replica; see `Pool`."""
+        getattr(self.mesh, name)  # raises `AttributeError` that names the endpoints
+        if self.is_closed:
+            raise MeshStopped(self._closed_text)
+        request = PoolRequest(
+            args, kwargs, priority=options.priority, cost=options.cost, size=estimate_bytes((args, kwargs)),
+            group=options.group, session=options.session,
+        )  # fmt: skip
+        call = PoolCall(name, request)
+        self.counts.made += 1
+        self.calls[request] = call
+        try:
+            with call.scope:
+                await self._be_let_in(call, options)
+                result = await self._run_somewhere(call)
+                self.counts.succeeded += 1
+                return result
+            assert call.error is not None
+            raise call.error
+        except Overloaded as error:
+            self._count(refused=error is call.error, call=call)
+            raise
+        except Exception:
+            self._count(refused=False, call=call)
+            raise
+        except BaseException:
+            self.counts.cancelled += 1
+            raise
+        finally:
+            self._let_go(call)
+
+    def _count(self, *, refused: bool, call: PoolCall) -> None:
+        if refused:
+            self.counts.refused += 1
+        elif call.scope.cancelled_caught:
+            self.counts.cancelled += 1
+        else:
+            self.counts.failed += 1
+
+    async def _be_let_in(self, call: PoolCall, options: CallOptions) -> None:
+        size = call.request.size
+        if not self.arrivals and self.dispatcher.has_room(size):
+            self.dispatcher.submit(call.request)
+        elif options.when_full == "refuse":
+            waiting = self.dispatcher.waiting
+            call.error = Overloaded(
+                f"the pool of {self.mesh.name} refuses {call.name}: {waiting.count} requests of {waiting.bytes} bytes "
+                f"wait, at most queue={waiting.count_max} and queue_bytes={waiting.bytes_max}"
+            )
+            raise call.error
+        else:
+            self.arrivals.append(call)
+            self.pump()
+            await call.news.wait()
+            return
+        self.pump()
+
+    async def _run_somewhere(self, call: PoolCall) -> Any:
+        request = call.request
+        while True:
+            while request.state != "running":
+                call.news = trio.Event()
+                await call.news.wait()
+            assert request.replica is not None
+            index = request.replica
+            if not self._look(index):
+                self._send_elsewhere(call)
+                continue
+            begun = trio.current_time()
+            try:
+                result = await self._run_on(self.views[index], call)
+            except Exception as error:
+                if not self._is_end_of(call, error):
+                    self.dispatcher.end(request, trio.current_time() - begun)
+                    raise
+                self._see_down(index)
+                if not self._may_try_again(call, error):
+                    raise
+                self._send_elsewhere(call)
+                continue
+            self.dispatcher.end(request, trio.current_time() - begun)
+            return result
+
+    async def _run_on(self, view: ActorMesh, call: PoolCall) -> Any:
+        endpoint: Endpoint[..., Any] = getattr(view, call.name)
+        if len(view) == 1:
+            return await endpoint.call_one(*call.request.args, **call.request.kwargs)
+        results = await endpoint.call(*call.request.args, **call.request.kwargs)
+        return next(iter(results.values()))
+
+    def _send_elsewhere(self, call: PoolCall) -> None:
+        call.tries += 1
+        self.counts.retried += 1
+        self.dispatcher.retry(call.request)
+        self.pump()
+
+    def _is_end_of(self, call: PoolCall, error: Exception) -> bool:
+        """Whether an error says that the replica has ended, and not what the endpoint has come to."""
+        for leaf in leaves(error):
+            where = origin(leaf)
+            is_here = where is not None and where.mesh == self.mesh.name and where.endpoint == call.name
+            if is_here and isinstance(leaf, _ENDS):
+                return True
+        return False
+
+    def _may_try_again(self, call: PoolCall, error: Exception) -> bool:
+        if call.tries + 1 >= limits.POOL_TRIES:
+            return False
+        if all(isinstance(leaf, ProcDied) and not leaf.maybe_executed for leaf in leaves(error)):
+            return True
+        return self._is_idempotent(call.name)
+
+    def _is_idempotent(self, name: str) -> bool:
+        if name not in self._idempotent:
+            try:
+                getattr(self.mesh, name).options(retry=Retry(1))
+                self._idempotent[name] = True
+            except TypeError:
+                self._idempotent[name] = False
+        return self._idempotent[name]
+
+    def _let_go(self, call: PoolCall) -> None:
+        del self.calls[call.request]
+        match call.request.state:
+            case "waiting":
+                self.dispatcher.withdraw(call.request)
+            case "running":
+                self.dispatcher.end(call.request, None)
+            case "new":
+                if call in self.arrivals:
+                    self.arrivals.remove(call)
+            case _:
+                pass
+        self.pump()
+
+    # ---- who gets what ---------------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Give replicas what they have room for, and let calls into the queue."""
+        while True:
+            for request, _ in self.dispatcher.take():
+                self.calls[request].news.set()
+            if not self.arrivals or not self.dispatcher.has_room(self.arrivals[0].request.size):
+                break
+            call = self.arrivals.popleft()
+            self.dispatcher.submit(call.request)
+            call.news.set()
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something holds that only changes as requests come and go."""
+        await trio.lowlevel.checkpoint()
+        while not condition():
+            await self._changed.wait()
+
+    # ---- replicas --------------------------------------------------------------------------------------------
+
+    def _look(self, index: int) -> bool:
+        """Return whether to send to a replica: not if it has died and another one lives."""
+        if len(self.views[index].alive()) == len(self.views[index]):
+            return True
+        self._see_down(index)
+        return not any(replica.is_up and not replica.is_drained for replica in self.dispatcher.replicas)
+
+    def _see_down(self, index: int) -> None:
+        self._dead.add(index)
+        self.judge(index)
+        self._down.set()
+
+    def judge(self, index: int) -> None:
+        """Let the dispatcher know whether a replica serves."""
+        self.dispatcher.set_up(index, is_up=index not in self._dead and index not in self.sick)
+
+    async def watch(self) -> None:
+        """Look, as long as replicas are down, whether they have come back."""
+        while True:
+            await self._down.wait()
+            await trio.sleep(limits.POOL_LOOK_SECONDS)
+            for index in sorted(self._dead):
+                if len(self.views[index].alive()) == len(self.views[index]):
+                    self._dead.discard(index)
+                    self.judge(index)
+            if not self._dead:
+                self._down = trio.Event()
+            self.pump()
+
+    def moves_of(self, session: str | None) -> int:
+        """Return how often a session had to go to another replica."""
+        return 0 if session is None else self.dispatcher.sessions.find(session).moves
+
+    async def resize(self, replicas: int) -> None:
+        """See `Pool.resize`."""
+        if not 1 <= replicas <= len(self.views):
+            raise ValueError(
+                f"a pool of {self.mesh.name} can have 1 to {len(self.views)} replicas, which its mesh has, "
+                f"got {replicas!r}"
+            )
+        for index in range(len(self.views)):
+            self.dispatcher.set_drained(index, is_drained=index >= replicas)
+        self.pump()
+        await self.wait_until(lambda: not any(one.running for one in self.dispatcher.replicas[replicas:]))
+
+    # ---- pauses and cancels ----------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def paused(self, mode: PauseMode) -> AsyncGenerator[None, None]:
+        """See `Pool.paused`."""
+        self.dispatcher.pauses += 1
+        try:
+            if mode == "abort":
+                self.cancel(lambda call: call.request.state == "running", partial(Paused, self._paused_text))
+            if mode != "keep":
+                await self.wait_until(lambda: not self.dispatcher.running)
+            yield
+        finally:
+            self.dispatcher.pauses -= 1
+            self.pump()
+
+    def cancel(self, wanted: Callable[[PoolCall], bool], error: Callable[[], Exception]) -> int:
+        """Cancel calls, each with an error of its own; return how many."""
+        found = [call for call in self.calls.values() if call.error is None and wanted(call)]
+        for call in found:
+            call.error = error()
+            call.scope.cancel(reason=str(call.error))
+        return len(found)
+
+    def cancel_for(self, reason: str, wanted: Callable[[PoolCall], bool]) -> int:
+        """Cancel calls for a reason of the user."""
+        return self.cancel(wanted, lambda: RemoteCancelled(reason=reason, canceller=f"the pool of {self.mesh.name}"))
+
+    async def close(self) -> None:
+        """Refuse new calls, cancel those under way, and wait until they have unwound."""
+        self.is_closed = True
+        self.cancel(lambda _: True, lambda: MeshStopped(self._closed_text))
+        with trio.CancelScope(shield=True):
+            while self.calls:
+                await self._changed.wait()
+
+    @property
+    def _closed_text(self) -> str:
+        return f"the pool of {self.mesh.name} takes no requests: its block is being left"
+
+    @property
+    def _paused_text(self) -> str:
+        return f'the pool of {self.mesh.name} was paused by paused("abort"), and this request ran: make it again'

@@ -1,0 +1,104 @@
+"""`open_pool`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, TypeVar
+
+import trio
+
+from trimesh import limits
+from trimesh._runtime.tasks import in_trio_block
+from trimesh.actor.actor import Actor
+from trimesh.actor.actor_mesh import ActorMesh
+from trimesh.actor.host_mesh import this_proc
+from trimesh.service.dispatch.adaptive import Adaptive
+from trimesh.service.dispatch.dispatcher import Dispatcher
+from trimesh.service.dispatch.routes import ByFunction, LeastLoaded, PoolRoute
+from trimesh.service.pool.engine import PoolEngine
+from trimesh.service.pool.front import PoolFront, number_of
+from trimesh.service.pool.health import Health
+from trimesh.service.pool.pool import Pool
+
+A = TypeVar("A", bound=Actor)
+
+
+def open_pool(
+    mesh: A,
+    *,
+    along: str | None = None,
+    route: PoolRoute | Callable[..., Any] | None = None,
+    concurrency: int | Adaptive = limits.POOL_CONCURRENCY,
+    queue: int = limits.POOL_QUEUE,
+    queue_bytes: int = limits.POOL_QUEUE_BYTES,
+    sessions: int = limits.POOL_SESSIONS,
+    health: Health | None = None,
+) -> AbstractAsyncContextManager[Pool[A]]:
+    """Put the actors of a mesh behind one name.
+
+    `async with open_pool(generators, along="replica") as pool: text = await pool.generate(prompt)`.
+
+    Args:
+        mesh: The actors; owned by its own block, whose policy (`Isolate`, `Restart`) handles deaths.
+        along: The dimension whose places are the replicas; a replica is all of the mesh there. Without it each member
+            is one.
+        route: Which replica gets a request: `LeastLoaded()` (the default), `Affinity(...)`, `RoundRobin()`, or a
+            function of the request and the replicas that have room, which returns one of them.
+        concurrency: Requests that one replica runs at once: a number, or `Adaptive(...)`. The endpoints need as many
+            slots: `@endpoint(concurrency=...)`.
+        queue: Requests that may wait; further callers wait to be let in, or are refused (`Pool.options`).
+        queue_bytes: Bytes that the arguments of those may have.
+        sessions: Sessions that are remembered.
+        health: How to ask replicas whether they are well; without it only deaths take them out.
+
+    Returns:
+        A context manager that gives the pool. Leaving it refuses new requests, cancels those under way with
+        `MeshStopped` at their callers, and waits until they have unwound.
+
+    Raises:
+        TypeError: `mesh` is no mesh of actors.
+        ValueError: A number is out of its bounds, or the mesh is empty.
+        ShapeError: The mesh has no such dimension.
+    """
+    handle: Any = mesh
+    if not isinstance(handle, ActorMesh):
+        raise TypeError(f"open_pool takes a mesh of actors, as `await procs.spawn(...)` gives it, got {handle!r}")
+    for name, number in (("concurrency", concurrency), ("queue", queue), ("queue_bytes", queue_bytes)):
+        if not isinstance(number, Adaptive) and not (isinstance(number, int) and number >= 1):
+            raise ValueError(f"{name} must be a number of at least 1, got {number!r}")
+    views = _replicas(handle, along)
+    if not views:
+        raise ValueError(f"a pool needs at least one replica, got the empty view {handle!r}")
+    if route is None:
+        route = LeastLoaded()
+    dispatcher = Dispatcher(
+        len(views),
+        route=route if isinstance(route, PoolRoute) else ByFunction(route),
+        concurrency=concurrency,
+        queue=queue,
+        queue_bytes=queue_bytes,
+        sessions=sessions,
+    )
+    return in_trio_block(_open(PoolEngine(handle, views, dispatcher), health))
+
+
+def _replicas(mesh: ActorMesh, along: str | None) -> list[ActorMesh]:
+    if along is not None:
+        return [mesh.slice(**{along: index}) for index in range(mesh.size(along))]
+    return [mesh.slice(**dict(point)) for point in mesh.points()]
+
+
+@asynccontextmanager
+async def _open(engine: PoolEngine, health: Health | None) -> AsyncGenerator[Pool[Any], None]:
+    name = f"pool of {engine.mesh.name}"[: limits.NAME_CHARS_MAX]
+    async with this_proc().spawn(name, PoolFront, number_of(engine)) as front, trio.open_nursery() as nursery:
+        nursery.start_soon(engine.watch)
+        if health is not None:
+            for index in range(len(engine.views)):
+                nursery.start_soon(health.watch, engine, index)
+        try:
+            yield Pool(engine, front, engine.mesh.name)
+        finally:
+            await engine.close()
+            nursery.cancel_scope.cancel(reason="the block of the pool is being left")

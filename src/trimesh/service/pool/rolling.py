@@ -1,0 +1,81 @@
+"""`rolling`: one replica after the other is taken out of service, handed to the body, and put back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import asynccontextmanager
+from typing import Any, Generic, TypeVar
+
+from trimesh._runtime.tasks import in_trio_taking
+from trimesh.service.pool.engine import PoolEngine
+
+A = TypeVar("A")
+
+
+class Rolling(Generic[A]):
+    """The replicas, one at a time: `async for replica in replicas`.
+
+    Args:
+        engine: The pool.
+        at_most: Replicas that may be out of service at once.
+    """
+
+    def __init__(self, engine: PoolEngine, at_most: int) -> None:
+        self._engine = engine
+        self._at_most = at_most
+        self._left = [one.index for one in engine.dispatcher.replicas if not one.is_drained]
+        self._out: list[int] = []
+        self._given: int | None = None
+
+    def __aiter__(self) -> Rolling[A]:
+        """Return itself."""
+        return self
+
+    def __anext__(self) -> Awaitable[A]:
+        """Put the replica before this one back, and return the next, once it runs no more requests.
+
+        Raises:
+            StopAsyncIteration: All have had their turn.
+        """
+        return in_trio_taking(self._next, self._put_back)
+
+    async def _next(self) -> A:
+        if self._given is not None:
+            self._let_in(self._given)
+            self._given = None
+        while self._left and len(self._out) < self._at_most:
+            index = self._left.pop(0)
+            self._out.append(index)
+            self._engine.dispatcher.set_drained(index, is_drained=True)
+        self._engine.pump()
+        if not self._out:
+            raise StopAsyncIteration
+        index = self._out[0]
+        await self._engine.wait_until(lambda: not self._engine.dispatcher.replicas[index].running)
+        self._given = index
+        found: Any = self._engine.views[index]
+        return found  # type: ignore[no-any-return]
+
+    def _put_back(self, _: A) -> None:
+        self._given = None  # it is the first of those that are out: the next step gives it again
+
+    def _let_in(self, index: int) -> None:
+        self._out.remove(index)
+        self._engine.dispatcher.set_drained(index, is_drained=False)
+        self._engine.pump()
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, engine: PoolEngine, at_most: int) -> AsyncGenerator[Rolling[A], None]:
+        """Put all back when the body is left."""
+        serving = sum(not one.is_drained for one in engine.dispatcher.replicas)
+        if not 1 <= at_most <= max(1, serving - 1):
+            raise ValueError(
+                f"at_most must be at least 1 and leave one of the {serving} replicas in service, got {at_most!r}"
+            )
+        rolling = cls(engine, at_most)
+        try:
+            yield rolling
+        finally:
+            for index in [*rolling._out]:
+                rolling._let_in(index)

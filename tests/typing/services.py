@@ -1,0 +1,37 @@
+"""What type checkers must see of services; this file is never run."""
+
+from __future__ import annotations
+
+from typing import Any, assert_type
+
+from trimesh import Actor, ProcMesh, endpoint
+from trimesh.service import Health, Pool, open_pool
+
+
+class Generator(Actor):
+    @endpoint
+    async def generate(self, prompt: str, *, tokens: int = 1) -> list[int]:
+        return [len(prompt)] * tokens
+
+    @endpoint
+    def ping(self) -> None: ...
+
+
+async def pooled(procs: ProcMesh) -> None:
+    generators = await procs.spawn("generators", Generator)
+    async with open_pool(generators, health=Health(Generator.ping)) as pool:
+        assert_type(pool, Pool[Generator])
+        assert_type(await pool[Generator.generate]("a", tokens=2), list[int])
+        await pool[Generator.generate](1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        found: Any = await pool.generate("a")
+        assert found
+        async with pool.session("s") as session:
+            assert_type(await session[Generator.generate]("a"), list[int])
+            assert_type(session.moved, bool)
+        async with pool.map[Generator.generate](["a"]) as results:
+            async for index, value in results:
+                assert_type(index, int)
+                assert_type(value, list[int])
+        async with pool.rolling() as replicas:
+            async for replica in replicas:
+                assert_type(replica, Generator)
