@@ -73,7 +73,7 @@ class Caller(Actor):
 @both
 @simulate(seeds=5, per_host={"gpus": 3})
 async def test_requests_go_to_all_replicas(mesh):
-    """Q1."""
+    """Y1."""
     generators = await mesh.spawn("generators", Generator)
     async with open_pool(generators, concurrency=1) as pool:
         async with pool.map.generate([f"p{n}" for n in range(9)]) as results:
@@ -88,7 +88,7 @@ async def test_requests_go_to_all_replicas(mesh):
 @both
 @simulate(seeds=5, per_host={"gpus": 2})
 async def test_error_of_the_endpoint_says_nothing_of_the_replica(mesh):
-    """Q1: torchforge returns the exception and rebuilds the replica; here it is raised, and the replica serves on."""
+    """Y1: torchforge returns the exception and rebuilds the replica; here it is raised, and the replica serves on."""
     generators = await mesh.spawn("generators", Generator)
     async with open_pool(generators) as pool:
         for _ in range(4):
@@ -102,7 +102,7 @@ async def test_error_of_the_endpoint_says_nothing_of_the_replica(mesh):
 @both
 @simulate(seeds=10, per_host={"gpus": 2}, **HEALED)
 async def test_request_of_a_dead_replica_is_made_again_only_if_it_may_run_twice(mesh, faults):
-    """Q1, Q2: torchforge makes every request again after an error of the infrastructure: some run twice."""
+    """Y1, Y2: torchforge makes every request again after an error of the infrastructure: some run twice."""
     generators = await mesh.spawn("generators", Generator)
     async with open_pool(generators, route=lambda request, candidates: candidates[0]) as pool:
         outcomes: list[Any] = []
@@ -128,7 +128,7 @@ async def test_request_of_a_dead_replica_is_made_again_only_if_it_may_run_twice(
 @both
 @simulate(seeds=5, per_host={"gpus": 2}, supervision=Isolate())
 async def test_pool_goes_on_with_the_replicas_that_live(mesh, faults):
-    """Q2."""
+    """Y2."""
     generators = await mesh.spawn("generators", Generator)
     async with open_pool(generators) as pool:
         faults.kill(mesh.slice(gpus=1))
@@ -138,7 +138,7 @@ async def test_pool_goes_on_with_the_replicas_that_live(mesh, faults):
 
 @simulate(seeds=5, per_host={"gpus": 1})
 async def test_full_queue_is_backpressure_or_a_refusal(mesh):
-    """Q3: torchforge's queues have no bound."""
+    """Y3: torchforge's queues have no bound."""
     generators = await mesh.spawn("generators", Generator)
     async with open_pool(generators, concurrency=1, queue=2) as pool, trio.open_nursery() as nursery:
         done: list[str] = []
@@ -160,7 +160,7 @@ async def test_full_queue_is_backpressure_or_a_refusal(mesh):
 
 @simulate(seeds=5, per_host={"gpus": 1})
 async def test_priority_then_first_come(mesh):
-    """Q3."""
+    """Y3."""
     generators = await mesh.spawn("generators", Generator)
     async with open_pool(generators, concurrency=1) as pool, trio.open_nursery() as nursery:
         done: list[str] = []
@@ -177,7 +177,7 @@ async def test_priority_then_first_come(mesh):
 
 @simulate(seeds=5, per_host={"gpus": 1})
 async def test_deadline_counts_in_the_queue(mesh):
-    """Q3: The request leaves the queue with its caller, and never runs."""
+    """Y3: The request leaves the queue with its caller, and never runs."""
     generators = await mesh.spawn("generators", Generator)
     async with open_pool(generators, concurrency=1) as pool, trio.open_nursery() as nursery:
         nursery.start_soon(pool.generate, "first", 10.0)
@@ -191,7 +191,7 @@ async def test_deadline_counts_in_the_queue(mesh):
 @simulate(seeds=10, per_host={"gpus": 2})
 @pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
 async def test_pause_around_a_weight_update(mesh, mode):
-    """Q5."""
+    """Y5."""
     generators = await mesh.spawn("generators", Generator)
     outcomes: list[str] = []
 
@@ -223,7 +223,7 @@ async def test_pause_around_a_weight_update(mesh, mode):
 
 @simulate(seeds=5, per_host={"gpus": 2})
 async def test_group_is_cancelled_running_and_queued(mesh):
-    """Q5."""
+    """Y5."""
     generators = await mesh.spawn("generators", Generator)
     outcomes: list[str] = []
 
@@ -246,7 +246,7 @@ async def test_group_is_cancelled_running_and_queued(mesh):
 @both
 @simulate(seeds=5, per_host={"gpus": 3}, supervision=Isolate())
 async def test_session_stays_and_says_when_it_has_moved(mesh, faults):
-    """Q4."""
+    """Y4."""
     generators = await mesh.spawn("generators", Generator)
     async with open_pool(generators) as pool, pool.session("chat") as chat:
         ranks = {(await chat.generate("x"))[1] for _ in range(5)}
@@ -261,7 +261,7 @@ async def test_session_stays_and_says_when_it_has_moved(mesh, faults):
 
 @simulate(seeds=5, per_host={"gpus": 4})
 async def test_idle_replicas_share_new_sessions(mesh):
-    """Q4: A fixed order among idle replicas would pin all sessions that begin then to one."""
+    """Y4: A fixed order among idle replicas would pin all sessions that begin then to one."""
     generators = await mesh.spawn("generators", Generator)
     async with open_pool(generators) as pool:
         ranks = []
@@ -281,7 +281,7 @@ async def test_replica_is_a_whole_slice(mesh):
 
 @simulate(seeds=5, per_host={"gpus": 3})
 async def test_rolling_update_takes_one_replica_out_at_a_time(mesh):
-    """Q5."""
+    """Y5."""
     generators = await mesh.spawn("generators", Generator)
     out: list[int] = []
     async with open_pool(generators, concurrency=2) as pool, trio.open_nursery() as nursery:
@@ -318,7 +318,7 @@ async def test_resize_drains_and_brings_back(mesh):
 
 @simulate(seeds=5, per_host={"gpus": 2})
 async def test_sick_replica_gets_no_requests_until_it_is_well(mesh):
-    """Q2."""
+    """Y2."""
     generators = await mesh.spawn("generators", Generator)
     async with open_pool(generators, health=Health(Generator.ping, every=1.0, tries=2)) as pool:
         await generators.slice(gpus=1).load.call_one(-1)
@@ -364,7 +364,7 @@ async def test_equal_keys_go_to_one_replica_within_the_bound(mesh):
 @both
 @simulate(seeds=5, per_host={"gpus": 2})
 async def test_any_actor_may_hold_a_pool(mesh):
-    """Q5, Q6."""
+    """Y5, Y6."""
     generators = await mesh.slice(gpus=0).spawn("generators", Generator)
     caller = await mesh.slice(gpus=1).spawn("caller", Caller)
     async with open_pool(generators) as pool:
@@ -381,7 +381,7 @@ async def test_any_actor_may_hold_a_pool(mesh):
 
 @simulate(seeds=5, per_host={"gpus": 2}, supervision=Isolate())
 async def test_pause_ends_with_its_holder(mesh, faults):
-    """Q6."""
+    """Y6."""
     generators = await mesh.slice(gpus=0).spawn("generators", Generator)
     caller = await mesh.slice(gpus=1).spawn("caller", Caller)
     async with open_pool(generators) as pool, trio.open_nursery() as nursery:
@@ -401,7 +401,7 @@ async def test_pause_ends_with_its_holder(mesh, faults):
 @both
 @simulate(seeds=5, per_host={"gpus": 1})
 async def test_leaving_the_block_ends_what_is_under_way(mesh):
-    """Q3."""
+    """Y3."""
     generators = await mesh.spawn("generators", Generator)
     outcomes: list[str] = []
 

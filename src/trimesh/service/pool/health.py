@@ -17,7 +17,7 @@ class Health:
     """How replicas are asked whether they are well.
 
     Args:
-        probe: An endpoint without arguments: `PoolEngine.ping`; give it a slot of its own (`@endpoint(group="health")`),
+        probe: An endpoint without arguments: `Generator.ping`; give it a slot of its own (`@endpoint(group="health")`),
             or it waits behind requests.
         every: Seconds between two probes, and for the answer to one.
         tries: Probes in a row that may fail; then the replica gets no requests until one succeeds.
