@@ -11,7 +11,7 @@ import pytest
 import trio
 from tests.patience import HANG_SECONDS
 
-from trimesh import Actor, HostLost, MeshErrorGroup, endpoint, leaves
+from trimesh import Actor, HostLost, MeshErrorGroup, ProcDied, ShapeError, endpoint, leaves, origin
 
 pytest.importorskip("cryptography")
 
@@ -57,6 +57,10 @@ class Worker(Actor):
     async def ask(self, others: Worker, number: int) -> list[int]:
         """Call all others from here."""
         return list(await others.double.call(number))
+
+    @endpoint
+    async def say(self, variable: str) -> None:
+        print(os.environ[variable])
 
     @endpoint
     async def echo(self, data: bytes) -> bytes:
@@ -112,3 +116,87 @@ async def test_end_of_an_agent_is_the_loss_of_its_host() -> None:
     (lost,) = [leaf for leaf in leaves(caught.value) if isinstance(leaf, HostLost)]
     assert (lost.reason, lost.point and dict(lost.point)) == ("agent exit", {"hosts": 1})
     assert [leaf for leaf in leaves(caught.value) if leaf is not lost] == []
+
+
+async def test_errors_streams_and_cancels_cross_hosts() -> None:
+    """H1: the same body as on one host."""
+    with trio.fail_after(HANG_SECONDS):
+        async with (
+            jobs.LocalJob(2) as hosts,
+            hosts.spawn_procs({"gpus": 1}) as procs,
+            procs.spawn("workers", Worker) as workers,
+        ):
+            with pytest.raises(MeshErrorGroup) as caught:
+                await workers.fail.call()
+            (first, *_) = leaves(caught.value)
+            where = origin(first)
+            assert isinstance(first, ValueError)
+            assert where is not None
+            assert where.point is not None
+            assert "hosts" in where.point
+
+            far = workers.slice(hosts=1, gpus=0)
+            async with far.count.stream(200) as items:
+                assert [item async for _, item in items] == list(range(200))
+            with trio.move_on_after(0.2) as scope:
+                await workers.sleep.call()
+            assert scope.cancelled_caught
+            data = os.urandom(3 << 20)
+            assert await far.echo.call_one(data) == data
+
+
+async def test_death_of_a_worker_names_its_place_and_its_host() -> None:
+    """H1: a worker that dies on another host is a `ProcDied`, and the host goes on."""
+    with trio.fail_after(HANG_SECONDS):
+        async with jobs.LocalJob({"a": 1, "b": 1}) as hosts:
+            assert dict(hosts["b"].extent) == {"hosts": 1}
+            with pytest.raises(MeshErrorGroup) as caught:
+                async with hosts["b"].spawn_procs({"gpus": 2}) as procs, procs.spawn("workers", Worker) as workers:
+                    places = list(await workers.where.call())
+                    os.kill(places[1][0], signal.SIGKILL)
+                    await workers.sleep.call()
+            (died,) = leaves(caught.value)
+            where = origin(died)
+            assert isinstance(died, ProcDied)
+            assert died.signal == signal.SIGKILL
+            assert where is not None
+            assert (where.host, dict(where.point or {})) == (hosts.names[1], {"hosts": 0, "gpus": 1})
+            async with hosts.slice(hosts=0).spawn_procs({"cpus": 2}) as others, others.spawn("w", Worker) as workers:
+                assert list(await workers.double.call(1)) == [2, 2]
+
+
+async def test_processes_without_pickle_print_with_their_coordinates(capsys: pytest.CaptureFixture[str]) -> None:
+    """H1: `pickle="off"` and output line by line work across hosts; of the environment only `env=` crosses."""
+    with trio.fail_after(HANG_SECONDS):
+        async with (
+            jobs.LocalJob(2) as hosts,
+            hosts.spawn_procs({"gpus": 1}, pickle="off", env={"COLOUR": "green"}) as procs,
+            procs.spawn("workers", Worker) as workers,
+        ):
+            await workers.say.call("COLOUR")
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(lines) == ["procs[hosts=0,gpus=0] | green", "procs[hosts=1,gpus=0] | green"]
+
+
+async def test_hosts_of_a_job_refuse_what_they_cannot_do_yet() -> None:
+    """H1: in words, before anything starts."""
+    with trio.fail_after(HANG_SECONDS):
+        async with jobs.LocalJob(1) as hosts:
+            with pytest.raises(ValueError, match="rendezvous= is for the processes of one host"):
+                hosts.spawn_procs({"gpus": 1}, rendezvous=True)
+            with pytest.raises(KeyError, match="no hosts are named 'c'"):
+                hosts["c"]
+            with pytest.raises(ShapeError, match="'hosts'"):
+                hosts.spawn_procs({"hosts": 2})
+
+
+@pytest.mark.parametrize(
+    ("hosts", "match"),
+    [(0, "number from 1"), ({"a": 0}, "number from 1"), ("3", "a number of hosts"), (True, "a number")],
+)
+def test_job_is_a_value_that_says_what_is_wrong_with_it(hosts: object, match: str) -> None:
+    """H1: it is compared and printed, and starts nothing."""
+    assert jobs.LocalJob(2) == jobs.LocalJob(2)
+    assert repr(jobs.LocalJob(2)) == "LocalJob(hosts=2, apart=False)"
+    with pytest.raises((TypeError, ValueError), match=match):
+        jobs.LocalJob(hosts)  # type: ignore[arg-type]

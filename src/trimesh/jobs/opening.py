@@ -126,11 +126,11 @@ class JobRun:
             self.closed.set()
 
     async def _time_out(self) -> None:
-        with trio.move_on_after(limits.JOIN_SECONDS):
+        with trio.move_on_after(limits.HOST_JOIN_SECONDS):
             await self.ready.wait()
             return
         late = [slot.name for slot in self._slots if not slot.is_ready]
-        seconds = f"limits.JOIN_SECONDS ({limits.JOIN_SECONDS:g} s)"
+        seconds = f"limits.HOST_JOIN_SECONDS ({limits.HOST_JOIN_SECONDS:g} s)"
         self.failed(SpawnError(f"the hosts {', '.join(late)} must be ready within {seconds}"))
 
     def failed(self, error: Exception) -> None:

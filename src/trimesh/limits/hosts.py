@@ -77,7 +77,7 @@ has ended."""
 HOST_STOP_SECONDS: Final = 5.0
 """An agent that was told to stop ends what is left on its host, by `KILL_SECONDS`, and itself; then it is killed."""
 
-JOIN_SECONDS: Final = 60.0
+HOST_JOIN_SECONDS: Final = 60.0
 """From the start of an agent until processes can be started on its host: an interpreter over ssh, an import from a file
 system of a network, a spawner."""
 

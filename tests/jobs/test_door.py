@@ -1,0 +1,127 @@
+"""Who is let in at the door of a mesh: who has a token, once; who has a certificate; who runs the same versions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from tests.patience import HANG_SECONDS
+
+from trimesh import HostRefused, LinkLost, MeshErrorGroup, leaves
+from trimesh.ids import ProcId
+
+pytest.importorskip("cryptography")
+
+from trimesh import jobs
+from trimesh._native import tls
+from trimesh._transport.relay.base import HostConnection
+from trimesh.jobs import door as doors
+from trimesh.jobs.agent import HostProgram
+from trimesh.jobs.handshake import SecureSocket, own_hello
+from trimesh.jobs.identity import Authority, JoinToken
+
+pytestmark = [pytest.mark.real, pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])]
+
+OWN = ProcId(7)
+
+
+class Expected:
+    """A guest that remembers what became of it."""
+
+    def __init__(self) -> None:
+        self.refusals = list[Exception]()
+        self.connections = list[ProcId]()
+
+    def refused(self, error: Exception) -> None:
+        self.refusals.append(error)
+
+    def connected(self, incarnation: ProcId, connection: HostConnection) -> bool:
+        self.connections.append(incarnation)
+        connection.sock.close()
+        connection.tls.free()
+        return True
+
+
+@asynccontextmanager
+async def open_door() -> AsyncGenerator[tuple[doors.Door, Authority], None]:
+    authority = Authority(time.time())
+    with trio.fail_after(HANG_SECONDS), doors.door_context(OWN, authority) as context:
+        async with doors.open_door_at("127.0.0.1", OWN, authority, context) as door:
+            yield door, authority
+
+
+def program(door: doors.Door, token: JoinToken) -> HostProgram:
+    return HostProgram(jobs.AgentOrder(token.text, (door.address,)))
+
+
+async def test_token_lets_one_host_in_once() -> None:
+    """H7: a second use, a wrong secret and a token of another mesh are refused; the door goes on."""
+    async with open_door() as (door, _):
+        guest = Expected()
+        token = door.expect(guest)
+        wrong = JoinToken(token.number, bytes(32), token.pin)
+        with pytest.raises(LinkLost, match="token"):
+            await program(door, wrong)._join()
+        credentials = await program(door, token)._join()
+        assert credentials.chain
+        with pytest.raises(LinkLost, match="token"):
+            await program(door, token)._join()
+        stranger = JoinToken(token.number, token.secret, Authority(time.time()).pin)
+        with pytest.raises(LinkLost):
+            await program(door, stranger)._join()
+        await program(door, door.expect(guest))._join()
+        assert guest.refusals == []
+
+
+async def test_member_needs_a_certificate() -> None:
+    """H7: who has none, or one of an incarnation that the door does not know, comes no further than its hello."""
+    async with open_door() as (door, authority):
+        guest = Expected()
+        token = door.expect(guest)
+        for context in (
+            tls.TLSContext(pin=token.pin),
+            tls.TLSContext(**_texts(authority.credentials(ProcId(9), time.time()))),
+        ):
+            host, port = door.address.split(":")
+            stream = await trio.open_tcp_stream(host, int(port))
+            secure = SecureSocket(stream.socket, context.open(own_hello(ProcId(9), token.mesh), is_server=False))
+            with pytest.raises(LinkLost):
+                await secure.shake_hands()
+                await secure.receive_exactly(1)
+            secure.close()
+            context.close()
+        assert guest.connections == []
+
+
+def _texts(credentials: object) -> dict[str, bytes]:
+    return {name: getattr(credentials, name) for name in ("chain", "key", "authority")}
+
+
+async def test_other_versions_are_refused_by_the_names_of_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H7: `HostRefused` says what each side runs, and nothing of the job is left."""
+    monkeypatch.setattr(doors, "own_versions", lambda: ("9.9.9", "3.99.1", ""))
+    with trio.fail_after(HANG_SECONDS), pytest.raises(MeshErrorGroup) as caught:
+        async with jobs.LocalJob(1):
+            pytest.fail("the host has joined")
+    (refused,) = leaves(caught.value)
+    assert isinstance(refused, HostRefused)
+    assert "this program runs trimesh 9.9.9" in str(refused)
+    assert "this program runs Python 3.99.1" in str(refused)
+
+
+def test_versions_fit_where_the_first_two_numbers_of_python_do() -> None:
+    """H7: torch counts where both have loaded it."""
+    assert doors.difference(("1.0", "3.11.7", ""), ("1.0", "3.11.9", "2.4.0")) is None
+    assert "torch 2.3.0" in str(doors.difference(("1.0", "3.11.7", "2.3.0"), ("1.0", "3.11.7", "2.4.0")))
+
+
+async def test_job_that_cannot_start_an_agent_says_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H7: an agent that ends before it has joined is told with what it wrote."""
+    monkeypatch.setattr("trimesh.jobs.local._BOOT", "raise SystemExit('no trimesh here')")
+    with trio.fail_after(HANG_SECONDS), pytest.raises(MeshErrorGroup) as caught:
+        async with jobs.LocalJob(2):
+            pytest.fail("the host has joined")
+    assert "no trimesh here" in str(next(iter(leaves(caught.value))))

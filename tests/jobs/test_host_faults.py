@@ -1,0 +1,131 @@
+"""What becomes of a mesh over hosts when connections break, agents stop, and the controller is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from tests.patience import HANG_SECONDS
+
+from trimesh import Actor, HostLost, MeshErrorGroup, endpoint, leaves, limits
+
+pytest.importorskip("cryptography")
+
+from trimesh import jobs
+from trimesh._native import tls
+
+pytestmark = [pytest.mark.real, pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])]
+
+
+class Counter(Actor):
+    """Counts, so that what is lost or comes twice is seen."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @endpoint
+    async def add(self, data: bytes) -> int:
+        self.count += len(data)
+        return self.count
+
+    @endpoint
+    async def agent(self) -> int:
+        return int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1])
+
+    @endpoint
+    async def sleep(self) -> None:
+        await trio.sleep_forever()
+
+
+def session_of(hosts: Any, rank: int) -> Any:
+    return hosts._owned.host.hosts[rank]._pipe.session
+
+
+async def test_broken_connection_resumes_and_nothing_is_lost_or_doubled() -> None:
+    """H3: calls go on over a new connection of the same session, in order."""
+    with trio.fail_after(HANG_SECONDS):
+        async with (
+            jobs.LocalJob(1) as hosts,
+            hosts.spawn_procs({"gpus": 1}) as procs,
+            procs.spawn("counter", Counter) as counter,
+        ):
+            session = session_of(hosts, 0)
+            one = counter.slice(hosts=0, gpus=0)
+            for number in range(30):
+                if number % 10 == 5:
+                    session.drop_connection()
+                assert await one.add.call_one(bytes(100_000)) == (number + 1) * 100_000
+            counted = session.statistics()
+    assert counted.connections == 4
+
+
+async def test_silent_agent_is_lost_after_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H4: a stopped agent, and all that ran on its host, is gone when the block has raised."""
+    monkeypatch.setattr(limits, "HOST_LEASE_SECONDS", 1.0)
+    agent = 0
+    with trio.fail_after(HANG_SECONDS), pytest.raises(MeshErrorGroup) as caught:
+        async with jobs.LocalJob(2) as hosts, hosts.slice(hosts=1).spawn_procs({"gpus": 2}) as procs:
+            async with procs.spawn("counter", Counter) as counter:
+                agent = next(iter(await counter.agent.call()))
+                os.kill(agent, signal.SIGSTOP)
+                await counter.sleep.call()
+    (lost,) = leaves(caught.value)
+    assert isinstance(lost, HostLost)
+    assert lost.reason == "lease"
+    assert not Path(f"/proc/{agent}").exists()
+
+
+async def test_loss_of_an_idle_host_ends_the_block_of_the_job() -> None:
+    """H4: where no mesh has a process there, the job itself fails."""
+    with trio.fail_after(HANG_SECONDS), pytest.raises(MeshErrorGroup) as caught:
+        async with jobs.LocalJob(2) as hosts:
+            async with hosts.spawn_procs({"gpus": 1}) as procs, procs.spawn("counter", Counter) as counter:
+                agents = list(await counter.agent.call())
+            os.kill(agents[0], signal.SIGKILL)
+            await trio.sleep_forever()
+    (lost,) = leaves(caught.value)
+    assert isinstance(lost, HostLost)
+    assert (lost.host, lost.reason) == (hosts.names[0], "agent exit")
+
+
+PROGRAM = """
+import os, sys, trio
+from trimesh import jobs, Actor, endpoint
+
+class W(Actor):
+    @endpoint
+    async def pids(self) -> list[int]:
+        agent = int(open(f"/proc/{os.getppid()}/stat").read().rpartition(")")[2].split()[1])
+        return [os.getpid(), os.getppid(), agent]
+
+async def main():
+    async with jobs.LocalJob(2) as hosts, hosts.spawn_procs({"gpus": 2}) as procs, procs.spawn("w", W) as w:
+        print(*[pid for pids in await w.pids.call() for pid in pids], flush=True)
+        await trio.sleep_forever()
+
+trio.run(main)
+"""
+
+
+def test_nothing_is_left_on_any_host_after_the_controller_was_killed() -> None:
+    """H2: agents end with their standard input, and everything on their hosts with them."""
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        pids = [int(word) for word in program.stdout.readline().split()]
+        pidfds = [os.pidfd_open(pid) for pid in set(pids)]
+        program.kill()
+
+    async def wait_gone() -> None:
+        with trio.fail_after(HANG_SECONDS):
+            for pidfd in pidfds:
+                await trio.lowlevel.wait_readable(pidfd)
+                os.close(pidfd)
+
+    assert len(pids) == 12
+    trio.run(wait_gone)
