@@ -36,9 +36,7 @@ ELSEWHERE: dict[str, tuple[frozenset[str], str]] = {
     "Q4": (frozenset({REAL}), "a thread of a process"),
     "S1": (frozenset({SIM}), "it is about simulation"),
     **{f"Z{number:02}": (frozenset({REAL}), "about the operating system") for number in range(1, 16)},
-    **{
-        id_: (frozenset({REAL}), "about hosts, each with an agent of its own") for id_ in ("H1", "H2", "H3", "H4", "H7")
-    },
+    **{f"H{number}": (frozenset({REAL}), "about hosts, each with an agent of its own") for number in (1, 2, 3, 4, 7)},
     **{f"W{number}": (frozenset({REAL}), "about programs, each with processes of its own") for number in range(1, 6)},
     **{f"O{number}": (frozenset({REAL}), "about the operating system") for number in range(1, 9)},
 }

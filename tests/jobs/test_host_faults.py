@@ -23,6 +23,14 @@ from trimesh._native import tls
 pytestmark = [pytest.mark.real, pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])]
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
 class Counter(Actor):
     """Counts, so that what is lost or comes twice is seen."""
 
@@ -36,7 +44,7 @@ class Counter(Actor):
 
     @endpoint
     async def agent(self) -> int:
-        return int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1])
+        return parent_of(os.getppid())
 
     @endpoint
     async def sleep(self) -> None:
@@ -70,15 +78,18 @@ async def test_silent_agent_is_lost_after_its_lease(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(limits, "HOST_LEASE_SECONDS", 1.0)
     agent = 0
     with trio.fail_after(HANG_SECONDS), pytest.raises(MeshErrorGroup) as caught:
-        async with jobs.LocalJob(2) as hosts, hosts.slice(hosts=1).spawn_procs({"gpus": 2}) as procs:
-            async with procs.spawn("counter", Counter) as counter:
-                agent = next(iter(await counter.agent.call()))
-                os.kill(agent, signal.SIGSTOP)
-                await counter.sleep.call()
+        async with (
+            jobs.LocalJob(2) as hosts,
+            hosts.slice(hosts=1).spawn_procs({"gpus": 2}) as procs,
+            procs.spawn("counter", Counter) as counter,
+        ):
+            agent = next(iter(await counter.agent.call()))
+            os.kill(agent, signal.SIGSTOP)
+            await counter.sleep.call()
     (lost,) = leaves(caught.value)
     assert isinstance(lost, HostLost)
     assert lost.reason == "lease"
-    assert not Path(f"/proc/{agent}").exists()
+    assert not is_there(agent)
 
 
 async def test_loss_of_an_idle_host_ends_the_block_of_the_job() -> None:
