@@ -479,7 +479,7 @@ int32_t tm_unmap(uint8_t *bytes, uint64_t size);
 
 /* A session turns bytes of a connection into bytes of a peer that is known, and back. It has no socket and no clock:
  * the caller moves the bytes and says how much time has passed. One `tm_tls` and its sessions are used by one thread
- * at a time; in a forked child each function gives TM_ERR_FORKED. */
+ * at a time (a relay's takes some over); in a forked child each function gives TM_ERR_FORKED. */
 
 typedef struct tm_tls tm_tls;
 typedef struct tm_tls_session tm_tls_session;
@@ -502,7 +502,7 @@ typedef struct {
 /* Read certificates and key; nothing is borrowed. TM_ERR_ARGUMENT: `why_out` says what is wrong, or is "". */
 int32_t tm_tls_create(const tm_tls_options *options, tm_tls **tls_out, const char **why_out);
 
-/* TM_ERR_STATE: it still has sessions. */
+/* TM_ERR_STATE: it still has sessions. What a relay has taken over keeps what it needs. */
 int32_t tm_tls_destroy(tm_tls *tls);
 
 #define TM_TLS_MEMBER 1       /* has a certificate */
@@ -605,6 +605,69 @@ typedef struct {
 } tm_tls_info;
 
 int32_t tm_tls_get_info(tm_tls_session *session, tm_tls_info *info_out);
+
+/* ---- sessions between hosts ---- */
+
+/* A *relay* joins local stream sockets to *channels* of sessions with other hosts: one connection at a time, TLS in it,
+ * that may break and come again (docs/adr/0030, 0031). A thread of the library (T3) moves the bytes. Functions that
+ * take a relay are called by one thread at a time; none waits. Sockets are taken over on success only. */
+
+typedef struct tm_relay tm_relay;
+
+/* Make a relay and start T3; `destroy` joins it, and ends all sessions without a word. */
+int32_t tm_relay_create(tm_relay **relay_out);
+int32_t tm_relay_destroy(tm_relay *relay);
+
+/* Readable when events are there. Owned by the relay. */
+int32_t tm_relay_bell(tm_relay *relay);
+
+/* Begin a session without a connection; its lease runs. `number`: of the session, of the side that has dialled, else 0.
+ * `control`: the local end of channel 0. TM_ERR_LIMIT: limit HOST_SESSIONS_MAX. The handle is never valid again after
+ * TM_RELAY_ABORT. */
+int32_t tm_relay_begin(tm_relay *relay, uint64_t number, uint32_t lease_ms, int32_t control, uint32_t *session_out);
+
+/* Use a new connection, in place of one that there may be: its socket, its session in TM_TLS_OPEN, which is taken over,
+ * and what has come and was not taken yet, up to limit HOST_WIRE_BYTES each: encrypted and plain. */
+int32_t tm_relay_attach(tm_relay *relay, uint32_t session, int32_t fd, tm_tls_session *tls, const uint8_t *wire,
+                        uint32_t wire_size, const uint8_t *plain, uint32_t plain_size);
+
+/* Join a socket to a new channel. TM_ERR_LIMIT: limit HOST_CHANNELS_MAX. TM_ERR_TOO_LARGE: HOST_PURPOSE_BYTES_MAX. */
+int32_t tm_relay_open(tm_relay *relay, uint32_t session, int32_t fd, const uint8_t *purpose, uint32_t size,
+                      uint32_t *channel_out);
+
+/* Join a socket to a channel that the peer has opened, or (-1) refuse it. */
+int32_t tm_relay_answer(tm_relay *relay, uint32_t session, uint32_t channel, int32_t fd);
+
+#define TM_RELAY_DROP 1       /* close the connection, as if it had broken */
+#define TM_RELAY_CLOSE 2      /* end the session behind what there is to read in local sockets now */
+#define TM_RELAY_ABORT 3      /* end it at once, without an event; to be called also after TM_RELAY_DOWN */
+
+int32_t tm_relay_end(tm_relay *relay, uint32_t session, uint32_t how);
+
+#define TM_RELAY_OPENED 1     /* the peer has opened `channel`; `bytes`: its purpose */
+#define TM_RELAY_RESUMED 2    /* the peer has taken the session up on connection `number`, counted from 1 */
+#define TM_RELAY_INTERRUPTED 3 /* connection `number` is lost; `bytes`: why */
+#define TM_RELAY_DOWN 4       /* over: `number` 1 lease, 2 the peer's end, 3 ours, 4 protocol; `bytes`: why */
+#define TM_RELAY_ENDED 5      /* both directions of `channel` have ended, or it was reset */
+
+typedef struct {
+    uint32_t session;
+    uint32_t kind;
+    uint32_t channel;
+    uint32_t number;
+    uint32_t size;
+    uint32_t reserved;
+    const uint8_t *bytes;     /* valid until the next `tm_relay_poll` */
+} tm_relay_event;
+
+/* Take an event: 1, or 0 when there is none. */
+int32_t tm_relay_poll(tm_relay *relay, tm_relay_event *event_out);
+
+/* Connections, frames sent and received, bytes of channels sent and received, frames sent again, duplicates dropped,
+ * bytes kept, open channels. */
+typedef struct { uint64_t counts[9]; } tm_relay_counts;
+
+int32_t tm_relay_get_counts(tm_relay *relay, uint32_t session, tm_relay_counts *counts_out);
 
 /* cdef-end */
 

@@ -61,6 +61,7 @@ test {
     _ = @import("tcp/tcp_test.zig");
     _ = @import("tcp/wire.zig");
     _ = @import("tcp/wire_test.zig");
+    _ = @import("abi/abi_relay.zig");
     _ = @import("abi/abi_tls.zig");
     _ = @import("tls/credentials.zig");
     _ = @import("tls/engine.zig");
@@ -73,11 +74,15 @@ test {
     _ = @import("tls/tls_test.zig");
     _ = @import("tls/wire.zig");
     _ = @import("relay/channels.zig");
+    _ = @import("relay/connection.zig");
     _ = @import("relay/frame.zig");
     _ = @import("relay/local.zig");
     _ = @import("relay/machine.zig");
     _ = @import("relay/machine_test.zig");
+    _ = @import("relay/peer.zig");
     _ = @import("relay/queue.zig");
+    _ = @import("relay/relay.zig");
+    _ = @import("relay/relay_test.zig");
     _ = @import("relay/resend.zig");
     _ = @import("copying/transfer.zig");
     _ = @import("ucx/ucx.zig");

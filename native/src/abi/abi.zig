@@ -437,6 +437,7 @@ export fn tm_fault_get_count(bus: ?*Bus, index: u32, count_out: ?*FaultCount) i3
 
 comptime {
     _ = @import("abi_mover.zig");
+    _ = @import("abi_relay.zig");
     _ = @import("abi_tls.zig");
     std.debug.assert(@sizeOf(faults.Rule) == 56);
     std.debug.assert(@sizeOf(records.Record) == 32);

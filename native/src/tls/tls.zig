@@ -134,6 +134,11 @@ pub const Held = struct {
         self.tls.sessions -= 1;
     }
 
+    /// The other thread has not got it.
+    pub fn takeBack(self: *Held) void {
+        self.tls.sessions += 1;
+    }
+
     /// Forget one that was handed over.
     pub fn release(self: *Held) void {
         const its = self.tls;
