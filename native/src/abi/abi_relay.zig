@@ -1,5 +1,5 @@
-//! The functions of the part of `trimesh.h` that is about sessions between hosts: checks arguments, finds handles, calls
-//! the relay.
+//! The functions of the part of `trimesh.h` that is about sessions between hosts: checks arguments, finds handles,
+//! calls the relay.
 
 const std = @import("std");
 const limits = @import("../limits.zig");

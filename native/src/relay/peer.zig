@@ -178,7 +178,8 @@ pub const Peer = struct {
         local.fd = fd;
         local.is_writable = true;
         const events = sys.IN | sys.OUT | sys.RDHUP | sys.ET;
-        if (sys.epollAdd(self.epoll, fd, events, self.outside.localWord(self.id, index)) < 0) return self.abandon(index);
+        const word = self.outside.localWord(self.id, index);
+        if (sys.epollAdd(self.epoll, fd, events, word) < 0) return self.abandon(index);
         self.machine.ready(index);
         self.flush(index);
     }

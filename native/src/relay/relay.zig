@@ -58,6 +58,12 @@ const Slot = struct {
     next_channel: u32,
     own_channels: std.atomic.Value(u32),
     counts: [COUNTS]std.atomic.Value(u64),
+
+    fn publish(self: *Slot, peer: *const Peer) void {
+        const now = peer.counts();
+        const words: *const [COUNTS]u64 = @ptrCast(&now);
+        for (words, &self.counts) |word, *count| count.store(word, .monotonic);
+    }
 };
 
 const COUNTS = @sizeOf(peers.Counts) / 8;
@@ -322,6 +328,8 @@ pub const Relay = struct {
 
     fn tell(context: *anyopaque, event: Event, bytes: []const u8) void {
         const self: *Relay = @ptrCast(@alignCast(context));
+        const slot = &self.slots[event.session & 0xFFFF];
+        if (slot.peer) |peer| slot.publish(peer); // who hears of it looks there
         self.lock.lock();
         defer self.lock.unlock();
         if (self.events.length() == 0) sys.eventfdSignal(self.bell);
@@ -395,9 +403,7 @@ pub const Relay = struct {
             slot.is_dirty = false;
             const peer = slot.peer orelse continue;
             if (peer.turn(may_read)) self.mark(peer);
-            const now = peer.counts();
-            const words: *const [COUNTS]u64 = @ptrCast(&now);
-            for (words, &slot.counts) |word, *count_of| count_of.store(word, .monotonic);
+            slot.publish(peer);
         }
     }
 

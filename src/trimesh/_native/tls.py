@@ -244,6 +244,16 @@ class TLSSession:
             self._native.lib.tm_tls_free(self._handle)
             self._handle = None
 
+    @property
+    def handle(self) -> Any:
+        """The library's handle, for a relay to take over; see `forget`."""
+        return self._live()
+
+    def forget(self) -> None:
+        """Learn that the native library has taken it over: nothing can be asked of it any more."""
+        self._live()
+        self._handle = None
+
     def _live(self) -> Any:
         assert self._handle is not None, "the session was freed"
         return self._handle

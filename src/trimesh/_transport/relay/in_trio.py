@@ -186,7 +186,7 @@ class TrioSession:
 
     async def _send(self, link: _Link) -> None:
         with suppress(OSError, trio.ClosedResourceError):  # the receiver hears of it
-            while True:
+            while self._link is link:  # what a new connection is to say first is not for the one before
                 plain = self._machine.take(_READ_BYTES)
                 for end in self._ends.values():
                     end.look()
