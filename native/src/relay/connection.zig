@@ -1,8 +1,8 @@
 //! One connection of a session of hosts: a socket, the TLS session over it, and the bytes on their way through both.
 //!
 //! CN-1 Plain bytes are encrypted where they lie and decrypted to where frames are read from; nothing is copied
-//! besides. CN-2 What waits is bounded by limit HOST_WIRE_BYTES each way and two frames. CN-3 After the first problem, which has
-//! words, nothing is read any more.
+//! besides. CN-2 What waits is bounded by limit HOST_WIRE_BYTES each way and two frames. CN-3 After the first problem,
+//! which has words, nothing is read any more.
 
 const std = @import("std");
 const frames = @import("frame.zig");
