@@ -34,6 +34,7 @@ ELSEWHERE: dict[str, tuple[frozenset[str], str]] = {
     "N5": (frozenset({REAL}), "no simulated process has a device"),
     "Q3": (frozenset({REAL}), "a socket of a process"),
     "Q4": (frozenset({REAL}), "a thread of a process"),
+    "Q5": (frozenset({REAL}), "requests at a socket"),
     "S1": (frozenset({SIM}), "it is about simulation"),
     **{f"Z{number:02}": (frozenset({REAL}), "about the operating system") for number in range(1, 16)},
     **{f"H{number}": (frozenset({REAL}), "about hosts, each with an agent of its own") for number in (1, 2, 3, 4, 7)},

@@ -392,6 +392,20 @@ class Observed(Message, frozen=True, tag=43):
     number: int
 
 
+class Interrupt(Message, frozen=True, tag=44):
+    """Cancel a call that runs or waits in the receiver, for a person: its caller gets a `RemoteCancelled`.
+
+    Attributes:
+        caller: The process that has made it.
+        call: Its number there.
+        reason: For people.
+    """
+
+    caller: int
+    call: int
+    reason: str
+
+
 class Service(Message, frozen=True, tag=60):
     """A message of a package above the runtime to the same package in another process.
 
@@ -451,7 +465,7 @@ _Supervision = Finished | Silent
 _Deadlocks = Suspect | Look | Seen | Break | Broken | Circle
 _Publications = Subscribe | Published | Unpinned
 _Above = Service
-_Observing = Observe | Observed
+_Observing = Observe | Observed | Interrupt
 _Programs = Disconnect
 _Testing = Arm | Fired | Misbehave
 """What only processes take that a test has armed."""

@@ -301,14 +301,17 @@ class ControlRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """What is asked at a control socket.
 
     Attributes:
-        kind: "views": what every process does; "events": what has happened after event `after`.
+        kind: "views": what every process does; "events": what has happened after event `after`; "kill": end process
+            `target`; "cancel": cancel call `target`; "stop": what a Ctrl-C does.
         seconds: For which processes may take to answer; 0.0 for the usual bound.
         after: Number of an event.
+        target: Id of a process or call.
     """
 
     kind: str
     seconds: float = 0.0
     after: int = 0
+    target: str = ""
 
 
 class ControlAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -7,24 +7,33 @@ or it does not answer.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Annotated, Final
 
 import msgspec
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
+from trimesh.cli.calling import call_lines, is_stuck, stack_lines, wait_lines
+from trimesh.cli.doctor import doctor
 from trimesh.cli.processes import process_tree
-from trimesh.cli.text import FINE
+from trimesh.cli.text import FINE, clean, one_line
 from trimesh.errors import ConnectError
-from trimesh.observe import ObservedRun, find_run, runs
+from trimesh.observe import ObservedRun, WaitGraph, find_run, prometheus_text, runs, shared_stacks
 
 FOUND: Final = 1
 WRONG: Final = 2
 NO_RUN: Final = 3
+_FOLLOW_SECONDS: Final = 0.3
+_WIDTH: Final = 240
+"""Of a line where the output is no terminal, in characters."""
 
 Json = Annotated[bool, Parameter(name="--json", negative="")]
 All = Annotated[bool, Parameter(name="--all", negative="")]
+Follow = Annotated[bool, Parameter(name=["--follow", "-f"], negative="")]
+Flag = Annotated[bool, Parameter(negative="")]
 Pid = Annotated[int | None, Parameter(name="--pid")]
 
 app = App(
@@ -52,8 +61,13 @@ def _print_json(value: object) -> None:
     sys.stdout.flush()
 
 
+def _print_lines(lines: Iterable[str]) -> None:
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    sys.stdout.flush()
+
+
 def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True)
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
 
 
 def _chosen(pid: int | None) -> list[ObservedRun]:
@@ -85,4 +99,133 @@ def ps(*, pid: Pid = None, all: All = False, json: Json = False) -> int:  # noqa
     return FOUND if any(proc.state not in FINE for one in snapshots for proc in one.procs) else 0
 
 
-app.command(ps)
+def calls(*, pid: Pid = None, stuck: Flag = False, waits: Flag = False, all: All = False, json: Json = False) -> int:  # noqa: A002
+    """Show the calls that are under way, oldest first; each ends with its id.
+
+    Args:
+        pid: Of the controller.
+        stuck: Only those that have waited for longer than a process may stall, or whose process does not run.
+        waits: Draw who waits for whom, and what all wait for in the end.
+        all: Show each call; else those that differ only in their member are one.
+        json: Print one JSON document: a list of calls, or with --waits of culprits.
+
+    Exit codes: 0, or 1 when --stuck has found any, 3 there is no run.
+    """
+    with find_run(pid) as one:
+        seen = one.snapshot()
+    found = [call for call in seen.calls if not stuck or is_stuck(call, seen)]
+    if json:
+        _print_json(WaitGraph(seen).culprits() if waits else found)
+    else:
+        _print_lines(wait_lines(seen) if waits else call_lines(found, shows_all=all))
+    return FOUND if stuck and found else 0
+
+
+def stack(point: str = "", /, *, pid: Pid = None, json: Json = False) -> int:
+    """Show where calls run, and the main threads whose Trio loop does not; equal stacks once.
+
+    Args:
+        point: A process or actor, as `ps` shows it: `trainer[gpus=3]`; else all.
+        pid: Of the controller.
+        json: Print one JSON document: a list of stacks.
+
+    Exit codes: 0, 1 there is no such stack, 3 there is no run.
+    """
+    with find_run(pid) as one:
+        seen = one.snapshot()
+    found = shared_stacks(seen, point)
+    if json:
+        _print_json(found)
+    else:
+        _print_lines(stack_lines(found))
+    return 0 if found else FOUND
+
+
+def events(*, pid: Pid = None, follow: Follow = False, json: Json = False) -> int:
+    """Show what has happened to members: deaths, restarts, stalls.
+
+    Args:
+        pid: Of the controller.
+        follow: Go on, until the run ends.
+        json: Print a JSON document a line.
+
+    Exit codes: 0, 3 there is no run.
+    """
+    after = 0
+    with find_run(pid) as one:
+        while True:
+            for event in one.events(after):
+                after = event.number
+                if json:
+                    _print_json(event)
+                else:
+                    at = datetime.fromtimestamp(event.at).astimezone().strftime("%H:%M:%S")
+                    sys.stdout.write(f"{at}  {event.kind}  {clean(event.name)}  {one_line(event.text)}\n")
+            sys.stdout.flush()
+            if not follow:
+                return 0
+            time.sleep(_FOLLOW_SECONDS)
+
+
+def metrics(*, pid: Pid = None) -> int:
+    """Print the numbers of a run as text that Prometheus reads.
+
+    Args:
+        pid: Of the controller.
+
+    Exit codes: 0, 3 there is no run.
+    """
+    with find_run(pid) as one:
+        sys.stdout.write(prometheus_text(one.snapshot()))
+    return 0
+
+
+def kill(point: str, /, *, pid: Pid = None) -> int:
+    """End a process at once; its mesh does what its policy says of a death.
+
+    Args:
+        point: The process, or an actor in it, as `ps` shows it: `trainers[gpus=3]`.
+        pid: Of the controller.
+
+    Exit codes: 0, 1 there is no such process, 3 there is no run.
+    """
+    with find_run(pid) as one:
+        seen = one.snapshot()
+        ids = [proc.id for proc in seen.procs if proc.name == point and proc.state != "dead"]
+        ids += [actor.proc for actor in seen.actors if actor.name == point]
+        if not ids:
+            sys.stderr.write(f"trimesh: there is no process or actor {one_line(point)}; trimesh ps --all shows them\n")
+            return FOUND
+        one.kill(ids[0])
+    return 0
+
+
+def cancel(call: str, /, *, pid: Pid = None) -> int:
+    """Cancel a call where it runs or waits; its caller gets a RemoteCancelled.
+
+    Args:
+        call: Its id, as `trimesh calls` shows it.
+        pid: Of the controller.
+
+    Exit codes: 0 it was asked to end, 3 there is no such call, or no run.
+    """
+    with find_run(pid) as one:
+        one.cancel(call)
+    return 0
+
+
+def stop(*, pid: Pid = None) -> int:
+    """Do to a run what a Ctrl-C does.
+
+    Args:
+        pid: Of the controller.
+
+    Exit codes: 0, 3 there is no run.
+    """
+    with find_run(pid) as one:
+        one.stop()
+    return 0
+
+
+for _command in (ps, calls, stack, events, metrics, kill, cancel, stop, doctor):
+    app.command(_command)

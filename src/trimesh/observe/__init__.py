@@ -17,7 +17,9 @@ from trimesh._wire.observed import (
 )
 from trimesh.observe.asking import snapshot, watch
 from trimesh.observe.merging import RunSnapshot
+from trimesh.observe.prometheus import prometheus_text
 from trimesh.observe.run import ObservedRun, find_run, runs
+from trimesh.observe.stacks import SharedStack, shared_stacks
 from trimesh.observe.waiting import Culprit, WaitGraph
 
 __all__ = [
@@ -32,10 +34,13 @@ __all__ = [
     "ObservedRun",
     "ProcRow",
     "RunSnapshot",
+    "SharedStack",
     "WaitGraph",
     "WaitRow",
     "find_run",
+    "prometheus_text",
     "runs",
+    "shared_stacks",
     "snapshot",
     "watch",
 ]

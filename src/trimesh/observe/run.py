@@ -61,6 +61,36 @@ class ObservedRun:
         """
         return self._client.ask(observed.ControlRequest(kind="events", after=after)).events
 
+    def kill(self, proc_id: str) -> None:
+        """End a process of the run at once; its mesh does what its policy says of a death.
+
+        Args:
+            proc_id: `ProcRow.id` of a process that the controller owns.
+
+        Raises:
+            ConnectError: There is no such process, or the run does not answer.
+        """
+        self._client.ask(observed.ControlRequest(kind="kill", target=proc_id))
+
+    def cancel(self, call_id: str) -> None:
+        """Have a call cancelled where it runs or waits; its caller gets a `RemoteCancelled`.
+
+        Args:
+            call_id: `CallRow.id` of a call to a process that the controller owns, or to the controller.
+
+        Raises:
+            ConnectError: There is no such call, or the run does not answer.
+        """
+        self._client.ask(observed.ControlRequest(kind="cancel", target=call_id))
+
+    def stop(self) -> None:
+        """Do to the run what a Ctrl-C does.
+
+        Raises:
+            ConnectError: The run does not answer.
+        """
+        self._client.ask(observed.ControlRequest(kind="stop"))
+
 
 def runs() -> list[ObservedRun]:
     """Return the running programs of this user on this machine that can be asked; to be closed.

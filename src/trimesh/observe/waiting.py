@@ -42,6 +42,13 @@ class WaitGraph:
             call.id: tuple(dict.fromkeys(wait.call for wait in call.waits if wait.call in self.calls))
             for call in snapshot.calls
         }
+        holders = dict[str, list[str]]()
+        for call in snapshot.calls:
+            if call.state in ("running", "waiting"):
+                holders.setdefault(call.name, []).append(call.id)
+        for call in snapshot.calls:  # room in a mailbox is made by the calls that its actor runs
+            if call.state == "sending":
+                self.waits_for[call.id] = tuple(holders.get(call.name, ()))
         self.waits_for = {call_id: others for call_id, others in self.waits_for.items() if others}
 
     def roots(self) -> Sequence[observed.CallRow]:

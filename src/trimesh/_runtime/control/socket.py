@@ -14,12 +14,15 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import re
+import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -42,6 +45,7 @@ _log = logging.getLogger("trimesh")
 _POLL_SECONDS: Final = 0.005
 _JOIN_SECONDS: Final = 0.5
 _TRIES: Final = 5
+_CALL: Final = re.compile(r"([0-9a-f]{1,16})\.([0-9]{1,18})@([0-9a-f]{1,16})")
 _open = set["ControlSocket"]()
 
 
@@ -155,10 +159,33 @@ class ControlSocket:
             case "views":
                 seconds = request.seconds or limits.OBSERVE_SECONDS
                 return self._views(min(seconds, limits.CONTROL_SECONDS / 2))
+            case "stop":
+                os.kill(self._proc.pid, signal.SIGINT)
+                return observed.ControlAnswer()
+            case "kill" | "cancel":
+                act = partial(self._kill if request.kind == "kill" else self._cancel, request.target)
+                no_loop = "the Trio loop of the controller does not run, and only it may do that"
+                return self._in_loop(act, limits.KILL_SECONDS) or observed.ControlAnswer(error=no_loop)
             case _:
                 return observed.ControlAnswer(
                     error=f"this run knows no request {request.kind!r}; its trimesh may be older"
                 )
+
+    async def _kill(self, target: str) -> observed.ControlAnswer:
+        members = [one for one in self._proc.members.values() if proc_name(one.peer.proc_id) == target]
+        if not members:
+            return observed.ControlAnswer(error="its process has ended, or belongs to another one of the run")
+        await members[0].end_by_kill()
+        return observed.ControlAnswer()
+
+    async def _cancel(self, target: str) -> observed.ControlAnswer:
+        match = _CALL.fullmatch(target)
+        if match is None:
+            return observed.ControlAnswer(
+                error=f"a call that has a caller who waits is called like 5f.12@7a, got {target!r}"
+            )
+        caller, number, callee = int(match[1], 16), int(match[2]), int(match[3], 16)
+        return observed.ControlAnswer(error=self._inquiries.interrupt(callee, caller, number, "trimesh cancel"))
 
     def _views(self, seconds: float) -> observed.ControlAnswer:
         async def ask() -> observed.ControlAnswer:

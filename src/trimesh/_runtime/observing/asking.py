@@ -23,7 +23,7 @@ from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.watch.stack import Report, read_report, request_report
 from trimesh._wire import messages, observed
 from trimesh.errors import ProtocolError
-from trimesh.ids import ProcId
+from trimesh.ids import AGENT, ProcId
 
 if TYPE_CHECKING:
     from trimesh._runtime.meshes.member import Member
@@ -65,6 +65,7 @@ class Inquiries:
         self._open: dict[int, Inquiry] = {}
         proc.routes[messages.Observe] = self._take_question
         proc.routes[messages.Observed] = self._take_answer
+        proc.routes[messages.Interrupt] = self._take_interrupt
         proc.on_gone.append(self._gone)
 
     async def ask(self, seconds: float = limits.OBSERVE_SECONDS) -> Sequence[observed.ProcView]:
@@ -116,6 +117,29 @@ class Inquiries:
         if question is not None and peer.proc_id in question.awaited:
             question.views[peer.proc_id] = observed.decode_views(bodies[0])
             question.drop(peer.proc_id)
+
+    def interrupt(self, proc_id: int, caller: int, number: int, reason: str) -> str:
+        """Have a call cancelled that this process, or one that it owns, runs; return why not, or an empty text."""
+        if proc_id == self._proc.proc_id:
+            return "" if self._cancel(caller, number, reason) else "it has ended"
+        member = self._proc.members.get(ProcId(proc_id))
+        if member is None or member.gone.is_set():
+            return "its process has ended, or belongs to another one of the run"
+        member.peer.send(Parcel(messages.encode(messages.Interrupt(caller, number, reason))))
+        return ""
+
+    def _take_interrupt(self, peer: Peer, message: messages.Interrupt, _: list[memoryview]) -> None:
+        del peer
+        self._cancel(message.caller, message.call, message.reason)
+
+    def _cancel(self, caller: int, number: int, reason: str) -> bool:
+        peer = self._proc.find_peer(caller)
+        call = None if peer is None else peer.inbound.get(number)
+        cell = None if call is None else self._proc.cells.get(call.mesh)
+        if call is None or cell is None or call.mesh == AGENT:
+            return False
+        cell.cancel(call, "other", reason)
+        return True
 
     def _gone(self, peer: Peer) -> None:
         for question in self._open.values():

@@ -70,6 +70,7 @@ SENDERS: Final[dict[type[messages.Message], Sender]] = {
     # who looks on: the owner asks
     messages.Observe: _OWNER,
     messages.Observed: _MEMBER,
+    messages.Interrupt: _OWNER,
     # publications: by their numbers
     messages.Subscribe: _ANY,
     messages.Published: _ANY,

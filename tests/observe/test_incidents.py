@@ -1,0 +1,191 @@
+"""Staged incidents: what the commands say names the culprit, without the run having prepared anything (Q1 to Q5)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from tests.conformance.meeting import make_meetings, meet
+from tests.conformance.nodes import Node
+from tests.conformance.supervised import Log, reading
+from tests.conformance.test_observe import Busy, Relay
+
+import trimesh
+from trimesh import Died, Isolate, RemoteCancelled, observe, this_host
+
+pytest.importorskip("cyclopts")
+
+from trimesh.cli.commands import run
+
+pytestmark = pytest.mark.real
+
+
+class Shell:
+    """Runs commands against the run of this process."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
+        self._capfd = capfd
+
+    async def __call__(self, *arguments: str) -> tuple[int, str]:
+        """Return exit code and output of a command."""
+        self._capfd.readouterr()
+        code = await trio.to_thread.run_sync(run, arguments)
+        return code, self._capfd.readouterr().out
+
+    async def until(self, text: str, *arguments: str) -> str:
+        """Repeat a command until it says something; return what it has said."""
+        while True:
+            _, said = await self(*arguments)
+            if text in said:
+                return said
+
+
+@pytest.fixture
+def trimesh_command(capfd: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capfd)
+
+
+@asynccontextmanager
+async def cancelled_at_the_end() -> AsyncGenerator[trio.Nursery]:
+    async with trio.open_nursery() as nursery:
+        yield nursery
+        nursery.cancel_scope.cancel()
+
+
+async def test_rank_that_computes_without_a_checkpoint(trimesh_command: Shell, tmp_path: Path):
+    """Q1: it is stuck, and the line is shown; a lock that is held in C makes it silent, with the line, too."""
+    over = tmp_path / "over"
+    [held] = make_meetings(tmp_path, "held")
+    async with this_host().spawn_procs({"gpus": 4}) as procs:
+        busy = await procs.spawn("busy", Busy)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(busy.slice(gpus=2).compute.call_one, str(over))
+            nursery.start_soon(busy.slice(gpus=3).hold_the_gil.call_one, held)
+            said = await trimesh_command.until("procs[gpus=2]  pid", "ps")
+            while " stuck" not in said or " silent" not in said:
+                _, said = await trimesh_command("ps")
+            _, stacks = await trimesh_command("stack")
+            _, waits = await trimesh_command("calls", "--waits")
+            await meet(held)
+            over.touch()
+    lines = said.splitlines()
+    assert [line.split("procs[")[1][:6] for line in lines if " stuck" in line or " silent" in line] == [
+        "gpus=3",
+        "gpus=2",
+    ]
+    assert any("test_observe.py" in line and "in compute" in line for line in lines)
+    assert "in hold_the_gil" in stacks
+    assert "busy.compute x1: busy[gpus=2]" in stacks
+    assert "busy[gpus=3].hold_the_gil waits for no call" in waits
+    assert "its process is silent" in waits
+
+
+async def test_deadlock_under_a_deadline(trimesh_command: Shell):
+    """Q2: calls that wait for each other are drawn as a circle, while they do."""
+    async with this_host().spawn_procs({"gpus": 2}) as procs, cancelled_at_the_end() as nursery:
+        nodes = await procs.spawn("nodes", Node)
+        for rank in (0, 1):
+            nursery.start_soon(_within, 60.0, nodes.slice(gpus=rank).meet, nodes.slice(gpus=1 - rank))
+        await nodes.wait_entered.call(1)
+        await nodes.open_gate.call()
+        said = await trimesh_command.until("these wait for each other", "calls", "--waits")
+    [circle] = [line for line in said.splitlines() if line.startswith("these wait")]
+    for part in ("nodes[gpus=0].meet", "nodes[gpus=1].meet", "nodes[gpus=0].ping", "nodes[gpus=1].ping"):
+        assert part in circle
+
+
+async def _within(seconds: float, endpoint: Any, *args: Any) -> None:
+    with trio.move_on_after(seconds):
+        await endpoint.call_one(*args)
+
+
+async def test_full_mailbox(trimesh_command: Shell, monkeypatch: pytest.MonkeyPatch):
+    """Q2: messages that wait for room, and the call that keeps the mailbox full."""
+    monkeypatch.setattr(trimesh.limits, "MAILBOX_MESSAGES", 4)
+    async with this_host().spawn_procs({"gpus": 1}) as procs, cancelled_at_the_end() as nursery:
+        probes = await procs.spawn("probes", Relay)
+        for _ in range(12):
+            nursery.start_soon(probes.hold.call_one)
+        said = await trimesh_command.until("sending", "calls", "--waits")
+    assert "room" in said or "sending" in said
+    culprits = [line for line in said.splitlines() if "waits for no call" in line]
+    assert len(culprits) == 1
+    assert "in hold; 11 calls wait for it" in culprits[0]
+
+
+async def test_rank_that_was_killed(trimesh_command: Shell):
+    """Q5: by a person; its mesh does what its policy says, the tables keep it, and say how it ended."""
+    async with this_host().spawn_procs({"gpus": 3}, supervision=Isolate()) as procs, reading(procs) as log:
+        await procs.spawn("probes", Relay)
+        assert await trimesh_command("kill", "probes[gpus=1]") == (0, "")
+        await _seen(log)
+        code, said = await trimesh_command("ps")
+        assert code == 1
+        assert "procs[gpus=1]" in said.splitlines()[2]
+        assert "dead" in said.splitlines()[2]
+        _, said = await trimesh_command("events")
+        assert "Died  procs[gpus=1]  ProcDied" in said
+        assert (await trimesh_command("kill", "probes[gpus=7]"))[0] == 1
+
+
+async def _seen(log: Log) -> None:
+    await log.wait(Died)
+
+
+async def test_slow_rank_among_many(trimesh_command: Shell):
+    """Q2: of a call to all, the rank that it still waits for, and where that is."""
+    async with this_host().spawn_procs({"gpus": 8}) as procs, cancelled_at_the_end() as nursery:
+        probes = await procs.spawn("probes", Relay)
+        await probes.slice(gpus=slice(0, 5)).open_gate.call()
+        await probes.slice(gpus=slice(6, 8)).open_gate.call()
+        nursery.start_soon(probes.wait_for_gate.call)
+        await probes.wait.call("gate")
+        while True:
+            _, said = await trimesh_command("calls")
+            if len(said.splitlines()) == 1:
+                break
+        assert "probes[gpus=5].wait_for_gate running" in said
+        assert "in wait_for_gate" in said
+
+
+async def test_call_is_cancelled_by_a_person(trimesh_command: Shell):
+    """Q5: its caller gets a `RemoteCancelled` that says by whom; the rest goes on."""
+    async with this_host().spawn_procs({"gpus": 2}) as procs:
+        probes = await procs.spawn("probes", Relay)
+        one = probes.slice(gpus=1)
+
+        async def held() -> None:
+            with pytest.raises(RemoteCancelled, match="trimesh cancel"):
+                await one.hold.call_one()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(held)
+            await one.wait.call_one("hold")
+            [call] = (await observe.snapshot()).calls
+            assert await trimesh_command("cancel", call.id) == (0, "")
+        assert await one.rank.call_one() == 1
+        assert (await trimesh_command("cancel", "nonsense"))[0] == 3
+
+
+async def test_numbers_of_a_run(trimesh_command: Shell):
+    """Q1: as text for Prometheus; no label has as many values as there are ranks."""
+    async with this_host().spawn_procs({"gpus": 2}):
+        _, said = await trimesh_command("metrics")
+    assert 'trimesh_procs{state="running"} 3' in said
+    assert "gpus" not in said
+    names = [line.split()[2] for line in said.splitlines() if line.startswith("# TYPE")]
+    assert len(names) == len(set(names))
+    parser = pytest.importorskip("prometheus_client.parser")
+    assert {family.name for family in parser.text_string_to_metric_families(said)} >= {"trimesh_procs"}
+
+
+async def test_machine_is_looked_at(trimesh_command: Shell):
+    code, said = await trimesh_command("doctor", "--json")
+    assert code == 0
+    assert '"kernel"' in said
+    assert os.uname().release in said
