@@ -160,25 +160,24 @@ def _calls(views: Sequence[observed.ProcView], procs: dict[str, observed.ProcRow
     for call_id in {**made, **come}:
         here, there = made.get(call_id), come.get(call_id)
         if there is None or here is None:
-            rows.append(there or _explained(made[call_id], procs))
+            rows.append(_explained(there or made[call_id], procs))
             continue
         state = here.state if here.state in ("cancelling", "abandoned") else there.state
         left = there.left if here.left is None else here.left
-        rows.append(
-            msgspec.structs.replace(
-                there, state=state, part_of=here.part_of, caller=here.caller, age=max(here.age, there.age), left=left
-            )
-        )
+        age = max(here.age, there.age)
+        both = msgspec.structs.replace(there, state=state, part_of=here.part_of, caller=here.caller, age=age, left=left)
+        rows.append(_explained(both, procs))
     return sorted(rows, key=lambda row: -row.age)
 
 
 def _explained(call: observed.CallRow, procs: dict[str, observed.ProcRow]) -> observed.CallRow:
-    """Say of a call that only its caller has told of what is known of its process."""
+    """Say of a call, if it is not known where it runs, where the main thread of its process is that does not go on."""
     proc = procs.get(call.proc)
-    if proc is None or proc.state in _FINE or call.state == "sending":
+    if call.at or proc is None or proc.state in _FINE or call.state in ("sending", "queued"):
         return call
     return msgspec.structs.replace(call, at=_first_line(proc.stack) or f"its process is {proc.state}")
 
 
 def _first_line(stack: str) -> str:
-    return next((line.strip() for line in stack.splitlines() if line.strip().startswith("File ")), "")
+    lines = [line.strip() for line in stack.splitlines() if line.strip().startswith("File ")]
+    return next((line for line in lines if not line.startswith('File "<')), lines[0] if lines else "")

@@ -35,7 +35,6 @@ from trimesh._runtime.life.crash import crash
 from trimesh._runtime.life.link_groups import LinkGroups
 from trimesh._runtime.life.sites import Sites
 from trimesh._runtime.meshes.stopping_blocks import StoppingBlocks
-from trimesh._runtime.observing.asking import Inquiries
 from trimesh._runtime.peers.deaths import DeathOf, Deaths
 from trimesh._runtime.peers.incoming import IncomingCall, refuse, refuse_unaddressed
 from trimesh._runtime.peers.item_sender import ItemSender
@@ -50,7 +49,6 @@ from trimesh._runtime.values.codec import Values
 from trimesh._runtime.values.endpoint_spec import GENERATOR
 from trimesh._runtime.values.payload import take_payload
 from trimesh._runtime.values.typed_values import make_values
-from trimesh._runtime.watch.journal import Journal
 from trimesh._transport.interface.base import Buffer, DownReason, Link, LinkDown, Transport
 from trimesh._wire import messages
 from trimesh.errors import ProtocolError, TrimeshInternalError
@@ -84,8 +82,7 @@ class Proc:
         dropped_replies: Replies that came after their call had been given up.
         routes: Who takes the messages that are no calls and no answers, by their class.
         deadlocks: Looks for calls that wait for themselves.
-        journal: What has happened to the members that it owns.
-        inquiries: Asks the processes that it owns what they do, and answers its own owner.
+        journal, inquiries: What has happened to members that it owns; asks them what they do, answers its owner.
         on_gone: Told of each peer that is gone, after its calls have been settled.
         on_link: Told of each peer that has got the link that messages to it take.
         channels: The channels of this process, and its ports of others.
@@ -176,6 +173,10 @@ class Proc:
         serve_streams(self)
         serve_reports(self)
         self.deadlocks: Deadlocks = Deadlocks(self)
+        # Loaded with the first block, not by `import trimesh`.
+        from trimesh._runtime.observing.asking import Inquiries  # noqa: PLC0415
+        from trimesh._runtime.watch.journal import Journal  # noqa: PLC0415
+
         self.journal = Journal()
         self.inquiries = Inquiries(self)
         self.now: Clock = trio.current_time

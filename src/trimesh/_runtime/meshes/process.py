@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from trimesh._runtime.actors.process import ActorProc
 from trimesh._runtime.actors.supervision_log import LoggingProc
 from trimesh._runtime.peers.deaths import DeathOf
 from trimesh._runtime.peers.peer import Peer
-from trimesh._runtime.watch.journal import Journal
 from trimesh._runtime.watch.process import TaskProc
 from trimesh._transport.interface.base import Link
 from trimesh.ids import ProcId
+
+if TYPE_CHECKING:
+    from trimesh._runtime.watch.journal import Journal
 
 
 class MeshProc(ActorProc, LoggingProc, TaskProc, Protocol):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
 from trimesh import limits
 from trimesh._runtime.tasks.foreign import in_trio_block, in_trio_taking
 from trimesh._runtime.values.reference import MeshInfo
-from trimesh._runtime.watch.journal import Journal
 from trimesh.events.buffer import EventBuffer
 from trimesh.events.records import Event, Lagged, MemberEvent, Started
+
+if TYPE_CHECKING:
+    from trimesh._runtime.watch.journal import Journal
 
 
 class EventStream:
