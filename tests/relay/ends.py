@@ -32,23 +32,30 @@ PAIRS: Final = [("native", "native"), ("trio", "trio"), ("native", "trio"), ("tr
 
 
 class Wires:
-    """Makes connections of two hosts that trust each other."""
+    """Makes connections of two hosts that trust each other.
+
+    Attributes:
+        mesh: That both are of.
+        credentials: Of each.
+    """
 
     def __init__(self) -> None:
-        self.authority = Authority(time.time())
-        self._contexts = {one: self._context(one) for one in (DIALLER, DIALLED)}
+        authority = Authority(time.time())
+        self.mesh = authority.mesh
+        self.credentials = {one: authority.credentials(one, time.time()) for one in (DIALLER, DIALLED)}
+        self._contexts = {
+            own: TLSContext(chain=its.chain, key=its.key, authority=its.authority)
+            for own, its in self.credentials.items()
+        }
 
-    def _context(self, own: ProcId) -> TLSContext:
-        credentials = self.authority.credentials(own, time.time())
-        return TLSContext(chain=credentials.chain, key=credentials.key, authority=credentials.authority)
-
-    def _open(self, own: ProcId) -> TLSSession:
-        hello = TLSHello(own, self.authority.mesh, versions=("0", "0", ""))
+    def open(self, own: ProcId) -> TLSSession:
+        """Begin a TLS session."""
+        hello = TLSHello(own, self.mesh, versions=("0", "0", ""))
         return self._contexts[own].open(hello, is_server=own == DIALLED)
 
     def tls(self) -> Ends:
         """Return both ends of a session that is open."""
-        ends = Ends(self._open(DIALLER), self._open(DIALLED))
+        ends = Ends(self.open(DIALLER), self.open(DIALLED))
         ends.settle()
         ends.server.answer(TLSVerdict.ADMITTED)
         ends.settle()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+import os
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import NamedTuple
 
 import pytest
@@ -228,6 +229,34 @@ async def test_session_that_is_aborted_says_nothing(both: Both) -> None:
     assert "closed" in (await both.dialled.wait(SessionInterrupted)).reason
     assert not both.dialled.session.is_connected
     assert both.dialler.events == []
+
+
+def forked(act: Callable[[], None]) -> int:
+    """Have a forked child try something that is its parent's; return its exit status, 0 when it was told so."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with pytest.raises(trio.ClosedResourceError, match="forked"):
+                act()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitpid(pid, 0)[1]
+
+
+@pytest.mark.real
+async def test_forked_child_has_a_dead_relay_and_the_parent_goes_on(all_wires: Wires) -> None:
+    with trio.fail_after(HANG_SECONDS):
+        async with open_end("native", is_dialler=True) as one, open_end("native", is_dialler=False) as other:
+            both = Both(one, other, all_wires)
+            await both.connect()
+            near, far, _ = await both.channel()
+            assert forked(one.session.close) == 0
+            await near.send_all(b"still there")
+            assert await receive_exactly(far, 11) == b"still there"
+            await near.aclose()
+            assert await far.receive_some() == b""
+            await far.aclose()
 
 
 @pytest.mark.parametrize("kind", ["native", "trio"])
