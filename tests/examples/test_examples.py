@@ -311,6 +311,15 @@ def test_script_of_torchrun_trains_on_a_mesh() -> None:
     assert failure.endswith("ValueError: rank 1 does not like step 0")
 
 
+def test_hosts_greet_each_other() -> None:
+    """Workers on the first host get answers of those on the second."""
+    pytest.importorskip("cryptography")
+    printed = run_example("two_hosts.py")
+
+    assert "4 processes over {'hosts': 2, 'gpus': 2}" in printed
+    assert printed.count("hello, host 0") == 4
+
+
 def test_two_programs_talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second finds no service, starts one, and asks it."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))

@@ -47,6 +47,7 @@ class Job:
     _entered: list[Spawning[HostMesh]] = attrs.field(factory=list, init=False, eq=False, repr=False, hash=False)
 
     hosts: int | Mapping[str, int]
+    pickle: Pickle | None = attrs.field(default=None, kw_only=True, validator=attrs.validators.in_(("on", "off", None)))
 
     def launcher(self) -> Launcher:
         """Return what starts the agents of one run of the job."""

@@ -33,6 +33,7 @@ class LocalJob(Job):
     Attributes:
         hosts: How many, or a mapping of mesh names to numbers: `hosts["trainers"]` is a part of the mesh.
         apart: Whether their processes count as on different machines: buffers between them go over the network.
+        pickle: "off" lets no byte be unpickled in the family, see `spawn_procs`; None takes the setting.
     """
 
     hosts: int | Mapping[str, int] = attrs.field(converter=checked_hosts)

@@ -46,7 +46,7 @@ from trimesh.shape.region import Region
 @asynccontextmanager
 async def open_job(job: Job) -> AsyncGenerator[HostMesh, None]:
     """Enter a job; see `Job`."""
-    async with open_hosts_proc() as proc:
+    async with open_hosts_proc(pickled=None if job.pickle is None else job.pickle == "on") as proc:
         run = JobRun(proc, job)
         proc.nursery.start_soon(run.run)
         try:

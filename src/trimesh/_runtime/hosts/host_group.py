@@ -36,8 +36,8 @@ class ManyHosts(msgspec.Struct, frozen=True):
 
     async def launch(self, request: LaunchRequest, on_exit: OnExit) -> RemoteChild:
         """Start a process on the host of its rank; see `Host.launch`."""
-        per_host = request.whole.base.nelements // len(self.hosts)
-        return await self.hosts[request.rank // per_host].launch(request, on_exit)
+        index = request.rank * len(self.hosts) // request.whole.base.nelements
+        return await self.hosts[index].launch(request, on_exit)
 
     async def connect(self, target: ProcId) -> Link:
         """Make a link to a process of one of them; see `Host.connect`."""

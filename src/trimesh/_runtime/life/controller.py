@@ -84,11 +84,11 @@ async def lease_proc(pickled: bool | None = None) -> AsyncGenerator[tuple[Proc, 
     """
     proc = find_proc()
     if proc is not None and proc.family is not None and _of_run.get() is None:
-        _check_mode(proc, pickled)
+        check_mode(proc, pickled)
         yield proc, proc.family  # a worker, or a simulated process: its Proc lives as long as it does
         return
     controller = _of_run.get() or _start(pickled)
-    _check_mode(controller.proc, pickled)
+    check_mode(controller.proc, pickled)
     controller.users += 1
     try:
         await controller.ready.wait()
@@ -106,7 +106,12 @@ async def lease_proc(pickled: bool | None = None) -> AsyncGenerator[tuple[Proc, 
     _check(controller)
 
 
-def _check_mode(proc: Proc, pickled: bool | None) -> None:  # noqa: FBT001 - see lease_proc
+def check_mode(proc: Proc, pickled: bool | None) -> None:  # noqa: FBT001 - see lease_proc
+    """Refuse another `pickle=` than that of the family.
+
+    Raises:
+        ValueError: It is another one.
+    """
     has = proc.values.is_pickled
     if pickled is not None and pickled != has:
         raise ValueError(

@@ -15,7 +15,7 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.calls.membership import Membership, family_of
-from trimesh._runtime.life.controller import lease_proc
+from trimesh._runtime.life.controller import check_mode, lease_proc
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.meshes.actor_members import ActorMembers
 from trimesh._runtime.meshes.block import Block, Owned, run_block
@@ -150,6 +150,8 @@ async def open_procs(
     name: str, extent: Extent, options: ProcOptions, policy: Policy, warm: OwnedHost | None
 ) -> AsyncGenerator[OwnedProcs, None]:
     """Start processes in a block of their own, on a warm host or on one that is opened for it."""
+    if warm is not None:
+        check_mode(warm.proc, options.pickled)
     async with (
         nullcontext((warm.proc, warm.host)) if warm else _open_host(name, options.preload, pickled=options.pickled) as (
             proc,
@@ -169,6 +171,7 @@ async def open_procs(
 @trio.lowlevel.enable_ki_protection
 async def adopt_procs(owner: OwnedHost, name: str, extent: Extent, options: ProcOptions, policy: Policy) -> OwnedProcs:
     """Start processes in the block of a warm host."""
+    check_mode(owner.proc, options.pickled)
     with owner.block.entering():
         members = _proc_members(owner.proc, owner.host, owner.block, name, extent, options, policy)
         await members.start()
