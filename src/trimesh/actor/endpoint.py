@@ -12,7 +12,7 @@ import msgspec
 from trimesh._runtime.tasks import in_trio, in_trio_now
 from trimesh._runtime.values import EndpointKind, EndpointSpec
 from trimesh.actor import verbs
-from trimesh.actor.calling import reduced
+from trimesh.actor.calling import reduced, replied
 from trimesh.actor.calling.verb import CALL, CALL_ONE, CALL_SETTLED, CHOOSE, CallVerb
 from trimesh.actor.item_map import ItemMap
 from trimesh.actor.options import NO_OPTIONS, Merge, Options, Retry
@@ -24,6 +24,7 @@ from trimesh.shape.value_mesh import ValueMesh
 
 if TYPE_CHECKING:
     from trimesh._runtime.actors import Reply
+    from trimesh._runtime.channels import Port
     from trimesh.actor.view import MeshView
     from trimesh.blocking import endpoint as blocking
 
@@ -57,6 +58,7 @@ class Endpoint(Generic[P, R]):
         retry: Retry | None = None,
         abandon_after: float | None = None,
         choose: bool | None = None,
+        reply_to: Port[tuple[Point, Outcome[R]]] | None = None,
     ) -> Endpoint[P, R]:
         """Return a handle on the same endpoint with options for its verbs; those that are None stay as they are.
 
@@ -71,6 +73,8 @@ class Endpoint(Generic[P, R]):
                 all. Then the call is *abandoned*: the endpoint may still run, holds its slot, and may change things;
                 its result is dropped.
             choose: For `stream`: on one member only, the one that the verb `choose` would take.
+            reply_to: For `broadcast`: gets `(point, Outcome)` of each member as it ends, exactly one, whether it has
+                returned, raised or died. Points are those of the view that is called.
 
         Raises:
             TypeError: An option means nothing for this endpoint, or has the wrong type.
@@ -83,6 +87,7 @@ class Endpoint(Generic[P, R]):
             before.retry if retry is None else retry,
             before.abandon_after if abandon_after is None else abandon_after,
             before.choose if choose is None else choose,
+            before.reply_to if reply_to is None else reply_to,
         )
         options.check(self._spec)
         return Endpoint(self._mesh, self._spec, options)
@@ -163,9 +168,21 @@ class Endpoint(Generic[P, R]):
 
         There is no reply: a failure surfaces at the block that owns the mesh. The arguments may be changed again
         when this returns.
+
+        With `options(reply_to=port)` every member's outcome goes to the port, through this process, and it is what a
+        member fails with that tells of it; large arguments are lent until then. It belongs to what a call that was
+        started belongs to (`call.start`), which waits for it; it has no deadline. Cancelled with its owner, or before
+        the message is queued everywhere, the members are cancelled, and of the outcomes those are sent for which the
+        channel has room. Failures of members whose outcomes no receiver can get fail the owner.
+
+        Raises:
+            trio.ClosedResourceError: The port of `reply_to` is closed.
         """
         if self._options is not NO_OPTIONS:
             self._check("broadcast")
+            if self._options.reply_to is not None:
+                await in_trio(replied.broadcast)(self._mesh, self._spec, self._options.reply_to, args, kwargs)
+                return
         await in_trio(verbs.broadcast)(self._mesh, self._spec, args, kwargs)
 
     def broadcast_nowait(self, *args: P.args, **kwargs: P.kwargs) -> None:

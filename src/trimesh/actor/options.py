@@ -8,8 +8,11 @@ from typing import Any, Literal, get_args
 
 import attrs
 import msgspec
+from msgspec import structs
 
 from trimesh import limits
+from trimesh._runtime.calls import Request
+from trimesh._runtime.channels import Port
 from trimesh._runtime.values import EndpointKind, EndpointSpec
 from trimesh._supervision.backoff import Backoff
 from trimesh.errors import ProcDied
@@ -80,6 +83,7 @@ class Options(msgspec.Struct, frozen=True):
         retry: For the verbs that have one result for each message.
         abandon_after: For all verbs that wait for results.
         choose: For `stream`.
+        reply_to: For `broadcast`.
     """
 
     merge: Merge | None = None
@@ -87,6 +91,11 @@ class Options(msgspec.Struct, frozen=True):
     retry: Retry | None = None
     abandon_after: float | None = None
     choose: bool | None = None
+    reply_to: Port[Any] | None = None
+
+    def patient(self, request: Request) -> Request:
+        """Return a request whose caller waits for acknowledgements of a cancel as these options say."""
+        return request if self.abandon_after is None else structs.replace(request, abandon_after=self.abandon_after)
 
     def check(self, spec: EndpointSpec) -> None:
         """Refuse what means nothing for an endpoint.
@@ -103,6 +112,8 @@ class Options(msgspec.Struct, frozen=True):
             _check_abandon_after(self.abandon_after)
         if not isinstance(self.choose, bool | None):
             raise TypeError(f"choose must be True or False, got {self.choose!r}")
+        if not isinstance(self.reply_to, Port | None):
+            raise TypeError(f"reply_to must be a trimesh.Port, got {self.reply_to!r}")
         if self.retry is None:
             return
         if not isinstance(self.retry, Retry):
@@ -143,8 +154,9 @@ _OPTIONS_OF = {
     "choose": ("retry", "abandon_after"),
     "stream": ("merge", "window", "abandon_after", "choose"),
     "map": ("merge", "window", "retry", "abandon_after"),
+    "broadcast": ("reply_to",),
 }
-"""Options by verb; the broadcasts have none."""
+"""Options by verb; `broadcast_nowait` has none."""
 
 NO_OPTIONS = Options()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import msgspec
 import trio
 
 from trimesh._routing.collector import Outcome
@@ -34,6 +33,9 @@ R = TypeVar("R")
 class Stream(Results[tuple[Point, R]]):
     """See `Endpoint.stream`.
 
+    Args:
+        takes_items: Whether the endpoint may be a generator.
+
     Raises:
         TypeError: The arguments do not fit the endpoint.
     """
@@ -43,13 +45,20 @@ class Stream(Results[tuple[Point, R]]):
     _stream: OutgoingStream | None
 
     def __init__(
-        self, mesh: MeshView, spec: EndpointSpec, options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        mesh: MeshView,
+        spec: EndpointSpec,
+        options: Options,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        takes_items: bool = True,
     ) -> None:
         super().__init__(mesh, spec)
-        self._bound = verbs.bind(mesh, spec, args, kwargs, streams=True)
+        self._bound = verbs.bind(mesh, spec, args, kwargs, streams=takes_items)
         self._is_fail_fast = options.is_fail_fast
         self._window = (options.window or current().stream_window) if spec.kind is EndpointKind.GENERATOR else 0
-        self._abandon_after = options.abandon_after
+        self._options = options
         self._is_chosen = bool(options.choose)
         self._points = tuple(mesh.region.points())
         self._broken: list[Exception] = []
@@ -67,8 +76,7 @@ class Stream(Results[tuple[Point, R]]):
             self._points = (self._points[ranks.index(chosen)],)
             ranks = [chosen]
         proc, targets, request = await verbs.prepare(self._mesh, self._spec, self._bound, ranks)
-        if self._abandon_after is not None:
-            request = msgspec.structs.replace(request, abandon_after=self._abandon_after)
+        request = self._options.patient(request)
         budget = remaining_budget(proc)
         call_id = proc.new_call_id()
         parcel = encode_request(proc, request, call_id, targets[0].mesh, budget, window=self._window)

@@ -58,7 +58,7 @@ async def call_settled(
 
 def outcomes_of(mesh: MeshView, results: Sequence[Result]) -> ValueMesh[Outcome[Any]]:
     """Return what each rank of a view has come to."""
-    return ValueMesh(mesh.region, tuple(_outcome(result) for result in results))
+    return ValueMesh(mesh.region, tuple(outcome_of(result) for result in results))
 
 
 async def call_one(
@@ -280,9 +280,7 @@ async def invoke_on(
         await trio.lowlevel.checkpoint()
         return refusals(mesh, spec, ranks)
     proc, targets, request = await prepare(mesh, spec, bound, ranks)
-    if options.abandon_after is not None:
-        request = msgspec.structs.replace(request, abandon_after=options.abandon_after)
-    return await invoke(proc, targets, request, fail_fast=fail_fast, errors_win=errors_win)
+    return await invoke(proc, targets, options.patient(request), fail_fast=fail_fast, errors_win=errors_win)
 
 
 def bare(results: Sequence[Result]) -> Any:
@@ -295,7 +293,8 @@ def bare(results: Sequence[Result]) -> Any:
     raise RemoteCancelled(reason="the call was cancelled")
 
 
-def _outcome(result: Result) -> Outcome[Any]:
+def outcome_of(result: Result) -> Outcome[Any]:
+    """Return what one rank has come to."""
     match result:
         case Ok(value=value):
             return Outcome(value=value)

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
+from trimesh._runtime.channels import Port
 from trimesh.actor import endpoint
 from trimesh.actor.options import Merge, Retry
 from trimesh.actor.outcome import Outcome
@@ -74,9 +75,17 @@ class Endpoint(Generic[P, R]):
         retry: Retry | None = None,
         abandon_after: float | None = None,
         choose: bool | None = None,
+        reply_to: Port[tuple[Point, Outcome[R]]] | None = None,
     ) -> Endpoint[P, R]:
         """Return a handle on the same endpoint with options for its verbs; see `trimesh.Endpoint.options`."""
-        inner = self._inner.options(merge=merge, window=window, retry=retry, abandon_after=abandon_after, choose=choose)
+        inner = self._inner.options(
+            merge=merge,
+            window=window,
+            retry=retry,
+            abandon_after=abandon_after,
+            choose=choose,
+            reply_to=reply_to,
+        )
         return Endpoint(inner, self._home)
 
     @property

@@ -18,6 +18,7 @@ from trimesh._runtime.calls.invocation import (
     post,
     post_nowait,
     remaining_budget,
+    result_of,
     results_of,
     value_of,
     yield_to_cancel,
@@ -25,6 +26,7 @@ from trimesh._runtime.calls.invocation import (
 from trimesh._runtime.calls.membership import Membership, family_of, is_reached, membership_of
 from trimesh._runtime.calls.outgoing import reason_of
 from trimesh._runtime.calls.outgoing_stream import OutgoingStream
+from trimesh._runtime.calls.replied_call import RepliedCall, begin_replied
 from trimesh._runtime.calls.request import Request
 from trimesh._runtime.calls.started import NurseryOwner, Owner, StartedWork
 from trimesh._runtime.tasks.consequences import BUDGET_REASON
@@ -38,12 +40,14 @@ __all__ = [
     "Ok",
     "OutgoingStream",
     "Owner",
+    "RepliedCall",
     "Request",
     "Result",
     "SetCall",
     "StartedWork",
     "absorb_budget",
     "begin",
+    "begin_replied",
     "encode_request",
     "family_of",
     "finish",
@@ -56,6 +60,7 @@ __all__ = [
     "post_nowait",
     "reason_of",
     "remaining_budget",
+    "result_of",
     "results_of",
     "value_of",
     "yield_to_cancel",

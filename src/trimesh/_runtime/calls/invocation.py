@@ -338,17 +338,17 @@ def results_of(proc: CallingProc, call: OutgoingCall, request: Request, *, cance
         request: What was called.
         cancelled: Whether the caller is cancelled, so that only what endpoints have raised is news to it.
     """
-    found: list[Result] = []
-    for index, outcome in enumerate(call.collector.outcomes):
-        if type(outcome) is Returned:
-            found.append(value_of(proc, outcome, request, index))
-            continue
-        where = request.origin(index)
-        result = _failure(proc, outcome, request, where)
-        if cancelled and isinstance(result, Err) and not is_news(result, where):
-            result = Cut()
-        found.append(result)
-    return found
+    return [result_of(proc, call, request, index, cancelled=cancelled) for index in range(len(call.targets))]
+
+
+def result_of(proc: CallingProc, call: OutgoingCall, request: Request, index: int, *, cancelled: bool) -> Result:
+    """Return what the rank at an index has come to; see `results_of`."""
+    outcome = call.collector.outcomes[index]
+    if type(outcome) is Returned:
+        return value_of(proc, outcome, request, index)
+    where = request.origin(index)
+    result = _failure(proc, outcome, request, where)
+    return Cut() if cancelled and isinstance(result, Err) and not is_news(result, where) else result
 
 
 def is_news(result: Err, where: Origin) -> bool:

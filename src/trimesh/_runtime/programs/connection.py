@@ -10,9 +10,7 @@ PC-2 When the connection ends, each process of the other program that is known h
 
 from __future__ import annotations
 
-import os
 import socket
-import weakref
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 
@@ -32,13 +30,14 @@ from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.client import SpawnerClient, SpawnerLostError
 from trimesh._runtime.spawner.socket import BrokerSocket, Received, close_all, stream_of
 from trimesh._runtime.system.exits import ExitReport
+from trimesh._runtime.system.forks import ForgottenInChildren
 from trimesh._transport.interface.base import Link
 from trimesh._transport.native.transport import NativeTransport
 from trimesh.config import reread
 from trimesh.errors import ConnectError, LimitExceeded, ProtocolError, SpawnError
 from trimesh.ids import ProcId
 
-_open: weakref.WeakSet[ProgramConnection] = weakref.WeakSet()
+_open: ForgottenInChildren[ProgramConnection] = ForgottenInChildren()
 
 
 class ProgramConnection:
@@ -173,15 +172,6 @@ class ProgramConnection:
         for proc_id in self._known:
             peer = self._proc.find_peer(proc_id)
             yield peer is not None and peer.calls
-
-
-def _forget_all() -> None:
-    for connection in list(_open):
-        connection.forget()
-    _open.clear()
-
-
-os.register_at_fork(after_in_child=_forget_all)
 
 
 @asynccontextmanager

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import socket
-import weakref
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
@@ -29,13 +28,14 @@ from trimesh._runtime.programs.names import TakenName, take_name
 from trimesh._runtime.programs.sides import check_fit, side_of
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.socket import BrokerSocket
+from trimesh._runtime.system.forks import ForgottenInChildren
 from trimesh._runtime.system.private_folder import credentials_of
 from trimesh._transport.native.transport import NativeTransport
 from trimesh._wire import messages
 from trimesh.errors import ConnectError, LinkLost, MeshError, ProtocolError
 from trimesh.ids import ProcId
 
-_open: weakref.WeakSet[PublishedName] = weakref.WeakSet()
+_open: ForgottenInChildren[PublishedName] = ForgottenInChildren()
 
 
 class _Client:
@@ -263,15 +263,6 @@ class PublishedName:
         await self._family.try_to_connect(peers)
         for peer in peers:
             peer.send(Parcel(head))
-
-
-def _forget_all() -> None:
-    for publication in list(_open):
-        publication.forget()
-    _open.clear()
-
-
-os.register_at_fork(after_in_child=_forget_all)
 
 
 @asynccontextmanager

@@ -19,7 +19,6 @@ import select
 import signal
 import socket
 import time
-import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -38,6 +37,7 @@ from trimesh._runtime.spawner.socket import BrokerSocket, Received, close_all, s
 from trimesh._runtime.system import exits, prctl, records
 from trimesh._runtime.system.child import Child, ExitHook, LaunchSpec, config_of, end_child, name_of, output_of
 from trimesh._runtime.system.exits import ExitReport
+from trimesh._runtime.system.forks import ForgottenInChildren
 from trimesh._runtime.system.output import OutputPrinter
 from trimesh.errors import LimitExceeded, LinkLost, SpawnError
 from trimesh.ids import ProcId
@@ -362,7 +362,7 @@ class ProcLauncher:
         self._client.stop()
         self._watch_scope.cancel()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """In a forked child: these processes are not ours. Close our copies, so that no process waits for us."""
         self._is_stopping = True
         for child in self._children.values():
@@ -372,20 +372,8 @@ class ProcLauncher:
         self._client.forget()
 
 
-_launchers: weakref.WeakSet[ProcLauncher] = weakref.WeakSet()
-_processes: weakref.WeakSet[SpawnerProcess] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for launcher in list(_launchers):
-        launcher._forget()  # noqa: SLF001
-    for process in list(_processes):
-        process.forget()
-    _launchers.clear()
-    _processes.clear()
-
-
-os.register_at_fork(after_in_child=_forget_all)
+_launchers: ForgottenInChildren[ProcLauncher] = ForgottenInChildren()
+_processes: ForgottenInChildren[SpawnerProcess] = ForgottenInChildren()
 
 
 @asynccontextmanager

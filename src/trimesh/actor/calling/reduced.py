@@ -35,10 +35,9 @@ def way_of(fn: Fold, along: str | Sequence[str] | None, *, commutative: bool) ->
     async def run(
         mesh: MeshView, spec: EndpointSpec, args: verbs.Args, kwargs: verbs.Kwargs, options: Options = NO_OPTIONS
     ) -> Any:
-        verbs.bind(mesh, spec, args, kwargs)
         folding = Folding(mesh, fn, dims, commutative=commutative)
         index_of = {point: index for index, point in enumerate(mesh.region.points())}
-        async with Stream[Any](mesh, spec, options, args, kwargs) as results:
+        async with Stream[Any](mesh, spec, options, args, kwargs, takes_items=False) as results:
             async for point, value in results:
                 folding.take(index_of[point], value)
         return folding.result()
@@ -50,10 +49,26 @@ def way_of(fn: Fold, along: str | Sequence[str] | None, *, commutative: bool) ->
         return folding.result()
 
     def ranks(mesh: MeshView) -> Sequence[int]:
-        Folding(mesh, fn, dims, commutative=commutative)  # refuses what cannot be reduced before anything is sent
+        check(mesh, dims)  # before anything is sent
         return mesh.ranks()
 
     return Way("call_reduced", run, None, ranks, conclude, fail_fast=True)
+
+
+def check(mesh: MeshView, along: Sequence[str] | None) -> None:
+    """Refuse what cannot be reduced.
+
+    Raises:
+        ShapeError: A dimension is not one of the view.
+        ValueError: The view is empty, so that there is nothing to return.
+    """
+    extent = mesh.region.extent
+    for dim in along or ():
+        if dim not in extent:
+            known = ", ".join(map(str, extent)) or "none"
+            raise ShapeError(f"call_reduced along= takes dimensions of {mesh!r}, got {dim!r}: it has {known}")
+    if along is None and not mesh.ranks():
+        raise ValueError(f"call_reduced needs a mesh of at least one member, got the empty view {mesh!r}")
 
 
 class Folding:
@@ -72,13 +87,8 @@ class Folding:
     """
 
     def __init__(self, mesh: MeshView, fn: Fold, along: Sequence[str] | None, *, commutative: bool) -> None:
+        check(mesh, along)
         extent = mesh.region.extent
-        for dim in along or ():
-            if dim not in extent:
-                known = ", ".join(map(str, extent)) or "none"
-                raise ShapeError(f"call_reduced along= takes dimensions of {mesh!r}, got {dim!r}: it has {known}")
-        if along is None and not mesh.ranks():
-            raise ValueError(f"call_reduced needs a mesh of at least one member, got the empty view {mesh!r}")
         self._fn = fn
         self._is_bare = along is None
         self._extent = Extent({} if along is None else {dim: extent[dim] for dim in extent if dim not in along})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import msgspec
 import trio
@@ -116,8 +116,18 @@ class Way(msgspec.Struct, frozen=True):
     errors_win: bool = True
 
 
-class _Sending(msgspec.Struct, frozen=True):
-    """A call whose arguments have been bound."""
+class UnsentCall(Protocol):
+    """A call whose arguments have been bound, and which has not been sent."""
+
+    def begin(self, targets: Sequence[Target], deadline: float) -> Callable[[], Awaitable[Any]]:
+        """Send; return what waits for the outcome."""
+
+    async def refuse(self) -> Any:
+        """Conclude what cannot be sent, because the block of the mesh has been left."""
+
+
+class _Call(msgspec.Struct, frozen=True):
+    """The call of a verb that waits for results."""
 
     way: Way
     mesh: MeshView
@@ -129,11 +139,9 @@ class _Sending(msgspec.Struct, frozen=True):
     work: StartedWork
 
     def begin(self, targets: Sequence[Target], deadline: float) -> Callable[[], Awaitable[Any]]:
-        """Send; return what waits for the outcome."""
+        """See `UnsentCall`."""
         info = self.mesh.membership(self.proc).info
-        request = verbs.request_to(self.mesh, info, self.spec, self.bound, self.ranks)
-        if self.options.abandon_after is not None:
-            request = msgspec.structs.replace(request, abandon_after=self.options.abandon_after)
+        request = self.options.patient(verbs.request_to(self.mesh, info, self.spec, self.bound, self.ranks))
         awaiters = self.work.awaiters
         call = begin(self.proc, targets, request, deadline, fail_fast=self.way.fail_fast, awaiters=awaiters)
         return partial(self._finish, call, request)
@@ -142,21 +150,8 @@ class _Sending(msgspec.Struct, frozen=True):
         results = await finish(self.proc, call, request, errors_win=self.way.errors_win)
         return self.way.conclude(self.mesh, self.spec, results)
 
-    async def begin_in_turn(self, place: object) -> Any:
-        """Send when all members have links and what was started before has been sent; wait for the outcome."""
-        membership = self.mesh.membership(self.proc)
-        try:
-            await self.mesh.settle(self.proc, self.ranks, place)
-            if not self.mesh.is_open:
-                return self.refuse()
-            targets = [membership.target(rank) for rank in self.ranks]
-            outcome = self.begin(targets, trio.current_effective_deadline())
-        finally:
-            membership.leave_line(place)
-        return await outcome()
-
-    def refuse(self) -> Any:
-        """Conclude what cannot be sent, because the block of the mesh has been left."""
+    async def refuse(self) -> Any:
+        """See `UnsentCall`."""
         return self.way.conclude(self.mesh, self.spec, verbs.refusals(self.mesh, self.spec, self.ranks))
 
 
@@ -172,27 +167,15 @@ def start(
     """See `CallVerb.start` and `CallVerb.start_in`."""
     bound = verbs.bind(mesh, spec, args, kwargs)
     ranks = way.ranks(mesh)
-    owner = _owner_of(mesh) if nursery is None else NurseryOwner(nursery)
-    owner.check_open()
     is_task = trio.lowlevel.in_trio_task()
     deadline = trio.current_effective_deadline() if is_task else math.inf
-    work = StartedWork(f"{mesh.name}.{spec.name}", deadline)
-    owner.start(work)
-    proc = current_proc()
-    sending = _Sending(way, mesh, spec, options, bound, ranks, proc, work)
+    work = make_work(mesh, spec, deadline, nursery)
     if options.retry is not None:
         assert way.again is not None
         work.finish = partial(way.again, mesh, spec, options, args, kwargs)
-    elif not mesh.is_open:
-        work.finish = partial(_later, sending.refuse)
     else:
-        membership = mesh.membership(proc)
-        targets = membership.ready(ranks)
-        if targets is None:
-            work.finish = partial(sending.begin_in_turn, membership.join_line())
-        else:
-            work.finish = sending.begin(targets, deadline)
-            proc.transport.flush()  # what runs next here may be long
+        proc = current_proc()
+        send(_Call(way, mesh, spec, options, bound, ranks, proc, work), mesh, ranks, proc, work, deadline)
     if is_task and (cell := find_cell()) is not None:
         incoming = cell.mailbox.call_of(trio.lowlevel.current_task())
         if incoming is not None:
@@ -200,9 +183,56 @@ def start(
     return StartedCall(work)
 
 
-async def _later(function: Callable[[], Any]) -> Any:
+def make_work(
+    mesh: MeshView, spec: EndpointSpec, deadline: float = math.inf, nursery: trio.Nursery | None = None
+) -> StartedWork:
+    """Make the task of a call to a mesh, which belongs to its owner.
+
+    Raises:
+        RuntimeError: The owner has ended, or there is none.
+    """
+    owner = _owner_of(mesh) if nursery is None else NurseryOwner(nursery)
+    owner.check_open()
+    work = StartedWork(f"{mesh.name}.{spec.name}", deadline)
+    owner.start(work)
+    return work
+
+
+def send(
+    sending: UnsentCall, mesh: MeshView, ranks: Sequence[int], proc: Proc, work: StartedWork, deadline: float = math.inf
+) -> None:
+    """Send to some ranks, in the order in which calls of this process to the mesh are made; let `work` finish it.
+
+    It is sent now, or when all of them have links and what was started before has been sent.
+    """
+    if not mesh.is_open:
+        work.finish = partial(_refuse_later, sending)
+        return
+    membership = mesh.membership(proc)
+    targets = membership.ready(ranks)
+    if targets is None:
+        work.finish = partial(_send_in_turn, sending, mesh, ranks, proc, membership.join_line())
+    else:
+        work.finish = sending.begin(targets, deadline)
+        proc.transport.flush()  # what runs next here may be long
+
+
+async def _send_in_turn(sending: UnsentCall, mesh: MeshView, ranks: Sequence[int], proc: Proc, place: object) -> Any:
+    membership = mesh.membership(proc)
+    try:
+        await mesh.settle(proc, ranks, place)
+        if not mesh.is_open:
+            return await sending.refuse()
+        targets = [membership.target(rank) for rank in ranks]
+        outcome = sending.begin(targets, trio.current_effective_deadline())
+    finally:
+        membership.leave_line(place)
+    return await outcome()
+
+
+async def _refuse_later(sending: UnsentCall) -> Any:
     await trio.lowlevel.checkpoint()
-    return function()
+    return await sending.refuse()
 
 
 def _owner_of(mesh: MeshView) -> Owner:
