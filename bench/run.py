@@ -49,6 +49,7 @@ WORKLOADS = [
     "publish",
     "tensors",
     "global_tensors",
+    "hosts",
 ]
 SIDE_SECONDS_MAX = 300
 

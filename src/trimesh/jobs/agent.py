@@ -22,7 +22,7 @@ from trimesh import limits
 from trimesh._native.tls import TLSContext, TLSError, TLSSession
 from trimesh._runtime.hosts import HostSessions, SessionPipe, open_agent
 from trimesh._transport.relay.base import SessionInterrupted
-from trimesh._transport.relay.in_trio import open_relay
+from trimesh._transport.relay.native import open_relay
 from trimesh.errors import LinkLost, TrimeshError
 from trimesh.ids import ID_MAX, ProcId
 from trimesh.jobs.door import LENGTH

@@ -30,7 +30,7 @@ from trimesh._runtime.hosts import (
 from trimesh._runtime.life import JobHosts, Proc
 from trimesh._runtime.tasks import run_to_end
 from trimesh._transport.relay.base import HostConnection, Relay, SessionDown
-from trimesh._transport.relay.in_trio import open_relay
+from trimesh._transport.relay.native import open_relay
 from trimesh.actor.host_mesh import HostMesh
 from trimesh.config import reread
 from trimesh.errors import HostRefused, MeshErrorGroup, Origin, SpawnError, leaves, set_origin
