@@ -38,7 +38,7 @@ class Adaptive:
         self.factor = factor
 
 
-class Limit:
+class ReplicaLimit:
     """The limit of one replica.
 
     Args:

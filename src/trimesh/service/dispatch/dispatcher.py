@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trimesh.service.dispatch.adaptive import Adaptive, Limit
+from trimesh.service.dispatch.adaptive import Adaptive, ReplicaLimit
 from trimesh.service.dispatch.replica import Replica
 from trimesh.service.dispatch.request import PoolRequest
 from trimesh.service.dispatch.routes import PoolRoute
@@ -46,7 +46,7 @@ class Dispatcher:
         self.ended = 0
         self._route = route
         self._given = 0
-        self._limits = [Limit(replica, rule) for replica in self.replicas]
+        self._limits = [ReplicaLimit(replica, rule) for replica in self.replicas]
 
     @property
     def running(self) -> int:

@@ -1,0 +1,163 @@
+"""Bugs to plant in pools, each as some library has had it, which the workload must find."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from tests.service.pool_workload import run_schedule
+from tests.soak.mutations import Finding, Mutation
+
+import trimesh
+from trimesh.service.dispatch.dispatcher import Dispatcher
+from trimesh.service.dispatch.waiting import RequestQueue
+from trimesh.service.pool.engine import PoolEngine
+from trimesh.testing.simulated.seeded_run import HangError
+
+_RULE: Final = re.compile(r"\b(OR|PW)-\d+")
+
+
+def rule_of(error: BaseException) -> str:
+    """Return the rule that an error says is broken."""
+    for leaf in trimesh.leaves(error):
+        if isinstance(leaf, HangError):
+            return "hang"
+        if (found := _RULE.match(str(leaf))) is not None:
+            return found[0]
+    return " ".join(sorted({type(leaf).__name__ for leaf in trimesh.leaves(error)}))
+
+
+def find(mutation: Mutation, seeds: Iterable[int], rule: str | None = None) -> Finding | None:
+    """Return the first of `seeds` under which a bug shows, or None; with `rule`, the first that this rule finds."""
+    with mutation.planted():
+        for seed in seeds:
+            error = run_schedule(seed).error
+            if error is not None and rule in (None, rule_of(error)):
+                return Finding(seed, rule_of(error))
+    return None
+
+
+def _always(value: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return lambda real: lambda *args, **kwargs: value
+
+
+def _never_lower(real: Callable[..., Any]) -> Callable[..., Any]:
+    def give_up(self: Dispatcher, request: Any) -> None:
+        cost = self.replicas[request.replica].cost
+        real(self, request)
+        self.replicas[request.replica].cost = cost
+
+    return give_up
+
+
+def _swallow(real: Callable[..., Any]) -> Callable[..., Any]:
+    async def run(self: PoolEngine, *args: Any) -> Any:
+        try:
+            return await real(self, *args)
+        except ValueError:
+            return None
+
+    return run
+
+
+def _take_while_paused(real: Callable[..., Any]) -> Callable[..., Any]:
+    def take(self: Dispatcher) -> Any:
+        held, self.pauses = self.pauses, 0
+        try:
+            return real(self)
+        finally:
+            self.pauses = held
+
+    return take
+
+
+def _pause_at_once(real: Callable[..., Any]) -> Callable[..., Any]:
+    @asynccontextmanager
+    async def paused(self: PoolEngine, mode: Any) -> Any:
+        async with real(self, "keep"):
+            yield
+
+    return paused
+
+
+def _stay_down(real: Callable[..., Any]) -> Callable[..., Any]:
+    def set_up(self: Dispatcher, index: int, *, is_up: bool) -> None:
+        if not is_up:
+            real(self, index, is_up=is_up)
+
+    return set_up
+
+
+def _stay_drained(real: Callable[..., Any]) -> Callable[..., Any]:
+    def set_drained(self: Dispatcher, index: int, *, is_drained: bool) -> None:
+        if is_drained or index != 1:
+            real(self, index, is_drained=is_drained)
+
+    return set_drained
+
+
+def _forget_sessions(real: Callable[..., Any]) -> Callable[..., Any]:
+    def put(self: Dispatcher, request: Any) -> None:
+        name, request.session = request.session, None
+        real(self, request)
+        request.session = name
+        if request.session is not None:
+            self.sessions.end(request.session)
+
+    return put
+
+
+def _cancel_running(real: Callable[..., Any]) -> Callable[..., Any]:
+    def cancel_for(self: PoolEngine, reason: str, wanted: Callable[[Any], bool]) -> int:
+        return real(self, reason, lambda call: wanted(call) and call.request.state == "running")
+
+    return cancel_for
+
+
+def _last_come_first(real: Callable[..., Any]) -> Callable[..., Any]:
+    del real
+
+    def submit(self: Dispatcher, request: Any) -> None:
+        request.number = -self.submitted
+        self.submitted += 1
+        self._put(request)
+
+    return submit
+
+
+_TABLE: Final[dict[str, tuple[Any, ...]]] = {
+    "counter": ("the load of a replica is never lowered", Dispatcher, "_give_up", _never_lower, "PW-5", 0),
+    "swallowed": ("an error of an endpoint is a value", PoolEngine, "run", _swallow, "PW-1", 0),
+    "twice": ("all requests of a dead replica are repeated", PoolEngine, "_may_try_again", _always(True), "PW-2", 1),
+    "not-again": (
+        "no request of a dead replica is repeated",
+        PoolEngine,
+        "_may_try_again",
+        _always(False),
+        "PW-6",
+        0,
+    ),
+    "not-paused": ("requests are given to replicas in a pause", Dispatcher, "take", _take_while_paused, "PW-3", 0),
+    "not-drained": ("a pause does not wait", PoolEngine, "paused", _pause_at_once, "PW-3", 0),
+    "unbounded": ("the queue has no bound", RequestQueue, "has_room", _always(True), "PW-4", 0),
+    "stays-down": ("a replica that has come back gets no requests", Dispatcher, "set_up", _stay_down, "PW-9", 2),
+    "stays-out": ("a replica is not put back after a roll", Dispatcher, "set_drained", _stay_drained, "PW-9", 1),
+    "forgotten": ("sessions have no replica", Dispatcher, "_put", _forget_sessions, "PW-7", 0),
+    "half-cancelled": (
+        "what waits of a group is not cancelled",
+        PoolEngine,
+        "cancel_for",
+        _cancel_running,
+        "PW-8",
+        0,
+    ),
+    "stack": ("who comes last is served first", Dispatcher, "submit", _last_come_first, "PW-10", 0),
+}
+
+MUTATIONS: Final = {
+    name: Mutation(text, ((owner, function, make),), rule, seed)
+    for name, (text, owner, function, make, rule, seed) in _TABLE.items()
+}
+"""By name."""

@@ -1,0 +1,276 @@
+"""A mixed workload over a pool: callers, sessions, groups, pauses, rolls and resizes while replicas die and stall.
+
+Its rules, which name what they find:
+
+- PW-1: each request ends once, by its value, or by an error that something explains.
+- PW-2: a request starts once, unless its endpoint is idempotent or its replica has died before it started.
+- PW-3: no request starts, and none runs, inside of a pause that waits or aborts.
+- PW-4: the queue and the replicas keep their bounds.
+- PW-5: when all requests are over the counts close, and no replica is said to run anything.
+- PW-6: an idempotent request does not fail by a death, and no request by one before it was delivered.
+- PW-7: a session that says that it has not moved was served by one replica.
+- PW-8: a group that is cancelled is cancelled whole.
+- PW-9: once replicas have come back, each gets requests again.
+- PW-10: requests of one priority go in the order in which they were made, as far as one replica runs them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import trio
+
+import trimesh
+from trimesh import Actor, Backoff, Overloaded, ProcDied, RemoteCancelled, Restart, endpoint
+from trimesh.service import Paused, open_pool
+from trimesh.testing.simulated.seeded_run import SeededOptions, SeededOutcome, run_once
+
+REPLICAS = 3
+CONCURRENCY = 2
+QUEUE = 3
+CALLERS = 12
+REQUESTS = 4
+"""Of each caller."""
+
+HEALED = Restart("one_for_one", intensity=10_000, period=60, backoff=Backoff(0.5, cap=1))
+STATES = ("a replica has died", "a request was made again", "the queue was full", "a request was aborted", "a move")
+
+
+@attrs.define(eq=False)
+class Ledger:
+    """What has happened where. Simulated processes share this process, so it sees all of them."""
+
+    starts: dict[int, int] = attrs.field(factory=dict[int, int])
+    ranks: dict[int, int] = attrs.field(factory=dict[int, int])
+    order: list[int] = attrs.field(factory=list[int])
+    is_quiet: bool = False
+    breaches: list[str] = attrs.field(factory=list[str])
+    groups: dict[str, set[int]] = attrs.field(factory=dict[str, set[int]])
+
+    def breach(self, rule: str, text: str) -> None:
+        self.breaches.append(f"{rule}: {text}")
+
+    def start(self, number: int) -> None:
+        self.starts[number] = self.starts.get(number, 0) + 1
+        self.ranks[number] = trimesh.current_rank()
+        self.order.append(number)
+        if self.is_quiet:
+            self.breach("PW-3", f"request {number} starts inside of a pause")
+
+
+LEDGERS: list[Ledger] = []
+"""Of the run; the last one is the current."""
+
+
+class Replica(Actor):
+    @endpoint(concurrency=CONCURRENCY, group="work")
+    async def once(self, number: int, seconds: float, *, is_bad: bool) -> int:
+        LEDGERS[-1].start(number)
+        await trio.sleep(seconds)
+        if is_bad:
+            raise ValueError(number)
+        return number
+
+    @endpoint(concurrency=CONCURRENCY, group="work", idempotent=True)
+    async def again(self, number: int, seconds: float, *, is_bad: bool) -> int:
+        return await Replica.once(self, number, seconds, is_bad=is_bad)
+
+
+@attrs.define(eq=False)
+class Caller:
+    """One task that makes requests, one after the other."""
+
+    name: int
+    pool: Any
+    chaos: Any
+    ledger: Ledger
+
+    async def run(self) -> None:
+        for step in self.chaos.steps(range(REQUESTS), f"caller{self.name}"):
+            dice = self.chaos.draw("request", self.name, step)
+            number = self.name * 1_000 + step
+            await trio.sleep(dice.uniform(0, 1))
+            if dice.random() < 0.2:
+                await self.converse(number, dice)
+            else:
+                await self.ask(self.pool, number, dice)
+
+    async def ask(self, pool: Any, number: int, dice: Any) -> str:
+        is_idempotent, is_bad = dice.random() < 0.5, dice.random() < 0.1
+        group = dice.choice(["red", "blue"])
+        when_full = dice.choice(["wait", "refuse"])
+        some = pool.options(
+            priority=dice.choice([0, 0, 1]), cost=dice.uniform(0.5, 2), group=group, when_full=when_full
+        )
+        verb = some.again if is_idempotent else some.once
+        limit = dice.uniform(0.1, 3) if dice.random() < 0.2 else 1_000.0
+        members = self.ledger.groups.setdefault(group, set())
+        members.add(number)
+        outcome = "left"
+        try:
+            with trio.move_on_after(limit) as scope:
+                value = await verb(number, dice.uniform(0, 1.5), is_bad=is_bad)
+                outcome = "value"
+                if value != number or is_bad:
+                    self.ledger.breach("PW-1", f"request {number} gave {value!r}")
+            if scope.cancelled_caught and limit == 1_000.0:
+                self.ledger.breach("PW-1", f"request {number} was never served")
+        except Exception as error:  # noqa: BLE001 - judged
+            outcome = self.judge(error, number, is_idempotent=is_idempotent, is_bad=is_bad)
+        finally:
+            members.discard(number)
+        starts = self.ledger.starts.get(number, 0)
+        if not is_idempotent and starts > 1:
+            self.ledger.breach("PW-2", f"request {number} has started {starts} times")
+        if is_idempotent and starts > 1:
+            self.chaos.sometimes("a request was made again")
+        return outcome
+
+    def judge(self, error: Exception, number: int, *, is_idempotent: bool, is_bad: bool) -> str:
+        match error:
+            case ValueError() if is_bad and error.args == (number,):
+                return "bad"
+            case Overloaded():
+                self.chaos.sometimes("the queue was full")
+                return "refused"
+            case Paused():
+                self.chaos.sometimes("a request was aborted")
+                return "aborted"
+            case RemoteCancelled(reason="group"):
+                return "cancelled"
+            case ProcDied():
+                self.chaos.sometimes("a replica has died")
+                if is_idempotent or not error.maybe_executed:
+                    self.ledger.breach("PW-6", f"request {number} has failed by {error!r}")
+                return "died"
+            case _:
+                self.ledger.breach("PW-1", f"request {number} has failed by {error!r}")
+                return "unknown"
+
+    async def converse(self, number: int, dice: Any) -> None:
+        async with self.pool.session(f"session {number}") as session:
+            ranks: set[int] = set()
+            for turn in range(3):
+                outcome = await self.ask(session, number + 100_000 * (turn + 1), dice)
+                if outcome == "value":
+                    ranks.add(self.ledger.ranks[number + 100_000 * (turn + 1)])
+            if session.moved:
+                self.chaos.sometimes("a move")
+            elif len(ranks) > 1:
+                self.ledger.breach("PW-7", f"the session of request {number} was at {ranks}")
+
+
+async def disturb(pool: Any, chaos: Any, ledger: Ledger) -> None:
+    """Pause, roll, resize and cancel groups, one after the other."""
+    for step in chaos.steps(range(7), "disturber"):
+        dice = chaos.draw("disturber", step)
+        await trio.sleep(dice.uniform(0.2, 2))
+        match dice.choice(["keep", "wait", "abort", "roll", "resize", "cancel"]):
+            case "roll":
+                async with pool.rolling(at_most=dice.choice([1, 2])) as replicas:
+                    async for _ in replicas:
+                        out = [one for one in pool.statistics().replicas if one.is_drained]
+                        if not 1 <= len(out) <= 2 or out[0].running:
+                            ledger.breach("PW-4", f"replicas are out of service: {out}")
+                        await trio.sleep(dice.uniform(0, 0.5))
+            case "resize":
+                await pool.resize(dice.choice([1, 2]))
+                await trio.sleep(dice.uniform(0, 2))
+                await pool.resize(REPLICAS)
+            case "cancel":
+                group = dice.choice(["red", "blue"])
+                wanted, ended = len(ledger.groups.get(group, ())), pool.statistics()
+                under_way = ended.running + ended.queued + ended.arriving
+                found = pool.cancel(group=group, reason="group")
+                # A request whose caller is just being woken by its end is not under way any more.
+                if found > wanted or (found < wanted and under_way == sum(map(len, ledger.groups.values()))):
+                    ledger.breach("PW-8", f"{found} of {wanted} requests were cancelled")
+            case mode:
+                await pause(pool, mode, dice.uniform(0, 1), ledger)
+
+
+async def pause(pool: Any, mode: str, seconds: float, ledger: Ledger) -> None:
+    async with pool.paused(mode):
+        if mode != "keep":
+            if pool.statistics().running:
+                ledger.breach("PW-3", f"requests run inside of a pause: {pool.statistics()}")
+            ledger.is_quiet = True
+        await trio.sleep(seconds)
+        ledger.is_quiet = False
+
+
+async def sample(pool: Any, ledger: Ledger) -> None:
+    """Look at the bounds."""
+    while True:
+        statistics = pool.statistics()
+        again = min(statistics.retried, REPLICAS * CONCURRENCY)  # they come beside the bound
+        if statistics.queued > QUEUE + again or any(one.running > CONCURRENCY for one in statistics.replicas):
+            ledger.breach("PW-4", f"bounds are broken: {statistics}")
+        await trio.sleep(0.05)
+
+
+async def order_holds(pool: Any, ledger: Ledger) -> None:
+    """Fill one replica with requests of one priority, and see them served in their order."""
+    await pool.resize(1)
+    numbers = [900_000 + number for number in range(CONCURRENCY + QUEUE)]
+    async with trio.open_nursery() as nursery:
+        for number in numbers:
+            nursery.start_soon(lambda number=number: pool.again(number, 1.0, is_bad=False))
+            await trio.sleep(0.01)
+    await pool.resize(REPLICAS)
+    found = [number for number in ledger.order if number >= 900_000]
+    # Those that get their replica at one moment are sent by tasks of their own, in any order.
+    if any(abs(found.index(number) - place) >= CONCURRENCY for place, number in enumerate(numbers)):
+        ledger.breach("PW-10", f"requests were served in the order {found}")
+
+
+async def serves_again(pool: Any, ledger: Ledger) -> None:
+    """All replicas come back, and each gets requests."""
+    ranks: set[int] = set()
+    number = 800_000
+    with trio.move_on_after(60):
+        while len(ranks) < REPLICAS:
+            number += 1
+            await pool.again(number, 0.0, is_bad=False)
+            ranks.add(ledger.ranks[number])
+            await trio.sleep(0.1)
+    if len(ranks) < REPLICAS:
+        ledger.breach("PW-9", f"only the replicas {ranks} serve: {pool.statistics()}")
+
+
+def counts_close(pool: Any, ledger: Ledger) -> None:
+    found = pool.statistics()
+    over = found.succeeded + found.failed + found.cancelled + found.refused
+    idle = not (found.running or found.queued or found.arriving or found.queued_bytes or found.is_paused)
+    loads = [(one.running, one.cost) for one in found.replicas]
+    if found.made != over or not idle or any(load != (0, 0.0) for load in loads):
+        ledger.breach("PW-5", f"counts do not close: {found}")
+
+
+async def pool_workload(mesh: Any, chaos: Any) -> None:
+    """Run it, and raise what broke a rule first."""
+    ledger = Ledger()
+    LEDGERS[:] = [ledger]
+    replicas = await mesh.spawn("replicas", Replica)
+    plan = chaos.plan(kill=2, lag=1, slow=1, delay=1, every=(0.5, 4), max_down=1)
+    async with open_pool(replicas, concurrency=CONCURRENCY, queue=QUEUE) as pool, trio.open_nursery() as nursery:
+        nursery.start_soon(sample, pool, ledger)
+        async with chaos.safety(plan, duration=3_000), trio.open_nursery() as work:
+            work.start_soon(disturb, pool, chaos, ledger)
+            for name in range(CALLERS):
+                work.start_soon(Caller(name, pool, chaos, ledger).run)
+        async with chaos.liveness(within=200):
+            await serves_again(pool, ledger)
+            await order_holds(pool, ledger)
+        counts_close(pool, ledger)
+        nursery.cancel_scope.cancel()
+    if ledger.breaches:
+        raise AssertionError(ledger.breaches[0])
+
+
+def run_schedule(seed: int, body: Callable[..., Any] = pool_workload) -> SeededOutcome:
+    """Run one schedule, as the simulated test does."""
+    options = SeededOptions({"gpus": REPLICAS}, {"supervision": HEALED})
+    return run_once(body, {"mesh": None, "chaos": None}, options, seed)

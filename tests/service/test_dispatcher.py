@@ -1,0 +1,153 @@
+"""The state machine of pools, without tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trimesh.service.dispatch.adaptive import Adaptive, ReplicaLimit
+from trimesh.service.dispatch.dispatcher import Dispatcher
+from trimesh.service.dispatch.replica import Replica
+from trimesh.service.dispatch.request import PoolRequest
+from trimesh.service.dispatch.routes import Affinity, ByFunction, LeastLoaded, RoundRobin
+from trimesh.service.dispatch.sessions import Sessions
+
+
+def dispatcher(replicas: int = 2, concurrency: int = 1, **options: Any) -> Dispatcher:
+    given: dict[str, Any] = {"route": LeastLoaded(), "queue": 100, "queue_bytes": 1_000, "sessions": 4, **options}
+    return Dispatcher(replicas, concurrency=concurrency, **given)
+
+
+def submitted(machine: Dispatcher, **options: Any) -> PoolRequest:
+    request = PoolRequest(**options)
+    machine.submit(request)
+    return request
+
+
+def test_load_goes_to_zero_when_all_have_ended():
+    """The counter of verl's router is never lowered, so its least loaded replica is the one that was used least."""
+    machine = dispatcher(concurrency=3)
+    requests = [submitted(machine, cost=0.1 * number) for number in range(1, 7)]
+    machine.take()
+    for number, request in enumerate(requests):
+        machine.end(request, 1.0 if number % 2 else None)
+    assert [(one.running, one.cost) for one in machine.replicas] == [(0, 0.0), (0, 0.0)]
+
+
+def test_request_that_is_made_again_keeps_its_place():
+    machine = dispatcher(replicas=1)
+    first, second = submitted(machine), submitted(machine)
+    machine.take()
+    machine.retry(first)
+    assert [request for request, _ in machine.take()] == [first]
+    machine.end(first, 1.0)
+    assert [request for request, _ in machine.take()] == [second]
+
+
+def test_session_that_waits_holds_no_other_request_back():
+    machine = dispatcher()
+    submitted(machine, session="a")
+    [(_, replica)] = machine.take()
+    waiting = [submitted(machine, session="a") for _ in range(3)]
+    other = submitted(machine)
+    [(found, elsewhere)] = machine.take()
+    assert found is other
+    assert elsewhere is not replica
+    machine.set_up(replica.index, is_up=False)
+    machine.end(other, 1.0)
+    assert [request for request, _ in machine.take()] == waiting[:1]
+    assert machine.sessions.find("a").moves == 1
+
+
+def test_no_replica_up_means_that_each_may_come_back():
+    machine = dispatcher()
+    for index in range(2):
+        machine.set_up(index, is_up=False)
+    submitted(machine)
+    assert len(machine.take()) == 1
+
+
+def test_drained_replica_gets_nothing_even_if_it_is_the_last():
+    machine = dispatcher(replicas=1)
+    machine.set_drained(0, is_drained=True)
+    submitted(machine)
+    assert machine.take() == []
+    machine.set_drained(0, is_drained=False)
+    assert len(machine.take()) == 1
+
+
+def test_bytes_bound_the_queue_but_one_large_request_passes():
+    machine = dispatcher(replicas=1)
+    assert machine.has_room(5_000)
+    submitted(machine, size=5_000)
+    assert not machine.has_room(1)
+    machine.take()
+    assert machine.has_room(1)
+
+
+def test_least_recently_used_session_is_forgotten():
+    sessions = Sessions(2)
+    for name in ("a", "b", "a", "c"):
+        sessions.settle(name, 1)
+    assert len(sessions) == 2
+    assert sessions.find("a").replica == 1
+    assert sessions.find("b").replica is None
+
+
+def test_limit_shrinks_once_for_the_requests_of_one_jam():
+    replica = Replica(0, 8)
+    limit = ReplicaLimit(replica, Adaptive(1.0, most=16, start=8, factor=0.5))
+    replica.running = 4
+    limit.learn(2.0)
+    for _ in range(4):
+        limit.learn(2.0)
+    assert replica.limit == 4
+    for _ in range(4 + 5):
+        limit.learn(0.5)
+    assert replica.limit == 6
+    for _ in range(100):
+        limit.learn(9.0)
+        replica.running = 0
+    assert replica.limit == 1
+
+
+def test_few_keys_move_when_a_replica_leaves():
+    route, replicas = Affinity(lambda key: key), [Replica(index, 100) for index in range(8)]
+    before = {key: route.choose(PoolRequest((key,)), replicas, replicas).index for key in range(400)}
+    rest = [one for one in replicas if one.index != 3]
+    after = {key: route.choose(PoolRequest((key,)), rest, rest).index for key in range(400)}
+    assert {key for key in before if before[key] != after[key]} == {key for key, index in before.items() if index == 3}
+    assert set(before.values()) == set(range(8))
+
+
+def test_hot_key_spills_over_at_the_bound():
+    machine = dispatcher(replicas=4, concurrency=100, route=Affinity(bounded_load=1.25))
+    for _ in range(80):
+        submitted(machine, key="hot")
+    machine.take()
+    assert max(one.running for one in machine.replicas) <= 26
+    assert sum(one.running for one in machine.replicas) == 80
+
+
+def test_round_robin_passes_over_replicas_without_room():
+    machine = dispatcher(replicas=3, route=RoundRobin())
+    requests = [submitted(machine) for _ in range(3)]
+    assert [replica.index for _, replica in machine.take()] == [0, 1, 2]
+    machine.end(requests[2], 1.0)
+    machine.end(requests[1], 1.0)
+    submitted(machine)
+    assert [replica.index for _, replica in machine.take()] == [1]
+
+
+def test_function_must_choose_a_candidate():
+    machine = dispatcher(route=ByFunction(lambda request, candidates: 7))
+    submitted(machine)
+    with pytest.raises(ValueError, match="one of the candidates"):
+        machine.take()
+
+
+@pytest.mark.parametrize("options", [{"latency": 0}, {"latency": 1, "least": 0}, {"latency": 1, "factor": 1}])
+def test_adaptive_refuses_numbers_out_of_bounds(options: Any):
+    with pytest.raises(ValueError, match="Adaptive needs"):
+        Adaptive(**options)
