@@ -17,10 +17,10 @@ BINARY: Final = (
     "{n} + {y}", "{n} - {y}", "{x} * {y}", "{n} / {y}", "torch.maximum({n}, {y})", "torch.minimum({n}, {y})",
     "torch.add({n}, {y}, alpha=2)", "torch.where({mask}, {x}, {y})", "torch.lerp({f}, {same}, 0.25)",
     "torch.addcmul({f}, {same}, {same2}, value=0.5)", "torch.addcdiv({f}, {same}, {same2}, value=0.5)",
-    "torch.fmax({f}, {y})", "torch.atan2({f}, {same})", "torch.hypot({f}, {same})", "torch.logaddexp({f}, {same})",
-    "torch.copysign({f}, {y})", "{i} // {y}", "{i} % {y}", "{i} & {y}", "{b} | {y}", "{b} ^ {y}",
-    "torch.where({b}, {y}, {y2})", "{f}.masked_fill({mask}, {num})", "torch.sub({f}, {y}, alpha=0.5)",
-    "torch.floor_divide({n}, {y})", "torch.fmod({f}, {y})",
+    "torch.fmax({f}, {y})", "torch.atan2({f} + 0.0, {same} + 0.0)", "torch.hypot({f}, {same})",
+    "torch.logaddexp({f}, {same})", "torch.copysign({f}, {same}.nan_to_num() + 0.0)", "{i} // {y}", "{i} % {y}",
+    "{i} & {y}", "{b} | {y}", "{b} ^ {y}", "torch.where({b}, {y}, {y2})", "{f}.masked_fill({mask}, {num})",
+    "torch.sub({f}, {y}, alpha=0.5)", "torch.floor_divide({n}, {y})", "torch.fmod({f}, {y})",
 )  # fmt: skip
 
 SCALARS: Final = (

@@ -135,6 +135,10 @@ LISTED: Final[dict[str, Program]] = {
     "strides of what batch norm makes": written(
         [begin((3, 4), 1)], "x0.t()", "F.batch_norm(v0, None, None, training=True)", "v1.view(-1)"
     ),
+    "a view of a view of a copy, after a write to it and one to the tensor": written(
+        [begin((2, 4), 1), begin((2, 4), "whole")],
+        "x0.view(-1)", "v0.squeeze(-1)", "v1.permute((0,))", "v2.add_(1)", "x0.sub_(x1)", "v2 * 2",
+    ),
     "a view that strides do not allow": written([begin((3, 4), 1)], "x0.t()", "v0.view(-1)"),
     "the smallest of no rows": written([begin((0, 3), 0)], "x0.amin(-2, keepdim=True)"),
     "a slice of a tensor without dimensions": written([begin((3,), 0)], "x0.sum()", "v0[:1]"),

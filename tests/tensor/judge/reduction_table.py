@@ -23,7 +23,7 @@ CUMULATIVE: Final = (
     "{x}.cumsum({d})", "{n}.cumsum({d})", "{product}.cumprod({d})", "{f}.logcumsumexp({d})", "{n}.cummax({d})",
     "{n}.cummin({d})",
     "{f}.softmax({d})", "{f}.softmax({d})", "{f}.log_softmax({d})", "F.softmin({f}, {d})", "F.normalize({f}, dim={d})",
-    "{x}.sort({d}, stable=True)", "{f}.sort({d}, descending=True, stable=True)", "{x}.argsort({d}, stable=True)",
+    "{x}.sort({d}, stable=True)", "{f}.sort({d}, descending=True, stable=True)", "{x}.argsort(dim={d}, stable=True)",
     "{a}.topk(1, {d})[0]", "{f}.sort({d})[0]", "{f}.kthvalue(1, {d})[0]",
     "{f}.median({d})[0]", "{f}.quantile(0.5, dim={d})", "torch.trapezoid({held}, dim={d})", "{f}.renorm(2, {d}, 1.0)",
     "{f}.msort()", "F.glu({f}, {d})", "{m}.cov()",

@@ -127,6 +127,9 @@ class Bench:
             operation = steps[run.failure.step].operation
         else:
             operation = "" if first is None else step_of(first, run.program)
+        if wanted is not None and run.failure is not None and run.failure.step < len(steps) - 1:
+            yield failed(first or run.failure.error, operation, wanted)  # at another place: the rest was not run here
+            return
         if wanted is not None:
             yield from self._both_raise(wanted, first, steps[-1].operation)
         elif first is not None:

@@ -36,10 +36,10 @@ INDICES: Final = (
     "{a}.index_fill({d}, {ix}, 2.0)", "{f}.index_put(({one},), {f}[:1])",
     "{f}.index_add({d}, {one}, {f}.narrow({d}, 0, 1))",
     "{f}.index_copy({d}, {one}, {f}.narrow({d}, 0, 1))", "{x}.masked_scatter({mask}, {same})",
-    "{f}.gather({d}, {f}.argsort({d}, stable=True))", "{a}.select_scatter({a}[0] * 2, 0, -1)",
+    "{f}.gather({d}, {f}.argsort(dim={d}, stable=True))", "{a}.select_scatter({a}[0] * 2, 0, -1)",
     "{a}.slice_scatter({a}[:1] * 2, 0, 0, 1)", "torch.isin({i}, {ix})", "{a}[{ix}, ..., 0]", "{a}[None, {ix}]",
     "{f}.index_put(({ix},), {f}[:1].clone(), accumulate=True)", "F.one_hot({i}.abs() % 5, 5)",
-    "torch.zeros_like({f}).scatter_({d}, {gx}, 1.0)", "{m}.gather(1, {m}.argsort(1, stable=True)[:1])",
+    "torch.zeros_like({f}).scatter_({d}, {gx}, 1.0)", "{m}.gather(1, {m}.argsort(dim=1, stable=True)[:1])",
 )  # fmt: skip
 
 WAITING: Final = (

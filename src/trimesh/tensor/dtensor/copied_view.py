@@ -120,7 +120,9 @@ class CopiedViews:
     def _forget(self, tensor: DTensor, copied: _Copied) -> None:
         copied.is_stale = True
         for other, further in list(self._found.items()):
-            if further.base is tensor and not further.is_stale:
+            if (
+                further.base is tensor
+            ):  # also of one that was stale: what is a view of it may have been written to since
                 self._forget(other, further)
 
 
