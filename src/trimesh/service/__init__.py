@@ -1,7 +1,8 @@
-"""Services on meshes: replicas behind one name.
+"""Services on meshes: replicas behind one name, and work with a bound on how stale it can be.
 
 `async with trimesh.service.open_pool(generators) as pool:` gives a handle that any actor may hold;
-`await pool.generate(prompt)` runs the endpoint on one replica.
+`await pool.generate(prompt)` runs the endpoint on one replica. `open_slots` and `open_replay` are for what is generated
+while something else trains.
 """
 
 from trimesh.service.dispatch.adaptive import Adaptive
@@ -11,18 +12,27 @@ from trimesh.service.pool.health import Health
 from trimesh.service.pool.opening import open_pool
 from trimesh.service.pool.pool import Pool, PoolEndpoint, PoolSession
 from trimesh.service.pool.statistics import PoolStatistics, ReplicaStatistics
+from trimesh.service.work.replay import ReplayBuffer, ReplayStatistics, open_replay
+from trimesh.service.work.slots import Lease, Slots, SlotStatistics, open_slots
 
 __all__ = [
     "Adaptive",
     "Affinity",
     "Health",
+    "Lease",
     "LeastLoaded",
     "Paused",
     "Pool",
     "PoolEndpoint",
     "PoolSession",
     "PoolStatistics",
+    "ReplayBuffer",
+    "ReplayStatistics",
     "ReplicaStatistics",
     "RoundRobin",
+    "SlotStatistics",
+    "Slots",
     "open_pool",
+    "open_replay",
+    "open_slots",
 ]

@@ -1,0 +1,1 @@
+"""PURE: who may begin work now, and what became of each item that was stored."""

@@ -1,0 +1,241 @@
+"""`Slots`, the handle on permission to begin work, and `open_slots`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import msgspec
+import trio
+
+from trimesh import limits
+from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now
+from trimesh.actor.actor import Actor
+from trimesh.actor.endpoint import endpoint
+from trimesh.actor.host_mesh import this_proc
+from trimesh.service.accounts.slots import SlotAccount, SlotLease
+from trimesh.service.work.handover import hand_over, take_over
+from trimesh.service.work.slots_engine import SlotsEngine
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """Permission to begin some work, while its block runs.
+
+    Attributes:
+        version: The newest version when it was granted: what the work begins with.
+        group: Slots that it holds.
+    """
+
+    version: int
+    group: int
+
+
+class SlotStatistics(msgspec.Struct, frozen=True):
+    """Slots, in numbers: `begun == running + returned + handed_on + lost`.
+
+    Attributes:
+        version: The current one.
+        capacity: Slots in all.
+        in_use: Slots that no new lease can have.
+        waiting: Leases that wait.
+        begun: Slots that were ever granted.
+        running: Of those, held by leases now.
+        returned: Of those, given back by an error or a cancel.
+        handed_on: Of those, whose lease ended well.
+        lost: Of those, held when the state was saved that was loaded.
+    """
+
+    version: int
+    capacity: int
+    in_use: int
+    waiting: int
+    begun: int
+    running: int
+    returned: int
+    handed_on: int
+    lost: int
+
+
+class SlotsFront(Actor):
+    """Slots, for other processes."""
+
+    def __init__(self, number: int) -> None:
+        self.engine: SlotsEngine = take_over(number)
+        self.held: dict[int, tuple[SlotLease, trio.Event]] = {}
+        self.leases = 0
+
+    @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="leases")
+    async def hold(self, group: int) -> AsyncGenerator[tuple[int, int], None]:
+        """Hold slots until `finish`; they are given back if the consumer leaves before, or dies."""
+        lease = await self.engine.acquire(group)
+        self.leases += 1
+        number, finished = self.leases, trio.Event()
+        self.held[number] = lease, finished
+        assert lease.version is not None
+        try:
+            yield number, lease.version
+            await finished.wait()
+        finally:
+            if self.held.pop(number, None) is not None:
+                self.engine.end(lease, well=False)
+
+    @endpoint(group="control")
+    def finish(self, number: int) -> None:
+        """End a lease well."""
+        lease, finished = self.held.pop(number)
+        self.engine.end(lease, well=True)
+        finished.set()
+
+    @endpoint(group="control")
+    def advance(self, version: int) -> None:
+        """Go on to a version."""
+        self.engine.advance(version)
+
+    @endpoint(group="control")
+    def release(self, count: int) -> None:
+        """Free slots of work that is over."""
+        self.engine.release(count)
+
+
+class Slots:
+    """Permission to begin work that can still be used when it is ready; a handle that any actor may hold.
+
+    In other processes than that of its owner it has `lease`, `advance` and `release`.
+    """
+
+    def __init__(self, engine: SlotsEngine | None, front: Any) -> None:
+        self._engine = engine
+        self._front = front
+
+    def lease(self, group: int = 1) -> AbstractAsyncContextManager[Lease]:
+        """Wait until work that begins now can still be used, and hold its slots: `async with slots.lease() as lease:`.
+
+        Leases are granted first come, first served, each when all its slots are free. A body that ends well has handed
+        its work on: the slots stay in use until the work is trained. A body that raises, or is cancelled, gives them
+        back, as does a holder that dies.
+
+        Args:
+            group: Slots, for work that begins and ends as one: the answers to one prompt (GRPO).
+
+        Raises:
+            ValueError: `group` is below 1, or more than there are slots.
+            MeshStopped: The block of the slots is being left.
+
+        Blocking: entering waits, cancellable; a deadline of the caller counts.
+        """
+        return in_trio_block(self._lease(group))
+
+    async def advance(self, *, version: int) -> None:
+        """Go on to a version, once the generators have it: frees the slots of what was trained.
+
+        Without a linked buffer each new version frees the slots of one batch; with one, of what was taken from it. The
+        same version again changes nothing.
+
+        Raises:
+            ValueError: It is below the current one.
+
+        Blocking: a checkpoint.
+        """
+        if self._engine is None:
+            await in_trio(self._front.advance.call_one)(version)
+            return
+        in_trio_now(self._engine.advance)(version)
+        await in_trio(trio.lowlevel.checkpoint)()
+
+    async def release(self, count: int) -> None:
+        """Free slots of work that was handed on and will not be trained; a linked buffer does so by itself.
+
+        Raises:
+            ValueError: Less work is over than that.
+
+        Blocking: a checkpoint.
+        """
+        if self._engine is None:
+            await in_trio(self._front.release.call_one)(count)
+            return
+        in_trio_now(self._engine.release)(count)
+        await in_trio(trio.lowlevel.checkpoint)()
+
+    def statistics(self) -> SlotStatistics:
+        """Return the state, in numbers of slots.
+
+        Raises:
+            RuntimeError: This is not the process that owns the slots.
+        """
+        one = self.engine.account
+        return SlotStatistics(
+            one.version, one.capacity, one.in_use, one.waiting,
+            one.begun, one.running, one.returned, one.handed_on, one.lost,
+        )  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` takes: numbers. Save it together with the buffer that holds the work."""
+        return self.engine.account.state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state, before the first lease: work that was done counts as before, and nothing bursts.
+
+        Raises:
+            ValueError: Leases were granted already, or wait.
+        """
+        self.engine.account.load(state)
+
+    @property
+    def engine(self) -> SlotsEngine:
+        """The owner's side.
+
+        Raises:
+            RuntimeError: This is not the process that owns the slots.
+        """
+        if self._engine is None:
+            raise RuntimeError(
+                "these slots are a handle in another process than their owner's: there they have lease, advance and "
+                "release; statistics, state_dict and load_state_dict are for the owner"
+            )
+        return self._engine
+
+    def __repr__(self) -> str:
+        return "<slots>" if self._engine is None else f"<slots at version {self._engine.account.version}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Slots, (None, self._front)
+
+    @asynccontextmanager
+    async def _lease(self, group: int) -> AsyncGenerator[Lease, None]:
+        if self._engine is not None:
+            async with self._engine.lease(group) as held:
+                assert held.version is not None
+                yield Lease(held.version, group)
+            return
+        async with self._front.hold.stream(group) as replies:
+            _, (number, version) = await anext(replies)
+            yield Lease(version, group)
+            await self._front.finish.call_one(number)
+
+
+def open_slots(*, batch: int, staleness: int, version: int = 0) -> AbstractAsyncContextManager[Slots]:
+    """Bound how stale work can be when it is used: `async with service.open_slots(batch=64, staleness=2) as slots:`.
+
+    At most `batch * (staleness + 1)` slots are in use: by work that runs, and by work that is done and not trained.
+
+    Args:
+        batch: Slots that one version trains.
+        staleness: Versions between the begin of work and its training, at most.
+        version: The first one.
+
+    Raises:
+        ValueError: A number is out of its bounds.
+    """
+    if batch < 1 or staleness < 0:
+        raise ValueError(f"slots need batch >= 1 and staleness >= 0, got batch={batch}, staleness={staleness}")
+    return in_trio_block(_open(SlotsEngine(SlotAccount(batch, staleness, version))))
+
+
+@asynccontextmanager
+async def _open(engine: SlotsEngine) -> AsyncGenerator[Slots, None]:
+    async with this_proc().spawn("slots", SlotsFront, hand_over(engine)) as front:
+        try:
+            yield Slots(engine, front)
+        finally:
+            engine.close()
