@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, assert_type
 
 from trimesh import Actor, ProcMesh, endpoint
-from trimesh.service import Health, Pool, open_pool
+from trimesh.service import Health, Pool, ReplayBuffer, open_pool, open_replay, open_slots
 
 
 class Generator(Actor):
@@ -35,3 +35,15 @@ async def pooled(procs: ProcMesh) -> None:
         async with pool.rolling() as replicas:
             async for replica in replicas:
                 assert_type(replica, Generator)
+
+
+async def stored(pool: Pool[Generator]) -> None:
+    async with open_slots(batch=4, staleness=1) as slots, open_replay(capacity=10, slots=slots) as untyped:
+        buffer: ReplayBuffer[list[int]] = untyped
+        async with slots.lease(group=2) as lease:
+            assert_type(lease.version, int)
+            await buffer.add(await pool[Generator.generate]("p"), version=lease.version)
+        assert_type(await buffer.take(1), list[list[int]])
+        assert_type(await buffer.sample(1, by="group"), list[list[int]])
+        async with buffer.taking(1) as batch:
+            assert_type(batch, list[list[int]])
