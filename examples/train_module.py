@@ -1,9 +1,10 @@
 """Train a module on a mesh with the usual loop: two lines say where the module and the data are.
 
-Run it: python examples/train_module.py [--steps 20] [--seed 0] [--plain] [--device cpu]
+Run it: python examples/train_module.py [--steps 20] [--seed 0] [--plain] [--sharded] [--device cpu]
 
 Each of four processes computes on a quarter of every batch; torch adds their gradients up. `--plain` runs the very same
-loop on this process alone, and prints the same losses.
+loop on this process alone, and prints the same losses. With `--sharded` each process keeps a quarter of the parameters
+and of what the optimizer knows of them, too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 import trimesh
 from trimesh import this_host
+from trimesh.tensor import ParallelPlan
 
 BATCH = 64
 
@@ -55,7 +57,9 @@ async def main(options: argparse.Namespace) -> None:
         print(f"length of ones: {model(torch.ones(1, 16)).item():.5f}")
         return
     async with this_host().spawn_procs({"gpus": 4}, preload=("torch", "torch.distributed.tensor")) as procs:
-        model = trimesh.module_to_mesh(model, procs)
+        plan = ParallelPlan.fully_sharded("gpus") if options.sharded else ParallelPlan.data("gpus")
+        print(plan.explain(model, procs))
+        model = trimesh.module_to_mesh(model, procs, plan)
         train(model, options.steps, lambda tensor: trimesh.distribute(tensor, procs, ["gpus", None]))
         trained = network()
         trained.load_state_dict(await trimesh.fetch(model.state_dict()))  # what `torch.save` takes
@@ -67,5 +71,6 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=20, help="how long to train (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
     parser.add_argument("--plain", action="store_true", help="train in this process alone")
+    parser.add_argument("--sharded", action="store_true", help="keep a part of each parameter on each process")
     add_device_option(parser)
     trio.run(main, parser.parse_args())

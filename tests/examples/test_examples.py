@@ -236,6 +236,15 @@ def test_training_on_a_mesh_has_the_losses_of_plain_torch(
 
 
 @pytest.mark.torch
+def test_fully_sharded_training_has_the_losses_of_plain_torch(with_torch: Example) -> None:
+    there = with_torch("train_module.py", "--steps", "6", "--seed", "1", "--sharded", in_double=True)
+    here = with_torch("train_module.py", "--steps", "6", "--seed", "1", "--plain", in_double=True)
+
+    assert losses(there) == pytest.approx(losses(here), abs=1e-9)
+    assert "a rank holds 2,568 bytes of 10,248" in there
+
+
+@pytest.mark.torch
 @pytest.mark.skipif(HAS_CUDA, reason="torch finds a CUDA device")
 def test_training_on_a_device_that_is_not_there_says_so() -> None:
     command = [sys.executable, "examples/pipeline.py", "--device", "cuda"]

@@ -25,6 +25,8 @@ from trimesh.tensor.ops.reduction import reduce, reduce_
 from trimesh.tensor.ops.references import rref
 from trimesh.tensor.ops.seeding import get_rng_state, manual_seed, set_rng_state
 from trimesh.tensor.ops.state_publication import Publication, publication
+from trimesh.tensor.parallel.explanation import Explanation
+from trimesh.tensor.parallel.plan import ParallelPlan
 from trimesh.tensor.protocol.errors import RecordingError
 from trimesh.tensor.protocol.placement import Placements
 from trimesh.tensor.session.mesh import activate
@@ -32,8 +34,10 @@ from trimesh.tensor.session.mesh import activate
 _assemble()
 
 __all__ = [
+    "Explanation",
     "Fallbacks",
     "MeshTensor",
+    "ParallelPlan",
     "Placements",
     "Publication",
     "RecordingError",

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
+import attrs
 import torch
 from torch import nn
 
@@ -13,16 +14,19 @@ from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import ShapeError
 from trimesh.tensor.controller.team import Team
 from trimesh.tensor.controller.tensor import MeshTensor
-from trimesh.tensor.ops.global_tensor import checked_team, put, put_like
+from trimesh.tensor.ops.global_tensor import checked_team, put, put_like, redistribute
+from trimesh.tensor.parallel.explanation import Lying
+from trimesh.tensor.parallel.names import NamedTensor, named_tensors
+from trimesh.tensor.parallel.plan import ParallelPlan
 from trimesh.tensor.protocol.placement import Cut, cuts_by_label
 from trimesh.tensor.session.mesh import team_of
 
 M = TypeVar("M", bound=nn.Module)
 
-Plan = Mapping[str, Sequence[Cut] | None]
+Patterns = Mapping[str, Sequence[Cut] | None]
 
 
-def module_to_mesh(module: M, mesh: ProcMesh, plan: Plan | None = None) -> M:
+def module_to_mesh(module: M, mesh: ProcMesh, plan: ParallelPlan | Patterns | None = None) -> M:
     """Move the parameters and buffers of a module onto a mesh, as global tensors; in place, as `module.to` does.
 
     Make the optimizer afterwards: parameters are new objects. Shared ones stay shared. `load_state_dict` of tensors of
@@ -31,15 +35,17 @@ def module_to_mesh(module: M, mesh: ProcMesh, plan: Plan | None = None) -> M:
     Args:
         module: What is moved.
         mesh: The processes.
-        plan: Placements, as `distribute` takes them, by name of parameter or buffer (`"layers.*.up.weight"`, as
-            `fnmatch` has it); the first pattern that fits counts. The others are on every rank, whole: with inputs
-            that are cut along a dimension of the mesh this is data parallel training.
+        plan: A `ParallelPlan`, which says the kind of parallelism. Or placements, as `distribute` takes them, by name
+            of parameter or buffer (`"layers.*.up.weight"`, as `fnmatch` has it); the first pattern that fits counts.
+            The others are on every rank, whole: with inputs that are cut along a dimension of the mesh this is data
+            parallel training.
 
     Returns:
         The module.
 
     Raises:
-        ShapeError: Placements do not fit their tensor and the mesh, or a pattern fits no name. Nothing was moved.
+        ShapeError: Placements do not fit their tensor and the mesh, a pattern fits no name, or two patterns of a
+            `ParallelPlan` disagree. Nothing was moved.
         RuntimeError: See `ProcMesh.activate`.
 
     Blocking: no checkpoint.
@@ -48,12 +54,21 @@ def module_to_mesh(module: M, mesh: ProcMesh, plan: Plan | None = None) -> M:
         >>> model = trimesh.module_to_mesh(Net(), procs, {"up.weight": ["tp", None], "down.weight": [None, "tp"]})
     """
     team = checked_team(team_of(mesh, "a global tensor is on"))
-    chosen = _checked_placements(module, plan or {}, team)
+    tensors = named_tensors(module)
+    _check_local(tensors)
+    if isinstance(plan, ParallelPlan):
+        lying = plan.resolved(tensors, team.region.extent)
+        chosen: dict[int, Sequence[Cut] | None] = {
+            id(one.named.tensor): one.placements(team.region.extent) for one in lying
+        }
+    else:
+        lying, chosen = [], _checked_placements(tensors, plan or {}, team)
     moved: dict[int, Any] = {}
-    for tensor in _tensors(module):
-        cuts = chosen[id(tensor)]
+    for named in tensors:
+        tensor, cuts = named.tensor, chosen[id(named.tensor)]
         made = put(tensor.detach(), team, cuts)
         moved[id(tensor)] = _parameter(tensor, made, team, cuts) if isinstance(tensor, nn.Parameter) else made
+    gathered = {id(moved[id(one.named.tensor)]): one for one in lying if one.gathered}
     for part in module.modules():
         for table in (part._parameters, part._buffers):
             for name, old in table.items():
@@ -61,6 +76,7 @@ def module_to_mesh(module: M, mesh: ProcMesh, plan: Plan | None = None) -> M:
                     table[name] = moved[id(old)]
         hooks: Any = part
         hooks.register_load_state_dict_pre_hook(_upload_state)
+        _gather_when_it_runs(part, gathered, team)
     return module
 
 
@@ -81,41 +97,63 @@ def optimizer_to_mesh(optimizer: torch.optim.Optimizer) -> None:
                 kept[name] = put_like(value, parameter)
 
 
-def _names(module: nn.Module) -> dict[int, list[str]]:
-    """Return all names of each parameter and buffer, by its identity."""
-    found: dict[int, list[str]] = {}
-    for named in (module.named_parameters, module.named_buffers):
-        for name, tensor in named(remove_duplicate=False):
-            found.setdefault(id(tensor), []).append(name)
-    return found
+def _check_local(tensors: Sequence[NamedTensor]) -> None:
+    for one in tensors:
+        if isinstance(one.tensor, MeshTensor):
+            raise TypeError(f"a module of this process is moved onto a mesh; {one.names[0]!r} is on one already")
 
 
-def _tensors(module: nn.Module) -> list[torch.Tensor]:
-    """Return each parameter and buffer once."""
-    return [*module.parameters(), *module.buffers()]
-
-
-def _checked_placements(module: nn.Module, plan: Plan, team: Team) -> dict[int, Sequence[Cut] | None]:
+def _checked_placements(
+    tensors: Sequence[NamedTensor], patterns: Patterns, team: Team
+) -> dict[int, Sequence[Cut] | None]:
     """Return the placements of each tensor by its identity; see `module_to_mesh` for what is refused."""
-    names = _names(module)
-    every = [name for found in names.values() for name in found]
-    for pattern in plan:
+    every = [name for one in tensors for name in one.names]
+    for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in every):
             raise ShapeError(f"a pattern of a plan must fit a parameter or buffer, got {pattern!r} for {every}")
     chosen: dict[int, Sequence[Cut] | None] = {}
-    for tensor in _tensors(module):
-        if isinstance(tensor, MeshTensor):
-            raise TypeError(
-                f"a module of this process is moved onto a mesh; {names[id(tensor)][0]!r} is on one already"
-            )
-        chosen[id(tensor)] = next(
-            (cuts for pattern, cuts in plan.items() for name in names[id(tensor)] if fnmatchcase(name, pattern)), None
-        )
+    for one in tensors:
+        fitting = (cuts for pattern, cuts in patterns.items() for name in one.names if fnmatchcase(name, pattern))
+        cuts = chosen[id(one.tensor)] = next(fitting, None)
         try:
-            cuts_by_label(chosen[id(tensor)], tensor.ndim, team.region.extent)
+            cuts_by_label(cuts, one.tensor.ndim, team.region.extent)
         except ShapeError as error:
-            raise ShapeError(f"{names[id(tensor)][0]}: {error}") from None
+            raise ShapeError(f"{one.names[0]}: {error}") from None
     return chosen
+
+
+@attrs.frozen
+class _Gathering:
+    """Hooks of a module that is fully sharded: while it runs, it has its parameters as they are without that.
+
+    They are in the `__dict__` of the module, where attributes are looked for first: the parameters themselves, which
+    optimizers and `state_dict` see, stay what they are. What reads a parameter of a module that does not run gets the
+    one in parts, with which operators compute the same.
+    """
+
+    placements: Mapping[str, Sequence[Cut]]
+
+    def begin(self, module: nn.Module, _: Any) -> None:
+        for name, cuts in self.placements.items():
+            parameter = module._parameters.get(name)
+            if isinstance(parameter, MeshTensor) and parameter._meta.is_global:  # torch.func may have put another
+                vars(module)[name] = redistribute(parameter, cuts)
+
+    def end(self, module: nn.Module, *_: Any) -> None:
+        for name in self.placements:
+            vars(module).pop(name, None)
+
+
+def _gather_when_it_runs(module: nn.Module, gathered: Mapping[int, Lying], team: Team) -> None:
+    placements: dict[str, Sequence[Cut]] = {}
+    for name, parameter in module._parameters.items():
+        one = gathered.get(id(parameter))
+        if one is not None:
+            placements[name] = one.placements(team.region.extent, without=one.gathered)
+    if placements:
+        gathering = _Gathering(placements)
+        module.register_forward_pre_hook(gathering.begin)
+        module.register_forward_hook(gathering.end, always_call=True)
 
 
 def _parameter(local: nn.Parameter, made: MeshTensor, team: Team, cuts: Sequence[Cut] | None) -> nn.Parameter:

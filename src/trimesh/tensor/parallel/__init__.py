@@ -1,0 +1,1 @@
+"""Which parameters of a module lie where, said by patterns of their names."""

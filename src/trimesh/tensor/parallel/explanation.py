@@ -1,0 +1,148 @@
+"""What a plan does to a module: where its tensors lie, what a rank holds, what a step moves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil, prod
+
+import attrs
+
+from trimesh.tensor.parallel.names import NamedTensor
+from trimesh.tensor.protocol.placement import Placements, placements_of
+
+
+@attrs.frozen
+class Lying:
+    """How one parameter or buffer lies.
+
+    Attributes:
+        named: What it is.
+        cuts: For each dimension of the mesh the dimension of the tensor that is cut along it, or -1.
+        gathered: Labels along which it is brought together when its module runs.
+        patterns: Those that fit it.
+    """
+
+    named: NamedTensor
+    cuts: tuple[int, ...]
+    gathered: tuple[str, ...]
+    patterns: tuple[str, ...]
+
+    def placements(self, extent: Mapping[str, int], *, without: tuple[str, ...] = ()) -> Placements:
+        """Return the same as `distribute` takes it, whole along some labels."""
+        cuts = [-1 if label in without else cut for label, cut in zip(extent, self.cuts, strict=True)]
+        return placements_of(cuts, [""] * len(cuts), len(self.named.size), list(extent))
+
+    def bytes_on_rank(self, extent: Mapping[str, int], *, without: tuple[str, ...] = ()) -> int:
+        """Return what the first rank holds of it, which is the most that one does."""
+        size = list(self.named.size)
+        for (label, count), cut in zip(extent.items(), self.cuts, strict=True):
+            if cut >= 0 and label not in without:
+                size[cut] = ceil(size[cut] / count)
+        return prod(size) * self.named.item_bytes
+
+
+@attrs.frozen
+class Moved:
+    """What a rank sends along one dimension of the mesh in one step, in bytes.
+
+    Attributes:
+        gathered: Parts of parameters that are brought together, once for each forward pass.
+        scattered: Gradients that are added up part by part, once for each backward pass.
+        reduced: Gradients that are added up for all, once for each step of the optimizer.
+    """
+
+    gathered: int = 0
+    scattered: int = 0
+    reduced: int = 0
+
+    def __add__(self, other: Moved) -> Moved:
+        """Return both together."""
+        return Moved(self.gathered + other.gathered, self.scattered + other.scattered, self.reduced + other.reduced)
+
+
+@attrs.frozen
+class Explanation:
+    """What `ParallelPlan.explain` has found; `str` makes a table of it.
+
+    Attributes:
+        lying: How each parameter and buffer lies.
+        extent: Sizes of the dimensions of the mesh.
+        batch: Labels that inputs are cut along.
+    """
+
+    lying: tuple[Lying, ...]
+    extent: Mapping[str, int]
+    batch: tuple[str, ...]
+
+    @property
+    def bytes_on_rank(self) -> int:
+        """Bytes of parameters and buffers that a rank holds, at most; AdamW keeps twice those of parameters besides."""
+        return sum(one.bytes_on_rank(self.extent) for one in self.lying)
+
+    @property
+    def bytes_whole(self) -> int:
+        """Bytes of parameters and buffers of the module."""
+        return sum(prod(one.named.size) * one.named.item_bytes for one in self.lying)
+
+    @property
+    def moved(self) -> dict[str, Moved]:
+        """What parameters and gradients move in one step, for each dimension of the mesh.
+
+        A forward and a backward pass of each module and a step of the optimizer, by rings: to bring B bytes together
+        among n ranks each sends B (n - 1) / n, to add them up for all twice that. Activations, which move along
+        dimensions that linear layers are cut along, depend on the batch and are not counted.
+        """
+        found = dict.fromkeys(self.extent, Moved())
+        for one in self.lying:
+            for label, moved in self._moved_by(one).items():
+                found[label] += moved
+        return found
+
+    def _moved_by(self, one: Lying) -> dict[str, Moved]:
+        """Return what one tensor moves; each module that has a shared parameter brings it together for itself."""
+        if not one.named.is_parameter:
+            return {}
+        found: dict[str, Moved] = {}
+        held = one.bytes_on_rank(self.extent)
+        for label in one.gathered:
+            held *= self.extent[label]
+            found[label] = Moved(gathered=_ring(held, self.extent[label]) * len(one.named.names))
+        if not one.named.needs_gradient:
+            return found
+        for label, count in self.extent.items():
+            if label in one.gathered:
+                found[label] += Moved(scattered=_ring(held, count) * len(one.named.names))
+                held //= count
+            elif label in self.batch:
+                found[label] = Moved(reduced=2 * _ring(held, count))
+        return found
+
+    def __str__(self) -> str:
+        """Show a line for each tensor, then the sums."""
+        rows = [("name", "size", "lies", "bytes on a rank", "by")]
+        for one in self.lying:
+            by = [*one.patterns, *(f"fully sharded along {label!r}" for label in one.gathered)]
+            rows.append(
+                (
+                    " = ".join(one.named.names),
+                    str(one.named.size),
+                    str(list(one.placements(self.extent))),
+                    f"{one.bytes_on_rank(self.extent):,}",
+                    ", ".join(by),
+                )
+            )
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        lines = ["  ".join([*map(str.ljust, row, widths), row[4]]).rstrip() for row in rows]
+        lines.append(f"a rank holds {self.bytes_on_rank:,} bytes of {self.bytes_whole:,}")
+        for label, moved in self.moved.items():
+            lines.append(
+                f"along {label!r} ({self.extent[label]} ranks) a step sends {moved.gathered:,} bytes of parameters, "
+                f"{moved.scattered:,} of gradients in parts, {moved.reduced:,} of whole gradients, by each rank"
+            )
+        lines.append("activations are not counted")
+        return "\n".join(lines)
+
+
+def _ring(count: int, ranks: int) -> int:
+    """Return the bytes that each of some ranks sends to bring `count` bytes together."""
+    return count * (ranks - 1) // ranks

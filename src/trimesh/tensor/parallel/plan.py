@@ -1,0 +1,222 @@
+"""Plans: how the parameters of a module lie on a mesh, by patterns of their names and by kind of parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Self
+
+import attrs
+from torch import nn
+
+from trimesh.errors import ShapeError
+from trimesh.tensor.parallel.explanation import Explanation, Lying
+from trimesh.tensor.parallel.names import NamedTensor, named_tensors
+from trimesh.tensor.protocol.placement import WHOLE, Cut, cuts_by_label
+
+Where = Sequence[Cut] | Mapping[str, Any] | None
+"""Placements of one pattern: by dimension of the tensor (`["tp", None]`), by dimension of the mesh (`{"tp": 0}`), or
+None for the whole on every rank."""
+
+
+@attrs.frozen
+class PatternRule:
+    """One pattern of names, and what it says of the tensors that it fits."""
+
+    pattern: str
+    where: Where
+    must_fit: bool = True
+
+    def cuts(self, name: str, ndim: int, extent: Mapping[str, int]) -> dict[str, int]:
+        """Return the dimension of a tensor that is cut, or `WHOLE`, for each label that this says something of.
+
+        Raises:
+            ShapeError: It does not fit the tensor and the mesh.
+        """
+        try:
+            if isinstance(self.where, Mapping):
+                return {label: _dim(label, one, ndim, extent) for label, one in self.where.items()}
+            along = dict(zip(extent, cuts_by_label(self.where, ndim, extent), strict=True))
+        except ShapeError as error:
+            raise ShapeError(f"{name}: {error}, by {self.pattern!r}") from None
+        cut = {label: dim for label, dim in along.items() if dim != WHOLE}
+        return cut or along
+
+
+class ParallelPlan:
+    """How the parameters and buffers of a module lie on a mesh; `module_to_mesh` takes it.
+
+    Plans of several dimensions of a mesh are put together by `|`. Whatever no part of a plan says something of is whole
+    on every rank.
+
+    Args:
+        patterns: By pattern of names (`"layers.*.up.weight"`, as `fnmatch` has it): placements as `distribute` takes
+            them (`["tp", None]`), or for some dimensions of the mesh the dimension of the tensor that is cut along it
+            (`{"tp": 0}`; also torch's `Shard(0)`, `Replicate()`), or None: the whole on every rank, whatever
+            `fully_sharded` says. All patterns that fit a name count, so they must agree.
+
+    Example:
+        >>> plan = ParallelPlan.tensor("tp", columns=["*.up"], rows=["*.down"]) | ParallelPlan.fully_sharded("dp")
+        >>> print(plan.explain(model, {"dp": 2, "tp": 2}))
+        >>> model = trimesh.module_to_mesh(model, procs, plan)
+    """
+
+    __slots__ = ("_batch", "_rules", "_sharded")
+
+    def __init__(self, patterns: Mapping[str, Where] | None = None) -> None:
+        self._rules = tuple(PatternRule(pattern, where) for pattern, where in (patterns or {}).items())
+        self._batch: tuple[str, ...] = ()
+        self._sharded: tuple[str, ...] = ()
+
+    @classmethod
+    def data(cls, label: str) -> Self:
+        """Return a plan of data parallel training: the inputs are cut along `label`, parameters are whole along it.
+
+        It places nothing: `distribute` cuts the inputs. `explain` counts what their gradients move.
+        """
+        return cls()._changed(batch=(label,))
+
+    @classmethod
+    def fully_sharded(cls, label: str) -> Self:
+        """Return a plan of data parallel training in which the ranks along `label` share out each parameter.
+
+        A parameter, its gradient and the state of its optimizer are in parts. When a module runs, its own parameters
+        are brought together along `label`, and the gradient is added up part by part: ZeRO 3. Autograd keeps the whole
+        of a parameter from forward to backward; with `torch.utils.checkpoint` it is brought together again.
+
+        Cut is the first dimension that nothing else cuts and that divides evenly, or else the first that has an
+        element for each rank. A parameter without one is whole.
+        """
+        return cls()._changed(batch=(label,), sharded=(label,))
+
+    @classmethod
+    def tensor(cls, label: str, *, columns: Iterable[str] = (), rows: Iterable[str] = ()) -> Self:
+        """Return a plan in which the ranks along `label` share out linear layers and tables of rows.
+
+        Args:
+            label: A dimension of the mesh.
+            columns: Patterns of names of modules whose outputs are shared out: `weight` and `bias` are cut along
+                their first dimension. An `nn.Embedding` is cut by rows of its table.
+            rows: Of modules whose inputs are: `weight` is cut along its second dimension, `bias` is whole.
+        """
+        made = []
+        for name in _several(columns, "columns"):
+            made += [PatternRule(f"{name}.weight", {label: 0}), PatternRule(f"{name}.bias", {label: 0}, must_fit=False)]
+        for name in _several(rows, "rows"):
+            made += [
+                PatternRule(f"{name}.weight", {label: 1}),
+                PatternRule(f"{name}.bias", {label: None}, must_fit=False),
+            ]
+        return cls()._changed(rules=tuple(made))
+
+    def __or__(self, other: ParallelPlan) -> Self:
+        """Return what both say."""
+        if not isinstance(other, ParallelPlan):
+            return NotImplemented
+        return self._changed(rules=other._rules, batch=other._batch, sharded=other._sharded)
+
+    def __repr__(self) -> str:
+        """Show what it says."""
+        parts = [f"ParallelPlan({ {rule.pattern: rule.where for rule in self._rules} })"] if self._rules else []
+        parts += [
+            f"ParallelPlan.{'fully_sharded' if label in self._sharded else 'data'}({label!r})" for label in self._batch
+        ]
+        return " | ".join(parts) or "ParallelPlan()"
+
+    def explain(self, module: nn.Module, mesh: Any) -> Explanation:
+        """Say what lies where, how many bytes a rank holds, and what a step of training moves.
+
+        Args:
+            module: Before it is moved or afterwards; its values are not looked at.
+            mesh: The processes, or the sizes of their dimensions (`{"dp": 64, "tp": 8}`), for which none are needed.
+
+        Returns:
+            The same as data and, by `str`, as text.
+
+        Raises:
+            ShapeError: The plan does not fit the module and the mesh, as `module_to_mesh` would say.
+
+        Blocking: no checkpoint.
+        """
+        extent = dict(mesh if isinstance(mesh, Mapping) else mesh.extent)
+        return Explanation(tuple(self.resolved(named_tensors(module), extent)), extent, self._batch)
+
+    def resolved(self, tensors: Sequence[NamedTensor], extent: Mapping[str, int]) -> list[Lying]:
+        """Return how each tensor lies.
+
+        Raises:
+            ShapeError: The plan does not fit them and the mesh.
+        """
+        for label in self._batch:
+            if label not in extent:
+                raise ShapeError(f"a plan names dimensions of the mesh, {list(extent)}, got {label!r}")
+        every = [name for tensor in tensors for name in tensor.names]
+        unfit = [rule.pattern for rule in self._rules if rule.must_fit and not _fitting(rule, every)]
+        if unfit:
+            raise ShapeError(
+                f"a pattern of a plan must fit a parameter or buffer, got {', '.join(map(repr, unfit))} for {every}"
+            )
+        return [self._lying(tensor, extent) for tensor in tensors]
+
+    def _lying(self, tensor: NamedTensor, extent: Mapping[str, int]) -> Lying:
+        said: dict[str, tuple[int, PatternRule]] = {}
+        for rule in self._rules:
+            name = _fitting(rule, tensor.names)
+            if name is None:
+                continue
+            for label, dim in rule.cuts(name, len(tensor.size), extent).items():
+                before = said.setdefault(label, (dim, rule))
+                if before[0] != dim:
+                    raise ShapeError(
+                        f"patterns of a plan that fit one name must agree along {label!r}, got "
+                        f"{before[1].pattern!r}: {before[1].where!r} and {rule.pattern!r}: {rule.where!r} for {name!r}"
+                    )
+        cuts = {label: dim for label, (dim, _) in said.items() if dim != WHOLE}
+        gathered = []
+        for label in self._sharded:
+            if tensor.is_parameter and label not in said:
+                free = _free_dim(tensor.size, extent[label], cuts.values())
+                if free is not None:
+                    cuts[label] = free
+                    gathered.append(label)
+        patterns = tuple(dict.fromkeys(rule.pattern for _, rule in said.values()))
+        return Lying(tensor, tuple(cuts.get(label, WHOLE) for label in extent), tuple(gathered), patterns)
+
+    def _changed(
+        self, *, rules: tuple[PatternRule, ...] = (), batch: tuple[str, ...] = (), sharded: tuple[str, ...] = ()
+    ) -> Self:
+        made = type(self)()
+        made._rules = self._rules + rules
+        made._batch = tuple(dict.fromkeys(self._batch + batch))
+        made._sharded = tuple(dict.fromkeys(self._sharded + sharded))
+        return made
+
+
+def _several(patterns: Iterable[str], what: str) -> list[str]:
+    if isinstance(patterns, str):
+        raise TypeError(f"{what} takes several patterns, got {patterns!r}: write {what}=[{patterns!r}]")
+    return list(patterns)
+
+
+def _fitting(rule: PatternRule, names: Sequence[str]) -> str | None:
+    return next((name for name in names if fnmatchcase(name, rule.pattern)), None)
+
+
+def _dim(label: str, where: Any, ndim: int, extent: Mapping[str, int]) -> int:
+    """Return the dimension that is cut along a label; to import torch's placements would take most of a second."""
+    if label not in extent:
+        raise ShapeError(f"a tensor is cut along labels of its mesh, {list(extent)}, got {label!r}")
+    is_shard, is_replicate = getattr(where, "is_shard", None), getattr(where, "is_replicate", None)
+    if where is None or (callable(is_replicate) and is_replicate()):
+        return WHOLE
+    dim = where.dim if callable(is_shard) and is_shard() else where
+    if type(dim) is not int or not -ndim <= dim < ndim:
+        raise ShapeError(f"along {label!r} one of {ndim} dimensions is cut, or None, got {where!r}")
+    return dim % ndim
+
+
+def _free_dim(size: Sequence[int], count: int, cut: Iterable[int]) -> int | None:
+    """Return the dimension that `ParallelPlan.fully_sharded` cuts."""
+    taken = set(cut)
+    free = [dim for dim in range(len(size)) if dim not in taken and size[dim] >= count]
+    return next((dim for dim in free if size[dim] % count == 0), free[0] if free else None)

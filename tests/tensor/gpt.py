@@ -1,0 +1,104 @@
+"""A GPT, small: tied embeddings, rotary positions, causal attention, SwiGLU; and a training of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+VOCABULARY, WIDTH, HEADS, LAYERS, LENGTH = 32, 16, 4, 4, 8
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        q, k, v = (one(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in (self.q, self.k, self.v))
+        mixed = nn.functional.scaled_dot_product_attention(
+            rotated(q, cos, sin), rotated(k, cos, sin), v, is_causal=True
+        )
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn pairs of elements by an angle that grows with the place."""
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
+
+
+class SwiGLU(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = (nn.Linear(WIDTH, 2 * WIDTH) for _ in range(2))
+        self.down = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+        return out
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.mlp = Attention(), SwiGLU()
+        self.norm1, self.norm2 = nn.RMSNorm(WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x), cos, sin)
+        out: Tensor = x + self.mlp(self.norm2(x))
+        return out
+
+
+class GPT(nn.Module):
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head.weight = self.embed.weight
+        half = WIDTH // HEADS // 2
+        angles = torch.arange(LENGTH)[:, None] * 100.0 ** -(torch.arange(half) / half)
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def forward(self, text: Tensor) -> Tensor:
+        x = self.embed(text)
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """Return AdamW that decays matrices only."""
+    matrices = [one for one in model.parameters() if one.ndim > 1]
+    vectors = [one for one in model.parameters() if one.ndim == 1]
+    return torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}], lr=3e-3
+    )
+
+
+def trained(model: nn.Module, batches: list[tuple[Any, Any]], put: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """Train, two batches for each step, and return the loss of each batch and the norm of each step's gradient."""
+    optimizer = optimizer_of(model)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 3))
+    seen: list[Tensor] = []
+    for number, (text, goal) in enumerate(batches):
+        logits = model(put(text))
+        loss: Any = nn.functional.cross_entropy(logits.flatten(0, 1), put(goal).flatten()) / 2
+        loss.backward()
+        seen.append(loss.detach())
+        if number % 2:
+            seen.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+    return seen
