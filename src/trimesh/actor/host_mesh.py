@@ -69,7 +69,7 @@ class HostMesh:
         Raises:
             KeyError: There is no such name.
         """
-        parts = {} if self._hosts is None else self._hosts.parts
+        parts: Mapping[str, tuple[int, int]] = {} if self._hosts is None else self._hosts.parts
         if self._hosts is None or name not in parts:
             known = ", ".join(map(repr, parts)) or "none: a job has them that was made from a mapping"
             raise KeyError(f"no hosts are named {name!r}; names: {known}")

@@ -23,7 +23,7 @@ from trimesh._native.tls import TLSContext, TLSError, TLSSession
 from trimesh._runtime.hosts import HostSessions, SessionPipe, open_agent
 from trimesh._transport.relay.base import SessionInterrupted
 from trimesh._transport.relay.native import open_relay
-from trimesh.errors import LinkLost, TrimeshError
+from trimesh.errors import LinkLost, TrimeshError, leaves
 from trimesh.ids import ID_MAX, ProcId
 from trimesh.jobs.door import LENGTH
 from trimesh.jobs.handshake import SecureSocket, own_hello
@@ -166,17 +166,11 @@ def main() -> NoReturn:
     except (TrimeshError, ValueError, OSError) as error:
         code = _EXIT_REFUSED if isinstance(error, (LinkLost, TLSError)) else 1
         text = f"trimesh agent: {error}\n"
-    except BaseExceptionGroup as error:
-        code, text = 1, f"trimesh agent: {_first(error)}\n"
+    except BaseExceptionGroup as error:  # of the nurseries around its tasks
+        code, text = 1, f"trimesh agent: {next(iter(leaves(error)))}\n"
     sys.stderr.write(text)
     sys.stderr.flush()
     os._exit(code)
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _read_line() -> bytes:

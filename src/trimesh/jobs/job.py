@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import attrs
 
@@ -24,7 +24,7 @@ def checked_hosts(hosts: Any) -> int | Mapping[str, int]:
         TypeError, ValueError: It is neither, or there are too many or none.
     """
     if isinstance(hosts, Mapping):
-        parts = dict(hosts)
+        parts = dict(cast("Mapping[Any, Any]", hosts))
     elif isinstance(hosts, int) and not isinstance(hosts, bool):
         parts = {"hosts": hosts}
     else:
@@ -34,7 +34,11 @@ def checked_hosts(hosts: Any) -> int | Mapping[str, int]:
             raise ValueError(f"each mesh of hosts has a name and a number from 1 on, got {name!r}: {count!r}")
     if not 1 <= sum(parts.values()) <= limits.JOB_HOSTS_MAX:
         raise ValueError(f"a job has 1 to limits.JOB_HOSTS_MAX ({limits.JOB_HOSTS_MAX}) hosts, got {hosts!r}")
-    return hosts if not isinstance(hosts, Mapping) else parts
+    return parts if isinstance(hosts, Mapping) else parts["hosts"]
+
+
+def _none_entered() -> list[Spawning[HostMesh]]:
+    return []
 
 
 @attrs.frozen
@@ -44,7 +48,9 @@ class Job:
     A subclass says which hosts there are and how agents come to run there. Entering it again later starts it again.
     """
 
-    _entered: list[Spawning[HostMesh]] = attrs.field(factory=list, init=False, eq=False, repr=False, hash=False)
+    _entered: list[Spawning[HostMesh]] = attrs.field(
+        factory=list[Spawning[HostMesh]], init=False, eq=False, repr=False, hash=False
+    )
 
     hosts: int | Mapping[str, int]
     pickle: Pickle | None = attrs.field(default=None, kw_only=True, validator=attrs.validators.in_(("on", "off", None)))

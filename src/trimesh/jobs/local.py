@@ -59,9 +59,10 @@ class LocalLauncher:
     async def start(self, rank: int, order: AgentOrder) -> LocalAgent:
         """See `Launcher.start`."""
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
+        command: list[str] = [sys.executable, *flags, "-c", _BOOT, *sys.path]
         try:
             process = await trio.lowlevel.open_process(
-                [sys.executable, *flags, "-c", _BOOT, *sys.path],
+                command,
                 stdin=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
