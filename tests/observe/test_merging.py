@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from trimesh import observe
 from trimesh._wire.observed import CallRow, ProcRow, ProcView, WaitRow, decode_views, encode
 from trimesh.observe.merging import merge

@@ -21,7 +21,7 @@ from trimesh.cli.doctor import doctor
 from trimesh.cli.processes import process_tree
 from trimesh.cli.text import FINE, clean, one_line
 from trimesh.errors import ConnectError
-from trimesh.observe import ObservedRun, WaitGraph, find_run, prometheus_text, runs, shared_stacks
+from trimesh.observe import ObservedRun, RunSnapshot, WaitGraph, find_run, prometheus_text, runs, shared_stacks
 
 FOUND: Final = 1
 WRONG: Final = 2
@@ -85,7 +85,7 @@ def ps(*, pid: Pid = None, all: All = False, json: Json = False) -> int:  # noqa
     Exit codes: 0 all processes run, 1 one does not, 3 there is no run.
     """
     found = _chosen(pid)
-    snapshots = []
+    snapshots: list[RunSnapshot] = []
     for one in found:
         with one:
             snapshots.append(one.snapshot())

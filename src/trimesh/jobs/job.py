@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import attrs
 
@@ -24,7 +24,7 @@ def checked_hosts(hosts: Any) -> int | Mapping[str, int]:
         TypeError, ValueError: It is neither, or there are too many or none.
     """
     if isinstance(hosts, Mapping):
-        parts = dict(cast("Mapping[Any, Any]", hosts))
+        parts: dict[Any, Any] = {**hosts}
     elif isinstance(hosts, int) and not isinstance(hosts, bool):
         parts = {"hosts": hosts}
     else:
@@ -35,10 +35,6 @@ def checked_hosts(hosts: Any) -> int | Mapping[str, int]:
     if not 1 <= sum(parts.values()) <= limits.JOB_HOSTS_MAX:
         raise ValueError(f"a job has 1 to limits.JOB_HOSTS_MAX ({limits.JOB_HOSTS_MAX}) hosts, got {hosts!r}")
     return parts if isinstance(hosts, Mapping) else parts["hosts"]
-
-
-def _none_entered() -> list[Spawning[HostMesh]]:
-    return []
 
 
 @attrs.frozen

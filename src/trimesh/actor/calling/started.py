@@ -121,6 +121,7 @@ class UnsentCall(Protocol):
 
     def begin(self, targets: Sequence[Target], deadline: float) -> Callable[[], Awaitable[Any]]:
         """Send; return what waits for the outcome."""
+        ...
 
     async def refuse(self) -> Any:
         """Conclude what cannot be sent, because the block of the mesh has been left."""
