@@ -260,6 +260,67 @@ async def test_consumers_wait_without_polling_and_are_ended_with_the_block():
 
 
 @simulate(seeds=5)
+@pytest.mark.parametrize("how", ["clear", "full"])
+async def test_waiting_leases_are_granted_when_items_are_evicted(how):
+    """Y7: evicted items free their slots at once, not when the next lease ends."""
+    async with (
+        trimesh.this_host().spawn_procs({"gpus": 1}),
+        open_slots(batch=3, staleness=0) as slots,
+        open_replay(capacity=9, capacity_bytes=3000, when_full="evict", slots=slots) as buffer,
+        trio.open_nursery() as nursery,
+    ):
+        granted = trio.Event()
+
+        async def wait() -> None:
+            async with slots.lease():
+                granted.set()
+
+        async with slots.lease() as lease:
+            for _ in range(2):
+                await buffer.add(bytes(1000), version=lease.version)
+            nursery.start_soon(wait)
+            await until(lambda: slots.statistics().waiting == 1)
+            if how == "clear":
+                assert buffer.clear(reason="another task") == 2
+            else:
+                await buffer.add(bytes(2500), version=lease.version)  # fits if both others go
+            with trio.fail_after(HANG_SECONDS):
+                await granted.wait()
+        assert sum(buffer.statistics().evicted.values()) == 2
+        check_closed(buffer, slots)
+
+
+@simulate(seeds=5)
+@pytest.mark.parametrize("first", ["cancel", "grant"])
+async def test_lease_that_is_cancelled_as_it_is_granted_gives_its_slots_back(first):
+    """Y7: both happen before its task runs again."""
+    async with (
+        trimesh.this_host().spawn_procs({"gpus": 1}),
+        open_slots(batch=1, staleness=0) as slots,
+        open_replay(capacity=9, slots=slots) as buffer,
+    ):
+        await buffer.add("old", version=0)
+        async with trio.open_nursery() as nursery:
+
+            async def wait() -> None:
+                async with slots.lease():
+                    await trio.sleep_forever()
+
+            nursery.start_soon(wait)
+            await until(lambda: slots.statistics().waiting == 1)
+            if first == "cancel":
+                nursery.cancel_scope.cancel()
+            buffer.clear(reason="another task")  # grants the lease
+            assert slots.statistics().running == 1
+            nursery.cancel_scope.cancel()
+        places = slots.statistics()
+        assert (places.begun, places.returned, places.in_use) == (1, 1, 0)
+        with trio.fail_after(HANG_SECONDS):
+            async with slots.lease():
+                check_closed(buffer, slots)
+
+
+@simulate(seeds=5)
 async def test_group_leases_are_not_starved_by_single_ones():
     """Y7."""
     async with trimesh.this_host().spawn_procs({"gpus": 1}), open_slots(batch=4, staleness=0) as slots:
