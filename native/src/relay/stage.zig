@@ -8,22 +8,37 @@ const resends = @import("resend.zig");
 const testing = std.testing;
 const Machine = machines.Machine;
 
-/// Memory of one machine, of the tests' allocator.
+/// Of machines that have ended: 8 MiB anew for each of the thousands that a fuzzer makes cost more than all else.
+var spare: [4]?machines.Memory = @splat(null);
+
+const allocator = std.heap.page_allocator;
+
+/// Memory of one machine. Tests run one after the other.
 pub fn memory() !machines.Memory {
-    const buckets = try testing.allocator.alloc(channels.Index, channels.BUCKETS);
-    @memset(buckets, 0);
-    return .{
-        .kept = try testing.allocator.alloc(u8, resends.MEMORY_BYTES),
-        .channels = try testing.allocator.alloc(channels.Channel, channels.CHANNELS),
-        .buckets = buckets,
+    const found = for (&spare) |*place| {
+        if (place.*) |one| {
+            place.* = null;
+            break one;
+        }
+    } else machines.Memory{
+        .kept = try allocator.alloc(u8, resends.MEMORY_BYTES),
+        .channels = try allocator.alloc(channels.Channel, channels.CHANNELS),
+        .buckets = try allocator.alloc(channels.Index, channels.BUCKETS),
     };
+    @memset(found.buckets, 0);
+    return found;
 }
 
 /// Give it back.
 pub fn free(one: *Machine) void {
-    testing.allocator.free(one.kept.memory);
-    testing.allocator.free(one.table.all);
-    testing.allocator.free(one.table.buckets);
+    const given = machines.Memory{ .kept = one.kept.memory, .channels = one.table.all, .buckets = one.table.buckets };
+    for (&spare) |*place| if (place.* == null) {
+        place.* = given;
+        return;
+    };
+    allocator.free(given.kept);
+    allocator.free(given.channels);
+    allocator.free(given.buckets);
 }
 
 /// One side: its machine, bytes on their way to it, and what has come on each channel.
