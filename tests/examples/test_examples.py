@@ -43,14 +43,15 @@ def with_torch() -> Iterator[Example]:
         yield partial(run_example, run=run)
 
 
-def run_example(name: str, *options: str, run: Run = executed, in_double: bool = False) -> str:
-    """Run an example, as a user does unless told otherwise; return what it printed."""
+def run_example(name: str, *options: str, run: Run = executed, in_double: bool = False, warns: str = "") -> str:
+    """Run an example, as a user does unless told otherwise; return what it printed. `warns` matches its stderr."""
     program = Path("examples") / name
     if in_double:
         done = run(IN_DOUBLE, str(program), *options, cwd=ROOT, seconds=EXAMPLE_SECONDS)
     else:
         done = run(program, *options, cwd=ROOT, seconds=EXAMPLE_SECONDS)
-    assert (done.returncode, done.stderr) == (0, ""), f"{done.stderr}\nprinted before:\n{done.stdout}"
+    is_well = done.returncode == 0 and re.fullmatch(warns, done.stderr)
+    assert is_well, f"exit code {done.returncode}\n{done.stderr}\nprinted before:\n{done.stdout}"
     return done.stdout
 
 
@@ -266,6 +267,21 @@ def test_generators_write_what_the_trainer_has_learned(device: str, tolerance: f
     assert "she sells sea shells by the sea shore; she sell" in facts(r"^round 3  loss \S+  '(.*)'$", said)
     assert facts(r"^round 3  loss \S+  '(.*)'$", said) == facts(r"^by handles +'(.*)'$", said)
     assert facts(r"^by handles +'(.*)'$", said) == facts(r"^here +'(.*)'$", said)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("is_broken", [False, True], ids=["right", "broken"])
+def test_grpo_learns_by_its_rewards_alone_and_loses_no_work_by_a_death(is_broken: bool, with_torch: Example) -> None:
+    """With the rewards of other answers all else is the same, and nothing is learned."""
+    options = ["--broken"] if is_broken else []
+    said = with_torch("grpo.py", "--steps", "60", *options, warns=r"generation: ProcDied.*; restarting rank 1 .*\n")
+
+    [(reward, verdict)] = re.findall(r"^reward (\S+): copying is (.*), the bound is 0.9$", said, re.MULTILINE)
+    assert verdict == ("not learned" if is_broken else "learned")
+    assert float(reward) < 0.5 if is_broken else float(reward) >= 0.9
+    assert facts(r"^step +(\d+)  generator 1 was killed$", said) == ["20"]
+    assert re.search(r"^generators made \{\(0, 0\): \d+, \(1, 0\): \d+, \(1, 1\): \d+\} groups", said, re.MULTILINE)
+    assert facts(r"^groups: \d+ added, (\d+) trained", said) == ["480"]
 
 
 def test_parameter_server_finds_the_weights() -> None:
