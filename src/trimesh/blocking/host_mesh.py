@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from trimesh.shape.extent import Extent
 
 
 class HostMesh:
-    """The machine that this program runs on; see `trimesh.HostMesh`."""
+    """The machine that this program runs on, or the hosts of a job; see `trimesh.HostMesh`."""
 
     def __init__(self, inner: host_mesh.HostMesh, home: AnyBody | None = None) -> None:
         self._inner = inner
@@ -25,11 +26,24 @@ class HostMesh:
 
     @property
     def extent(self) -> Extent:
-        """The empty extent."""
+        """Labels and sizes: empty for this machine, `{"hosts": n}` for a job."""
         return self._inner.extent
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the hosts, in order."""
+        return self._inner.names
 
     def __len__(self) -> int:
         return len(self._inner)
+
+    def slice(self, **selection: int | builtins.slice) -> HostMesh:
+        """Return a part of the hosts; see `trimesh.HostMesh.slice`."""
+        return HostMesh(self._inner.slice(**selection), self._home)
+
+    def __getitem__(self, name: str) -> HostMesh:
+        """Return the hosts that the job has given a name; see `trimesh.HostMesh.__getitem__`."""
+        return HostMesh(self._inner[name], self._home)
 
     def spawn_procs(
         self,

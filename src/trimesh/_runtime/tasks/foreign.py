@@ -139,5 +139,5 @@ def _the_portal() -> Portal:
         raise RuntimeError("meshes must be used in Trio tasks, got a callback of a Trio run: start a task from it")
     raise RuntimeError(
         "meshes must be used in Trio tasks, got code outside of trio.run(): from asyncio, enter the mesh by "
-        "`async with trimesh.aio.spawn_procs(...) as procs:`"
+        "`async with trimesh.aio.spawn_procs(...) as procs:`, a job after `import trimesh.aio`"
     )
