@@ -130,10 +130,12 @@ def _check(controller: _Controller) -> None:
 
 def _start(pickled: bool | None) -> _Controller:  # noqa: FBT001 - see lease_proc
     settings = reread()
-    # The native library is loaded here, when the first block is entered, not by `import trimesh`.
+    # The native library is loaded here, when the first block is entered, not by `import trimesh`. What `Proc` imports
+    # comes before it takes descriptors: an import that finds none left says nothing that a user could act on.
     from trimesh._runtime.control.socket import ControlSocket  # noqa: PLC0415
     from trimesh._runtime.life.local_host import open_local_host  # noqa: PLC0415
     from trimesh._runtime.spawner.siblings import Siblings  # noqa: PLC0415
+    from trimesh._runtime.watch import journal as _  # noqa: F401, PLC0415
     from trimesh._transport.native.transport import NativeTransport  # noqa: PLC0415
 
     proc_id = ProcId(secrets.randbelow(ID_MAX) + 1)
