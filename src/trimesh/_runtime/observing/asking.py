@@ -164,9 +164,9 @@ class AskedBySignal:
         """Whether all have written their tables; looks now."""
         for member, asked_at in self._asked_at.items():
             found = self._reports.get(member)
-            if found is None or found.tasks is None:
+            if found is None or found.tables is None:
                 self._reports[member] = read_report(member.pid, member.stack_fd, asked_at)
-        return all(report.tasks is not None for report in self._reports.values())
+        return all(report.tables is not None for report in self._reports.values())
 
     def views(self) -> list[observed.ProcView]:
         """Return what each has said, or what can be said of it."""

@@ -62,7 +62,7 @@ class Report(msgspec.Struct, frozen=True):
         stack: Of its main thread, innermost call first, or "" when there is none.
         tasks: What its actors do; None when its interpreter has not said so since it was asked.
         is_in_loop: Whether the main thread waits in Trio's loop, so that its stack says nothing.
-        tables: What `_wire.observed` encodes; None as for the tasks.
+        tables: What `_wire.observed` encodes, b"" if it could not be had; None as for the tasks, which come first.
     """
 
     stack: str = ""
@@ -92,10 +92,10 @@ def arm_stack(describe: Describe | None = None, tables: Tables | None = None) ->
                 os.ftruncate(fd, 0)
                 os.lseek(fd, 0, os.SEEK_SET)
             now = time.monotonic()
-            if tables is not None:
-                os.write(fd, _tables_text(tables, now))
             head = f"{_TASKS_HEAD}{now} {_LOOP_HEAD if is_in_loop else ''}\n"
             os.write(fd, (head + text).encode(errors="replace")[:TASKS_BYTES_MAX] + b"\n")
+            if tables is not None:  # last: who wants the tasks alone need not wait for them
+                os.write(fd, _tables_text(tables, now))
 
         signal.signal(TASKS_SIGNAL, write_tasks)
         signal.siginterrupt(TASKS_SIGNAL, False)  # noqa: FBT003 - calls of the system in C libraries go on
@@ -103,12 +103,12 @@ def arm_stack(describe: Describe | None = None, tables: Tables | None = None) ->
 
 
 def _tables_text(tables: Tables, now: float) -> bytes:
-    """Return the tables as they stand in the file; nothing when they cannot be had, or are too large."""
+    """Return the tables as they stand in the file; empty ones when they cannot be had, or are too large."""
     try:
         text = base64.b64encode(tables())
-    except Exception:  # noqa: BLE001 - it runs in the middle of anything; the tasks are told all the same
-        return b""
-    return f"{_TABLES_HEAD}{now} ".encode() + text + b"\n" if len(text) <= TABLES_BYTES_MAX else b""
+    except Exception:  # noqa: BLE001 - it runs in the middle of anything, which must go on
+        text = b""
+    return f"{_TABLES_HEAD}{now} ".encode() + (text if len(text) <= TABLES_BYTES_MAX else b"") + b"\n"
 
 
 def request_stack(pid: int) -> None:
@@ -164,9 +164,9 @@ def _tables_in(text: str, said_at: str) -> bytes | None:
     at = text.rfind(f"{_TABLES_HEAD}{said_at} ")
     if at < 0:
         return None
-    encoded = text[at + len(_TABLES_HEAD) :].partition("\n")[0].partition(" ")[2]
+    line, is_whole, _ = text[at + len(_TABLES_HEAD) :].partition("\n")
     try:
-        return base64.b64decode(encoded, validate=True)
+        return base64.b64decode(line.partition(" ")[2], validate=True) if is_whole else None
     except ValueError:
         return None
 
