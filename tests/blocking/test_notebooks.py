@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import os
+import re
 import select
 import signal
 from contextlib import ExitStack
@@ -101,8 +102,9 @@ def test_mesh_lives_over_cells() -> None:
     assert text_of("interrupt").endswith("KeyboardInterrupt")
     assert value_of("call after the interrupt") == "(3, 3)"
     assert "LookupError: <no>" in text_of("error")
-    assert "<td>gpus=1</td>" in html_of("show an error")
-    assert html_of("show an error").count("<td>LookupError: &lt;no&gt;</td>") == 2
+    # The first rank that fails cancels the other one, which may have failed by then.
+    failed = re.findall(r"<td>gpus=([01])</td><td>\d+</td><td>LookupError: &lt;no&gt;</td>", html_of("show an error"))
+    assert failed in (["0"], ["1"], ["0", "1"])
     assert "ProcDied" in text_of("death")
     assert html_of("show the rest").endswith(
         "<tr><td>0</td><td>live</td></tr><tr><td>1</td><td>ended</td></tr></tbody></table>"
