@@ -8,35 +8,19 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from tests.service.pool_workload import run_schedule
+from tests.soak import mutations
 from tests.soak.mutations import Finding, Mutation
 
-import trimesh
 from trimesh.service.dispatch.dispatcher import Dispatcher
 from trimesh.service.dispatch.waiting import RequestQueue
 from trimesh.service.pool.engine import PoolEngine
-from trimesh.testing.simulated.seeded_run import HangError
 
 _RULE: Final = re.compile(r"\b(OR|PW)-\d+")
 
 
-def rule_of(error: BaseException) -> str:
-    """Return the rule that an error says is broken."""
-    for leaf in trimesh.leaves(error):
-        if isinstance(leaf, HangError):
-            return "hang"
-        if (found := _RULE.match(str(leaf))) is not None:
-            return found[0]
-    return " ".join(sorted({type(leaf).__name__ for leaf in trimesh.leaves(error)}))
-
-
 def find(mutation: Mutation, seeds: Iterable[int], rule: str | None = None) -> Finding | None:
-    """Return the first of `seeds` under which a bug shows, or None; with `rule`, the first that this rule finds."""
-    with mutation.planted():
-        for seed in seeds:
-            error = run_schedule(seed).error
-            if error is not None and rule in (None, rule_of(error)):
-                return Finding(seed, rule_of(error))
-    return None
+    """Return what the workload of pools finds; see `tests.soak.mutations.find`."""
+    return mutations.find(mutation, seeds, rule, run=run_schedule, rules=_RULE)
 
 
 def _always(value: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

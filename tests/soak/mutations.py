@@ -81,24 +81,34 @@ class Finding:
     rule: str
 
 
-def rule_of(error: BaseException) -> str:
-    """Return the rule that an error says is broken."""
+def rule_of(error: BaseException, rules: re.Pattern[str] = _RULE) -> str:
+    """Return the rule that an error says is broken; `rules` is what its text begins with."""
     for leaf in trimesh.leaves(error):
         if isinstance(leaf, HangError):
             return "hang"
-        found = _RULE.match(str(leaf))
+        found = rules.match(str(leaf))
         if found is not None:
             return found[0]
     return " ".join(sorted({type(leaf).__name__ for leaf in trimesh.leaves(error)}))
 
 
-def find(mutation: Mutation, seeds: Iterable[int], rule: str | None = None) -> Finding | None:
-    """Return the first of `seeds` under which a bug shows, or None; with `rule`, the first that this rule finds."""
+def find(
+    mutation: Mutation,
+    seeds: Iterable[int],
+    rule: str | None = None,
+    *,
+    run: Callable[[int], Any] = run_schedule,
+    rules: re.Pattern[str] = _RULE,
+) -> Finding | None:
+    """Return the first of `seeds` under which a bug shows, or None; with `rule`, the first that this rule finds.
+
+    `run` runs a workload under a seed and returns what has its `error`; `rules` is what texts of its rules begin with.
+    """
     with mutation.planted():
         for seed in seeds:
-            error = run_schedule(seed).error
-            if error is not None and rule in (None, rule_of(error)):
-                return Finding(seed, rule_of(error))
+            error = run(seed).error
+            if error is not None and rule in (None, rule_of(error, rules)):
+                return Finding(seed, rule_of(error, rules))
     return None
 
 

@@ -338,7 +338,12 @@ def results_of(proc: CallingProc, call: OutgoingCall, request: Request, *, cance
         request: What was called.
         cancelled: Whether the caller is cancelled, so that only what endpoints have raised is news to it.
     """
-    return [result_of(proc, call, request, index, cancelled=cancelled) for index in range(len(call.targets))]
+    return [
+        value_of(proc, outcome, request, index)
+        if type(outcome) is Returned
+        else _unreturned(proc, outcome, request, index, cancelled=cancelled)
+        for index, outcome in enumerate(call.collector.outcomes)
+    ]
 
 
 def result_of(proc: CallingProc, call: OutgoingCall, request: Request, index: int, *, cancelled: bool) -> Result:
@@ -346,6 +351,10 @@ def result_of(proc: CallingProc, call: OutgoingCall, request: Request, index: in
     outcome = call.collector.outcomes[index]
     if type(outcome) is Returned:
         return value_of(proc, outcome, request, index)
+    return _unreturned(proc, outcome, request, index, cancelled=cancelled)
+
+
+def _unreturned(proc: CallingProc, outcome: Outcome | None, request: Request, index: int, *, cancelled: bool) -> Result:
     where = request.origin(index)
     result = _failure(proc, outcome, request, where)
     return Cut() if cancelled and isinstance(result, Err) and not is_news(result, where) else result

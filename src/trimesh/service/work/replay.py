@@ -16,7 +16,7 @@ from trimesh.actor.endpoint import endpoint
 from trimesh.actor.host_mesh import this_proc
 from trimesh.service.accounts.replay import By, ReplayAccount, ReplayItem
 from trimesh.service.sizes import estimate_bytes
-from trimesh.service.work.handover import hand_over, take_over
+from trimesh.service.work.handover import change, hand_over, take_over
 from trimesh.service.work.replay_engine import ReplayEngine
 from trimesh.service.work.slots import Slots
 
@@ -172,11 +172,7 @@ class ReplayBuffer(Generic[T]):
 
         Blocking: a checkpoint.
         """
-        if self._engine is None:
-            await in_trio(self._front.advance.call_one)(version)
-            return
-        in_trio_now(self._engine.advance)(version)
-        await in_trio(trio.lowlevel.checkpoint)()
+        await change(None if self._engine is None else self._engine.advance, self._front.advance.call_one, version)
 
     def clear(self, *, reason: str) -> int:
         """Evict all stored items for this reason; return how many."""

@@ -10,12 +10,12 @@ import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now
+from trimesh._runtime.tasks import in_trio_block
 from trimesh.actor.actor import Actor
 from trimesh.actor.endpoint import endpoint
 from trimesh.actor.host_mesh import this_proc
 from trimesh.service.accounts.slots import SlotAccount, SlotLease
-from trimesh.service.work.handover import hand_over, take_over
+from trimesh.service.work.handover import change, hand_over, take_over
 from trimesh.service.work.slots_engine import SlotsEngine
 
 
@@ -137,11 +137,7 @@ class Slots:
 
         Blocking: a checkpoint.
         """
-        if self._engine is None:
-            await in_trio(self._front.advance.call_one)(version)
-            return
-        in_trio_now(self._engine.advance)(version)
-        await in_trio(trio.lowlevel.checkpoint)()
+        await change(None if self._engine is None else self._engine.advance, self._front.advance.call_one, version)
 
     async def release(self, count: int) -> None:
         """Free slots of work that was handed on and will not be trained; a linked buffer does so by itself.
@@ -151,11 +147,7 @@ class Slots:
 
         Blocking: a checkpoint.
         """
-        if self._engine is None:
-            await in_trio(self._front.release.call_one)(count)
-            return
-        in_trio_now(self._engine.release)(count)
-        await in_trio(trio.lowlevel.checkpoint)()
+        await change(None if self._engine is None else self._engine.release, self._front.release.call_one, count)
 
     def statistics(self) -> SlotStatistics:
         """Return the state, in numbers of slots.
