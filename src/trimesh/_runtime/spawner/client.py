@@ -8,9 +8,10 @@ from typing import Protocol
 
 import trio
 
+from trimesh import limits
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.socket import Received, close_all
-from trimesh.errors import ProtocolError, TrimeshError
+from trimesh.errors import ProtocolError, SpawnError, TrimeshError
 
 
 class SpawnerLostError(TrimeshError):
@@ -99,6 +100,19 @@ class SpawnerClient:
                 nursery.cancel_scope.cancel()
         if self.lost is None:  # told to stop: no process is left to answer
             self._wake("the block of the spawner has been left")
+
+    async def wait_ready(self, ready: trio.Event, doing: str) -> None:
+        """Wait until workers can be forked: `ready` is set then, and when the spawner is lost.
+
+        Raises:
+            SpawnError: They cannot; `doing` says what has taken too long.
+        """
+        with trio.move_on_after(limits.SPAWN_SECONDS) as scope:
+            await ready.wait()
+        if scope.cancelled_caught:
+            raise SpawnError(f"the spawner took more than {limits.SPAWN_SECONDS} s to {doing}")
+        if self.lost is not None:
+            raise SpawnError(f"cannot start the spawner: {self.lost} (its standard error may say why)")
 
     def stop(self) -> None:
         """End `run`; whoever still waits for an answer is told that there is no spawner any more."""

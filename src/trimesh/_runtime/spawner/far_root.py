@@ -6,26 +6,22 @@ FA-2 When it is left, the spawner and everything below it is gone and reaped, or
 
 from __future__ import annotations
 
-import signal
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 import trio
 
-from trimesh import limits
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.client import SpawnerClient
-from trimesh._runtime.spawner.orphans import kill_marked
 from trimesh._runtime.spawner.process import SpawnerProcess
+from trimesh._runtime.spawner.siblings import kill_rest
 from trimesh._runtime.spawner.socket import Received
-from trimesh._runtime.system import exits, records
-from trimesh.errors import SpawnError
+from trimesh._runtime.system import records
 from trimesh.ids import ProcId
 
 NoticeHook = Callable[[Received], None]
 
 _MODULES = (records.ENTRY.partition(":")[0], "trimesh._runtime.life.local_host")
-_SWEEP_SECONDS = 0.01
 
 
 class FarRoot:
@@ -59,33 +55,14 @@ class FarRoot:
             SpawnError: They cannot.
         """
         self.client.post(wire.Hello(self._controller, _MODULES, self._own))
-        with trio.move_on_after(limits.SPAWN_SECONDS) as scope:
-            await self._ready.wait()
-        if scope.cancelled_caught:
-            raise SpawnError(f"the spawner took more than {limits.SPAWN_SECONDS} s to start")
-        if self.client.lost is not None:
-            raise SpawnError(f"cannot start the spawner: {self.client.lost} (its standard error may say why)")
+        await self.client.wait_ready(self._ready, "start")
 
     @trio.lowlevel.enable_ki_protection
     async def stop(self) -> None:
         """End the spawner and everything below it (FA-2). Bounded."""
-        process, exit_code = self._process, None
         with trio.CancelScope(shield=True):
-            self.client.post(wire.Stop())
-            process.signal(signal.SIGCONT)  # it may have been stopped
-            with trio.move_on_after(limits.KILL_SECONDS + 2 * limits.EXIT_REPORT_SECONDS) as scope:
-                await self.client.ended.wait()
-                exit_code = await process.wait()
-            if scope.cancelled_caught:
-                process.signal(signal.SIGKILL)
-                with trio.move_on_after(limits.KILL_SECONDS) as scope:
-                    exit_code = await process.wait()
-            if scope.cancelled_caught:
-                exits.log_abandoned("the spawner", process.pid)
-            if exit_code != 0:  # it ended before its work was done
-                with trio.move_on_after(limits.KILL_SECONDS):
-                    while kill_marked(self._own):  # noqa: ASYNC110 - processes of others set no event
-                        await trio.sleep(_SWEEP_SECONDS)
+            if not await self._process.end(self.client):
+                await kill_rest(self._own)
 
 
 @asynccontextmanager

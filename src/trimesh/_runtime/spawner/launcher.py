@@ -44,9 +44,6 @@ from trimesh.ids import ProcId
 
 IncomingHook = Callable[[ProcId, socket.socket], None]
 
-_STOP_SECONDS: Final = limits.KILL_SECONDS + 2 * limits.EXIT_REPORT_SECONDS
-"""A spawner that was told to stop gives up stuck workers after `KILL_SECONDS` and needs moments for the rest."""
-
 _MODULES: Final = {records.ENTRY: ("trimesh._runtime.life.local_host",)}
 """What an entry imports when it runs, so better before the fork: here the native transport, and the launcher itself."""
 
@@ -325,30 +322,13 @@ class ProcLauncher:
     async def _wait_ready(self, entry: str) -> None:
         modules = (entry.partition(":")[0], *_MODULES.get(entry, ()), *self._preload) if self._python is None else ()
         self._client.post(wire.Hello(self.root_id, modules))
-        with trio.move_on_after(limits.SPAWN_SECONDS) as scope:
-            await self._ready.wait()
-        if scope.cancelled_caught:
-            raise SpawnError(f"the spawner took more than {limits.SPAWN_SECONDS} s to import {', '.join(modules)}")
-        if self._client.lost is not None:
-            raise SpawnError(f"cannot start the spawner: {self._client.lost} (its standard error may say why)")
+        await self._client.wait_ready(self._ready, f"import {', '.join(modules)}")
 
     async def _stop_family(self, process: SpawnerProcess) -> None:
         """End the spawner and everything below it (LA-3). Bounded."""
         self._siblings.stopping(self._client)
-        exit_code = None
         with trio.CancelScope(shield=True):
-            self._client.post(wire.Stop())
-            process.signal(signal.SIGCONT)  # it may have been stopped
-            with trio.move_on_after(_STOP_SECONDS) as scope:
-                await self._client.ended.wait()
-                exit_code = await process.wait()
-            if scope.cancelled_caught:
-                process.signal(signal.SIGKILL)
-                with trio.move_on_after(limits.KILL_SECONDS) as scope:
-                    exit_code = await process.wait()
-            if scope.cancelled_caught:
-                exits.log_abandoned("the spawner", process.pid)
-            if exit_code != 0:  # it ended before its work was done
+            if not await process.end(self._client):
                 await self._siblings.kill_rest(self._client, self.root_id)
                 await self.stop_all()
 

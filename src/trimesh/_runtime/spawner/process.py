@@ -13,8 +13,11 @@ from typing import Final
 
 import trio
 
+from trimesh import limits
+from trimesh._runtime.spawner import wire
+from trimesh._runtime.spawner.client import SpawnerClient
 from trimesh._runtime.spawner.socket import BrokerSocket, broker_pair
-from trimesh._runtime.system import prctl
+from trimesh._runtime.system import exits, prctl
 from trimesh._runtime.system.system_calls import has_proc, refusals
 from trimesh.errors import SpawnError
 
@@ -25,6 +28,10 @@ _BOOT: Final = (
 
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """numpy and torch start threads when they are imported, unless told so (rule O2); workers get counts of their own."""
+
+
+_STOP_SECONDS: Final = limits.KILL_SECONDS + 2 * limits.EXIT_REPORT_SECONDS
+"""A spawner that was told to stop gives up stuck workers after `KILL_SECONDS` and needs moments for the rest."""
 
 
 class SpawnerProcess:
@@ -92,6 +99,29 @@ class SpawnerProcess:
         """Wait for its end, reap it and return its exit code (negative for a signal). Called once."""
         await trio.lowlevel.wait_readable(self._pidfd)
         return self._process.wait()
+
+    async def end(self, client: SpawnerClient) -> bool:
+        """Tell it to end with all that is below it, and kill it if it does not. Bounded; to be shielded.
+
+        Args:
+            client: Its root's connection to it.
+
+        Returns:
+            Whether it had finished its work. If not, something of what was below it may be left.
+        """
+        exit_code = None
+        client.post(wire.Stop())
+        self.signal(signal.SIGCONT)  # it may have been stopped
+        with trio.move_on_after(_STOP_SECONDS) as scope:
+            await client.ended.wait()
+            exit_code = await self.wait()
+        if scope.cancelled_caught:
+            self.signal(signal.SIGKILL)
+            with trio.move_on_after(limits.KILL_SECONDS) as scope:
+                exit_code = await self.wait()
+        if scope.cancelled_caught:
+            exits.log_abandoned("the spawner", self.pid)
+        return exit_code == 0
 
     def close(self) -> None:
         """Give back the descriptors."""

@@ -17,7 +17,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -34,10 +34,22 @@ from trimesh._runtime.system import records
 
 Question = wire.ForeignConnect | wire.ForeignExitOf
 
-_SWEEP_SECONDS: Final = 0.01
-
 _NOWHERE: Final = wire.ConnectFailed(1, "it has ended, or never was", is_gone=True)
 _SILENT: Final = wire.ConnectFailed(1, f"its spawner did not answer for {limits.FOREIGN_CONNECT_SECONDS:g} s")
+
+
+_SWEEP_SECONDS: Final = 0.01
+
+
+async def kill_rest(root_id: int, spared: Callable[[], Collection[int]] = tuple) -> None:
+    """Kill what a spawner has left behind, by the mark of its family; what lives below `spared` is not touched.
+
+    Blocking: until nothing of it is there, for at most `limits.KILL_SECONDS`. Once is not enough: what is just
+    executing another program cannot be told yet, and what is just being forked is not seen.
+    """
+    with trio.move_on_after(limits.KILL_SECONDS):
+        while kill_marked(root_id, spared()):  # noqa: ASYNC110 - processes of others set no event
+            await trio.sleep(_SWEEP_SECONDS)
 
 
 class Siblings:
@@ -71,14 +83,8 @@ class Siblings:
 
     @trio.lowlevel.enable_ki_protection
     async def kill_rest(self, client: SpawnerClient, root_id: int) -> None:
-        """Kill what a spawner has left behind, by the mark of the family; what lives below another one is not touched.
-
-        Blocking: until nothing of it is there, for at most `limits.KILL_SECONDS`. Once is not enough: what is just
-        executing another program cannot be told yet, and what is just being forked is not seen.
-        """
-        with trio.move_on_after(limits.KILL_SECONDS):
-            while kill_marked(root_id, self._pids_but(client)):  # noqa: ASYNC110 - processes of others set no event
-                await trio.sleep(_SWEEP_SECONDS)
+        """Kill what a spawner has left behind; what lives below another one is not touched. See `kill_rest`."""
+        await kill_rest(root_id, lambda: self._pids_but(client))
 
     def _pids_but(self, client: SpawnerClient) -> list[int]:
         return [pid for other, pid in self._clients.items() if other is not client]
