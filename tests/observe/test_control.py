@@ -18,7 +18,7 @@ import trio
 import trio.testing
 from tests.patience import HANG_SECONDS
 
-from trimesh import Actor, ConnectError, configured, endpoint, observe, this_host
+from trimesh import Actor, ConnectError, configured, endpoint, limits, observe, this_host
 
 pytestmark = pytest.mark.real
 T = TypeVar("T")
@@ -41,6 +41,13 @@ def asked() -> observe.RunSnapshot:
         return run.snapshot()
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop may take its time to answer: it runs, however busy the machine is."""
+    monkeypatch.setattr(limits, "OBSERVE_LOOP_SECONDS", HANG_SECONDS)
+
+
+@pytest.mark.usefixtures("patient")
 async def test_run_is_asked_from_outside(folder: Path):
     """Q3: while a block is open, in a folder that only this user may enter; nothing is left of it."""
     async with this_host().spawn_procs({"gpus": 2}) as procs:
@@ -110,6 +117,7 @@ async def test_folder_that_cannot_be_trusted_is_refused(
     ]
 
 
+@pytest.mark.usefixtures("patient")
 async def test_foreign_bytes_end_the_connection_and_nothing_else(folder: Path):
     """Q3: a request that is none is answered in words, one that is too large by a close."""
 
