@@ -81,11 +81,13 @@ class ReplayAccount:
         if self._is_stale(item):
             self._evict(item, "stale")
 
-    def evict_oldest(self) -> bool:
-        """Make room; return whether there was something to evict."""
-        if not self.items:
+    def make_room(self, size: int) -> bool:
+        """Evict the oldest items until one of this size fits; nothing if what is held leaves no room for it."""
+        held = [item.size for _, items in self.holds.values() for item in items]
+        if len(held) >= self.capacity or sum(held) + size > self.bytes_max:
             return False
-        self._evict(next(iter(self.items.values())), "full")
+        while not self.has_room(size):
+            self._evict(next(iter(self.items.values())), "full")
         return True
 
     def clear(self, reason: str) -> int:
@@ -179,7 +181,7 @@ class ReplayAccount:
             self.items[number] = item
             self.bytes += size
         while len(self.items) > self.capacity or self.bytes > self.bytes_max:
-            self.evict_oldest()
+            self._evict(next(iter(self.items.values())), "full")
         self.advance(self.version)
 
     def _draw(self, things: list[Any], weights: list[float], count: int) -> list[Any]:

@@ -6,6 +6,7 @@ Arguments of actors are copied; a number stands for the thing itself.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary
@@ -13,6 +14,7 @@ from weakref import WeakValueDictionary
 import trio
 
 from trimesh._runtime.tasks import in_trio, in_trio_now
+from trimesh.service.work.certain import certainly
 
 _things: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _numbers = count()
@@ -33,7 +35,7 @@ def take_over(number: int) -> Any:
 async def change(own: Callable[[int], None] | None, front: Callable[[int], Awaitable[Any]], number: int) -> None:
     """Change the state of a service, here where it lives (`own`), or by the actor beside it; a checkpoint."""
     if own is None:
-        await in_trio(front)(number)
+        await in_trio(certainly)(partial(front, number))
         return
     in_trio_now(own)(number)
     await in_trio(trio.lowlevel.checkpoint)()

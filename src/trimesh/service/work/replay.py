@@ -4,23 +4,32 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Hashable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from itertools import count
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 import trio
 
 from trimesh import limits
+from trimesh._runtime.life import current_proc
 from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now
 from trimesh.actor.actor import Actor
 from trimesh.actor.endpoint import endpoint
 from trimesh.actor.host_mesh import this_proc
 from trimesh.service.accounts.replay import By, ReplayAccount, ReplayItem
 from trimesh.service.sizes import estimate_bytes
+from trimesh.service.work.certain import certainly
 from trimesh.service.work.handover import change, hand_over, take_over
 from trimesh.service.work.replay_engine import ReplayEngine
 from trimesh.service.work.slots import Slots
 
 T = TypeVar("T")
+
+Token = tuple[int, int]
+"""One `add` of another process: the process, and the place among those that it has made."""
+
+_tokens = count()
 
 
 class ReplayStatistics(msgspec.Struct, frozen=True):
@@ -53,11 +62,33 @@ class ReplayFront(Actor):
     def __init__(self, number: int) -> None:
         self.engine, self.key = take_over(number).parts
         self.confirmed: dict[int, trio.Event] = {}
+        self.adding: dict[Token, trio.CancelScope] = {}
+        self.withdrawn: dict[Token, None] = {}
 
     @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="adds")
-    async def add(self, value: Any, version: int | None, group: Hashable, priority: float) -> None:
-        """Store an item."""
-        await self.engine.add(_item_of(self.key, value, version, group, priority))
+    async def add(self, token: Token, value: Any, version: int | None, group: Hashable, priority: float) -> bool:
+        """Store an item; return whether it was, and not withdrawn before."""
+        if token in self.withdrawn:
+            del self.withdrawn[token]
+            return False
+        scope = self.adding[token] = trio.CancelScope()
+        try:
+            with scope:
+                await self.engine.add(_item_of(self.key, value, version, group, priority))
+                return True
+        finally:
+            del self.adding[token]
+        return False
+
+    @endpoint(group="control")
+    def withdraw(self, token: Token) -> None:
+        """Let an `add` end that waits, here or in the mailbox; one that has ended already says so itself."""
+        if token in self.adding:
+            self.adding[token].cancel(reason="its caller was cancelled")
+            return
+        self.withdrawn[token] = None
+        if len(self.withdrawn) > limits.SERVICE_REMOTE_CALLS:
+            del self.withdrawn[next(iter(self.withdrawn))]  # it has most likely ended; if not, it waits for room
 
     @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="takes")
     async def hold(self, count: int, max_age: int | None) -> AsyncGenerator[tuple[int, list[Any]], None]:
@@ -113,10 +144,12 @@ class ReplayBuffer(Generic[T]):
             ValueError: It has no version, is larger than the buffer, or `priority` is not above 0.
             MeshStopped: The block of the buffer is being left.
 
-        Blocking: a checkpoint, cancellable: a cancelled `add` of the owner's process has stored nothing.
+        Blocking: a checkpoint, cancellable: an `add` that raises `Cancelled` has stored nothing, in other processes
+        unless the owner did not answer in time (`abandon_after`). One that has stored its item when the cancel comes
+        returns.
         """
         if self._engine is None:
-            await in_trio(self._front.add.call_one)(value, version, group, priority)
+            await in_trio(self._add)(value, version, group, priority)
             return
         await in_trio(self._engine.add)(_item_of(self._key, value, version, group, priority))
 
@@ -131,7 +164,7 @@ class ReplayBuffer(Generic[T]):
             ValueError: `count` is below 1 or above the capacity.
             MeshStopped: The block of the buffer is being left.
 
-        Blocking: a checkpoint, cancellable; a consumer that is cancelled while it waits has consumed nothing.
+        Blocking: a checkpoint, cancellable; a `take` that raises `Cancelled` has consumed nothing, as `add`.
         """
         async with self.taking(count, max_age=max_age) as values:
             return values
@@ -220,14 +253,22 @@ class ReplayBuffer(Generic[T]):
             )
         return self._engine
 
+    async def _add(self, *item: Any) -> None:
+        token = current_proc().proc_id, next(_tokens)
+        add, withdraw = self._front.add.call_one, self._front.withdraw.call_one
+        if not await certainly(partial(add, token, *item), partial(withdraw, token)):
+            await trio.lowlevel.checkpoint()  # raises the cancel for which it was withdrawn
+
     @asynccontextmanager
     async def _taking(self, count: int, max_age: int | None) -> AsyncGenerator[list[T], None]:
         engine = self._engine
         if engine is None:
-            async with self._front.hold.stream(count, max_age) as replies:
-                _, (number, values) = await anext(replies)
-                yield values
-                await self._front.confirm.call_one(number)
+            with trio.CancelScope() as leaving:
+                async with self._front.hold.stream(count, max_age) as replies:
+                    _, (number, values) = await anext(replies)
+                    yield values
+                    await certainly(partial(self._front.confirm.call_one, number))
+                    leaving.shield = True  # the items are consumed, whatever is cancelled from here on
             return
         hold = await engine.hold(count, max_age)
         try:

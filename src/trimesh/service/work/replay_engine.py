@@ -112,10 +112,7 @@ class ReplayEngine:
             await self._changed.wait()
 
     def _make_room(self, size: int) -> bool:
-        while not self.account.has_room(size):
-            if not (self._evicts and self.account.evict_oldest()):
-                return False
-        return True
+        return self.account.has_room(size) or (self._evicts and self.account.make_room(size))
 
     def _see_version_of(self, item: ReplayItem) -> None:
         if item.version <= self.account.version:

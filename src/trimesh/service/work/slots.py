@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from trimesh.actor.actor import Actor
 from trimesh.actor.endpoint import endpoint
 from trimesh.actor.host_mesh import this_proc
 from trimesh.service.accounts.slots import SlotAccount, SlotLease
+from trimesh.service.work.certain import certainly
 from trimesh.service.work.handover import change, hand_over, take_over
 from trimesh.service.work.slots_engine import SlotsEngine
 
@@ -200,10 +202,12 @@ class Slots:
                 assert held.version is not None
                 yield Lease(held.version, group)
             return
-        async with self._front.hold.stream(group) as replies:
-            _, (number, version) = await anext(replies)
-            yield Lease(version, group)
-            await self._front.finish.call_one(number)
+        with trio.CancelScope() as leaving:
+            async with self._front.hold.stream(group) as replies:
+                _, (number, version) = await anext(replies)
+                yield Lease(version, group)
+                await certainly(partial(self._front.finish.call_one, number))
+                leaving.shield = True  # it has ended well, whatever is cancelled from here on
 
 
 def open_slots(*, batch: int, staleness: int, version: int = 0) -> AbstractAsyncContextManager[Slots]:
