@@ -94,6 +94,23 @@ pub const EXPORT_BYTES_MAX = 4_096;
 /// Longest time that T0 may be asked to spin on its bell before it sleeps.
 pub const SPIN_US_MAX = 10_000;
 
+/// A wait of as many wakes is worth spinning through: where both sides spin, an answer takes one to two; where the
+/// other side sleeps, or is slow, three to four.
+pub const SPIN_WAKES = 4;
+
+/// What a wake is thought to cost before one was measured: 12 to 30 us between two cores of most machines.
+pub const SPIN_WAKE_NS = 25_000;
+
+/// So short a wait is worth spinning through even where wakes are cheap: an answer takes 50 to 80 us while the other
+/// side sleeps, and 30 as soon as both spin, which neither does before the other.
+pub const SPIN_SHORT_NS = 100_000;
+
+/// One part in as many of a process's time may go into spins that were in vain.
+pub const SPIN_VAIN_SHARE = 8;
+
+/// As much may be spun in vain in a row, after a time without: forty ends of conversations.
+pub const SPIN_VAIN_NS_MAX = 4_000_000;
+
 /// One half-open link: a handshake with a long chain of certificates takes a tenth of it.
 pub const TLS_HALF_OPEN_BYTES = 1 << 16;
 
@@ -188,7 +205,8 @@ pub const FLIGHTS_MAX = 16;
 /// Looks at the bell between two of the clock and of the other descriptors: 1 to 4 us, a system call each.
 pub const SPINS = 32;
 
-/// So long a pause between two polls means that another thread had the core: ten times what a system call takes.
+/// So long a pause between two polls, or one as long as a wake, means that another thread had the core: ten times what
+/// a system call takes.
 pub const SPIN_PAUSE_NS = 20_000;
 
 /// Cores are counted again after this: 6 us each time.

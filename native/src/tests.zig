@@ -31,6 +31,7 @@ test {
     _ = @import("links/link.zig");
     _ = @import("system/loading.zig");
     _ = @import("links/busy_poll.zig");
+    _ = @import("links/spin_bound.zig");
     _ = @import("mover/mover.zig");
     _ = @import("mover/race_test.zig");
     _ = @import("mover/stage.zig");

@@ -68,7 +68,7 @@ pub const Bus = struct {
         const table: [*]Link = @ptrCast(@alignCast(memory + std.mem.alignForward(usize, @sizeOf(Bus), 4096)));
         // The memory is zeroed: generations, bits, counts and flags begin at 0, and slots as `.free`.
         self.links = table[0..options.links_max];
-        self.wait = .{ .busy_poll = .{ .bound_ns = @as(u64, options.spin_us) * 1_000 } };
+        self.wait = .{ .busy_poll = .{ .bound = .{ .max_ns = @as(u64, options.spin_us) * 1_000 } } };
         const rc = self.start(options);
         if (rc < 0) {
             self.releaseMemory();
@@ -417,7 +417,7 @@ pub const Bus = struct {
             }
         }
         self.turn = (self.turn + 1) % words;
-        if (count > 0) self.wait.busy_poll.came() else self.pollDone();
+        if (count > 0) self.wait.busy_poll.came(self.common.bell) else self.pollDone();
         return @intCast(count);
     }
 

@@ -3,12 +3,14 @@
 //!
 //! LO-1 Only a wait that follows traffic counts: a process without traffic sleeps. LO-2 It spins only if the last
 //! waits were short, whether it spun in them or slept. LO-3 It does not spin while cores are short; that is asked
-//! again every `limits.CORES_AGAIN_MS`. LO-4 Spinning ends at a bound that the caller of the library gave.
+//! again every `limits.CORES_AGAIN_MS`. LO-4 Spinning ends at a bound that follows what wakes cost and how long answers
+//! take (`spin_bound`), and that is never above the one that the caller of the library gave.
 
 const std = @import("std");
 const bells = @import("../rings/bell.zig");
 const cores = @import("../system/cores.zig");
 const limits = @import("../limits.zig");
+const spin_bounds = @import("spin_bound.zig");
 const sys = @import("../system/sys.zig");
 
 /// Above this waits are expected to be short.
@@ -28,14 +30,15 @@ pub const Seen = enum(i32) {
 };
 
 pub const BusyPoll = struct {
-    /// The longest time to spin; 0 = never.
-    bound_ns: u64 = 0,
+    bound: spin_bounds.SpinBound = .{},
     /// How short the last waits were: 0 .. SURE.
     trust: u8 = SURE,
     /// Something was sent or has come since the last wait began.
     traffic: bool = false,
     /// When the wait that counts began; 0 = none.
     began_ns: u64 = 0,
+    /// Since when the process sleeps in that wait.
+    slept_ns: u64 = 0,
     /// When the cores were counted; 0 = never.
     counted_ns: u64 = 0,
     spare: bool = false,
@@ -44,18 +47,20 @@ pub const BusyPoll = struct {
     pub fn spin(self: *BusyPoll, bell: bells.Bell, poller: i32) Seen {
         if (!self.counts()) return .none;
         const now = sys.monotonicNs();
-        if (!self.begin(now)) return .none;
+        const expected = self.begin(now);
         const free = cores.allowed();
         if (free < 2) return .none;
         if (self.mustCount(now)) self.counted(now, cores.areSpare(free, cores.runnable()));
-        if (!self.spare or !bell.beginSpinning()) return .none;
+        if (!expected or !self.spare or !self.bound.canPay(now) or !bell.beginSpinning()) return .none;
         const seen = self.watch(bell, poller, now);
-        if (seen != .other) self.end(sys.monotonicNs());
+        self.spun(seen, sys.monotonicNs());
         bell.endSpinning();
         return seen;
     }
 
     fn watch(self: *BusyPoll, bell: bells.Bell, poller: i32, began: u64) Seen {
+        const bound = self.bound.current();
+        const pause = @max(limits.SPIN_PAUSE_NS, self.bound.wake_ns);
         var last = began;
         while (true) {
             for (0..limits.SPINS) |_| {
@@ -63,35 +68,54 @@ pub const BusyPoll = struct {
                 std.atomic.spinLoopHint();
             }
             const now = sys.monotonicNs();
-            if (now - last > limits.SPIN_PAUSE_NS) self.counted(now, false);
-            if (now - began > self.bound_ns or !self.spare) return .vain;
+            if (now - last > pause) self.counted(now, false);
+            if (now - began > bound or !self.spare) return .vain;
             if (sys.isReadable(poller)) return .other;
             last = now;
         }
     }
 
-    /// Messages have come.
-    pub fn came(self: *BusyPoll) void {
+    /// Messages have come, whose senders may have rung this bell.
+    pub fn came(self: *BusyPoll, bell: bells.Bell) void {
         self.traffic = true;
-        if (self.began_ns != 0) self.end(sys.monotonicNs());
+        if (self.began_ns != 0) self.woken(sys.monotonicNs(), bell.rungAt());
     }
 
     /// Whether the wait that begins now counts (LO-1).
     fn counts(self: *const BusyPoll) bool {
-        return self.bound_ns != 0 and self.traffic;
+        return self.bound.max_ns != 0 and self.traffic;
     }
 
     /// A wait that counts begins. Whether it is expected to be short (LO-2).
     fn begin(self: *BusyPoll, now: u64) bool {
+        if (self.began_ns != 0) self.end(now); // nothing has come since the one before
         self.traffic = false;
         self.began_ns = now;
+        self.slept_ns = now;
         return self.trust > HALF;
     }
 
-    /// The wait is over: something has come, or T0 has spun for long enough and sleeps.
+    /// It spun until now.
+    fn spun(self: *BusyPoll, seen: Seen, now: u64) void {
+        switch (seen) {
+            .came => self.end(now),
+            .vain => self.bound.pay(now - self.began_ns),
+            .other, .none => {},
+        }
+        self.slept_ns = now;
+    }
+
+    /// It slept, and has something since now, that it was rung for then; 0 or nonsense: this is not known.
+    fn woken(self: *BusyPoll, now: u64, rung: u64) void {
+        if (rung < self.slept_ns or rung > now) return self.end(now);
+        if (self.spare) self.bound.woke(now - rung);
+        self.end(rung);
+    }
+
+    /// The wait is over: what it was for has come now, or something else is begun.
     fn end(self: *BusyPoll, now: u64) void {
         if (self.began_ns == 0) return;
-        if (now - self.began_ns <= self.bound_ns) {
+        if (self.bound.waited(now - self.began_ns)) {
             self.trust = @min(SURE, self.trust + 1);
         } else {
             self.trust -|= 1;
@@ -116,7 +140,7 @@ const testing = std.testing;
 test "without a bound, or without traffic, no wait counts" {
     var never = BusyPoll{ .traffic = true };
     try testing.expect(!never.counts());
-    var idle = BusyPoll{ .bound_ns = 100 };
+    var idle = BusyPoll{ .bound = .{ .max_ns = 100 } };
     try testing.expect(!idle.counts());
     idle.traffic = true;
     try testing.expect(idle.counts());
@@ -125,7 +149,7 @@ test "without a bound, or without traffic, no wait counts" {
 }
 
 test "two long waits end the spinning, two short ones bring it back" {
-    var one = BusyPoll{ .bound_ns = 100 };
+    var one = BusyPoll{ .bound = .{ .max_ns = 100 } };
     var now: u64 = 1;
     for ([_]u64{ 101, 500, 500, 90, 100, 7 }, [_]bool{ true, true, false, false, false, true }) |wait, spins| {
         try testing.expectEqual(spins, one.begin(now));
@@ -135,7 +159,7 @@ test "two long waits end the spinning, two short ones bring it back" {
 }
 
 test "a wait that has ended does not end again" {
-    var one = BusyPoll{ .bound_ns = 100 };
+    var one = BusyPoll{ .bound = .{ .max_ns = 100 } };
     _ = one.begin(1);
     one.end(500);
     const trust = one.trust;
@@ -143,8 +167,46 @@ test "a wait that has ended does not end again" {
     try testing.expectEqual(trust, one.trust);
 }
 
+test "a wait that was slept through is as long as it took until the ring; what it took since is what a wake costs" {
+    var one = BusyPoll{ .bound = .{ .max_ns = 1_000_000 }, .trust = 0, .spare = true };
+    const wake = one.bound.wake_ns;
+    _ = one.begin(1_000);
+    one.woken(1_000 + 10 * wake, 1_000 + 2 * wake);
+    try testing.expectEqual(1, one.trust);
+    try testing.expectEqual(2 * wake - wake / 8, one.bound.wake_ns);
+}
+
+test "a ring of before the sleep, or of the future, says nothing" {
+    for ([_]u64{ 0, 999, 500_001 }) |rung| {
+        var one = BusyPoll{ .bound = .{ .max_ns = 1_000_000 }, .trust = 2, .spare = true };
+        const wake = one.bound.wake_ns;
+        _ = one.begin(1_000);
+        one.woken(500_000, rung);
+        try testing.expectEqual(wake, one.bound.wake_ns);
+        try testing.expectEqual(1, one.trust);
+    }
+}
+
+test "while cores are short a wake is not measured: the sleeper waits for its turn, too" {
+    var one = BusyPoll{ .bound = .{ .max_ns = 1_000_000 }, .spare = false };
+    const wake = one.bound.wake_ns;
+    _ = one.begin(1_000);
+    one.woken(900_000, 2_000);
+    try testing.expectEqual(wake, one.bound.wake_ns);
+    try testing.expectEqual(SURE, one.trust);
+}
+
+test "a process that sends and is never answered sleeps at once" {
+    var one = BusyPoll{ .bound = .{ .max_ns = 100 } };
+    var now: u64 = 1;
+    for ([_]bool{ true, true, false, false }) |spins| {
+        try testing.expectEqual(spins, one.begin(now));
+        now += 1_000;
+    }
+}
+
 test "cores are counted now and then" {
-    var one = BusyPoll{ .bound_ns = 100 };
+    var one = BusyPoll{ .bound = .{ .max_ns = 100 } };
     try testing.expect(one.mustCount(1));
     one.counted(1, true);
     try testing.expect(!one.mustCount(limits.CORES_AGAIN_MS * 1_000_000));
@@ -164,7 +226,7 @@ const Rig = struct {
         self.bell = .{ .page = &self.page, .fd = sys.eventfd() };
         self.poller = sys.epollCreate();
         _ = sys.epollAdd(self.poller, self.bell.fd, sys.IN, 0);
-        self.busy_poll = .{ .bound_ns = 50_000, .traffic = true };
+        self.busy_poll = .{ .bound = .{ .max_ns = 50_000 }, .traffic = true };
         self.busy_poll.counted(sys.monotonicNs(), true);
         try testing.expect(!self.bell.arm());
     }
@@ -191,11 +253,12 @@ test "spinning ends for what else the owner waits for, which stays there" {
     var rig: Rig = undefined;
     try rig.init();
     defer rig.deinit();
+    const hour = 3_600_000_000_000;
     const other = sys.eventfd();
     defer sys.close(other);
     _ = sys.epollAdd(rig.poller, other, sys.IN, 0);
     sys.eventfdSignal(other);
-    rig.busy_poll.bound_ns = 3_600_000_000_000;
+    rig.busy_poll.bound = .{ .max_ns = hour, .wake_ns = hour, .credit_ns = hour };
 
     try testing.expectEqual(.other, rig.busy_poll.spin(rig.bell, rig.poller));
 

@@ -23,6 +23,8 @@ const SPINNING = 2;
 /// Shared: fixed layout.
 pub const Page = extern struct {
     sleeping: u32 align(64),
+    /// When the owner was last woken, by the clock of this machine; of a peer, so it may say anything.
+    rung_ns: u64,
     bits: [WORDS]u64 align(64),
 };
 
@@ -50,6 +52,7 @@ pub const Bell = struct {
         // The load first: most rings find the owner awake, and a plain load keeps its line shared.
         if (@atomicLoad(u32, &self.page.sleeping, .seq_cst) != ASLEEP) return;
         if (!self.change(ASLEEP, AWAKE)) return; // another ringer was first, or the owner woke by itself
+        @atomicStore(u64, &self.page.rung_ns, sys.monotonicNs(), .release);
         self.call();
     }
 
@@ -93,6 +96,11 @@ pub const Bell = struct {
         return @atomicLoad(u32, &self.page.sleeping, .seq_cst) == ASLEEP;
     }
 
+    /// When the owner was last woken, as who woke it says.
+    pub fn rungAt(self: Bell) u64 {
+        return @atomicLoad(u64, &self.page.rung_ns, .acquire);
+    }
+
     /// Whether the owner of this bell spins on it.
     pub fn isSpunOn(self: Bell) bool {
         return @atomicLoad(u32, &self.page.sleeping, .monotonic) == SPINNING;
@@ -129,6 +137,22 @@ test "a ring before arming keeps the owner awake" {
     try std.testing.expect(bell.take(&bits));
     try std.testing.expectEqual(@as(u64, 1 << 6), bits[1]);
     try std.testing.expect(!bell.arm());
+}
+
+test "who wakes a sleeping owner says when; a ring of an owner that is awake does not" {
+    var page align(64) = std.mem.zeroes(Page);
+    const bell = Bell{ .page = &page, .fd = sys.eventfd() };
+    defer sys.close(bell.fd);
+
+    bell.ring(0);
+    try std.testing.expectEqual(0, bell.rungAt());
+    var bits: Bits = @splat(0);
+    _ = bell.take(&bits);
+
+    const before = sys.monotonicNs();
+    try std.testing.expect(!bell.arm());
+    bell.ring(0);
+    try std.testing.expect(bell.rungAt() >= before and bell.rungAt() <= sys.monotonicNs());
 }
 
 test "a ring after arming wakes the owner once" {

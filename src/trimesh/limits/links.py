@@ -32,10 +32,10 @@ RING_BYTES: Final = 1 << 18
 RING_CONTROL_RESERVE_BYTES: Final = 1 << 14
 """Part of a ring that data may not use, so that cancels and credits still fit when data has filled it."""
 
-SPIN_SECONDS: Final = 100e-6
-"""How long a process spins on its links before it sleeps, when it expects something soon: an answer takes 30 to 60 us
-where the other process spins, too, and waking a sleeper on another core 12 to 30 us on the machines measured. Twice
-in a row in vain, it sleeps at once until its waits have been shorter again."""
+SPIN_SECONDS: Final = 500e-6
+"""The longest time that a process spins on its links before it sleeps, when it expects something soon. How long it does
+is measured (`native/src/links/spin_bound.zig`): at most four times what a wake costs, which is 12 to 30 us on most
+machines and up to 100 on slow virtual ones, and at most an eighth of all time in vain."""
 
 SPIN_US_MAX: Final = 10_000
 """Longest time that the native library may be asked to spin: Trio's own grain of time is a thousandth of a second."""
