@@ -38,6 +38,7 @@ from trimesh.errors import (
     ConnectError,
     ConnectionLost,
     DeadlockError,
+    DeviceMeshError,
     HostLost,
     HostRefused,
     LimitExceeded,
@@ -84,6 +85,7 @@ _assemble()
 
 if TYPE_CHECKING:
     from trimesh import aio, blocking, config, observe, programs, rdma, service, spmd, tensor, testing
+    from trimesh.actor.device_mesh import DeviceMesh, heal
     from trimesh.blocking import from_thread
     from trimesh.programs import connect, publish_as
     from trimesh.rdma import RDMABuffer
@@ -126,6 +128,8 @@ __all__ = [
     "ConnectionLost",
     "Context",
     "DeadlockError",
+    "DeviceMesh",
+    "DeviceMeshError",
     "Died",
     "Endpoint",
     "Extent",
@@ -203,6 +207,7 @@ __all__ = [
     "from_thread",
     "get_rng_state",
     "grad_generator",
+    "heal",
     "inspect",
     "leaves",
     "manual_seed",
@@ -272,6 +277,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("trimesh.rdma").RDMABuffer
     if name == "from_thread":
         return importlib.import_module("trimesh.blocking.from_thread")
+    if name in ("DeviceMesh", "heal"):
+        return getattr(importlib.import_module("trimesh.actor.device_mesh"), name)
     if name in ("connect", "publish_as"):
         return getattr(importlib.import_module("trimesh.programs"), name)
     if name in _TENSORS:

@@ -25,9 +25,9 @@ def _load_tensor_service() -> Callable[[Proc], Handler]:
 
 
 def _mesh_tensors() -> MeshTensors:
-    from trimesh.tensor.session import mesh  # noqa: PLC0415
+    from trimesh.tensor.ops import on_mesh  # noqa: PLC0415
 
-    return mesh
+    return on_mesh
 
 
 def _take_apart(buffer: Any, _: Sink) -> tuple[Any, ...]:

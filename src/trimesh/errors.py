@@ -8,6 +8,7 @@
       DeadlockError ShapeError LimitExceeded SpawnError (HostRefused) PayloadError ProtocolError ConfigError
       ConnectError
       TrimeshInternalError  our bug
+    DeviceMeshError      MeshError, and MeshErrorGroup: what any use of a mesh raises
 
 A remote exception arrives as the original type; its coordinates are kept beside it as an `Origin`.
 """
@@ -33,7 +34,14 @@ class TrimeshError(Exception):
     """Base of all exceptions that trimesh defines."""
 
 
-class MeshError(TrimeshError):
+class DeviceMeshError(Exception):
+    """Base of `MeshError` and `MeshErrorGroup`: `except DeviceMeshError` takes what any use of a mesh raises.
+
+    A group is one whatever its leaves are, `ValueError` of user code among them: with `except*` name their types.
+    """
+
+
+class MeshError(TrimeshError, DeviceMeshError):
     """Something on another process or host failed."""
 
     def _repr_html_(self) -> str:
@@ -236,7 +244,7 @@ class RemoteTraceback(Exception):
         return f'\n"""\n{self.text}"""'
 
 
-class MeshErrorGroup(ExceptionGroup[Exception]):
+class MeshErrorGroup(ExceptionGroup[Exception], DeviceMeshError):
     """All failures of one mesh call, or of one block.
 
     Attributes:

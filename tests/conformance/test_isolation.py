@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from tests.conformance.meeting import come, make_meetings, meet
 from tests.conformance.meshes import Backend, RealBackend, SimBackend, attempt, kinds, only_real, only_sim
 from tests.conformance.probe import Probe
@@ -188,6 +189,44 @@ class _at_once:  # noqa: N801
 class _sleeping(_at_once):  # noqa: N801
     async def __aenter__(self) -> None:
         await trio.sleep_forever()
+
+
+async def test_heal_starts_what_is_gone_and_nothing_else(backend: Backend):
+    """API 6: of the view that it is given; handles mean the new processes."""
+    async with backend.procs({"gpus": 3}, supervision=Isolate()) as procs, reading(procs) as log:
+        ledgers = await procs.spawn("ledgers", Ledger)
+        await ledgers.bump.call()
+        await kill_and_see(backend, procs, log, 0)
+        await kill_and_see(backend, procs, log, 2)
+        part = procs.slice(gpus=slice(1, 3))
+        assert await trimesh.heal(part) is part
+        assert len(procs.alive()) == 2
+        assert await trimesh.heal(procs) is procs
+        assert [*(await ledgers.bump.call()).values()] == [1, 2, 1]
+        with trio.testing.assert_checkpoints():
+            await trimesh.heal(procs)
+        assert [event.incarnation for event in log.of(Restarted)] == [1, 1]
+
+
+async def test_heal_waits_for_what_its_policy_starts_again(backend: Backend):
+    async with backend.procs(supervision=restart()) as procs, reading(procs) as log:
+        ledgers = await procs.spawn("ledgers", Ledger)
+        await kill_and_see(backend, procs, log, 1)
+        await trimesh.heal(procs)
+        assert len(procs.alive()) == 2
+        assert [*(await ledgers.bump.call()).values()] == [1, 1]
+        assert [event.incarnation for event in log.of(Restarted)] == [1]
+
+
+async def test_heal_refuses_what_it_cannot_do(backend: Backend):
+    async with backend.procs() as procs:
+        probes: Any = await procs.spawn("probes", Probe)
+        with pytest.raises(TypeError, match="heal takes a mesh of processes"):
+            await trimesh.heal(probes)
+        with pytest.raises(RuntimeError, match="FailFast"):
+            await trimesh.heal(procs)
+    with pytest.raises(RuntimeError, match="this_proc"):
+        await trimesh.heal(this_proc())
 
 
 async def test_replace_refuses_what_it_cannot_do(backend: Backend):

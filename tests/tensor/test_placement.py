@@ -8,8 +8,10 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is an extra")
 
+from torch.distributed.tensor import Replicate, Shard
+
 from trimesh import ShapeError
-from trimesh.tensor.protocol.placement import Placements, cuts_by_label, placements_of
+from trimesh.tensor.protocol.placement import Placements, cuts_by_label, placements_by_name, placements_of
 
 pytestmark = pytest.mark.torch
 
@@ -29,6 +31,27 @@ EXTENT = {"dp": 2, "tp": 4}
 )
 def test_cuts_are_by_label(placements: Any, cuts: tuple[int, ...]) -> None:
     assert cuts_by_label(placements, 2, EXTENT) == cuts
+
+
+@pytest.mark.parametrize(
+    ("spec", "placements"),
+    [
+        (None, None),
+        (("dp", None), ("dp", None)),
+        ({}, [None, None]),
+        ({"tp": 1}, [None, "tp"]),
+        ({"tp": -2, "dp": 0}, [("dp", "tp"), None]),
+        ({"dp": Shard(1), "tp": Replicate()}, [None, "dp"]),
+    ],
+)
+def test_placements_are_written_by_dimension_of_the_mesh(spec: Any, placements: Any) -> None:
+    assert placements_by_name(spec, 2, EXTENT) == placements
+
+
+@pytest.mark.parametrize("spec", [{"pp": 0}, {"dp": 2}, {"dp": True}, {"dp": "tp"}])
+def test_dimensions_that_do_not_fit_are_refused(spec: Any) -> None:
+    with pytest.raises(ShapeError):
+        placements_by_name(spec, 2, EXTENT)
 
 
 @pytest.mark.parametrize("placements", [[None, None], ["dp", None], ["tp", "dp"], [None, ("dp", "tp")]])

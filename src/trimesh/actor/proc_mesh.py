@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, cast
@@ -29,7 +28,7 @@ from trimesh._runtime.watch import EventStream, MeshStatistics, SeenMember, stat
 from trimesh._supervision.policy import Policy, checked_policy
 from trimesh._supervision.units import check_units
 from trimesh.actor.actor import Actor
-from trimesh.actor.spawning import Spawning, borrowing, checked_name, handle_on
+from trimesh.actor.spawning import Spawning, borrowing, check_arguments, checked_class, checked_name, handle_on
 from trimesh.events.records import OnFailure
 from trimesh.ids import AGENT, ProcId
 from trimesh.shape.extent import Extent
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 A = TypeVar("A", bound=Actor)
+R = TypeVar("R")
 
 
 class MeshTensors(Protocol):
@@ -58,6 +58,10 @@ class MeshTensors(Protocol):
 
     def process_group(self, region: Region, dims: str | Sequence[str]) -> ProcessGroup:
         """Return what stands for the process groups of a view along some of its dimensions."""
+        ...
+
+    def run(self, procs: ProcMesh, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a function on every rank of a view."""
         ...
 
 
@@ -105,8 +109,8 @@ class ProcMesh(Shaped):
         """
         self._check_spawning()
         name = checked_name(name)
-        actor = _checked_class(cls)
-        _check_arguments(actor, args, kwargs)
+        actor = checked_class(cls)
+        check_arguments(actor, args, kwargs)
         if self._shared_by is not None:
             plan_there = BorrowPlan(self._shared_by, self._shown, self._policy, name, actor, args, kwargs)
             return borrowing(plan_there, actor, f"spawn({name!r}, {actor.__qualname__})")
@@ -152,8 +156,8 @@ class ProcMesh(Shaped):
         """
         self._check_spawning()
         name = checked_name(name)
-        actor = _checked_class(cls)
-        _check_arguments(actor, args, kwargs)
+        actor = checked_class(cls)
+        check_arguments(actor, args, kwargs)
         if self._shared_by is not None:
             plan = BorrowPlan(self._shared_by, self._shown, None, name, actor, args, kwargs)
             info = await in_trio(get_borrowed)(plan)
@@ -203,6 +207,26 @@ class ProcMesh(Shaped):
         """
         self._check_owned("tensors are made by the block that owns the processes")
         return _tensors().rank_tensor(self._owned_here(), self._shown, label)
+
+    def run(self, function: Callable[..., R] | str, /, *args: Any, **kwargs: Any) -> R:
+        """Run a function on every rank of this view, with its own part of each tensor; return its tensors.
+
+        It is `trimesh.remote(function)(...)` while this view is active, and waits for nothing; global tensors are given
+        to it by their parts (`t.local()`), which waits as `.item()` does.
+
+        Args:
+            function: As `trimesh.remote` takes it, and best one that is defined once: it is sent once.
+            *args: Tensors on these ranks, and other values.
+            **kwargs: Like `args`.
+
+        Raises:
+            TypeError: A tensor is not on these ranks, has gradients though it is global, or see `trimesh.remote`.
+            RuntimeError: This is a reference.
+
+        Blocking: no checkpoint.
+        """
+        result: R = _tensors().run(self, function, args, kwargs)
+        return result
 
     def process_group(self, dims: str | Sequence[str]) -> ProcessGroup:
         """Return what is, as an argument of a remote function, a `torch.distributed.ProcessGroup` on each rank.
@@ -471,18 +495,3 @@ class _Reference(ProcMesh):
 def refer_procs(info: MeshInfo, region: Region) -> ProcMesh:
     """Return a reference to a process mesh of another process."""
     return _Reference(info, region)
-
-
-def _checked_class(cls: Any) -> type[Actor]:
-    if not (isinstance(cls, type) and issubclass(cls, Actor)):
-        raise TypeError(f"spawn takes a subclass of trimesh.Actor, got {cls!r}")
-    return cls
-
-
-def _check_arguments(cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    try:
-        inspect.signature(cls).bind(*args, **kwargs)
-    except TypeError as error:
-        raise TypeError(f"{cls.__qualname__}{inspect.signature(cls)}: {error}") from None
-    except ValueError:  # a class without a signature; its __init__ will say
-        return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
@@ -40,6 +41,31 @@ def checked_name(name: Any) -> str:
             f"got {len(name)}"
         )
     return name
+
+
+def checked_class(cls: Any) -> type[Actor]:
+    """Return a class of actors.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, Actor)):
+        raise TypeError(f"spawn takes a subclass of trimesh.Actor, got {cls!r}")
+    return cls
+
+
+def check_arguments(cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Bind arguments against the signature of a class.
+
+    Raises:
+        TypeError: They do not fit.
+    """
+    try:
+        inspect.signature(cls).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{cls.__qualname__}{inspect.signature(cls)}: {error}") from None
+    except ValueError:  # a class without a signature; its __init__ will say
+        return
 
 
 class Spawning(Generic[T]):

@@ -13,6 +13,9 @@ TENSOR_COMMANDS_AHEAD: Final = 16_384
 TENSOR_PLANS: Final = 16_384
 """Operations, with the metadata of their arguments, that a controller remembers: a large model has a few thousand."""
 
+TENSOR_RUN_FUNCTIONS: Final = 256
+"""Functions that `ProcMesh.run` remembers, so that one which runs again is not sent again: more than a program has."""
+
 TENSOR_TRIED_BYTES_MAX: Final = 1 << 20
 """An operation that fails without data runs on zeros if its tensors have at most so many bytes: milliseconds."""
 

@@ -20,11 +20,21 @@ from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.controller.upload import Sizes, supplied
 from trimesh.tensor.issue.fetching import checked
 from trimesh.tensor.protocol.box import contiguous_strides
-from trimesh.tensor.protocol.placement import WHOLE, Cut, Placements, cuts_by_label, placements_of
+from trimesh.tensor.protocol.placement import (
+    WHOLE,
+    Cut,
+    Placements,
+    Where,
+    cuts_by_label,
+    placements_by_name,
+    placements_of,
+)
 from trimesh.tensor.session.mesh import team_of
 
 
-def distribute(tensor: torch.Tensor, mesh: ProcMesh, placements: Sequence[Cut] | None = None) -> MeshTensor:
+def distribute(
+    tensor: torch.Tensor, mesh: ProcMesh, placements: Sequence[Cut] | None = None, *, sharding_spec: Where = None
+) -> MeshTensor:
     """Put a tensor of this process onto a mesh, as one global tensor.
 
     Args:
@@ -32,6 +42,8 @@ def distribute(tensor: torch.Tensor, mesh: ProcMesh, placements: Sequence[Cut] |
         mesh: The processes.
         placements: For each dimension of the tensor, the label of the mesh, or a tuple of labels, that it is cut along,
             or None. Parts need not be equal. None for all of it: every rank has the whole.
+        sharding_spec: In place of `placements`: the same, or for labels of the mesh the dimension of the tensor that is
+            cut along each (`{"gpus": 0}`; also torch's `Shard(0)`, `Replicate()`). It is whole along the others.
 
     Returns:
         A tensor of the same size, on which every operation of torch computes what it computes on `tensor`. Needs
@@ -39,7 +51,7 @@ def distribute(tensor: torch.Tensor, mesh: ProcMesh, placements: Sequence[Cut] |
 
     Raises:
         ShapeError: The placements do not fit the tensor and the mesh.
-        TypeError: The tensor is on a mesh already.
+        TypeError: The tensor is on a mesh already, or both `placements` and `sharding_spec` are given.
         RuntimeError: See `ProcMesh.activate`.
 
     Blocking: no checkpoint.
@@ -57,7 +69,13 @@ def distribute(tensor: torch.Tensor, mesh: ProcMesh, placements: Sequence[Cut] |
             f"a tensor of this process is distributed, got {type(tensor).__qualname__}: "
             "write torch.as_tensor(...) of it"
         )
-    return put(tensor, checked_team(team_of(mesh, "a global tensor is on")), placements)
+    if placements is not None and sharding_spec is not None:
+        raise TypeError(
+            f"placements and sharding_spec say the same, got {placements!r} and {sharding_spec!r}: write one of them"
+        )
+    team = checked_team(team_of(mesh, "a global tensor is on"))
+    where = placements if sharding_spec is None else sharding_spec
+    return put(tensor, team, placements_by_name(where, tensor.ndim, team.region.extent))
 
 
 def replicate(tensor: torch.Tensor, mesh: ProcMesh) -> MeshTensor:

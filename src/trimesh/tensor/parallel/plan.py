@@ -12,11 +12,7 @@ from torch import nn
 from trimesh.errors import ShapeError
 from trimesh.tensor.parallel.explanation import Explanation, Lying
 from trimesh.tensor.parallel.names import NamedTensor, named_tensors
-from trimesh.tensor.protocol.placement import WHOLE, Cut, cuts_by_label
-
-Where = Sequence[Cut] | Mapping[str, Any] | None
-"""Placements of one pattern: by dimension of the tensor (`["tp", None]`), by dimension of the mesh (`{"tp": 0}`), or
-None for the whole on every rank."""
+from trimesh.tensor.protocol.placement import WHOLE, Where, cuts_by_label, dim_cut_along
 
 
 @attrs.frozen
@@ -35,7 +31,7 @@ class PatternRule:
         """
         try:
             if isinstance(self.where, Mapping):
-                return {label: _dim(label, one, ndim, extent) for label, one in self.where.items()}
+                return {label: dim_cut_along(label, one, ndim, extent) for label, one in self.where.items()}
             along = dict(zip(extent, cuts_by_label(self.where, ndim, extent), strict=True))
         except ShapeError as error:
             raise ShapeError(f"{name}: {error}, by {self.pattern!r}") from None
@@ -200,19 +196,6 @@ def _several(patterns: Iterable[str], what: str) -> list[str]:
 
 def _fitting(rule: PatternRule, names: Sequence[str]) -> str | None:
     return next((name for name in names if fnmatchcase(name, rule.pattern)), None)
-
-
-def _dim(label: str, where: Any, ndim: int, extent: Mapping[str, int]) -> int:
-    """Return the dimension that is cut along a label; to import torch's placements would take most of a second."""
-    if label not in extent:
-        raise ShapeError(f"a tensor is cut along labels of its mesh, {list(extent)}, got {label!r}")
-    is_shard, is_replicate = getattr(where, "is_shard", None), getattr(where, "is_replicate", None)
-    if where is None or (callable(is_replicate) and is_replicate()):
-        return WHOLE
-    dim = where.dim if callable(is_shard) and is_shard() else where
-    if type(dim) is not int or not -ndim <= dim < ndim:
-        raise ShapeError(f"along {label!r} one of {ndim} dimensions is cut, or None, got {where!r}")
-    return dim % ndim
 
 
 def _free_dim(size: Sequence[int], count: int, cut: Iterable[int]) -> int | None:

@@ -17,6 +17,10 @@ WHOLE: Final = -1
 Cut = str | tuple[str, ...] | None
 """The labels that one dimension of a tensor is cut along."""
 
+Where = Sequence[Cut] | Mapping[str, Any] | None
+"""How a tensor lies: by dimension of the tensor (`["tp", None]`), by dimension of the mesh (`{"tp": 0}`), or None for
+the whole on every rank."""
+
 
 class Placements(list[Cut]):
     """How a global tensor lies: for each of its dimensions a label, several labels, or None, as `distribute` takes it.
@@ -81,6 +85,42 @@ def cuts_by_label(placements: Sequence[Any] | None, ndim: int, extent: Mapping[s
             before = labels.index(label)
             found[label] = dim
     return tuple(found.values())
+
+
+def placements_by_name(where: Where, ndim: int, extent: Mapping[str, int]) -> Sequence[Cut] | None:
+    """Return, by dimension of the tensor, what was written by dimension of the mesh; all else as it is.
+
+    Raises:
+        ShapeError: It fits neither the tensor nor the mesh.
+    """
+    if not isinstance(where, Mapping):
+        return where
+    said = {label: dim_cut_along(label, one, ndim, extent) for label, one in where.items()}
+    return placements_of([said.get(label, WHOLE) for label in extent], [""] * len(extent), ndim, list(extent))
+
+
+def dim_cut_along(label: str, where: Any, ndim: int, extent: Mapping[str, int]) -> int:
+    """Return the dimension that is cut along a label, or `WHOLE`.
+
+    Args:
+        label: A dimension of the mesh.
+        where: The number of a dimension, None, or torch's `Shard(0)`, `Replicate()`: these are known by what they can
+            be asked, as to import them would take most of a second.
+        ndim: Dimensions of the tensor.
+        extent: Of the mesh.
+
+    Raises:
+        ShapeError: It fits neither the tensor nor the mesh.
+    """
+    if label not in extent:
+        raise ShapeError(f"a tensor is cut along labels of its mesh, {list(extent)}, got {label!r}")
+    is_shard, is_replicate = getattr(where, "is_shard", None), getattr(where, "is_replicate", None)
+    if where is None or (callable(is_replicate) and is_replicate()):
+        return WHOLE
+    dim = where.dim if callable(is_shard) and is_shard() else where
+    if type(dim) is not int or not -ndim <= dim < ndim:
+        raise ShapeError(f"along {label!r} one of {ndim} dimensions is cut, or None, got {where!r}")
+    return dim % ndim
 
 
 def placements_of(cuts: Sequence[int], partial: Sequence[str], ndim: int, labels: Sequence[str]) -> Placements:
