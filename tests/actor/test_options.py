@@ -8,7 +8,7 @@ import pytest
 
 from trimesh import Actor, Backoff, Endpoint, ProcDied, Retry, endpoint, limits
 from trimesh._runtime.values.endpoint_spec import endpoints_of
-from trimesh.actor.item_map import with_earlier
+from trimesh.actor.calling.item_map import with_earlier
 
 
 class Worker(Actor):

@@ -13,8 +13,8 @@ from trimesh._runtime.tasks import in_trio, in_trio_now
 from trimesh._runtime.values import EndpointKind, EndpointSpec
 from trimesh.actor import verbs
 from trimesh.actor.calling import reduced, replied
+from trimesh.actor.calling.item_map import ItemMap
 from trimesh.actor.calling.verb import CALL, CALL_ONE, CALL_SETTLED, CHOOSE, CallVerb
-from trimesh.actor.item_map import ItemMap
 from trimesh.actor.options import NO_OPTIONS, Merge, Options, Retry
 from trimesh.actor.outcome import Outcome
 from trimesh.actor.results import Results

@@ -11,7 +11,7 @@ from trimesh._runtime.life import current_proc
 from trimesh._runtime.meshes import fold_into_deaths
 from trimesh._runtime.values import EndpointSpec
 from trimesh.actor import verbs
-from trimesh.actor.item_map import ItemMap, Items, Unit, with_earlier
+from trimesh.actor.calling.item_map import ItemMap, Items, Unit, with_earlier
 from trimesh.actor.options import Options
 from trimesh.actor.per_rank import Spread
 from trimesh.actor.view import MeshView
