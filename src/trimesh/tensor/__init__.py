@@ -11,6 +11,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 from trimesh.tensor.assembly import assemble as _assemble
+from trimesh.tensor.checkpoint.loading import load_checkpoint
+from trimesh.tensor.checkpoint.saving import save_checkpoint
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.issue.fetching import fetch, fetch_shard
 from trimesh.tensor.issue.showing import inspect, show
@@ -52,6 +54,7 @@ __all__ = [
     "get_rng_state",
     "grad_generator",
     "inspect",
+    "load_checkpoint",
     "manual_seed",
     "module_to_mesh",
     "optimizer_to_mesh",
@@ -64,6 +67,7 @@ __all__ = [
     "remote",
     "replicate",
     "rref",
+    "save_checkpoint",
     "set_rng_state",
     "show",
 ]

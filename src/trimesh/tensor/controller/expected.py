@@ -60,6 +60,13 @@ FALLBACKS: Final = Expected(
     ),
 )
 
+WRITTEN: Final = Expected(
+    "which parts of tensors it has written, and where",
+    lambda value, _place: _is_list(value, lambda one: _is_list(one, lambda _: True, 6) and _is_stored(*one)),
+)
+
+READ: Final = Expected("how many tensors it has read", lambda value, _place: type(value) is int)
+
 RESULTS: Final = Expected(
     "the metadata of results, and what they are parts of",
     lambda value, _place: (
@@ -109,6 +116,10 @@ def _is_list(value: Any, fits: Callable[[Any], bool], length: int | None = None)
 
 def _is_sizes(value: Any) -> bool:
     return type(value) in (list, tuple) and all(type(one) is int and one >= 0 for one in value)
+
+
+def _is_stored(index: Any, file: Any, offset: Any, length: Any, start: Any, size: Any) -> bool:
+    return _is_sizes([index, offset, length]) and type(file) is str and _is_sizes(start) and _is_sizes(size)
 
 
 def _is_bytes(value: Any) -> bool:

@@ -6,6 +6,7 @@ from typing import Final
 
 from trimesh.tensor.dtensor.global_operator import operator_on_globals
 from trimesh.tensor.kernels import (
+    checkpoints,
     collectives,
     fallbacks,
     functions,
@@ -31,6 +32,7 @@ KERNELS: Final = Kernels(
             *seeding.KERNELS,
             *state.KERNELS,
             *fallbacks.KERNELS,
+            *checkpoints.KERNELS,
         )
     },
     {"global": operator_on_globals},
