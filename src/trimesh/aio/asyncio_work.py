@@ -65,9 +65,9 @@ class AsyncioWork(Generic[T]):
         """Begin it.
 
         Args:
-            nursery: Of what it awaits in Trio; open until the work has ended.
+            nursery: Of what it awaits in Trio; the caller's own, open until the work has ended.
         """
-        self._site.nursery = nursery
+        self._site.work_in(nursery)
         self._thread.works.add(self)
         if not self._run.tell(self._begin):
             self.fail(self._thread.broken())

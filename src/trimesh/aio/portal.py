@@ -10,10 +10,10 @@ from typing import ParamSpec, TypeVar
 
 import trio
 
-from trimesh._runtime.tasks import foreign
+from trimesh._runtime.tasks import Site, foreign
 from trimesh.aio.body import Body, find_site
 from trimesh.aio.crossing import run_in_trio
-from trimesh.aio.trio_run import find_run, find_token, running_loop
+from trimesh.aio.trio_run import TrioRun, find_run, find_token, running_loop
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -73,6 +73,15 @@ class AsyncioPortal:
             return result
         token = None if trio.lowlevel.in_trio_run() else find_token()
         return call() if token is None else trio.from_thread.run_sync(call, trio_token=token)
+
+    def place(self) -> Site[TrioRun] | None:
+        """Return where in Trio the work of the running task of asyncio is done."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return None
+        run = find_run(loop)
+        return find_site(loop) or (None if run is None else run.root)
 
 
 def open_trio(*, trio_token: trio.lowlevel.TrioToken | None = None) -> AbstractAsyncContextManager[None]:

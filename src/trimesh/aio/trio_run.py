@@ -120,7 +120,7 @@ class TrioRun(ABC):
         interrupt: KeyboardInterrupt | None = None
         is_cut = False
         async with trio.open_nursery() as nursery:
-            self.root.nursery = nursery
+            self.root.work_in(nursery)
             self.token = trio.lowlevel.current_trio_token()
             is_there = self.tell(self._opened)
             while is_there and not self._end.is_set():

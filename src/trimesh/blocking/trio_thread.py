@@ -68,7 +68,7 @@ class ThreadRun(ABC):
     async def _serve(self) -> None:
         try:
             async with trio.open_nursery() as nursery:
-                self.root.nursery = nursery
+                self.root.work_in(nursery)
                 self._token = trio.lowlevel.current_trio_token()
                 self.root.is_open = True
                 self._served.set()

@@ -2,7 +2,14 @@
 
 from trimesh._runtime.tasks.cancelled import split_cancelled
 from trimesh._runtime.tasks.crossing import Site, Waiting
-from trimesh._runtime.tasks.foreign import TrioBlock, in_trio, in_trio_block, in_trio_now, in_trio_taking
+from trimesh._runtime.tasks.foreign import (
+    TrioBlock,
+    in_trio,
+    in_trio_block,
+    in_trio_now,
+    in_trio_taking,
+    place_outside,
+)
 from trimesh._runtime.tasks.held_block import HeldBlock
 from trimesh._runtime.tasks.interrupt import cancel_on, run_to_end
 
@@ -16,6 +23,7 @@ __all__ = [
     "in_trio_block",
     "in_trio_now",
     "in_trio_taking",
+    "place_outside",
     "run_to_end",
     "split_cancelled",
 ]

@@ -11,6 +11,7 @@ CX-3 a cancel that comes from Trio's side is what the outside has for one.
 from __future__ import annotations
 
 import contextvars
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -65,6 +66,7 @@ class Site(Generic[RunT]):
         run: The Trio run.
         parent: The site around it.
         nursery: Of the tasks; a cancel of the block cancels them.
+        deadline: Of the scopes around that, when it was opened (Trio time).
         is_open: Whether it takes work; told by the outside.
     """
 
@@ -72,7 +74,13 @@ class Site(Generic[RunT]):
         self.run = run
         self.parent = parent
         self.nursery: trio.Nursery | None = None
+        self.deadline = math.inf
         self.is_open = False
+
+    def work_in(self, nursery: trio.Nursery) -> None:
+        """Have the work done in a nursery, which the running task has opened."""
+        self.nursery = nursery
+        self.deadline = trio.current_effective_deadline()
 
 
 class Crossing(ABC, Generic[T, RunT]):

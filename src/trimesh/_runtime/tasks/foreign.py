@@ -13,9 +13,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
-from typing import Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from trio.lowlevel import in_trio_run, in_trio_task
+
+from trimesh._runtime.tasks.crossing import Site
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,6 +47,10 @@ class Portal(Protocol):
 
     def run_now(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function that does not wait in the thread of Trio."""
+        ...
+
+    def place(self) -> Site[Any] | None:
+        """Return where in Trio the work of the running code is done; None where none is."""
         ...
 
 
@@ -86,6 +92,11 @@ def in_trio_block(block: AbstractAsyncContextManager[T]) -> AbstractAsyncContext
 def in_trio_now(function: Callable[P, T]) -> Callable[P, T]:
     """Return `function` where the caller is in Trio; elsewhere what runs it there, if there is a portal."""
     return function if _portal is None or in_trio_task() else partial(_portal.run_now, function)
+
+
+def place_outside() -> Site[Any] | None:
+    """Return where in Trio the work of the running code is done; None for a task of Trio, which is there itself."""
+    return None if _portal is None or in_trio_task() else _portal.place()
 
 
 class TrioBlock(ABC, Generic[T]):

@@ -84,7 +84,7 @@ class HeldBlock(ABC, Generic[T, RunT]):
         """
         cancelled: trio.Cancelled | None = None
         async with trio.open_nursery() as nursery:
-            self._site.nursery = nursery
+            self._site.work_in(nursery)
             self._site.run.tell(partial(self._entered, value))
             try:
                 await self._left.wait()

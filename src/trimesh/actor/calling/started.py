@@ -25,7 +25,7 @@ from trimesh._runtime.calls import (
 from trimesh._runtime.life import Proc, current_proc
 from trimesh._runtime.meshes import ActorMembers
 from trimesh._runtime.peers import Target
-from trimesh._runtime.tasks import in_trio, in_trio_now
+from trimesh._runtime.tasks import Site, in_trio, in_trio_now
 from trimesh._runtime.values import EndpointSpec
 from trimesh.actor import verbs
 from trimesh.actor.options import Options
@@ -58,6 +58,11 @@ class StartedCall(Generic[T]):
     def done(self) -> bool:
         """Whether it has ended, however."""
         return self._work.ended.is_set()
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether `cancel`, its deadline or the end of its owner has ended it; then `await` raises that."""
+        return self._work.cut_reason is not None
 
     def cancel(self, reason: str = "") -> None:
         """Cancel it, remote side too; nothing when it has ended. `await` waits until that has unwound."""
@@ -162,14 +167,14 @@ def start(
     spec: EndpointSpec,
     options: Options,
     nursery: trio.Nursery | None,
+    place: Site[Any] | None,
     args: verbs.Args,
     kwargs: verbs.Kwargs,
 ) -> StartedCall[Any]:
-    """See `CallVerb.start` and `CallVerb.start_in`."""
+    """See `CallVerb.start` and `CallVerb.start_in`; `place` is where code of asyncio that starts it is in Trio."""
     bound = verbs.bind(mesh, spec, args, kwargs)
     ranks = way.ranks(mesh)
-    is_task = trio.lowlevel.in_trio_task()
-    deadline = trio.current_effective_deadline() if is_task else math.inf
+    task, deadline = _starter(place)
     work = make_work(mesh, spec, deadline, nursery)
     if options.retry is not None:
         assert way.again is not None
@@ -177,11 +182,23 @@ def start(
     else:
         proc = current_proc()
         send(_Call(way, mesh, spec, options, bound, ranks, proc, work), mesh, ranks, proc, work, deadline)
-    if is_task and (cell := find_cell()) is not None:
-        incoming = cell.mailbox.call_of(trio.lowlevel.current_task())
+    if task is not None and (cell := find_cell()) is not None:
+        incoming = cell.mailbox.call_of(task)
         if incoming is not None:
             incoming.started = (*incoming.started, work)
     return StartedCall(work)
+
+
+def _starter(place: Site[Any] | None) -> tuple[trio.lowlevel.Task | None, float]:
+    """Return the task of Trio that starts a call, or that waits for the code which does, and its deadline."""
+    if place is not None:
+        return None if place.nursery is None else place.nursery.parent_task, place.deadline
+    if not trio.lowlevel.in_trio_task():
+        raise RuntimeError(
+            "a call must be started in a task of Trio or asyncio, got a thread: write "
+            "`mesh.step.call.from_thread(...)`, which waits, or `submit` of trimesh.blocking, which gives a future"
+        )
+    return trio.lowlevel.current_task(), trio.current_effective_deadline()
 
 
 def make_work(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
 
 import trio
 
-from trimesh._runtime.tasks import in_trio, in_trio_now
+from trimesh._runtime.tasks import in_trio, in_trio_now, place_outside
 from trimesh._runtime.values import EndpointSpec
 from trimesh.actor import retrying, verbs
 from trimesh.actor.calling import started
 from trimesh.actor.calling.started import StartedCall, Way
 from trimesh.actor.options import NO_OPTIONS, Options
 from trimesh.actor.view import MeshView
+
+if TYPE_CHECKING:
+    import asyncio
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,7 +67,8 @@ class CallVerb(Generic[P, T]):
         The call belongs to the block that owns the mesh; of a handle that came from elsewhere, to the actor that calls
         (or, in the controller, to its outermost block). A block that is left waits for it, or cancels it when it is
         left by an error or a cancel; an actor that stops cancels it. Its deadline is that of the running task now, and
-        a cancel of the endpoint that runs now cancels it.
+        a cancel of the endpoint that runs now cancels it. In asyncio that is the deadline of the endpoint, or of what
+        runs the loop; of `asyncio.timeout`, and of tasks that an endpoint has started, nothing is known.
 
         An error is raised where the handle is awaited. If no task has awaited it, it fails the owner: as soon as the
         handle is gone, at the latest when the owner ends.
@@ -80,12 +84,21 @@ class CallVerb(Generic[P, T]):
         """
         return self._start(None, args, kwargs)
 
-    def start_in(self, nursery: trio.Nursery, /, *args: P.args, **kwargs: P.kwargs) -> StartedCall[T]:
-        """Send now, as a task of `nursery`; see `start`.
+    def start_in(
+        self, nursery: trio.Nursery | asyncio.TaskGroup, /, *args: P.args, **kwargs: P.kwargs
+    ) -> StartedCall[T]:
+        """Send now, as a task of `nursery`, in asyncio of a task group; see `start`.
 
-        The nursery waits for the call, its cancel cancels it, and an error fails it at once, as that of any task.
+        It waits for the call, its cancel cancels it, and an error fails it at once, as that of any task.
         """
-        return self._start(nursery, args, kwargs)
+        if isinstance(nursery, trio.Nursery):
+            return self._start(nursery, args, kwargs)
+        from trimesh.actor.calling import in_task_group  # noqa: PLC0415 - it needs asyncio, which is there then
+
+        in_task_group.check_group(nursery)
+        started_call = self._start(None, args, kwargs)
+        in_task_group.hold(started_call, nursery)
+        return started_call
 
     def from_thread(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call from a thread, and wait there for the result: `mesh.add.call.from_thread(1)`.
@@ -107,7 +120,8 @@ class CallVerb(Generic[P, T]):
 
     def _start(self, nursery: trio.Nursery | None, args: Any, kwargs: Any) -> StartedCall[T]:
         self._check()
-        return in_trio_now(started.start)(self._way, self._mesh, self._spec, self._options, nursery, args, kwargs)
+        start, place = in_trio_now(started.start), place_outside()
+        return start(self._way, self._mesh, self._spec, self._options, nursery, place, args, kwargs)
 
     def _check(self) -> None:
         self._options.check_verb(f"{self._mesh.name}.{self._spec.name}", self._way.name)
