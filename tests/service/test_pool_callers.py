@@ -1,4 +1,4 @@
-"""Pools from asyncio, over real processes."""
+"""Pools, slots and replay buffers from asyncio, over real processes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
+import trio
+from tests.patience import HANG_SECONDS
 
 import trimesh
-from trimesh import Actor, endpoint
-from trimesh.service import open_pool
+from trimesh import Actor, Overloaded, RemoteCancelled, endpoint
+from trimesh.service import Health, Paused, open_pool, open_replay, open_slots
 
 pytestmark = pytest.mark.real
 
@@ -20,6 +22,13 @@ class Answerer(Actor):
         if not prompt:
             raise ValueError("no prompt")
         return prompt.upper()
+
+    @endpoint(concurrency=4, group="hangs")
+    async def hang(self) -> None:
+        await trio.sleep_forever()
+
+    @endpoint(group="health")
+    def ping(self) -> None: ...
 
 
 async def answer_later(pool: Any, gate: asyncio.Event) -> Any:
@@ -50,5 +59,92 @@ def test_pool_from_asyncio():
                 async with pool.rolling() as replicas:
                     assert [await replica.answer.call_one("r") async for replica in replicas] == ["R", "R"]
                 assert pool.statistics().failed == 1
+
+    asyncio.run(main())
+
+
+async def until(pool: Any, *, running: int, queued: int = 0) -> None:
+    """Wait for what no event tells."""
+    async with asyncio.timeout(HANG_SECONDS):
+        while (pool.statistics().running, pool.statistics().queued) != (running, queued):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def test_pauses_groups_and_full_queues_from_asyncio():
+    """Y2, Y3, Y5, K04."""
+
+    async def main() -> None:
+        async with trimesh.aio.spawn_procs({"gpus": 1}) as procs:
+            answerers = await procs.spawn("answerers", Answerer)
+            async with open_pool(answerers, concurrency=1, queue=1, health=Health(Answerer.ping)) as pool:
+                first = asyncio.create_task(pool.options(group="red").hang())
+                await until(pool, running=1)
+                second = asyncio.create_task(pool[Answerer.answer]("later"))
+                await until(pool, running=1, queued=1)
+                with pytest.raises(Overloaded):
+                    await pool.options(when_full="refuse").answer("refused")
+                assert pool.cancel(group="red") == 1
+                with pytest.raises(RemoteCancelled):
+                    await first
+                assert await second == "LATER"
+                third = asyncio.create_task(pool.hang())
+                await until(pool, running=1)
+                async with pool.paused("abort"):
+                    with pytest.raises(Paused):
+                        await third
+                fourth = asyncio.create_task(pool.hang())
+                await until(pool, running=1)
+                fourth.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await fourth
+                async with pool.paused("wait"):
+                    assert pool.statistics().running == 0
+                fifth = asyncio.create_task(pool.hang())
+                await until(pool, running=1)
+                assert pool.cancel_all(reason="over") == 1
+                with pytest.raises(RemoteCancelled, match="over"):
+                    await fifth
+                await pool.resize(1)
+                found = pool.statistics()
+                assert (found.made, found.succeeded, found.cancelled, found.refused) == (6, 1, 4, 1)
+
+    asyncio.run(main())
+
+
+def test_slots_and_buffers_from_asyncio():
+    """Y7, Y8, Y9, K04."""
+
+    async def main() -> None:
+        async with trimesh.aio.spawn_procs({"gpus": 1}):
+            async with open_slots(batch=2, staleness=0) as slots, open_replay(capacity=9, slots=slots) as buffer:
+                for text in "ab":
+                    async with slots.lease() as lease:
+                        await buffer.add(text, version=lease.version)
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.05), slots.lease():
+                        pass
+                with pytest.raises(LookupError):
+                    async with buffer.taking(2):
+                        raise LookupError("not trained")
+                taking = asyncio.create_task(buffer.take(3))
+                await asyncio.sleep(0)
+                taking.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await taking
+                assert sorted(await buffer.sample(2)) == ["a", "b"]
+                saved = slots.state_dict(), buffer.state_dict()
+                assert await buffer.take(2) == ["a", "b"]
+                await slots.advance(version=1)
+                async with slots.lease() as lease:
+                    assert lease.version == 1
+                    await buffer.add("c", version=1)
+                assert buffer.clear(reason="over") == 1
+                assert (buffer.statistics().taken, slots.statistics().in_use) == (2, 0)
+            async with open_slots(batch=2, staleness=0) as slots, open_replay(capacity=9) as buffer:
+                slots.load_state_dict(saved[0])
+                buffer.load_state_dict(saved[1])
+                await buffer.advance(version=3)
+                assert await buffer.take(2) == ["a", "b"]
+                await slots.release(0)
 
     asyncio.run(main())

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, overload
 from trimesh.actor import actor_mesh, host_mesh, proc_mesh
 from trimesh.actor.actor import Actor
 from trimesh.blocking.actor_mesh import ActorMesh
-from trimesh.blocking.handle import FacedHandle
+from trimesh.blocking.handle import FacedObject
 from trimesh.blocking.host_mesh import HostMesh
 from trimesh.blocking.proc_mesh import ProcMesh
 
@@ -30,7 +30,7 @@ def face(handle: Any) -> Any:
         TypeError: It is no handle on a mesh.
     """
     match handle:
-        case FacedHandle():
+        case FacedObject():
             return handle  # pyright: ignore[reportUnknownVariableType]
         case actor_mesh.ActorMesh():
             return ActorMesh(handle)

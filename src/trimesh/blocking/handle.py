@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from trimesh.blocking.body import AnyBody, FacedBody, body_of
 from trimesh.blocking.event_stream import EventStream
@@ -18,16 +18,36 @@ if TYPE_CHECKING:
     from trimesh.shape.extent import Extent
     from trimesh.shape.point import Point
 
+ObjectT = TypeVar("ObjectT")
 InnerT = TypeVar("InnerT", bound=Shaped)
 T = TypeVar("T")
 
 
-class FacedHandle(Generic[InnerT]):
-    """A mesh without `await`. Sent to an actor it is the handle of `trimesh`."""
+class FacedObject(Generic[ObjectT]):
+    """An object of `trimesh` without `await`. Sent to an actor it is that object."""
 
-    def __init__(self, inner: InnerT, home: AnyBody | None = None) -> None:
+    def __init__(self, inner: ObjectT, home: AnyBody | None = None) -> None:
         self._inner = inner
         self._home = home
+
+    def _wait(self, function: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
+        return wait(lambda: function(*args, **kwargs), self._home)
+
+    def _now(self, function: Callable[[], T]) -> T:
+        async def call() -> T:
+            return function()
+
+        return wait(call, self._home)
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    def __reduce__(self) -> Any:
+        return self._inner.__reduce__()
+
+
+class FacedHandle(FacedObject[InnerT]):
+    """A mesh without `await`. Sent to an actor it is the handle of `trimesh`."""
 
     @property
     def name(self) -> str:
@@ -92,18 +112,6 @@ class FacedHandle(Generic[InnerT]):
     def _seen(self, inner: InnerT) -> Self:
         return type(self)(inner, self._home)
 
-    def _wait(self, function: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
-        return wait(lambda: function(*args, **kwargs), self._home)
-
-    def _now(self, function: Callable[[], T]) -> T:
-        async def call() -> T:
-            return function()
-
-        return wait(call, self._home)
-
-    def __repr__(self) -> str:
-        return repr(self._inner)
-
     def _repr_html_(self) -> str:
         """Return a table for notebooks: the members that live. A block that has failed is told by the next call."""
 
@@ -112,10 +120,12 @@ class FacedHandle(Generic[InnerT]):
 
         return wait(show)
 
-    def __reduce__(self) -> Any:
-        return self._inner.__reduce__()
-
 
 def inner_of(value: Any) -> Any:
     """Return the handle of `trimesh` in an argument of a call, if it is one of this library."""
-    return cast("FacedHandle[Shaped]", value)._inner if isinstance(value, FacedHandle) else value  # noqa: SLF001
+    return value._inner if isinstance(value, FacedObject) else value  # noqa: SLF001
+
+
+def home_of(value: Any) -> AnyBody | None:
+    """Return the block that a handle belongs to, if it is one of this library."""
+    return value._home if isinstance(value, FacedObject) else None  # noqa: SLF001

@@ -73,13 +73,19 @@ def wait(
                 release(leased)
 
 
-def submit(work: Callable[[], Awaitable[T]], home: AnyBody | None = None) -> CallFuture[T]:
-    """Have work done in Trio; return its future. A block that is left waits for it."""
+def submit(work: Callable[[], Awaitable[T]], home: AnyBody | None = None, *, at_home: bool = False) -> CallFuture[T]:
+    """Have work done in Trio; return its future. A block that is left waits for it.
+
+    Args:
+        work: What.
+        home: The block of the mesh that it is for.
+        at_home: Whether it belongs to that block even where the running code is in another one inside of it.
+    """
     check_thread()
     with InterruptGuard() as guard:
         if home is not None:
             home.check_failed(guard)
-        site, leased = _find_site(_find_body(home))
+        site, leased = _find_site(home if at_home and home is not None and home.is_open else _find_body(home))
         crossing = FutureCrossing[T](site)
         if leased is not None:
             crossing.future.add_done_callback(lambda _: release(leased))

@@ -8,6 +8,7 @@ while something else trains.
 from trimesh.service.dispatch.adaptive import Adaptive
 from trimesh.service.dispatch.routes import Affinity, LeastLoaded, RoundRobin
 from trimesh.service.errors import Paused
+from trimesh.service.kinds import register
 from trimesh.service.pool.health import Health
 from trimesh.service.pool.opening import open_pool
 from trimesh.service.pool.pool import Pool, PoolEndpoint, PoolSession
@@ -36,3 +37,5 @@ __all__ = [
     "open_replay",
     "open_slots",
 ]
+
+register()

@@ -66,7 +66,7 @@ class ReplayFront(Actor):
         self.withdrawn: dict[Token, None] = {}
 
     @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="adds")
-    async def add(self, token: Token, value: Any, version: int | None, group: Hashable, priority: float) -> bool:
+    async def add(self, token: Token, value: Any, version: int | None, group: Any, priority: float) -> bool:
         """Store an item; return whether it was, and not withdrawn before."""
         if token in self.withdrawn:
             del self.withdrawn[token]

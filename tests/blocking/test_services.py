@@ -1,0 +1,182 @@
+"""Pools, slots and replay buffers without `await`, over real processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.patience import HANG_SECONDS
+
+import trimesh.blocking as tb
+from trimesh import Actor, Overloaded, RemoteCancelled, endpoint
+from trimesh.blocking.service import Pool, ReplayBuffer, Slots, face, open_pool, open_replay, open_slots
+from trimesh.service import Health, Paused
+
+pytestmark = pytest.mark.real
+
+
+class Answerer(Actor):
+    def __init__(self) -> None:
+        self.here = 0
+
+    @endpoint(concurrency=8)
+    async def answer(self, prompt: str) -> str:
+        if not prompt:
+            raise ValueError("no prompt")
+        return prompt.upper()
+
+    @endpoint(concurrency=8)
+    async def hang(self, gate: Any) -> None:
+        await gate.wait.call_one()
+
+    @endpoint(group="health")
+    def ping(self) -> None: ...
+
+    @endpoint(concurrency=8, thread=True)
+    def ask(self, pool: Any, slots: Any, buffer: Any) -> str:
+        """Use handles in a thread of an actor."""
+        with face(slots).lease() as lease:
+            text: str = face(pool).answer("asked")
+            face(buffer).add(text, version=lease.version)
+        return text
+
+
+class Gate(Actor):
+    """Lets those go that wait."""
+
+    def __init__(self) -> None:
+        import trio
+
+        self.event = trio.Event()
+
+    @endpoint(concurrency=8, group="waits")
+    async def wait(self) -> None:
+        await self.event.wait()
+
+    @endpoint
+    def open(self) -> None:
+        self.event.set()
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[tb.ProcMesh]:
+    with tb.spawn_procs({"gpus": 2}) as procs:
+        yield procs
+
+
+def until(pool: Pool[Any], *, running: int, queued: int = 0) -> None:
+    """Wait for what no event tells."""
+    for _ in range(int(HANG_SECONDS / 0.01)):
+        found = pool.statistics()
+        if (found.running, found.queued) == (running, queued):
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError(pool.statistics())
+
+
+def test_requests_sessions_maps_and_rolls(procs: tb.ProcMesh) -> None:
+    """Y1, Y4, Y5, K06: what an endpoint raises is raised; each replica is handed out once."""
+    answerers = procs.spawn("answerers", Answerer)
+    with open_pool(answerers, health=Health(Answerer.ping)) as pool:
+        assert pool.answer("a") == "A"
+        assert pool[Answerer.answer]("b") == "B"
+        assert [one.result(HANG_SECONDS) for one in [pool.answer.submit(text) for text in "xyz"]] == ["X", "Y", "Z"]
+        with pytest.raises(ValueError, match="no prompt"):
+            pool.answer("")
+        with pytest.raises(AttributeError, match="answer"):
+            pool.nothing("a")
+        with pool.session("s") as session:
+            assert session.answer("s") == "S"
+            assert not session.moved
+        with pool.map.answer(["x", "y"]) as results:
+            assert dict(results) == {0: "X", 1: "Y"}
+        with pool.map[Answerer.answer](["x"], window=1) as typed:
+            assert dict(typed) == {0: "X"}
+        with pool.rolling() as replicas:
+            assert [replica.answer.call_one("r") for replica in replicas] == ["R", "R"]
+        pool.resize(1)
+        assert [one.is_drained for one in pool.statistics().replicas] == [False, True]
+        found = pool.statistics()
+        assert (found.made, found.succeeded, found.failed) == (10, 9, 1)
+    with pytest.raises(TimeoutError), tb.fail_after(0.0), open_pool(answerers):
+        pass
+
+
+def test_pauses_groups_and_full_queues(procs: tb.ProcMesh) -> None:
+    """Y3, Y5, K06."""
+    gate = procs.slice(gpus=0).spawn("gate", Gate)
+    answerers = procs.slice(gpus=1).spawn("hangers", Answerer)
+    with open_pool(answerers, concurrency=1, queue=1) as pool:
+        first = pool.options(group="red").hang.submit(gate)
+        until(pool, running=1)
+        second = pool.options(group="blue", priority=1, cost=2.0).answer.submit("later")
+        until(pool, running=1, queued=1)
+        with pytest.raises(Overloaded):
+            pool.options(when_full="refuse").answer("refused")
+        assert pool.cancel(group="red") == 1
+        with pytest.raises(RemoteCancelled):
+            first.result(HANG_SECONDS)
+        assert second.result(HANG_SECONDS) == "LATER"
+        third = pool.hang.submit(gate)
+        until(pool, running=1)
+        with pool.paused("abort"):
+            with pytest.raises(Paused):
+                third.result(HANG_SECONDS)
+            fourth = pool.answer.submit("after")
+            until(pool, running=0, queued=1)
+            with pytest.raises(TimeoutError), tb.fail_after(0.05):
+                pool.answer("in a pause")
+            assert (pool.statistics().running, fourth.done()) == (0, False)
+        assert fourth.result(HANG_SECONDS) == "AFTER"
+        fifth = pool.hang.submit(gate)
+        until(pool, running=1)
+        with pool.paused("keep"):
+            assert pool.statistics().running == 1
+            gate.open.call_one()
+        with pool.paused("wait"):
+            assert fifth.done()
+        assert pool.cancel_all(reason="none is there") == 0
+
+
+def test_slots_and_buffers_and_handles_in_threads_of_actors(procs: tb.ProcMesh) -> None:
+    """Y6, Y7, Y8, Y9, K06."""
+    answerers = procs.spawn("askers", Answerer)
+    with (
+        open_pool(answerers, concurrency=4) as pool,
+        open_slots(batch=2, staleness=0) as slots,
+        open_replay(capacity=10, slots=slots) as buffer,
+    ):
+        assert answerers.slice(gpus=0).ask.call_one(pool, slots, buffer) == "ASKED"
+        with slots.lease() as lease:
+            buffer.add("own", version=lease.version, group="g", priority=2.0)
+        assert sorted(buffer.sample(2)) == ["ASKED", "own"]
+        assert buffer.sample(1, by="group") in (["ASKED"], ["own"])
+        with pytest.raises(TimeoutError), tb.fail_after(0.05), slots.lease():
+            pass
+        with pytest.raises(LookupError), buffer.taking(2):
+            raise LookupError("not trained")
+        with buffer.taking(1) as batch:
+            assert batch == ["ASKED"]
+        saved = slots.state_dict(), buffer.state_dict()
+        assert buffer.take(1) == ["own"]
+        slots.advance(version=1)
+        assert slots.statistics().in_use == 0
+        with slots.lease():
+            pass
+        buffer.add("old", version=1)
+        assert buffer.clear(reason="over") == 1
+        assert buffer.statistics().evicted == {"over": 1}
+    with procs.spawning("none", Answerer), open_slots(batch=2, staleness=0) as slots, open_replay(capacity=9) as buffer:
+        slots.load_state_dict(saved[0])
+        buffer.load_state_dict(saved[1])
+        buffer.advance(version=3)
+        assert (buffer.take(1), buffer.statistics().version) == (["own"], 3)
+        slots.release(0)
+
+
+def test_face_takes_handles_of_services_only() -> None:
+    with pytest.raises(TypeError, match=r"trimesh\.blocking\.face"):
+        face(1)  # type: ignore[call-overload]
+    assert {Pool.__name__, Slots.__name__, ReplayBuffer.__name__} == {"Pool", "Slots", "ReplayBuffer"}
