@@ -16,6 +16,7 @@ import msgspec
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
+from trimesh.cli import hosts
 from trimesh.cli.calling import call_lines, is_stuck, stack_lines, wait_lines
 from trimesh.cli.doctor import doctor
 from trimesh.cli.processes import process_tree
@@ -229,3 +230,4 @@ def stop(*, pid: Pid = None) -> int:
 
 for _command in (ps, calls, stack, events, metrics, kill, cancel, stop, doctor):
     app.command(_command)
+app.command(hosts.app)

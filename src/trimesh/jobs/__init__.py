@@ -1,5 +1,6 @@
 """Hosts of a mesh: jobs that start agents on them, and who may be one (`identity`). `import trimesh` leaves it out."""
 
+from trimesh.jobs.host_door import OpenDoor, open_door
 from trimesh.jobs.job import Job
 from trimesh.jobs.launcher import AgentExit, AgentOrder, Launcher, StartedAgent
 from trimesh.jobs.local import LocalJob
@@ -10,5 +11,7 @@ __all__ = [
     "Job",
     "Launcher",
     "LocalJob",
+    "OpenDoor",
     "StartedAgent",
+    "open_door",
 ]

@@ -11,22 +11,24 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Final, NoReturn
 
 import trio
 
 from trimesh import limits
+from trimesh._native import status
 from trimesh._native.tls import TLSContext, TLSError, TLSSession
-from trimesh._runtime.hosts import HostSessions, SessionPipe, open_agent
+from trimesh._runtime.hosts import HostAgent, HostSessions, SessionPipe, open_agent
 from trimesh._transport.relay.base import SessionInterrupted
 from trimesh._transport.relay.native import open_relay
-from trimesh.errors import LinkLost, TrimeshError, leaves
+from trimesh.errors import HostRefused, LinkLost, TrimeshError, leaves
 from trimesh.ids import ID_MAX, ProcId
 from trimesh.jobs.door import LENGTH
-from trimesh.jobs.handshake import SecureSocket, own_hello
+from trimesh.jobs.handshake import SecureSocket, own_hello, own_versions
 from trimesh.jobs.identity import Credentials, JoinToken, KeyRequest, proof_of
 from trimesh.jobs.launcher import AgentOrder
 
@@ -41,14 +43,18 @@ class HostProgram:
 
     Args:
         order: What it was told.
+        has_lifeline: Whether it ends with its standard input. One that was started by a person or a scheduler has none
+            that says anything: it ends by SIGTERM, by Ctrl-C, or when its lease does.
     """
 
-    def __init__(self, order: AgentOrder) -> None:
+    def __init__(self, order: AgentOrder, *, has_lifeline: bool = True) -> None:
         self._order = order
+        self._has_lifeline = has_lifeline
         self._token = JoinToken.parse(order.token)
         self._own = ProcId(secrets.randbelow(ID_MAX) + 1)
         self._controller = ProcId(0)
         self._interrupted = trio.Event()
+        self._down = trio.Event()
 
     async def run(self) -> str:
         """Join, serve, and return why it ended.
@@ -88,7 +94,17 @@ class HostProgram:
         hello = own_hello(self._own, self._token.mesh, is_join=is_join)
         secure = SecureSocket(stream.socket, context.open(hello, is_server=False, expected=self._controller))
         try:
-            await secure.shake_hands(prove=self._prove)
+            try:
+                await secure.shake_hands(prove=self._prove)
+            except LinkLost as error:
+                failure = secure.tls.failure
+                if failure is None or failure.status != status.ERR_TLS_REFUSED:
+                    raise
+                trimesh, python, _ = own_versions()
+                raise HostRefused(
+                    f"the program at {', '.join(self._order.addresses)} does not let this host (trimesh {trimesh}, "
+                    f"Python {python}) join: {failure}"
+                ) from error
             yield secure
         finally:
             secure.close()
@@ -102,6 +118,7 @@ class HostProgram:
     async def _serve(self, context: TLSContext) -> str:
         sessions = HostSessions()
         sessions.on_interrupted = self._lost_connection
+        sessions.on_down = lambda _: self._down.set()
         async with open_relay(sessions.take) as relay:
             pipe = sessions.begin(
                 relay,
@@ -112,16 +129,31 @@ class HostProgram:
             )
             async with self._dialled(context) as secure:
                 pipe.session.attach(secure.hand_over())
-            reason = "its standard input was closed"
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._watch_input, nursery.cancel_scope)
                 nursery.start_soon(self._dial_again, context, pipe)
                 async with open_agent(
                     pipe, controller=self._controller, own=self._own, host_id=self._order.host_id
                 ) as agent:
-                    reason = await agent.serve()
+                    reason = await self._serve_until_told(agent)
+                    pipe.session.close()  # before what runs here ends: the controller hears of one end, not of each
                 nursery.cancel_scope.cancel()
+            with trio.move_on_after(limits.HOST_BYE_SECONDS):
+                await self._down.wait()
             return reason
+
+    async def _serve_until_told(self, agent: HostAgent) -> str:
+        reason = "its standard input was closed" if self._has_lifeline else "it was told to by a signal"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_input if self._has_lifeline else self._watch_signals, nursery.cancel_scope)
+            reason = await agent.serve()
+            nursery.cancel_scope.cancel()
+        return reason
+
+    async def _watch_signals(self, scope: trio.CancelScope) -> None:
+        """End when a signal says so."""
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for _ in signals:
+                scope.cancel()
 
     async def _watch_input(self, scope: trio.CancelScope) -> None:
         """End when the lifeline does."""
@@ -142,7 +174,7 @@ class HostProgram:
                 try:
                     async with self._dialled(context) as secure:
                         pipe.session.attach(secure.hand_over())
-                except (LinkLost, OSError):
+                except (HostRefused, LinkLost, OSError):
                     await trio.sleep(_REDIAL_SECONDS)
 
 
@@ -158,14 +190,29 @@ async def _dial(addresses: tuple[str, ...]) -> trio.SocketStream:
 
 
 def main() -> NoReturn:
-    """Be the agent. Ends by `os._exit`: its threads and the interpreter have nothing to do any more."""
+    """Be the agent that standard input orders."""
+    be_agent(lambda: AgentOrder.parse(_read_line()))
+
+
+def be_agent(read_order: Callable[[], AgentOrder], *, has_lifeline: bool = True) -> NoReturn:
+    """Be an agent until it ends, see `HostProgram`; what went wrong is written in one line.
+
+    Ends by `os._exit`: its threads and the interpreter have nothing to do any more.
+
+    Args:
+        read_order: Returns what it is told; may raise `ValueError`, `TrimeshError` or `OSError`.
+        has_lifeline: See `HostProgram`.
+    """
     code, text = 0, ""
     try:
-        order = AgentOrder.parse(_read_line())
-        text = f"trimesh agent: {trio.run(HostProgram(order).run)}\n"
+        order = read_order()
+        os.environ.update(order.env)
+        text = f"trimesh agent: {trio.run(HostProgram(order, has_lifeline=has_lifeline).run)}\n"
     except (TrimeshError, ValueError, OSError) as error:
-        code = _EXIT_REFUSED if isinstance(error, (LinkLost, TLSError)) else 1
+        code = _EXIT_REFUSED if isinstance(error, (HostRefused, LinkLost, TLSError)) else 1
         text = f"trimesh agent: {error}\n"
+    except KeyboardInterrupt:
+        code, text = 1, "trimesh agent: it was told to by a signal\n"
     except BaseExceptionGroup as error:  # of the nurseries around its tasks
         code, text = 1, f"trimesh agent: {next(iter(leaves(error)))}\n"
     sys.stderr.write(text)

@@ -8,22 +8,37 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final, Protocol
 
+import msgspec
 import trio
 
 from trimesh import limits
 from trimesh._native.tls import TLSContext, TLSHello, TLSVerdict
 from trimesh._transport.relay.base import HostConnection
-from trimesh.errors import HostRefused, LimitExceeded, LinkLost
+from trimesh.errors import HostRefused, LimitExceeded, LinkLost, SpawnError
 from trimesh.ids import ProcId
 from trimesh.jobs.handshake import SecureSocket, own_hello, own_versions
 from trimesh.jobs.identity import Authority, IdentityError, JoinToken, TokenLedger
 
 LENGTH: Final = struct.Struct("<I")
 _BACKLOG: Final = 128
+
+
+class DoorPlace(msgspec.Struct, frozen=True):
+    """Where a door listens, and what hosts are told of that.
+
+    Attributes:
+        interface: Number of an address of this machine.
+        port: 0 lets the system choose.
+        advertised: What hosts dial, `host` or `host:port`, where it is another address than that: a gateway, a name.
+    """
+
+    interface: str
+    port: int = 0
+    advertised: tuple[str, ...] = ()
 
 
 class DoorGuest(Protocol):
@@ -42,11 +57,22 @@ class Door:
 
     Attributes:
         address: `host:port`, where it listens.
+        addresses: What hosts dial, in order.
+        on_stranger: Called with words for each host whose token is worth nothing here. Must not raise.
     """
 
-    def __init__(self, own: ProcId, authority: Authority, context: TLSContext, listener: trio.SocketListener) -> None:
+    def __init__(
+        self,
+        own: ProcId,
+        authority: Authority,
+        context: TLSContext,
+        listener: trio.SocketListener,
+        advertised: tuple[str, ...] = (),
+    ) -> None:
         host, port = listener.socket.getsockname()[:2]
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.address = _with_port(host, port)
+        self.addresses = tuple(_with_port(one, port) for one in advertised) or (self.address,)
+        self.on_stranger: Callable[[str], None] = lambda _: None
         self._own = own
         self._authority = authority
         self._context = context
@@ -57,6 +83,7 @@ class Door:
     def expect(self, guest: DoorGuest) -> JoinToken:
         """Return a token for a host that is about to join."""
         token = self._ledger.issue(time.monotonic())
+        self._expected = {number: one for number, one in self._expected.items() if number in self._ledger}
         self._expected[token.number] = guest
         return token
 
@@ -77,7 +104,10 @@ class Door:
                 with trio.move_on_after(limits.TLS_HALF_OPEN_MS / 1000):
                     await self._certify(secure, hello, entry.joining)
             elif (guest := self._members.get(ProcId(hello.incarnation))) is not None:
-                guest.connected(ProcId(hello.incarnation), secure.hand_over())
+                connection = secure.hand_over()
+                if not guest.connected(ProcId(hello.incarnation), connection):
+                    connection.sock.close()
+                    connection.tls.free()
         except LinkLost as error:
             if entry.refusal is not None and entry.joining is not None:
                 entry.joining.refused(HostRefused(entry.refusal))
@@ -99,6 +129,7 @@ class Door:
         )
         guest = self._expected.pop(hello.token, None) if is_known else None
         if guest is None:
+            self.on_stranger(self._ledger.why_refused(hello.token))
             return TLSVerdict.TOKEN
         entry.joining = guest
         entry.refusal = difference(hello.versions, own_versions())
@@ -129,6 +160,13 @@ class _Entry:
     def __init__(self) -> None:
         self.joining: DoorGuest | None = None
         self.refusal: str | None = None
+
+
+def _with_port(host: str, port: int) -> str:
+    """Return `host:port`; a port that is there stays."""
+    if host.startswith("[") or host.count(":") == 1:
+        return host if not host.endswith("]") else f"{host}:{port}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def difference(theirs: tuple[str, str, str], ours: tuple[str, str, str]) -> str | None:
@@ -164,18 +202,25 @@ def door_context(own: ProcId, authority: Authority) -> Generator[TLSContext, Non
 
 @asynccontextmanager
 async def open_door_at(
-    interface: str, own: ProcId, authority: Authority, context: TLSContext
+    place: DoorPlace, own: ProcId, authority: Authority, context: TLSContext
 ) -> AsyncGenerator[Door, None]:
-    """Listen on an address, at a port that the system chooses, while the body runs.
+    """Listen while the body runs.
 
     Args:
-        interface: Number of an address of this machine.
+        place: Where.
         own: This process.
         authority: Of its mesh.
         context: With the certificate of this process; outlives the door, and the sessions of those who came in.
+
+    Raises:
+        SpawnError: It cannot listen there.
     """
-    listeners = await trio.open_tcp_listeners(0, host=interface, backlog=_BACKLOG)
-    door = Door(own, authority, context, listeners[0])
+    try:
+        listeners = await trio.open_tcp_listeners(place.port, host=place.interface, backlog=_BACKLOG)
+    except OSError as error:
+        where = _with_port(place.interface, place.port)
+        raise SpawnError(f"hosts cannot join at {where}, which must be an address of this machine: {error}") from error
+    door = Door(own, authority, context, listeners[0], place.advertised)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_serve, door, listeners)

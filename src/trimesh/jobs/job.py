@@ -48,7 +48,7 @@ class Job:
         factory=list[Spawning[HostMesh]], init=False, eq=False, repr=False, hash=False
     )
 
-    hosts: int | Mapping[str, int]
+    hosts: Any
     pickle: Pickle | None = attrs.field(default=None, kw_only=True, validator=attrs.validators.in_(("on", "off", None)))
 
     def launcher(self) -> Launcher:
@@ -59,6 +59,16 @@ class Job:
         """Return the setting `host_id` of the processes of a host; "" leaves it to the machine."""
         del rank
         return ""
+
+    @property
+    def agent_env(self) -> Mapping[str, str]:
+        """Environment variables that its agents set, for themselves and what they start."""
+        return {}
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the job gives names to parts of its hosts."""
+        return isinstance(self.hosts, Mapping)
 
     @property
     def parts(self) -> Mapping[str, int]:

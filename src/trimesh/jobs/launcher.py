@@ -6,7 +6,8 @@ standard input and ends when that is closed; nothing secret is ever in its argum
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 import msgspec
@@ -19,11 +20,13 @@ class AgentOrder(msgspec.Struct, frozen=True):
         token: Join token; a secret.
         addresses: Where the controller listens, `host:port`, to be tried in order.
         host_id: Setting `host_id` of the processes there; "" leaves it to the machine.
+        env: Environment variables that the agent sets, for itself and what it starts.
     """
 
     token: str
     addresses: tuple[str, ...]
     host_id: str = ""
+    env: Mapping[str, str] = {}
 
     def __repr__(self) -> str:
         return f"AgentOrder({', '.join(self.addresses)}, token not shown)"
@@ -72,7 +75,17 @@ class StartedAgent(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts the agents of one job."""
+    """Starts the agents of one run of a job. Opened once; the rest is used while it is open."""
+
+    def open(self) -> AbstractAsyncContextManager[object]:
+        """Get ready to start agents: find addresses, wait in a queue. Once left, nothing of it is left.
+
+        Entering it may take for as long as a queue does; a cancel leaves nothing queued.
+
+        Raises:
+            SpawnError: It cannot; the text has the words of whoever refused.
+        """
+        ...
 
     @property
     def hosts(self) -> Sequence[str]:

@@ -7,7 +7,8 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Final
 
 import attrs
@@ -55,6 +56,11 @@ class LocalLauncher:
 
     def __init__(self, count: int) -> None:
         self.hosts: Sequence[str] = [f"{socket.gethostname()}/{rank}" for rank in range(count)]
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[None, None]:
+        """See `Launcher.open`."""
+        yield
 
     async def start(self, rank: int, order: AgentOrder) -> LocalAgent:
         """See `Launcher.start`."""

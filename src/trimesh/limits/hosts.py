@@ -27,6 +27,9 @@ when it starts."""
 JOIN_TOKENS_MAX: Final = 4_096
 """Tokens of one door that have not been used: one for each host that is about to join, and a mesh has 1,000 of them."""
 
+DOOR_REFUSALS_KEPT: Final = 64
+"""The last reasons why hosts were not let in at an open door, for its program: a screen of them."""
+
 PKI_FILE_BYTES_MAX: Final = 1 << 20
 """A file of certificates or a key: a few KiB; the store of a whole system is a mistake."""
 
@@ -76,6 +79,9 @@ has ended."""
 
 HOST_STOP_SECONDS: Final = 5.0
 """An agent that was told to stop ends what is left on its host, by `KILL_SECONDS`, and itself; then it is killed."""
+
+HOST_BYE_SECONDS: Final = 1.0
+"""An agent that ends waits for so long until the controller has its last word: one round trip, and what was queued."""
 
 HOST_JOIN_SECONDS: Final = 60.0
 """From the start of an agent until processes can be started on its host: an interpreter over ssh, an import from a file

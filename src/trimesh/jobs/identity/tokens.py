@@ -99,10 +99,15 @@ class TokenLedger:
             raise ValueError(f"a pin has {_PIN_BYTES} bytes, got {len(pin)}")
         self._pin = pin
         self._issued: dict[bytes, _Issued] = {}
+        self._over: dict[bytes, str] = {}
 
     def __len__(self) -> int:
         """Count the tokens that have been issued, not used, and not dropped for their age."""
         return len(self._issued)
+
+    def __contains__(self, number: bytes) -> bool:
+        """Tell whether a token of this number is out, as far as was looked at."""
+        return number in self._issued
 
     def issue(self, now: float) -> JoinToken:
         """Return a new token, worth something for `limits.JOIN_TOKEN_SECONDS`.
@@ -137,7 +142,22 @@ class TokenLedger:
         if issued is None or not is_proven:
             return False
         del self._issued[number]
+        self._remember(number, "a host has joined by it already, and a token admits one")
         return True
 
+    def why_refused(self, number: bytes) -> str:
+        """Return in words why a token was not taken just now: for this side, the peer is not told (TK-3)."""
+        if number in self._issued:
+            return "its proof is wrong: who shows it knows its number only"
+        return self._over.get(number, "it is not of this door")
+
     def _forget_old(self, now: float) -> None:
-        self._issued = {number: one for number, one in self._issued.items() if now < one.until}
+        old = [number for number, one in self._issued.items() if now >= one.until]
+        for number in old:
+            del self._issued[number]
+            self._remember(number, f"it is older than limits.JOIN_TOKEN_SECONDS ({limits.JOIN_TOKEN_SECONDS:g} s)")
+
+    def _remember(self, number: bytes, text: str) -> None:
+        if len(self._over) >= limits.JOIN_TOKENS_MAX:
+            del self._over[next(iter(self._over))]
+        self._over[number] = text

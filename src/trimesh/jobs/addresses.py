@@ -1,0 +1,103 @@
+"""Addresses of this machine: where hosts are to reach it."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import socket
+import struct
+from typing import Final
+
+import trio
+
+from trimesh.errors import SpawnError
+
+_SIOCGIFADDR: Final = 0x8915
+"""Of Linux: the IPv4 address of an interface, by its name."""
+
+_NAME_BYTES: Final = 15
+"""Of the name of an interface, without its zero (IFNAMSIZ)."""
+
+_ANY_PORT: Final = 9
+_ELSEWHERE: Final = "192.0.2.1"
+"""An address of documentation (RFC 5737), which no machine has: the route there is the default route."""
+
+
+async def address_of(interface: str) -> str:
+    """Return the number of an address of this machine.
+
+    Args:
+        interface: The number itself, the name of an interface ("eth0"), or a name that this machine has.
+
+    Raises:
+        SpawnError: There is no such interface or name.
+
+    Blocking: for as long as a look-up of a name takes.
+    """
+    try:
+        return str(ipaddress.ip_address(interface))
+    except ValueError:
+        pass
+    if interface in (name for _, name in socket.if_nameindex()):
+        return _of_interface(interface)
+    try:
+        return (await _numbers(interface, _ANY_PORT))[0]
+    except OSError as error:
+        known = ", ".join(name for _, name in socket.if_nameindex())
+        raise SpawnError(
+            f"interface= is an address of this machine, its name, or the name of an interface ({known}), "
+            f"got {interface!r}: {error}"
+        ) from None
+
+
+def _of_interface(name: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            found = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:_NAME_BYTES]))
+        except OSError as error:
+            raise SpawnError(
+                f"the interface {name} needs an IPv4 address, or say the address itself: {error}"
+            ) from None
+    return socket.inet_ntoa(found[20:24])
+
+
+async def address_towards(host: str = "", port: int = _ANY_PORT) -> str:
+    """Return the number of the address of this machine from which a host is reached. Nothing is sent.
+
+    Args:
+        host: Its name or number; "" asks for the default route.
+        port: Of it.
+
+    Raises:
+        SpawnError: The name is not known, or no route leads there.
+
+    Blocking: for as long as a look-up of a name takes.
+    """
+    problems = list[str]()
+    try:
+        numbers = await _numbers(host or _ELSEWHERE, port)
+    except OSError as error:
+        raise SpawnError(f"the address of {host} must be known, to find the way there: {error}") from None
+    for number in numbers:
+        family = socket.AF_INET6 if ":" in number else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            try:
+                sock.connect((number, port))
+            except OSError as error:
+                problems.append(str(error))
+            else:
+                return str(sock.getsockname()[0])
+    where = f"to {host}" if host else "to other machines"
+    raise SpawnError(
+        f"no route leads {where}: say interface=, the address at which hosts reach this machine; {problems}"
+    )
+
+
+def is_loopback(number: str) -> bool:
+    """Tell whether an address means a machine itself, to each another one."""
+    return ipaddress.ip_address(number).is_loopback
+
+
+async def _numbers(host: str, port: int) -> list[str]:
+    found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    return [str(address[4][0]) for address in found]

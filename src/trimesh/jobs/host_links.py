@@ -1,0 +1,75 @@
+"""What carries the hosts of one block in the controller: a relay with its sessions, a door, the authority behind it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from trimesh import limits
+from trimesh._runtime.hosts import HostSessions, SessionPipe
+from trimesh._runtime.life import Proc
+from trimesh._transport.relay.base import Relay, Session, SessionDown
+from trimesh._transport.relay.native import open_relay
+from trimesh.ids import ProcId
+from trimesh.jobs.door import Door, DoorPlace, door_context, open_door_at
+from trimesh.jobs.identity import Authority
+
+
+class SessionHolder(Protocol):
+    """Whose session it is."""
+
+    def session_down(self, down: SessionDown) -> None:
+        """Learn that it is over."""
+        ...
+
+
+class HostLinks:
+    """The sessions of one block with its hosts, and the door at which those join. Made by `open_host_links`.
+
+    Attributes:
+        door: Where they join.
+    """
+
+    def __init__(self, relay: Relay, sessions: HostSessions, door: Door) -> None:
+        self.door = door
+        self._relay = relay
+        self._sessions = sessions
+        self._holders: dict[Session, SessionHolder] = {}
+        sessions.on_down = self._down
+
+    def begin(self, incarnation: ProcId, holder: SessionHolder) -> SessionPipe:
+        """Begin the session of a host that has joined, and return what carries records over it."""
+        pipe = self._sessions.begin(self._relay, incarnation, is_dialler=False, lease_seconds=limits.HOST_LEASE_SECONDS)
+        self._holders[pipe.session] = holder
+        return pipe
+
+    def end(self, pipe: SessionPipe) -> None:
+        """End a session at once; its holder hears no more of it."""
+        self._holders.pop(pipe.session, None)
+        pipe.session.abort()
+        pipe.close()
+
+    def _down(self, down: SessionDown) -> None:
+        holder = self._holders.pop(down.session, None)
+        if holder is not None:
+            holder.session_down(down)
+
+
+@asynccontextmanager
+async def open_host_links(proc: Proc, place: DoorPlace) -> AsyncGenerator[HostLinks, None]:
+    """Let hosts join while the body runs.
+
+    Args:
+        proc: The controller.
+        place: Where it listens for them.
+    """
+    authority = Authority(time.time())
+    with door_context(proc.proc_id, authority) as context:
+        sessions = HostSessions()
+        async with (
+            open_relay(sessions.take) as relay,
+            open_door_at(place, proc.proc_id, authority, context) as door,
+        ):
+            yield HostLinks(relay, sessions, door)
