@@ -118,6 +118,22 @@ async def test_end_of_an_agent_is_the_loss_of_its_host() -> None:
     assert [leaf for leaf in leaves(caught.value) if leaf is not lost] == []
 
 
+async def test_host_that_is_lost_while_its_block_is_left_is_one_failure() -> None:
+    """H4, X3: as many processes as were there say it, and a call in the body."""
+    with trio.fail_after(HANG_SECONDS), pytest.raises(MeshErrorGroup) as caught:
+        async with (
+            jobs.LocalJob(2) as hosts,
+            hosts.spawn_procs({"gpus": 3}) as procs,
+            procs.spawn("workers", Worker) as workers,
+        ):
+            _, spawner = (await workers.where.call()).values()[3]
+            with trio.CancelScope(shield=True):
+                os.kill(spawner, signal.SIGKILL)
+                await workers.slice(hosts=1).sleep.call()
+    (lost,) = leaves(caught.value)
+    assert isinstance(lost, HostLost)
+
+
 async def test_errors_streams_and_cancels_cross_hosts() -> None:
     """H1: the same body as on one host."""
     with trio.fail_after(HANG_SECONDS):

@@ -28,6 +28,7 @@ from trimesh._runtime.actors.supervision_log import LoggingProc, log_line
 from trimesh._runtime.calls.circle import pass_on
 from trimesh._runtime.calls.started import StartedCalls
 from trimesh._runtime.meshes.survivors import Crew, fold_into_deaths, place_of
+from trimesh._runtime.peers.losses import ToldLosses
 from trimesh._runtime.tasks.cancelled import split_cancelled
 from trimesh._runtime.tasks.consequences import without_consequences
 from trimesh._runtime.tasks.interrupt import interruptible, run_to_end
@@ -35,12 +36,13 @@ from trimesh._runtime.values.codec import describe
 from trimesh._runtime.values.reference import MeshInfo
 from trimesh._runtime.watch.process import TaskProc, WatchedProc
 from trimesh._runtime.watch.report import describe_waiting, grace_left
-from trimesh.errors import MeshErrorGroup, ProcDied, has_origin, leaves, origin
+from trimesh.errors import HostLost, MeshErrorGroup, ProcDied, has_origin, leaves, origin
 
 if TYPE_CHECKING:
     from trimesh._runtime.meshes.stopping_blocks import StoppingBlocks
 
 _log = logging.getLogger("trimesh")
+_DEATHS = ProcDied, HostLost
 
 
 class BlockProc(WatchedProc, LoggingProc, TaskProc, Protocol):
@@ -416,7 +418,8 @@ def raise_all(name: str, left: Left) -> None:
     if left.error is not None:
         pass_on(left.error)
     cancelled, rest = split_cancelled(left.error)
-    failures = [*left.first, *left.late]
+    losses = ToldLosses()
+    failures = [failure for failure in (*left.first, *left.late) if not losses.is_told(failure)]
     rest = _without_told(rest, failures)
     exceptions, base = _split_exceptions(rest)
     if exceptions is not None:
@@ -435,16 +438,16 @@ def raise_all(name: str, left: Left) -> None:
 
 
 def _without_told(error: BaseException | None, failures: Sequence[Exception]) -> BaseException | None:
-    """Return an error of a body without the deaths that the block tells itself: one failure surfaces once (X3).
+    """Return an error of a body without the deaths and losses that the block tells itself: one surfaces once (X3).
 
     A function that waits without `await` raises what a call would have been cancelled for.
     """
-    told = {origin(failure) for failure in failures if isinstance(failure, ProcDied) and has_origin(failure)}
+    told = {origin(failure) for failure in failures if isinstance(failure, _DEATHS) and has_origin(failure)}
     if error is None or not told:
         return error
 
     def is_told(leaf: BaseException) -> bool:
-        return isinstance(leaf, ProcDied) and origin(leaf) in told
+        return isinstance(leaf, _DEATHS) and origin(leaf) in told
 
     if isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
