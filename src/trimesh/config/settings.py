@@ -28,6 +28,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     rdma_address: str = ""
     ucx: str = ""
     host_id: str = ""
+    collectives: str = ""
     observe: str = "on"
     libssl: str = ""
     native_lib: str = ""
@@ -155,6 +156,14 @@ SETTINGS: Final = (
         "Identity of this host: processes of one host reach each other's memory.",
         "Two identities make two hosts of one machine, which have only `tcp` and `ucx` between them.",
         "of its boot and its namespace of processes",
+    ),
+    Setting(
+        "collectives",
+        Text("an address, a network or an interface of each host"),
+        "",
+        "Where ranks of tensors listen for `torch.distributed` with those of other machines: `eth0`, `10.0.0.0/8`.",
+        "gloo and NCCL neither encrypt nor ask who connects: name a network that is trusted.",
+        "none: ranks of several machines make no process groups; those of one use 127.0.0.1",
     ),
     Setting(
         "observe",

@@ -1,8 +1,8 @@
-"""The agent of a host: the root of the spawner there, in place of a controller on another host.
+"""The agent of a host: the root of the spawners there, in place of a controller on another host.
 
-    controller --session--> HostAgent --broker socket--> spawner --> workers
+    controller --session--> HostAgent --broker sockets--> spawners --> workers
 
-It hands on what the controller asks, with the context of this host, and what the spawner tells. It decides nothing.
+It hands on what the controller asks, with the context of this host, and what the spawners tell. It decides nothing.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import trio
 
 from trimesh._runtime.hosts.context import context_here
 from trimesh._runtime.hosts.session_pipe import SessionPipe
+from trimesh._runtime.hosts.spawners import HostSpawners
 from trimesh._runtime.spawner import wire
-from trimesh._runtime.spawner.client import SpawnerClient, SpawnerLostError
-from trimesh._runtime.spawner.far_root import open_far_root
+from trimesh._runtime.spawner.client import SpawnerLostError
 from trimesh._runtime.spawner.socket import Received, close_all
 from trimesh._runtime.system.records import WorkerConfig
-from trimesh.errors import LimitExceeded, ProtocolError
+from trimesh.errors import LimitExceeded, ProtocolError, SpawnError
 from trimesh.ids import ProcId
 
 _Question = wire.Launch | wire.Connect | wire.ExitOf | wire.Flush
@@ -33,8 +33,8 @@ _Question = wire.Launch | wire.Connect | wire.ExitOf | wire.Flush
 class HostAgent:
     """Serves one controller. Made by `open_agent`."""
 
-    def __init__(self, spawner: SpawnerClient, pipe: SessionPipe, host_id: str) -> None:
-        self._spawner = spawner
+    def __init__(self, spawners: HostSpawners, pipe: SessionPipe, host_id: str) -> None:
+        self._spawners = spawners
         self._host_id = host_id
         self._pipe = pipe
         self._has_queued = trio.Event()
@@ -44,7 +44,7 @@ class HostAgent:
         reason = "the controller has said stop"
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write)
-            nursery.start_soon(self._watch_spawner)
+            nursery.start_soon(self._watch_spawners)
             try:
                 await self._read(nursery)
             except OSError as error:
@@ -67,9 +67,9 @@ class HostAgent:
                     nursery.start_soon(self._ask, record)
                 case wire.Signal() | wire.OutputTaken():
                     close_all(received.fds)
-                    self._spawner.post(record)
+                    self._spawners.post(record)
                 case wire.Connected() | wire.ConnectFailed() | wire.ExitKnown():
-                    self._spawner.post(record, received.fds)
+                    self._spawners.post(record, received.fds)
                 case wire.Stop():
                     close_all(received.fds)
                     return
@@ -85,10 +85,9 @@ class HostAgent:
             context = context_here(question.context, are_several=prod(question.config.sizes) > 1)
             config = self._config_here(question.config)
             question = msgspec.structs.replace(question, context=context, config=config)
-        asked = question
         try:
-            received = await self._spawner.ask(lambda request: msgspec.structs.replace(asked, request=request))
-        except (SpawnerLostError, OSError, LimitExceeded) as error:
+            received = await self._spawners.ask(question)
+        except (SpawnError, SpawnerLostError, OSError, LimitExceeded) as error:
             self._send(_failure(question, number, str(error)))
             return
         answer, fds = received.record, received.fds
@@ -98,7 +97,7 @@ class HostAgent:
         if isinstance(answer, wire.Launched | wire.Connected) and len(fds) != 1:
             close_all(fds)
             if isinstance(answer, wire.Launched) and isinstance(question, wire.Launch):
-                self._spawner.post(wire.Signal(question.config.proc_id, signal.SIGKILL))
+                self._spawners.post(wire.Signal(question.config.proc_id, signal.SIGKILL))
             self._send(_failure(question, number, "the agent has no descriptor left"))
             return
         assert isinstance(
@@ -138,9 +137,9 @@ class HostAgent:
         except OSError:
             return True
 
-    async def _watch_spawner(self) -> None:
-        await self._spawner.ended.wait()
-        reason = self._spawner.lost or ""
+    async def _watch_spawners(self) -> None:
+        await self._spawners.ended.wait()
+        reason = self._spawners.lost or ""
         self._send(wire.Fatal(reason))
         self._pipe.lose(f"the spawner of this host is lost: {reason}")
 
@@ -161,7 +160,7 @@ def _failure(question: _Question, number: int, text: str) -> wire.AnyRecord:
 async def open_agent(
     pipe: SessionPipe, *, controller: ProcId, own: ProcId, host_id: str = ""
 ) -> AsyncGenerator[HostAgent, None]:
-    """Start the spawner of this host for a controller; leaving kills and reaps everything below it.
+    """Start the first spawner of this host for a controller; leaving kills and reaps everything below it.
 
     Args:
         pipe: To the controller.
@@ -178,10 +177,13 @@ async def open_agent(
         else:
             agent.noticed(received)
 
-    async with open_far_root(controller, own, noticed) as root:
-        agent = HostAgent(root.client, pipe, host_id)
+    async with trio.open_nursery() as nursery:
+        spawners = HostSpawners(controller, own, noticed, nursery)
+        await spawners.start()
+        agent = HostAgent(spawners, pipe, host_id)
         ready = wire.AgentReady(socket.gethostname(), os.getpid())
         agent.noticed(Received(ready, (), truncated=False))
         for received in waiting:
             agent.noticed(received)
         yield agent
+        nursery.cancel_scope.cancel()

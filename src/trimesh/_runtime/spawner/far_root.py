@@ -6,7 +6,7 @@ FA-2 When it is left, the spawner and everything below it is gone and reaped, or
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import asynccontextmanager
 
 import trio
@@ -17,6 +17,7 @@ from trimesh._runtime.spawner.process import SpawnerProcess
 from trimesh._runtime.spawner.siblings import kill_rest
 from trimesh._runtime.spawner.socket import Received
 from trimesh._runtime.system import records
+from trimesh.errors import SpawnError
 from trimesh.ids import ProcId
 
 NoticeHook = Callable[[Received], None]
@@ -29,14 +30,26 @@ class FarRoot:
 
     Attributes:
         client: The connection to the spawner.
+        pid: Of the spawner.
     """
 
-    def __init__(self, process: SpawnerProcess, controller: ProcId, own: ProcId, on_notice: NoticeHook) -> None:
+    def __init__(
+        self,
+        process: SpawnerProcess,
+        controller: ProcId,
+        own: ProcId,
+        on_notice: NoticeHook,
+        modules: tuple[str, ...],
+        spared: Callable[[], Collection[int]],
+    ) -> None:
+        self.pid = process.pid
         self.client = SpawnerClient(process.broker, on_notice=self._noticed, on_lost=self._lost)
         self._process = process
         self._controller = controller
         self._own = own
         self._on_notice = on_notice
+        self._modules = modules
+        self._spared = spared
         self._ready = trio.Event()
 
     def _noticed(self, received: Received) -> None:
@@ -54,7 +67,7 @@ class FarRoot:
         Raises:
             SpawnError: They cannot.
         """
-        self.client.post(wire.Hello(self._controller, _MODULES, self._own))
+        self.client.post(wire.Hello(self._controller, _MODULES + self._modules, self._own))
         await self.client.wait_ready(self._ready, "start")
 
     @trio.lowlevel.enable_ki_protection
@@ -62,31 +75,46 @@ class FarRoot:
         """End the spawner and everything below it (FA-2). Bounded."""
         with trio.CancelScope(shield=True):
             if not await self._process.end(self.client):
-                await kill_rest(self._own)
+                await kill_rest(self._own, lambda: [pid for pid in self._spared() if pid != self.pid])
 
 
 @asynccontextmanager
-async def open_far_root(controller: ProcId, own: ProcId, on_notice: NoticeHook) -> AsyncGenerator[FarRoot, None]:
+async def open_far_root(
+    controller: ProcId,
+    own: ProcId,
+    on_notice: NoticeHook,
+    modules: tuple[str, ...] = (),
+    spared: Callable[[], Collection[int]] = tuple,
+) -> AsyncGenerator[FarRoot, None]:
     """Start a spawner for a controller on another host.
 
     Args:
         controller: Who is the root of the family.
         own: This process.
         on_notice: Called for all that the spawner tells, with descriptors that it then owns. Must not raise.
+        modules: Imported once, before it forks.
+        spared: Other spawners with the same mark; what lives below them is left alone at the end.
 
     Raises:
-        SpawnError: It cannot be started.
+        SpawnError: It cannot be started, or a module cannot be imported.
     """
+    failure: SpawnError | None = None
     process = SpawnerProcess.start(own)
     try:
-        root = FarRoot(process, controller, own, on_notice)
+        root = FarRoot(process, controller, own, on_notice, modules, spared)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(root.client.run)
             try:
-                await root.wait_ready()
-                yield root
+                try:
+                    await root.wait_ready()
+                except SpawnError as error:  # raised outside of the nursery, which would wrap it
+                    failure = error
+                else:
+                    yield root
             finally:
                 await root.stop()
                 root.client.stop()
+        if failure is not None:
+            raise failure
     finally:
         process.close()

@@ -123,7 +123,7 @@ class Siblings:
         known = self.exits.get(question.target)
         if known is None:
             with trio.move_on_after(limits.FOREIGN_CONNECT_SECONDS) as scope:
-                received = await _first(ask, others)
+                received = await first_answer(ask, others)
             if scope.cancelled_caught:
                 record = _SILENT
             known = self.exits.get(question.target)
@@ -146,13 +146,13 @@ class Siblings:
 
         known = self.exits.get(proc_id)
         if known is None:
-            received = await _first(ask, others)
+            received = await first_answer(ask, others)
             if received is not None and isinstance(received.record, wire.ExitKnown):
                 return received.record.exit
         return known or self.exits.get(proc_id)
 
 
-async def _first(
+async def first_answer(
     ask: Callable[[SpawnerClient], Awaitable[Received | None]], clients: Sequence[SpawnerClient]
 ) -> Received | None:
     """Ask all at once and return the first answer that is one; at most one spawner knows a process.

@@ -4,12 +4,14 @@ It is one object, under one name, for as long as the team is: what torch keeps o
 distributed tensor, a user's variable) stays right. Behind it are generations of a group of torch's own, made when one
 is needed and destroyed when it has failed: that is what frees the other ranks.
 
-A generation has gloo for tensors of the host. Those of CUDA devices go by NCCL, if each rank has a device of its own,
-which NCCL insists on; otherwise by gloo, as copies on the host.
+A generation has gloo for tensors of the host, at addresses that its ranks agree upon (`addresses`). Those of CUDA
+devices go by NCCL, if each rank has a device of its own, which NCCL insists on; otherwise by gloo, as copies on the
+host.
 """
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -17,12 +19,15 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 from trimesh import limits
+from trimesh.config import current
 from trimesh.errors import CollectiveFailed
+from trimesh.tensor.groups.addresses import Place, meeting_place, place_here
 from trimesh.tensor.groups.host_copies import DEVICES, on_host
 from trimesh.tensor.groups.team_store import TeamStore
 
@@ -147,8 +152,9 @@ class Group(dist.ProcessGroup):
         try:
             generation = self._ask("join", [self.key], [], self._here()).number
             store = _c10d.PrefixStore(f"{self.key}/{generation}", self.store)
+            place = self._place(generation)
             self._has_nccl = self.device.type == "cuda" and _are_apart(store, self)
-            made = _inner(store, self, has_nccl=self._has_nccl)
+            made = _inner(store, self, place, has_nccl=self._has_nccl)
         except CollectiveFailed:
             raise
         except Exception as error:
@@ -158,6 +164,13 @@ class Group(dist.ProcessGroup):
             raise
         self._inner = made
         return made
+
+    def _place(self, generation: int) -> Place:
+        """Return where this rank listens for the others; see `meeting_place`."""
+        own = place_here(current().collectives)
+        keys = [f"{self.key}/{generation}/place/{index}" for index in range(self.size())]
+        self._ask("set", [keys[self.rank()]], [msgspec.json.encode(own)])
+        return meeting_place(own, self._ask("get", keys, seconds=limits.COLLECTIVE_SECONDS).values)
 
     def _here(self) -> list[int]:
         return [self._team.place, self._team.steps, *self.places]
@@ -232,7 +245,7 @@ def _are_apart(store: Any, group: Group) -> bool:
     return len({store.get(f"device/{rank}") for rank in range(group.size())}) == group.size()
 
 
-def _inner(store: Any, group: Group, *, has_nccl: bool) -> dist.ProcessGroup:
+def _inner(store: Any, group: Group, place: Place, *, has_nccl: bool) -> dist.ProcessGroup:
     """Return a group of torch's own; all its ranks are here at the same time."""
     timeout = timedelta(seconds=limits.COLLECTIVE_SECONDS)
     rank, size = group.rank(), group.size()
@@ -240,12 +253,13 @@ def _inner(store: Any, group: Group, *, has_nccl: bool) -> dist.ProcessGroup:
     kinds = dist.ProcessGroup.BackendType
     made._set_default_backend(kinds.NCCL if has_nccl else kinds.GLOO)
     gloo = _c10d.ProcessGroupGloo._Options()
-    # The processes of a mesh are on one host: no other interface is listened on.
-    gloo._devices = [_c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    gloo._devices = [_c10d.ProcessGroupGloo.create_device(hostname=place.address)]  # no other is listened on
     gloo._timeout = timeout
     backend: Any = _c10d.ProcessGroupGloo(store, rank, size, gloo)
     made._register_backend(torch.device("cpu"), kinds.GLOO, backend)
     if has_nccl:
+        if place.interface:
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={place.interface}")  # NCCL has no other way to be told
         nccl = _c10d.ProcessGroupNCCL.Options()
         nccl._timeout = timeout
         backend = _c10d.ProcessGroupNCCL(_c10d.PrefixStore("nccl", store), rank, size, nccl)
