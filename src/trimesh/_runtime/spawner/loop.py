@@ -286,9 +286,8 @@ class Spawner:
         except OSError as error:
             self._send(sender, wire.ConnectFailed(record.request, f"the spawner has no descriptor left: {error}"))
             return
-        asks_for_itself = sender is self._root and record.source is None
-        is_root_far = self._marker.family != self._root.proc_id
-        is_far = record.is_far or (is_root_far and (asks_for_itself or target is self._root))
+        is_of_root = target is self._root or (sender is self._root and record.source is None)
+        is_far = record.is_far or (is_of_root and self._marker.family != self._root.proc_id)
         if self._send(target, wire.Incoming(source, is_far), (theirs.detach(),)):
             self._send(sender, wire.Connected(record.request, is_far), (ours.detach(),))
         else:
