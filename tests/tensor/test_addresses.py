@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="torch is an extra")
 
 from trimesh.tensor.groups.addresses import (  # noqa: E402 - after the skip
     Interface,
-    Place,
+    RankPlace,
     interfaces_here,
     meeting_place,
     place_here,
@@ -34,7 +34,7 @@ INTERFACES = [
 ]
 
 
-def said(*places: Place) -> list[bytes]:
+def said(*places: RankPlace) -> list[bytes]:
     return [msgspec.json.encode(place) for place in places]
 
 
@@ -64,19 +64,19 @@ def test_this_machine_has_loopback_among_its_interfaces() -> None:
 
 
 def test_ranks_of_one_machine_listen_on_loopback_whatever_the_setting_is() -> None:
-    one, other = Place("a", "192.0.2.7", "eth0"), Place("a")
-    assert meeting_place(one, said(one, other)) == Place("a", "127.0.0.1")
+    one, other = RankPlace("a", "192.0.2.7", "eth0"), RankPlace("a")
+    assert meeting_place(one, said(one, other)) == RankPlace("a", "127.0.0.1")
 
 
 def test_ranks_of_several_machines_listen_where_their_setting_says() -> None:
-    one, other = Place("a", "192.0.2.7", "eth0"), Place("b", "192.0.2.8", "eth0")
+    one, other = RankPlace("a", "192.0.2.7", "eth0"), RankPlace("b", "192.0.2.8", "eth0")
     assert meeting_place(other, said(one, other)) == other
 
 
-@pytest.mark.parametrize("bad", [Place("b"), Place("b", "127.0.0.1", "lo"), Place("b", "::1", "lo")])
-def test_ranks_of_several_machines_make_no_group_without_a_network_that_is_named(bad: Place) -> None:
+@pytest.mark.parametrize("bad", [RankPlace("b"), RankPlace("b", "127.0.0.1", "lo"), RankPlace("b", "::1", "lo")])
+def test_ranks_of_several_machines_make_no_group_without_a_network_that_is_named(bad: RankPlace) -> None:
     """H7: neither gloo nor NCCL encrypts, so nothing is opened on a network by itself; loopback is of one machine."""
-    good = Place("a", "192.0.2.7", "eth0")
+    good = RankPlace("a", "192.0.2.7", "eth0")
     for own in (good, bad):
         with pytest.raises(ConfigError, match=r"at rank 1.*name a network that is trusted"):
             meeting_place(own, said(good, bad))
@@ -85,7 +85,7 @@ def test_ranks_of_several_machines_make_no_group_without_a_network_that_is_named
 @pytest.mark.parametrize("bytes_", [b"", b"7", b'["a", 7]', b"\xff"])
 def test_what_is_no_place_is_refused(bytes_: bytes) -> None:
     with pytest.raises(ConfigError, match="something else"):
-        meeting_place(Place("a"), [bytes_])
+        meeting_place(RankPlace("a"), [bytes_])
 
 
 # ---- two machines, as namespaces of networks -----------------------------------------------------------------

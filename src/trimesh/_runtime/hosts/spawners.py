@@ -6,8 +6,8 @@ r"""The spawners of one host: the one that is there from the start, and one for 
 A question about a process goes to all, and at most one knows it. So what a spawner asks about a process of another one
 is answered here, and goes to the controller only if it is not on this host.
 
-HS-1 A module is imported once for all processes of the host that name the same set, as on one host.
-HS-2 The loss of any of them is the loss of the host: what is below it is not known any more.
+HW-1 A module is imported once for all processes of the host that name the same set, as on one host.
+HW-2 The loss of any of them is the loss of the host: what is below it is not known any more.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each rank says which machine it is on, and its address there. On one machine all take 127.0.0.1. Otherwise each takes
 the address of the setting `collectives`, and there is no group without: neither gloo nor NCCL encrypts, or asks who
-connects, so the network must be one that somebody has named.
+connects, so the network must be one that the user has named.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Interface:
     address: str
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class RankPlace(msgspec.Struct, frozen=True, array_like=True):
     """What a rank says to the others of its group.
 
     Attributes:
@@ -68,7 +68,7 @@ def interfaces_here() -> list[Interface]:
     return found
 
 
-def place_here(wanted: str, interfaces: Iterable[Interface] | None = None) -> Place:
+def place_here(wanted: str, interfaces: Iterable[Interface] | None = None) -> RankPlace:
     """Return what this rank says.
 
     Args:
@@ -79,11 +79,11 @@ def place_here(wanted: str, interfaces: Iterable[Interface] | None = None) -> Pl
         ConfigError: This machine has nothing of that.
     """
     if not wanted:
-        return Place(_machine())
+        return RankPlace(_machine())
     known = list(interfaces_here() if interfaces is None else interfaces)
     for one in known:
         if wanted == one.name or _is_in(one.address, wanted):
-            return Place(_machine(), one.address, one.name)
+            return RankPlace(_machine(), one.address, one.name)
     has = ", ".join(f"{one.name} {one.address}" for one in known)
     raise ConfigError(
         f"the setting collectives must name an address, a network or an interface of each host, got {wanted!r} on "
@@ -91,7 +91,7 @@ def place_here(wanted: str, interfaces: Iterable[Interface] | None = None) -> Pl
     )
 
 
-def meeting_place(own: Place, said: Sequence[bytes]) -> Place:
+def meeting_place(own: RankPlace, said: Sequence[bytes]) -> RankPlace:
     """Return where this rank listens, with the address and the interface, "" if that is loopback.
 
     Args:
@@ -102,11 +102,11 @@ def meeting_place(own: Place, said: Sequence[bytes]) -> Place:
         ConfigError: They are on several machines, and one has no address for the others.
     """
     try:
-        places = [msgspec.json.decode(one, type=Place) for one in said]
+        places = [msgspec.json.decode(one, type=RankPlace) for one in said]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{_NO_MACHINE}: {error}") from None
     if all(place.machine == own.machine for place in places):
-        return Place(own.machine, LOOPBACK)
+        return RankPlace(own.machine, LOOPBACK)
     for index, place in enumerate(places):
         if not place.address or ipaddress.ip_address(place.address).is_loopback:
             raise ConfigError(

@@ -27,7 +27,7 @@ from torch._C import _distributed_c10d
 from trimesh import limits
 from trimesh.config import current
 from trimesh.errors import CollectiveFailed
-from trimesh.tensor.groups.addresses import Place, meeting_place, place_here
+from trimesh.tensor.groups.addresses import RankPlace, meeting_place, place_here
 from trimesh.tensor.groups.host_copies import DEVICES, on_host
 from trimesh.tensor.groups.team_store import TeamStore
 
@@ -165,7 +165,7 @@ class Group(dist.ProcessGroup):
         self._inner = made
         return made
 
-    def _place(self, generation: int) -> Place:
+    def _place(self, generation: int) -> RankPlace:
         """Return where this rank listens for the others; see `meeting_place`."""
         own = place_here(current().collectives)
         keys = [f"{self.key}/{generation}/place/{index}" for index in range(self.size())]
@@ -245,7 +245,7 @@ def _are_apart(store: Any, group: Group) -> bool:
     return len({store.get(f"device/{rank}") for rank in range(group.size())}) == group.size()
 
 
-def _inner(store: Any, group: Group, place: Place, *, has_nccl: bool) -> dist.ProcessGroup:
+def _inner(store: Any, group: Group, place: RankPlace, *, has_nccl: bool) -> dist.ProcessGroup:
     """Return a group of torch's own; all its ranks are here at the same time."""
     timeout = timedelta(seconds=limits.COLLECTIVE_SECONDS)
     rank, size = group.rank(), group.size()
