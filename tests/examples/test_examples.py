@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -43,14 +44,16 @@ def with_torch() -> Iterator[Example]:
         yield partial(run_example, run=run)
 
 
-def run_example(name: str, *options: str, run: Run = executed, in_double: bool = False, warns: str = "") -> str:
+def run_example(
+    name: str, *options: str, run: Run = executed, in_double: bool = False, warns: str = "", code: int = 0
+) -> str:
     """Run an example, as a user does unless told otherwise; return what it printed. `warns` matches its stderr."""
     program = Path("examples") / name
     if in_double:
         done = run(IN_DOUBLE, str(program), *options, cwd=ROOT, seconds=EXAMPLE_SECONDS)
     else:
         done = run(program, *options, cwd=ROOT, seconds=EXAMPLE_SECONDS)
-    is_well = done.returncode == 0 and re.fullmatch(warns, done.stderr)
+    is_well = done.returncode == code and re.fullmatch(warns, done.stderr)
     assert is_well, f"exit code {done.returncode}\n{done.stderr}\nprinted before:\n{done.stdout}"
     return done.stdout
 
@@ -274,14 +277,41 @@ def test_generators_write_what_the_trainer_has_learned(device: str, tolerance: f
 def test_grpo_learns_by_its_rewards_alone_and_loses_no_work_by_a_death(is_broken: bool, with_torch: Example) -> None:
     """With the rewards of other answers all else is the same, and nothing is learned."""
     options = ["--broken"] if is_broken else []
-    said = with_torch("grpo.py", "--steps", "60", *options, warns=r"generation: ProcDied.*; restarting rank 1 .*\n")
+    said = with_torch("grpo.py", "--steps", "60", *options, warns=restarts("generation", "training"))
 
     [(reward, verdict)] = re.findall(r"^reward (\S+): copying is (.*), the bound is 0.9$", said, re.MULTILINE)
     assert verdict == ("not learned" if is_broken else "learned")
     assert float(reward) < 0.5 if is_broken else float(reward) >= 0.9
     assert facts(r"^step +(\d+)  generator 1 was killed$", said) == ["20"]
+    assert facts(r"^step +(\d+)  the trainer was killed$", said) == ["40"]
     assert re.search(r"^generators made \{\(0, 0\): \d+, \(1, 0\): \d+, \(1, 1\): \d+\} groups", said, re.MULTILINE)
     assert facts(r"^groups: \d+ added, (\d+) trained", said) == ["480"]
+
+
+def restarts(*meshes: str) -> str:
+    """Return what is warned of when a process of each of these meshes is restarted."""
+    return "".join(rf"{mesh}: ProcDied.*; restarting rank \d .*\n" for mesh in meshes)
+
+
+@pytest.mark.torch
+def test_grpo_goes_on_where_it_was_killed_and_in_asyncio_to_the_same_weights(
+    tmp_path: Path, with_torch: Example
+) -> None:
+    """Without staleness what is learned depends on the seed alone: not on kills, resumes and loops."""
+    plan = ["grpo.py", "--steps", "6", "--staleness", "0"]
+    whole = with_torch(*plan, warns=restarts("generation", "training"))
+    in_asyncio = with_torch(*plan, "--asyncio", warns=restarts("generation", "training"))
+    saved = ["--checkpoint", str(tmp_path)]
+    killed = with_torch(*plan, *saved, "--die-after", "3", warns=restarts("generation"), code=-signal.SIGKILL)
+    resumed = with_torch(*plan, *saved, "--resume", warns=restarts("training"))
+
+    assert "step    3  this program is killed" in killed
+    assert "resumed after step 3" in resumed
+    digests = [facts(r"^weights (\w+)$", said) for said in (whole, in_asyncio, resumed)]
+    assert len(digests[0]) == 1
+    assert digests[0] == digests[1] == digests[2]
+    for said in (whole, in_asyncio, resumed):
+        assert facts(r"^groups: \d+ added, (\d+) trained", said) == ["48"]
 
 
 def test_parameter_server_finds_the_weights() -> None:
