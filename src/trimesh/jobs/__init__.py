@@ -4,6 +4,7 @@ from trimesh.jobs.host_door import OpenDoor, open_door
 from trimesh.jobs.job import Job
 from trimesh.jobs.launcher import AgentExit, AgentOrder, Launcher, StartedAgent
 from trimesh.jobs.local import LocalJob
+from trimesh.jobs.ssh import SSHJob
 
 __all__ = [
     "AgentExit",
@@ -12,6 +13,7 @@ __all__ = [
     "Launcher",
     "LocalJob",
     "OpenDoor",
+    "SSHJob",
     "StartedAgent",
     "open_door",
 ]

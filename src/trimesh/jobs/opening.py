@@ -187,6 +187,9 @@ class HostSlot(JoinedHost):
     async def _watch(self, agent: StartedAgent) -> None:
         ended = await agent.wait()
         self._agent_ended.set()
+        if ended.reason == "refused" and not self.is_ready:
+            words = f"; its words: {ended.last_words}" if ended.last_words else ""
+            self.failed(SpawnError(f"cannot start the agent of {self.name}: {ended.text}{words}"))
         self.lose(ended.reason, _text_of(ended))
 
 

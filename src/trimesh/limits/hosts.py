@@ -91,5 +91,24 @@ assert HOST_QUANTUM_BYTES <= HOST_FRAME_PAYLOAD_BYTES_MAX
 assert HOST_WINDOW_BYTES <= HOST_RESEND_BYTES
 assert HOST_BEAT_SECONDS * 4 < AGENT_LEASE_SECONDS < HOST_LEASE_SECONDS
 
+AGENT_LINES_KEPT: Final = 20
+"""The last lines of an agent, told with its end: a traceback's ends, a message of ssh."""
+
+AGENT_LINE_BYTES_MAX: Final = 8_192
+"""Of one of them."""
+
+SSH_CONNECT_SECONDS: Final = 20
+"""Until a host answers ssh: a name server, a jump host and the host itself, each over a slow line."""
+
+SSH_STARTS_AT_ONCE: Final = 32
+"""Connections that are being made: an ssh server begins to refuse at 10 (MaxStartups), but each host has its own; a
+jump host that all share is to be configured for it."""
+
+SSH_JUMPS_MAX: Final = 8
+"""Jump hosts in a row, which are followed to find the first one."""
+
+SSH_END_SECONDS: Final = 2.0
+"""An agent whose lifeline was closed has so long to end by itself; then it is killed over the same connection."""
+
 JOB_HOSTS_MAX: Final = 1_024
 """Hosts of one job: one link of the controller each, at the least, and `LINKS_MAX` bounds those."""

@@ -1,0 +1,116 @@
+"""An agent whose way there is a child process of this one: the agent itself, or a command that carries it elsewhere."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import trio
+
+from trimesh import limits
+from trimesh._runtime.system import signal_name
+from trimesh.errors import SpawnError
+from trimesh.jobs.launcher import AgentExit, AgentOrder
+
+_READ_BYTES: Final = 1 << 16
+
+
+class ChildAgent:
+    """A child process that is an agent, or carries one: its standard input is the lifeline; see `StartedAgent`.
+
+    Attributes:
+        pid: Of the child process.
+        last_lines: That it has written to standard error.
+    """
+
+    def __init__(self, process: trio.Process) -> None:
+        self.pid = process.pid
+        self.last_lines = deque[str](maxlen=limits.AGENT_LINES_KEPT)
+        self._process = process
+        self._rest = b""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the child process has ended and was reaped."""
+        return self._process.returncode is not None
+
+    async def tell(self, order: AgentOrder) -> None:
+        """Write the order."""
+        assert self._process.stdin is not None
+        try:
+            await self._process.stdin.send_all(order.line)
+        except trio.BrokenResourceError:  # it has ended: `wait` says how
+            return
+
+    async def read_until(self, is_last: Callable[[str], bool]) -> str | None:
+        """Read standard error until a line is the last to be read, and return that; None where it ends before."""
+        while data := await self._receive():
+            *lines, rest = (self._rest + data).split(b"\n")
+            self._rest = rest[-limits.AGENT_LINE_BYTES_MAX :]
+            for number, line in enumerate(lines):
+                text = line.decode(errors="replace").rstrip("\r")
+                if is_last(text):
+                    self.last_lines += [one.decode(errors="replace") for one in lines[number + 1 :]]
+                    return text
+                self.last_lines.append(text)
+        if self._rest:
+            self.last_lines.append(self._rest.decode(errors="replace"))
+            self._rest = b""
+        return None
+
+    async def _receive(self) -> bytes | bytearray:
+        assert self._process.stderr is not None
+        try:
+            return await self._process.stderr.receive_some(_READ_BYTES)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return b""
+
+    async def wait(self) -> AgentExit:
+        """See `StartedAgent.wait`."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.read_until, lambda _: False)
+            code = await self._process.wait()
+            nursery.cancel_scope.deadline = trio.current_time() + limits.OUTPUT_FLUSH_SECONDS
+        return await self.exit_of(code)
+
+    async def exit_of(self, code: int) -> AgentExit:
+        """Return what its exit code means, negative for a signal."""
+        text = signal_name(-code) if code < 0 else f"exit code {code}"
+        return AgentExit(text, "\n".join(self.last_lines))
+
+    async def end(self) -> None:
+        """End it before it is killed, once its lifeline is closed; bounded by the caller. Nothing by default."""
+
+    @trio.lowlevel.enable_ki_protection
+    async def stop(self) -> None:
+        """See `StartedAgent.stop`."""
+        process = self._process
+        with trio.CancelScope(shield=True):
+            if process.stdin is not None:
+                await process.stdin.aclose()
+            if process.returncode is None:
+                with trio.move_on_after(limits.KILL_SECONDS):
+                    await self.end()
+            if process.returncode is None:
+                process.send_signal(signal.SIGKILL)
+                with trio.move_on_after(limits.KILL_SECONDS):
+                    await process.wait()
+            if process.stderr is not None:
+                await process.stderr.aclose()
+
+
+async def start_child(command: Sequence[str], host: str, env: Mapping[str, str] | None = None) -> trio.Process:
+    """Start what carries the agent of a host, in a session of its own, with pipes for standard input and error.
+
+    Raises:
+        SpawnError: It cannot be started.
+    """
+    try:
+        return await trio.lowlevel.open_process(
+            list(command), stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, env=env
+        )
+    except OSError as error:
+        raise SpawnError(f"cannot start the agent of {host}: {error}") from error

@@ -1,0 +1,115 @@
+"""An ssh server of its own for tests: on a loopback port, with its own keys, reached by a configuration of its own."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from tests.patience import HANG_SECONDS
+
+_PRIVILEGES = Path("/run/sshd")
+"""A folder that sshd wants to exist where root runs it."""
+
+
+def missing() -> str | None:
+    """Return why no ssh server can be run here, or None."""
+    for command in ("ssh", "ssh-keygen", "sshd"):
+        if _path_of(command) is None:
+            return f"there is no {command} (openssh-client, openssh-server)"
+    if os.geteuid() == 0 and not _PRIVILEGES.is_dir():
+        try:
+            _PRIVILEGES.mkdir(mode=0o755)
+        except OSError as error:
+            return f"sshd of root needs {_PRIVILEGES}: {error}"
+    return None
+
+
+def _path_of(command: str) -> str | None:
+    return shutil.which(command) or shutil.which(command, path="/usr/sbin:/sbin")
+
+
+class SSHServer:
+    """A running sshd.
+
+    Attributes:
+        config: Of clients: `n1`, `n2`, `n3` are this server, `behind` is it by way of `n1`.
+        pid: Of the server.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.chmod(0o700)
+        self.folder = folder
+        self.port = _free_port()
+        for name in ("host", "user", "stranger"):
+            subprocess.run(
+                ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(folder / name)], check=True
+            )
+        (folder / "authorized").write_text((folder / "user.pub").read_text())
+        kind, key, _ = (folder / "host.pub").read_text().split()
+        (folder / "known").write_text(f"[127.0.0.1]:{self.port} {kind} {key}\n")
+        (folder / "sshd.conf").write_text(
+            f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nPidFile {folder}/pid\n"
+            f"AuthorizedKeysFile {folder}/authorized\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"
+            "KbdInteractiveAuthentication no\nPermitRootLogin yes\nMaxStartups 100\nLogLevel VERBOSE\n"
+        )
+        self.config = folder / "ssh.conf"
+        self.config.write_text(
+            "Host n1 n2 n3 behind\n  HostName 127.0.0.1\n"
+            f"  Port {self.port}\n  User {getpass.getuser()}\n  IdentityFile {folder}/user\n  IdentitiesOnly yes\n"
+            f"  UserKnownHostsFile {folder}/known\n  GlobalKnownHostsFile /dev/null\n  StrictHostKeyChecking yes\n"
+            "Host behind\n  ProxyJump n1\n"
+        )
+        sshd = _path_of("sshd")
+        assert sshd is not None
+        self._process = subprocess.Popen(
+            [sshd, "-D", "-f", str(folder / "sshd.conf"), "-E", str(folder / "log")], stdin=subprocess.DEVNULL
+        )
+        self.pid = self._process.pid
+        self._wait_listening()
+
+    def _wait_listening(self) -> None:
+        deadline = time.monotonic() + HANG_SECONDS
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port)).close()
+            except OSError:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"sshd did not start: {(self.folder / 'log').read_text()}") from None
+                time.sleep(0.02)
+            else:
+                return
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Arguments of ssh that make it use this server's configuration."""
+        return ("-F", str(self.config))
+
+    @property
+    def log(self) -> str:
+        """What the server has written."""
+        return (self.folder / "log").read_text()
+
+    def wait_idle(self) -> None:
+        """Wait until the server has no connection: it needs a moment to learn that a client has gone."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
+        deadline = time.monotonic() + HANG_SECONDS
+        while children.read_text().strip():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"connections are left: {self.log}")
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """End it."""
+        self._process.terminate()
+        self._process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
