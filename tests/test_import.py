@@ -54,6 +54,17 @@ def test_package_is_loaded_when_it_is_used(imported: dict[str, list[str]], name:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_what_is_loaded_later_loads_no_torch_unless_it_computes_with_it() -> None:
+    """Programs without torch use it."""
+    script = (
+        "import sys, trimesh, trimesh.blocking; trimesh.aio, trimesh.observe, trimesh.programs, trimesh.service; "
+        "trimesh.spmd, trimesh.connect, trimesh.heal, trimesh.DeviceMesh, trimesh.DeviceMeshError; "
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_import_maps_no_native_library(imported: dict[str, list[str]]) -> None:
     assert [path for path in imported["libraries"] if "libtrimesh" in path] == []
     assert any("libc" in path for path in imported["libraries"])

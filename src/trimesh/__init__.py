@@ -257,7 +257,6 @@ _TENSORS = (
     "module_to_mesh",
     "optimizer_to_mesh",
     "placements",
-    "programs",
     "publication",
     "rdma_buffers",
     "redistribute",

@@ -12,6 +12,7 @@ from trimesh.blocking.event_stream import EventStream
 from trimesh.blocking.faces import face
 from trimesh.blocking.host_mesh import HostMesh, this_host, this_proc
 from trimesh.blocking.proc_mesh import ProcMesh
+from trimesh.blocking.programs import connect, publish_as
 from trimesh.blocking.spawning import Spawning
 from trimesh.blocking.work import enter, run
 
@@ -26,10 +27,12 @@ __all__ = [
     "Spawning",
     "TimeLimit",
     "Verb",
+    "connect",
     "enter",
     "face",
     "fail_after",
     "move_on_after",
+    "publish_as",
     "run",
     "spawn_procs",
     "this_host",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
@@ -11,7 +12,7 @@ import trio
 
 from trimesh._runtime.tasks import Site
 from trimesh.blocking.body import AnyBody, body_of, innermost
-from trimesh.blocking.cancelled import Cancelled
+from trimesh.blocking.cancelled import Cancelled, TimeLimit, current_limit
 from trimesh.blocking.crossing import CallFuture, Crossing, FutureCrossing
 from trimesh.blocking.interrupts import InterruptGuard
 from trimesh.blocking.trio_thread import ThreadRun, check_thread, find_token, lease, release
@@ -51,9 +52,8 @@ def wait(
     with InterruptGuard() as guard:
         body = _find_body(home)
         if body is None and find_token() is not None:
-            return trio.from_thread.run(
-                _as_function, work
-            )  # with the scopes and deadline of what has started the thread
+            # With the scopes and deadline of what has started the thread, and the limit of its own.
+            return trio.from_thread.run(_within, current_limit(), work)
         if home is not None:
             home.check_failed(guard)
         site, leased = _find_site(body)
@@ -145,5 +145,14 @@ def _find_site(body: AnyBody | None) -> tuple[Site[ThreadRun], ThreadRun | None]
     return leased.root, leased
 
 
-async def _as_function(work: Callable[[], Awaitable[T]]) -> T:
-    return await work()
+async def _within(limit: TimeLimit | None, work: Callable[[], Awaitable[T]]) -> T:
+    """Do work of a thread that Trio has started.
+
+    Raises:
+        Cancelled: The time limit that it is in is over, and the work has unwound.
+    """
+    if limit is None:
+        return await work()
+    with trio.CancelScope(deadline=trio.current_time() + limit.deadline - time.monotonic()):
+        return await work()
+    raise Cancelled("the time limit around it is over", limit)
