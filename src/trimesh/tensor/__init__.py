@@ -27,6 +27,7 @@ from trimesh.tensor.ops.reduction import reduce, reduce_
 from trimesh.tensor.ops.references import rref
 from trimesh.tensor.ops.seeding import get_rng_state, manual_seed, set_rng_state
 from trimesh.tensor.ops.state_publication import Publication, publication
+from trimesh.tensor.ops.traffic import Collectives, Traffic, traffic
 from trimesh.tensor.parallel.explanation import Explanation
 from trimesh.tensor.parallel.plan import ParallelPlan
 from trimesh.tensor.protocol.errors import RecordingError
@@ -36,6 +37,7 @@ from trimesh.tensor.session.mesh import activate
 _assemble()
 
 __all__ = [
+    "Collectives",
     "Explanation",
     "Fallbacks",
     "MeshTensor",
@@ -44,6 +46,7 @@ __all__ = [
     "Publication",
     "RecordingError",
     "RemoteFunction",
+    "Traffic",
     "activate",
     "call_on_shard_and_fetch",
     "compile",
@@ -70,4 +73,5 @@ __all__ = [
     "save_checkpoint",
     "set_rng_state",
     "show",
+    "traffic",
 ]

@@ -60,6 +60,14 @@ FALLBACKS: Final = Expected(
     ),
 )
 
+TRAFFIC: Final = Expected(
+    "which collectives it took part in",
+    lambda value, _place: _is_list(
+        value,
+        lambda one: _is_list(one, lambda _: True, 4) and [type(part) for part in one] == [str, str, int, int],
+    ),
+)
+
 WRITTEN: Final = Expected(
     "which parts of tensors it has written, and where",
     lambda value, _place: _is_list(value, lambda one: _is_list(one, lambda _: True, 6) and _is_stored(*one)),

@@ -30,6 +30,7 @@ from trimesh.errors import CollectiveFailed
 from trimesh.tensor.groups.addresses import RankPlace, meeting_place, place_here
 from trimesh.tensor.groups.host_copies import DEVICES, on_host
 from trimesh.tensor.groups.team_store import TeamStore
+from trimesh.tensor.groups.traffic import TrafficCounts
 
 if TYPE_CHECKING:
     from trimesh.tensor.rank.rank import Rank, TeamOnRank
@@ -89,6 +90,7 @@ class Group(dist.ProcessGroup):
         self._team = team
         self._ask = partial(rank.outside.ask, team)
         self._leave = partial(rank.outside.leave, team)
+        self._counts = rank.above.setdefault(TrafficCounts, TrafficCounts())
         self.store = TeamStore(self._ask)
         self._inner: dist.ProcessGroup | None = None
         self._has_nccl = False
@@ -221,7 +223,9 @@ def _collective(name: str, *, may_repeat: bool) -> Callable[..., Any]:
                 return call(*args, **kwargs)
             return on_host(call, args, kwargs, gives=name != "send")
 
-        return self.run(attempt, may_repeat=may_repeat)
+        work = self.run(attempt, may_repeat=may_repeat)
+        self._counts.count(self.key.partition(" ")[0], name, self.size(), args)
+        return work
 
     collective.__name__ = name
     return collective

@@ -1,9 +1,10 @@
-"""The kernel behind `fallbacks`: what this rank has run on whole tensors."""
+"""The kernels behind `fallbacks` and `traffic`: what this rank has run on whole tensors, and what it has sent."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from trimesh.tensor.groups.traffic import TrafficCounts
 from trimesh.tensor.rank.kernel import Kernel
 from trimesh.tensor.rank.rank import Rank, TeamOnRank
 from trimesh.tensor.rules.engine import engine_of
@@ -16,4 +17,12 @@ def tell_fallbacks(rank: Rank, team: TeamOnRank, request: int) -> None:
         rank.outside.reply(request, (dict(engine.fallbacks), engine.count))
 
 
-KERNELS: Final = (Kernel("fallbacks", tell_fallbacks),)
+def tell_traffic(rank: Rank, team: TeamOnRank, request: int) -> None:
+    """Tell the controller which collectives this rank took part in, and what it has sent in them."""
+    counts = rank.above.get(TrafficCounts, TrafficCounts())
+    if team.index == 0:
+        found = [[labels, name, *both] for labels, named in counts.by_labels.items() for name, both in named.items()]
+        rank.outside.reply(request, found)
+
+
+KERNELS: Final = (Kernel("fallbacks", tell_fallbacks), Kernel("traffic", tell_traffic))

@@ -22,7 +22,7 @@ from trimesh.tensor.dtensor.sharding import (
     unsummed,
 )
 from trimesh.tensor.groups.groups import device_mesh
-from trimesh.tensor.protocol.box import Box
+from trimesh.tensor.protocol.box import Box, contiguous_strides
 from trimesh.tensor.protocol.placement import WHOLE
 from trimesh.tensor.rank.delivery import arrived, deliver, unneeded
 from trimesh.tensor.rank.kernel import Kernel
@@ -74,12 +74,12 @@ def redistribute(rank: Rank, team: TeamOnRank, value: DTensor, cuts: tuple[int, 
     """Lay a tensor out anew; return how it lay, too."""
     placements = placements_by_label(cuts)
     kept = KeptPlacements(value.placements)
-    return _detached(value, refreshed(rank, value).redistribute(placements=placements)), kept
+    return detached(value, refreshed(rank, value).redistribute(placements=placements)), kept
 
 
 def redistribute_back(rank: Rank, team: TeamOnRank, value: DTensor, layout: KeptPlacements) -> DTensor:
     """Lay a gradient out as the tensor that it is of."""
-    return _detached(value, refreshed(rank, value).redistribute(placements=unsummed(layout.placements)))
+    return detached(value, refreshed(rank, value).redistribute(placements=unsummed(layout.placements)))
 
 
 def to_local(rank: Rank, team: TeamOnRank, value: DTensor, cuts: tuple[int, ...]) -> torch.Tensor:
@@ -191,9 +191,18 @@ def _copy(value: torch.Tensor) -> torch.Tensor:
     return value.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
-def _detached(value: DTensor, made: DTensor) -> DTensor:
-    """Return what was made of a tensor, with memory of its own: torch gives the same where nothing was to be done."""
-    return cast("DTensor", made.clone()) if made._local_tensor is value._local_tensor else made
+def detached(value: DTensor, made: DTensor) -> DTensor:
+    """Return what was made of a tensor, with memory of its own: torch gives the same where nothing was to be done.
+
+    It is row-major, as the controller believes, whatever the strides of the tensor were.
+    """
+    if made._local_tensor is value._local_tensor:
+        made = cast("DTensor", made.clone(memory_format=torch.contiguous_format))
+    size = made.size()
+    if made.stride() != contiguous_strides(size) or not made._local_tensor.is_contiguous():
+        whole = torch.empty(size, device="meta")
+        return assemble(made._local_tensor.contiguous(), made.device_mesh, made.placements, whole)
+    return made
 
 
 def refreshed(rank: Rank, value: DTensor) -> DTensor:

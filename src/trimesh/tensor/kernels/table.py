@@ -8,6 +8,7 @@ from trimesh.tensor.dtensor.global_operator import operator_on_globals
 from trimesh.tensor.kernels import (
     checkpoints,
     collectives,
+    exchanges,
     fallbacks,
     functions,
     global_moves,
@@ -33,6 +34,7 @@ KERNELS: Final = Kernels(
             *state.KERNELS,
             *fallbacks.KERNELS,
             *checkpoints.KERNELS,
+            *exchanges.KERNELS,
         )
     },
     {"global": operator_on_globals},

@@ -15,6 +15,9 @@ from trimesh.errors import ShapeError
 from trimesh.tensor.controller.team import Team
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.ops.global_tensor import checked_team, put, put_like, redistribute
+from trimesh.tensor.ops.training.exchanging import exchange_around
+from trimesh.tensor.ops.training.optimizer_parts import add_in_parts, share_out, update_parts
+from trimesh.tensor.parallel.exchanges import check_exchanges
 from trimesh.tensor.parallel.explanation import Lying
 from trimesh.tensor.parallel.names import NamedTensor, named_tensors
 from trimesh.tensor.parallel.plan import ParallelPlan
@@ -58,6 +61,7 @@ def module_to_mesh(module: M, mesh: ProcMesh, plan: ParallelPlan | Patterns | No
     _check_local(tensors)
     if isinstance(plan, ParallelPlan):
         lying = plan.resolved(tensors, team.region.extent)
+        check_exchanges(plan.exchanges, module, team.region.extent)
         chosen: dict[int, Sequence[Cut] | None] = {
             id(one.named.tensor): one.placements(team.region.extent) for one in lying
         }
@@ -77,6 +81,12 @@ def module_to_mesh(module: M, mesh: ProcMesh, plan: ParallelPlan | Patterns | No
         hooks: Any = part
         hooks.register_load_state_dict_pre_hook(_upload_state)
         _gather_when_it_runs(part, gathered, team)
+    if isinstance(plan, ParallelPlan):
+        exchange_around(module, plan.exchanges)
+        share_out(plan, [(moved[id(one.named.tensor)], one) for one in lying if one.shared], team)
+        for one in lying:
+            if one.named.is_parameter and one.named.needs_gradient and not one.gathered:
+                add_in_parts(moved[id(one.named.tensor)])
     return module
 
 
@@ -85,6 +95,9 @@ def optimizer_to_mesh(optimizer: torch.optim.Optimizer) -> None:
 
     For a state that was loaded: `optimizer.load_state_dict(saved)` leaves the tensors of `saved` in this process. What
     has not the size of its parameter (the number of steps) stays here.
+
+    And for an optimizer of a module under `ParallelPlan.optimizer_sharded`: from then on it keeps, on each rank, the
+    state of a part of each parameter.
 
     Blocking: no checkpoint.
     """
@@ -95,6 +108,7 @@ def optimizer_to_mesh(optimizer: torch.optim.Optimizer) -> None:
             is_local = isinstance(value, torch.Tensor) and not isinstance(value, MeshTensor)
             if is_local and value.ndim and value.size() == parameter.size():
                 kept[name] = put_like(value, parameter)
+    update_parts(optimizer)
 
 
 def _check_local(tensors: Sequence[NamedTensor]) -> None:

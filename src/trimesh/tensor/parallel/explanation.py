@@ -8,6 +8,7 @@ from math import ceil, prod
 import attrs
 
 from trimesh.tensor.parallel.names import NamedTensor
+from trimesh.tensor.parallel.ring import ring_bytes
 from trimesh.tensor.protocol.placement import Placements, placements_of
 
 
@@ -20,12 +21,22 @@ class Lying:
         cuts: For each dimension of the mesh the dimension of the tensor that is cut along it, or -1.
         gathered: Labels along which it is brought together when its module runs.
         patterns: Those that fit it.
+        spoken: Labels that these say something of.
+        shared: Labels along which the state of its optimizer is cut, and it is not.
     """
 
     named: NamedTensor
     cuts: tuple[int, ...]
     gathered: tuple[str, ...]
     patterns: tuple[str, ...]
+    spoken: tuple[str, ...] = ()
+    shared: tuple[tuple[str, int], ...] = ()
+
+    def state_placements(self, extent: Mapping[str, int]) -> Placements:
+        """Return how the state of its optimizer lies, as `distribute` takes it."""
+        shared = dict(self.shared)
+        cuts = [shared.get(label, cut) for label, cut in zip(extent, self.cuts, strict=True)]
+        return placements_of(cuts, [""] * len(cuts), len(self.named.size), list(extent))
 
     def placements(self, extent: Mapping[str, int], *, without: tuple[str, ...] = ()) -> Placements:
         """Return the same as `distribute` takes it, whole along some labels."""
@@ -46,18 +57,32 @@ class Moved:
     """What a rank sends along one dimension of the mesh in one step, in bytes.
 
     Attributes:
-        gathered: Parts of parameters that are brought together, once for each forward pass.
-        scattered: Gradients that are added up part by part, once for each backward pass.
+        gathered: Parts of parameters that are brought together, once for each forward pass; where only the state of
+            optimizers is shared out, once for each step of the optimizer.
+        scattered: Gradients that are added up part by part, once for each backward pass; where only the state of
+            optimizers is shared out, and gradients are not, once for each step of the optimizer.
         reduced: Gradients that are added up for all, once for each step of the optimizer.
+        activations: What the plan lays out anew between modules, in a forward and a backward pass of the example.
     """
 
     gathered: int = 0
     scattered: int = 0
     reduced: int = 0
+    activations: int = 0
 
     def __add__(self, other: Moved) -> Moved:
         """Return both together."""
-        return Moved(self.gathered + other.gathered, self.scattered + other.scattered, self.reduced + other.reduced)
+        return Moved(
+            self.gathered + other.gathered,
+            self.scattered + other.scattered,
+            self.reduced + other.reduced,
+            self.activations + other.activations,
+        )
+
+    @property
+    def all(self) -> int:
+        """The sum of these."""
+        return self.gathered + self.scattered + self.reduced + self.activations
 
 
 @attrs.frozen
@@ -68,11 +93,15 @@ class Explanation:
         lying: How each parameter and buffer lies.
         extent: Sizes of the dimensions of the mesh.
         batch: Labels that inputs are cut along.
+        partial: Labels that activations are cut along: what no pattern says is used on parts of them.
+        activations: What the plan lays out anew between modules, by label, for the example; None without one.
     """
 
     lying: tuple[Lying, ...]
     extent: Mapping[str, int]
     batch: tuple[str, ...]
+    partial: tuple[str, ...] = ()
+    activations: Mapping[str, int] | None = None
 
     @property
     def bytes_on_rank(self) -> int:
@@ -90,9 +119,10 @@ class Explanation:
 
         A forward and a backward pass of each module and a step of the optimizer, by rings: to bring B bytes together
         among n ranks each sends B (n - 1) / n, to add them up for all twice that. Activations, which move along
-        dimensions that linear layers are cut along, depend on the batch and are not counted.
+        dimensions that linear layers are cut along, depend on the batch: of those are counted, with an example, what
+        the plan lays out anew, and none that the rules of operators move.
         """
-        found = dict.fromkeys(self.extent, Moved())
+        found = {label: Moved(activations=(self.activations or {}).get(label, 0)) for label in self.extent}
         for one in self.lying:
             for label, moved in self._moved_by(one).items():
                 found[label] += moved
@@ -106,15 +136,19 @@ class Explanation:
         held = one.bytes_on_rank(self.extent)
         for label in one.gathered:
             held *= self.extent[label]
-            found[label] = Moved(gathered=_ring(held, self.extent[label]) * len(one.named.names))
+            found[label] = Moved(gathered=ring_bytes(held, self.extent[label]) * len(one.named.names))
         if not one.named.needs_gradient:
             return found
-        for label, count in self.extent.items():
+        shared = dict(one.shared)
+        for (label, count), cut in zip(self.extent.items(), one.cuts, strict=True):
             if label in one.gathered:
-                found[label] += Moved(scattered=_ring(held, count) * len(one.named.names))
+                found[label] += Moved(scattered=ring_bytes(held, count) * len(one.named.names))
                 held //= count
-            elif label in self.batch:
-                found[label] = Moved(reduced=2 * _ring(held, count))
+            elif label in shared:
+                found[label] = Moved(gathered=ring_bytes(held, count), scattered=ring_bytes(held, count))
+                held //= count  # along what comes after it in the mesh parts of it are added up
+            elif cut < 0 and (label in self.batch or (label in self.partial and label not in one.spoken)):
+                found[label] = Moved(reduced=2 * ring_bytes(held, count))
         return found
 
     def __str__(self) -> str:
@@ -122,6 +156,7 @@ class Explanation:
         rows = [("name", "size", "lies", "bytes on a rank", "by")]
         for one in self.lying:
             by = [*one.patterns, *(f"fully sharded along {label!r}" for label in one.gathered)]
+            by += [f"its optimizer's state cut along {label!r}" for label, _ in one.shared]
             rows.append(
                 (
                     " = ".join(one.named.names),
@@ -138,11 +173,8 @@ class Explanation:
             lines.append(
                 f"along {label!r} ({self.extent[label]} ranks) a step sends {moved.gathered:,} bytes of parameters, "
                 f"{moved.scattered:,} of gradients in parts, {moved.reduced:,} of whole gradients, by each rank"
+                + (f", and {moved.activations:,} of activations" if self.activations is not None else "")
             )
-        lines.append("activations are not counted")
+        if self.activations is None:
+            lines.append("activations are not counted")
         return "\n".join(lines)
-
-
-def _ring(count: int, ranks: int) -> int:
-    """Return the bytes that each of some ranks sends to bring `count` bytes together."""
-    return count * (ranks - 1) // ranks

@@ -7,9 +7,11 @@ from fnmatch import fnmatchcase
 from typing import Any, Self
 
 import attrs
+import torch
 from torch import nn
 
 from trimesh.errors import ShapeError
+from trimesh.tensor.parallel.exchanges import Exchange, activations_sent, check_exchanges
 from trimesh.tensor.parallel.explanation import Explanation, Lying
 from trimesh.tensor.parallel.names import NamedTensor, named_tensors
 from trimesh.tensor.protocol.placement import WHOLE, Where, cuts_by_label, dim_cut_along
@@ -57,12 +59,16 @@ class ParallelPlan:
         >>> model = trimesh.module_to_mesh(model, procs, plan)
     """
 
-    __slots__ = ("_batch", "_rules", "_sharded")
+    __slots__ = ("_batch", "_exchanges", "_partial", "_rules", "_sharded", "_shared", "_shown")
 
     def __init__(self, patterns: Mapping[str, Where] | None = None) -> None:
         self._rules = tuple(PatternRule(pattern, where) for pattern, where in (patterns or {}).items())
         self._batch: tuple[str, ...] = ()
         self._sharded: tuple[str, ...] = ()
+        self._shared: tuple[tuple[str, bool], ...] = ()
+        self._partial: tuple[str, ...] = ()
+        self._exchanges: tuple[Exchange, ...] = ()
+        self._shown: tuple[str, ...] = ()
 
     @classmethod
     def data(cls, label: str) -> Self:
@@ -86,7 +92,25 @@ class ParallelPlan:
         return cls()._changed(batch=(label,), sharded=(label,))
 
     @classmethod
-    def tensor(cls, label: str, *, columns: Iterable[str] = (), rows: Iterable[str] = ()) -> Self:
+    def optimizer_sharded(cls, label: str, *, gradients: bool = False) -> Self:
+        """Return a plan of data parallel training in which the ranks along `label` share out the optimizer's state.
+
+        Parameters are whole. The optimizer, once `trimesh.optimizer_to_mesh(optimizer)` has been told of it, updates a
+        part of each on each rank, of gradients that are added up part by part, and what comes of it is brought
+        together: ZeRO 1. Cut is the dimension that `fully_sharded` would cut. Where gradients are needed whole before,
+        as by `clip_grad_norm_`, they are added up for all there, which moves twice as much.
+
+        Args:
+            label: A dimension of the mesh.
+            gradients: Add them up part by part in each backward pass, and keep parts: ZeRO 2.
+        """
+        name = f"ParallelPlan.optimizer_sharded({label!r}{', gradients=True' if gradients else ''})"
+        return cls()._changed(batch=(label,), shared=((label, gradients),), shown=(name,))
+
+    @classmethod
+    def tensor(
+        cls, label: str, *, columns: Iterable[str] = (), rows: Iterable[str] = (), sequence: bool = False
+    ) -> Self:
         """Return a plan in which the ranks along `label` share out linear layers and tables of rows.
 
         Args:
@@ -94,37 +118,91 @@ class ParallelPlan:
             columns: Patterns of names of modules whose outputs are shared out: `weight` and `bias` are cut along
                 their first dimension. An `nn.Embedding` is cut by rows of its table.
             rows: Of modules whose inputs are: `weight` is cut along its second dimension, `bias` is whole.
+            sequence: Cut activations between them along their second dimension (batch, sequence, features): what comes
+                out of `rows` and of tables is added up part by part, what goes into `columns` is brought together, and
+                what is in between, norms and dropout, computes on parts.
         """
-        made = []
+        made: list[PatternRule] = []
+        exchanges: list[Exchange] = []
         for name in _several(columns, "columns"):
             made += [PatternRule(f"{name}.weight", {label: 0}), PatternRule(f"{name}.bias", {label: 0}, must_fit=False)]
+            exchanges += [
+                Exchange(name, "input", label, "gather", WHOLE),
+                Exchange(name, "output", label, "scatter", 1, must_fit=False, of_embeddings=True),
+            ]
         for name in _several(rows, "rows"):
             made += [
                 PatternRule(f"{name}.weight", {label: 1}),
                 PatternRule(f"{name}.bias", {label: None}, must_fit=False),
             ]
-        return cls()._changed(rules=tuple(made))
+            exchanges.append(Exchange(name, "output", label, "scatter", 1))
+        if not sequence:
+            return cls()._changed(rules=tuple(made))
+        shown = f"with activations cut along {label!r}"
+        return cls()._changed(rules=tuple(made), exchanges=tuple(exchanges), partial=(label,), shown=(shown,))
+
+    @classmethod
+    def expert(cls, label: str, experts: Iterable[str]) -> Self:
+        """Return a plan in which the ranks along `label` share out experts, and inputs as in data parallel training.
+
+        Args:
+            label: A dimension of the mesh, that the groups of tokens are cut along.
+            experts: Patterns of names of modules that compute all experts: of their parameters, and of what goes in
+                and comes out, the first dimension is that of experts, and of the latter the second is that of groups of
+                tokens. Before and after such a module each rank sends each other one the tokens for its experts.
+        """
+        names = _several(experts, "experts")
+        exchanges = [
+            one
+            for name in names
+            for one in (Exchange(name, "input", label, "turn", 0), Exchange(name, "output", label, "turn", 1))
+        ]
+        rules = tuple(PatternRule(f"{name}.*", {label: 0}) for name in names)
+        shown = (f"ParallelPlan.expert({label!r}, {names})",)
+        return cls()._changed(rules=rules, exchanges=tuple(exchanges), partial=(label,), shown=shown)
 
     def __or__(self, other: ParallelPlan) -> Self:
         """Return what both say."""
         if not isinstance(other, ParallelPlan):
             return NotImplemented
-        return self._changed(rules=other._rules, batch=other._batch, sharded=other._sharded)
+        return self._changed(
+            rules=other._rules,
+            batch=other._batch,
+            sharded=other._sharded,
+            shared=other._shared,
+            partial=other._partial,
+            exchanges=other._exchanges,
+            shown=other._shown,
+        )
 
     def __repr__(self) -> str:
         """Show what it says."""
         parts = [f"ParallelPlan({ {rule.pattern: rule.where for rule in self._rules} })"] if self._rules else []
+        shared = [label for label, _ in self._shared]
         parts += [
-            f"ParallelPlan.{'fully_sharded' if label in self._sharded else 'data'}({label!r})" for label in self._batch
+            f"ParallelPlan.{'fully_sharded' if label in self._sharded else 'data'}({label!r})"
+            for label in self._batch
+            if label not in shared
         ]
-        return " | ".join(parts) or "ParallelPlan()"
+        return " | ".join((*parts, *self._shown)) or "ParallelPlan()"
 
-    def explain(self, module: nn.Module, mesh: Any) -> Explanation:
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """What it does to activations."""
+        return self._exchanges
+
+    def scatters_gradients(self, label: str) -> bool:
+        """Whether gradients are added up part by part in each backward pass, of what is whole along a label."""
+        return (label, True) in self._shared
+
+    def explain(self, module: nn.Module, mesh: Any, example: Sequence[torch.Tensor] | None = None) -> Explanation:
         """Say what lies where, how many bytes a rank holds, and what a step of training moves.
 
         Args:
             module: Before it is moved or afterwards; its values are not looked at.
             mesh: The processes, or the sizes of their dimensions (`{"dp": 64, "tp": 8}`), for which none are needed.
+            example: Inputs of the module, whole; looked at are sizes and types. What the plan does to activations is
+                counted then; the module must be one that was not moved yet.
 
         Returns:
             The same as data and, by `str`, as text.
@@ -135,7 +213,13 @@ class ParallelPlan:
         Blocking: no checkpoint.
         """
         extent = dict(mesh if isinstance(mesh, Mapping) else mesh.extent)
-        return Explanation(tuple(self.resolved(named_tensors(module), extent)), extent, self._batch)
+        lying = tuple(self.resolved(named_tensors(module), extent))
+        check_exchanges(self._exchanges, module, extent)
+        activations = None
+        if example is not None:
+            cut = (*self._batch, *self._partial)
+            activations = activations_sent(module, self._exchanges, example, extent, cut)
+        return Explanation(lying, extent, self._batch, self._partial, activations)
 
     def resolved(self, tensors: Sequence[NamedTensor], extent: Mapping[str, int]) -> list[Lying]:
         """Return how each tensor lies.
@@ -143,7 +227,7 @@ class ParallelPlan:
         Raises:
             ShapeError: The plan does not fit them and the mesh.
         """
-        for label in self._batch:
+        for label in (*self._batch, *self._partial):
             if label not in extent:
                 raise ShapeError(f"a plan names dimensions of the mesh, {list(extent)}, got {label!r}")
         every = [name for tensor in tensors for name in tensor.names]
@@ -175,16 +259,35 @@ class ParallelPlan:
                 if free is not None:
                     cuts[label] = free
                     gathered.append(label)
+        shared = []
+        for label, _ in self._shared:
+            if tensor.is_parameter and tensor.needs_gradient and label not in said:
+                free = _free_dim(tensor.size, extent[label], cuts.values())
+                if free is not None:
+                    shared.append((label, free))
         patterns = tuple(dict.fromkeys(rule.pattern for _, rule in said.values()))
-        return Lying(tensor, tuple(cuts.get(label, WHOLE) for label in extent), tuple(gathered), patterns)
+        along = tuple(cuts.get(label, WHOLE) for label in extent)
+        return Lying(tensor, along, tuple(gathered), patterns, tuple(said), tuple(shared))
 
     def _changed(
-        self, *, rules: tuple[PatternRule, ...] = (), batch: tuple[str, ...] = (), sharded: tuple[str, ...] = ()
+        self,
+        *,
+        rules: tuple[PatternRule, ...] = (),
+        batch: tuple[str, ...] = (),
+        sharded: tuple[str, ...] = (),
+        shared: tuple[tuple[str, bool], ...] = (),
+        partial: tuple[str, ...] = (),
+        exchanges: tuple[Exchange, ...] = (),
+        shown: tuple[str, ...] = (),
     ) -> Self:
         made = type(self)()
         made._rules = self._rules + rules
         made._batch = tuple(dict.fromkeys(self._batch + batch))
         made._sharded = tuple(dict.fromkeys(self._sharded + sharded))
+        made._shared = tuple(dict.fromkeys(self._shared + shared))
+        made._partial = tuple(dict.fromkeys(self._partial + partial))
+        made._exchanges = self._exchanges + exchanges
+        made._shown = self._shown + shown
         return made
 
 

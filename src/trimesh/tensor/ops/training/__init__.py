@@ -1,0 +1,1 @@
+"""What plans do to modules and optimizers on a mesh while they train."""

@@ -1,0 +1,140 @@
+"""Optimizers that update, on each rank, a part of each parameter that is whole there: ZeRO 1 and 2."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import attrs
+import torch
+from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from trimesh.tensor.controller.team import Team
+from trimesh.tensor.controller.tensor import MeshTensor
+from trimesh.tensor.ops.global_tensor import redistribute
+from trimesh.tensor.parallel.explanation import Lying
+from trimesh.tensor.parallel.plan import ParallelPlan
+from trimesh.tensor.protocol.placement import Cut
+
+
+@attrs.frozen
+class _Shares:
+    """How a parameter lies, and how the state of its optimizer does."""
+
+    own: Sequence[Cut]
+    part: Sequence[Cut]
+
+
+_shares: Final[Any] = WeakIdKeyDictionary()
+"""By parameter, of those whose optimizers are to update parts."""
+
+
+_updating: Final[weakref.WeakKeyDictionary[torch.optim.Optimizer, _Updating]] = weakref.WeakKeyDictionary()
+"""Optimizers that do."""
+
+
+def share_out(plan: ParallelPlan, parameters: Sequence[tuple[nn.Parameter, Lying]], team: Team) -> None:
+    """Remember which parts of parameters optimizers are to update, and add gradients up so, if the plan says it."""
+    extent = team.region.extent
+    for parameter, lying in parameters:
+        shares = _shares[parameter] = _Shares(lying.placements(extent), lying.state_placements(extent))
+        if all(plan.scatters_gradients(label) for label, _ in lying.shared):
+            _hook(parameter, _Scattering(shares.part))
+
+
+@attrs.frozen
+class _Scattering:
+    """A hook of a parameter: its gradient in parts."""
+
+    part: Sequence[Cut]
+
+    def __call__(self, grad: Any) -> Any:
+        is_global = isinstance(grad, MeshTensor) and grad._meta.is_global
+        return redistribute(grad, self.part) if is_global else grad
+
+
+def _hook(parameter: Any, function: Callable[[Any], Any]) -> None:
+    parameter.register_hook(function)
+
+
+def add_in_parts(parameter: nn.Parameter) -> None:
+    """Let gradients of several backward passes be added to each other as parts of a sum, which are added up once.
+
+    Autograd adds in place, and what is written to in place is no part of a sum.
+    """
+    of = weakref.ref(parameter)
+
+    def add(grad: Any) -> Any:
+        found = of()
+        before = None if found is None else found.grad
+        if found is None or not isinstance(before, MeshTensor) or torch.is_grad_enabled():
+            return grad
+        found.grad = None
+        return before + grad
+
+    _hook(parameter, add)
+
+
+def update_parts(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer update parts of the parameters that are to be shared out; once is enough."""
+    every = [one for group in optimizer.param_groups for one in group["params"]]
+    if optimizer not in _updating and any(one in _shares for one in every):
+        updating = _updating[optimizer] = _Updating()
+        optimizer.register_step_pre_hook(updating.begin)
+        optimizer.register_step_post_hook(updating.end)
+
+
+class _Updating:
+    """Hooks of an optimizer: while it steps it has parts instead of parameters, and their state."""
+
+    def __init__(self) -> None:
+        self._whole: dict[nn.Parameter, nn.Parameter] = {}
+        self._laid: Any = WeakIdKeyDictionary()
+
+    def begin(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if kwargs.get("closure") is not None or any(map(callable, args[1:])):  # the first is the optimizer itself
+            raise TypeError(
+                "an optimizer that updates parts steps without a closure, which would compute with parameters that are "
+                "not updated yet: write loss.backward() before optimizer.step()"
+            )
+        self.end(optimizer)  # a step that has failed
+        with torch.no_grad():
+            for group in optimizer.param_groups:
+                group["params"] = [self._part(optimizer, one) for one in group["params"]]
+
+    def end(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        with torch.no_grad():
+            for group in optimizer.param_groups:
+                group["params"] = [self._joined(optimizer, one) for one in group["params"]]
+        self._whole.clear()
+
+    def _part(self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> nn.Parameter:
+        shares = _shares.get(parameter)
+        if shares is None or parameter.grad is None:
+            return parameter
+        part = nn.Parameter(redistribute(parameter.detach(), shares.part))
+        part.grad = redistribute(parameter.grad, shares.part)
+        self._whole[part] = parameter
+        state: Any = optimizer.state
+        if parameter in state:
+            state[part] = state.pop(parameter)
+            for name, value in state[part].items():
+                # What was loaded lies as the parameter.
+                if isinstance(value, MeshTensor) and value.size() == part.size() and value not in self._laid:
+                    state[part][name] = redistribute(value, shares.part)
+        return part
+
+    def _joined(self, optimizer: torch.optim.Optimizer, part: nn.Parameter) -> nn.Parameter:
+        parameter = self._whole.get(part)
+        if parameter is None:
+            return part
+        parameter.copy_(redistribute(part.detach(), _shares[parameter].own))
+        state: Any = optimizer.state
+        if part in state:
+            state[parameter] = state.pop(part)
+            for value in state[parameter].values():
+                if isinstance(value, MeshTensor):
+                    self._laid[value] = True
+        return parameter
