@@ -33,6 +33,7 @@ WORKLOADS = [
     "floors",
     "round_trip",
     "pipeline",
+    "in_flight",
     "mesh_call",
     "payload",
     "fan_out",
