@@ -354,6 +354,30 @@ def test_philosophers_eat_with_a_waiter_and_are_told_without() -> None:
     assert "waits for itself" in printed
 
 
+def test_crawler_reads_every_page_once_and_knows_when_it_is_done() -> None:
+    printed = run_example("monarch/crawler.py", "--crawlers", "3", "--depth", "9")
+
+    assert "pages read: 40, broken: 41, by 3 crawlers" in printed
+    read = facts(r"crawler \d: http://[^/]+/(\d*), \d+ characters", printed)
+    assert sorted(read) == sorted(["", *map(str, range(1, 40))])
+
+
+def test_crawler_goes_as_deep_as_it_is_told() -> None:
+    printed = run_example("monarch/crawler.py", "--crawlers", "2", "--depth", "2")
+
+    assert "pages read: 7, broken: 0, by 2 crawlers" in printed
+
+
+@pytest.mark.torch
+def test_actors_of_asyncio_learn_together(with_torch: Example) -> None:
+    printed = with_torch("monarch/grpo_actor.py", "--steps", "61", "--generators", "2")
+
+    rewards = [float(one) for one in facts(r"^step .* reward (\S+)$", printed)]
+    assert len(rewards) == 7
+    assert rewards[0] + 0.1 < rewards[-1]
+    assert int(facts(r"^trajectories scored: (\d+)$", printed)[0]) > 300
+
+
 @pytest.mark.torch
 def test_script_of_torchrun_trains_on_a_mesh() -> None:
     done = executed(Path("examples") / "monarch" / "ddp.py", "--steps", "2", cwd=ROOT, seconds=EXAMPLE_SECONDS)
