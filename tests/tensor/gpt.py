@@ -42,15 +42,20 @@ class SwiGLU(nn.Module):
         return out
 
 
+def dropout_of(share: float) -> nn.Module:
+    return nn.Dropout(share) if share else nn.Identity()
+
+
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = dropout_of(dropout)
         self.attention, self.mlp = Attention(), SwiGLU()
         self.norm1, self.norm2 = nn.RMSNorm(WIDTH), nn.LayerNorm(WIDTH)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x), cos, sin)
-        out: Tensor = x + self.mlp(self.norm2(x))
+        x = x + self.dropout(self.attention(self.norm1(x), cos, sin))
+        out: Tensor = x + self.dropout(self.mlp(self.norm2(x)))
         return out
 
 
@@ -58,10 +63,11 @@ class GPT(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, layers: int = LAYERS) -> None:
+    def __init__(self, layers: int = LAYERS, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = dropout_of(dropout)
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(dropout) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.head.weight = self.embed.weight
         half = WIDTH // HEADS // 2
@@ -70,11 +76,33 @@ class GPT(nn.Module):
         self.register_buffer("sin", angles.sin())
 
     def forward(self, text: Tensor) -> Tensor:
-        x = self.embed(text)
+        x = self.dropout(self.embed(text))
         for block in self.blocks:
             x = block(x, self.cos, self.sin)
         logits: Tensor = self.head(self.norm(x))
         return logits
+
+
+class Stage(nn.Module):
+    """Some blocks of a GPT; the first stage has the embeddings, too, the last one the head."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, gpt: GPT, index: int, stages: int) -> None:
+        super().__init__()
+        each = len(gpt.blocks) // stages
+        self.blocks = nn.ModuleList(list(gpt.blocks)[index * each : (index + 1) * each])
+        self.embed = gpt.embed if index == 0 else None
+        self.norm, self.head = (gpt.norm, gpt.head) if index == stages - 1 else (None, None)
+        self.register_buffer("cos", gpt.cos.clone())
+        self.register_buffer("sin", gpt.sin.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.embed is None else self.embed(x)
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin)
+        return x if self.head is None or self.norm is None else self.head(self.norm(x))
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:

@@ -28,6 +28,7 @@ from trimesh.tensor.ops.references import rref
 from trimesh.tensor.ops.seeding import get_rng_state, manual_seed, set_rng_state
 from trimesh.tensor.ops.state_publication import Publication, publication
 from trimesh.tensor.ops.traffic import Collectives, Traffic, traffic
+from trimesh.tensor.ops.training.pipeline import Pipeline
 from trimesh.tensor.parallel.explanation import Explanation
 from trimesh.tensor.parallel.plan import ParallelPlan
 from trimesh.tensor.protocol.errors import RecordingError
@@ -42,6 +43,7 @@ __all__ = [
     "Fallbacks",
     "MeshTensor",
     "ParallelPlan",
+    "Pipeline",
     "Placements",
     "Publication",
     "RecordingError",

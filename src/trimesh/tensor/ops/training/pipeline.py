@@ -1,0 +1,235 @@
+"""`Pipeline`: a model in stages, each on a part of the mesh, trained by micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import nn
+
+from trimesh.actor.proc_mesh import ProcMesh
+from trimesh.errors import ShapeError
+from trimesh.tensor.ops.global_tensor import distribute
+from trimesh.tensor.ops.modules import module_to_mesh
+from trimesh.tensor.ops.movement import to_mesh
+from trimesh.tensor.parallel.plan import ParallelPlan
+from trimesh.tensor.parallel.schedule import Schedule, issue_order
+from trimesh.tensor.protocol.placement import Cut
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@attrs.define(eq=False)
+class _Passed:
+    """What a forward pass of one micro-batch at one stage has left for its backward pass."""
+
+    given: torch.Tensor
+    made: torch.Tensor
+
+
+@attrs.frozen
+class _Shared:
+    """A parameter that several stages have: a copy on each of their meshes, with one gradient.
+
+    Attributes:
+        copies: By number of the stage, that of the first first.
+    """
+
+    copies: dict[int, nn.Parameter]
+
+
+class Pipeline:
+    """A model whose stages are on different ranks; a step runs several micro-batches through it.
+
+    Stage `i` is moved onto `mesh.slice(**{label: i})`, in place. The stages compute at the same time, each on another
+    micro-batch: every rank has its own part of the commands, in the order of the schedule, and waits for nothing but
+    what comes from other stages. A parameter that several stages have, as tied embeddings, is there once for each, with
+    the same gradient, so that optimizers keep the copies equal.
+
+    Args:
+        stages: Each takes one tensor and returns one: what the one before has returned.
+        mesh: The processes.
+        label: Its dimension of stages, as large as there are stages.
+        microbatches: Into how many equal parts a batch is cut, by rows.
+        schedule: "1f1b": a stage keeps what at most as many micro-batches have left as there are stages; "gpipe": all.
+        plan: Of all stages, or one for each, on what is left of the mesh.
+        inputs: How inputs and goals are cut there: placements of their first dimensions, the rest is not.
+
+    Attributes:
+        stages: The modules. Make an optimizer for each: `[AdamW(one.parameters()) for one in pipeline.stages]`.
+        meshes: Theirs.
+
+    Raises:
+        ShapeError: There are not as many stages as the dimension has, or see `module_to_mesh`.
+        RuntimeError: See `ProcMesh.activate`.
+
+    Example:
+        >>> pipeline = trimesh.tensor.Pipeline([first, second], procs, "pp", microbatches=4)
+        >>> loss = pipeline.step(text, goal, cross_entropy)
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        mesh: ProcMesh,
+        label: str,
+        *,
+        microbatches: int,
+        schedule: Schedule = "1f1b",
+        plan: ParallelPlan | Sequence[ParallelPlan | None] | None = None,
+        inputs: Sequence[Cut] = (),
+    ) -> None:
+        if label not in mesh.extent or mesh.extent[label] != len(stages):
+            raise ShapeError(f"a pipeline of {len(stages)} stages needs a dimension {label!r} of that size, {mesh!r}")
+        if microbatches < 1:
+            raise ValueError(f"a batch is cut into at least one micro-batch, got {microbatches}")
+        self._order = issue_order(schedule, len(stages), microbatches)
+        self._count, self._inputs = microbatches, list(inputs)
+        named = [dict(stage.named_parameters()) for stage in stages]
+        self.meshes = [mesh.slice(**{label: index}) for index in range(len(stages))]
+        plans = [plan] * len(stages) if plan is None or isinstance(plan, ParallelPlan) else list(plan)
+        placed = zip(stages, self.meshes, plans, strict=True)
+        self.stages = [module_to_mesh(stage, view, own) for stage, view, own in placed]
+        self._shared = _shared(named, self.stages)
+
+    def step(self, batch: torch.Tensor, goal: torch.Tensor, loss: Loss) -> torch.Tensor:
+        """Run the forward and the backward pass of a batch; gradients are added to those of the parameters.
+
+        Args:
+            batch: Of this process, for the first stage.
+            goal: Of this process, for `loss`.
+            loss: Takes what the last stage returns and the goal, and returns the mean over rows.
+
+        Returns:
+            The loss of the batch, a number on the mesh of the last stage, detached.
+
+        Raises:
+            ValueError: The rows cannot be cut into equal micro-batches.
+
+        Blocking: no checkpoint; nothing is waited for.
+        """
+        if len(batch) % self._count or len(goal) != len(batch):
+            raise ValueError(
+                f"a batch is cut by rows into {self._count} equal micro-batches, got {len(batch)} rows and "
+                f"{len(goal)} goals"
+            )
+        step = _Step(self, batch.chunk(self._count), goal.chunk(self._count), loss)
+        for turn in self._order:
+            if turn.is_forward:
+                step.forward(turn.stage, turn.batch)
+            else:
+                step.backward(turn.stage, turn.batch)
+        self._add_shared(step.before)
+        return torch.stack(step.losses).sum()
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale the gradients of all stages so that their norm, as of one vector, is at most `max_norm`.
+
+        A shared parameter counts once, as in `torch.nn.utils.clip_grad_norm_` of the whole model.
+
+        Returns:
+            The norm before, a number on the mesh of the last stage.
+
+        Blocking: no checkpoint.
+        """
+        last = self.meshes[-1]
+        again = {id(copy) for one in self._shared for stage, copy in one.copies.items() if stage != min(one.copies)}
+        norms: list[Any] = []
+        for stage in self.stages:
+            grads = [one.grad for one in stage.parameters() if one.grad is not None and id(one) not in again]
+            if grads:
+                norms.append(_at(torch.nn.utils.get_total_norm(grads), last))
+        total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
+        for stage, mesh in zip(self.stages, self.meshes, strict=True):
+            own = _at(factor, mesh)
+            for parameter in stage.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(own)
+        return total
+
+    def put(self, stage: int, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of this process on the mesh of a stage, cut as inputs are."""
+        cuts = [*self._inputs, *[None] * tensor.ndim][: tensor.ndim]
+        return distribute(tensor, self.meshes[stage], cuts)
+
+    def _add_shared(self, before: dict[int, torch.Tensor | None]) -> None:
+        """Give all copies of a shared parameter the sum of what this step has found for each."""
+        for one in self._shared:
+            found: list[Any] = []
+            for parameter in one.copies.values():
+                grad, kept = parameter.grad, before[id(parameter)]
+                if grad is not None:
+                    found.append(grad if kept is None else grad - kept)
+            if not found:
+                continue
+            first, *_ = one.copies
+            total = torch.stack([_at(grad, self.meshes[first]) for grad in found]).sum(0)
+            for stage, parameter in one.copies.items():
+                kept, own = before[id(parameter)], _at(total, self.meshes[stage])
+                parameter.grad = own if kept is None else kept + own
+
+    def grads_before(self) -> dict[int, torch.Tensor | None]:
+        """Return the gradients that shared parameters have, which are equal: those of earlier steps."""
+        return {
+            id(copy): None if copy.grad is None else copy.grad.clone()
+            for one in self._shared
+            for copy in one.copies.values()
+        }
+
+
+class _Step:
+    """One batch on its way."""
+
+    def __init__(
+        self, pipeline: Pipeline, batches: Sequence[torch.Tensor], goals: Sequence[torch.Tensor], loss: Loss
+    ) -> None:
+        self._pipeline, self._batches, self._goals, self._loss = pipeline, batches, goals, loss
+        self._last = len(pipeline.stages) - 1
+        self._passed: dict[tuple[int, int], _Passed] = {}
+        self._grads: dict[tuple[int, int], torch.Tensor] = {}
+        self.losses: list[torch.Tensor] = []
+        self.before = pipeline.grads_before()
+
+    def forward(self, stage: int, batch: int) -> None:
+        """Run one micro-batch through one stage, and send what comes out to the next."""
+        pipeline = self._pipeline
+        if stage == 0:
+            given = pipeline.put(0, self._batches[batch])
+        else:
+            given = _at(self._passed[stage - 1, batch].made.detach(), pipeline.meshes[stage]).requires_grad_()
+        made = pipeline.stages[stage](given)
+        if stage == self._last:
+            made = self._loss(made, pipeline.put(stage, self._goals[batch])) / len(self._batches)
+            self.losses.append(made.detach())
+        self._passed[stage, batch] = _Passed(given, made)
+
+    def backward(self, stage: int, batch: int) -> None:
+        """Run the backward pass of one micro-batch at one stage, and send the gradient to the one before."""
+        passed = self._passed.pop((stage, batch))
+        grad = None if stage == self._last else self._grads.pop((stage, batch))
+        torch.autograd.backward(passed.made, grad)
+        if stage > 0:
+            assert passed.given.grad is not None
+            self._grads[stage - 1, batch] = _at(passed.given.grad, self._pipeline.meshes[stage - 1])
+
+
+def _at(tensor: Any, mesh: ProcMesh) -> torch.Tensor:
+    """Return a tensor on the mesh of a stage."""
+    moved: torch.Tensor = to_mesh(tensor, mesh)
+    return moved
+
+
+def _shared(named: Sequence[dict[str, nn.Parameter]], stages: Sequence[nn.Module]) -> list[_Shared]:
+    """Return the parameters that several stages had before they were moved."""
+    places: dict[int, dict[int, str]] = {}
+    for index, parameters in enumerate(named):
+        for name, parameter in parameters.items():
+            places.setdefault(id(parameter), {}).setdefault(index, name)
+    return [
+        _Shared({index: stages[index].get_parameter(name) for index, name in where.items()})
+        for where in places.values()
+        if len(where) > 1
+    ]
