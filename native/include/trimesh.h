@@ -101,8 +101,8 @@ typedef struct {
     uint64_t peer_epoch;      /* refuse a peer of another epoch; 0 = take any */
     int32_t fd;               /* connected stream socket; taken over on success only */
     uint32_t kind;            /* TM_LINK_* */
-    uint32_t lease;           /* 1: the peer's silence ends the link */
-    uint32_t hello_ms;        /* end the link if no hello came in this time; 0 = wait for ever */
+    uint32_t lease, lease_ms; /* 1: the peer's silence ends the link; after so long, 0 = as the bus has it */
+    uint32_t hello_ms, zero;  /* end the link if no hello came in this time; 0 = wait for ever */
 } tm_link_options;
 
 /* Begin a link and send our hello. TM_RECORD_UP follows when the peer's has come. */

@@ -198,6 +198,22 @@ async def test_stopped_peer_loses_its_lease(pair: Pair):
 
 
 @short_lease
+async def test_link_has_a_lease_of_its_own_if_it_is_given_one(pair: Pair) -> None:
+    """A stopped peer is lost to the link with the lease of all, and not yet to the one with a longer one."""
+    mine, theirs = socket.socketpair()
+    other = NativeTransport(ProcId(3), beat_seconds=HANG_SECONDS / 2, lease_seconds=HANG_SECONDS)
+    far = pair.transport.open_link(mine, local=False, lease=True, lease_seconds=HANG_SECONDS)
+    other.open_link(theirs, local=False, lease=False)  # it says hello, and no beat for a long time
+    try:
+        await far.up.wait()
+        pair.link.send(b"stop")
+        assert (await pair.recorder.wait_down(pair.link)).reason is DownReason.LEASE
+        assert not pair.recorder.is_down(far)
+    finally:
+        other.close()
+
+
+@short_lease
 async def test_peer_that_holds_the_gil_in_c_keeps_its_lease(pair: Pair):
     """A GIL held for long is stalled, not dead."""
     pair.link.send(b"hold-gil %f" % (1.5 * peer_module.LEASE_SECONDS))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 import pytest
@@ -219,6 +221,36 @@ async def test_session_is_closed_behind_what_was_sent(both: Both) -> None:
     both.dialler.session.open_channel(far, b"")
     assert await late.receive_some() == b""
     await late.aclose()
+
+
+def spawn_writer(fd: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["yes"], stdout=fd, stderr=subprocess.DEVNULL)
+
+
+async def test_writers_that_never_pause_do_not_keep_a_session_from_closing(both: Both) -> None:
+    """What is there when it is closed goes first, and nothing that is written meanwhile."""
+    writers, readers = list[subprocess.Popen[bytes]](), list[trio.SocketStream]()
+    async with trio.open_nursery() as nursery:
+
+        async def drain(stream: trio.SocketStream) -> None:
+            with suppress(trio.BrokenResourceError):
+                async for _ in stream:
+                    pass
+
+        for _ in range(4):
+            near, other, _ = await both.channel()
+            writers.append(spawn_writer(near.socket.fileno()))
+            await near.aclose()
+            readers.append(other)
+            assert await other.receive_some()
+            nursery.start_soon(drain, other)
+        both.dialler.session.close()
+        assert (await both.dialler.wait(SessionDown)).ending is SessionEnding.CLOSED
+        assert (await both.dialled.wait(SessionDown)).ending is SessionEnding.BYE
+    for writer in writers:
+        assert writer.wait() != 0  # nothing takes what they write any more
+    for stream in readers:
+        await stream.aclose()
 
 
 async def test_session_that_is_aborted_says_nothing(both: Both) -> None:

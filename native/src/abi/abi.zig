@@ -126,7 +126,15 @@ export fn tm_lifeline_add(bus: ?*Bus, pidfd: i32) i32 {
 
 // ---- links ----
 
-const LinkOptions = extern struct { peer_epoch: u64, fd: i32, kind: u32, lease: u32, hello_ms: u32 };
+const LinkOptions = extern struct {
+    peer_epoch: u64,
+    fd: i32,
+    kind: u32,
+    lease: u32,
+    lease_ms: u32,
+    hello_ms: u32,
+    zero: u32,
+};
 
 export fn tm_link_open(bus: ?*Bus, options: ?*const LinkOptions, link_out: ?*u32) i32 {
     var why: i32 = 0;
@@ -134,8 +142,11 @@ export fn tm_link_open(bus: ?*Bus, options: ?*const LinkOptions, link_out: ?*u32
     const o = options orelse return status.ERR_ARGUMENT;
     const out = link_out orelse return status.ERR_ARGUMENT;
     const kind = std.enums.fromInt(records.Kind, o.kind) orelse return status.ERR_ARGUMENT;
-    if (o.fd < 0 or o.lease > 1) return status.ERR_ARGUMENT;
-    return self.openLink(o.fd, kind, o.lease == 1, o.hello_ms, o.peer_epoch, out);
+    if (o.fd < 0 or o.lease > 1 or o.zero != 0) return status.ERR_ARGUMENT;
+    const is_short = o.lease_ms != 0 and o.lease_ms < 2 * self.common.beat_ms;
+    if (is_short or o.lease_ms > limits.BEAT_MS_MAX) return status.ERR_ARGUMENT;
+    const watched = bus_file.Watched{ .lease = o.lease == 1, .lease_ms = o.lease_ms, .hello_ms = o.hello_ms };
+    return self.openLink(o.fd, kind, watched, o.peer_epoch, out);
 }
 
 export fn tm_link_watch_pid(bus: ?*Bus, id: u32, pidfd: i32) i32 {
@@ -442,5 +453,5 @@ comptime {
     std.debug.assert(@sizeOf(faults.Rule) == 56);
     std.debug.assert(@sizeOf(records.Record) == 32);
     std.debug.assert(@sizeOf(session.Span) == 24 and @sizeOf(session.Cursor) == 16);
-    std.debug.assert(@sizeOf(LinkOptions) == 24 and @sizeOf(BusOptions) == 40);
+    std.debug.assert(@sizeOf(LinkOptions) == 32 and @sizeOf(BusOptions) == 40);
 }

@@ -23,6 +23,7 @@ const sys = @import("../system/sys.zig");
 const waits = @import("wait.zig");
 
 const Link = link.Link;
+pub const Watched = reactor.Watched;
 
 pub const Options = struct {
     epoch: u64,
@@ -228,7 +229,7 @@ pub const Bus = struct {
     }
 
     /// Begin a link over `fd`, which is taken over on success. Returns a status.
-    pub fn openLink(self: *Bus, fd: i32, kind: records.Kind, lease: bool, hello_ms: u32, epoch: u64, id_out: *u32) i32 {
+    pub fn openLink(self: *Bus, fd: i32, kind: records.Kind, watched: Watched, epoch: u64, id_out: *u32) i32 {
         const slot = self.freeSlot() orelse return status.ERR_LIMIT;
         const one = &self.links[slot];
         self.generations[slot] +%= 1;
@@ -236,7 +237,7 @@ pub const Bus = struct {
         if (rc < 0) return rc;
         one.peer_epoch_wanted = epoch;
         if (self.common.arms) |armed| one.gate = armed.gateOf(slot, 0);
-        const adopted = self.reactor.adopt(one, lease, hello_ms);
+        const adopted = self.reactor.adopt(one, watched);
         if (adopted < 0) {
             one.fd = -1; // stays the caller's
             one.releaseAll();

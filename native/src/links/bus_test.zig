@@ -111,7 +111,7 @@ fn converse(kind: records.Kind, count: u64) !void {
     var talkers: [2]Talker = undefined;
     for (&talkers, buses, pair) |*talker, bus, fd| {
         var id: u32 = 0;
-        try testing.expectEqual(status.OK, bus.openLink(fd, kind, true, 60_000, 0, &id));
+        try testing.expectEqual(status.OK, bus.openLink(fd, kind, .{ .lease = true, .hello_ms = 60_000 }, 0, &id));
         talker.* = .{ .bus = bus, .id = id, .count = count };
     }
     const other = try std.Thread.spawn(.{}, talk, .{&talkers[1]});
@@ -191,7 +191,7 @@ test "no message is lost between looking and sleeping" {
             .spin_us = 20, // about what an answer takes: looks end in all ways
         });
         var id: u32 = 0;
-        try testing.expectEqual(status.OK, bus.openLink(fd, .local, false, 60_000, 0, &id));
+        try testing.expectEqual(status.OK, bus.openLink(fd, .local, .{ .lease = false, .hello_ms = 60_000 }, 0, &id));
         player.* = .{ .bus = bus, .id = id, .serves = i == 0, .rounds = 10_000 };
     }
     defer for (players) |player| player.bus.destroy();
@@ -233,7 +233,7 @@ test "handles of links that were freed are refused" {
     const bus = try newBus(1, 500);
     defer bus.destroy();
     var id: u32 = 0;
-    try testing.expectEqual(status.OK, bus.openLink(pair[0], .local, false, 0, 0, &id));
+    try testing.expectEqual(status.OK, bus.openLink(pair[0], .local, .{ .lease = false, .hello_ms = 0 }, 0, &id));
 
     bus.freeLink(bus.find(id).?);
 
@@ -249,7 +249,7 @@ test "a full table of links is a status" {
     for (&others, 0..) |*other, i| {
         const pair = socket.socketPair();
         other.* = pair[1];
-        const rc = bus.openLink(pair[0], .local, false, 0, 0, &id);
+        const rc = bus.openLink(pair[0], .local, .{ .lease = false, .hello_ms = 0 }, 0, &id);
         try testing.expectEqual(if (i < 8) status.OK else status.ERR_LIMIT, rc);
         if (rc != status.OK) sys.close(pair[0]); // stays the caller's
     }
@@ -262,7 +262,7 @@ test "views of a link that is freed inside a batch stay until the batch is relea
     defer for (buses) |bus| bus.destroy();
     var ids: [2]u32 = undefined;
     for (buses, pair, &ids) |bus, fd, *id| {
-        try testing.expectEqual(status.OK, bus.openLink(fd, .local, false, 0, 0, id));
+        try testing.expectEqual(status.OK, bus.openLink(fd, .local, .{ .lease = false, .hello_ms = 0 }, 0, id));
     }
     var batch: [8]records.Record = undefined;
     try testing.expectEqual(1, buses[0].poll(&batch)); // up: the other's hello was there
@@ -288,7 +288,7 @@ fn quietPair(ids: *[2]u32) ![2]*Bus {
     const buses = [2]*Bus{ try newBus(1, 60_000), try newBus(2, 60_000) };
     var batch: [8]records.Record = undefined;
     for (buses, pair, ids) |bus, fd, *id| {
-        try testing.expectEqual(status.OK, bus.openLink(fd, .local, false, 0, 0, id));
+        try testing.expectEqual(status.OK, bus.openLink(fd, .local, .{ .lease = false, .hello_ms = 0 }, 0, id));
     }
     for (0..2) |_| {
         for (buses) |bus| {
@@ -386,7 +386,7 @@ fn stallAndGoOn(kind: records.Kind) !void {
     defer for (buses) |bus| bus.destroy();
     for (buses, pair) |bus, fd| {
         var id: u32 = 0;
-        try testing.expectEqual(status.OK, bus.openLink(fd, kind, true, 60_000, 0, &id));
+        try testing.expectEqual(status.OK, bus.openLink(fd, kind, .{ .lease = true, .hello_ms = 60_000 }, 0, &id));
     }
     for (0..2) |_| { // each finds the hello of the other, and both come up
         for (buses) |bus| {

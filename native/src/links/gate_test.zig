@@ -49,7 +49,8 @@ const Rig = struct {
                 .stall_ms = 0,
             }, &bus));
             place.* = bus.?;
-            try testing.expectEqual(status.OK, place.*.openLink(fd, kind, true, 60_000, 0, id));
+            const watched = bus_file.Watched{ .lease = true, .hello_ms = 60_000 };
+            try testing.expectEqual(status.OK, place.*.openLink(fd, kind, watched, 0, id));
         }
         _ = sys.epollAdd(self.epoll, self.buses[1].common.bell.fd, sys.IN, 0);
         try testing.expectEqual(status.OK, self.buses[1].armFaults(self.table_fd, SECRET)); // with a link that is there
@@ -310,7 +311,7 @@ test "a ring is refused its memory as planned" {
     for (KINDS, 0..) |kind, i| {
         const pair = socket.socketPair();
         var id: u32 = 0;
-        const rc = rig.buses[1].openLink(pair[0], kind, false, 0, 0, &id);
+        const rc = rig.buses[1].openLink(pair[0], kind, .{ .lease = false, .hello_ms = 0 }, 0, &id);
         try testing.expectEqual(if (i == 0) status.ofErrno(-arms.ENOSPC) else status.OK, rc);
         if (rc != status.OK) sys.close(pair[0]); // stays the caller's
         sys.close(pair[1]);

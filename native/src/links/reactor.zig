@@ -18,6 +18,9 @@ const sys = @import("../system/sys.zig");
 const Link = link.Link;
 const Signal = @import("../protocol/record.zig").Signal;
 
+/// What ends a link whose peer says nothing: 0 is never for a hello, and for a lease that of the bus.
+pub const Watched = struct { lease: bool, hello_ms: u32, lease_ms: u32 = 0 };
+
 /// What an epoll event is about: tag in the top byte, generation and slot of a link below.
 const Tag = enum(u8) { bell = 1, timer = 2, lifeline = 3, socket = 4, process = 5, gate = 6 };
 
@@ -109,13 +112,13 @@ pub const Reactor = struct {
     }
 
     /// Watch a link from now on. Returns 0 or -errno.
-    pub fn adopt(self: *Reactor, one: *Link, lease: bool, hello_ms: u32) i32 {
+    pub fn adopt(self: *Reactor, one: *Link, watched: Watched) i32 {
         self.lock.lock();
         defer self.lock.unlock();
         const t1 = &one.t1;
-        t1.lease = lease;
-        t1.lease_ticks = self.common.ticks(self.common.lease_ms);
-        t1.hello_ticks = if (hello_ms == 0) 0 else @max(1, self.common.ticks(hello_ms));
+        t1.lease = watched.lease;
+        t1.lease_ticks = self.common.ticks(if (watched.lease_ms == 0) self.common.lease_ms else watched.lease_ms);
+        t1.hello_ticks = if (watched.hello_ms == 0) 0 else @max(1, self.common.ticks(watched.hello_ms));
         t1.live = one.kind == .stream;
         t1.events = sys.IN | sys.RDHUP;
         const rc = sys.epollAdd(self.epoll, one.fd, t1.events, dataOf(.socket, one.id()));

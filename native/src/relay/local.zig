@@ -8,7 +8,8 @@ const limits = @import("../limits.zig");
 const socket = @import("../system/socket.zig");
 const sys = @import("../system/sys.zig");
 
-/// All zeros but for `fd` is one without a socket.
+const ENDLESS = std.math.maxInt(usize);
+
 pub const Local = struct {
     fd: i32 = -1,
     is_writable: bool = false,
@@ -17,9 +18,24 @@ pub const Local = struct {
     is_shut: bool = false,
     /// The owner has heard of it, and has not answered yet.
     is_asked: bool = false,
+    /// Bytes that may still be read; set when the session is being closed, however much is written meanwhile.
+    left: usize = ENDLESS,
     memory: ?[*]align(4096) u8 = null,
     first: usize = 0,
     waiting: usize = 0,
+
+    /// Read no more than is there now.
+    pub fn readLast(self: *Local) void {
+        self.left = socket.readable(self.fd);
+    }
+
+    /// Read into memory. Bytes read, 0 at the end, or -errno.
+    pub fn read(self: *Local, to: []u8) i64 {
+        if (self.left == 0) return -sys.EAGAIN;
+        const n = socket.receive(self.fd, to[0..@min(to.len, self.left)]);
+        if (n > 0 and self.left != ENDLESS) self.left -= @intCast(n);
+        return n;
+    }
 
     /// Deliver bytes. How many were taken now; the others wait. Null: there is no memory for them.
     pub fn deliver(self: *Local, bytes: []const u8) ?usize {
@@ -119,4 +135,19 @@ test "what has no room waits, and leaves in order" {
     one.is_broken = true; // LK-2
     _ = one.flush();
     try std.testing.expectEqual(0, one.waiting);
+}
+
+test "what is written after the last look is not read" {
+    const pair = socket.socketPair();
+    defer sys.close(pair[1]);
+    var one = Local{ .fd = pair[0], .is_writable = true };
+    defer one.close(-1);
+    var to: [8]u8 = undefined;
+    try std.testing.expectEqual(5, socket.send(pair[1], "12345"));
+    try std.testing.expectEqual(2, one.read(to[0..2]));
+    one.readLast();
+    try std.testing.expectEqual(3, socket.send(pair[1], "678"));
+    try std.testing.expectEqual(3, one.read(&to));
+    try std.testing.expectEqualSlices(u8, "345", to[0..3]);
+    try std.testing.expectEqual(-sys.EAGAIN, one.read(&to));
 }

@@ -11,7 +11,6 @@ const limits = @import("../limits.zig");
 const machines = @import("machine.zig");
 const queues = @import("queue.zig");
 const resends = @import("resend.zig");
-const socket = @import("../system/socket.zig");
 const sys = @import("../system/sys.zig");
 const Connection = @import("connection.zig").Connection;
 const Held = @import("../tls/tls.zig").Held;
@@ -193,8 +192,9 @@ pub const Peer = struct {
     pub fn close(self: *Peer) void {
         self.machine.is_closing = true;
         for (self.channels[0..self.machine.table.used], 0..) |*one, index| {
-            const may_have = one.is_used and !one.is_finished and self.locals[index].fd >= 0;
-            if (may_have) self.machine.ready(@intCast(index));
+            if (!one.is_used or one.is_finished or self.locals[index].fd < 0) continue;
+            self.locals[index].readLast();
+            self.machine.ready(@intCast(index));
         }
     }
 
@@ -258,7 +258,7 @@ pub const Peer = struct {
         while (machine.kept.unsent < limits.HOST_FILL_BYTES) {
             const index = machine.nextTurn() orelse break;
             const to = machine.place(index) orelse break;
-            const n = socket.receive(self.locals[index].fd, to);
+            const n = self.locals[index].read(to);
             if (n > 0) {
                 machine.give(index, to, @intCast(n));
             } else if (n == -sys.EAGAIN) {
@@ -277,6 +277,7 @@ pub const Peer = struct {
             const index = machine.open(one.head.number, one.bytes).?;
             self.locals[index] = .{};
             self.join(index, one.head.fd);
+            if (machine.is_closing) self.locals[index].readLast();
         }
     }
 

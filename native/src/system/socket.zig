@@ -149,6 +149,13 @@ pub fn receive(fd: i32, buffer: []u8) i64 {
     return big(linux.syscall6(.recvfrom, num(fd), @intFromPtr(buffer.ptr), buffer.len, MSG_DONTWAIT, 0, 0));
 }
 
+/// Return how many bytes there are to read.
+pub fn readable(fd: i32) usize {
+    const FIONREAD = 0x541B;
+    var bytes: i32 = 0;
+    return if (res(linux.syscall3(.ioctl, num(fd), FIONREAD, @intFromPtr(&bytes))) < 0) 0 else @intCast(bytes);
+}
+
 /// Write what fits.
 pub fn send(fd: i32, bytes: []const u8) i64 {
     const flags = MSG_DONTWAIT | MSG_NOSIGNAL;

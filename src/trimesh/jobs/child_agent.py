@@ -73,7 +73,7 @@ class ChildAgent:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.read_until, lambda _: False)
             code = await self._process.wait()
-            nursery.cancel_scope.deadline = trio.current_time() + limits.OUTPUT_FLUSH_SECONDS
+            nursery.cancel_scope.deadline = trio.current_time() + limits.AGENT_WORDS_SECONDS
         return await self.exit_of(code)
 
     async def exit_of(self, code: int) -> AgentExit:

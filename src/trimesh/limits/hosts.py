@@ -77,6 +77,14 @@ HOST_LEASE_SECONDS: Final = 4.0
 """A controller that has heard nothing for so long gives a host up: later than its agent has, so that what is given up
 has ended."""
 
+FAR_LINK_LEASE_SECONDS: Final = 6.0
+"""A link to a process on another host is silent for as long as its session may be without a connection. Four beats
+more, so that what then comes counts: it must never be a link that ends what the session survives."""
+
+AGENT_WORDS_SECONDS: Final = 0.25
+"""The last lines of an agent that has ended are there at once, unless what it has started holds its standard error for
+longer. The loss of the host is told after this, much sooner than its links give up."""
+
 HOST_STOP_SECONDS: Final = 5.0
 """An agent that was told to stop ends what is left on its host, by `KILL_SECONDS`, and itself; then it is killed."""
 
@@ -89,7 +97,7 @@ system of a network, a spawner."""
 
 assert HOST_QUANTUM_BYTES <= HOST_FRAME_PAYLOAD_BYTES_MAX
 assert HOST_WINDOW_BYTES <= HOST_RESEND_BYTES
-assert HOST_BEAT_SECONDS * 4 < AGENT_LEASE_SECONDS < HOST_LEASE_SECONDS
+assert HOST_BEAT_SECONDS * 4 < AGENT_LEASE_SECONDS < HOST_LEASE_SECONDS < FAR_LINK_LEASE_SECONDS
 
 AGENT_LINES_KEPT: Final = 20
 """The last lines of an agent, told with its end: a traceback's ends, a message of ssh."""

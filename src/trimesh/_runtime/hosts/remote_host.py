@@ -58,6 +58,11 @@ class RemoteChild:
         """How its host was lost; None while it is not."""
         return self._host.loss
 
+    @property
+    def lease(self) -> str:
+        """Name of the limit of its silence."""
+        return "FAR_LINK_LEASE_SECONDS"
+
     def signal(self, signum: int) -> None:
         """Send a signal to its process group; never blocks."""
         self._host.signal(self.proc_id, signum)
@@ -143,7 +148,9 @@ class RemoteHost:
         proc_id = request.proc_id
         sock = stream_of(fd, is_far=True)
         try:
-            link = self._transport.open_link(sock, local=False, lease=True, peer=proc_id)
+            link = self._transport.open_link(
+                sock, local=False, lease=True, peer=proc_id, lease_seconds=limits.FAR_LINK_LEASE_SECONDS
+            )
         except (OSError, LimitExceeded) as error:
             sock.close()
             self.signal(proc_id, signal.SIGKILL)
@@ -181,7 +188,9 @@ class RemoteHost:
             raise NoLinkError("this process has no descriptor left for a link (see ulimit -n)")
         sock = stream_of(received.fds[0], is_far=True)
         try:
-            return self._transport.open_link(sock, local=False, lease=False, peer=target)
+            return self._transport.open_link(
+                sock, local=False, lease=False, peer=target, lease_seconds=limits.FAR_LINK_LEASE_SECONDS
+            )
         except (OSError, LimitExceeded) as error:
             sock.close()
             raise NoLinkError(f"no link to process {target} on {self.name} could be made: {error}") from error

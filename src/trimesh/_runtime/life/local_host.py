@@ -29,6 +29,7 @@ class LocalChild:
     """A started process with its link."""
 
     loss: HostLoss | None = None
+    lease = "LEASE_SECONDS"
 
     def __init__(self, child: Child, link: NativeLink) -> None:
         self.child = child
@@ -105,7 +106,9 @@ class LocalHost:
         except MeshError as error:
             raise SpawnError(str(error)) from error
         try:
-            return self.transport.open_link(sock, local=is_near(sock), lease=False, peer=target)
+            return self.transport.open_link(
+                sock, local=is_near(sock), lease=False, peer=target, lease_seconds=lease_of(sock)
+            )
         except (OSError, LimitExceeded) as error:
             sock.close()
             raise NoLinkError(f"no link to process {target} could be made: {error}") from error
@@ -118,6 +121,11 @@ class LocalHost:
 def is_near(sock: socket.socket) -> bool:
     """Return whether the other end of a socket of a spawner is on this host."""
     return not isinstance(sock, FarSocket)
+
+
+def lease_of(sock: socket.socket) -> float:
+    """Return how long the other end of a socket of a spawner may be silent; 0 for as long as any on this host."""
+    return 0 if is_near(sock) else limits.FAR_LINK_LEASE_SECONDS
 
 
 def spec_of(request: LaunchRequest) -> LaunchSpec:
@@ -148,7 +156,9 @@ def accept_links(proc: Proc, transport: NativeTransport) -> Callable[[ProcId, so
 
     def accept(origin: ProcId, sock: socket.socket) -> None:
         try:
-            link = transport.open_link(sock, local=is_near(sock), lease=False, peer=origin)
+            link = transport.open_link(
+                sock, local=is_near(sock), lease=False, peer=origin, lease_seconds=lease_of(sock)
+            )
         except (OSError, LimitExceeded, trio.ClosedResourceError):
             sock.close()  # for want of something, or as this process ends; the other side can only be told an end
         else:

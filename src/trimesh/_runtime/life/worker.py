@@ -12,6 +12,7 @@ from functools import partial
 
 import trio
 
+from trimesh import limits
 from trimesh._runtime.actors.agent import Agent, run_with_agent
 from trimesh._runtime.actors.context import set_proc_of_run
 from trimesh._runtime.life.family import Family
@@ -93,7 +94,9 @@ async def _main(config: WorkerConfig, link: socket.socket, broker: socket.socket
         host = LocalHost(transport, launcher)
         proc.family = Family(proc, lambda _: nullcontext(host), ProcId(config.parent_id), host, root)
         parent = ProcId(config.parent_id)
-        owner = proc.adopt_link(parent, transport.open_link(link, local=not config.is_far, lease=False, peer=parent))
+        is_near, far_lease = not config.is_far, limits.FAR_LINK_LEASE_SECONDS if config.is_far else 0
+        opened = transport.open_link(link, local=is_near, lease=False, peer=parent, lease_seconds=far_lease)
+        owner = proc.adopt_link(parent, opened)
         stack_fd = arm_stack(partial(describe_self, proc), lambda: encode(look(proc)))
         if config.is_far:  # a number of this host means another process on that of its owner
             stack_fd = -1

@@ -212,7 +212,8 @@ class Member:
             text = f"the link to {self.label} was lost: {down.detail}"
             return link_lost(text)
         is_stopped = down is not None and down.reason is DownReason.LEASE
-        return died_of(self.label, self._report, is_stopped=is_stopped, by=self.by, note=self._remains())
+        silent = "" if not is_stopped or self.child is None else self.child.lease
+        return died_of(self.label, self._report, silent=silent, by=self.by, note=self._remains())
 
     def _remains(self) -> str:
         """Say so when it is there even after SIGKILL: nothing but the kernel can end it (Z08)."""
@@ -231,10 +232,11 @@ class Member:
 
 
 def died_of(
-    label: str, report: ExitReport | None, *, is_stopped: bool = False, by: str | None = None, note: str = ""
+    label: str, report: ExitReport | None, *, silent: str = "", by: str | None = None, note: str = ""
 ) -> DeathOf:
-    """Return what makes the `ProcDied` errors of a process from its exit report."""
-    silence = f"stopped for longer than limits.LEASE_SECONDS ({limits.LEASE_SECONDS:g} s)"
+    """Return what makes the `ProcDied` errors of a process from its exit report; `silent` names the limit it broke."""
+    is_stopped = bool(silent)
+    silence = f"stopped for longer than limits.{silent} ({getattr(limits, silent):g} s)" if silent else ""
     if report is None or not report.is_known:
         how = silence if is_stopped else "was lost"
         return died(f"{label} {how}; no exit report came{note}", reason="stopped" if is_stopped else "lost", by=by)

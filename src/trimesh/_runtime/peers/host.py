@@ -72,6 +72,11 @@ class HostChild(Protocol):
         ...
 
     @property
+    def lease(self) -> str:
+        """Name of the limit of its silence."""
+        ...
+
+    @property
     def pid(self) -> int:
         """Process id."""
         ...

@@ -145,15 +145,17 @@ class NativeTransport(Transport):
         lease: bool,
         peer: ProcId | None = None,
         hello_seconds: float = limits.SPAWN_SECONDS,
+        lease_seconds: float = 0,
     ) -> NativeLink:
         """Begin a link over a connected stream socket.
 
         Args:
             sock: Taken over; on an error it stays the caller's. A unix socket for a local link.
             local: The peer is on this host: messages go through shared memory, the socket only tells of its end.
-            lease: Whether the peer's silence for `lease_seconds` ends the link.
+            lease: Whether the peer's silence for a lease ends the link.
             peer: Refuse a peer of another incarnation.
             hello_seconds: The link ends with LEASE if the peer has not said hello in this time; may be `math.inf`.
+            lease_seconds: Lease of this link, also for the peer's goodbye; 0 for that of the transport.
 
         Raises:
             LimitExceeded: `links_max` links are open.
@@ -167,6 +169,7 @@ class NativeTransport(Transport):
         options.kind = _LINK_LOCAL if local else _LINK_STREAM
         options.lease = int(lease)
         options.hello_ms = 0 if hello_seconds == math.inf else _milliseconds(hello_seconds)
+        options.lease_ms = _milliseconds(lease_seconds) if lease_seconds else 0
         out = ffi.new("uint32_t *")
         status.check(lib.tm_link_open(self.bus, options, out), "opening a link")
         sock.detach()

@@ -321,8 +321,8 @@ class TrioSession:
                     await end.has_room.wait()
                     continue
                 data = await sock.recv(room)
-                if not data or not machine.is_open(end.channel):
-                    break
+                if not data or not machine.is_open(end.channel) or machine.is_saying_bye:
+                    break  # what is read behind the close of the session is for nothing
                 machine.give(end.channel, data)
                 self._wake()
         machine.finish(end.channel)

@@ -76,6 +76,11 @@ class SimChild:
         """None: there is one host."""
         return None
 
+    @property
+    def lease(self) -> str:
+        """Name of the limit of its silence."""
+        return "LEASE_SECONDS"
+
     def signal(self, signum: int) -> None:
         """End the process: SIGTERM and SIGKILL both end it at once, without clean-up."""
         self.die(signum=signum)
