@@ -35,6 +35,8 @@ ELSEWHERE: dict[str, tuple[frozenset[str], str]] = {
     "Q3": (frozenset({REAL}), "a socket of a process"),
     "Q4": (frozenset({REAL}), "a thread of a process"),
     "Q5": (frozenset({REAL}), "requests at a socket"),
+    "Q6": (frozenset({REAL}), "files of processes"),
+    "Q7": (frozenset({REAL}), "the same"),
     "S1": (frozenset({SIM}), "it is about simulation"),
     **{f"Z{number:02}": (frozenset({REAL}), "about the operating system") for number in range(1, 16)},
     **{f"H{number}": (frozenset({REAL}), "about hosts, each with its agent") for number in (1, 2, 3, 4, 5, 7, 11)},

@@ -102,7 +102,7 @@ def test_layers_are_documented() -> None:
 
 RUNTIME = ROOT / "src" / "trimesh" / "_runtime"
 RUNTIME_ROOMS = [
-    *("system", "spawner", "tasks", "values", "peers", "calls", "actors", "channels"),
+    *("system", "recording", "spawner", "tasks", "values", "peers", "calls", "actors", "channels"),
     *("deadlock", "services", "watch", "meshes", "observing", "control", "life", "hosts", "programs"),
 ]
 """From the ground up. A room imports from rooms below, for annotations, too."""

@@ -17,6 +17,7 @@ from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
 from trimesh.cli import hosts
+from trimesh.cli.autopsy import autopsy
 from trimesh.cli.calling import call_lines, is_stuck, stack_lines, wait_lines
 from trimesh.cli.doctor import doctor
 from trimesh.cli.processes import process_tree
@@ -228,6 +229,6 @@ def stop(*, pid: Pid = None) -> int:
     return 0
 
 
-for _command in (ps, calls, stack, events, metrics, kill, cancel, stop, doctor):
+for _command in (ps, calls, stack, events, metrics, kill, cancel, stop, autopsy, doctor):
     app.command(_command)
 app.command(hosts.app)

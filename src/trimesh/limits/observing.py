@@ -34,3 +34,45 @@ CONTROL_SECONDS: Final = 10.0
 
 OBSERVED_ROWS: Final = 10_000
 """Rows of one table of a snapshot: 4,096 processes are shown whole, and drawn in less than a second."""
+
+RECORD_ROWS: Final = 8_192
+"""Newest calls of one process in its flight record, 48 bytes each: those of half a second at full speed."""
+
+RECORD_NAMES_BYTES: Final = 65_536
+"""Names of endpoints of actors in one flight record: some thousand. Calls of others are kept without a name."""
+
+RECORD_HALF_BYTES: Final = 1 << 18
+"""Each half of the log of one flight record: what a process has told of itself for some minutes, and its events."""
+
+RECORD_FILE_BYTES_MAX: Final = 1 << 26
+"""A flight record that is read; those that are written have a megabyte."""
+
+RECORD_SECONDS: Final = 1.0
+"""From one look of a process at itself to the next: what is a second old when everything is killed is known."""
+
+RECORD_SHARE: Final = 0.005
+"""Of the time of a process for its looks at itself: where a look takes long, the next one is later."""
+
+RECORD_CALLS: Final = 64
+"""Calls under way in one look, oldest first: what hangs is among them."""
+
+RECORD_STACK_CHARS: Final = 4_096
+"""Of the stack of a stalled process: its innermost frames."""
+
+RECORD_ERRORS_PER_SECOND: Final = 10
+"""Texts of errors of calls that one process keeps: a program that raises all the time keeps the rest of its record."""
+
+RECORD_RUNS_MAX: Final = 16
+"""Folders of ended runs that are kept for one user, the newest: 16 MB for 16 processes each."""
+
+RECORD_AGE_SECONDS: Final = 7 * 86_400.0
+"""For which they are kept."""
+
+RECORD_ENDED_MAX: Final = 256
+"""Files in the folder of a running run of processes that have ended; the oldest are removed."""
+
+RECORD_FILES_MAX: Final = 8_192
+"""Flight records of one run that are read, a megabyte each."""
+
+AUTOPSY_CALLS: Final = 5
+"""Last calls of each process that an autopsy tells of, besides those that ran."""

@@ -16,6 +16,8 @@ from trimesh._wire.observed import (
     WaitRow,
 )
 from trimesh.observe.asking import snapshot, watch
+from trimesh.observe.culprit import Cause
+from trimesh.observe.examining import Autopsy, DeadProc, LastCall, autopsy
 from trimesh.observe.merging import RunSnapshot
 from trimesh.observe.prometheus import prometheus_text
 from trimesh.observe.run import ObservedRun, find_run, runs
@@ -24,12 +26,16 @@ from trimesh.observe.waiting import Culprit, WaitGraph
 
 __all__ = [
     "ActorRow",
+    "Autopsy",
     "CallRow",
+    "Cause",
     "Culprit",
+    "DeadProc",
     "EventRow",
     "GrantRow",
     "HostRow",
     "JobRow",
+    "LastCall",
     "LinkRow",
     "ObservedRun",
     "ProcRow",
@@ -37,6 +43,7 @@ __all__ = [
     "SharedStack",
     "WaitGraph",
     "WaitRow",
+    "autopsy",
     "find_run",
     "prometheus_text",
     "runs",

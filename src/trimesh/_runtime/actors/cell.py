@@ -39,6 +39,7 @@ from trimesh.shape.point import Point
 
 if TYPE_CHECKING:
     from trimesh._runtime.peers.peer import Peer
+    from trimesh._runtime.recording.recorder import CallRecorder
 
 _log = logging.getLogger("trimesh")
 _current: ContextVar[Cell | None] = ContextVar("trimesh_cell", default=None)
@@ -132,7 +133,10 @@ class Cell:
         self.spec = spec
         self.owner = owner
         self._interrupted: list[IncomingCall] = []
-        self.mailbox = Mailbox(self._serve, self._start_slot, self._interrupted.append, proc.deadlocks.crowded)
+        recorder = self._call_recorder()
+        self.mailbox = Mailbox(
+            self._serve, self._start_slot, self._interrupted.append, proc.deadlocks.crowded, recorder
+        )
         self.ended = trio.Event()
         self.endpoints = dict(endpoints_of(spec.cls))
         self._actor: Any = None
@@ -151,6 +155,13 @@ class Cell:
         self.task: trio.lowlevel.Task | None = None
         self.on_end: dict[Callable[[], None], None] = {}
         self.started = StartedCalls(spec.name, self._fail)
+
+    def _call_recorder(self) -> CallRecorder | None:
+        if self.proc.recorder is None:
+            return None
+        point = self.spec.point
+        mesh = "" if self.spec.home is None else self.spec.name  # what the agent is asked is of no mesh
+        return self.proc.recorder.of_actor(mesh, {label: point[label] for label in point})
 
     # ---- messages --------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -19,6 +20,9 @@ import trio
 from trio.lowlevel import checkpoint_if_cancelled, current_task, reschedule, wait_task_rescheduled
 
 from trimesh._runtime.peers.incoming import IncomingCall
+
+if TYPE_CHECKING:
+    from trimesh._runtime.recording.recorder import CallRecorder
 
 _BATCH = 16
 """Calls that one slot serves before it lets other tasks run, when the endpoints themselves never wait."""
@@ -75,6 +79,7 @@ class SlotGroup:
         """Serve calls until one of them has been cancelled, and with it the scope (MB-1)."""
         call: IncomingCall | None = None
         mailbox, task = self.mailbox, current_task()
+        began, ended = mailbox.began, mailbox.ended
 
         def abort(_: object) -> trio.lowlevel.Abort:
             self._idle.remove(task)
@@ -91,12 +96,14 @@ class SlotGroup:
                         call.scope = scope
                         if call.deadline != math.inf:
                             scope.deadline = call.deadline
+                        number = began(call)
                         try:
                             rest = mailbox.serve(call)
                             if rest is not None:
                                 await rest
                         finally:
                             call.scope = None
+                            ended(number, call)
                             self.running.pop(call, None)
                             if mailbox.changed is not None:
                                 mailbox.tell_change()
@@ -118,6 +125,14 @@ class SlotGroup:
             call.unwound()
 
 
+def _not_begun(_: IncomingCall) -> int:
+    return 0
+
+
+def _not_ended(_: int, __: IncomingCall) -> None:
+    return
+
+
 def _is_spent(scope: trio.CancelScope) -> bool:
     """Forget the deadline of a call; return whether its scope has been cancelled, so that no other may run in it."""
     scope.deadline = math.inf
@@ -135,9 +150,21 @@ class Mailbox:
             False.
         is_open: Whether slots take calls; before that they queue (the actor is starting).
         changed: Set by `tell_change`; None while no task waits for that.
+        began, ended: Keep which calls slots have taken, and how they ended; see `CallRecorder`.
     """
 
-    __slots__ = ("_early", "_groups", "changed", "is_open", "on_crowded", "on_interrupted", "serve", "start_task")
+    __slots__ = (
+        "_early",
+        "_groups",
+        "began",
+        "changed",
+        "ended",
+        "is_open",
+        "on_crowded",
+        "on_interrupted",
+        "serve",
+        "start_task",
+    )
 
     def __init__(
         self,
@@ -145,11 +172,14 @@ class Mailbox:
         start_task: Callable[[Callable[[], Awaitable[None]]], None],
         on_interrupted: Callable[[IncomingCall], None],
         on_crowded: Callable[[SlotGroup], None] | None = None,
+        recorder: CallRecorder | None = None,
     ) -> None:
         self.serve = serve
         self.start_task = start_task
         self.on_interrupted = on_interrupted
         self.on_crowded = on_crowded
+        self.began = _not_begun if recorder is None else recorder.began
+        self.ended = _not_ended if recorder is None else recorder.ended
         self.is_open = False
         self._groups: dict[str, SlotGroup] = {}
         self._early: deque[IncomingCall] = deque()

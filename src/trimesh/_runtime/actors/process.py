@@ -13,6 +13,7 @@ from trimesh.ids import MeshId, ProcId
 if TYPE_CHECKING:
     from trimesh._runtime.actors.mailbox import SlotGroup
     from trimesh._runtime.peers.deaths import DeathOf
+    from trimesh._runtime.recording.recorder import FlightRecorder
 
 
 class ActorProc(HandlingProc, Protocol):
@@ -36,6 +37,11 @@ class ActorProc(HandlingProc, Protocol):
     @property
     def owners(self) -> MutableMapping[MeshId, FailureHandler]:
         """The actor meshes that it owns."""
+        ...
+
+    @property
+    def recorder(self) -> FlightRecorder | None:
+        """Keeps what happens in a file; None without."""
         ...
 
     @property

@@ -196,6 +196,7 @@ class Server:
 
     def _answer_error(self, call: IncomingCall, error: BaseException, origin: Origin) -> trio.Event | None:
         pass_on(error)
+        call.error_text = _text_of(error)
         _forget_own_frames(error)
         call.forget_arguments()
         if not call.is_broadcast and not call.ended:
@@ -260,6 +261,14 @@ async def _wait_until_left(lent: trio.Event) -> None:
     """Wait until a reply has left: the next message may write into its buffers."""
     with trio.CancelScope(shield=True):
         await lent.wait()
+
+
+def _text_of(error: BaseException) -> str:
+    """Return class and text of an error of user code, whose `__str__` may fail."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - it is for people only
+        return type(error).__name__
 
 
 def _forget_own_frames(error: BaseException) -> None:

@@ -27,6 +27,7 @@ from trimesh.shape.extent import Extent
 
 if TYPE_CHECKING:
     from trimesh._runtime.control.socket import ControlSocket
+    from trimesh._runtime.observing.keeping import FlightRecord
 
 
 class _Controller:
@@ -45,6 +46,8 @@ class _Controller:
         self.ready = trio.Event()
         self.closed = trio.Event()
         self.error: BaseException | None = None
+        self.left_by: BaseException | None = None
+        self.record: FlightRecord | None = None
 
     async def run(self) -> None:
         """Serve until released; as a system task it must not raise."""
@@ -56,12 +59,17 @@ class _Controller:
                     if self.control is not None:
                         self.control.open()
                     self.ready.set()
+                    if self.record is not None:
+                        nursery.start_soon(self.record.keep_looking)
         except BaseException as error:  # noqa: BLE001 - a system task must not raise; the leases raise it
             self.error = error
         finally:
             if self.control is not None:
                 self.control.close()
             self.proc.transport.close()
+            if self.record is not None:
+                self.record.end_run(self.error or self.left_by)
+                self.left_by = None
             self.ready.set()
             self.closed.set()
 
@@ -94,6 +102,10 @@ async def lease_proc(pickled: bool | None = None) -> AsyncGenerator[tuple[Proc, 
         await controller.ready.wait()
         _check(controller)
         yield controller.proc, controller.family
+    except BaseException as error:
+        if controller.users == 1:
+            controller.left_by = error
+        raise
     finally:
         controller.users -= 1
         if controller.users == 0:
@@ -134,6 +146,7 @@ def _start(pickled: bool | None) -> _Controller:  # noqa: FBT001 - see lease_pro
     # comes before it takes descriptors: an import that finds none left says nothing that a user could act on.
     from trimesh._runtime.control.socket import ControlSocket  # noqa: PLC0415
     from trimesh._runtime.life.local_host import open_local_host  # noqa: PLC0415
+    from trimesh._runtime.observing.keeping import record_run  # noqa: PLC0415
     from trimesh._runtime.spawner.siblings import Siblings  # noqa: PLC0415
     from trimesh._runtime.watch import journal as _  # noqa: F401, PLC0415
     from trimesh._transport.native.transport import NativeTransport  # noqa: PLC0415
@@ -150,6 +163,8 @@ def _start(pickled: bool | None) -> _Controller:  # noqa: FBT001 - see lease_pro
     controller = _Controller(
         proc, proc.family, ControlSocket(proc, proc.inquiries) if settings.observe == "on" else None
     )
+    if settings.record == "on":
+        controller.record = record_run(proc)
     _of_run.set(controller)
     set_proc_of_run(proc)
     trio.lowlevel.spawn_system_task(controller.run, name="trimesh")

@@ -147,6 +147,7 @@ def spec_of(request: LaunchRequest) -> LaunchSpec:
         cpus=request.cpus,
         pickled=request.pickled,
         settings=request.settings,
+        record=request.record,
         entry=request.entry or ENTRY,
     )
 

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from trimesh._runtime.life.family import Family
     from trimesh._runtime.meshes.block import Block
     from trimesh._runtime.meshes.member import Member
+    from trimesh._runtime.recording.recorder import FlightRecorder
 
 
 class Proc:
@@ -83,8 +84,8 @@ class Proc:
         routes: Who takes the messages that are no calls and no answers, by their class.
         deadlocks: Looks for calls that wait for themselves.
         journal, inquiries: What has happened to members that it owns; asks them what they do, answers its owner.
-        on_gone: Told of each peer that is gone, after its calls have been settled.
-        on_link: Told of each peer that has got the link that messages to it take.
+        on_gone, on_link: Told of each peer that is gone, after its calls have been settled; that has got its link.
+        recorder: Keeps what happens in a file; None without.
         channels: The channels of this process, and its ports of others.
         sites: Where a test looks and interferes; None outside of tests.
         bulk: What it has granted to others, and how it reaches what they have.
@@ -127,6 +128,7 @@ class Proc:
         "owners",
         "pid",
         "proc_id",
+        "recorder",
         "routes",
         "services",
         "sites",
@@ -160,8 +162,8 @@ class Proc:
         self.routes: dict[type[messages.Message], Route] = {messages.Define: Peer.take_definition}
         self.on_gone: list[Callable[[Peer], None]] = []
         self.on_link: list[Callable[[Peer], None]] = []
-        self.channels = Channels(self)
-        ports = self.channels
+        self.recorder: FlightRecorder | None = None
+        ports = self.channels = Channels(self)
         self.values: Values = make_values(
             proc_id, main, ports.reducers(), ports.bindings(), Agent.spawn, pickled=pickled
         )
@@ -177,8 +179,7 @@ class Proc:
         from trimesh._runtime.observing.asking import Inquiries  # noqa: PLC0415
         from trimesh._runtime.watch.journal import Journal  # noqa: PLC0415
 
-        self.journal = Journal()
-        self.inquiries = Inquiries(self)
+        self.journal, self.inquiries = Journal(), Inquiries(self)
         self.now: Clock = trio.current_time
         self.is_simulated: bool = seed is not None
         # Ids need to be unique, not secret; a simulation needs them to be the same in each run.
@@ -298,8 +299,7 @@ class Proc:
                 listener(peer)
         return peer
 
-    def _links_of(self, peer: Peer) -> list[Link]:
-        """Return the links to a peer: both sides may have made one."""
+    def _links_of(self, peer: Peer) -> list[Link]:  # both sides may have made one
         return [link for link, owner in self._of_link.items() if owner is peer]
 
     def _drop_links(self, peer: Peer) -> None:

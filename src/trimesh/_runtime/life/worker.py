@@ -18,6 +18,7 @@ from trimesh._runtime.actors.context import set_proc_of_run
 from trimesh._runtime.life.family import Family
 from trimesh._runtime.life.local_host import LocalHost, accept_links
 from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.observing.keeping import FlightRecord, record_worker
 from trimesh._runtime.observing.view import look
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.spawner.launcher import attach_launcher
@@ -35,7 +36,13 @@ from trimesh.shape.point import Point
 
 
 async def serve_owner(
-    proc: Proc, family: Family, owner: Peer, point: Point, on_lost: Callable[[], None], stack_fd: int = -1
+    proc: Proc,
+    family: Family,
+    owner: Peer,
+    point: Point,
+    on_lost: Callable[[], None],
+    stack_fd: int = -1,
+    record: FlightRecord | None = None,
 ) -> None:
     """Run `proc` until its owner asks it to end.
 
@@ -46,6 +53,7 @@ async def serve_owner(
         point: Its coordinates.
         on_lost: Ends the process at once: nothing may outlive the owner, and clean-up must not run (O4).
         stack_fd: See `Agent`.
+        record: Its flight record; None without.
     """
 
     async def wait_until_lost() -> None:
@@ -55,6 +63,8 @@ async def serve_owner(
     async with trio.open_nursery() as nursery:
         agent: Agent = await nursery.start(run_with_agent, proc, owner, point, stack_fd)
         nursery.start_soon(wait_until_lost)
+        if record is not None:
+            nursery.start_soon(record.keep_looking)
         await agent.exit_requested.wait()
         nursery.cancel_scope.cancel(reason="the owner asked this process to end")
 
@@ -85,6 +95,7 @@ async def _main(config: WorkerConfig, link: socket.socket, broker: socket.socket
     # alone; it merely continues one that was stopped.
     prctl.set_parent_death_signal(signal.SIGCONT)
     proc = Proc(ProcId(config.proc_id), transport, main=sys.modules["__main__"], pickled=config.pickled)
+    record = record_worker(proc, config)
     set_proc_of_run(proc)
     root = ProcId(config.root_id)
     incoming = accept_links(proc, transport)
@@ -102,9 +113,11 @@ async def _main(config: WorkerConfig, link: socket.socket, broker: socket.socket
             stack_fd = -1
         extent = Extent(dict(zip(config.labels, config.sizes, strict=True)))
         try:
-            await serve_owner(proc, proc.family, owner, extent.point(config.rank), _kill_group, stack_fd)
+            await serve_owner(proc, proc.family, owner, extent.point(config.rank), _kill_group, stack_fd, record)
         finally:
             transport.leave_to_exit()  # the thread keeps the lifelines while atexit functions run
+    if record is not None:
+        record.end_worker(config)
     return 0
 
 

@@ -33,6 +33,8 @@ class Launching:
         if options.rendezvous and not self._proc.is_simulated:
             self._rendezvous = self._rendezvous or Rendezvous()
             env = {**self._rendezvous.environment(member.rank, len(self._whole)), **env}
+        settings = from_environment(options.settings, env)
+        recorder = self._proc.recorder
         output = options.output(point) if callable(options.output) else options.output
         return LaunchRequest(
             proc_id=member.peer.proc_id,
@@ -48,7 +50,8 @@ class Launching:
             grace=options.grace,
             seed=self._seed,
             pickled=self._proc.values.is_pickled,
-            settings=from_environment(options.settings, env),
+            settings=settings,
+            record="" if recorder is None or settings.record == "off" else str(recorder.path.parent),
         )
 
     def close(self) -> None:

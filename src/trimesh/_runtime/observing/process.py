@@ -12,6 +12,7 @@ from trimesh._runtime.meshes.block import Block
 from trimesh._runtime.meshes.member import Member
 from trimesh._runtime.meshes.stopping_blocks import StoppingBlocks
 from trimesh._runtime.peers.peer import Peer, Route
+from trimesh._runtime.recording.recorder import FlightRecorder
 from trimesh._runtime.services.bulk import Bulk
 from trimesh._runtime.values.reference import MeshInfo
 from trimesh._runtime.watch.journal import Journal
@@ -24,6 +25,7 @@ class ObservedProc(Protocol):
 
     routes: dict[type[messages.Message], Route]
     now: Callable[[], float]
+    recorder: FlightRecorder | None
 
     @property
     def proc_id(self) -> ProcId:

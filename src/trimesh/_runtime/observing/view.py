@@ -47,6 +47,30 @@ def look(proc: ObservedProc) -> observed.ProcView:
     return _Look(proc).view()
 
 
+def brief_look(proc: ObservedProc) -> observed.ProcView:
+    """Return the oldest calls, and what is not as it should be, for a flight record; it reads no other process."""
+    return _Look(proc).brief_view()
+
+
+def job_of(proc: ObservedProc, record: str = "") -> observed.JobRow:
+    """Return what a controller tells of its run.
+
+    Args:
+        proc: The controller.
+        record: Folder of its flight records.
+    """
+    stopping = tuple(block.name for block in proc.stopping_blocks)
+    return observed.JobRow(
+        id=proc_name(proc.proc_id),
+        pid=proc.pid,
+        host=proc.host_name,
+        command="" if proc.is_simulated else _command_of(proc.pid),
+        state="stopping" if stopping else "running",
+        stopping=stopping,
+        record=record,
+    )
+
+
 def proc_name(proc_id: int) -> str:
     """Return how a process incarnation is called in rows."""
     return f"{proc_id:x}"
@@ -76,7 +100,6 @@ class _Look:
         calls = [*self._incoming(), *self._outgoing(), *self._abandoned()]
         calls.sort(key=lambda one: -one.age)
         shown = calls[: limits.OBSERVED_CALLS]
-        is_controller = proc.family is None or proc.family.root is None
         return observed.ProcView(
             proc=self._self(),
             children=tuple(_child(self._me, member) for member in list(proc.members.values())),
@@ -85,7 +108,25 @@ class _Look:
             links=tuple(self._links()),
             grants=tuple(self._grants()),
             events=tuple(proc.journal.after(0)),
-            job=self._job() if is_controller else None,
+            job=job_of(proc, self._record_folder()) if self._is_controller else None,
+            cut={"calls": len(calls) - len(shown)} if len(calls) > len(shown) else {},
+        )
+
+    def brief_view(self) -> observed.ProcView:
+        """Return what a flight record keeps."""
+        proc = self._proc
+        calls = [*self._incoming(), *self._outgoing()]
+        calls.sort(key=lambda one: -one.age)
+        shown = calls[: limits.RECORD_CALLS]
+        actors = [self._actor(cell) for mesh, cell in list(proc.cells.items()) if mesh != AGENT]
+        actors.sort(key=lambda one: -one.queued)
+        links = [link for link in self._links() if link.queued_bytes or link.waiting]
+        return observed.ProcView(
+            proc=self._self(),
+            actors=tuple(actors[: limits.RECORD_CALLS]),
+            calls=tuple(shown),
+            links=tuple(links[: limits.RECORD_CALLS]),
+            job=job_of(proc, self._record_folder()) if self._is_controller else None,
             cut={"calls": len(calls) - len(shown)} if len(calls) > len(shown) else {},
         )
 
@@ -111,19 +152,16 @@ class _Look:
             pid=proc.pid,
             host=proc.host_name,
             memory_bytes=0 if proc.is_simulated else memory_of(proc.pid),
+            record="" if proc.recorder is None else str(proc.recorder.path),
         )
 
-    def _job(self) -> observed.JobRow:
-        proc = self._proc
-        stopping = tuple(block.name for block in proc.stopping_blocks)
-        return observed.JobRow(
-            id=self._me,
-            pid=proc.pid,
-            host=proc.host_name,
-            command="" if proc.is_simulated else _command_of(proc.pid),
-            state="stopping" if stopping else "running",
-            stopping=stopping,
-        )
+    def _record_folder(self) -> str:
+        recorder = self._proc.recorder
+        return "" if recorder is None else str(recorder.path.parent)
+
+    @property
+    def _is_controller(self) -> bool:
+        return self._proc.family is None or self._proc.family.root is None
 
     # ---- actors and memory -----------------------------------------------------------------------------------
 

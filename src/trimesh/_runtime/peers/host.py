@@ -34,6 +34,7 @@ class LaunchRequest(msgspec.Struct, frozen=True):
         cpus: It runs on these alone; empty for those of the host.
         pickled: Whether values are pickled in the family.
         settings: That it has.
+        record: Folder of the flight records of the run; empty for none.
         entry: `module:function` that it runs instead of serving its owner: what a test lets fail; None serves.
     """
 
@@ -51,6 +52,7 @@ class LaunchRequest(msgspec.Struct, frozen=True):
     cpus: tuple[int, ...] = ()
     pickled: bool = True
     settings: Settings = Settings()
+    record: str = ""
     entry: str | None = None
 
 

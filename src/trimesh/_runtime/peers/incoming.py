@@ -120,6 +120,7 @@ class IncomingCall(msgspec.Struct, eq=False):
         items: Sends what a generator endpoint yields; None for any other endpoint.
         answering: What answers it, if that may happen after the endpoint has returned.
         started: Calls that the endpoint has started and that outlast it: cancelled with it while it runs.
+        error_text: What it has raised, in words; empty if it has not.
     """
 
     peer: Caller
@@ -146,6 +147,7 @@ class IncomingCall(msgspec.Struct, eq=False):
     items: ItemSender | None = None
     started: Sequence[Follower] = ()
     answering: Answering | None = None
+    error_text: str = ""
 
     @property
     def is_broadcast(self) -> bool:

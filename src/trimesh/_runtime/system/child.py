@@ -45,6 +45,7 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
         settings: That it has.
         extra: Bytes for the worker, not looked at here.
         is_far: Whether who asks is on another host.
+        record: Folder of the flight records of its run; empty for none.
     """
 
     proc_id: ProcId
@@ -66,6 +67,7 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings = Settings()
     extra: bytes = b""
     is_far: bool = False
+    record: str = ""
 
 
 class Child:
@@ -155,6 +157,7 @@ def config_of(spec: LaunchSpec, parent_id: ProcId, root_id: ProcId) -> records.W
         settings=spec.settings,
         extra=spec.extra,
         is_far=spec.is_far,
+        record=spec.record,
     )
 
 

@@ -37,6 +37,7 @@ class WorkerConfig(Record, frozen=True, kw_only=True):
         settings: Of who asked for it, and what `env=` says.
         extra: Bytes of the floors above.
         is_far: Whether who has asked for it is on another host.
+        record: Folder of the flight records of its run; empty for none.
     """
 
     proc_id: Id
@@ -53,6 +54,7 @@ class WorkerConfig(Record, frozen=True, kw_only=True):
     settings: Settings = Settings()
     extra: bytes = b""
     is_far: bool = False
+    record: str = ""
 
 
 class ExitRecord(Record, frozen=True, kw_only=True):

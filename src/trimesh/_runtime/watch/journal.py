@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trimesh import limits
 from trimesh._wire import observed
+from trimesh._wire.flight import SeenEvent
 from trimesh.events.records import Died, Failed, GaveUp, Lagged, Unacknowledged
 
 if TYPE_CHECKING:
+    from trimesh._runtime.recording.recorder import FlightRecorder
     from trimesh.events.records import Event, MemberEvent
 
 _FAILURES: Final = (Died, Failed, GaveUp, Unacknowledged)
@@ -21,17 +23,23 @@ class Journal:
 
     Attributes:
         count: Events so far.
+        recorder: Keeps them in a file, too; None without.
     """
 
     def __init__(self) -> None:
         self.count = 0
+        self.recorder: FlightRecorder | None = None
         self._rows: deque[observed.EventRow] = deque(maxlen=limits.OBSERVED_EVENTS)
 
     def take(self, event: Event) -> None:
         """Note what has happened to a member."""
         if not isinstance(event, Lagged):
             self.count += 1
-            self._rows.append(_row(self.count, event))
+            row = _row(self.count, event)
+            self._rows.append(row)
+            if self.recorder is not None:
+                stack = getattr(event, "stack", "")[: limits.RECORD_STACK_CHARS]
+                self.recorder.note(SeenEvent(event=row, stack=stack))
 
     def after(self, number: int) -> list[observed.EventRow]:
         """Return the events that are kept and have a greater number, oldest first."""

@@ -1,0 +1,310 @@
+"""The file in which a process keeps what has happened, for those who read it when the process has died.
+
+    one page: fixed fields, head | names | rows of calls, a ring | log: two halves of records, written in turn
+
+A process that is killed may leave anything half-written, and whoever may write into the folder may put anything there:
+
+FL-1 The number of a row is written last: a row that was being written looks like the one that it replaces, so the
+     oldest one of a full ring is left out. So is all that follows a torn record of a half.
+FL-2 Whatever the bytes are, reading them raises `ProtocolError`, or returns what they say.
+FL-3 The newer half of the log, and the older one until it is needed again, are there: at least one half of what fits.
+"""
+
+# Annotations are not texts here: msgspec would compile each of them in every new process.
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from trimesh import limits
+from trimesh._wire import observed
+from trimesh._wire.memory.regions import Buffer
+from trimesh.errors import ProtocolError
+
+VERSION: Final = 1
+MAGIC: Final = b"trimesh flight\0\0"
+
+FIXED: Final = struct.Struct("<16sIIIII4xdQ")
+"""Magic, version, rows, bytes of names, bytes of a half, bytes of the head; Unix time of an orderly end, or 0.0; bytes
+of names that are used."""
+
+ENDED_AT: Final = 40
+NAMES_USED: Final = 48
+PAGE_BYTES: Final = 4096
+
+ROW: Final = struct.Struct("<dQQIxxxxQ")
+"""Trio time at which the call came, the process that asks, its number for the call, name and outcome, number from 1."""
+
+ROW_BYTES: Final = 40
+OUTCOME: Final = 27
+"""Where the outcome of a row is, the one byte that is written when the call ends: the highest one of the name."""
+
+RUNNING, RETURNED, RAISED, CANCELLED = range(4)
+NO_NAME: Final = 0xFFFFFF
+
+HALF: Final = struct.Struct("<Q")
+"""The first bytes of a half: its generation, from 1."""
+
+RECORD: Final = struct.Struct("<II")
+"""Before a record: bytes and CRC-32. No bytes end the half."""
+
+_NAME: Final = struct.Struct("<H")
+
+
+class FlightHead(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose record it is.
+
+    Attributes:
+        proc: The process, with its name, mesh, coordinates, pid, host and parent.
+        job: Of the controller; None for any other process.
+        started_at: Unix time at which the record was begun.
+        trio_at: Trio time at that moment.
+        ticks: When the process was started, in ticks since the boot: a pid that is used again has other ticks.
+        boot: Identity of the boot.
+    """
+
+    proc: observed.ProcRow
+    job: observed.JobRow | None = None
+    started_at: float = 0.0
+    trio_at: float = 0.0
+    ticks: int = 0
+    boot: str = ""
+
+
+class CallName(msgspec.Struct, frozen=True, array_like=True):
+    """What is called: an endpoint of one actor."""
+
+    mesh: str
+    point: dict[str, int]
+    endpoint: str
+
+
+class SeenView(msgspec.Struct, frozen=True, kw_only=True, tag="view"):
+    """What the process has told of itself when it looked.
+
+    Attributes:
+        at: Unix time.
+        trio_at: Trio time at that moment.
+        every: Seconds until it looks again.
+        view: The tables: the oldest calls, and few of the rest.
+    """
+
+    at: float
+    trio_at: float
+    every: float
+    view: observed.ProcView
+
+
+class SeenEvent(msgspec.Struct, frozen=True, kw_only=True, tag="event"):
+    """Something that happened to a member that the process owns.
+
+    Attributes:
+        event: It.
+        stack: Of a process that is stalled.
+    """
+
+    event: observed.EventRow
+    stack: str = ""
+
+
+class RaisedError(msgspec.Struct, frozen=True, kw_only=True, tag="raised"):
+    """A call has raised an error, which its caller is told.
+
+    Attributes:
+        at: Unix time.
+        number: Of its row.
+        text: Of the error.
+    """
+
+    at: float
+    number: int
+    text: str
+
+
+class LeftBlock(msgspec.Struct, frozen=True, kw_only=True, tag="left"):
+    """The outermost block of a controller was left.
+
+    Attributes:
+        at: Unix time.
+        error: By which error; empty for none.
+    """
+
+    at: float
+    error: str = ""
+
+
+Record = SeenView | SeenEvent | RaisedError | LeftBlock
+_RECORD: Final[Any] = Record
+
+_T = TypeVar("_T")
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+class FlightCall(msgspec.Struct, frozen=True):
+    """One call that a slot of an actor has taken.
+
+    Attributes:
+        number: Counts those of the process, from 1.
+        at: Unix time at which it had come.
+        caller: The process that asked.
+        call: Its number for the call; 0 for a broadcast.
+        name: What is called; None if that is not known any more.
+        outcome: RUNNING, RETURNED, RAISED or CANCELLED.
+    """
+
+    number: int
+    at: float
+    caller: int
+    call: int
+    name: CallName | None
+    outcome: int
+
+
+class Flight(msgspec.Struct, frozen=True):
+    """What one process has left.
+
+    Attributes:
+        head: Whose it is.
+        ended_at: Unix time of its end in good order; 0.0 if it did not come to that.
+        calls: The newest calls, oldest first.
+        records: What it has written besides, oldest first.
+    """
+
+    head: FlightHead
+    ended_at: float
+    calls: tuple[FlightCall, ...]
+    records: tuple[Record, ...]
+
+
+def file_bytes(rows: int, names: int, half: int) -> int:
+    """Return the size of a file."""
+    return PAGE_BYTES + names + rows * ROW_BYTES + 2 * half
+
+
+def first_page(head: FlightHead, rows: int, names: int, half: int) -> bytes:
+    """Return the beginning of a file.
+
+    Raises:
+        ValueError: The head is too large.
+    """
+    data = encode(head)
+    if FIXED.size + len(data) > PAGE_BYTES:
+        raise ValueError(f"a flight record's head has at most {PAGE_BYTES - FIXED.size} bytes, got {len(data)}")
+    return FIXED.pack(MAGIC, VERSION, rows, names, half, len(data), 0.0, 0) + data
+
+
+def framed(data: bytes) -> bytes:
+    """Return a record as it stands in the log."""
+    return RECORD.pack(len(data), zlib.crc32(data)) + data
+
+
+def named(name: CallName) -> bytes:
+    """Return a name as it stands among the names; empty for one that is too long for that."""
+    data = encode(name)
+    return _NAME.pack(len(data)) + data if len(data) <= 0xFFFF else b""
+
+
+def read_head(data: Buffer) -> tuple[FlightHead, float]:
+    """Return whose record begins with `data`, its first page, and the Unix time of its end in good order, or 0.0.
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    fixed, head = _checked(memoryview(data))
+    return head, fixed[3]
+
+
+def read_flight(data: Buffer) -> Flight:
+    """Return what a file says.
+
+    Raises:
+        ProtocolError: It is no flight record.
+    """
+    view = memoryview(data)
+    (rows, names, half, ended_at, used), head = _checked(view)
+    if len(view) < file_bytes(rows, names, half):
+        raise ProtocolError(f"a flight record of {file_bytes(rows, names, half)} bytes is cut off at {len(view)}")
+    known = list(_names(view[PAGE_BYTES : PAGE_BYTES + min(used, names)]))
+    at = PAGE_BYTES + names
+    unix_offset = head.started_at - head.trio_at
+    found = list(_calls(view[at : at + rows * ROW_BYTES], known, unix_offset))
+    at += rows * ROW_BYTES
+    halves = [view[at : at + half], view[at + half : at + 2 * half]]
+    records = [one for part in sorted(halves, key=_generation) if _generation(part) for one in _records(part)]
+    calls = tuple(sorted(found, key=lambda call: call.number))
+    return Flight(head, ended_at, calls, tuple(records))
+
+
+def _checked(view: memoryview) -> tuple[tuple[int, int, int, float, int], FlightHead]:
+    if len(view) < PAGE_BYTES:
+        raise ProtocolError(f"a flight record has at least {PAGE_BYTES} bytes, got {len(view)}")
+    magic, version, rows, names, half, size, ended_at, used = FIXED.unpack_from(view)
+    if magic != MAGIC or version != VERSION:
+        raise ProtocolError(f"a flight record must be of version {VERSION}, got {bytes(magic)!r} and {version}")
+    if size > PAGE_BYTES - FIXED.size or file_bytes(rows, names, half) > limits.RECORD_FILE_BYTES_MAX:
+        raise ProtocolError(f"a flight record has at most {limits.RECORD_FILE_BYTES_MAX} bytes")
+    head = _decoded(view[FIXED.size : FIXED.size + size], FlightHead)
+    if not abs(head.started_at) < _TIME_MAX or not abs(head.trio_at) < _TIME_MAX:
+        raise ProtocolError("a flight record must have begun at a time")
+    return (rows, names, half, ended_at if 0 < ended_at < _TIME_MAX else 0.0, used), head
+
+
+_TIME_MAX: Final = 1e15
+"""Beyond any clock, in seconds; NaN is not below it, either."""
+
+
+def _decoded(data: Buffer, kind: type[_T]) -> _T:
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
+        raise ProtocolError(f"a flight record must consist of tables, got {error}") from error
+
+
+def _names(area: memoryview) -> Iterator[CallName]:
+    at = 0
+    while at + _NAME.size <= len(area):
+        [size] = _NAME.unpack_from(area, at)
+        at += _NAME.size
+        if not size or at + size > len(area):
+            return
+        try:
+            yield _decoded(area[at : at + size], CallName)
+        except ProtocolError:
+            return
+        at += size
+
+
+def _calls(area: memoryview, names: list[CallName], unix_offset: float) -> Iterator[FlightCall]:
+    rows = len(area) // ROW_BYTES
+    found = list(ROW.iter_unpack(area))
+    newest = max((row[4] for at, row in enumerate(found) if row[4] % rows == at), default=0)
+    for at, (came_at, caller, call, name, number) in enumerate(found):
+        outcome = name >> 24
+        if not number or number % rows != at or number <= newest - rows + 1 or outcome > CANCELLED:
+            continue
+        if not abs(came_at) < _TIME_MAX:
+            continue
+        known = names[name & NO_NAME] if name & NO_NAME < len(names) else None
+        yield FlightCall(number, came_at + unix_offset, caller, call, known, outcome)
+
+
+def _generation(half: memoryview) -> int:
+    return int(HALF.unpack_from(half)[0]) if len(half) >= HALF.size else 0
+
+
+def _records(half: memoryview) -> Iterator[Record]:
+    at = HALF.size
+    while at + RECORD.size <= len(half):
+        size, checksum = RECORD.unpack_from(half, at)
+        at += RECORD.size
+        if not size or at + size > len(half) or zlib.crc32(half[at : at + size]) != checksum:
+            return
+        try:
+            yield _decoded(half[at : at + size], _RECORD)
+        except ProtocolError:
+            return
+        at += size

@@ -1,0 +1,227 @@
+"""What a run has died of, or hung by, as far as its flight records say it: one cause, the surest one first.
+
+CU-1 A failure that was mended (its member serves again) is no culprit; nor is an end that was asked for.
+CU-2 Of a call to many members, the few that have not come out of it are, or the few that have, when the rest waits.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from trimesh._wire import flight, observed
+from trimesh.observe.flights import RunRecords
+from trimesh.observe.merging import RunSnapshot
+from trimesh.observe.waiting import WaitGraph
+
+_ENDS: Final = ("Died", "Failed", "GaveUp", "Unacknowledged")
+_MENDED: Final = ("Restarted", "Started")
+
+
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run has died of, or hung by.
+
+    Attributes:
+        kind: "died" (a member), "raised" (an error has left the outermost block), "deadlock", "stuck" (a process whose
+            loop did not run), "left behind" (members that have not come out of a call, or have alone), "waiting" (what
+            all others waited for), "stopped" (by a signal of the keyboard, while nothing of that was seen), or "none".
+        name: The culprit: a process or actor, as `ps` shows it; empty for none.
+        call: What it did: `mesh[label=0].endpoint`; empty if that is not known.
+        text: For people: one sentence.
+        at: The line of the program, if it is known.
+        stack: Of its main thread, innermost call first, if it is known.
+    """
+
+    kind: str
+    text: str
+    name: str = ""
+    call: str = ""
+    at: str = ""
+    stack: str = ""
+
+
+def cause_of(
+    records: RunRecords,
+    snapshot: RunSnapshot,
+    events: Sequence[flight.SeenEvent],
+    states: Mapping[str, str],
+    left_by: str = "",
+) -> Cause:
+    """Return what a run has died of.
+
+    Args:
+        records: What its processes have left.
+        snapshot: The calls under way at its end.
+        events: What happened to members, oldest first.
+        states: Of its processes, as `DeadProc` has them.
+        left_by: The error by which its outermost block was left; empty for none.
+    """
+    is_interrupted = left_by.startswith("KeyboardInterrupt")
+    found = _died(records, events) or (None if is_interrupted or not left_by else _raised(records, left_by))
+    found = found or _deadlock(snapshot) or _stuck(records, snapshot, events, states)
+    found = found or _left_behind(records, snapshot) or _waited_for(snapshot)
+    if found is not None:
+        return found
+    if is_interrupted:
+        return Cause(kind="stopped", text="it was stopped by Ctrl-C; no call was under way for long")
+    return Cause(kind="none", text="it was ended from outside; no member had failed, and no call was under way")
+
+
+def _died(records: RunRecords, events: Sequence[flight.SeenEvent]) -> Cause | None:
+    last = dict[str, str]()
+    for one in events:
+        if one.event.kind in (*_ENDS, *_MENDED):
+            last[one.event.name] = one.event.kind
+    for one in events:
+        event = one.event
+        if event.kind in ("Died", "GaveUp") and last[event.name] not in _MENDED:
+            ran = _running_in(records, event)
+            doing = f", while it ran {ran}" * bool(ran)
+            text = f"{event.name} has died first: {event.text}{doing}"
+            return Cause(kind="died", name=event.name, call=ran, text=text)
+    for one in events:
+        event = one.event
+        if event.kind == "Failed":
+            return Cause(kind="died", name=event.name, text=f"{event.name} has failed: {event.text}")
+    return None
+
+
+def _running_in(records: RunRecords, event: observed.EventRow) -> str:
+    for one in records.flights.values():
+        if (one.head.proc.name, one.head.proc.incarnation) == (event.name, event.incarnation):
+            ran = [call for call in one.calls if call.outcome == flight.RUNNING and call.name and call.name.mesh]
+            return "" if not ran else name_of(ran[-1].name)
+    return ""
+
+
+def name_of(name: flight.CallName | None) -> str:
+    """Return how what was called is called."""
+    if name is None:
+        return "a call"
+    if not name.mesh:
+        return f"{name.endpoint} (of the runtime)"
+    return f"{observed.label_of(name.mesh, name.point)}.{name.endpoint}"
+
+
+def _raised(records: RunRecords, left_by: str) -> Cause:
+    for proc_id, one in records.flights.items():
+        numbers = {record.number: record for record in one.records if isinstance(record, flight.RaisedError)}
+        for call in one.calls:
+            record = numbers.get(call.number)
+            if record is not None and (record.text in left_by or left_by in record.text):
+                name = one.head.proc.name or proc_id
+                text = f"{name_of(call.name)} has raised {record.text}, and that has left the outermost block"
+                return Cause(kind="raised", name=name, call=name_of(call.name), text=text)
+    return Cause(kind="raised", name="controller", text=f"the outermost block was left by {left_by}")
+
+
+def _deadlock(snapshot: RunSnapshot) -> Cause | None:
+    graph = WaitGraph(snapshot)
+    for culprit in graph.culprits():
+        if culprit.cycle:
+            calls = [graph.calls[call_id] for call_id in (*culprit.cycle, culprit.cycle[0])]
+            way = " -> ".join(f"{call.name}.{call.endpoint}" for call in calls)
+            call = culprit.call
+            return Cause(
+                kind="deadlock",
+                name=call.name,
+                call=f"{call.name}.{call.endpoint}",
+                text=f"these waited for each other: {way}",
+                at=call.at,
+            )
+    return None
+
+
+def _stuck(
+    records: RunRecords, snapshot: RunSnapshot, events: Sequence[flight.SeenEvent], states: Mapping[str, str]
+) -> Cause | None:
+    """Find the processes that did not run; where some are in one call to many, and others are not, those come later."""
+    stuck = [proc_id for proc_id, state in states.items() if state == "stuck"]
+    if not stuck:
+        return None
+    shared = _left_behind(records, snapshot)
+    if shared is not None:
+        return shared
+    calls = {call.proc: call for call in snapshot.calls if call.proc in stuck and call.state in ("running", "sent")}
+    proc_id = min(stuck, key=lambda one: (one not in calls, -calls[one].age if one in calls else 0.0))
+    proc, found = records.flights[proc_id].head.proc, calls.get(proc_id)
+    stack = next((one.stack for one in reversed(events) if one.stack and one.event.name == proc.name), "")
+    doing = "" if found is None else f"{found.name}.{found.endpoint}"
+    text = f"the Trio loop of {proc.name} (pid {proc.pid}) did not run" + f", in {doing}" * bool(doing)
+    others = [records.flights[one].head.proc.name for one in stuck if one != proc_id]
+    return Cause(
+        kind="stuck",
+        name=proc.name,
+        call=doing,
+        text=text + f"; nor did those of {', '.join(others[:4])}" * bool(others),
+        at=_first_line(stack),
+        stack=stack,
+    )
+
+
+def _first_line(stack: str) -> str:
+    lines = [line.strip() for line in stack.splitlines() if line.strip().startswith("File ")]
+    return next((line for line in lines if "/trimesh/_" not in line and not line.startswith('File "<')), "")
+
+
+def _left_behind(records: RunRecords, snapshot: RunSnapshot) -> Cause | None:
+    """Find, of a call to many members, the few that have not come out of it, or the few that have."""
+    under_way = {call.id: call for call in snapshot.calls if call.state in ("running", "waiting", "queued", "sent")}
+    best: tuple[float, Cause] | None = None
+    for ends in _shared_calls(records):
+        running = [call for call, outcome in ends.items() if outcome == flight.RUNNING and call in under_way]
+        ended = [call for call, outcome in ends.items() if outcome != flight.RUNNING]
+        if not running or not ended:
+            continue
+        few, has_left = (running, False) if len(running) <= len(ended) else (ended, True)
+        names = [_member(records, call) for call in few]
+        first = under_way[running[0]]
+        shown = ", ".join(names[:4]) + f" and {len(names) - 4} more" * (len(names) > 4)
+        rest = len(running) + len(ended) - len(few)
+        said = f"has come out of {first.mesh}.{first.endpoint}, in which {rest} others still are"
+        if not has_left:
+            said = f"has not come out of {first.mesh}.{first.endpoint}, as {rest} others have"
+        cause = Cause(
+            kind="left behind",
+            name=names[0],
+            call=f"{first.mesh}.{first.endpoint}",
+            text=f"{shown} {said}",
+            at=first.at,
+        )
+        if best is None or first.age > best[0]:
+            best = first.age, cause
+    return None if best is None else best[1]
+
+
+def _shared_calls(records: RunRecords) -> Iterator[dict[str, int]]:
+    """Yield, for each call to several members, how it has ended, by its id at each of them."""
+    found = defaultdict[tuple[int, int], dict[str, int]](dict)
+    for proc_id, one in records.flights.items():
+        for call in one.calls:
+            if call.call and call.name is not None and call.name.mesh:
+                found[call.caller, call.call][f"{call.caller:x}.{call.call}@{proc_id}"] = call.outcome
+    yield from (ends for ends in found.values() if len(ends) > 1)
+
+
+def _member(records: RunRecords, call_id: str) -> str:
+    proc_id = call_id.rpartition("@")[2]
+    caller, _, number = call_id.rpartition("@")[0].partition(".")
+    for call in records.flights[proc_id].calls:
+        if call.name is not None and f"{call.caller:x}" == caller and str(call.call) == number:
+            return observed.label_of(call.name.mesh, call.name.point)
+    return records.flights[proc_id].head.proc.name
+
+
+def _waited_for(snapshot: RunSnapshot) -> Cause | None:
+    graph = WaitGraph(snapshot)
+    found = [one for one in graph.culprits() if one.call.state != "sending"]
+    if not found:
+        return None
+    one = found[0]
+    call = one.call
+    text = f"{call.name}.{call.endpoint} was {call.state} for {call.age:.1f} s"
+    text += f", and {one.waiters} calls waited for it" * bool(one.waiters)
+    return Cause(kind="waiting", name=call.name, call=f"{call.name}.{call.endpoint}", text=text, at=call.at)

@@ -1,0 +1,236 @@
+"""Runs that have died: what they leave, and what is made of it (Q6, Q7)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from tests.observe.victims import Worker
+from tests.patience import HANG_SECONDS
+
+from trimesh import configured, limits, observe, this_host
+from trimesh._runtime.recording import run_folders
+from trimesh._runtime.recording.folder import clean_up
+from trimesh.errors import ConnectError, leaves
+
+pytest.importorskip("cyclopts")
+
+from trimesh.cli.commands import run
+
+pytestmark = pytest.mark.real
+
+VICTIMS = Path(__file__).with_name("victims.py")
+
+
+class Victim:
+    """A program of `victims`, and how it is killed.
+
+    Attributes:
+        pid: Of its controller.
+        workers: Of its processes.
+    """
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        assert process.stdout is not None
+        self.pid = process.pid
+        self.workers = [int(pid) for pid in process.stdout.readline().split()]
+
+    def killed_when(self, kind: str) -> observe.Autopsy:
+        """Wait until an autopsy of the program comes to a cause; kill all at once; return that of the dead."""
+        ends_at = time.monotonic() + HANG_SECONDS
+        while (seen := observe.autopsy(pid=self.pid)).cause.kind != kind:
+            assert time.monotonic() < ends_at, seen.cause
+        assert seen.ended == "running"
+        for pid in (*self.workers, self.pid):
+            os.kill(pid, signal.SIGKILL)
+        self.wait()
+        return observe.autopsy()
+
+    def wait(self) -> int:
+        """Return the exit code, when its processes have ended, too."""
+        code = self._process.wait(HANG_SECONDS)
+        for pid in self.workers:
+            with suppress(FileNotFoundError, ProcessLookupError):
+                while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                    pass
+        return code
+
+
+@contextmanager
+def victim(way: str) -> Generator[Victim, None, None]:
+    process = subprocess.Popen(
+        [sys.executable, VICTIMS, way], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    with process:
+        try:
+            yield Victim(process)
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("way", "kind", "culprit"),
+    [
+        ("computes", "stuck", "procs[gpus=2]"),
+        ("holds the GIL", "stuck", "procs[gpus=1]"),
+        ("slow", "left behind", "workers[gpus=2]"),
+        ("left", "left behind", "workers[gpus=1]"),
+        ("deadlock", "deadlock", "workers[gpus="),
+    ],
+)
+def test_culprit_of_a_run_that_hung_is_named(
+    way: str, kind: str, culprit: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Q6, Q7: also after SIGKILL of all its processes at once, with nothing prepared."""
+    with victim(way) as one:
+        found = one.killed_when(kind)
+
+    assert found.ended == "killed"
+    assert (found.cause.kind, found.cause.name[: len(culprit)]) == (kind, culprit), found.cause
+    assert found.job is not None
+    assert found.job.pid == one.pid
+    assert len(found.procs) == 5
+    assert run(["autopsy"]) == 0
+    said = capfd.readouterr().out
+    assert f"run {one.pid}  " in said
+    assert f"culprit: {found.cause.text}" in said
+
+
+def test_stuck_process_is_shown_with_its_stack_and_calls() -> None:
+    """Q7: the stack is what its owner has reported of the stall."""
+    with victim("computes") as one:
+        ends_at = time.monotonic() + HANG_SECONDS
+        while not (seen := observe.autopsy(pid=one.pid)).cause.stack:
+            assert time.monotonic() < ends_at, seen.cause
+        found = one.killed_when("stuck")
+
+    assert found.cause.call == "workers[gpus=2].compute"
+    assert "in compute" in found.cause.at
+    stuck = found.procs[0]
+    assert (stuck.name, stuck.state) == ("procs[gpus=2]", "stuck")
+    assert [(call.name, call.outcome, call.caller) for call in stuck.calls[-2:]] == [
+        ("workers[gpus=2].rank", "returned", "controller"),
+        ("workers[gpus=2].compute", "running", "controller"),
+    ]
+    assert {proc.state for proc in found.procs[1:]} == {"cut off"}
+
+
+def test_member_that_has_died_is_named() -> None:
+    """Q7: with how, and what it did; the error that has left the block is there, too."""
+    with victim("dies") as one:
+        assert one.wait() == 1
+        found = observe.autopsy()
+
+    assert (found.ended, found.cause.kind, found.cause.name) == ("error", "died", "procs[gpus=1]")
+    assert "SIGKILL" in found.cause.text
+    assert "while it ran workers[gpus=1].die" in found.cause.text
+    assert found.error.startswith("ProcDied")
+    assert found.procs[0].state == "dead"
+
+
+def test_endpoint_whose_error_has_left_the_block_is_named() -> None:
+    """Q7: of the call that raised it."""
+    with victim("fails") as one:
+        assert one.wait() == 1
+        found = observe.autopsy()
+
+    assert (found.ended, found.cause.kind, found.cause.call) == ("error", "raised", "workers[gpus=3].fail")
+    assert "ValueError: no such shard" in found.cause.text
+    calls = {call.name: call for proc in found.procs for call in proc.calls}
+    assert calls["workers[gpus=3].fail"].outcome == "raised"
+    assert calls["workers[gpus=3].fail"].error == "ValueError: no such shard"
+
+
+def test_run_that_ends_well_leaves_nothing(folder: Path) -> None:
+    """Q6: neither files nor folders; autopsy says so."""
+    with victim("well") as one:
+        assert one.wait() == 0
+    assert os.listdir(folder / ".records") == []
+    with pytest.raises(ConnectError, match="ends well"):
+        observe.autopsy()
+    assert run(["autopsy"]) == 3
+
+
+async def test_switched_off_there_is_no_record(folder: Path):
+    """Q6: neither of the controller nor of its processes."""
+    with configured(record="off"):
+        async with this_host().spawn_procs({"gpus": 1}) as procs:
+            workers = await procs.spawn("workers", Worker)
+            await workers.rank.call()
+            assert not (folder / ".records").exists()
+
+
+async def test_records_of_a_run_are_private_and_end_with_it(folder: Path):
+    """Q6: a file for each process, in a folder that only this user may enter; an error that was caught keeps it."""
+    with pytest.raises(ExceptionGroup) as raised:
+        async with this_host().spawn_procs({"gpus": 2}) as procs:
+            workers = await procs.spawn("workers", Worker)
+            await workers.rank.call()
+            [kept] = run_folders()
+            files = sorted(kept.path.iterdir())
+            assert len(files) == 3
+            assert kept.path.stat().st_mode & 0o777 == 0o700
+            assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+            raise ValueError("of the program")
+    assert "of the program" in str([*leaves(raised.value)])
+    assert sorted(kept.path.iterdir()) == files
+    assert observe.autopsy().error == "ValueError: of the program"
+
+
+async def test_old_folders_are_removed(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Q6: the oldest first, by number and by age; those of running runs never."""
+    monkeypatch.setattr(limits, "RECORD_RUNS_MAX", 3)
+    records = folder / ".records"
+    for place in (folder, records):
+        place.mkdir(mode=0o700)
+    now = round(time.time() * 1000)
+    old = [records / f"{now - age:013d}-1-a" for age in (10 * 86_400_000, 4_000, 3_000, 2_000)]
+    for one in (*old, records / "unknown"):
+        one.mkdir(mode=0o700)
+    (old[3] / "a").touch()
+    async with this_host().spawn_procs({"gpus": 1}):
+        [mine] = {one.path for one in run_folders()} - set(old)
+        assert {one.name for one in records.iterdir()} == {mine.name, old[2].name, old[3].name, "unknown"}
+        clean_up(0)
+        assert {one.name for one in records.iterdir()} == {mine.name, "unknown"}
+
+
+def test_foreign_files_are_named_and_left_out(folder: Path) -> None:
+    """Q7: whatever they are; a link is not followed."""
+    with victim("dies") as one:
+        one.wait()
+    [kept] = run_folders()
+    (kept.path / "1").write_bytes(b"rubbish" * 1_000)
+    (kept.path / "2").mkdir()
+    (kept.path / "3").symlink_to("/etc/passwd")
+    os.mkfifo(kept.path / "4")
+    found = observe.autopsy(kept.path)
+    assert set(found.unreadable) == {"1", "2", "3", "4"}
+    assert found.cause.name == "procs[gpus=1]"
+
+
+def test_autopsy_is_one_json_document(capfd: pytest.CaptureFixture[str]) -> None:
+    """Q7: the same that Python gets."""
+    with victim("dies") as one:
+        one.wait()
+    capfd.readouterr()
+    assert run(["autopsy", "--json"]) == 0
+    said = json.loads(capfd.readouterr().out)
+    assert said["cause"]["name"] == "procs[gpus=1]"
+    assert {proc["state"] for proc in said["procs"]} == {"dead", "ended"}
+
+
+def test_folder_without_records_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConnectError, match="no flight record"):
+        observe.autopsy(tmp_path)
+    with pytest.raises(ConnectError, match="cannot be read"):
+        observe.autopsy(tmp_path / "missing")

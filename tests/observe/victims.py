@@ -1,0 +1,105 @@
+"""Programs that hang or fail, each in its own way: `python victims.py WAY`."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+import trio
+
+from trimesh import Actor, current_point, endpoint, this_host
+
+
+class Worker(Actor):
+    """Does what brings a run to a standstill."""
+
+    @endpoint
+    def rank(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    async def wait(self) -> None:
+        await trio.sleep_forever()
+
+    @endpoint
+    def compute(self) -> None:
+        while True:
+            pass
+
+    @endpoint
+    def hold_the_gil(self) -> None:
+        ctypes.PyDLL(None).sleep(1_000)
+
+    @endpoint
+    async def step(self, slow: int) -> None:
+        if current_point()["gpus"] == slow:
+            await trio.sleep_forever()
+
+    @endpoint
+    def meet_in_c(self, leaver: int) -> None:
+        """Wait for a rank that does not come, as a collective does."""
+        if current_point()["gpus"] != leaver:
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire(timeout=1_000)
+
+    @endpoint
+    async def ask(self, other: Any) -> None:
+        await other.ask_back.call_one()
+
+    @endpoint
+    async def ask_back(self) -> None:
+        return
+
+    @endpoint
+    def fail(self, rank: int) -> None:
+        if current_point()["gpus"] == rank:
+            raise ValueError("no such shard")
+
+    @endpoint
+    def die(self, rank: int) -> None:
+        if current_point()["gpus"] == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def within(seconds: float, call: Any, *args: Any) -> None:
+    with trio.move_on_after(seconds):
+        await call(*args)
+
+
+async def hang(workers: Any, way: str) -> None:
+    async with trio.open_nursery() as nursery:
+        match way:
+            case "computes":
+                nursery.start_soon(workers.slice(gpus=2).compute.call_one)
+            case "holds the GIL":
+                nursery.start_soon(workers.slice(gpus=1).hold_the_gil.call_one)
+            case "slow":
+                nursery.start_soon(workers.step.call, 2)
+            case "left":
+                nursery.start_soon(workers.meet_in_c.call, 1)
+            case "deadlock":  # under a deadline, so that no call is failed for it
+                for rank in (0, 1):
+                    one, other = workers.slice(gpus=rank), workers.slice(gpus=1 - rank)
+                    nursery.start_soon(within, 1_000.0, one.ask.call_one, other)
+            case "fails":
+                await workers.fail.call(3)
+            case "dies":
+                await workers.die.call(1)
+            case "well":
+                await workers.rank.call()
+
+
+async def main(way: str) -> None:
+    async with this_host().spawn_procs({"gpus": 4}) as procs:
+        workers = await procs.spawn("workers", Worker)
+        print(*(await workers.rank.call()).values(), flush=True)
+        await hang(workers, way)
+
+
+if __name__ == "__main__":
+    trio.run(main, sys.argv[1])
