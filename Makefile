@@ -18,6 +18,7 @@ FUZZ_MODE   ?= ReleaseSafe
 STRESS_RUNS ?= 3
 SEEDS       ?= 200
 SCHEDULES   ?= 10000
+WORKLOAD    ?= mixed
 FIRST_SEED  ?= 0
 SECONDS     ?= 120
 SAMPLE      ?= 0
@@ -159,8 +160,9 @@ coverage: setup-dev  ## branch coverage of the pure floors by their own tests; f
 stress: setup  ## minutes of repetition under bad conditions
 	.ci/stress $(PY) $(STRESS_RUNS)
 
-soak: setup  ## SCHEDULES of a mixed workload in simulation, every rule watched
-	$(PY) -m tests.soak.run --schedules $(SCHEDULES) --processes $(WORKERS) --first-seed $(FIRST_SEED)
+soak: setup  ## SCHEDULES of a WORKLOAD (mixed, pool, loop) in simulation, every rule watched
+	$(PY) -m tests.soak.run --schedules $(SCHEDULES) --processes $(WORKERS) --first-seed $(FIRST_SEED) \
+		--workload $(WORKLOAD)
 
 tensor-fuzz: setup  ## PROGRAMS of random operations on global tensors, compared with plain torch
 	$(PY) -m tests.tensor.judge --programs $(PROGRAMS) --first-seed $(FIRST_SEED) --seconds $(SECONDS)

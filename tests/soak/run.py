@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import logging
 import multiprocessing
 import sys
@@ -22,12 +23,21 @@ from typing import Final
 
 import attrs
 from tests.soak.mutations import MUTATIONS, Finding, Mutation, find
-from tests.soak.workload import run_schedule
 
 PROGRESS_SECONDS: Final = 5.0
 
 COLLECT_EVERY: Final = 20
 """Schedules between two collections of garbage. None happens within a run, which is quicker, and always the same."""
+
+WORKLOADS: Final = {
+    "mixed": ("tests.soak.workload", "tests/soak/test_soak.py::test_mixed_workload"),
+    "pool": (
+        "tests.service.pool_workload",
+        "tests/service/test_pool_workload.py::test_each_request_has_one_outcome_whatever_happens",
+    ),
+    "loop": ("tests.service.loop_workload", "tests/service/test_loop_workload.py::test_loop_whatever_happens"),
+}
+"""Modules with `run_schedule(seed)`, and the test that runs one of its seeds."""
 
 MUTATION_SEEDS: Final = 1_000
 """Seeds within which a planted bug must be found."""
@@ -50,8 +60,9 @@ class Report:
     breach: str = ""
 
 
-def run_seeds(seeds: Iterable[int]) -> Iterator[Report]:
+def run_seeds(seeds: Iterable[int], workload: str = "mixed") -> Iterator[Report]:
     """Run schedules; yield a report now and then, and one of the first breach."""
+    run_schedule = importlib.import_module(WORKLOADS[workload][0]).run_schedule
     count = entries = 0
     said = time.monotonic()
     for number, seed in enumerate(seeds):
@@ -70,27 +81,27 @@ def run_seeds(seeds: Iterable[int]) -> Iterator[Report]:
     yield Report(count, entries)
 
 
-def replay(seed: int) -> str:
+def replay(seed: int, workload: str = "mixed") -> str:
     """Return the command that repeats a schedule, and finds what its failure needs."""
-    return f"pytest 'tests/soak/test_soak.py::test_mixed_workload' --mesh-seed={seed:#x}"
+    return f"pytest '{WORKLOADS[workload][1]}' --mesh-seed={seed:#x}"
 
 
-def _work(seeds: range, out: Connection) -> None:
+def _work(seeds: range, workload: str, out: Connection) -> None:
     logging.disable(logging.CRITICAL)  # a block that takes its time says so, which means nothing in virtual time
     gc.disable()
-    for report in run_seeds(seeds):
+    for report in run_seeds(seeds, workload):
         out.send(report)
     out.close()
 
 
-def soak(schedules: int, processes: int, first_seed: int) -> int:
+def soak(schedules: int, processes: int, first_seed: int, workload: str) -> int:
     """Run so many schedules; return the exit status."""
     context = multiprocessing.get_context("spawn")
     ends: dict[Connection, multiprocessing.process.BaseProcess] = {}
     for number in range(processes):
         mine = range(first_seed + number, first_seed + schedules, processes)
         end, other = context.Pipe(duplex=False)
-        process = context.Process(target=_work, args=(mine, other), daemon=True)
+        process = context.Process(target=_work, args=(mine, workload, other), daemon=True)
         process.start()
         other.close()
         ends[end] = process
@@ -111,7 +122,7 @@ def soak(schedules: int, processes: int, first_seed: int) -> int:
             rate = done / (time.monotonic() - started)
             print(f"{done} of {schedules} schedules, {rate:.1f} in a second", flush=True)
             if report.seed is not None:
-                print(f"seed {report.seed:#x} breaks a rule: {report.breach}\nreplay: {replay(report.seed)}")
+                print(f"seed {report.seed:#x} breaks a rule: {report.breach}\nreplay: {replay(report.seed, workload)}")
                 status = 1
     for process in ends.values():
         process.terminate()
@@ -150,11 +161,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--schedules", type=int, default=10_000)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--first-seed", type=lambda text: int(text, 0), default=0)
+    parser.add_argument("--workload", choices=WORKLOADS, default="mixed")
     parser.add_argument("--mutation", choices=["all", *MUTATIONS], help="find a planted bug instead")
     options = parser.parse_args(arguments)
     if options.mutation is not None:
         return search(MUTATIONS if options.mutation == "all" else [options.mutation], MUTATION_SEEDS)
-    return soak(options.schedules, options.processes, options.first_seed)
+    return soak(options.schedules, options.processes, options.first_seed, options.workload)
 
 
 if __name__ == "__main__":
