@@ -24,6 +24,7 @@ SECONDS     ?= 120
 SAMPLE      ?= 0
 FILES       ?= src/trimesh/shape/point.py
 PROGRAMS    ?= 2000
+STEPS       ?= 30
 MINUTES     ?= 30
 KINDS       ?=
 EVERY       ?= 2
@@ -45,7 +46,7 @@ native_sources := $(shell find build.zig build.zig.zon native -type f 2>/dev/nul
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test check lint format types mypy pyright layers zig-check races fuzz bench bench-smoke stress soak \
-	soak-proc soak-alone tensor-fuzz mutate mutations test-verbs seeds fresh-seeds scenarios build-native wheel coverage \
+	soak-proc soak-alone tensor-fuzz tensor-training mutate mutations test-verbs seeds fresh-seeds scenarios build-native wheel coverage \
 	setup setup-dev clean site tutorial release
 
 help:  ## show this list
@@ -166,6 +167,9 @@ soak: setup  ## SCHEDULES of a WORKLOAD (mixed, pool, loop) in simulation, every
 
 tensor-fuzz: setup  ## PROGRAMS of random operations on global tensors, compared with plain torch
 	$(PY) -m tests.tensor.judge --programs $(PROGRAMS) --first-seed $(FIRST_SEED) --seconds $(SECONDS)
+
+tensor-training: setup  ## a whole GPT under each plan, a kill and a resume, STEPS each, beside plain torch; minutes
+	$(PY) -m tests.tensor.whole_gpt --steps $(STEPS)
 
 mutate: setup  ## change FILES by machine, and show what their tests do not find, for SECONDS
 	$(PY) -m tests.mutation.run $(FILES) --seconds $(SECONDS) --sample $(SAMPLE) $(if $(TESTS),--tests $(TESTS)) \
