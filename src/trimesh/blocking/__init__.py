@@ -5,7 +5,9 @@ result, or gives a future (`.submit`). Ctrl-C cancels the call that is waited fo
 """
 
 from trimesh.blocking.actor_mesh import ActorMesh
+from trimesh.blocking.buffer import RDMABuffer
 from trimesh.blocking.cancelled import Cancelled, TimeLimit, fail_after, move_on_after
+from trimesh.blocking.channel import Port, Receiver, open_channel
 from trimesh.blocking.crossing import CallFuture
 from trimesh.blocking.endpoint import Endpoint, Verb
 from trimesh.blocking.event_stream import EventStream
@@ -23,7 +25,10 @@ __all__ = [
     "Endpoint",
     "EventStream",
     "HostMesh",
+    "Port",
     "ProcMesh",
+    "RDMABuffer",
+    "Receiver",
     "Spawning",
     "TimeLimit",
     "Verb",
@@ -32,6 +37,7 @@ __all__ = [
     "face",
     "fail_after",
     "move_on_after",
+    "open_channel",
     "publish_as",
     "run",
     "spawn_procs",

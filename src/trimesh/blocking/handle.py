@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from trimesh.blocking.body import AnyBody, FacedBody, body_of
 from trimesh.blocking.event_stream import EventStream
-from trimesh.blocking.work import wait
+from trimesh.blocking.work import wait, wait_now
 from trimesh.shape.shaped import Shaped
 
 if TYPE_CHECKING:
@@ -34,10 +34,7 @@ class FacedObject(Generic[ObjectT]):
         return wait(lambda: function(*args, **kwargs), self._home)
 
     def _now(self, function: Callable[[], T]) -> T:
-        async def call() -> T:
-            return function()
-
-        return wait(call, self._home)
+        return wait_now(function, self._home)
 
     def __repr__(self) -> str:
         return repr(self._inner)
@@ -121,8 +118,13 @@ class FacedHandle(FacedObject[InnerT]):
         return wait(show)
 
 
+def itself(value: T) -> T:
+    """Return what it is given: what a message puts an object together by that stands for another one."""
+    return value
+
+
 def inner_of(value: Any) -> Any:
-    """Return the handle of `trimesh` in an argument of a call, if it is one of this library."""
+    """Return what an argument of a call stands for, if it stands for something of `trimesh`."""
     return value._inner if isinstance(value, FacedObject) else value  # noqa: SLF001
 
 

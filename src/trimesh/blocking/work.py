@@ -73,6 +73,15 @@ def wait(
                 release(leased)
 
 
+def wait_now(function: Callable[[], T], home: AnyBody | None = None) -> T:
+    """Have something done in Trio that does not wait."""
+
+    async def call() -> T:
+        return function()
+
+    return wait(call, home)
+
+
 def submit(work: Callable[[], Awaitable[T]], home: AnyBody | None = None, *, at_home: bool = False) -> CallFuture[T]:
     """Have work done in Trio; return its future. A block that is left waits for it.
 
@@ -110,6 +119,16 @@ class Each(Iterator[T]):
         self._items = items
         self._home = home
         self._taken: list[Any] = []
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether an item has come together with a Ctrl-C, and was not returned."""
+        return bool(self._taken)
+
+    def take_kept(self) -> T:
+        """Return that item."""
+        found: T = self._taken.pop()
+        return found
 
     def __next__(self) -> T:
         """Wait for the next item; one that comes together with a Ctrl-C is not lost."""
