@@ -14,6 +14,7 @@ from trimesh._runtime.system import read_sources
 from trimesh._wire.memory.reducers import Sink
 from trimesh._wire.typed.kinds import DecodeSource, ValueKind, register_kind
 from trimesh.actor.calling.verb import provide_threads
+from trimesh.actor.host_mesh import HostServices, provide_host_services
 from trimesh.actor.proc_mesh import MeshTensors, provide_tensors
 from trimesh.config import provide
 
@@ -28,6 +29,12 @@ def _mesh_tensors() -> MeshTensors:
     from trimesh.tensor.ops import on_mesh  # noqa: PLC0415
 
     return on_mesh
+
+
+def _host_services() -> HostServices:
+    from trimesh.jobs import on_hosts  # noqa: PLC0415
+
+    return on_hosts
 
 
 def _take_apart(buffer: Any, _: Sink) -> tuple[Any, ...]:
@@ -59,6 +66,7 @@ def assemble() -> None:
     provide_threads(_run_from_thread)
     Proc.known_services[TENSORS] = _load_tensor_service
     provide_tensors(_mesh_tensors)
+    provide_host_services(_host_services)
     register_kind(ValueKind("buffer", "trimesh.rdma.buffers.buffer.RDMABuffer", _take_apart, _put_buffer_together))
     register_kind(
         ValueKind(

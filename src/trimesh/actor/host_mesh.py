@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+import os
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from socket import gethostname
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from trimesh._runtime.life import JobHosts, OwnedHost, adopt_procs, check_per_host, open_procs, open_warm_host
 from trimesh._runtime.spawner import ProcOptions
 from trimesh._runtime.system import SEED_MAX, Bind, checked_bind, checked_output
+from trimesh._runtime.tasks import in_trio
 from trimesh._supervision.policy import FailFast, Policy, checked_policy
 from trimesh._supervision.units import check_units
 from trimesh.actor import mesh_kinds
@@ -20,6 +23,10 @@ from trimesh.config import reread
 from trimesh.shape.extent import Extent
 from trimesh.shape.point import Point
 from trimesh.shape.region import Region
+from trimesh.shape.value_mesh import ValueMesh
+
+if TYPE_CHECKING:
+    from trimesh.shape.output_line import OutputLine
 
 Env = Mapping[str, str] | Callable[[Point], Mapping[str, str]]
 Pickle = Literal["on", "off"]
@@ -28,6 +35,24 @@ Output = Any
 
 
 mesh_kinds.register()
+
+
+class HostServices(Protocol):
+    """What the methods of a mesh of hosts do beside spawning; see those of `HostMesh`."""
+
+    async def run(
+        self,
+        hosts: HostMesh,
+        command: Sequence[str | os.PathLike[str]],
+        *,
+        output: Callable[[OutputLine], object] | None,
+        env: Mapping[str, str] | None,
+        cwd: str | os.PathLike[str] | None,
+        check: bool,
+        grace: float | None,
+    ) -> ValueMesh[int]:
+        """Run a command on each host."""
+        ...
 
 
 class HostMesh:
@@ -51,6 +76,10 @@ class HostMesh:
 
     def __len__(self) -> int:
         return self.extent.nelements
+
+    def points(self) -> Iterator[Point]:
+        """Yield the coordinates of the hosts, in this view of them."""
+        return (Region(Extent()) if self._hosts is None else self._hosts.region).points()
 
     def slice(self, **selection: int | builtins.slice) -> HostMesh:
         """Return a part of the hosts: `hosts.slice(hosts=0)`, `hosts.slice(hosts=slice(0, 2))`.
@@ -200,6 +229,49 @@ class HostMesh:
 
         return Spawning("warm()", open_, adopt)
 
+    async def run(
+        self,
+        command: Sequence[str | os.PathLike[str]],
+        *,
+        output: Callable[[OutputLine], object] | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        check: bool = False,
+        grace: float | None = None,
+    ) -> ValueMesh[int]:
+        """Run a command on each host: `await hosts.run(["nvidia-smi", "-L"], output=print)`.
+
+        It runs below a process of its own on each host, with the environment of the host and an empty standard input.
+        None of what it starts outlives the call.
+
+        Args:
+            command: Program and arguments. No shell reads them: write `["sh", "-c", "..."]` for one.
+            output: Gets each line of standard output and standard error, an `OutputLine` with the coordinates of its
+                host, in the task of the caller. While it does not take them the command waits in its writes; nothing is
+                lost. None reads and forgets them.
+            env: Environment variables set over those of each host.
+            cwd: Where it runs; by default in the working directory of this program if the host has a folder of that
+                name, else in that of its agent.
+            check: Raise if it ends with another code than 0 on a host; it is ended on the others then.
+            grace: Seconds from SIGTERM to SIGKILL, for its process group, when the call is cancelled; None takes the
+                setting.
+
+        Returns:
+            Its exit codes, over these hosts; a negative one is the number of the signal that has ended it.
+
+        Raises:
+            MeshErrorGroup: With the coordinates of hosts: an `OSError` where it could not be started, a
+                `subprocess.CalledProcessError` where it has failed (`check=True`), a `HostLost`.
+            TypeError, ValueError: An argument is wrong; nothing was started.
+            Exception: What `output` has raised; the commands have ended.
+
+        Blocking: a checkpoint, cancellable; a cancel returns when the commands have ended, at most about `grace` later.
+
+        Cost: a process on each host, 50 ms of one that is warm.
+        """
+        work = partial(_services().run, self, command, output=output, env=env, cwd=cwd, check=check, grace=grace)
+        return await in_trio(work)()
+
     def __repr__(self) -> str:
         if self._hosts is not None:
             return f"<hosts {', '.join(self.names)}>"
@@ -217,6 +289,19 @@ def this_proc() -> ProcMesh:
     Its actors run here, under the block that spawns them; their arguments are copied as everywhere.
     """
     return ProcMesh(None, None)
+
+
+_service_loads: list[Callable[[], HostServices]] = []
+
+
+def provide_host_services(load: Callable[[], HostServices]) -> None:
+    """Hand in, once, what imports the services of hosts, which are above this floor, when one is first used."""
+    _service_loads[:] = [load]
+
+
+def _services() -> HostServices:
+    [load] = _service_loads
+    return load()
 
 
 def _checked_grace(grace: float) -> float:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import builtins
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from trimesh._runtime.system import Bind
 from trimesh._supervision.policy import Policy
@@ -14,7 +15,13 @@ from trimesh.actor.host_mesh import Env, Output, Pickle
 from trimesh.blocking.body import AnyBody
 from trimesh.blocking.proc_mesh import ProcMesh
 from trimesh.blocking.spawning import Spawning
+from trimesh.blocking.work import wait
 from trimesh.shape.extent import Extent
+from trimesh.shape.point import Point
+from trimesh.shape.value_mesh import ValueMesh
+
+if TYPE_CHECKING:
+    from trimesh.shape.output_line import OutputLine
 
 
 class HostMesh:
@@ -92,6 +99,27 @@ class HostMesh:
         """Keep the process that forks workers for many meshes; see `trimesh.HostMesh.warm`."""
         make = functools.partial(self._inner.warm, preload=preload, grace=grace, pickle=pickle)
         return Spawning("warm()", make, HostMesh, self._home)
+
+    def run(
+        self,
+        command: Sequence[str | os.PathLike[str]],
+        *,
+        output: Callable[[OutputLine], object] | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        check: bool = False,
+        grace: float | None = None,
+    ) -> ValueMesh[int]:
+        """Run a command on each host: `hosts.run(["nvidia-smi", "-L"], output=print)`.
+
+        See `trimesh.HostMesh.run`. `output` is called in the thread of Trio, which must not wait.
+        """
+        work = functools.partial(self._inner.run, command, output=output, env=env, cwd=cwd, check=check, grace=grace)
+        return wait(work, self._home)
+
+    def points(self) -> Iterator[Point]:
+        """Yield the coordinates of the hosts, in this view of them."""
+        return self._inner.points()
 
     def close(self) -> None:
         """End a warm host that was opened; see `ProcMesh.close`."""

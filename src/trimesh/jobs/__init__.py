@@ -5,6 +5,7 @@ from trimesh.jobs.job import Job
 from trimesh.jobs.launcher import AgentExit, AgentOrder, Launcher, StartedAgent
 from trimesh.jobs.local import LocalJob
 from trimesh.jobs.ssh import SSHJob
+from trimesh.shape.output_line import OutputLine
 
 __all__ = [
     "AgentExit",
@@ -13,6 +14,7 @@ __all__ = [
     "Launcher",
     "LocalJob",
     "OpenDoor",
+    "OutputLine",
     "SSHJob",
     "StartedAgent",
     "open_door",

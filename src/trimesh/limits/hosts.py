@@ -120,3 +120,7 @@ SSH_END_SECONDS: Final = 2.0
 
 JOB_HOSTS_MAX: Final = 1_024
 """Hosts of one job: one link of the controller each, at the least, and `LINKS_MAX` bounds those."""
+
+COMMAND_BATCHES: Final = 2
+"""Batches of lines, of `OUTPUT_BATCH_BYTES_MAX` each, that the command of a host may be ahead of the program: one that
+is shown and one behind it. 1,000 hosts that all write have 64 MB under way."""

@@ -4,12 +4,15 @@ from trimesh._runtime.system.child import checked_output
 from trimesh._runtime.system.command import run_process
 from trimesh._runtime.system.cpu_binding import Bind, checked_bind
 from trimesh._runtime.system.exits import signal_name
+from trimesh._runtime.system.output import LineCutter, Tail
 from trimesh._runtime.system.seeds import SEED_MAX
 from trimesh._runtime.system.settings_source import read_sources
 
 __all__ = [
     "SEED_MAX",
     "Bind",
+    "LineCutter",
+    "Tail",
     "checked_bind",
     "checked_output",
     "read_sources",

@@ -1,0 +1,190 @@
+"""The host's side of `HostMesh.run`: the actor that has one command.
+
+    command --pipes--> LineCutter --> port --> the program
+
+HC-1 What the command writes waits in its pipes, and in `limits.COMMAND_BATCHES` items of the port, while the program
+     does not take it: nothing is lost, and memory is bounded.
+HC-2 The command leads a process group, which ends with it (`run_process`). What has left the group ends with this
+     process, by the mark in its environment.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import subprocess
+import termios
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, cast
+
+import trio
+
+from trimesh import limits
+from trimesh._runtime.actors import current_rank
+from trimesh._runtime.channels import Port
+from trimesh._runtime.system import LineCutter, Tail, run_process
+from trimesh.actor.actor import Actor
+from trimesh.actor.endpoint import endpoint
+
+STDOUT: Final = 1
+STDERR: Final = 2
+
+Lines = tuple[int, int, list[bytes]]
+"""The rank of the host, the stream, and what has come."""
+
+_THREADS: Final = "OMP_NUM_THREADS"
+
+
+class CommandRunner(Actor):
+    """Runs a command on its host."""
+
+    @endpoint
+    async def run(
+        self,
+        command: list[str],
+        env: dict[str, str],
+        cwd: str | None,
+        grace: float,
+        lines: Port[Lines] | None,
+        *,
+        check: bool,
+    ) -> int:
+        """Run a command to its end, and return its exit code: negative, the signal that has ended it.
+
+        Args:
+            command: Program and arguments.
+            env: Variables set over those of the host.
+            cwd: Where; None for the working directory of this process.
+            grace: See `run_process`.
+            lines: Gets what it writes; None to forget it.
+            check: Whether an exit code other than 0 is an error.
+
+        Raises:
+            subprocess.CalledProcessError: It has failed, with its last words on standard error, if `check`.
+            OSError: It could not be started.
+        """
+        running = PipedCommand(lines)
+        try:
+            code = await running.run(command, env={**host_environment(), **env}, cwd=cwd, grace=grace)
+        finally:
+            if lines is not None:
+                lines.close()
+        if check and code != 0:
+            raise subprocess.CalledProcessError(code, command, stderr=running.last_words.read())
+        return code
+
+
+class PipedCommand:
+    """A command whose output is read by lines until it ends.
+
+    Args:
+        lines: Gets them; None to forget them.
+
+    Attributes:
+        last_words: The end of what it has written on standard error.
+    """
+
+    def __init__(self, lines: Port[Lines] | None) -> None:
+        self.last_words = Tail()
+        self._lines = lines
+        self._rank = current_rank()
+        self._ended = trio.Event()
+        self._code = 0
+        self._reading: set[trio.CancelScope] = set()
+
+    async def run(self, command: list[str], **options: Any) -> int:
+        """Run it, and return its exit code when its output has been sent on.
+
+        Raises:
+            OSError: It could not be started.
+        """
+        failure: OSError | None = None
+        async with trio.open_nursery() as nursery:
+            try:
+                process = cast("trio.Process", await nursery.start(partial(self._keep, command, options)))
+            except OSError as error:  # kept: a nursery would wrap it
+                failure = error
+            else:
+                # What it writes in its grace is read, too, so that its clean-up does not fail by a broken pipe.
+                with trio.CancelScope(shield=True) as scope:
+                    async with trio.open_nursery() as readers:
+                        readers.start_soon(self._read, process.stdout, STDOUT)
+                        readers.start_soon(self._read, process.stderr, STDERR)
+                        await self._ended.wait()
+                        scope.shield = False
+        if failure is not None:
+            raise failure
+        return self._code
+
+    async def _keep(
+        self, command: list[str], options: dict[str, Any], *, task_status: trio.TaskStatus[trio.Process]
+    ) -> None:
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        try:
+            done = await run_process(command, check=False, task_status=task_status, **pipes, **options)
+            self._code = done.returncode
+        finally:
+            self._ended.set()
+            for scope in self._reading:
+                scope.cancel(reason="the command has ended")
+
+    async def _read(self, pipe: Any, stream: int) -> None:
+        """Read until the pipe is closed, or what the group has written is read: a daemon may hold it open for ever."""
+        cutter = LineCutter()
+        async with pipe:
+            while not self._ended.is_set():
+                data: bytes | None = None
+                with trio.CancelScope() as scope:
+                    self._reading.add(scope)
+                    data = await pipe.receive_some(limits.OUTPUT_BATCH_BYTES_MAX)
+                self._reading.discard(scope)
+                if data == b"":
+                    break
+                await self._take(stream, data or b"", cutter.feed(data or b"", trio.current_time()))
+            left = _bytes_in(pipe.fileno())
+            while left > 0 and (data := await pipe.receive_some(min(left, limits.OUTPUT_BATCH_BYTES_MAX))):
+                left -= len(data)
+                await self._take(stream, data, cutter.feed(data))
+            await self._take(stream, b"", cutter.close())
+
+    async def _take(self, stream: int, data: bytes, lines: list[bytes]) -> None:
+        if stream == STDERR:
+            self.last_words.feed(data)
+        if lines and self._lines is not None:
+            await self._lines.send((self._rank, stream, lines))
+
+
+def _bytes_in(pipe: int) -> int:
+    """Return how many bytes can be read from a pipe without waiting."""
+    count = array.array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, count)
+    return count[0]
+
+
+def host_environment() -> dict[str, str]:
+    """Return the environment that a command gets: that of this process, but for what is set for workers alone.
+
+    Workers that have others beside them compute with one thread each, unless their host was started with a number.
+    """
+    found = dict(os.environ)
+    if found.get(_THREADS) == "1" and not _was_started_with(_parent_of(os.getppid()), _THREADS):
+        del found[_THREADS]
+    return found
+
+
+def _parent_of(pid: int) -> int:
+    """Return the parent of the spawner: the agent, or the program."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return os.getpid()
+
+
+def _was_started_with(pid: int, name: str) -> bool:
+    try:
+        theirs = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return True
+    return any(entry.startswith(f"{name}=".encode()) for entry in theirs.split(b"\0"))
