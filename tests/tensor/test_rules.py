@@ -174,7 +174,13 @@ def test_local_is_what_lies_there() -> None:
         async with this_host().spawn_procs({"a": 2}, preload=("torch", "torch.distributed.tensor")) as procs:
             t = trimesh.distribute(torch.arange(6.0), procs, ["a"])
             assert (await trimesh.fetch_shard(t.local(), a=1)).tolist() == [3, 4, 5]
-            assert (await trimesh.fetch_shard(t.local([None]), a=1)).tolist() == [0, 1, 2, 3, 4, 5]
+            whole = trimesh.redistribute(t, None).local([None])
+            assert (await trimesh.fetch_shard(whole, a=1)).tolist() == [0, 1, 2, 3, 4, 5]
+            with pytest.raises(trimesh.MeshErrorGroup) as caught:
+                await trimesh.fetch(t.local([None]))
+            assert "along 'a' that is a part of dimension 0: write trimesh.redistribute" in str(
+                caught.value.exceptions[0]
+            )
             assert (await trimesh.fetch_shard(t.sum().local(), a=1)).item() == 15
 
     trio.run(main)

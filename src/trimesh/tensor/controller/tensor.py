@@ -187,9 +187,13 @@ class MeshTensor(WithOperators):
     def local(self, placements: Sequence[Cut] | None = None) -> MeshTensor:
         """Return, of a global tensor, each rank's part as a tensor on each rank. Not differentiable.
 
+        Parts of a sum are added up; else nothing moves. For the whole on each rank, or other parts, write
+        `trimesh.redistribute(t, [...]).local()`.
+
         Args:
-            placements: How it is to be cut, as `trimesh.distribute` takes it; parts must be equal. None: as it lies,
-                with parts of a sum added up; the ranks are asked how that is.
+            placements: How it lies, as `trimesh.distribute` takes it, or, where ranks have the whole, how that is to be
+                cut; parts must be equal. What each rank does not have is an error when it is fetched. None: as it lies;
+                the ranks are asked how that is.
 
         Raises:
             ShapeError: The placements do not fit the tensor, or its parts would not be equal.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import attrs
 import torch
 
+from trimesh.errors import ShapeError
 from trimesh.tensor.dtensor.copied_view import copied_views
 from trimesh.tensor.dtensor.sharding import (
     assemble,
@@ -83,8 +84,16 @@ def redistribute_back(rank: Rank, team: TeamOnRank, value: DTensor, layout: Kept
 
 
 def to_local(rank: Rank, team: TeamOnRank, value: DTensor, cuts: tuple[int, ...]) -> torch.Tensor:
-    """Return this rank's part as a tensor of its own."""
-    return refreshed(rank, value).redistribute(placements=placements_by_label(cuts)).to_local().clone()
+    """Return this rank's part as a tensor of its own, or a part of that; never what only others have."""
+    wanted = placements_by_label(cuts)
+    fresh = refreshed(rank, value)
+    for label, now, then in zip(list(team.extent) or ["all"], fresh.placements, wanted, strict=True):
+        if now.is_shard() and now != then:
+            raise ShapeError(
+                f"t.local([...]) gives each rank of what it has, and along {label!r} that is a part of dimension "
+                f"{getattr(now, 'dim', '?')}: write trimesh.redistribute(t, [...]).local(), which brings parts together"
+            )
+    return fresh.redistribute(placements=wanted).to_local().clone()
 
 
 def to_global(
