@@ -81,8 +81,13 @@ async def test_actors_get_whole_tensors_of_each_version() -> None:
                         assert state.keys() == expected.keys()
                         assert all(state[name].equal(expected[name]) for name in expected)
             async with weights.pin() as snapshot:  # here, too
-                with pytest.raises(ValueError, match=r"float32 of size \(300, 7\), got torch.float64"):
-                    await snapshot.read_into({"0.weight": torch.empty(300, 7, dtype=torch.float64)})
+                with pytest.raises(ValueError, match=r"able to hold float32, got torch.int64"):
+                    await snapshot.read_into({"0.weight": torch.empty(300, 7, dtype=torch.int64)})
+                with pytest.raises(ValueError, match=r"size that was published, \(300, 7\)"):
+                    await snapshot.read_into({"0.weight": torch.empty(7, 300)})
+                wide = torch.empty(300, 7, dtype=torch.float64)
+                await snapshot.read_into({"0.weight": wide})
+                assert wide.equal(expected["0.weight"].double())
                 with pytest.raises(KeyError, match="no tensor 'weight'"):
                     await snapshot.read_into({"weight": torch.empty(1)})
                 turned = torch.empty(7, 300).t()

@@ -39,6 +39,8 @@ WORD: Final = 8
 _VERSION_BITS: Final = 40
 """Of a pin, the rest is its lease. At a thousand versions a second they last for 34 years."""
 
+VERSION_MAX: Final = (1 << _VERSION_BITS) - 1
+
 LEASE_MAX: Final = (1 << 64 - _VERSION_BITS) - 1
 """So many processes may have one row, one after the other: 16 million."""
 

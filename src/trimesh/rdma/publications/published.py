@@ -58,14 +58,16 @@ class Published:
         self._board, self._number = self._publisher.board, self._publisher.number
 
     @trio.lowlevel.enable_ki_protection
-    async def publish(self, tensors: Mapping[str, Any]) -> int:
+    async def publish(self, tensors: Mapping[str, Any], *, version: int | None = None) -> int:
         """Copy tensors, and make them the latest version; return its number, from 1, one more each time.
 
         Args:
             tensors: What `RDMABuffer` takes, by name: a state dict. They must not be written to meanwhile.
+            version: Another number, above the latest: that of the training, say.
 
         Raises:
-            TypeError, ValueError: One of them cannot be published, or there are none, or too many.
+            TypeError, ValueError: One of them cannot be published, or there are none, or too many; or `version` is not
+                above the latest.
             RuntimeError: This is a handle: the process that made it publishes.
             trio.ClosedResourceError: It is closed.
             LimitExceeded, OSError: There is no memory for it.
@@ -73,13 +75,13 @@ class Published:
         Blocking: waits for memory while all versions but the latest are pinned, and for earlier calls; cancellable,
         then nothing is published. Cost: one copy, in the data thread.
         """
-        return await in_trio(self._publish)(tensors)
+        return await in_trio(self._publish)(tensors, version)
 
-    async def _publish(self, tensors: Mapping[str, Any]) -> int:
+    async def _publish(self, tensors: Mapping[str, Any], version: int | None) -> int:
         if self._publisher is None:
             await trio.lowlevel.checkpoint()
             raise RuntimeError("a handle on a publication reads: publish by the object that Published() made")
-        return await self._publisher.publish(tensors)
+        return await self._publisher.publish(tensors, version)
 
     @trio.lowlevel.enable_ki_protection
     async def wait_newer(self, version: int = 0) -> int:

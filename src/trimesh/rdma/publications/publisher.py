@@ -91,11 +91,12 @@ class Publisher:
         layout = layout_of(tensors, limits.EXPORT_BYTES_MAX if has_adapter else 0)
         async with self._lock:
             self._check_open()
+            number = self.latest + 1 if version is None else version
+            if not self.latest < number <= board.VERSION_MAX:
+                raise ValueError(f"versions go up: the latest is {self.latest}, got {number}")
             index = await self._empty_slot()
             room = await self._room(index, layout.nbytes)
             granted = room.readonly().handle.granted
-            number = self.latest + 1 if version is None else version
-            assert number > self.latest, "versions go up"
             head = layout.head + granted.grant.exported
             await room[: len(head)].write_from(head)
             for name, entry in layout.entries.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import attrs
 import torch
@@ -11,7 +10,7 @@ import torch
 from trimesh._runtime.tasks import in_trio
 from trimesh.errors import ProtocolError
 from trimesh.rdma.publications.snapshot import Snapshot
-from trimesh.tensor.controller.tensor import MeshTensor
+from trimesh.tensor.controller.shard_of import ShardOf, shard_of
 from trimesh.tensor.protocol.box import Box
 from trimesh.tensor.protocol.state_layout import LAYOUT, PartOfState, read_parts
 from trimesh.tensor.rank.parts import Part, PartReading
@@ -31,11 +30,14 @@ class StateSnapshot:
     _parts: Mapping[str, Sequence[tuple[PartOfState, Snapshot]]] = attrs.field(repr=False)
     """By name, as each rank has it."""
 
-    async def read_into(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy published tensors, whole, into those of this process that have the same names: a state dict.
+    async def read_into(self, tensors: Mapping[str, torch.Tensor | ShardOf]) -> None:
+        """Copy published tensors into those of this process that have the same names: a state dict.
+
+        Only what is asked for is read, from the ranks that have it, whatever the layout there.
 
         Args:
-            tensors: Some names or all; each of the type and size of what was published.
+            tensors: Some names or all; each has the size of what was published, or is a `ShardOf` that or a `DTensor`.
+                Values are cast where the types differ.
 
         Raises:
             KeyError, TypeError, ValueError: One of them does not fit; nothing was copied.
@@ -45,24 +47,28 @@ class StateSnapshot:
         """
         await in_trio(self._read_into)(tensors)
 
-    async def _read_into(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        for name, tensor in tensors.items():
-            self._check(name, tensor)
-        for name, tensor in tensors.items():
-            await self._read_one(name, tensor.detach())
+    async def _read_into(self, tensors: Mapping[str, torch.Tensor | ShardOf]) -> None:
+        shards = {name: shard_of(tensor) for name, tensor in tensors.items()}
+        for name, shard in shards.items():
+            self._check(name, shard)
+        for name, shard in shards.items():
+            await self._read_one(name, shard.tensor.detach(), shard.box)
         for snapshot in {id(one): one for parts in self._parts.values() for _, one in parts}.values():
             await snapshot.check()
 
-    async def _read_one(self, name: str, tensor: torch.Tensor) -> None:
-        is_direct = tensor.is_contiguous() and tensor.device.type == "cpu"
-        there = tensor if is_direct else torch.empty(tensor.size(), dtype=tensor.dtype)
-        place, found = Box.of_all(tensor.size()), 0
+    async def _read_one(self, name: str, tensor: torch.Tensor, place: Box) -> None:
+        """Read the part `place` of a tensor."""
+        dtype = _dtype(self._parts[name][0][0])
+        is_direct = tensor.is_contiguous() and tensor.device.type == "cpu" and tensor.dtype == dtype
+        there = tensor if is_direct else torch.empty(tensor.size(), dtype=dtype)
+        found = 0
         for one, snapshot in self._parts[name]:
-            if not one.is_here:
+            common = one.box.overlap(place) if one.is_here else None
+            if common is None:
                 continue
-            found += one.box.count
+            found += common.count
             reading = PartReading()
-            reading.add(Part(one.box, tensor.dtype, 0), there, place)
+            reading.add(Part(one.box, dtype, 0), there, place)
             buffer = snapshot.buffer(name)
             for offset, piece in reading.pieces:
                 await buffer[offset : offset + piece.numel() * piece.element_size()].read_into(piece)
@@ -70,7 +76,8 @@ class StateSnapshot:
         if found != place.count:
             raise ProtocolError(f"the published parts of {name!r} must be all of it: {found} of {place.count} elements")
         if not is_direct:
-            tensor.copy_(there)
+            with torch.inference_mode():  # what was made there can be changed nowhere else, all others anywhere
+                tensor.copy_(there)
 
     async def read(self) -> dict[str, torch.Tensor]:
         """Return a copy of everything, whole; raises and blocks as `read_into`."""
@@ -79,7 +86,7 @@ class StateSnapshot:
         await self.read_into(made)
         return made
 
-    def _check(self, name: str, tensor: Any) -> None:
+    def _check(self, name: str, shard: ShardOf) -> None:
         """Refuse what a published tensor cannot be read into."""
         parts = self._parts.get(name)
         if parts is None:
@@ -91,13 +98,12 @@ class StateSnapshot:
                 f"{name!r} is a tensor on each of {len(parts)} ranks, not one whole: read what one of them has, "
                 "`async with weights.shard(...).pin() as snapshot:`"
             )
-        if not isinstance(tensor, torch.Tensor) or isinstance(tensor, MeshTensor):
-            raise TypeError(f"{name!r} is read into a tensor of this process, got {tensor!r:.100}")
-        if (tensor.dtype, tuple(tensor.size())) != (_dtype(one), one.size):
+        if shard.size != one.size:
             raise ValueError(
-                f"{name!r} must be as it was published, {one.dtype} of size {one.size}, "
-                f"got {tensor.dtype} of size {tuple(tensor.size())}"
+                f"{name!r} must have the size that was published, {one.size}, or be a part of that, got {shard.size}"
             )
+        if not torch.can_cast(_dtype(one), shard.tensor.dtype):
+            raise ValueError(f"{name!r} must be able to hold {one.dtype}, got {shard.tensor.dtype}")
 
 
 def _dtype(one: PartOfState) -> torch.dtype:
