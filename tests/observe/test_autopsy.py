@@ -229,6 +229,28 @@ def test_autopsy_is_one_json_document(capfd: pytest.CaptureFixture[str]) -> None
     assert {proc["state"] for proc in said["procs"]} == {"dead", "ended"}
 
 
+def test_report_of_a_dead_run_is_one_file(tmp_path: Path) -> None:
+    """Q7: what its records say, and the machine."""
+    with victim("dies") as one:
+        one.wait()
+    assert run(["report", str(tmp_path / "report.txt")]) == 0
+    text = (tmp_path / "report.txt").read_text()
+    assert "missing: the run itself: no run" in text
+    assert "culprit: procs[gpus=1] has died first" in text
+    assert "==== machine" in text
+
+
+def test_run_is_stopped_from_outside() -> None:
+    """Q5: as by a Ctrl-C: the program unwinds, nothing of it is left running; the record says so."""
+    with victim("slow") as one:
+        assert run(["stop", "--pid", str(one.pid)]) == 0
+        assert one.wait() in (1, -signal.SIGINT, 130)
+    found = observe.autopsy()
+    assert (found.ended, found.error) == ("error", "KeyboardInterrupt: ")
+    assert {proc.state for proc in found.procs} == {"ended"}
+    assert run(["stop", "--pid", str(one.pid)]) == 3
+
+
 def test_folder_without_records_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConnectError, match="no flight record"):
         observe.autopsy(tmp_path)

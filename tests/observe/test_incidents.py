@@ -179,8 +179,11 @@ async def test_numbers_of_a_run(trimesh_command: Shell):
     assert "gpus" not in said
     names = [line.split()[2] for line in said.splitlines() if line.startswith("# TYPE")]
     assert len(names) == len(set(names))
-    parser = pytest.importorskip("prometheus_client.parser")
-    assert {family.name for family in parser.text_string_to_metric_families(said)} >= {"trimesh_procs"}
+    parser = pytest.importorskip("prometheus_client.parser", reason="the environment is older than the extra `test`")
+    families = {family.name: family for family in parser.text_string_to_metric_families(said)}
+    assert {sample.labels["state"]: sample.value for sample in families["trimesh_procs"].samples} == {"running": 3.0}
+    assert {f"{name}{'_total' * (one.type == 'counter')}" for name, one in families.items()} == set(names)
+    assert all(one.documentation for one in families.values())
 
 
 async def test_machine_is_looked_at(trimesh_command: Shell):

@@ -237,6 +237,26 @@ class EventRow(_Row, frozen=True):
     is_failure: bool = False
 
 
+class OutputRow(_Row, frozen=True):
+    """A line that a process has written.
+
+    Attributes:
+        number: Counts the lines of a run, from 1.
+        at: Unix time at which the controller had it.
+        name: Of the process: `mesh[label=0]`.
+        stream: 1 for standard output, 2 for standard error.
+        text: The line.
+        dropped: This row stands for so many lines, which came faster than they could be shown.
+    """
+
+    number: int
+    at: float
+    name: str
+    stream: int = 1
+    text: str = ""
+    dropped: int = 0
+
+
 class ProcView(_Row, frozen=True):
     """What one process says of itself, of its children as it sees them, and of what others have it do.
 
@@ -301,10 +321,10 @@ class ControlRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """What is asked at a control socket.
 
     Attributes:
-        kind: "views": what every process does; "events": what has happened after event `after`; "kill": end process
-            `target`; "cancel": cancel call `target`; "stop": what a Ctrl-C does.
+        kind: "views": what every process does; "events": what has happened after event `after`; "output": lines after
+            line `after`; "kill": end process `target`; "cancel": cancel call `target`; "stop": what a Ctrl-C does.
         seconds: For which processes may take to answer; 0.0 for the usual bound.
-        after: Number of an event.
+        after: Number of an event, or line.
         target: Id of a process or call.
     """
 
@@ -320,13 +340,14 @@ class ControlAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     Attributes:
         error: Why there is no answer; empty if there is one.
         by: "loop"; or "thread", when the Trio loop of the controller does not run.
-        views, events: What was asked for.
+        views, events, output: What was asked for.
     """
 
     error: str = ""
     by: str = "loop"
     views: tuple[ProcView, ...] = ()
     events: tuple[EventRow, ...] = ()
+    output: tuple[OutputRow, ...] = ()
 
 
 def decode_request(data: Buffer) -> ControlRequest:

@@ -20,7 +20,9 @@ from trimesh.cli import hosts
 from trimesh.cli.autopsy import autopsy
 from trimesh.cli.calling import call_lines, is_stuck, stack_lines, wait_lines
 from trimesh.cli.doctor import doctor
+from trimesh.cli.logs import logs
 from trimesh.cli.processes import process_tree
+from trimesh.cli.report import report
 from trimesh.cli.text import FINE, clean, one_line
 from trimesh.errors import ConnectError
 from trimesh.observe import ObservedRun, RunSnapshot, WaitGraph, find_run, prometheus_text, runs, shared_stacks
@@ -229,6 +231,6 @@ def stop(*, pid: Pid = None) -> int:
     return 0
 
 
-for _command in (ps, calls, stack, events, metrics, kill, cancel, stop, autopsy, doctor):
+for _command in (ps, calls, stack, events, metrics, kill, cancel, stop, logs, report, autopsy, doctor):
     app.command(_command)
 app.command(hosts.app)

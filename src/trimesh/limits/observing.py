@@ -76,3 +76,9 @@ RECORD_FILES_MAX: Final = 8_192
 
 AUTOPSY_CALLS: Final = 5
 """Last calls of each process that an autopsy tells of, besides those that ran."""
+
+OBSERVED_OUTPUT_BYTES: Final = 1 << 20
+"""Newest lines that a controller keeps for those who look on: some ten thousand."""
+
+OBSERVED_OUTPUT_LINES: Final = 10_000
+"""Lines of one answer to that."""

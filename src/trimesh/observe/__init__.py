@@ -12,12 +12,14 @@ from trimesh._wire.observed import (
     HostRow,
     JobRow,
     LinkRow,
+    OutputRow,
     ProcRow,
     WaitRow,
 )
 from trimesh.observe.asking import snapshot, watch
 from trimesh.observe.culprit import Cause
 from trimesh.observe.examining import Autopsy, DeadProc, LastCall, autopsy
+from trimesh.observe.formatting import Coordinates, JsonLogFormatter, LogFormatter
 from trimesh.observe.merging import RunSnapshot
 from trimesh.observe.prometheus import prometheus_text
 from trimesh.observe.run import ObservedRun, find_run, runs
@@ -29,15 +31,19 @@ __all__ = [
     "Autopsy",
     "CallRow",
     "Cause",
+    "Coordinates",
     "Culprit",
     "DeadProc",
     "EventRow",
     "GrantRow",
     "HostRow",
     "JobRow",
+    "JsonLogFormatter",
     "LastCall",
     "LinkRow",
+    "LogFormatter",
     "ObservedRun",
+    "OutputRow",
     "ProcRow",
     "RunSnapshot",
     "SharedStack",

@@ -61,6 +61,17 @@ class ObservedRun:
         """
         return self._client.ask(observed.ControlRequest(kind="events", after=after)).events
 
+    def output(self, after: int = 0) -> Sequence[observed.OutputRow]:
+        """Return what processes have written, after line number `after`: of those whose `output` is "forward".
+
+        The controller keeps the newest `limits.OBSERVED_OUTPUT_BYTES`; one answer has at most
+        `limits.OBSERVED_OUTPUT_LINES`, the newest.
+
+        Raises:
+            ConnectError: It has ended, or does not answer.
+        """
+        return self._client.ask(observed.ControlRequest(kind="output", after=after)).output
+
     def kill(self, proc_id: str) -> None:
         """End a process of the run at once; its mesh does what its policy says of a death.
 

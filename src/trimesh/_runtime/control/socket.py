@@ -156,6 +156,10 @@ class ControlSocket:
         match request.kind:
             case "events":
                 return observed.ControlAnswer(events=tuple(self._proc.journal.after(request.after)))
+            case "output":
+                siblings = None if self._proc.family is None else self._proc.family.siblings
+                rows = [] if siblings is None else siblings.printer.log.after(request.after)
+                return observed.ControlAnswer(output=tuple(rows))
             case "views":
                 seconds = request.seconds or limits.OBSERVE_SECONDS
                 return self._views(min(seconds, limits.CONTROL_SECONDS / 2))

@@ -29,7 +29,6 @@ from trimesh._runtime.spawner.siblings import Siblings
 from trimesh._runtime.spawner.socket import Received, close_all, stream_of
 from trimesh._runtime.system.child import LaunchSpec, config_of, name_of, output_of
 from trimesh._runtime.system.exits import ExitReport
-from trimesh._runtime.system.output import OutputPrinter
 from trimesh._transport.interface.base import Link
 from trimesh._transport.native.transport import NativeTransport
 from trimesh.errors import LimitExceeded, SpawnError
@@ -96,7 +95,6 @@ class RemoteHost:
         self._accept = accept_links(proc, transport)
         self._hooks: dict[ProcId, OnExit] = {}
         self._launching: dict[ProcId, ExitReport | None] = {}
-        self._printer = OutputPrinter()
         self._ready = trio.Event()
         self._tasks: trio.Nursery | None = None
 
@@ -230,7 +228,7 @@ class RemoteHost:
                 elif report.proc_id in self._launching:
                     self._launching[report.proc_id] = report
             case wire.Output(chunks=chunks):
-                self._printer.write(chunks)
+                self._siblings.printer.write(chunks)
                 self.client.post(wire.OutputTaken())
             case wire.Incoming(source=source) if len(received.fds) == 1:
                 self._accept(ProcId(source), stream_of(received.fds[0], is_far=True))

@@ -14,6 +14,7 @@ from trimesh._runtime.meshes.stopping_blocks import StoppingBlocks
 from trimesh._runtime.peers.peer import Peer, Route
 from trimesh._runtime.recording.recorder import FlightRecorder
 from trimesh._runtime.services.bulk import Bulk
+from trimesh._runtime.spawner.siblings import Siblings
 from trimesh._runtime.values.reference import MeshInfo
 from trimesh._runtime.watch.journal import Journal
 from trimesh._wire import messages
@@ -120,6 +121,11 @@ class ObservedFamily(Protocol):
     @property
     def root(self) -> ProcId | None:
         """The controller, if it is another one."""
+        ...
+
+    @property
+    def siblings(self) -> Siblings | None:
+        """The spawners and agents of a controller on a real machine."""
         ...
 
     @property

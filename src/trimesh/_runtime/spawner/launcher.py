@@ -38,7 +38,6 @@ from trimesh._runtime.system import exits, prctl, records
 from trimesh._runtime.system.child import Child, ExitHook, LaunchSpec, config_of, end_child, name_of, output_of
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.system.forks import ForgottenInChildren
-from trimesh._runtime.system.output import OutputPrinter
 from trimesh.errors import LimitExceeded, LinkLost, SpawnError
 from trimesh.ids import ProcId
 
@@ -80,7 +79,6 @@ class ProcLauncher:
         self._siblings.add(self._client, spawner_pid)
         self._exit_poll = select.epoll()
         self._seen_ended = set[int]()
-        self._printer = OutputPrinter()
         self._ready = trio.Event()
         self._is_retired = False
         self._is_stopping = False
@@ -262,7 +260,7 @@ class ProcLauncher:
                 if child is not None:
                     self._finish(child, ExitReport.of(record, is_shown=is_shown))
             case wire.Output(chunks=chunks):
-                self._printer.write(chunks)
+                self._siblings.printer.write(chunks)
                 if not self._is_stopping:  # after Stop nothing is sent: the spawner exits without reading it
                     self._client.post(wire.OutputTaken())
             case wire.Incoming(source=source, is_far=is_far) if len(received.fds) == 1:

@@ -31,6 +31,7 @@ from trimesh._runtime.spawner.families import ExitHistory
 from trimesh._runtime.spawner.orphans import kill_marked
 from trimesh._runtime.spawner.socket import Received, close_all
 from trimesh._runtime.system import records
+from trimesh._runtime.system.output import OutputPrinter
 
 Question = wire.ForeignConnect | wire.ForeignExitOf
 
@@ -57,10 +58,12 @@ class Siblings:
 
     Attributes:
         exits: How processes of all spawners, those that have ended included, have ended.
+        printer: Shows what they write.
     """
 
     def __init__(self) -> None:
         self.exits = ExitHistory()
+        self.printer = OutputPrinter()
         self._clients: dict[SpawnerClient, int] = {}
         self._far: set[SpawnerClient] = set()
         self._stopping: set[SpawnerClient] = set()

@@ -11,12 +11,16 @@ from __future__ import annotations
 import contextvars
 import math
 import sys
+import time
 from collections import deque
-from collections.abc import Iterable
-from typing import Final, TextIO
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, TextIO
 
 from trimesh import limits
 from trimesh._runtime.system.records import OutputChunk
+
+if TYPE_CHECKING:
+    from trimesh._wire.observed import OutputRow
 
 STDOUT: Final = 1
 STDERR: Final = 2
@@ -176,15 +180,66 @@ def _split(chunk: OutputChunk, bytes_max: int) -> tuple[OutputChunk, OutputChunk
     return chunk, None
 
 
+class OutputLog:
+    """Keeps chunks of lines as they have come, at most `limits.OBSERVED_OUTPUT_BYTES` of them.
+
+    It costs a chunk, not a line: rows are made when they are asked for. Chunks may be added while another thread asks.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: deque[tuple[int, float, OutputChunk]] = deque()
+        self._bytes = 0
+        self._count = 0
+
+    def keep(self, chunks: Iterable[OutputChunk]) -> None:
+        """Take in what was shown; forget what is too old."""
+        now = time.time()
+        for chunk in chunks:
+            self._chunks.append((self._count, now, chunk))
+            self._count += len(chunk.lines) + bool(chunk.dropped)
+            self._bytes += _kept_bytes(chunk)
+        while self._bytes > limits.OBSERVED_OUTPUT_BYTES and len(self._chunks) > 1:
+            self._bytes -= _kept_bytes(self._chunks.popleft()[2])
+
+    def after(self, number: int) -> list[OutputRow]:
+        """Return the lines that are kept and have a greater number, oldest first; the newest that one answer has."""
+        rows = (row for first, at, chunk in list(self._chunks) for row in _rows(first, at, chunk))
+        return [row for row in rows if row.number > number][-limits.OBSERVED_OUTPUT_LINES :]
+
+
+def _kept_bytes(chunk: OutputChunk) -> int:
+    return sum(map(len, chunk.lines)) + 64 * (len(chunk.lines) + 1)  # 64: what Python keeps besides
+
+
+def _rows(first: int, at: float, chunk: OutputChunk) -> Iterator[OutputRow]:
+    from trimesh._wire.observed import OutputRow  # noqa: PLC0415 - loaded with the first block
+
+    number = first
+    if chunk.dropped:
+        number += 1
+        yield OutputRow(number=number, at=at, name=chunk.member, stream=chunk.stream, dropped=chunk.dropped)
+    for line in chunk.lines:
+        number += 1
+        text = _text_of(line)
+        yield OutputRow(number=number, at=at, name=chunk.member, stream=chunk.stream, text=text)
+
+
 class OutputPrinter:
     """Writes worker output to `sys.stdout` and `sys.stderr` as they are at that moment, so that capture works.
 
     It writes with no context variable set: the streams of a notebook show a text under the cell that a variable names,
     here the one in which the mesh was opened, and without it under the cell that runs.
+
+    Attributes:
+        log: The newest of it, for those who look on.
     """
 
-    def write(self, chunks: Iterable[OutputChunk]) -> None:
+    def __init__(self) -> None:
+        self.log = OutputLog()
+
+    def write(self, chunks: Sequence[OutputChunk]) -> None:
         """Write chunks in order, one call for each run of one stream; a broken stream loses them silently."""
+        self.log.keep(chunks)
         contextvars.Context().run(self._write, chunks)
 
     def _write(self, chunks: Iterable[OutputChunk]) -> None:
@@ -205,10 +260,13 @@ def _shown(chunk: OutputChunk) -> list[str]:
     if chunk.dropped:
         shown.append(f"{prefix}({chunk.dropped} lines lost: they came faster than they could be shown)\n")
     for line in chunk.lines:
-        # What a terminal would show of a progress bar: the text after the last carriage return.
-        text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
-        shown.append(f"{prefix}{text}\n")
+        shown.append(f"{prefix}{_text_of(line)}\n")
     return shown
+
+
+def _text_of(line: bytes) -> str:
+    """Return what a terminal would show of a progress bar: the text after the last carriage return."""
+    return line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
 
 
 def _write(stream: int, text: str) -> None:

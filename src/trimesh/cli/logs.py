@@ -1,0 +1,83 @@
+"""`trimesh logs`: what processes have written, by time; equal lines of several ranks are one."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Annotated, Final
+
+import msgspec
+from cyclopts import Parameter
+
+from trimesh.cli.text import clean
+from trimesh.observe import OutputRow, find_run
+
+_FOLLOW_SECONDS: Final = 0.3
+_TOGETHER_SECONDS: Final = 1.0
+_COORDINATE: Final = re.compile(r"[^\[\],=\s]+=[0-9]+")
+
+
+def logs(
+    *,
+    at: Annotated[str, Parameter(name="--at")] = "",
+    pid: Annotated[int | None, Parameter(name="--pid")] = None,
+    follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative="")] = False,
+    all: Annotated[bool, Parameter(name="--all", negative="")] = False,  # noqa: A002 - the option is called so
+    json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> int:
+    """Show what the processes of a run have written, as far as the controller keeps it.
+
+    Args:
+        at: Of some processes only: coordinates, `gpus=3` or `hosts=0,gpus=3`, or a name, `trainers[gpus=3]`.
+        pid: Of the controller.
+        follow: Go on, until the run ends.
+        all: Show every line; else equal ones that several processes have written within a second are one.
+        json: Print a JSON document a line.
+
+    Exit codes: 0, 3 there is no run.
+    """
+    after = 0
+    with find_run(pid) as one:
+        while True:
+            rows = one.output(after)
+            after = rows[-1].number if rows else after
+            chosen = [row for row in rows if is_at(row.name, at)]
+            if json:
+                sys.stdout.buffer.writelines(msgspec.json.encode(row) + b"\n" for row in chosen)
+            else:
+                sys.stdout.writelines(f"{line}\n" for line in log_lines(chosen, shows_all=all))
+            sys.stdout.flush()
+            if not follow:
+                return 0
+            time.sleep(_FOLLOW_SECONDS)
+
+
+def is_at(name: str, at: str) -> bool:
+    """Return whether a process is one of those that `at` means: all, by name, or by some of its coordinates."""
+    return not at or at == name or set(at.split(",")) <= set(_COORDINATE.findall(name))
+
+
+def log_lines(rows: Sequence[OutputRow], *, shows_all: bool) -> Iterator[str]:
+    """Yield rows as text; equal lines of several processes within a second are one, where the first of them is."""
+    names = dict[tuple[int, str], list[str]]()
+    groups = list[tuple[OutputRow, list[str]]]()
+    opened = dict[tuple[int, str], float]()
+    for row in rows:
+        key = row.stream, row.text
+        is_known = key in names and row.name not in names[key] and row.at - opened[key] <= _TOGETHER_SECONDS
+        is_new = shows_all or row.dropped or not is_known
+        if is_new:
+            names[key] = [row.name]
+            opened[key] = row.at
+            groups.append((row, names[key]))
+        else:
+            names[key].append(row.name)
+    for row, members in groups:
+        at = datetime.fromtimestamp(row.at).astimezone().strftime("%H:%M:%S.%f")[:-3]
+        text = f"({row.dropped} lines lost: they came faster than they could be shown)" if row.dropped else row.text
+        others = f"  x{len(members)}: and {', '.join(members[1:4])}" if len(members) > 1 else ""
+        rest = f" and {len(members) - 4} more" * (len(members) > 4)
+        yield f"{at}  {clean(members[0])}{' !' * (row.stream == 2)} | {clean(text)}{clean(others)}{rest}"
