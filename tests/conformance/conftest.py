@@ -55,7 +55,7 @@ TYPED = frozenset(
         "references", "restart_arguments", "restart_limits", "restart_table", "spawn_failures", "spawning", "stalls",
         "statistics", "stopping", "stream_failures", "stream_steps", "streams", "supervised_streams",
         "shared_procs", "supervision", "values", "without_pickle", "typed_channels", "publications", "multicast",
-        "started", "replies", "reduced", "typed_services",
+        "started", "replied", "replies", "reduced", "typed_services",
     )
 )  # fmt: skip
 """Modules that run in simulation without pickle, too. A test whose values need it is marked `by_value`."""
@@ -67,6 +67,7 @@ TYPED_REAL = frozenset(
         "errors",
         "ownership",
         "references",
+        "replied",
         "spawning",
         "typed_channels",
         "typed_services",

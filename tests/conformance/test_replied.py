@@ -25,8 +25,6 @@ from trimesh import (
     origin,
 )
 
-pytestmark = pytest.mark.by_value  # of outcomes, whose type no channel can have
-
 Reply = tuple[Point, Outcome[Any]]
 
 
@@ -60,6 +58,18 @@ async def test_outcomes_come_to_the_port(backend: Backend):
         where = origin(caught.value)
         assert where is not None
         assert (where.mesh, where.point) == ("probes", {"gpus": 0})
+
+
+async def test_outcomes_fit_the_type_of_their_channel(backend: Backend):
+    """A4: a channel may be opened for outcomes of the endpoint; what does not fit fails the block."""
+    async with backend.procs() as procs:
+        probes = await procs.spawn("probes", Probe)
+        async with open_channel(tuple[Point, Outcome[int]], capacity=4) as (port, receiver):
+            await probes.fail.options(reply_to=port).broadcast(ValueError("no"), [0])
+            await port.aclose()
+            outcomes = await all_of(receiver)
+        assert outcomes[1].unwrap() == 1
+        assert isinstance(outcomes[0].error, ValueError)
 
 
 async def test_outcomes_come_as_members_end(backend: Backend):

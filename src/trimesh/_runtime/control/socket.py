@@ -33,6 +33,7 @@ from trimesh._runtime.control.folder import Listener, listen
 from trimesh._runtime.control.framed import receive_frame, send_frame
 from trimesh._runtime.observing.asking import AskedBySignal, Inquiries
 from trimesh._runtime.observing.view import look, proc_name
+from trimesh._runtime.system.forks import ForgottenInChildren
 from trimesh._runtime.system.private_folder import credentials_of
 from trimesh._runtime.watch.task_tree import stack_lines
 from trimesh._wire import observed
@@ -46,7 +47,6 @@ _POLL_SECONDS: Final = 0.005
 _JOIN_SECONDS: Final = 0.5
 _TRIES: Final = 5
 _CALL: Final = re.compile(r"([0-9a-f]{1,16})\.([0-9]{1,18})@([0-9a-f]{1,16})")
-_open = set["ControlSocket"]()
 
 
 class ControlSocket:
@@ -252,10 +252,4 @@ class ControlSocket:
         return None
 
 
-def _forget_all() -> None:
-    for one in list(_open):
-        one.forget()
-    _open.clear()
-
-
-os.register_at_fork(after_in_child=_forget_all)
+_open: ForgottenInChildren[ControlSocket] = ForgottenInChildren()

@@ -87,7 +87,7 @@ class ItemMap(Results[tuple[int, R]]):
         self._window = (options.window or current().map_window) if window is None else check_window(window)
         self._is_fail_fast = options.is_fail_fast
         self._retry = options.retry
-        self._abandon_after = options.abandon_after
+        self._patient = options.patient
         self._scope = trio.CancelScope()
         self._is_fed = False
         # The feeder is woken for several items at once, as long as each member can have one meanwhile.
@@ -210,10 +210,8 @@ class ItemMap(Results[tuple[int, R]]):
             else:
                 proc = crew.proc
                 request = verbs.request_to(self._mesh, crew.membership.info, self._spec, (args, kwargs), ranks)
-            if self._abandon_after is not None:
-                request = msgspec.structs.replace(request, abandon_after=self._abandon_after)
             if not self._calls.is_cancelled:
-                self._calls.begin(proc, target, request, unit, self._deadline)
+                self._calls.begin(proc, target, self._patient(request), unit, self._deadline)
         except Exception as error:
             self._describe(unit, error)
             raise
