@@ -199,6 +199,9 @@ build-native: setup-dev  ## compile the native library after a change
 wheel: | $(PY)  ## dist/*.whl for this machine (TRIMESH_ZIG_TARGET for another)
 	$(PY) -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist .
 
+changelog: | $(PY)  ## move the fragments of changelog.d/ into CHANGELOG.md
+	$(PY) -m release.changelog
+
 # Everything but the upload, checked; REHEARSE=1 before the changelog has the version. Minutes.
 release:  ## the files of a release as dist/, for four targets, checked
 	@$(MAKE) --no-print-directory EXTRA=release setup

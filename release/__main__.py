@@ -26,7 +26,7 @@ from typing import NoReturn
 
 from hatch_build import TARGET_VARIABLE, TARGETS, zig_target
 
-from release import wheel
+from release import changelog, wheel
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
@@ -144,6 +144,8 @@ def preconditions(version: str, *, rehearse: bool) -> None:
         return
     if run("git", "status", "--porcelain"):
         fail("the tree must be clean: commit, or stash, what `git status` shows")
+    if changelog.fragments():
+        fail("fragments must be in the changelog: `make changelog`")
     if f"\n## {version}\n" not in (ROOT / "CHANGELOG.md").read_text():
         fail(f"CHANGELOG.md must have a heading `## {version}`; rename `## Unreleased`")
 

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from release import changelog
 
 ROOT = Path(__file__).parents[1]
 
@@ -55,3 +56,58 @@ def test_smoke_program_runs() -> None:
     done = subprocess.run([sys.executable, ROOT / "release/smoke.py"], capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# ---- the changelog ---------------------------------------------------------------------------------------------------
+
+CHANGELOG = """# Changelog
+
+## Unreleased
+
+No alias is kept.
+
+### Added
+
+- One.
+
+### Fixed
+
+- Another,
+  in two lines.
+
+## 0.1
+
+### Added
+
+- Old.
+"""
+
+
+def test_fragments_come_to_their_sections() -> None:
+    fragments = {"b.added.md": "- Two,\n  and more.\n", "a.added.md": "- Three.\n- Four.\n", "x.changed.md": "- Five."}
+
+    text = changelog.assembled(CHANGELOG, fragments)
+
+    part = text.partition("## Unreleased\n")[2].partition("\n## 0.1")[0]
+    assert part == (
+        "\nNo alias is kept.\n\n### Added\n\n- One.\n- Three.\n- Four.\n- Two,\n  and more.\n\n"
+        "### Changed\n\n- Five.\n\n### Fixed\n\n- Another,\n  in two lines.\n"
+    )
+    assert text.endswith("\n## 0.1\n\n### Added\n\n- Old.\n")
+    assert changelog.assembled(CHANGELOG, {}) == CHANGELOG
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("New.added.md", "- x"), ("new.md", "- x"), ("new.new.md", "- x"), ("new.added.md", ""), ("n.fixed.md", "x\n- y")],
+)
+def test_wrong_fragments_are_refused(name: str, text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(name)):
+        changelog.assembled(CHANGELOG, {name: text})
+
+
+def test_fragments_that_wait_can_be_taken() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+
+    assert changelog.assembled(text, {}) == text
+    assert changelog.assembled(text, changelog.fragments()).count("\n### ") >= text.count("\n### ")
