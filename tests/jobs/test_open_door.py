@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from tests.jobs.joining import joining
 from tests.patience import HANG_SECONDS
 
 from trimesh import Actor, HostLost, HostRefused, MeshErrorGroup, endpoint, leaves
@@ -28,8 +24,6 @@ from trimesh.jobs.joining import rank_of, read_token
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])]
 
-COMMAND = [sys.executable, "-c", "from trimesh.cli.main import main; main()", "host", "join"]
-
 
 class Worker(Actor):
     """What the tests call."""
@@ -41,34 +35,6 @@ class Worker(Actor):
     @endpoint
     async def sleep(self) -> None:
         await trio.sleep_forever()
-
-
-@asynccontextmanager
-async def joining(
-    door: jobs.OpenDoor, *arguments: str, token: str | None = None, env: Mapping[str, str] | None = None
-) -> AsyncGenerator[trio.Process, None]:
-    """Run `trimesh host join` for the body, as whoever starts hosts does; it must end by itself."""
-    by = arguments or ("--token-file", "-")
-    process = await trio.lowlevel.open_process(
-        [*COMMAND, *door.addresses, *by],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, **(env or {})},
-    )
-    assert process.stdin is not None
-    assert process.stderr is not None
-    try:
-        if not arguments:
-            await process.stdin.send_all(f"{token or door.token()}\n".encode())
-        await process.stdin.aclose()
-        yield process
-        await process.wait()
-    finally:
-        if process.returncode is None:
-            process.kill()
-        with trio.CancelScope(shield=True):
-            await process.wait()
-            await process.stderr.aclose()
 
 
 async def words_of(process: trio.Process) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trimesh.testing.plans.faults import Faults, UnsupportedFault
     from trimesh.testing.plans.plan import UnfiredFault
     from trimesh.testing.plans.vocabulary import Fired
+    from trimesh.testing.real.launcher_cases import LAUNCHER_CASES, LauncherSubject, check_launcher
     from trimesh.testing.running.decorator import simulate
     from trimesh.testing.running.item_run import NeverFired, NeverReached
     from trimesh.testing.simulated.dropping import CleanupRunsWarning
@@ -32,6 +33,8 @@ _HOMES: Final = {
     "CleanupRunsWarning": "simulated.dropping",
     "HangError": "simulated.seeded_run",
     "History": "histories.history",
+    "LAUNCHER_CASES": "real.launcher_cases",
+    "LauncherSubject": "real.launcher_cases",
     "LivenessError": "plans.chaos",
     "Model": "histories.model",
     "NeverFired": "running.item_run",
@@ -48,12 +51,14 @@ _HOMES: Final = {
     "UndecidedError": "histories.linearizability",
     "UnfiredFault": "plans.plan",
     "UnsupportedFault": "plans.faults",
+    "check_launcher": "real.launcher_cases",
     "check_linearizable": "histories.linearizability",
     "is_bit_exact": "plans.determinism",
     "simulate": "running.decorator",
 }
 
 __all__ = [
+    "LAUNCHER_CASES",
     "Chaos",
     "ChaosPlan",
     "CleanupRunsWarning",
@@ -62,6 +67,7 @@ __all__ = [
     "Fired",
     "HangError",
     "History",
+    "LauncherSubject",
     "LivenessError",
     "Model",
     "NeverFired",
@@ -75,6 +81,7 @@ __all__ = [
     "UndecidedError",
     "UnfiredFault",
     "UnsupportedFault",
+    "check_launcher",
     "check_linearizable",
     "is_bit_exact",
     "simulate",

@@ -1,0 +1,251 @@
+"""What each launcher of hosts has to do, as cases that run against it: `check_launcher`.
+
+LC-1 A case enters what it is given as users do, and asks the processes there what runs, by which parents.
+LC-2 Whatever a case does to it, nothing of it is left afterwards, and it can be entered again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import trio
+
+from trimesh import limits
+from trimesh.actor.actor import Actor
+from trimesh.actor.endpoint import endpoint
+from trimesh.actor.host_mesh import HostMesh
+from trimesh.errors import HostLost, leaves
+
+Enter = Callable[[int], AbstractAsyncContextManager[HostMesh]]
+_LOOK_SECONDS: Final = 0.02
+
+
+@attrs.frozen
+class LauncherSubject:
+    """A launcher of hosts, as the cases use it.
+
+    Attributes:
+        enter: Takes a number of hosts, and returns what is entered: `lambda count: MyJob(count)`.
+        is_alive: Tells whether a process of a host lives: (name of the host, pid). None asks this machine, which is
+            right for hosts that are on it.
+        leftovers: Returns what of it is left when no block is open: names of queued jobs, folders; for the error.
+        kills: Whether it can end an agent that does not run any more (SIGSTOP). One whose agents are started by others
+            cannot.
+    """
+
+    enter: Enter
+    is_alive: Callable[[str, int], bool] | None = None
+    leftovers: Callable[[], Sequence[str]] | None = None
+    kills: bool = True
+
+    def lives(self, host: str, pid: int) -> bool:
+        """Tell whether a process lives."""
+        return Path(f"/proc/{pid}").exists() if self.is_alive is None else self.is_alive(host, pid)
+
+
+class Witness(Actor):
+    """Says what runs on its host, and does to the agent there what a case wants."""
+
+    @endpoint
+    async def pids(self) -> tuple[int, int, int]:
+        """Return the process ids of this process, of its spawner, and of the agent."""
+        return os.getpid(), os.getppid(), _parent_of(os.getppid())
+
+    @endpoint
+    async def shown(self) -> bytes:
+        """Return what the agent shows to others: its arguments and its first environment."""
+        agent = Path(f"/proc/{_parent_of(os.getppid())}")
+        return (agent / "cmdline").read_bytes() + (agent / "environ").read_bytes()
+
+    @endpoint
+    async def signal_agent(self, signum: int) -> None:
+        """Send the agent a signal."""
+        os.kill(_parent_of(os.getppid()), signum)
+
+    @endpoint
+    async def add(self, number: int) -> int:
+        """Return one more."""
+        return number + 1
+
+    @endpoint
+    async def sleep(self) -> None:
+        """Wait for ever."""
+        await trio.sleep_forever()
+
+
+def _parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+class _Seen:
+    """The processes that a case has seen, by the names of their hosts."""
+
+    def __init__(self, subject: LauncherSubject) -> None:
+        self._subject = subject
+        self._pids: list[tuple[str, int]] = []
+
+    def add(self, hosts: HostMesh, found: Sequence[tuple[int, int, int]]) -> None:
+        for host, pids in zip(hosts.names, found, strict=True):
+            self._pids += [(host, pid) for pid in pids]
+
+    async def check_gone(self) -> None:
+        """Check that none of them lives, soon after the block: a process that ends needs a moment."""
+        left = self._pids
+        with trio.move_on_after(limits.KILL_SECONDS):
+            while left := [one for one in left if self._subject.lives(*one)]:  # noqa: ASYNC110 - of other hosts, too
+                await trio.sleep(_LOOK_SECONDS)
+        assert not left, f"processes are left, host and pid of each: {left}"
+        names = [] if self._subject.leftovers is None else list(self._subject.leftovers())
+        assert not names, f"something is left: {names}"
+
+
+# ---- the cases -------------------------------------------------------------------------------------------------------
+
+
+async def _mesh(subject: LauncherSubject, seen: _Seen) -> None:
+    """Two hosts, each with one agent, whose processes are called like any others; entered twice."""
+    for _ in range(2):
+        async with subject.enter(2) as hosts, hosts.spawn_procs({"procs": 2}) as procs:
+            assert dict(hosts.extent) == {"hosts": 2}
+            assert len(hosts.names) == 2
+            assert all(hosts.names), hosts.names
+            async with procs.spawn("witnesses", Witness) as witnesses:
+                assert list(await witnesses.add.call(1)) == [2] * 4
+                pids = list(await witnesses.pids.call())
+                seen.add(hosts, pids[::2])
+                seen.add(hosts, pids[1::2])
+                agents = [agent for _, _, agent in pids]
+                assert agents[0] == agents[1]
+                assert agents[2] == agents[3]
+                assert (hosts.names[0], agents[0]) != (hosts.names[1], agents[2]), "two hosts have one agent"
+        await seen.check_gone()
+
+
+async def _secrets(subject: LauncherSubject, seen: _Seen) -> None:
+    """No token in the arguments or the environment of an agent."""
+    async with _witnesses(subject, 1) as (hosts, witnesses):
+        seen.add(hosts, list(await witnesses.pids.call()))
+        for shown in await witnesses.shown.call():
+            assert b"trimesh-join" not in shown, "the agent shows its token"
+
+
+async def _error(subject: LauncherSubject, seen: _Seen) -> None:
+    """An error of the body leaves the block as it is."""
+    error = ValueError("as the case wants it")
+    found: list[BaseException] = []
+    try:
+        async with _witnesses(subject, 2) as (hosts, witnesses):
+            seen.add(hosts, list(await witnesses.pids.call()))
+            raise error
+    except (ValueError, BaseExceptionGroup) as caught:
+        found = list(leaves(caught))
+    assert found == [error], found
+
+
+async def _cancel(subject: LauncherSubject, seen: _Seen) -> None:
+    """A cancel leaves the block."""
+    with trio.CancelScope() as scope:
+        async with _witnesses(subject, 2) as (hosts, witnesses):
+            seen.add(hosts, list(await witnesses.pids.call()))
+            scope.cancel()
+            await witnesses.sleep.call()
+    assert scope.cancelled_caught
+
+
+async def _cancelled_entry(subject: LauncherSubject, seen: _Seen) -> None:
+    """A cancel while it is entered, early and late, leaves nothing; it can be entered afterwards."""
+    for seconds in (0.0, 0.05, 0.3, 0.6):
+        with trio.move_on_after(seconds):
+            async with subject.enter(2):
+                pass
+        await seen.check_gone()
+    async with subject.enter(1) as hosts:
+        assert len(hosts) == 1
+
+
+async def _killed_agent(subject: LauncherSubject, seen: _Seen) -> None:
+    """An agent that was killed is one `HostLost`, with name and place; the other host is left in good order."""
+    lost = await _lost_by(subject, seen, signal.SIGKILL)
+    assert lost.reason in ("agent exit", "lease"), lost.reason
+
+
+async def _stopped_agent(subject: LauncherSubject, seen: _Seen) -> None:
+    """An agent that was stopped is lost after the lease, and killed."""
+    if subject.kills:
+        lost = await _lost_by(subject, seen, signal.SIGSTOP)
+        assert lost.reason == "lease", lost.reason
+
+
+async def _lost_by(subject: LauncherSubject, seen: _Seen, signum: int) -> HostLost:
+    names: Sequence[str] = ()
+    found: list[BaseException] = []
+    try:
+        async with _witnesses(subject, 2, 2) as (hosts, witnesses):
+            names = hosts.names
+            seen.add(hosts, list(await witnesses.pids.call())[::2])
+            await witnesses.slice(hosts=1, procs=0).signal_agent.call_one(signum)
+            await witnesses.sleep.call()
+    except BaseExceptionGroup as group:
+        found = list(leaves(group))
+    losses = {(error.host, error.point): error for error in found if isinstance(error, HostLost)}
+    assert len(losses) == 1, f"one host has to be lost, and be told as one failure, got {found}"
+    assert all(isinstance(error, HostLost) for error in found), f"a lost host is nothing but that, got {found}"
+    (lost,) = losses.values()
+    assert lost.host == names[1], lost.host
+    assert dict(lost.point or {}) == {"hosts": 1}, lost.point
+    return lost
+
+
+@asynccontextmanager
+async def _witnesses(
+    subject: LauncherSubject, count: int, procs_per_host: int = 1
+) -> AsyncGenerator[tuple[HostMesh, Any], None]:
+    async with (
+        subject.enter(count) as hosts,
+        hosts.spawn_procs({"procs": procs_per_host}) as procs,
+        procs.spawn("witnesses", Witness) as witnesses,
+    ):
+        yield hosts, witnesses
+
+
+Case = Callable[[LauncherSubject, _Seen], Awaitable[None]]
+_CASES: Final[dict[str, Case]] = {
+    "mesh": _mesh,
+    "secrets": _secrets,
+    "error": _error,
+    "cancel": _cancel,
+    "cancelled entry": _cancelled_entry,
+    "killed agent": _killed_agent,
+    "stopped agent": _stopped_agent,
+}
+
+LAUNCHER_CASES: Final = tuple(_CASES)
+"""Names of the cases of `check_launcher`."""
+
+
+def check_launcher(case: str, subject: LauncherSubject, *, timeout: float = 120.0) -> None:
+    """Run one case against a launcher of hosts; it starts real processes, by whatever the launcher is.
+
+    Args:
+        case: One of `LAUNCHER_CASES`.
+        subject: The launcher.
+        timeout: Seconds, after which the case has failed.
+
+    Raises:
+        AssertionError: The launcher does not do what it must; the text says what was found.
+        TooSlowError: The case has not ended.
+    """
+
+    async def run() -> None:
+        seen = _Seen(subject)
+        with trio.fail_after(timeout):
+            await _CASES[case](subject, seen)
+            await seen.check_gone()
+
+    trio.run(run)

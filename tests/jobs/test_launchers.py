@@ -1,0 +1,61 @@
+"""Each launcher passes the cases that all must pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.jobs import sshd
+from tests.jobs.joining import hosts_at_a_door
+
+pytest.importorskip("cryptography")
+
+from trimesh import jobs, limits
+from trimesh._native import tls
+from trimesh.testing import LAUNCHER_CASES, LauncherSubject, check_launcher
+
+pytestmark = [pytest.mark.real, pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])]
+
+
+@pytest.fixture(autouse=True)
+def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host is given up after a second: its agent, in a process of its own, has the lease of users."""
+    monkeypatch.setattr(limits, "HOST_LEASE_SECONDS", 1.0)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sshd.SSHServer]:
+    """An sshd for the tests of this file."""
+    one = sshd.SSHServer(tmp_path_factory.mktemp("sshd"))
+    yield one
+    one.close()
+
+
+@pytest.mark.parametrize("case", LAUNCHER_CASES)
+def test_local_agents(case: str) -> None:
+    """H1, H2, H4, H13: children of the program."""
+    check_launcher(case, LauncherSubject(jobs.LocalJob))
+
+
+@pytest.mark.skipif(sshd.missing() is not None, reason=sshd.missing() or "")
+@pytest.mark.parametrize("case", LAUNCHER_CASES)
+def test_agents_by_ssh(case: str, server: sshd.SSHServer) -> None:
+    """H1, H2, H4, H13: below an sshd."""
+    names = ["n1", "n2", "n3"]
+    check_launcher(case, LauncherSubject(lambda count: jobs.SSHJob(names[:count], options=server.options)))
+    server.wait_idle()
+
+
+@pytest.mark.parametrize("case", LAUNCHER_CASES)
+def test_agents_that_join(case: str) -> None:
+    """H1, H2, H4, H13: started by others."""
+    check_launcher(case, LauncherSubject(hosts_at_a_door, kills=False))
+
+
+@pytest.mark.parametrize("case", ["mesh", "killed agent"])
+def test_cases_can_fail(case: str) -> None:
+    """H13: a subject whose processes seem to live on, and one that has too few hosts."""
+    with pytest.raises((AssertionError, BaseExceptionGroup)):
+        check_launcher(case, LauncherSubject(jobs.LocalJob, is_alive=lambda _host, _pid: True))
+    with pytest.raises((AssertionError, BaseExceptionGroup)):
+        check_launcher(case, LauncherSubject(lambda _: jobs.LocalJob(1)))
