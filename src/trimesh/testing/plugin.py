@@ -192,6 +192,12 @@ def mesh() -> Any:
 
 
 @pytest.fixture
+def host_mesh() -> Any:
+    """The hosts of a mesh test with `hosts=`: a `HostMesh`, new for each seed."""
+    return Provided("host_mesh")
+
+
+@pytest.fixture
 def faults() -> Any:
     """Plans faults: `trimesh.testing.Faults`."""
     return Provided("faults")

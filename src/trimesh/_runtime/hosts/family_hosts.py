@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from trimesh._runtime.hosts.host_group import ManyHosts
-from trimesh._runtime.hosts.remote_host import RemoteHost
+from trimesh._runtime.hosts.host_group import JobHost, ManyHosts
 from trimesh._runtime.hosts.session_pipe import SessionPipe
 from trimesh._runtime.life.controller import lease_proc
 from trimesh._runtime.life.ownership import OwnedHost
@@ -87,13 +86,11 @@ async def open_hosts_proc(*, pickled: bool | None = None) -> AsyncGenerator[Proc
 
 @asynccontextmanager
 @trio.lowlevel.enable_ki_protection
-async def own_hosts(
-    proc: Proc, name: str, hosts: Sequence[RemoteHost], grace: float
-) -> AsyncGenerator[OwnedHost, None]:
+async def own_hosts(proc: Proc, name: str, hosts: Sequence[JobHost], grace: float) -> AsyncGenerator[OwnedHost, None]:
     """Run a block that owns what is spawned on hosts, and fails when one is lost that no mesh has a process on."""
     block = Block(proc, name, grace)
 
-    def lost(host: RemoteHost, loss: HostLoss) -> None:
+    def lost(host: JobHost, loss: HostLoss) -> None:
         if not host.is_loss_taken and not block.is_stopping:
             block.fail(loss())
 

@@ -2,23 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 import trio
 
-from trimesh._runtime.hosts.remote_host import OnExit, RemoteChild, RemoteHost
-from trimesh._runtime.peers.host import LaunchRequest
+from trimesh._runtime.peers.host import HostChild, LaunchRequest
+from trimesh._runtime.peers.losses import HostLoss
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._transport.interface.base import Link
 from trimesh.errors import SpawnError
 from trimesh.ids import ProcId
 
+OnExit = Callable[[ExitReport], None]
+
+
+class JobHost(Protocol):
+    """One host of a job, real or simulated; see `RemoteHost` and `Host`."""
+
+    name: str
+    loss: HostLoss | None
+    is_loss_taken: bool
+    on_lost: Callable[[HostLoss], None]
+
+    async def launch(self, request: LaunchRequest, on_exit: OnExit) -> HostChild:
+        """Start a process."""
+        ...
+
+    async def connect(self, target: ProcId) -> Link:
+        """Make a link to a process there."""
+        ...
+
+    async def exit_of(self, target: ProcId) -> ExitReport:
+        """Wait for the end of a process there."""
+        ...
+
+    async def flush_output(self) -> None:
+        """Wait until what was written there is shown."""
+
 
 class ManyHosts(msgspec.Struct, frozen=True):
     """Hosts in the order of a mesh, whose first dimensions are theirs; see `Host`."""
 
-    hosts: tuple[RemoteHost, ...]
+    hosts: tuple[JobHost, ...]
 
     @property
     def name(self) -> str:
@@ -34,7 +61,7 @@ class ManyHosts(msgspec.Struct, frozen=True):
         """Return some of them."""
         return ManyHosts(tuple(self.hosts[rank] for rank in ranks))
 
-    async def launch(self, request: LaunchRequest, on_exit: OnExit) -> RemoteChild:
+    async def launch(self, request: LaunchRequest, on_exit: OnExit) -> HostChild:
         """Start a process on the host of its rank; see `Host.launch`."""
         index = request.rank * len(self.hosts) // request.whole.base.nelements
         return await self.hosts[index].launch(request, on_exit)
@@ -67,6 +94,6 @@ class ManyHosts(msgspec.Struct, frozen=True):
                 nursery.start_soon(host.flush_output)
 
 
-def as_set(hosts: Sequence[RemoteHost]) -> Sequence[RemoteHost]:
+def as_set(hosts: Sequence[JobHost]) -> Sequence[JobHost]:
     """Return hosts, each once."""
     return list(dict.fromkeys(hosts))

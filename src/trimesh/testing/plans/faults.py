@@ -17,9 +17,11 @@ from trimesh._transport.native.fault_table import TableKey
 from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.actor.endpoint import Endpoint
 from trimesh.actor.proc_mesh import ProcMesh
+from trimesh.errors import ShapeError
 from trimesh.ids import ProcId
 from trimesh.shape.region import Region
 from trimesh.testing.plans.armed import ArmedSetup
+from trimesh.testing.plans.host_faults import OfHost
 from trimesh.testing.plans.places import coordinates
 from trimesh.testing.plans.plan import FaultPlan, Planned
 from trimesh.testing.plans.vocabulary import (
@@ -184,6 +186,10 @@ class Faults:
         """
         return OfTransfers(self, self.where(members), checked_count("nth", nth), checked_count("times", times))
 
+    def host(self, rank: int) -> OfHost:
+        """Choose a host of `simulate(hosts=)`: `faults.host(1).lose()`, `heal = faults.host(1).cut()`."""
+        return OfHost(self, rank)
+
     # ---- links -----------------------------------------------------------------------------------------------
 
     def link(self, a: Members, b: Members, *, direction: Direction = "both") -> OfLink:
@@ -236,7 +242,7 @@ class Faults:
         planned = self.executor.plan.add(fault, key)
         try:
             heal = self.executor.execute(planned)
-        except UnsupportedFault:
+        except (UnsupportedFault, ShapeError):
             self.executor.plan.planned.remove(planned)
             raise
         self._heals.append(heal)

@@ -14,6 +14,7 @@ An *executor* makes a record happen: `sim` in simulated processes, `proc` in rea
 | `ProcessorFault` | some processes compute for a while whenever an endpoint starts there |
 | `LoopLag` | some processes do nothing for a while |
 | `ResourceFault` | the system refuses memory or descriptors to some processes |
+| `HostFault` | a host of a simulated job is lost, or cut off until it is healed |
 | `TransferFault` | the nth transfer of a buffer that some processes make raises, or is late |
 """
 
@@ -264,7 +265,25 @@ class TransferFault:
         return f"transfer {self.where.text} nth={self.nth}: {effect}"
 
 
-Fault = (
+@attrs.frozen
+class HostFault:
+    """A host of a simulated job is lost, or hears and says nothing until it is healed.
+
+    Attributes:
+        host: Its rank among those of the job.
+        kind: "lose" or "cut".
+        direction: Of a cut: "a_to_b" is to the host, "b_to_a" from it.
+    """
+
+    host: int
+    kind: Literal["lose", "cut"]
+    direction: Direction = "both"
+
+    def __str__(self) -> str:
+        return f"host {self.host}: {self.kind}" + ("" if self.direction == "both" else f"({self.direction})")
+
+
+MemberFault = (
     EndpointFault
     | LostCall
     | Death
@@ -277,6 +296,9 @@ Fault = (
     | ResourceFault
     | TransferFault
 )
+"""What happens to members."""
+
+Fault = MemberFault | HostFault
 
 
 @attrs.frozen

@@ -320,6 +320,8 @@ async def _run(
     body: Callable[..., Awaitable[None]], wanted: Mapping[str, Any], options: SeededOptions, plan: FaultPlan, seed: int
 ) -> dict[str, int]:
     async with this_host().warm() as host:
+        if options.hosts:
+            raise UnsupportedFault("simulate(hosts=) is for simulation: enter a LocalJob in a test of real processes")
         with closing(RealExecutor(current_proc(), plan, secrets.token_hex(16), seed)) as executor:
             faults = Faults(executor, token=executor.token, table=executor.links.table.key)
             chaos = Chaos(faults, seed)

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar, cast
 
 import attrs
 
+from trimesh import limits
 from trimesh.testing.simulated.progress import STEPS_MAX
 from trimesh.testing.simulated.seeded_run import SeededOptions
 
@@ -38,6 +39,7 @@ class Simulated:
 def simulate(
     *,
     seeds: int = SEEDS_DEFAULT,
+    hosts: int = 0,
     per_host: Mapping[str, int] | None = None,
     sometimes: tuple[str, ...] = (),
     steps_max: int = STEPS_MAX,
@@ -50,21 +52,26 @@ def simulate(
 
     Args:
         seeds: How many; 0, 1, 2, ... `--mesh-seeds` overrides it.
-        per_host: Extent of the fixture `mesh`; by default `{"gpus": 2}`.
+        hosts: How many hosts there are in the fixture `host_mesh`, on which `mesh` is spawned; 0 for this one alone.
+        per_host: Extent of the fixture `mesh` on each host; by default `{"gpus": 2}`.
         sometimes: Names given to `chaos.sometimes` of which each must be reached under some seed.
         steps_max: Steps of tasks after which a run counts as hanging (`HangError`).
         **spawn: Further arguments of `spawn_procs` for the fixture `mesh`: grace, supervision, setup.
 
-    The test may ask for the fixtures `mesh`, `faults`, `fault_log` and `chaos`, and for those of pytest. It needs the
-    plugin `trimesh.testing.plugin`, which an installed trimesh brings.
+    The test may ask for the fixtures `mesh`, `host_mesh`, `faults`, `fault_log` and `chaos`, and for those of pytest.
+    It needs the plugin `trimesh.testing.plugin`, which an installed trimesh brings.
 
     Raises:
         TypeError: The test is no coroutine function.
-        ValueError: `seeds` is below 1.
+        ValueError: `seeds` is below 1, or `hosts` below 0.
     """
     if seeds < 1:
         raise ValueError(f"simulate needs at least one seed, got seeds={seeds!r}")
-    simulated = Simulated(seeds, tuple(sometimes), SeededOptions(dict(per_host or {"gpus": 2}), spawn, steps_max))
+    if not 0 <= hosts <= limits.JOB_HOSTS_MAX:
+        raise ValueError(f"hosts= is a number from 0 to {limits.JOB_HOSTS_MAX}, got {hosts!r}")
+    simulated = Simulated(
+        seeds, tuple(sometimes), SeededOptions(dict(per_host or {"gpus": 2}), spawn, steps_max, hosts)
+    )
 
     def decorate(test: F) -> F:
         if not inspect.iscoroutinefunction(cast("Any", test)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import signal
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import Protocol
 
@@ -37,6 +37,13 @@ from trimesh.testing.plans.vocabulary import Place
 from trimesh.testing.simulated.dropping import drop_tasks
 
 
+class SimMachine(Protocol):
+    """A host of a simulated job, as its processes know it."""
+
+    name: str
+    loss: HostLoss | None
+
+
 @attrs.define(eq=False)
 class SimChild:
     """A simulated process.
@@ -49,6 +56,7 @@ class SimChild:
         report: How it ended, or None while it lives.
         place: Its process mesh and rank, the same for all incarnations.
         label: `mesh{coordinates}`, for people.
+        host: Of a job, or None for that of the controller.
         children: Those that it has started, living or not.
     """
 
@@ -57,6 +65,7 @@ class SimChild:
     proc_id: ProcId
     on_exit: Callable[[ExitReport], None]
     owner: SimChild | None
+    host: SimMachine | None = None
     link: Link = attrs.field(init=False)
     place: Place = None
     label: str = ""
@@ -69,17 +78,22 @@ class SimChild:
     @property
     def host_name(self) -> str:
         """Name of its host."""
-        return "simulated"
+        return "simulated" if self.host is None else self.host.name
 
     @property
     def loss(self) -> HostLoss | None:
-        """None: there is one host."""
-        return None
+        """How its host was lost, if its owner is elsewhere."""
+        return self.host.loss if self.host is not None and self.is_far else None
+
+    @property
+    def is_far(self) -> bool:
+        """Whether its owner is on another host."""
+        return self.host is not None and self.owner is None
 
     @property
     def lease(self) -> str:
         """Name of the limit of its silence."""
-        return "LEASE_SECONDS"
+        return "FAR_LINK_LEASE_SECONDS" if self.is_far else "LEASE_SECONDS"
 
     def signal(self, signum: int) -> None:
         """End the process: SIGTERM and SIGKILL both end it at once, without clean-up."""
@@ -164,6 +178,7 @@ class World:
         children: Every process that was ever started, by id.
         seed: Of all ids.
         sites, watcher: Where a test looks and interferes.
+        host_of: The host of each place on one of a job.
     """
 
     nursery: trio.Nursery
@@ -173,6 +188,7 @@ class World:
     pickled: bool = True
     network: MemoryNetwork = attrs.field(factory=MemoryNetwork)
     children: dict[ProcId, SimChild] = attrs.field(factory=dict[ProcId, SimChild])
+    host_of: dict[Place, SimMachine] = attrs.field(factory=dict[Place, SimMachine])
     _ends: dict[ProcId, list[tuple[ProcId, MemoryLink]]] = attrs.field(
         factory=dict["ProcId", "list[tuple[ProcId, MemoryLink]]"]
     )
@@ -228,6 +244,15 @@ class World:
             link.abort()
         self.transport(proc_id).end()
 
+    def links_to(self, there: Collection[ProcId]) -> list[tuple[ProcId, MemoryLink]]:
+        """Return the ends of links to some processes that others have, each with its owner."""
+        return [
+            (owner, link)
+            for owner, ends in self._ends.items()
+            for peer, link in ends
+            if peer in there and owner not in there and not link.is_down
+        ]
+
     def quiet_pairs(self) -> list[tuple[ProcId, ProcId]]:
         """Return the pairs (sender, receiver) that have a link, and nothing of the sender's is on its wire."""
         found: dict[tuple[ProcId, ProcId], bool] = {}
@@ -254,8 +279,10 @@ class SimHost:
         """Name of the machine."""
         return "simulated"
 
-    async def launch(self, request: LaunchRequest, on_exit: Callable[[ExitReport], None]) -> SimChild:
-        """Start a simulated process; see `Host.launch`."""
+    async def launch(
+        self, request: LaunchRequest, on_exit: Callable[[ExitReport], None], machine: SimMachine | None = None
+    ) -> SimChild:
+        """Start a simulated process; see `Host.launch`. It is on its owner's host unless another one is named."""
         await trio.lowlevel.checkpoint()
         watcher = self.world.watcher
         point = request.whole.point(request.rank)
@@ -266,8 +293,11 @@ class SimHost:
             raise SpawnError(f"{label}: no link to the new process could be made: {error}") from error
         child_proc = self.world.make_proc(request.proc_id, self.proc.proc_id)
         owner = self.world.children.get(self.proc.proc_id)
-        child = SimChild(self.world, self.world.new_pid(), request.proc_id, on_exit, owner)
+        machine = machine or (None if owner is None else owner.host)
+        child = SimChild(self.world, self.world.new_pid(), request.proc_id, on_exit, owner, machine)
         child.place, child.label = (request.whole.mesh, request.rank), label
+        if machine is not None:
+            child_proc.host_name, self.world.host_of[child.place] = machine.name, machine
         child_proc.pid = child.pid
         self.world.children[request.proc_id] = child
         if owner is not None:

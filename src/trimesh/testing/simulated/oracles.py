@@ -11,6 +11,7 @@
     OR-7  The incarnation at one place only grows, and nothing is taken from one that is known to be gone.
     OR-8  When nothing is under way, nothing is left: no call, no message, no load; when the run is over, no actor,
           process, task or channel either.
+    OR-9  What runs on a host of a job has ended when the controller gives the host up, if the host has not heard it.
 
 They see frames and starts; the tables of the runtime are looked at twice: when the body of the test has ended, and
 when the run is over (OR-6, OR-8).

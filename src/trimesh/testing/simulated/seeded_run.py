@@ -18,13 +18,14 @@ from trimesh.testing.plans.chaos import Chaos
 from trimesh.testing.plans.determinism import run_seeded, virtual_clock
 from trimesh.testing.plans.faults import Faults
 from trimesh.testing.simulated.host import open_world
+from trimesh.testing.simulated.job_host import open_simulated_hosts
 from trimesh.testing.simulated.progress import HANG_SECONDS, STEPS_MAX, Progress, what_it_waits_for
 from trimesh.testing.simulated.simulation import Simulation
 
 UNWIND_SECONDS: Final = 60.0
 """Virtual time in which what a killed process leaves behind unwinds: its waits for acknowledgements, and its grace."""
 
-PROVIDED: Final = ("mesh", "faults", "fault_log", "chaos")
+PROVIDED: Final = ("mesh", "host_mesh", "faults", "fault_log", "chaos")
 """What a body may ask for by the names of its parameters."""
 
 
@@ -33,14 +34,16 @@ class SeededOptions:
     """What a simulated test is run with.
 
     Attributes:
-        per_host: Extent of the fixture `mesh`.
+        per_host: Extent of the fixture `mesh`, on each host.
         spawn: Further arguments of its `spawn_procs`.
         steps_max: Steps of tasks after which it hangs.
+        hosts: How many there are in the job of the fixture `host_mesh`; 0 for none, but this one.
     """
 
     per_host: Mapping[str, int]
     spawn: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
     steps_max: int = STEPS_MAX
+    hosts: int = 0
 
 
 class HangError(AssertionError):
@@ -132,8 +135,12 @@ async def _run_body(
     given: dict[str, Any] = {"faults": faults, "fault_log": simulation.plan.log, "chaos": chaos}
     try:
         async with AsyncExitStack() as stack:
+            machine = this_host()
+            if options.hosts:
+                opened = open_simulated_hosts(simulation, options.hosts)
+                machine = given["host_mesh"] = await stack.enter_async_context(opened)
             if "mesh" in wanted:
-                spawning = this_host().spawn_procs(options.per_host, **options.spawn)
+                spawning = machine.spawn_procs(options.per_host, **options.spawn)
                 faults.mesh = given["mesh"] = await stack.enter_async_context(spawning)
             arguments = {name: given.get(name, value) for name, value in wanted.items()}
             try:

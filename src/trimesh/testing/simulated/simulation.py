@@ -26,6 +26,7 @@ from trimesh._runtime.values.endpoint_spec import EndpointKind, EndpointSpec
 from trimesh._transport.in_memory.transport import MemoryLink
 from trimesh._transport.interface.base import DownReason, Link, LinkDown
 from trimesh._wire import messages
+from trimesh.errors import ShapeError
 from trimesh.ids import AGENT, ProcId
 from trimesh.testing.plans.determinism import stream
 from trimesh.testing.plans.failing_starts import FailingStarts
@@ -40,9 +41,11 @@ from trimesh.testing.plans.vocabulary import (
     ClockFault,
     Death,
     EndpointFault,
+    HostFault,
     LinkFault,
     LoopLag,
     LostCall,
+    MemberFault,
     Partition,
     Place,
     ProcessorFault,
@@ -55,6 +58,7 @@ from trimesh.testing.simulated.deadlines import Deadlines
 from trimesh.testing.simulated.files import SimFiles
 from trimesh.testing.simulated.guards import guarded
 from trimesh.testing.simulated.host import SimChild, World
+from trimesh.testing.simulated.job_host import SimJobHost
 from trimesh.testing.simulated.oracles import Oracles
 from trimesh.testing.simulated.random import SimRandom
 from trimesh.testing.simulated.threads import SimThreads
@@ -89,6 +93,7 @@ class Simulation:
         oracles: What must hold.
         world: The processes.
         wire: The links between them.
+        hosts: Of the job of this run, if it has one.
     """
 
     seed: int
@@ -114,13 +119,14 @@ class Simulation:
     _killed: bool
     _felled: set[ProcId]
     _helpers: list[trio.CancelScope]
+    hosts: list[SimJobHost]
 
     def __init__(self, seed: int, *, left_out: frozenset[str] = frozenset()) -> None:
         self.seed = seed
         self.trace = Trace(seed)
         self.plan = FaultPlan(left_out=left_out)
         self.oracles = Oracles()
-        self._deadlines = Deadlines(self.oracles, self._proc, self._drifts, self._start_soon)
+        self._deadlines = Deadlines(self.oracles, self._proc, self._drifts, self.start_soon)
         self._injector = Injector(self._fired_in_actor)
         self._time = SimTime(self.place_of, self._sleep)
         self._files = SimFiles()
@@ -137,17 +143,18 @@ class Simulation:
         self._killed = False
         self._felled = set()
         self._helpers = []
+        self.hosts = []
 
     def prepare(self, world: World) -> None:
         """Take a world that has no process yet."""
         self.world = world
         world.sites, world.watcher = self, self
         draw = stream(self.seed, "wire")
-        self.wire = SimWire(draw, draw.choice(JITTERS), self.place_of, self._start_soon)
+        self.wire = SimWire(draw, draw.choice(JITTERS), self.place_of, self.start_soon)
         world.network.delivery = self.wire
         world.network.memory.chunk_seconds = self._move_seconds
 
-    def _start_soon(self, function: Callable[..., Awaitable[object]], *args: Any) -> None:
+    def start_soon(self, function: Callable[..., Awaitable[object]], *args: Any) -> None:
         """Start a task of the simulation itself, which is no task of any process."""
         scope = trio.CancelScope()
         self._helpers.append(scope)
@@ -291,11 +298,13 @@ class Simulation:
             proc.on_gone.append(lambda gone: self._gone(owner, gone))
         # The owner of a process holds a lease on it, and no other process does.
         starter = None if child is None else child.owner
-        owns = child is not None and (starter.proc_id if starter is not None else self._controller) == owner
-        self.wire.add(Wired(owner, peer, link, (lambda down: proc.link_down(link, down)) if owns else None))
+        owns = child is not None and (starter.proc_id if starter is not None else self.controller) == owner
+        lease = "LEASE_SECONDS" if child is None else child.lease
+        self.wire.add(Wired(owner, peer, link, (lambda down: proc.link_down(link, down)) if owns else None, lease))
 
     @property
-    def _controller(self) -> ProcId:
+    def controller(self) -> ProcId:
+        """The process that the test runs in."""
         return ProcId(1)
 
     def ended(self, child: SimChild) -> None:
@@ -320,7 +329,7 @@ class Simulation:
     def judge_loads(self) -> None:
         """Look at what the processes believe to be under way, while the mesh is still there."""
         living = [child.proc_id for child in self.world.children.values() if child.report is None]
-        for proc_id in (self._controller, *living):
+        for proc_id in (self.controller, *living):
             self.oracles.judge_loads(self.world.proc(proc_id))
         quiet = self.world.quiet_pairs()
         for one, other in quiet:
@@ -335,7 +344,7 @@ class Simulation:
 
     def judge(self) -> None:
         """Look back at the run: what the oracles have to say, then what was planned and has not fired."""
-        lived = [self._controller]
+        lived = [self.controller]
         lived += [child.proc_id for child in self.world.children.values() if self._has_lived(child)]
         self.oracles.judge_calls(lived, self._severed)
         alive = [child.label for child in self.world.children.values() if child.report is None]
@@ -344,7 +353,7 @@ class Simulation:
         if len(self.world.nursery.child_tasks) > 1:
             tasks = sorted(task.name for task in self.world.nursery.child_tasks)
             self.oracles.breach("OR-8", f"tasks are left: {tasks}")
-        self.oracles.judge_tables(self.world.proc(self._controller), is_over=True)
+        self.oracles.judge_tables(self.world.proc(self.controller), is_over=True)
         self.oracles.check()
         self.plan.check()
 
@@ -355,6 +364,15 @@ class Simulation:
         fault = planned.fault
         if planned.is_left_out:
             return _healed
+        return self._at_host(planned, fault) if isinstance(fault, HostFault) else self._at_members(planned, fault)
+
+    def _at_host(self, planned: Planned, fault: HostFault) -> Heal:
+        if not 0 <= fault.host < len(self.hosts):
+            raise ShapeError(f"there are {len(self.hosts)} hosts, see simulate(hosts=), got host {fault.host}")
+        self.fire(planned.index, "host", self.hosts[fault.host].name)
+        return self.hosts[fault.host].begin(fault)
+
+    def _at_members(self, planned: Planned, fault: MemberFault) -> Heal:
         match fault:
             case EndpointFault() | LostCall():
                 self._injector.rules.append(Rule(planned.index, fault))
@@ -383,6 +401,10 @@ class Simulation:
             case LoopLag():
                 self.fire(planned.index, "loop", fault.where.text)
                 return self._stick(fault.where.places, fault.seconds)
+
+    def fell(self, child: SimChild) -> None:
+        """Note that a process ends by a fault."""
+        self._felled.add(child.proc_id)
 
     def _kill(self, planned: Planned, fault: Death) -> Heal:
         kind, number = parse_how(fault.how)
@@ -429,7 +451,7 @@ class Simulation:
                 one()
 
         if seconds is not None:
-            self._start_soon(_heal_after, seconds, heal)
+            self.start_soon(_heal_after, seconds, heal)
         return heal
 
     def _part(self, planned: Planned, fault: Partition) -> Heal:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import attrs
 import trio
@@ -22,6 +23,19 @@ from trimesh.ids import ProcId
 from trimesh.testing.plans.vocabulary import LinkFault, Place
 
 FATES = {"drop": Fate.LOST, "reset": Fate.LOST, "duplicate": Fate.REPEATED, "corrupt": Fate.DAMAGED}
+
+
+class Held(Protocol):
+    """Why nothing passes between some places."""
+
+    @property
+    def ends_lease(self) -> bool:
+        """Whether heartbeats of links are held, too."""
+        ...
+
+    def covers(self, source: Place, target: Place) -> bool:
+        """Tell whether what `source` sends to `target` is held."""
+        ...
 
 
 @attrs.frozen(eq=False)
@@ -82,12 +96,14 @@ class Wired:
         owner, peer: Whose end it is, and who is at the other.
         link: The end.
         on_lease: Tells the owner that the peer's lease has run out; None where no lease is held.
+        lease: Name of its limit.
     """
 
     owner: ProcId
     peer: ProcId
     link: MemoryLink
     on_lease: Callable[[LinkDown], None] | None = None
+    lease: str = "LEASE_SECONDS"
     silent_since: float | None = None
 
 
@@ -107,7 +123,7 @@ class SimWire(Delivery):
     place_of: Callable[[ProcId], Place]
     start_soon: Callable[..., None]
     _wired: list[Wired] = attrs.field(factory=list[Wired])
-    _holds: list[Hold] = attrs.field(factory=list[Hold])
+    _holds: list[Held] = attrs.field(factory=list["Held"])
     _disturbances: list[_Disturbance] = attrs.field(factory=list[_Disturbance])
 
     def fate(self, source: ProcId, target: ProcId, lane: Lane, size: int) -> Fate:
@@ -151,7 +167,7 @@ class SimWire(Delivery):
         self._wired.append(wired)
         self._look(wired)
 
-    def hold(self, hold: Hold) -> Callable[[], None]:
+    def hold(self, hold: Held) -> Callable[[], None]:
         """Let nothing pass; return what lets it pass again."""
         self._holds.append(hold)
         self._look_at_all()
@@ -191,7 +207,7 @@ class SimWire(Delivery):
             self.start_soon(self._expire, wired, wired.silent_since)
 
     async def _expire(self, wired: Wired, since: float) -> None:
-        await trio.sleep(limits.LEASE_SECONDS)
+        await trio.sleep(getattr(limits, wired.lease))
         if wired.silent_since == since and not wired.link.is_down and wired.on_lease is not None:
             wired.link.abort()
             wired.on_lease(LinkDown(DownReason.LEASE))

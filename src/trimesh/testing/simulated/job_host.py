@@ -1,0 +1,247 @@
+"""The hosts of a simulated job: each has its processes, and is lost, or cut off, as a whole.
+
+What a session between hosts and its two leases do is kept here: while a host is cut off, nothing passes, and what was
+sent arrives when it is healed in time. After `AGENT_LEASE_SECONDS` without a word from the controller everything on the
+host ends; after `HOST_LEASE_SECONDS` without one from the host the controller gives it up.
+
+SJ-1 What a host that was given up has sent is not delivered when it is healed.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from trimesh import limits
+from trimesh._runtime.hosts import ManyHosts, own_hosts
+from trimesh._runtime.life import JobHosts
+from trimesh._runtime.peers.host import LaunchRequest
+from trimesh._runtime.peers.losses import HostLoss
+from trimesh._runtime.system.exits import ExitReport
+from trimesh._transport.interface.base import DownReason, Link, LinkDown
+from trimesh.actor.host_mesh import HostMesh
+from trimesh.config import current
+from trimesh.errors import SpawnError
+from trimesh.ids import ProcId
+from trimesh.shape.extent import Extent
+from trimesh.shape.point import Point
+from trimesh.shape.region import Region
+from trimesh.testing.plans.vocabulary import HostFault, Place
+from trimesh.testing.simulated.host import SimChild, SimHost
+
+if TYPE_CHECKING:
+    from trimesh.testing.simulated.simulation import Simulation
+
+Heal = Callable[[], None]
+
+
+@attrs.frozen(eq=False)
+class Cut:
+    """Nothing passes between one host and everything else, in some direction; see `Hold`."""
+
+    host: SimJobHost
+    fault: HostFault
+    ends_lease: bool = False
+
+    def covers(self, source: Place, target: Place) -> bool:
+        """Tell whether what `source` sends to `target` is held."""
+        leaves, comes = self.host.has(source), self.host.has(target)
+        return leaves != comes and (self.holds_from_it if leaves else self.holds_to_it)
+
+    @property
+    def holds_to_it(self) -> bool:
+        """Whether nothing comes to the host."""
+        return self.fault.direction != "b_to_a"
+
+    @property
+    def holds_from_it(self) -> bool:
+        """Whether nothing leaves it."""
+        return self.fault.direction != "a_to_b"
+
+
+class SimJobHost:
+    """One host of a simulated job; see `JobHost`.
+
+    Attributes:
+        name: Of the machine.
+        rank, point: Its place among the hosts of the job.
+        loss: How it was lost; None while it is not.
+        is_loss_taken: Whether processes ran there, so that their meshes have the loss.
+        on_lost: Called once, when it is lost, after those have been told.
+    """
+
+    def __init__(self, simulation: Simulation, inner: SimHost, rank: int, point: Point) -> None:
+        self.name = f"simulated/{rank}"
+        self.rank = rank
+        self.point = point
+        self.loss: HostLoss | None = None
+        self.is_loss_taken = False
+        self.on_lost: Callable[[HostLoss], None] = lambda _: None
+        self._simulation = simulation
+        self._inner = inner
+        self._hooks: dict[ProcId, Callable[[ExitReport], None]] = {}
+        self._has_agent = True
+        self._cuts: list[Cut] = []
+        self._reachable = trio.Event()
+        self._reachable.set()
+
+    def has(self, place: Place) -> bool:
+        """Return whether the processes of a place are here."""
+        return self._simulation.world.host_of.get(place) is self
+
+    # ---- as a host -------------------------------------------------------------------------------------------
+
+    async def launch(self, request: LaunchRequest, on_exit: Callable[[ExitReport], None]) -> SimChild:
+        """Start a process; see `Host.launch`. It waits while the host is cut off."""
+        await self._reachable.wait()
+        self._check(f"cannot start a process on {self.name}")
+
+        def told(report: ExitReport) -> None:
+            if self._has_agent:  # who else would tell
+                hook = self._hooks.pop(request.proc_id, None)
+                if hook is not None:
+                    hook(report)
+
+        self._hooks[request.proc_id] = on_exit
+        try:
+            return await self._inner.launch(request, told, self)
+        except BaseException:
+            self._hooks.pop(request.proc_id, None)
+            raise
+
+    async def connect(self, target: ProcId) -> Link:
+        """Make a link to a process of the family; see `Host.connect`."""
+        await self._reachable.wait()
+        self._check(f"cannot connect to process {target} on {self.name}")
+        return await self._inner.connect(target)
+
+    def _check(self, what: str) -> None:
+        if self.loss is not None:
+            raise SpawnError(f"{what}: {self.loss.text}")
+
+    async def exit_of(self, target: ProcId) -> ExitReport:
+        """Wait for the end of a process; see `Host.exit_of`."""
+        return await self._inner.exit_of(target)
+
+    def retire(self) -> None:
+        """Nothing: the host stays for as long as its job."""
+
+    async def flush_output(self) -> None:
+        """Do nothing: a simulated process writes to the streams of the test itself."""
+
+    # ---- the end ---------------------------------------------------------------------------------------------
+
+    def lose(self, reason: str, text: str) -> None:
+        """Learn that the host is lost; see `RemoteHost.lose`."""
+        if self.loss is not None:
+            return
+        if self._has_agent and all(cut.holds_to_it for cut in self._cuts):
+            self._look_for_living(reason)
+        self.loss = HostLoss(self.name, reason, text, self.point)
+        self._reachable.set()
+        hooks, self._hooks = self._hooks, {}
+        self.is_loss_taken = bool(hooks)
+        self.end_agent()
+        for proc_id, hook in hooks.items():
+            hook(ExitReport.unknown(proc_id, ended_at=0))
+        self._end_links()
+        self.on_lost(self.loss)
+
+    def _end_links(self) -> None:
+        """End all links of others to what was here, as the end of the session does, whatever is on its way (SJ-1)."""
+        world = self._simulation.world
+        for owner, link in world.links_to({child.proc_id for child in self._children()}):
+            link.abort()
+            world.proc(owner).link_down(link, LinkDown(DownReason.EOF))
+
+    def _look_for_living(self, reason: str) -> None:
+        if reason == "lease" and any(child.report is None for child in self._children()):
+            self._simulation.oracles.breach("OR-9", f"{self.name} was given up, and its processes live")
+
+    def end_agent(self) -> None:
+        """End everything here; nothing tells anything of it any more."""
+        self._has_agent = False
+        for child in self._children():
+            self._simulation.fell(child)
+            child.die(signum=signal.SIGKILL)
+
+    def _children(self) -> list[SimChild]:
+        return [child for child in self._simulation.world.children.values() if child.host is self]
+
+    # ---- faults ----------------------------------------------------------------------------------------------
+
+    def begin(self, fault: HostFault) -> Heal:
+        """Make a fault happen; return what heals it."""
+        if fault.kind == "lose":
+            self.end_agent()
+            self.lose("agent exit", "its agent has ended (simulated)")
+            return _healed
+        cut = Cut(self, fault)
+        self._cuts.append(cut)
+        self._reachable = trio.Event()
+        release = self._simulation.wire.hold(cut)
+        scope = trio.CancelScope()
+        if self.loss is None:
+            self._simulation.start_soon(self._run_leases, cut, scope)
+
+        def heal() -> None:
+            if cut not in self._cuts:
+                return
+            self._cuts.remove(cut)
+            scope.cancel(reason="the cut is healed")
+            if not self._has_agent:
+                self.lose("agent exit", "its agent has ended: it had heard nothing for its lease")
+            if not self._cuts:
+                self._reachable.set()
+            release()
+
+        return heal
+
+    async def _run_leases(self, cut: Cut, scope: trio.CancelScope) -> None:
+        """Let the two leases run while a cut lasts; a side that has given up is silent, too."""
+        began = trio.current_time()
+        agent_ends = began + limits.AGENT_LEASE_SECONDS
+        given_up = began + limits.HOST_LEASE_SECONDS
+        if not cut.holds_to_it:
+            agent_ends = given_up + limits.AGENT_LEASE_SECONDS
+        if not cut.holds_from_it:
+            given_up = agent_ends + limits.HOST_LEASE_SECONDS
+        with scope:
+            ends = [(agent_ends, self._agent_lease_ends), (given_up, self._give_up)]
+            for at, end in sorted(ends, key=lambda one: one[0]):
+                await trio.sleep_until(at)
+                end()
+
+    def _agent_lease_ends(self) -> None:
+        if self._has_agent:
+            self.end_agent()
+
+    def _give_up(self) -> None:
+        self.lose("lease", f"nothing was heard of its agent for {limits.HOST_LEASE_SECONDS:g} s")
+
+
+def _healed() -> None:
+    """Heal what is over at once."""
+
+
+@asynccontextmanager
+async def open_simulated_hosts(simulation: Simulation, count: int) -> AsyncGenerator[HostMesh, None]:
+    """Enter a job of some simulated hosts.
+
+    Args:
+        simulation: The run.
+        count: How many hosts.
+    """
+    world = simulation.world
+    proc = world.proc(simulation.controller)
+    inner = SimHost(world, proc)
+    whole = Region(Extent(hosts=count))
+    hosts = [SimJobHost(simulation, inner, rank, whole.point(rank)) for rank in range(count)]
+    simulation.hosts = hosts
+    async with own_hosts(proc, "hosts", hosts, current().grace) as owned:
+        yield HostMesh(owned, JobHosts(whole, whole, {}, ManyHosts(tuple(hosts))))

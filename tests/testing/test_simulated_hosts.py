@@ -1,0 +1,164 @@
+"""Hosts of a simulated job: what meshes on them do while hosts are cut off, and when they are lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from trimesh import Actor, HostLost, Isolate, MeshErrorGroup, ShapeError, current_rank, endpoint, leaves, limits, origin
+from trimesh.testing import simulate
+
+
+class Counter(Actor):
+    """Counts, so that what is lost or comes twice is seen."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @endpoint
+    async def add(self) -> int:
+        self.count += 1
+        return self.count
+
+    @endpoint
+    async def rank(self) -> int:
+        return current_rank()
+
+    @endpoint
+    async def sleep(self) -> None:
+        await trio.sleep_forever()
+
+    @endpoint
+    async def add_to(self, other: Counter, times: int) -> list[int]:
+        """Call a member of another mesh so often."""
+        return [await other.add.call_one() for _ in range(times)]
+
+
+@simulate(seeds=20, hosts=3, per_host={"gpus": 2})
+async def test_mesh_over_simulated_hosts_has_their_coordinates(mesh: Any, host_mesh: Any) -> None:
+    """H14: the same mesh over hosts as a job gives."""
+    assert dict(mesh.extent) == {"hosts": 3, "gpus": 2}
+    async with mesh.spawn("counters", Counter) as counters:
+        assert list(await counters.rank.call()) == list(range(6))
+        assert list(await counters.slice(hosts=1).add.call()) == [1, 1]
+    async with host_mesh.slice(hosts=2).spawn_procs({"cpus": 1}) as procs, procs.spawn("c", Counter) as others:
+        assert dict(others.extent) == {"cpus": 1}
+
+
+@simulate(seeds=40, hosts=2, per_host={"gpus": 2}, sometimes=("calls waited for the connection",))
+async def test_short_cut_loses_and_doubles_nothing(mesh: Any, faults: Any, chaos: Any) -> None:
+    """H3: a host that is cut off for less than the leases gets what was sent, once, in order, and no process ends."""
+    async with mesh.spawn("counters", Counter) as counters:
+        one, other = counters.slice(hosts=0, gpus=0), counters.slice(hosts=1, gpus=1)
+        counts = list[int]()
+        between = list[int]()
+
+        async def call() -> None:
+            for _ in range(20):
+                counts.append(await other.add.call_one())
+                await trio.sleep(0.1)
+
+        async def call_between() -> None:
+            between.extend(await other.add_to.call_one(one, 20))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call)
+            nursery.start_soon(call_between)
+            for direction in ("both", "a_to_b", "b_to_a"):
+                before = len(counts)
+                heal = faults.host(1).cut(direction)
+                await trio.sleep(0.9 * limits.AGENT_LEASE_SECONDS)
+                chaos.sometimes("calls waited for the connection", len(counts) <= before + 1)
+                heal()
+                await trio.sleep(0.5)
+        assert counts == list(range(1, 21))
+        assert between == list(range(1, 21))
+
+
+@simulate(seeds=40, hosts=3)
+async def test_long_cut_is_one_lost_host_and_nothing_runs_there(host_mesh: Any, faults: Any) -> None:
+    """H2, H4: the host's side has ended before the program gives it up; one failure, with its place."""
+    with pytest.raises(MeshErrorGroup) as caught:
+        async with host_mesh.spawn_procs({"gpus": 2}) as procs, procs.spawn("counters", Counter) as counters:
+            began = trio.current_time()
+            faults.host(1).cut()
+            try:
+                await counters.sleep.call()
+            finally:
+                assert trio.current_time() - began == pytest.approx(limits.HOST_LEASE_SECONDS, abs=0.2)
+    (lost,) = leaves(caught.value)
+    where = origin(lost)
+    assert isinstance(lost, HostLost)
+    assert (lost.reason, lost.host, dict(lost.point or {})) == ("lease", "simulated/1", {"hosts": 1})
+    assert where is not None
+    assert where.host == "simulated/1"
+
+
+@simulate(seeds=40, hosts=2)
+async def test_cut_between_the_leases_is_the_end_of_the_agent(host_mesh: Any, faults: Any) -> None:
+    """H2: healed after the host's side has ended and before the program's has, it is known at once."""
+    with pytest.raises(MeshErrorGroup) as caught:
+        async with host_mesh.spawn_procs({"gpus": 1}) as procs, procs.spawn("counters", Counter):
+            heal = faults.host(0).cut()
+            await trio.sleep((limits.AGENT_LEASE_SECONDS + limits.HOST_LEASE_SECONDS) / 2)
+            healed = trio.current_time()
+            heal()
+            try:
+                await trio.sleep_forever()
+            finally:
+                assert trio.current_time() - healed < 0.2
+    (lost,) = leaves(caught.value)
+    assert isinstance(lost, HostLost)
+    assert lost.reason == "agent exit"
+
+
+@simulate(seeds=40, hosts=3, per_host={"gpus": 2}, supervision=Isolate())
+async def test_mesh_that_isolates_its_dead_goes_on_without_a_lost_host(mesh: Any, faults: Any) -> None:
+    """H4: nothing stale is delivered when the cut is healed, and the others count on."""
+    async with mesh.spawn("counters", Counter) as counters:
+        rest = [counters.slice(hosts=host, gpus=gpu) for host in (0, 2) for gpu in (0, 1)]
+        under_way = list[str]()
+
+        async def add(number: int) -> None:
+            try:
+                await counters.slice(hosts=1, gpus=number % 2).add.call_one()
+            except HostLost as lost:
+                under_way.append(lost.reason or "")
+
+        heal = faults.host(1).cut()
+        async with trio.open_nursery() as nursery:
+            for number in range(6):
+                nursery.start_soon(add, number)
+            await trio.sleep(limits.HOST_LEASE_SECONDS + 1)
+            heal()
+        assert under_way == ["lease"] * 6
+        assert [await one.add.call_one() for one in rest] == [1] * 4
+        with pytest.raises(HostLost):
+            await counters.slice(hosts=1, gpus=0).add.call_one()
+
+
+@simulate(seeds=40, hosts=2)
+async def test_lost_agent_is_one_failure(host_mesh: Any, faults: Any) -> None:
+    """H4: told when it happens; the other host takes further meshes until the block of the job is left."""
+    with pytest.raises(MeshErrorGroup) as caught:
+        async with host_mesh.spawn_procs({"gpus": 2}) as procs, procs.spawn("counters", Counter) as counters:
+            with trio.move_on_after(0.5):
+                await counters.sleep.call()
+            faults.host(1).lose()
+            await counters.sleep.call()
+    (lost,) = leaves(caught.value)
+    assert isinstance(lost, HostLost)
+    assert (lost.reason, dict(lost.point or {})) == ("agent exit", {"hosts": 1})
+    async with host_mesh.slice(hosts=0).spawn_procs({"gpus": 2}) as procs, procs.spawn("c", Counter) as counters:
+        assert list(await counters.add.call()) == [1, 1]
+
+
+@simulate(seeds=10, hosts=2)
+async def test_fault_of_a_host_that_is_not_there_is_refused(mesh: Any, faults: Any) -> None:
+    with pytest.raises(ShapeError, match="there are 2 hosts"):
+        faults.host(2).cut()
+    with pytest.raises(ValueError, match="a direction is one of"):
+        faults.host(0).cut("sideways")
+    assert len(mesh) == 4
