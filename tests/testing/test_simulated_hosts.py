@@ -38,7 +38,7 @@ class Counter(Actor):
 
 @simulate(seeds=20, hosts=3, per_host={"gpus": 2})
 async def test_mesh_over_simulated_hosts_has_their_coordinates(mesh: Any, host_mesh: Any) -> None:
-    """H14: the same mesh over hosts as a job gives."""
+    """H1: the same mesh over hosts as a job gives."""
     assert dict(mesh.extent) == {"hosts": 3, "gpus": 2}
     async with mesh.spawn("counters", Counter) as counters:
         assert list(await counters.rank.call()) == list(range(6))

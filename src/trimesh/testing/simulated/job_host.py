@@ -41,7 +41,7 @@ Heal = Callable[[], None]
 
 
 @attrs.frozen(eq=False)
-class Cut:
+class HostCut:
     """Nothing passes between one host and everything else, in some direction; see `Hold`."""
 
     host: SimJobHost
@@ -86,7 +86,7 @@ class SimJobHost:
         self._inner = inner
         self._hooks: dict[ProcId, Callable[[ExitReport], None]] = {}
         self._has_agent = True
-        self._cuts: list[Cut] = []
+        self._cuts: list[HostCut] = []
         self._reachable = trio.Event()
         self._reachable.set()
 
@@ -181,7 +181,7 @@ class SimJobHost:
             self.end_agent()
             self.lose("agent exit", "its agent has ended (simulated)")
             return _healed
-        cut = Cut(self, fault)
+        cut = HostCut(self, fault)
         self._cuts.append(cut)
         self._reachable = trio.Event()
         release = self._simulation.wire.hold(cut)
@@ -202,7 +202,7 @@ class SimJobHost:
 
         return heal
 
-    async def _run_leases(self, cut: Cut, scope: trio.CancelScope) -> None:
+    async def _run_leases(self, cut: HostCut, scope: trio.CancelScope) -> None:
         """Let the two leases run while a cut lasts; a side that has given up is silent, too."""
         began = trio.current_time()
         agent_ends = began + limits.AGENT_LEASE_SECONDS

@@ -25,7 +25,7 @@ from trimesh.testing.plans.vocabulary import LinkFault, Place
 FATES = {"drop": Fate.LOST, "reset": Fate.LOST, "duplicate": Fate.REPEATED, "corrupt": Fate.DAMAGED}
 
 
-class Held(Protocol):
+class WireHold(Protocol):
     """Why nothing passes between some places."""
 
     @property
@@ -123,7 +123,7 @@ class SimWire(Delivery):
     place_of: Callable[[ProcId], Place]
     start_soon: Callable[..., None]
     _wired: list[Wired] = attrs.field(factory=list[Wired])
-    _holds: list[Held] = attrs.field(factory=list["Held"])
+    _holds: list[WireHold] = attrs.field(factory=list["WireHold"])
     _disturbances: list[_Disturbance] = attrs.field(factory=list[_Disturbance])
 
     def fate(self, source: ProcId, target: ProcId, lane: Lane, size: int) -> Fate:
@@ -167,7 +167,7 @@ class SimWire(Delivery):
         self._wired.append(wired)
         self._look(wired)
 
-    def hold(self, hold: Held) -> Callable[[], None]:
+    def hold(self, hold: WireHold) -> Callable[[], None]:
         """Let nothing pass; return what lets it pass again."""
         self._holds.append(hold)
         self._look_at_all()
