@@ -17,6 +17,7 @@ from tests.observe.victims import Worker
 from tests.patience import HANG_SECONDS
 
 from trimesh import configured, limits, observe, this_host
+from trimesh._native import tls
 from trimesh._runtime.recording import run_folders
 from trimesh._runtime.recording.folder import clean_up
 from trimesh.errors import ConnectError, leaves
@@ -85,6 +86,7 @@ def victim(way: str) -> Generator[Victim, None, None]:
         ("slow", "left behind", "workers[gpus=2]"),
         ("left", "left behind", "workers[gpus=1]"),
         ("deadlock", "deadlock", "workers[gpus="),
+        ("leaks", "memory", "procs[gpus=2]"),
     ],
 )
 def test_culprit_of_a_run_that_hung_is_named(
@@ -103,6 +105,59 @@ def test_culprit_of_a_run_that_hung_is_named(
     said = capfd.readouterr().out
     assert f"run {one.pid}  " in said
     assert f"culprit: {found.cause.text}" in said
+
+
+def said_until(capfd: pytest.CaptureFixture[str], parts: tuple[str, ...], *arguments: str) -> list[str]:
+    """Repeat a command until it says all of some texts; return its lines."""
+    ends_at = time.monotonic() + HANG_SECONDS
+    while True:
+        capfd.readouterr()
+        run(arguments)
+        said = capfd.readouterr().out
+        if all(part in said for part in parts):
+            return said.splitlines()
+        assert time.monotonic() < ends_at, said
+
+
+def test_rank_that_has_left_a_collective_is_seen_while_the_run_lives(capfd: pytest.CaptureFixture[str]) -> None:
+    """Q1, Q2: the others are in it, with one stack for all; it is in none."""
+    with victim("left") as one:
+        pid = ("--pid", str(one.pid))
+        [stack] = [line for line in said_until(capfd, ("main thread x3",), "stack", *pid) if "main thread x3" in line]
+        assert "procs[gpus=1]" not in stack
+        assert "procs[gpus=0], procs[gpus=2], procs[gpus=3]" in stack
+        lines = said_until(capfd, ("in meet_in_c",), "calls", *pid)
+        assert not [line for line in lines if "workers[gpus=1].meet_in_c" in line]
+
+
+def test_leak_in_one_rank_is_seen_while_the_run_lives(capfd: pytest.CaptureFixture[str]) -> None:
+    """Q1: the memory of each process is shown."""
+    with victim("leaks") as one:
+        ends_at = time.monotonic() + HANG_SECONDS
+        while time.monotonic() < ends_at:
+            capfd.readouterr()
+            run(["ps", "--json", "--pid", str(one.pid)])
+            [seen] = json.loads(capfd.readouterr().out)
+            sizes = {proc["name"]: proc["memory_bytes"] >> 20 for proc in seen["procs"]}
+            if sizes["procs[gpus=2]"] > 300:
+                break
+    assert max(sizes, key=lambda name: sizes[name]) == "procs[gpus=2]"
+    assert sizes["procs[gpus=2]"] > 300 > 3 * sizes["procs[gpus=1]"]
+
+
+def test_host_that_was_lost_is_named() -> None:
+    """Q7: by the error that has left the block."""
+    if not tls.library()[0]:
+        pytest.skip(tls.library()[1])
+    with victim("loses a host") as one:
+        assert one.wait() == 1
+        found = observe.autopsy(pid=one.pid)
+
+    assert found.ended == "error"
+    assert found.error.startswith("HostLost")
+    assert "agent" in found.cause.text
+    [controller] = [proc for proc in found.procs if not proc.mesh]
+    assert controller.state == "ended"
 
 
 def test_stuck_process_is_shown_with_its_stack_and_calls() -> None:

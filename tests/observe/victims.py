@@ -7,11 +7,12 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import trio
 
-from trimesh import Actor, current_point, endpoint, this_host
+from trimesh import Actor, current_point, endpoint, jobs, this_host
 
 
 class Worker(Actor):
@@ -24,6 +25,16 @@ class Worker(Actor):
     @endpoint
     async def wait(self) -> None:
         await trio.sleep_forever()
+
+    @endpoint
+    async def leak(self) -> None:
+        self.kept = b"x" * (300 << 20)
+        await trio.sleep_forever()
+
+    @endpoint
+    def agent(self) -> int:
+        """Return the agent of this host, whose child is the spawner of this process."""
+        return int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1])
 
     @endpoint
     def compute(self) -> None:
@@ -78,6 +89,8 @@ async def hang(workers: Any, way: str) -> None:
                 nursery.start_soon(workers.slice(gpus=2).compute.call_one)
             case "holds the GIL":
                 nursery.start_soon(workers.slice(gpus=1).hold_the_gil.call_one)
+            case "leaks":
+                nursery.start_soon(workers.slice(gpus=2).leak.call_one)
             case "slow":
                 nursery.start_soon(workers.step.call, 2)
             case "left":
@@ -101,5 +114,19 @@ async def main(way: str) -> None:
         await hang(workers, way)
 
 
+async def main_on_hosts() -> None:
+    """Lose a host: its agent is killed while its processes are called."""
+    async with jobs.LocalJob(2) as hosts, hosts.spawn_procs({"gpus": 1}) as procs:
+        workers = await procs.spawn("workers", Worker)
+        print(*(await workers.rank.call()).values(), flush=True)
+        agents = list((await workers.agent.call()).values())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(workers.wait.call)
+            os.kill(agents[1], signal.SIGKILL)
+
+
 if __name__ == "__main__":
-    trio.run(main, sys.argv[1])
+    if sys.argv[1] == "loses a host":
+        trio.run(main_on_hosts)
+    else:
+        trio.run(main, sys.argv[1])

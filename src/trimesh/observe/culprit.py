@@ -6,6 +6,7 @@ CU-2 Of a call to many members, the few that have not come out of it are, or the
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
@@ -19,6 +20,9 @@ from trimesh.observe.waiting import WaitGraph
 
 _ENDS: Final = ("Died", "Failed", "GaveUp", "Unacknowledged")
 _MENDED: Final = ("Restarted", "Started")
+_GROWN: Final = 3
+_GROWN_BYTES: Final = 64 << 20
+"""Of its mesh the process counts that has three times the memory of the others, and so much more."""
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,8 +30,9 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: "died" (a member), "raised" (an error has left the outermost block), "deadlock", "stuck" (a process whose
-            loop did not run), "left behind" (members that have not come out of a call, or have alone), "waiting" (what
-            all others waited for), "stopped" (by a signal of the keyboard, while nothing of that was seen), or "none".
+            loop did not run), "left behind" (members that have not come out of a call, or have alone), "memory" (a
+            process with far more than the others), "waiting" (what all others waited for), "stopped" (by Ctrl-C,
+            while nothing of that was seen), or "none".
         name: The culprit: a process or actor, as `ps` shows it; empty for none.
         call: What it did: `mesh[label=0].endpoint`; empty if that is not known.
         text: For people: one sentence.
@@ -62,7 +67,7 @@ def cause_of(
     is_interrupted = left_by.startswith("KeyboardInterrupt")
     found = _died(records, events) or (None if is_interrupted or not left_by else _raised(records, left_by))
     found = found or _deadlock(snapshot) or _stuck(records, snapshot, events, states)
-    found = found or _left_behind(records, snapshot) or _waited_for(snapshot)
+    found = found or _left_behind(records, snapshot) or _grown(records) or _waited_for(snapshot)
     if found is not None:
         return found
     if is_interrupted:
@@ -80,7 +85,9 @@ def _died(records: RunRecords, events: Sequence[flight.SeenEvent]) -> Cause | No
         if event.kind in ("Died", "GaveUp") and last[event.name] not in _MENDED:
             ran = _running_in(records, event)
             doing = f", while it ran {ran}" * bool(ran)
-            text = f"{event.name} has died first: {event.text}{doing}"
+            grown = _grown(records)
+            large = f"; {grown.text}" if grown is not None and grown.name == event.name else ""
+            text = f"{event.name} has died first: {event.text}{doing}{large}"
             return Cause(kind="died", name=event.name, call=ran, text=text)
     for one in events:
         event = one.event
@@ -213,6 +220,22 @@ def _member(records: RunRecords, call_id: str) -> str:
         if call.name is not None and f"{call.caller:x}" == caller and str(call.call) == number:
             return observed.label_of(call.name.mesh, call.name.point)
     return records.flights[proc_id].head.proc.name
+
+
+def _grown(records: RunRecords) -> Cause | None:
+    """Find the process that had far more memory than the others of its mesh when it last looked."""
+    seen = defaultdict[str, dict[str, int]](dict)
+    for one in records.flights.values():
+        views = [record.view.proc.memory_bytes for record in one.records if isinstance(record, flight.SeenView)]
+        if views and one.head.proc.mesh:
+            seen[one.head.proc.mesh][one.head.proc.name] = views[-1]
+    for sizes in seen.values():
+        usual = statistics.median_low(sizes.values())
+        name = max(sizes, key=lambda one: sizes[one])
+        if len(sizes) > 2 and sizes[name] > max(_GROWN * usual, usual + _GROWN_BYTES):
+            text = f"{name} had {sizes[name] >> 20} MiB of memory, where others of its mesh had {usual >> 20} MiB"
+            return Cause(kind="memory", name=name, text=text)
+    return None
 
 
 def _waited_for(snapshot: RunSnapshot) -> Cause | None:

@@ -3,6 +3,8 @@
 AP-1 The last look of a process at itself, its rows of calls, which are newer, and its events make one picture: that of
      the moment at which the last sign of life of any process was written.
 AP-2 A process without such a sign for longer than two looks before that moment did not run.
+AP-3 Deaths that the controller has seen just before it was killed itself are of one end: what kills all kills in some
+     order.
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ from trimesh._wire import flight, observed
 from trimesh.observe.culprit import Cause, cause_of, name_of
 from trimesh.observe.flights import RunRecords, find_records
 from trimesh.observe.merging import RunSnapshot, merge
+
+_END_SECONDS: Final = 1.0
+"""In which all processes of a run that is killed end."""
 
 _OUTCOMES: Final = {
     flight.RUNNING: "running",
@@ -131,7 +136,8 @@ def examine(records: RunRecords) -> Autopsy:
     root = records.root
     left = None if root is None else next((one for one in root.records if isinstance(one, flight.LeftBlock)), None)
     names = {proc_id: one.head.proc.name for proc_id, one in records.flights.items()}
-    dead = {(one.event.name, one.event.incarnation) for one in events if one.event.kind == "Died"}
+    earlier = _before_the_end(records, events, last_at) if left is None else events
+    dead = {(one.event.name, one.event.incarnation) for one in earlier if one.event.kind == "Died"}
     procs = {proc_id: _dead_proc(records, proc_id, signs[proc_id], last_at, names, dead) for proc_id in records.flights}
     left_by = "" if left is None else left.error
     ended_calls = _ended_calls(records)
@@ -148,7 +154,7 @@ def examine(records: RunRecords) -> Autopsy:
         error=left_by,
         begun_at=min(one.head.started_at for one in records.flights.values()),
         last_at=last_at,
-        cause=cause_of(records, snapshot, events, states, left_by),
+        cause=cause_of(records, snapshot, earlier, states, left_by),
         procs=tuple(sorted(procs.values(), key=lambda one: (order[one.state], one.parent != "", one.name))),
         events=tuple(one.event for one in events),
         snapshot=snapshot,
@@ -160,6 +166,14 @@ def _last_sign(one: flight.Flight) -> float:
     times = [one.head.started_at, one.ended_at, *(call.at for call in one.calls[-1:])]
     times += [record.event.at if isinstance(record, flight.SeenEvent) else record.at for record in one.records]
     return max(times)
+
+
+def _before_the_end(records: RunRecords, events: list[flight.SeenEvent], last_at: float) -> list[flight.SeenEvent]:
+    """Return the events without the deaths that belong to the end of a run that was killed (AP-3)."""
+    if records.is_running:
+        return events
+    starts = last_at - _END_SECONDS
+    return [one for one in events if one.event.kind != "Died" or one.event.at < starts]
 
 
 def _events(records: RunRecords) -> list[flight.SeenEvent]:
