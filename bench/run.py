@@ -34,6 +34,7 @@ WORKLOADS = [
     "round_trip",
     "pipeline",
     "in_flight",
+    "services",
     "mesh_call",
     "payload",
     "fan_out",

@@ -24,6 +24,18 @@ class Sleeper(Actor):
         await trio.sleep_forever()
 
 
+class Hanger(Actor):
+    """Serves many calls that never end, and others beside them."""
+
+    @endpoint(group="pids")
+    async def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint(concurrency=64)
+    async def sleep(self) -> None:
+        await trio.sleep_forever()
+
+
 class Memory(Actor):
     """Has memory for others, and reads theirs."""
 

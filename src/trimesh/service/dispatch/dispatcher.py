@@ -90,7 +90,7 @@ class Dispatcher:
     def take(self) -> list[tuple[PoolRequest, Replica]]:
         """Return the requests that replicas may run now, each with its replica; they count as running."""
         taken: list[tuple[PoolRequest, Replica]] = []
-        while not self.pauses:
+        while not self.pauses and self.waiting.count:
             serving = self.serving()
             candidates = [one for one in serving if one.has_room]
             request = self._next(candidates)
@@ -151,8 +151,11 @@ class Dispatcher:
 
     def _release(self) -> None:
         """Let requests of sessions go elsewhere whose replica does not serve."""
+        pinned = self.waiting.pinned()
+        if not pinned:
+            return
         indices = {one.index for one in self.serving()}
-        for index in self.waiting.pinned():
+        for index in pinned:
             if index not in indices:
                 self.waiting.release(index)
 

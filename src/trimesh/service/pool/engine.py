@@ -80,6 +80,7 @@ class PoolEngine:
     def __init__(self, mesh: ActorMesh, views: list[ActorMesh], dispatcher: Dispatcher) -> None:
         self.mesh = mesh
         self.views = views
+        self._sizes = [len(view) for view in views]
         self.dispatcher = dispatcher
         self.counts = Counts()
         self.arrivals: deque[PoolCall] = deque()
@@ -98,8 +99,9 @@ class PoolEngine:
         getattr(self.mesh, name)  # raises `AttributeError` that names the endpoints
         if self.is_closed:
             raise MeshStopped(self._closed_text)
+        size = estimate_bytes((args, kwargs)) if args or kwargs else 0
         request = PoolRequest(
-            args, kwargs, priority=options.priority, cost=options.cost, size=estimate_bytes((args, kwargs)),
+            args, kwargs, priority=options.priority, cost=options.cost, size=size,
             group=options.group, session=options.session,
         )  # fmt: skip
         call = PoolCall(name, request)
@@ -164,7 +166,7 @@ class PoolEngine:
                 continue
             begun = trio.current_time()
             try:
-                result = await self._run_on(self.views[index], call)
+                result = await self._run_on(index, call)
             except Exception as error:
                 if not self._is_end_of(call, error):
                     self.dispatcher.end(request, trio.current_time() - begun)
@@ -177,9 +179,9 @@ class PoolEngine:
             self.dispatcher.end(request, trio.current_time() - begun)
             return result
 
-    async def _run_on(self, view: ActorMesh, call: PoolCall) -> Any:
-        endpoint: Endpoint[..., Any] = getattr(view, call.name)
-        if len(view) == 1:
+    async def _run_on(self, index: int, call: PoolCall) -> Any:
+        endpoint: Endpoint[..., Any] = getattr(self.views[index], call.name)
+        if self._sizes[index] == 1:
             return await endpoint.call_one(*call.request.args, **call.request.kwargs)
         results = await endpoint.call(*call.request.args, **call.request.kwargs)
         return next(iter(results.values()))
@@ -254,7 +256,7 @@ class PoolEngine:
 
     def _look(self, index: int) -> bool:
         """Return whether to send to a replica: not if it has died and another one lives."""
-        if len(self.views[index].alive()) == len(self.views[index]):
+        if len(self.views[index].alive()) == self._sizes[index]:
             return True
         self._see_down(index)
         return not any(replica.is_up and not replica.is_drained for replica in self.dispatcher.replicas)
@@ -274,7 +276,7 @@ class PoolEngine:
             await self._down.wait()
             await trio.sleep(limits.POOL_LOOK_SECONDS)
             for index in sorted(self._dead):
-                if len(self.views[index].alive()) == len(self.views[index]):
+                if len(self.views[index].alive()) == self._sizes[index]:
                     self._dead.discard(index)
                     self.judge(index)
             if not self._dead:
