@@ -21,18 +21,20 @@ from trimesh.tensor.ops.fallbacks import Fallbacks, fallbacks
 from trimesh.tensor.ops.function import RemoteFunction, call_on_shard_and_fetch, remote
 from trimesh.tensor.ops.global_tensor import distribute, placements, redistribute, replicate
 from trimesh.tensor.ops.gradients import grad_generator
-from trimesh.tensor.ops.modules import module_to_mesh, optimizer_to_mesh
 from trimesh.tensor.ops.publishing import rdma_buffers
 from trimesh.tensor.ops.reduction import reduce, reduce_
 from trimesh.tensor.ops.references import rref
 from trimesh.tensor.ops.seeding import get_rng_state, manual_seed, set_rng_state
 from trimesh.tensor.ops.state_publication import Publication, publication
 from trimesh.tensor.ops.traffic import Collectives, Traffic, traffic
+from trimesh.tensor.ops.training.modules import module_to_mesh, optimizer_to_mesh
 from trimesh.tensor.ops.training.pipeline import Pipeline
+from trimesh.tensor.ops.trees import slice_mesh, to_mesh
 from trimesh.tensor.parallel.explanation import Explanation
 from trimesh.tensor.parallel.plan import ParallelPlan
 from trimesh.tensor.protocol.errors import RecordingError
 from trimesh.tensor.protocol.placement import Placements
+from trimesh.tensor.session.activation import no_mesh
 from trimesh.tensor.session.mesh import activate
 
 _assemble()
@@ -62,6 +64,7 @@ __all__ = [
     "load_checkpoint",
     "manual_seed",
     "module_to_mesh",
+    "no_mesh",
     "optimizer_to_mesh",
     "placements",
     "publication",
@@ -75,5 +78,7 @@ __all__ = [
     "save_checkpoint",
     "set_rng_state",
     "show",
+    "slice_mesh",
+    "to_mesh",
     "traffic",
 ]

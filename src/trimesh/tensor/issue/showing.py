@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeVar, overload
 
 import torch
+from torch.utils import _pytree as pytree
 
 from trimesh._runtime.tasks import in_trio
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.issue.fetching import checked, fetch, fetch_shard, values_now
 from trimesh.tensor.issue.plot import check_plot
 from trimesh.tensor.issue.plot import plot as draw
+
+T = TypeVar("T")
 
 
 def text_now(tensor: MeshTensor) -> str:
@@ -76,11 +79,11 @@ async def show(tensor: torch.Tensor, *, plot: bool | str | os.PathLike[str] = Fa
     return text
 
 
-async def inspect(tensor: torch.Tensor, coordinates: Mapping[str, int] | None = None, /, **coords: int) -> torch.Tensor:
+async def inspect(tree: T, coordinates: Mapping[str, int] | None = None, /, **coords: int) -> T:
     """Return what one rank has of a mesh tensor, of the first one unless it is told; for a look while debugging.
 
     Args:
-        tensor: The tensor.
+        tree: The tensor, or any nesting of lists, tuples and dicts with some; anything else in it stays.
         coordinates: Of the rank; 0 along the dimensions that are left out.
         **coords: The same, by keyword.
 
@@ -90,9 +93,14 @@ async def inspect(tensor: torch.Tensor, coordinates: Mapping[str, int] | None = 
 
     Blocking: a checkpoint, cancellable; the ranks go on.
     """
-    extent = checked(tensor)._held.team.region.extent
-    where = {**dict.fromkeys(extent, 0), **(coordinates or {}), **coords}
-    found: torch.Tensor = await in_trio(fetch_shard)(tensor, where)
+    leaves, shape = pytree.tree_flatten(tree)
+    if not any(isinstance(leaf, MeshTensor) for leaf in leaves):
+        checked(tree)
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, MeshTensor):
+            where = {**dict.fromkeys(leaf._held.team.region.extent, 0), **(coordinates or {}), **coords}
+            leaves[index] = await in_trio(fetch_shard)(leaf, where)
+    found: T = pytree.tree_unflatten(leaves, shape)
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any, Final
@@ -52,6 +52,17 @@ def nothing_active() -> Generator[None]:
         yield
     finally:
         _active.reset(token)
+
+
+def no_mesh() -> AbstractContextManager[None]:
+    """Return a block in which torch's factories make ordinary tensors, whatever mesh is active around it.
+
+    Example:
+        >>> with procs.activate():
+        ...     with trimesh.tensor.no_mesh():
+        ...         here = torch.zeros(3)
+    """
+    return nothing_active()
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -12,8 +12,8 @@ from torch import nn
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import ShapeError
 from trimesh.tensor.ops.global_tensor import distribute
-from trimesh.tensor.ops.modules import module_to_mesh
 from trimesh.tensor.ops.movement import to_mesh
+from trimesh.tensor.ops.training.modules import module_to_mesh
 from trimesh.tensor.parallel.plan import ParallelPlan
 from trimesh.tensor.parallel.schedule import Schedule, issue_order
 from trimesh.tensor.protocol.placement import Cut
