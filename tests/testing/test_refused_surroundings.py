@@ -122,3 +122,23 @@ async def test_test_itself_may_do_all_of_it(tmp_path):
         thread = threading.Thread(target=int)
         thread.start()
         thread.join()
+
+
+class Engine(trimesh.aio.Actor):
+    """Is a program of asyncio."""
+
+    @endpoint
+    async def answer(self) -> int:
+        return 42
+
+
+@simulate(seeds=2, per_host={"gpus": 2})
+async def test_actor_of_asyncio_is_refused_in_words(mesh):
+    """The mesh goes on, and has nothing of it."""
+    with pytest.raises(trimesh.MeshErrorGroup) as caught:
+        await mesh.spawn("engines", Engine)
+    for leaf in trimesh.leaves(caught.value):
+        assert isinstance(leaf, RuntimeError)
+        assert "must be one of Trio" in str(leaf)
+    program = await mesh.spawn("programs", Program)
+    assert len(program.alive()) == 2

@@ -150,8 +150,9 @@ async def lease() -> LoopThread:
     proc = current_proc()
     if proc.is_simulated:
         raise RuntimeError(
-            "an actor in a simulation must be one of Trio, got one of trimesh.aio.Actor, whose thread has a clock of "
-            "its own: test it over processes"
+            "an actor in a simulation must be one of Trio, got one of trimesh.aio.Actor, whose loop has a thread and a "
+            'clock of its own: test it over real processes, `@pytest.mark.mesh_backend("proc")`, or call what it '
+            "computes from an actor of Trio"
         )
     thread = cast("LoopThread | None", proc.above.get(LoopThread))
     if thread is None or thread.has_ended:

@@ -10,10 +10,10 @@ from trimesh.blocking.body import body_of
 from trimesh.blocking.handle import FacedObject
 from trimesh.blocking.work import wait_now
 from trimesh.errors import Origin
-from trimesh.rdma import buffers
+from trimesh.rdma.buffers import buffer
 
 
-class RDMABuffer(FacedObject["buffers.buffer.RDMABuffer"]):
+class RDMABuffer(FacedObject["buffer.RDMABuffer"]):
     """Memory of this process that others may reach; see `trimesh.RDMABuffer`. Sent to an actor it is that.
 
     One that an endpoint has returned, or was given, has this form by `tb.face(buffer)`. Waits end as those of calls do:
@@ -29,13 +29,13 @@ class RDMABuffer(FacedObject["buffers.buffer.RDMABuffer"]):
     """
 
     def __init__(self, data: Any, *, writable: bool = True) -> None:
-        super().__init__(wait_now(lambda: buffers.buffer.RDMABuffer(data, writable=writable)))
+        super().__init__(wait_now(lambda: buffer.RDMABuffer(data, writable=writable)))
 
     @classmethod
-    def of(cls, inner: buffers.buffer.RDMABuffer) -> Self:
+    def of(cls, inner: buffer.RDMABuffer) -> Self:
         """Return the form without `await` of a buffer, or a handle on one."""
         self = cls.__new__(cls)
-        FacedObject.__init__(self, inner)
+        super(RDMABuffer, self).__init__(inner)
         return self
 
     @property

@@ -13,7 +13,7 @@ from trimesh.blocking.channel import Port
 from trimesh.blocking.handle import FacedObject
 from trimesh.blocking.host_mesh import HostMesh
 from trimesh.blocking.proc_mesh import ProcMesh
-from trimesh.rdma import buffers
+from trimesh.rdma.buffers import buffer
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Actor)
@@ -26,7 +26,7 @@ def face(handle: host_mesh.HostMesh) -> HostMesh: ...
 @overload
 def face(handle: channels.Port[T]) -> Port[T]: ...
 @overload
-def face(handle: buffers.buffer.RDMABuffer) -> RDMABuffer: ...
+def face(handle: buffer.RDMABuffer) -> RDMABuffer: ...
 @overload
 def face(handle: A) -> type[A]: ...
 def face(handle: Any) -> Any:
@@ -50,8 +50,8 @@ def face(handle: Any) -> Any:
         case host_mesh.HostMesh():
             return HostMesh(handle)
         case channels.Port():
-            return Port(handle)  # pyright: ignore[reportUnknownArgumentType]
-        case buffers.buffer.RDMABuffer():
+            return Port(handle)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        case buffer.RDMABuffer():
             return RDMABuffer.of(handle)
         case _:
             raise TypeError(

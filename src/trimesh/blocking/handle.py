@@ -125,7 +125,9 @@ def itself(value: T) -> T:
 
 def inner_of(value: Any) -> Any:
     """Return what an argument of a call stands for, if it stands for something of `trimesh`."""
-    return value._inner if isinstance(value, FacedObject) else value  # noqa: SLF001
+    if not isinstance(value, FacedObject):
+        return value
+    return value._inner  # noqa: SLF001  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 def home_of(value: Any) -> AnyBody | None:
