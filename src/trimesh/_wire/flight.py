@@ -280,7 +280,7 @@ def _names(area: memoryview) -> Iterator[CallName]:
 
 def _calls(area: memoryview, names: list[CallName], unix_offset: float) -> Iterator[FlightCall]:
     rows = len(area) // ROW_BYTES
-    found = list(ROW.iter_unpack(area))
+    found: list[tuple[float, int, int, int, int]] = list(ROW.iter_unpack(area))
     newest = max((row[4] for at, row in enumerate(found) if row[4] % rows == at), default=0)
     for at, (came_at, caller, call, name, number) in enumerate(found):
         outcome = name >> 24

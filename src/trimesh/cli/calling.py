@@ -47,7 +47,8 @@ def wait_lines(snapshot: RunSnapshot) -> Iterator[str]:
             continue
         where = f", {one_line(call.at)}" if call.at else ""
         state = states.get(call.proc, "running")
-        process = "" if state == "running" else f", its process is {state}"
+        is_said = state == "running" or "its process is" in call.at  # where it is not known where the call runs
+        process = "" if is_said else f", its process is {state}"
         yield (
             f"{clean(call.name)}.{clean(call.endpoint)} waits for no call: {call.state} for {duration(call.age)}"
             f"{process}{where}; {one.waiters} calls wait for it"
