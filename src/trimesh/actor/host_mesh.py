@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import builtins
 import os
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from socket import gethostname
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
@@ -52,6 +53,29 @@ class HostServices(Protocol):
         grace: float | None,
     ) -> ValueMesh[int]:
         """Run a command on each host."""
+        ...
+
+    def forward(self, hosts: HostMesh, local: int, remote: int | str) -> AbstractAsyncContextManager[Forwarded]:
+        """Let a port of this machine lead to one of a host."""
+        ...
+
+
+class Forwarded(Protocol):
+    """A port of this machine that leads to one of a host, while its block is open.
+
+    Attributes:
+        port: Number of the port on 127.0.0.1.
+        connections: How many are open.
+        failures: The last reasons why the host could not connect to its service.
+    """
+
+    port: int
+    connections: int
+    failures: deque[str]
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as `127.0.0.1:8888`."""
         ...
 
 
@@ -271,6 +295,30 @@ class HostMesh:
         """
         work = partial(_services().run, self, command, output=output, env=env, cwd=cwd, check=check, grace=grace)
         return await in_trio(work)()
+
+    def forward(self, *, local: int = 0, remote: int | str) -> Spawning[Forwarded]:
+        """Let a port of this machine lead to one of a host: `async with hosts.slice(hosts=0).forward(remote=8888):`.
+
+        Each connection to the port of 127.0.0.1 is one from the host to the service, its bytes by the links of the
+        mesh: both ways, each ended by itself, and held while they are not read. Where the host cannot connect the
+        connection is reset, and `failures` says why. Leaving the block resets what is open.
+
+        Args:
+            local: Port on 127.0.0.1, for this machine alone; 0 lets the system choose: `as forwarded`, `.port`.
+            remote: Port of the host's 127.0.0.1, or `"name:port"` as the host sees it.
+
+        Raises:
+            ValueError: On entering: these are several hosts, or a port is none.
+            OSError: On entering, in a `MeshErrorGroup`: the local port cannot be had.
+            MeshErrorGroup: The host was lost.
+
+        Blocking: no checkpoint; entering and leaving are.
+        """
+
+        async def adopt() -> Forwarded:
+            raise RuntimeError("a forwarded port needs a block: write `async with host.forward(...) as forwarded:`")
+
+        return Spawning(f"forward(remote={remote!r})", lambda: _services().forward(self, local, remote), adopt)
 
     def __repr__(self) -> str:
         if self._hosts is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trimesh._runtime.system import Bind
 from trimesh._supervision.policy import Policy
 from trimesh.actor import host_mesh
-from trimesh.actor.host_mesh import Env, Output, Pickle
+from trimesh.actor.host_mesh import Env, Forwarded, Output, Pickle
 from trimesh.blocking.body import AnyBody
 from trimesh.blocking.proc_mesh import ProcMesh
 from trimesh.blocking.spawning import Spawning
@@ -116,6 +116,14 @@ class HostMesh:
         """
         work = functools.partial(self._inner.run, command, output=output, env=env, cwd=cwd, check=check, grace=grace)
         return wait(work, self._home)
+
+    def forward(self, *, local: int = 0, remote: int | str) -> Spawning[Forwarded]:
+        """Let a port of this machine lead to one of a host: `with hosts.slice(hosts=0).forward(remote=8888):`.
+
+        See `trimesh.HostMesh.forward`.
+        """
+        make = functools.partial(self._inner.forward, local=local, remote=remote)
+        return Spawning(f"forward(remote={remote!r})", make, lambda forwarded, _: forwarded, self._home)
 
     def points(self) -> Iterator[Point]:
         """Yield the coordinates of the hosts, in this view of them."""

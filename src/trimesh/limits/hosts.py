@@ -124,3 +124,23 @@ JOB_HOSTS_MAX: Final = 1_024
 COMMAND_BATCHES: Final = 2
 """Batches of lines, of `OUTPUT_BATCH_BYTES_MAX` each, that the command of a host may be ahead of the program: one that
 is shown and one behind it. 1,000 hosts that all write have 64 MB under way."""
+
+FORWARD_CHUNK_BYTES: Final = 65_536
+"""Read from a forwarded connection at once: a fragment of a link, four TLS records."""
+
+FORWARD_CHUNKS: Final = 8
+"""Chunks of one direction of a forwarded connection that may be under way: 512 KiB let 1 ms between hosts have
+500 MB/s. A reader that stops holds so much, and no other connection."""
+
+FORWARD_CONNECTIONS_MAX: Final = 256
+"""Open connections of one forwarded port: a browser has ten, a load test a hundred; 256 that stand still hold 256 MB in
+each process. More wait in the backlog of the system."""
+
+FORWARD_CONNECT_SECONDS: Final = 10.0
+"""Until a service on the host, or near it, has taken a connection; then the one at the program is reset."""
+
+FORWARD_FAILURES_KEPT: Final = 16
+"""The last reasons why connections of a forwarded port were reset, for its program."""
+
+FORWARD_ACCEPT_RETRY_SECONDS: Final = 0.1
+"""Until a connection is taken again when there was no descriptor left for one."""
