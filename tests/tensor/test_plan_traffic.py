@@ -140,6 +140,18 @@ async def test_what_is_laid_out_anew_is_row_major_as_its_handle_says() -> None:
 
 
 @pytest.mark.real
+async def test_gradients_that_are_asked_for_are_not_added_to_those_of_before() -> None:
+    async with this_host().spawn_procs({"dp": 2}, preload=PRELOAD) as procs:
+        model: Any = trimesh.module_to_mesh(nn.Linear(4, 6), procs, ParallelPlan.data("dp"))
+        there = trimesh.distribute(torch.ones(8, 4), procs, ["dp", None])
+        for times in (1, 2):
+            model(there).sum().backward()
+            [asked] = torch.autograd.grad(model(there).sum(), [model.weight])
+            assert torch.equal(await trimesh.fetch(asked), torch.full((6, 4), 8.0))
+            assert torch.equal(await trimesh.fetch(model.weight.grad), torch.full((6, 4), 8.0 * times))
+
+
+@pytest.mark.real
 async def test_an_optimizer_of_parts_takes_no_closure() -> None:
     async with this_host().spawn_procs({"dp": 2}, preload=PRELOAD) as procs:
         model = trimesh.module_to_mesh(nn.Linear(4, 6), procs, ParallelPlan.optimizer_sharded("dp"))

@@ -69,12 +69,22 @@ def add_in_parts(parameter: nn.Parameter) -> None:
     def add(grad: Any) -> Any:
         found = of()
         before = None if found is None else found.grad
-        if found is None or not isinstance(before, MeshTensor) or torch.is_grad_enabled():
+        if found is None or not isinstance(before, MeshTensor) or torch.is_grad_enabled() or not _is_added(found):
             return grad
         found.grad = None
         return before + grad
 
     _hook(parameter, add)
+
+
+def _is_added(parameter: nn.Parameter) -> bool:
+    """Whether the pass that runs adds to the gradient of a parameter: `torch.autograd.grad` returns it instead."""
+    with torch.enable_grad():
+        view: Any = parameter.view_as(parameter)
+    try:
+        return bool(torch._C._will_engine_execute_node(view.grad_fn.next_functions[0][0]))
+    except RuntimeError:  # torch says that of `torch.autograd.grad`
+        return False
 
 
 def update_parts(optimizer: torch.optim.Optimizer) -> None:
