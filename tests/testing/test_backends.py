@@ -121,6 +121,9 @@ async def test_unarmed_process_is_given_no_fault(mesh, faults):
         ):
             with pytest.raises(UnsupportedFault):
                 plan()
+        for plan in (faults.host(0).lose, faults.host(0).cut):
+            with pytest.raises(UnsupportedFault, match=r"simulate\(hosts=\)"):
+                plan()
         with pytest.raises(UnsupportedFault, match=r"faults\.armed"):
             async with faults.partition("controller", procs):
                 raise AssertionError("it must be refused")

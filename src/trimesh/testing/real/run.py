@@ -46,6 +46,7 @@ from trimesh.testing.plans.vocabulary import (
     ClockFault,
     Death,
     EndpointFault,
+    HostFault,
     LinkFault,
     LoopLag,
     LostCall,
@@ -167,6 +168,8 @@ class RealExecutor:
         fault = planned.fault
         if planned.is_left_out:
             return _healed
+        if isinstance(fault, HostFault):
+            raise UnsupportedFault(f"hosts are cut off and lost in simulation, see simulate(hosts=), got {fault}")
         match fault:
             case EndpointFault() | LostCall() | ProcessorFault():
                 return self._arm_all(planned, fault)
