@@ -4,6 +4,7 @@ from trimesh.jobs.host_door import OpenDoor, open_door
 from trimesh.jobs.job import Job
 from trimesh.jobs.launcher import AgentExit, AgentOrder, Launcher, StartedAgent
 from trimesh.jobs.local import LocalJob
+from trimesh.jobs.slurm import SlurmJob
 from trimesh.jobs.ssh import SSHJob
 from trimesh.shape.output_line import OutputLine
 
@@ -16,6 +17,7 @@ __all__ = [
     "OpenDoor",
     "OutputLine",
     "SSHJob",
+    "SlurmJob",
     "StartedAgent",
     "open_door",
 ]

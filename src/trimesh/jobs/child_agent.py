@@ -81,6 +81,15 @@ class ChildAgent:
         text = signal_name(-code) if code < 0 else f"exit code {code}"
         return AgentExit(text, "\n".join(self.last_lines))
 
+    async def ended(self) -> None:
+        """Wait until the child process has ended, and nothing else."""
+        await self._process.wait()
+
+    async def close_lifeline(self) -> None:
+        """Close its standard input."""
+        if self._process.stdin is not None:
+            await self._process.stdin.aclose()
+
     async def end(self) -> None:
         """End it before it is killed, once its lifeline is closed; bounded by the caller. Nothing by default."""
 

@@ -194,7 +194,7 @@ class SSHAgent(ChildAgent):
     async def end(self) -> None:
         """See `ChildAgent.end`: kill the agent over the connection that is there."""
         with trio.move_on_after(limits.SSH_END_SECONDS):
-            await self._process.wait()
+            await self.ended()
         if not self.has_ended and self._number is not None:
             await trio.run_process(
                 [*self._ssh, "--", self._host, f"kill -s KILL {self._number}"],
@@ -202,4 +202,4 @@ class SSHAgent(ChildAgent):
                 stderr=subprocess.DEVNULL,
                 check=False,
             )
-            await self._process.wait()
+            await self.ended()

@@ -118,6 +118,9 @@ SSH_JUMPS_MAX: Final = 8
 SSH_END_SECONDS: Final = 2.0
 """An agent whose lifeline was closed has so long to end by itself; then it is killed over the same connection."""
 
+SLURM_END_SECONDS: Final = 10.0
+"""salloc gives an allocation back by one message to the controller of Slurm, which may be busy for seconds."""
+
 JOB_HOSTS_MAX: Final = 1_024
 """Hosts of one job: one link of the controller each, at the least, and `LINKS_MAX` bounds those."""
 
