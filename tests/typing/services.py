@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, assert_type
 
+import trimesh.blocking as tb
 from trimesh import Actor, ProcMesh, endpoint
+from trimesh.blocking import service as blocking
 from trimesh.service import Health, Pool, ReplayBuffer, open_pool, open_replay, open_slots
 
 
@@ -47,3 +49,18 @@ async def stored(pool: Pool[Generator]) -> None:
         assert_type(await buffer.sample(1, by="group"), list[list[int]])
         async with buffer.taking(1) as batch:
             assert_type(batch, list[list[int]])
+
+
+def pooled_in_a_script(procs: tb.ProcMesh) -> None:
+    with blocking.open_pool(procs.spawn("generators", Generator)) as pool:
+        assert_type(pool, blocking.Pool[Generator])
+        assert_type(pool[Generator.generate]("a", tokens=2), list[int])
+        assert_type(pool[Generator.generate].submit("a").result(), list[int])
+        pool[Generator.generate](1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        with pool.map[Generator.generate](["a"]) as results:
+            for index, value in results:
+                assert_type(index, int)
+                assert_type(value, list[int])
+        with pool.rolling() as replicas:
+            for replica in replicas:
+                assert_type(replica, type[Generator])

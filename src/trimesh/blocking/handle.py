@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeGuard, TypeVar
 
 from trimesh.blocking.body import AnyBody, FacedBody, body_of
 from trimesh.blocking.event_stream import EventStream
@@ -123,13 +123,15 @@ def itself(value: T) -> T:
     return value
 
 
+def _is_faced(value: Any) -> TypeGuard[FacedObject[Any]]:
+    return isinstance(value, FacedObject)
+
+
 def inner_of(value: Any) -> Any:
     """Return what an argument of a call stands for, if it stands for something of `trimesh`."""
-    if not isinstance(value, FacedObject):
-        return value
-    return value._inner  # noqa: SLF001  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return value._inner if _is_faced(value) else value  # noqa: SLF001
 
 
 def home_of(value: Any) -> AnyBody | None:
     """Return the block that a handle belongs to, if it is one of this library."""
-    return value._home if isinstance(value, FacedObject) else None  # noqa: SLF001
+    return value._home if _is_faced(value) else None  # noqa: SLF001
