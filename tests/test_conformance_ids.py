@@ -37,6 +37,7 @@ ELSEWHERE: dict[str, tuple[frozenset[str], str]] = {
     "Q5": (frozenset({REAL}), "requests at a socket"),
     "Q6": (frozenset({REAL}), "files of processes"),
     "Q7": (frozenset({REAL}), "the same"),
+    "Q9": (frozenset({REAL}), "simulations show nothing"),
     "S1": (frozenset({SIM}), "it is about simulation"),
     **{f"Z{number:02}": (frozenset({REAL}), "about the operating system") for number in range(1, 16)},
     **{f"H{number}": (frozenset({REAL}), "about hosts, each with its agent") for number in (1, 2, 3, 4, 5, 7)},

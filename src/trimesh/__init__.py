@@ -14,7 +14,7 @@ from trimesh._runtime.channels import Port, Receiver
 from trimesh._runtime.life import dump
 from trimesh._runtime.system import run_process
 from trimesh._runtime.tasks import cancel_on
-from trimesh._runtime.watch import MailboxStatistics, MemberStatistics, MeshStatistics
+from trimesh._runtime.watch import MailboxStatistics, MemberStatistics, MeshStatistics, progress
 from trimesh._supervision.backoff import Backoff
 from trimesh._supervision.policy import FailFast, Isolate, Restart
 from trimesh._transport.interface.base import LinkStatistics
@@ -219,6 +219,7 @@ __all__ = [
     "per_rank",
     "placements",
     "programs",
+    "progress",
     "publication",
     "publish_as",
     "rdma",

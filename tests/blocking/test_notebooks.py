@@ -27,6 +27,8 @@ import trimesh.aio
 import trimesh.blocking as tb
 from trimesh import Actor, endpoint
 
+trimesh.progress(False)  # a busy machine may need longer than two seconds for any cell
+
 class Worker(Actor):
     @endpoint
     async def step(self, number: int) -> int: return number + 1
@@ -122,6 +124,38 @@ def test_output_of_ranks_is_under_the_cell_that_runs() -> None:
 
     said = "".join(output.text for output in notebook.cells[3].outputs)
     assert sorted(said.splitlines()) == [f"procs[gpus={rank}] | said by a rank" for rank in (0, 1)]
+
+
+def test_what_takes_long_is_shown_under_the_cell_until_it_is_done() -> None:
+    """Q9: one line of HTML."""
+    waits = """
+import pathlib, tempfile, time
+import trimesh.blocking as tb
+from trimesh import limits
+from trimesh._runtime.watch import progress_view
+
+limits.PROGRESS_SECONDS = 0
+drawn = pathlib.Path(tempfile.mkdtemp()) / "drawn"
+draw = progress_view.CellView.draw
+
+def told(self, progress):
+    draw(self, progress)
+    if progress.title.startswith("setting up"):
+        drawn.touch()
+
+def wait():
+    while not drawn.exists():
+        time.sleep(0.01)
+
+progress_view.CellView.draw = told
+with tb.spawn_procs({"gpus": 2}, setup=wait):
+    drawn.unlink()
+"""
+    notebook: Any = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(waits)])
+    asyncio.run(nbclient.NotebookClient(notebook, timeout=HANG_SECONDS, kernel_name="python3").async_execute())
+
+    (shown,) = notebook.cells[0].outputs  # which was drawn at least once: the processes have waited for that
+    assert (shown.output_type, shown.data["text/html"]) == ("display_data", "")
 
 
 @pytest.mark.parametrize("end", ["killed", "restarted", "restarted at once"])

@@ -31,6 +31,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     collectives: str = ""
     observe: str = "on"
     record: str = "on"
+    progress: str = "auto"
     libssl: str = ""
     native_lib: str = ""
 
@@ -179,6 +180,13 @@ SETTINGS: Final = (
         "",
         "Whether each process keeps what happens in a file, which `trimesh autopsy` reads when the run has died.",
         "`off`: nothing is left of a run that was killed. A record takes 0.2 us a call and 1 MB of disk a process.",
+    ),
+    Setting(
+        "progress",
+        Choice(("auto", "on", "off")),
+        "",
+        "Whether what takes more than two seconds shows how far it is: starts of processes and jobs, `map`.",
+        "`auto` shows it where stderr is a terminal, and in notebooks; `on` writes a line to a log every ten seconds.",
     ),
     Setting(
         "libssl",

@@ -20,6 +20,7 @@ from trimesh import limits
 from trimesh._runtime.hosts import ManyHosts, RemoteHost, open_hosts_proc, own_hosts
 from trimesh._runtime.life import JobHosts, Proc
 from trimesh._runtime.tasks import run_to_end
+from trimesh._runtime.watch import ShownProgress, showing
 from trimesh.actor.host_mesh import HostMesh
 from trimesh.config import reread
 from trimesh.errors import MeshErrorGroup, Origin, SpawnError, leaves, set_origin
@@ -39,7 +40,8 @@ async def open_job(job: Job) -> AsyncGenerator[HostMesh, None]:
         run = JobRun(proc, job)
         proc.nursery.start_soon(run.run)
         try:
-            await run.ready.wait()
+            with showing(proc, f"starting the hosts of {job!r}", len(run.whole)) as run.progress:
+                await run.ready.wait()
             if run.errors:
                 raise MeshErrorGroup(f"{job!r} could not be started", run.errors, mesh="hosts")
             async with own_job_hosts(proc, run.hosts, job.parts if job.is_named else {}) as hosts:
@@ -81,6 +83,7 @@ class JobRun:
         ready: Set when all hosts are ready, or it is known that they will not be.
         release: Set when they are not used any more.
         closed: Set when nothing of it is left.
+        progress: How many hosts are ready, while it is waited for.
     """
 
     def __init__(self, proc: Proc, job: Job) -> None:
@@ -93,6 +96,7 @@ class JobRun:
         self.release = trio.Event()
         self.closed = trio.Event()
         self.scope = trio.CancelScope()
+        self.progress: ShownProgress | None = None
         self._proc = proc
         self._slots = list[HostSlot]()
 
@@ -138,6 +142,8 @@ class JobRun:
 
     def became_ready(self) -> None:
         """Learn that one more host is ready."""
+        if self.progress is not None:
+            self.progress.done += 1
         if all(slot.is_ready for slot in self._slots):
             self.hosts = [slot.host for slot in self._slots if slot.host is not None]
             self.ready.set()

@@ -23,6 +23,15 @@ OBSERVED_TEXT_CHARS: Final = 500
 OBSERVED_BYTES_MAX: Final = 64 << 20
 """One answer of a control socket: 4,096 processes with ten calls each say 20 MB."""
 
+PROGRESS_SECONDS: Final = 2.0
+"""What takes longer shows that it does: people wonder after two seconds."""
+
+PROGRESS_DRAW_SECONDS: Final = 0.2
+"""Between two drawings of a line in a terminal or a notebook: it moves, and costs nothing that is seen."""
+
+PROGRESS_LOG_SECONDS: Final = 10.0
+"""Between two lines of a log that say how far something is, where they were asked for: each of them stays."""
+
 CONTROL_CLIENTS_MAX: Final = 16
 """Connections to one control socket at a time: people with terminals, and a page."""
 

@@ -30,6 +30,7 @@ from trimesh._runtime.peers.target import Target
 from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.reference import MemberInfo, MeshInfo
 from trimesh._runtime.watch.event_hub import EventHub
+from trimesh._runtime.watch.shown_progress import showing
 from trimesh._supervision.policy import Ending, FailFast, Policy, Restart, Verdict, is_healing, judge
 from trimesh._supervision.supervisor import Round, Supervisor
 from trimesh.errors import (
@@ -154,7 +155,7 @@ class ActorMembers:
             self.processes.actors.append(self)
         results: list[Result] = []
         try:
-            with self._starting:
+            with self._starting, showing(self.proc, f"spawning {self.info.name} on {len(self.ranks)} processes"):
                 results = await invoke(self.proc, self._agents(self.ranks), request, fail_fast=True)
             errors = errors_of(results)
             is_cut = all(isinstance(error, RemoteCancelled) for error in errors)

@@ -34,6 +34,7 @@ from trimesh._runtime.spawner.proc_options import ProcOptions
 from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.reference import MemberInfo, MeshInfo
 from trimesh._runtime.watch.event_hub import EventHub
+from trimesh._runtime.watch.shown_progress import ShownProgress, showing
 from trimesh._supervision.policy import Ending, FailFast, Policy, Restart, Verdict, ending_of, is_healing, judge
 from trimesh._supervision.supervisor import Round, Supervisor
 from trimesh._supervision.units import units_of
@@ -135,11 +136,13 @@ class ProcMembers:
             MeshErrorGroup: Some could not be started; nothing of the others is left.
         """
         try:
-            with trio.fail_after(limits.SPAWN_SECONDS):
-                await self._launch_all()
-                await self._setup_all(self.whole.ranks(), None)
-            if self.options.setup is not None:  # it may take as long as it likes
-                await self._setup_all(self.whole.ranks(), self.options.setup)
+            with showing(self.proc, f"starting the processes of {self.name}", len(self.whole)) as progress:
+                with trio.fail_after(limits.SPAWN_SECONDS):
+                    await self._launch_all(progress)
+                    await self._setup_all(self.whole.ranks(), None)
+                if self.options.setup is not None:  # it may take as long as it likes
+                    progress.begin(f"setting up the processes of {self.name}")
+                    await self._setup_all(self.whole.ranks(), self.options.setup)
         except trio.TooSlowError:
             error = SpawnError(f"{self.name} must be ready within limits.SPAWN_SECONDS ({limits.SPAWN_SECONDS:g} s)")
             await self._discard()
@@ -149,13 +152,13 @@ class ProcMembers:
             raise
         self._is_ready = True
 
-    async def _launch_all(self) -> None:
+    async def _launch_all(self, progress: ShownProgress) -> None:
         errors: list[Exception] = []
         async with trio.open_nursery() as nursery:
             for rank in self.whole.ranks():
                 member = self._new_member(rank, 0)
                 self.members.append(member)
-                nursery.start_soon(self._launch, member, errors, nursery.cancel_scope)
+                nursery.start_soon(self._launch, member, errors, nursery.cancel_scope, progress)
         if errors:
             raise MeshErrorGroup(f"{self.name} could not be started", errors, mesh=self.name)
 
@@ -171,12 +174,16 @@ class ProcMembers:
         self.events.tell(Stalled, rank, seconds=seconds, stack=stack)
 
     @trio.lowlevel.enable_ki_protection
-    async def _launch(self, member: Member, errors: list[Exception], scope: trio.CancelScope) -> None:
+    async def _launch(
+        self, member: Member, errors: list[Exception], scope: trio.CancelScope, progress: ShownProgress | None = None
+    ) -> None:
         try:
             request = self._launching.request(member)
             if self.proc.sites is not None:
                 request = self.proc.sites.launching(request)
             member.started(await self.host.launch(request, member.exited))
+            if progress is not None:
+                progress.done += 1
         except Exception as error:  # noqa: BLE001 - collected: every member's error is told
             set_origin(error, self.info.origin(member.rank))
             errors.append(error)

@@ -7,8 +7,8 @@ while it waits.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence, Sized
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -31,6 +31,7 @@ from trimesh._runtime.calls import (
     yield_to_cancel,
 )
 from trimesh._runtime.values import EndpointSpec
+from trimesh._runtime.watch import ShownProgress, showing
 from trimesh.actor import verbs
 from trimesh.actor.options import Options, check_window
 from trimesh.actor.results import Results
@@ -76,6 +77,8 @@ class ItemMap(Results[tuple[int, R]]):
     _calls: CallSet
     _nursery: AbstractAsyncContextManager[trio.Nursery]
     _tasks: trio.Nursery
+    _shown: AbstractContextManager[ShownProgress]
+    _progress: ShownProgress
     _retries: trio.Nursery
 
     def __init__(
@@ -121,6 +124,11 @@ class ItemMap(Results[tuple[int, R]]):
             self._crew = verbs.crew_of(self._mesh, "map")
         return (unit.item,), {}, self._crew.pick(unit.tried)
 
+    def _showing(self) -> AbstractContextManager[ShownProgress]:
+        """Show how far it is."""
+        total = len(self._items) if isinstance(self._items, Sized) else 0
+        return showing(self._mesh.proc(), f"{self.what}.map()", total)
+
     def _describe(self, unit: Unit, error: Exception) -> None:
         error.add_note(f"it is item {unit.index} of {self.what}.map()")
 
@@ -138,6 +146,8 @@ class ItemMap(Results[tuple[int, R]]):
         self._nursery = trio.open_nursery()
         self._tasks = await self._nursery.__aenter__()
         self._tasks.start_soon(self._feed)
+        self._shown = self._showing()
+        self._progress = self._shown.__enter__()
 
     async def _feed(self) -> None:
         """Take the items in, one by one; hold the items that wait to be sent again."""
@@ -294,6 +304,7 @@ class ItemMap(Results[tuple[int, R]]):
         if self._outstanding <= self._window - self._refill:
             self._make_room()
         if type(result) is Ok:
+            self._progress.done += 1
             self._came(unit, result.value)
             return None if self._lost and self._is_fail_fast else (unit.index, result.value)
         if isinstance(result, Err):
@@ -325,6 +336,7 @@ class ItemMap(Results[tuple[int, R]]):
         try:
             await self._nursery.__aexit__(None, None, None)
         finally:
+            self._shown.__exit__(None, None, None)
             self._calls.cancel(reason)
             await self._calls.join()
 
