@@ -51,6 +51,7 @@ class Victim:
         while (seen := observe.autopsy(pid=self.pid)).cause.kind != kind:
             assert time.monotonic() < ends_at, seen.cause
         assert seen.ended == "running"
+        os.kill(self.pid, signal.SIGSTOP)  # so that it sees none of them end: at once, however busy the machine
         for pid in (*self.workers, self.pid):
             os.kill(pid, signal.SIGKILL)
         self.wait()
