@@ -71,7 +71,7 @@ class ChildAgent:
     async def wait(self) -> AgentExit:
         """See `StartedAgent.wait`."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.read_until, lambda _: False)
+            nursery.start_soon(self.read_until, _is_never_last)
             code = await self._process.wait()
             nursery.cancel_scope.deadline = trio.current_time() + limits.AGENT_WORDS_SECONDS
         return await self.exit_of(code)
@@ -109,6 +109,10 @@ class ChildAgent:
                     await process.wait()
             if process.stderr is not None:
                 await process.stderr.aclose()
+
+
+def _is_never_last(_: str) -> bool:
+    return False
 
 
 async def start_child(command: Sequence[str], host: str, env: Mapping[str, str] | None = None) -> trio.Process:

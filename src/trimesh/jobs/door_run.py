@@ -152,8 +152,8 @@ class DoorRun:
     @asynccontextmanager
     async def taken(self, hosts: int | Mapping[str, int]) -> AsyncGenerator[HostMesh, None]:
         """Take hosts, and own what is spawned on them while the body runs; their agents end with it."""
-        named = hosts if isinstance(hosts, Mapping) else {}
-        count = sum(hosts.values()) if isinstance(hosts, Mapping) else hosts
+        named: Mapping[str, int] = {} if isinstance(hosts, int) else hosts
+        count = hosts if isinstance(hosts, int) else sum(hosts.values())
         found = await self._claim(count)
         try:
             whole = Region(Extent(hosts=count))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import attrs
 
@@ -73,7 +73,7 @@ class Job:
     @property
     def parts(self) -> Mapping[str, int]:
         """Numbers of hosts by the names of their meshes; one without a name is called `hosts`."""
-        return self.hosts if isinstance(self.hosts, Mapping) else {"hosts": self.hosts}
+        return cast("Mapping[str, int]", self.hosts) if self.is_named else {"hosts": self.hosts}
 
     async def __aenter__(self) -> HostMesh:
         """Start the agents, and wait until processes can be started on all hosts.
