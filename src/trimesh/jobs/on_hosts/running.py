@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import trio
 
@@ -66,7 +66,8 @@ async def _shown(
 ) -> ValueMesh[int] | Exception:
     """Return what `call` does, and meanwhile hand all lines to `output`; or why one of them has failed."""
     outcomes = list[ValueMesh[int] | Exception]()
-    channel = open_channel(cast("type[Lines]", Lines), capacity=limits.COMMAND_BATCHES)
+    item: Any = Lines
+    channel = open_channel(item, capacity=limits.COMMAND_BATCHES)
     async with channel as (port, receiver), trio.open_nursery() as nursery:
 
         async def run_all() -> None:
@@ -98,12 +99,13 @@ def checked_command(command: Any) -> list[str]:
     Raises:
         TypeError, ValueError: It is no list of them.
     """
+    given = command
     if isinstance(command, str | bytes) or not isinstance(command, Sequence):
         raise TypeError(
             f'a command is a list of arguments, got {command!r}: write ["nvidia-smi", "-L"], or ["sh", "-c", "..."] '
             "for what a shell is to read"
         )
-    arguments = [os.fspath(one) for one in command]
+    arguments: list[Any] = [os.fspath(one) for one in given]
     if not arguments or not arguments[0]:
         raise ValueError("a command needs a program as its first argument, got none")
     for one in arguments:
@@ -120,7 +122,7 @@ def checked_variables(env: Any) -> dict[str, str]:
     """
     if env is not None and not isinstance(env, Mapping):
         raise TypeError(f"env must be a mapping of names to strings, got {env!r}")
-    found: dict[Any, Any] = dict(env or {})
+    found: dict[Any, Any] = {} if env is None else {**env}
     for name, value in found.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"env must be a mapping of names to strings, got {name!r}: {value!r}")
