@@ -8,7 +8,7 @@ PX-3 Until `limits.PROGRESS_SECONDS` have gone it costs a task that sleeps.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -84,7 +84,7 @@ def progress(on: bool | None) -> None:  # noqa: FBT001 - `progress(False)` reads
 
 
 @contextmanager
-def showing(proc: ProgressProc, title: str, total: int = 0) -> Iterator[ShownProgress]:
+def showing(proc: ProgressProc, title: str, total: int = 0) -> Generator[ShownProgress, None, None]:
     """Show how far something is, from its third second on, until the block is left.
 
     Args:
