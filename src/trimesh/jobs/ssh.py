@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import attrs
 import trio
@@ -44,7 +44,7 @@ def checked_names(hosts: Any) -> tuple[str, ...] | Mapping[str, tuple[str, ...]]
     for mesh, names in parts.items():
         if not isinstance(mesh, str) or isinstance(names, str) or not isinstance(names, Sequence) or not names:
             raise ValueError(f"each mesh of hosts has a name and a list of host names, got {mesh!r}: {names!r}")
-        for name in names:
+        for name in cast("Sequence[object]", names):
             if not isinstance(name, str) or not name or name.startswith("-") or set(name) & set(" \t\n'\"\\"):
                 raise ValueError(
                     f"the name of a host is what `ssh NAME` takes: host, user@host or an alias; got {name!r}"

@@ -183,11 +183,11 @@ async def _stopped_agent(subject: LauncherSubject, seen: _Seen) -> None:
 
 
 async def _lost_by(subject: LauncherSubject, seen: _Seen, signum: int) -> HostLost:
-    names: Sequence[str] = ()
+    names = list[str]()
     found: list[BaseException] = []
     try:
         async with _witnesses(subject, 2, 2) as (hosts, witnesses):
-            names = hosts.names
+            names += hosts.names
             seen.add(hosts, list(await witnesses.pids.call())[::2])
             await witnesses.slice(hosts=1, procs=0).signal_agent.call_one(signum)
             await witnesses.sleep.call()
