@@ -14,6 +14,7 @@ from trimesh import limits
 from trimesh._runtime.system import signal_name
 from trimesh.errors import SpawnError
 from trimesh.jobs.launcher import AgentExit, AgentOrder
+from trimesh.jobs.remote_python import agent_number
 
 _READ_BYTES: Final = 1 << 16
 
@@ -109,6 +110,28 @@ class ChildAgent:
                     await process.wait()
             if process.stderr is not None:
                 await process.stderr.aclose()
+
+
+class FarAgent(ChildAgent):
+    """A command that carries an agent to another machine; the first that it says there is the number of its process.
+
+    Attributes:
+        number: Of the agent, on its machine; None where it has never run.
+    """
+
+    def __init__(self, process: trio.Process) -> None:
+        super().__init__(process)
+        self.number: int | None = None
+
+    async def begin(self, order: AgentOrder) -> None:
+        """Give the agent its order, and wait until it runs there, or the command has ended."""
+        try:
+            await self.tell(order)
+            line = await self.read_until(lambda text: agent_number(text) is not None)
+            self.number = None if line is None else agent_number(line)
+        except BaseException:
+            await self.stop()
+            raise
 
 
 def _is_never_last(_: str) -> bool:

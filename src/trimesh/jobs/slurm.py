@@ -26,10 +26,10 @@ import trio
 from trimesh import limits
 from trimesh.errors import SpawnError
 from trimesh.jobs.addresses import address_of, address_towards
-from trimesh.jobs.child_agent import ChildAgent, start_child
+from trimesh.jobs.child_agent import ChildAgent, FarAgent, start_child
 from trimesh.jobs.job import Job, checked_hosts
 from trimesh.jobs.launcher import AgentExit, AgentOrder
-from trimesh.jobs.remote_python import agent_command, agent_number
+from trimesh.jobs.remote_python import agent_command
 from trimesh.jobs.slurm_words import JobState, granted, job_state, last_words, node_address
 
 _HOLD: Final = (
@@ -169,12 +169,7 @@ class SlurmLauncher:
         agent = SlurmAgent(
             await start_child([*srun, "sh", "-c", command], node, _own_environment()), node, self._number, srun
         )
-        try:
-            await agent.tell(order)
-            await agent.begin()
-        except BaseException:
-            await agent.stop()
-            raise
+        await agent.begin(order)
         return agent
 
 
@@ -186,7 +181,7 @@ class _Holder(ChildAgent):
         os.killpg(self.pid, signal.SIGKILL)  # it is not reaped, so the number is its own
 
 
-class SlurmAgent(ChildAgent):
+class SlurmAgent(FarAgent):
     """A step of Slurm that carries an agent; see `StartedAgent`."""
 
     def __init__(self, process: trio.Process, node: str, job: str, srun: Sequence[str]) -> None:
@@ -194,12 +189,6 @@ class SlurmAgent(ChildAgent):
         self._node = node
         self._job = job
         self._srun = srun
-        self._agent: int | None = None
-
-    async def begin(self) -> None:
-        """Wait until the agent runs there, or srun has ended."""
-        line = await self.read_until(lambda text: agent_number(text) is not None)
-        self._agent = None if line is None else agent_number(line)
 
     async def exit_of(self, code: int) -> AgentExit:
         """See `ChildAgent.exit_of`: what Slurm says, where that is why."""
@@ -209,16 +198,16 @@ class SlurmAgent(ChildAgent):
         except SpawnError:
             said = JobState("")
         if said.is_alive:
-            return ended if self._agent is not None else AgentExit(f"srun: {ended.text}", ended.last_words, "refused")
+            return ended if self.number is not None else AgentExit(f"srun: {ended.text}", ended.last_words, "refused")
         return AgentExit(f"{said.text}; srun: {ended.text}", ended.last_words, said.reason)
 
     async def end(self) -> None:
         """See `ChildAgent.end`: kill the agent by another step on its node."""
         with trio.move_on_after(limits.SSH_END_SECONDS):
             await self.ended()
-        if not self.has_ended and self._agent is not None:
+        if not self.has_ended and self.number is not None:
             await trio.run_process(
-                [*self._srun, "sh", "-c", f"kill -s KILL {self._agent}"],
+                [*self._srun, "sh", "-c", f"kill -s KILL {self.number}"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

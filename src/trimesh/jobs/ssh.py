@@ -17,10 +17,10 @@ import trio
 from trimesh import limits
 from trimesh.errors import SpawnError
 from trimesh.jobs.addresses import address_of, address_towards
-from trimesh.jobs.child_agent import ChildAgent, start_child
+from trimesh.jobs.child_agent import FarAgent, start_child
 from trimesh.jobs.job import Job
 from trimesh.jobs.launcher import AgentExit, AgentOrder
-from trimesh.jobs.remote_python import agent_command, agent_number
+from trimesh.jobs.remote_python import agent_command
 from trimesh.jobs.ssh_words import SSH_FAILED, start_failure
 
 _ALWAYS: Final = (
@@ -156,16 +156,11 @@ class SSHLauncher:
             ssh = ("ssh", *own, "-o", "ControlPersist=no", *self._ssh[1:])
             command = agent_command(job.python, sys.executable, sys.version_info[:2])
             agent = SSHAgent(await start_child([*ssh, "--", host, command], host), host, job.python, ssh)
-            try:
-                await agent.tell(order)
-                await agent.begin()
-            except BaseException:
-                await agent.stop()
-                raise
+            await agent.begin(order)
         return agent
 
 
-class SSHAgent(ChildAgent):
+class SSHAgent(FarAgent):
     """An ssh client that carries an agent; see `StartedAgent`."""
 
     def __init__(self, process: trio.Process, host: str, python: str | None, ssh: Sequence[str]) -> None:
@@ -173,18 +168,12 @@ class SSHAgent(ChildAgent):
         self._host = host
         self._python = python
         self._ssh = ssh
-        self._number: int | None = None
-
-    async def begin(self) -> None:
-        """Wait until the agent runs there, or ssh has ended."""
-        line = await self.read_until(lambda text: agent_number(text) is not None)
-        self._number = None if line is None else agent_number(line)
 
     async def exit_of(self, code: int) -> AgentExit:
         """See `ChildAgent.exit_of`."""
         words = "\n".join(self.last_lines)
         failure = start_failure(self._host, code, self.last_lines, self._python)
-        if code == SSH_FAILED and self._number is not None:
+        if code == SSH_FAILED and self.number is not None:
             return AgentExit("it was killed, or the connection of ssh broke", words)
         if failure is not None and code > 0:
             return AgentExit(failure, words, "refused")
@@ -195,9 +184,9 @@ class SSHAgent(ChildAgent):
         """See `ChildAgent.end`: kill the agent over the connection that is there."""
         with trio.move_on_after(limits.SSH_END_SECONDS):
             await self.ended()
-        if not self.has_ended and self._number is not None:
+        if not self.has_ended and self.number is not None:
             await trio.run_process(
-                [*self._ssh, "--", self._host, f"kill -s KILL {self._number}"],
+                [*self._ssh, "--", self._host, f"kill -s KILL {self.number}"],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 check=False,
