@@ -35,6 +35,13 @@ def test_readme_first_listing_runs(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_every_decision_is_named_by_the_architecture() -> None:
+    named = re.findall(r"^- \[(\d{4})\]\(adr/([\w-]+)\.md\)", read("docs/ARCHITECTURE.md"), re.MULTILINE)
+    there = sorted(path.stem for path in (ROOT / "docs" / "adr").glob("*.md") if not path.stem.startswith("0000"))
+    assert [name for _, name in named] == there
+    assert all(name.startswith(number) for number, name in named)
+
+
 def listings(document: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", read(document), re.DOTALL)
 
