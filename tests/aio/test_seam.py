@@ -13,7 +13,7 @@ from trimesh._runtime.tasks import foreign
 
 SOURCE = Path(foreign.__file__).parents[2]
 PUBLIC = ["actor/*.py", "_runtime/channels/port.py", "_runtime/channels/receiver.py", "_runtime/watch/event_hub.py"]
-INSIDE = {"Home", "MeshView"}
+INSIDE = {"HostServices", "Home", "MeshView"}
 """Classes there that no user sees."""
 
 SEAM = {"in_trio", "in_trio_taking", "in_trio_block", "in_trio_now"}
