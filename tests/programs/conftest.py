@@ -43,4 +43,4 @@ def publisher(folder: Path, tmp_path: Path) -> Iterator[Program]:
 
 def names_in(folder: Path) -> list[str]:
     """Return what is in the folder of names, without the folder of control sockets."""
-    return sorted(path.name for path in folder.iterdir() if path.name != ".runs")
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
