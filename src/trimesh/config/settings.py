@@ -179,7 +179,7 @@ SETTINGS: Final = (
         Choice(("on", "off")),
         "",
         "Whether each process keeps what happens in a file, which `trimesh autopsy` reads when the run has died.",
-        "`off`: nothing is left of a run that was killed. A record takes 0.2 us a call and 1 MB of disk a process.",
+        "`off`: nothing is left of a run that was killed. A record takes 0.3 us a call and 1 MB of disk a process.",
     ),
     Setting(
         "progress",
