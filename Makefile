@@ -120,9 +120,10 @@ pyright: setup-dev
 layers: setup-dev  ## import-linter: the floors
 	$(BIN)/lint-imports --cache-dir .import_linter_cache
 
-zig-check: setup-dev  ## the native library: format and tests
+zig-check: setup-dev  ## the native library: format, tests, and that it compiles for the other architecture
 	$(ZIG) fmt --check build.zig native
 	$(ZIG) build test
+	$(ZIG) build -Dtarget=aarch64-linux-gnu.2.17 --prefix .cache/aarch64 --summary none
 
 races: setup-dev  ## the native library's tests under ThreadSanitizer
 	$(ZIG) build test -Dsanitize-thread

@@ -180,7 +180,7 @@ pub const Library = struct {
                 loading.close(handle);
                 return false;
             };
-            @field(self.call, field.name) = @ptrCast(function);
+            @field(self.call, field.name) = @ptrCast(@alignCast(function));
         }
         self.about = @splat(0);
         const file = loading.fileOf(@ptrCast(self.call.SSL_new)) orelse path;
