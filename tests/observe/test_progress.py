@@ -21,6 +21,7 @@ import trimesh
 from trimesh import configured, limits
 from trimesh._runtime.watch import progress_view
 from trimesh._runtime.watch.shown_progress import showing
+from trimesh.actor.retrying import RankCalls
 
 PROGRAM = """
 import pathlib, sys, time, trio
@@ -170,3 +171,14 @@ def test_terminal_shows_what_a_start_waits_for(has_rich: bool, tmp_path: Path) -
         said, _ = program.communicate(timeout=HANG_SECONDS)
     os.close(master)
     assert (said, program.returncode) == ("ready\n", 0)
+
+
+async def test_call_that_is_tried_again_is_no_map(
+    autojump_clock: trio.testing.MockClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Q9: of all calls only `map` shows how far it is."""
+    calls: Any = RankCalls.__new__(RankCalls)
+    calls._mesh, calls._spec = SimpleNamespace(name="w"), SimpleNamespace(name="step")
+    with configured(progress="on"), calls._showing():
+        await trio.sleep(60)
+    assert capsys.readouterr().err == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import trio
@@ -10,6 +11,7 @@ import trio
 from trimesh._runtime.life import current_proc
 from trimesh._runtime.meshes import fold_into_deaths
 from trimesh._runtime.values import EndpointSpec
+from trimesh._runtime.watch import ShownProgress
 from trimesh.actor import verbs
 from trimesh.actor.calling.item_map import ItemMap, Items, Unit, with_earlier
 from trimesh.actor.options import Options
@@ -80,6 +82,10 @@ class RankCalls(ItemMap[Any]):
 
     def _check(self, items: Items) -> None:
         """Every set of ranks will do."""
+
+    def _showing(self) -> AbstractContextManager[ShownProgress]:
+        """It is a call, and no map."""
+        return nullcontext(ShownProgress(self.what, 0))
 
     def _place(self, unit: Unit) -> tuple[verbs.Args, verbs.Kwargs, int]:
         args, kwargs = self._bound.of_rank[unit.item] if isinstance(self._bound, Spread) else self._bound
