@@ -14,13 +14,13 @@ import mmap
 import os
 import struct
 import time
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
 from trimesh import limits
+from trimesh._runtime.system.forks import ForgottenInChildren
 from trimesh._wire import flight
 from trimesh._wire.flight import CANCELLED, RAISED
 
@@ -28,7 +28,6 @@ assert (flight.ROW_BYTES, flight.OUTCOME, flight.RETURNED) == (40, 27, 1), "what
 _GENERATION: Final = flight.HALF
 _CLOSING: Final = struct.Struct("<d")
 _USED: Final = struct.Struct("<Q")
-_open = weakref.WeakSet["FlightRecorder"]()
 
 
 class RecordedPeer(Protocol):
@@ -266,9 +265,4 @@ def _map_new(path: Path, size: int) -> mmap.mmap:
         os.close(fd)
 
 
-def _forget_all() -> None:
-    for one in list(_open):
-        one.forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)
+_open: ForgottenInChildren[FlightRecorder] = ForgottenInChildren()

@@ -32,6 +32,10 @@ class ForgottenInChildren(Generic[T]):
         """Note one that is closed. Idempotent."""
         self._open.discard(thing)
 
+    def __contains__(self, thing: T) -> bool:
+        """Whether one is open, and was not forgotten."""
+        return thing in self._open
+
     def _forget(self) -> None:
         for thing in list(self._open):
             thing.forget()
