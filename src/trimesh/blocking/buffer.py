@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any, Self
 
 from trimesh.blocking.body import body_of
-from trimesh.blocking.handle import FacedObject
+from trimesh.blocking.handle import ClosedByBlock, FacedObject
 from trimesh.blocking.work import wait_now
 from trimesh.errors import Origin
 from trimesh.rdma.buffers import buffer
 
 
-class RDMABuffer(FacedObject["buffer.RDMABuffer"]):
+class RDMABuffer(FacedObject["buffer.RDMABuffer"], ClosedByBlock):
     """Memory of this process that others may reach; see `trimesh.RDMABuffer`. Sent to an actor it is that.
 
     One that an endpoint has returned, or was given, has this form by `tb.face(buffer)`. Waits end as those of calls do:
@@ -89,13 +88,3 @@ class RDMABuffer(FacedObject["buffer.RDMABuffer"]):
     def close(self) -> None:
         """Revoke it, and all handles on it, everywhere; see `trimesh.RDMABuffer.aclose`."""
         self._wait(self._inner.aclose)
-
-    def __enter__(self) -> Self:
-        """Return it; the end of the block revokes it."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Revoke it."""
-        self.close()

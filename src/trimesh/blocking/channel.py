@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, cast, overload
+from typing import Any, Generic, TypeVar, cast, overload
 
 import trio
 
 from trimesh._runtime import channels
 from trimesh.actor import channel
 from trimesh.blocking.body import AnyBody, FacedBody, body_of
-from trimesh.blocking.handle import FacedObject, inner_of, itself
+from trimesh.blocking.handle import ClosedByBlock, FacedObject, inner_of, itself
 from trimesh.blocking.work import Each, wait_now
 
 T = TypeVar("T")
 
 
-class Port(FacedObject["channels.Port[T]"], Generic[T]):
+class Port(FacedObject["channels.Port[T]"], ClosedByBlock, Generic[T]):
     """The sending end of a channel; see `trimesh.Port`. Sent to an actor it is that.
 
     Waits end as those of calls do: by `Cancelled`, or by Ctrl-C, and nothing was sent then.
@@ -46,22 +45,12 @@ class Port(FacedObject["channels.Port[T]"], Generic[T]):
         """Give this port up. What it has sent arrives. Idempotent."""
         self._now(self._inner.close)
 
-    def __enter__(self) -> Self:
-        """Return it; the end of the block closes it."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close it."""
-        self.close()
-
     def __reduce__(self) -> Any:
         """Let messages carry the port itself, which they count; nothing else may."""
         return itself, (self._inner,)
 
 
-class Receiver(Each[T]):
+class Receiver(Each[T], ClosedByBlock):
     """The receiving end of a channel: `for item in receiver` ends when no port is left. See `trimesh.Receiver`."""
 
     def __init__(self, inner: channels.Receiver[T], home: AnyBody | None = None) -> None:
@@ -87,16 +76,6 @@ class Receiver(Each[T]):
     def close(self) -> None:
         """Take no more items; what has come and was not received is lost. Idempotent."""
         wait_now(self._inner.close, self._home)
-
-    def __enter__(self) -> Self:
-        """Return it; the end of the block closes it."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close it."""
-        self.close()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse, as the receiver of `trimesh` does."""

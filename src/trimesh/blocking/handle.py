@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeGuard, TypeVar
 
 from trimesh.blocking.body import AnyBody, FacedBody, body_of
@@ -21,6 +23,24 @@ if TYPE_CHECKING:
 ObjectT = TypeVar("ObjectT")
 InnerT = TypeVar("InnerT", bound=Shaped)
 T = TypeVar("T")
+
+
+class ClosedByBlock(ABC):
+    """Something that is closed, and closed as well by the end of a `with` block around it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close it."""
+
+    def __enter__(self) -> Self:
+        """Return it; the end of the block closes it."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
 
 
 class FacedObject(Generic[ObjectT]):
