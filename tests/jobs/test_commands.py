@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 from tests.patience import HANG_SECONDS
-from tests.runtime.processes import wait_gone
+from tests.runtime.processes import parent_of, wait_gone
 
 import trimesh.aio  # noqa: F401 - asyncio programs run commands once it is imported
 import trimesh.blocking as tb
@@ -24,10 +24,6 @@ from trimesh import jobs
 from trimesh._native import tls
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])]
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 class Seen:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import trio
 from tests.patience import HANG_SECONDS
+from tests.runtime.processes import parent_of
 
 from trimesh import Actor, endpoint, this_host
 
@@ -22,10 +23,6 @@ pytestmark = [pytest.mark.real, pytest.mark.skipif(not tls.library()[0], reason=
 
 LISTENING = "0A"
 """State of a TCP socket in /proc/net/tcp."""
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def listening(pids: set[int]) -> list[str]:

@@ -9,12 +9,12 @@ import struct
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from tests.patience import HANG_SECONDS
+from tests.runtime.processes import parent_of
 
 import trimesh.blocking as tb
 from trimesh import HostLost, MeshErrorGroup, leaves, this_host
@@ -25,10 +25,6 @@ from trimesh import jobs
 from trimesh._native import tls
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])]
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 Handler = Callable[[trio.SocketStream], Awaitable[None]]

@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from tests.patience import HANG_SECONDS
+from tests.runtime.processes import is_there, parent_of
 
 from trimesh import Actor, HostLost, MeshErrorGroup, endpoint, leaves, limits
 
@@ -21,14 +21,6 @@ from trimesh import jobs
 from trimesh._native import tls
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])]
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def is_there(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 class Counter(Actor):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import AsyncGenerator
-from pathlib import Path
 
 import pytest
 import trio
 from tests.patience import HANG_SECONDS
+from tests.runtime.processes import parent_of
 
 from trimesh import Actor, HostLost, MeshErrorGroup, ProcDied, ShapeError, endpoint, leaves, origin
 
@@ -19,10 +19,6 @@ from trimesh import jobs
 from trimesh._native import tls
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])]
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 class Worker(Actor):

@@ -14,6 +14,7 @@ import pytest
 import trio
 from tests.jobs.sshd import SSHServer, missing
 from tests.patience import HANG_SECONDS
+from tests.runtime.processes import is_there, parent_of
 
 from trimesh import Actor, HostLost, MeshErrorGroup, SpawnError, endpoint, leaves, limits
 
@@ -44,16 +45,8 @@ def idle(server: SSHServer) -> Iterator[None]:
     server.wait_idle()
 
 
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 def arguments(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
-def is_there(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 class Worker(Actor):

@@ -50,6 +50,18 @@ def state(pid: int) -> str:
     return "" if seen is None or seen.state in "ZX" else seen.state
 
 
+def parent_of(pid: int) -> int:
+    """Return the parent of a process that is there."""
+    seen = see(pid)
+    assert seen is not None, pid
+    return seen.parent
+
+
+def is_there(pid: int) -> bool:
+    """Return whether there is such a process, be it a zombie."""
+    return Path(f"/proc/{pid}").exists()
+
+
 def everything() -> Iterator[Seen]:
     """Yield every living process."""
     for name in os.listdir("/proc"):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 from tests.patience import HANG_SECONDS
+from tests.runtime.processes import is_there
 
 import trimesh
 from trimesh import MeshErrorGroup, leaves, this_host
@@ -22,10 +23,6 @@ PLAIN = SCRIPTS / "plain.py"
 
 def failures(group: BaseExceptionGroup[Exception]) -> list[Exception]:
     return list(leaves(group))
-
-
-def is_there(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 async def test_first_failure_ends_the_others() -> None:

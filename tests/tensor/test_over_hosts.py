@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 from tests.patience import HANG_SECONDS
+from tests.runtime.processes import parent_of
 
 import trimesh
 from trimesh import Actor, HostLost, MeshErrorGroup, endpoint, leaves
@@ -29,10 +30,6 @@ pytestmark = [
 TORCH = ("torch",)
 LARGE = 300_000
 """Elements of a tensor that is lent, and read, rather than sent: where nothing can read it, it comes in a message."""
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 class Look(Actor):
