@@ -205,8 +205,8 @@ pub const FLIGHTS_MAX = 16;
 /// Looks at the bell between two of the clock and of the other descriptors: 1 to 4 us, a system call each.
 pub const SPINS = 32;
 
-/// So long a pause between two polls, or one as long as a wake, means that another thread had the core: ten times what
-/// a system call takes.
+/// After so long a pause between two polls, or one as long as a wake, cores are counted at once: another thread may
+/// have had this one, or a hypervisor, which is no reason to sleep. Ten times what a system call takes.
 pub const SPIN_PAUSE_NS = 20_000;
 
 /// Cores are counted again after this: 6 us each time.

@@ -68,7 +68,7 @@ pub const BusyPoll = struct {
                 std.atomic.spinLoopHint();
             }
             const now = sys.monotonicNs();
-            if (now - last > pause) self.counted(now, false);
+            if (now - last > pause) self.counted(now, cores.areSpare(cores.allowed(), cores.runnable()));
             if (now - began > bound or !self.spare) return .vain;
             if (sys.isReadable(poller)) return .other;
             last = now;
@@ -128,7 +128,7 @@ pub const BusyPoll = struct {
         return self.counted_ns == 0 or now - self.counted_ns > limits.CORES_AGAIN_MS * 1_000_000;
     }
 
-    /// What counting them gave; also: another thread has taken this one's core, so they are short.
+    /// What counting them gave.
     fn counted(self: *BusyPoll, now: u64, spare: bool) void {
         self.counted_ns = now;
         self.spare = spare;

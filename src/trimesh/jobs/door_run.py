@@ -18,12 +18,12 @@ from trimesh._runtime.hosts import RemoteHost, open_hosts_proc
 from trimesh._runtime.life import Proc
 from trimesh._runtime.tasks import run_to_end
 from trimesh.actor.host_mesh import HostMesh
-from trimesh.errors import HostRefused, MeshErrorGroup, leaves
+from trimesh.errors import HostRefused, MeshErrorGroup
 from trimesh.jobs.addresses import address_of, address_towards
 from trimesh.jobs.door import DoorPlace
 from trimesh.jobs.host_links import HostLinks, open_host_links
 from trimesh.jobs.joined_host import JoinedHost
-from trimesh.jobs.opening import own_job_hosts
+from trimesh.jobs.opening import HostsRun, own_job_hosts
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
 
@@ -35,76 +35,48 @@ async def open_door_run(
     """Open a door while the body runs; see `trimesh.jobs.open_door`."""
     async with open_hosts_proc(pickled=pickled) as proc:
         run = DoorRun(proc, interface, port, advertised)
-        proc.nursery.start_soon(run.run)
-        try:
-            await run.ready.wait()
-            if run.errors:
-                raise MeshErrorGroup("the door could not be opened", run.errors, mesh="hosts")
+        async with run.begun():
+            await run.wait_ready("the door could not be opened")
             yield run
-        finally:
-            run.leave()
-            _, interrupt = await run_to_end(run.closed.wait)
-            if interrupt is not None:
-                raise interrupt
 
 
-class DoorRun:
+class DoorRun(HostsRun):
     """One open door, and the hosts that have come.
 
     Attributes:
         links: Of its hosts; once it is ready.
         waiting: Hosts that are ready and not taken, in order.
         refusals: Why others were not let in.
-        errors: Why it could not be opened.
-        ready: Set when it is open, or it is known that it will not be.
-        closed: Set when nothing of it is left.
     """
 
     links: HostLinks
 
     def __init__(self, proc: Proc, interface: str | None, port: int, advertised: tuple[str, ...]) -> None:
+        super().__init__(proc)
         self.waiting: list[DoorHost] = []
         self.refusals = deque[HostRefused](maxlen=limits.DOOR_REFUSALS_KEPT)
-        self.errors: list[Exception] = []
-        self.ready = trio.Event()
-        self.closed = trio.Event()
-        self._proc = proc
         self._interface = interface
         self._port = port
         self._advertised = advertised
-        self._release = trio.Event()
-        self._scope = trio.CancelScope()
         self._nursery: trio.Nursery
         self._hosts = set[DoorHost]()
         self._claims: list[_Claim] = []
 
     def leave(self) -> None:
         """Close it; agents of hosts that wait are told to end."""
-        if not self.ready.is_set():
-            self._scope.cancel(reason="the block of the door is left before it has begun")
-        self._release.set()
+        super().leave()
         for host in self._hosts:
             host.leave()
 
-    @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:
-        """Run it from start to end; what goes wrong until it is ready is in `errors`."""
-        try:
-            with self._scope:
-                number = await (address_towards() if self._interface is None else address_of(self._interface))
-                place = DoorPlace(number, self._port, self._advertised)
-                async with open_host_links(self._proc, place) as self.links:
-                    self.links.door.on_stranger = self._stranger
-                    async with trio.open_nursery() as self._nursery:
-                        self.ready.set()
-                        await self._release.wait()
-        except Exception as error:
-            if self.ready.is_set():
-                raise
-            self.errors += [one for one in leaves(error) if isinstance(one, Exception)]
-        finally:
-            self.ready.set()
-            self.closed.set()
+        """Let hosts in until it is released, and keep them until they are released or lost."""
+        number = await (address_towards() if self._interface is None else address_of(self._interface))
+        place = DoorPlace(number, self._port, self._advertised)
+        async with open_host_links(self._proc, place) as self.links:
+            self.links.door.on_stranger = self._stranger
+            async with trio.open_nursery() as self._nursery:
+                self.ready.set()
+                await self.release.wait()
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -119,7 +91,7 @@ class DoorRun:
 
     def came(self, host: DoorHost) -> bool:
         """Keep a host that has joined; False when the door is being closed."""
-        if self._release.is_set():
+        if self.release.is_set():
             return False
         self._hosts.add(host)
         self._nursery.start_soon(host.run, self._proc)

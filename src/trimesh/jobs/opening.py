@@ -11,6 +11,7 @@ JR-2 The end of an agent, of its session or of its spawner is the loss of its ho
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 
@@ -38,19 +39,11 @@ async def open_job(job: Job) -> AsyncGenerator[HostMesh, None]:
     """Enter a job; see `Job`."""
     async with open_hosts_proc(pickled=None if job.pickle is None else job.pickle == "on") as proc:
         run = JobRun(proc, job)
-        proc.nursery.start_soon(run.run)
-        try:
+        async with run.begun():
             with showing(proc, f"starting the hosts of {job!r}", len(run.whole)) as run.progress:
-                await run.ready.wait()
-            if run.errors:
-                raise MeshErrorGroup(f"{job!r} could not be started", run.errors, mesh="hosts")
+                await run.wait_ready(f"{job!r} could not be started")
             async with own_job_hosts(proc, run.hosts, job.parts if job.is_named else {}) as hosts:
                 yield hosts
-        finally:
-            run.leave()
-            _, interrupt = await run_to_end(run.closed.wait)
-            if interrupt is not None:
-                raise interrupt
 
 
 @asynccontextmanager
@@ -73,51 +66,57 @@ async def own_job_hosts(
         yield HostMesh(owned, JobHosts(whole, whole, parts, ManyHosts(tuple(hosts))))
 
 
-class JobRun:
-    """One run of a job.
+class HostsRun(ABC):
+    """What owns links to hosts, in a task of the runtime: it becomes ready or fails, is left, and is closed.
 
     Attributes:
-        whole: The mesh of its hosts.
-        hosts: In order, once they are ready.
-        errors: Why it could not be started.
-        ready: Set when all hosts are ready, or it is known that they will not be.
-        release: Set when they are not used any more.
+        errors: Why it could not be had.
+        ready: Set when it can be used, or it is known that it never can.
+        release: Set when it is not used any more.
         closed: Set when nothing of it is left.
-        progress: How many hosts are ready, while it is waited for.
     """
 
-    def __init__(self, proc: Proc, job: Job) -> None:
-        self.job = job
-        self.launcher: Launcher = job.launcher()
-        self.whole = Region(Extent(hosts=sum(job.parts.values())))
-        self.hosts: list[RemoteHost] = []
+    def __init__(self, proc: Proc) -> None:
         self.errors: list[Exception] = []
         self.ready = trio.Event()
         self.release = trio.Event()
         self.closed = trio.Event()
-        self.scope = trio.CancelScope()
-        self.progress: ShownProgress | None = None
         self._proc = proc
-        self._slots = list[HostSlot]()
+        self._scope = trio.CancelScope()
+
+    @asynccontextmanager
+    async def begun(self) -> AsyncGenerator[None, None]:
+        """Run it beside the body; after that nothing of it is left."""
+        self._proc.nursery.start_soon(self._run_to_end)
+        try:
+            yield
+        finally:
+            self.leave()
+            _, interrupt = await run_to_end(self.closed.wait)
+            if interrupt is not None:
+                raise interrupt
+
+    async def wait_ready(self, failure: str) -> None:
+        """Wait until it can be used.
+
+        Raises:
+            MeshErrorGroup: With the text `failure` and `errors`, when it never can.
+        """
+        await self.ready.wait()
+        if self.errors:
+            raise MeshErrorGroup(failure, self.errors, mesh="hosts")
 
     def leave(self) -> None:
         """Leave it; if it is not ready yet, start no more of it."""
         if not self.ready.is_set():
-            self.scope.cancel(reason="the block of the job is left before it has begun")
+            self._scope.cancel(reason="the block of the hosts is left before it has begun")
         self.release.set()
 
     @trio.lowlevel.enable_ki_protection
-    async def run(self) -> None:
-        """Run it from start to end; what goes wrong until it is ready is in `errors`."""
+    async def _run_to_end(self) -> None:
         try:
-            with self.scope:
-                async with self.launcher.open():
-                    place = DoorPlace(self.launcher.interface)
-                    async with open_host_links(self._proc, place) as links, trio.open_nursery() as nursery:
-                        nursery.start_soon(self._time_out)
-                        self._slots = [HostSlot(self, links, rank) for rank in range(len(self.whole))]
-                        for slot in self._slots:
-                            nursery.start_soon(slot.run, self._proc)
+            with self._scope:
+                await self.run()
         except Exception as error:
             if self.ready.is_set():
                 raise
@@ -125,6 +124,39 @@ class JobRun:
         finally:
             self.ready.set()
             self.closed.set()
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Set `ready` in time, and return when nothing is left after `release`; it is cancelled until it is ready."""
+
+
+class JobRun(HostsRun):
+    """One run of a job.
+
+    Attributes:
+        whole: The mesh of its hosts.
+        hosts: In order, once they are ready.
+        progress: How many hosts are ready, while it is waited for.
+    """
+
+    def __init__(self, proc: Proc, job: Job) -> None:
+        super().__init__(proc)
+        self.job = job
+        self.launcher: Launcher = job.launcher()
+        self.whole = Region(Extent(hosts=sum(job.parts.values())))
+        self.hosts: list[RemoteHost] = []
+        self.progress: ShownProgress | None = None
+        self._slots = list[HostSlot]()
+
+    async def run(self) -> None:
+        """Start the agents, and keep their hosts until they are released or lost."""
+        async with self.launcher.open():
+            place = DoorPlace(self.launcher.interface)
+            async with open_host_links(self._proc, place) as links, trio.open_nursery() as nursery:
+                nursery.start_soon(self._time_out)
+                self._slots = [HostSlot(self, links, rank) for rank in range(len(self.whole))]
+                for slot in self._slots:
+                    nursery.start_soon(slot.run, self._proc)
 
     async def _time_out(self) -> None:
         with trio.move_on_after(limits.HOST_JOIN_SECONDS):
@@ -138,7 +170,7 @@ class JobRun:
         """Learn that a host cannot be had."""
         if not self.ready.is_set():
             self.errors.append(error)
-            self.scope.cancel(reason="a host cannot be had")
+            self._scope.cancel(reason="a host cannot be had")
 
     def became_ready(self) -> None:
         """Learn that one more host is ready."""
