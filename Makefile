@@ -46,7 +46,7 @@ native_sources := $(shell find build.zig build.zig.zon native -type f 2>/dev/nul
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test check lint format types mypy pyright layers zig-check races fuzz bench bench-smoke stress soak \
-	soak-proc soak-alone tensor-fuzz tensor-training mutate mutations test-verbs seeds fresh-seeds scenarios build-native wheel coverage \
+	soak-proc soak-alone tensor-fuzz trainings-fuzz tensor-training mutate mutations test-verbs seeds fresh-seeds scenarios build-native wheel coverage \
 	setup setup-dev clean site tutorial release
 
 help:  ## show this list
@@ -168,6 +168,9 @@ soak: setup  ## SCHEDULES of a WORKLOAD (mixed, pool, loop) in simulation, every
 
 tensor-fuzz: setup  ## PROGRAMS of random operations on global tensors, compared with plain torch
 	$(PY) -m tests.tensor.judge --programs $(PROGRAMS) --first-seed $(FIRST_SEED) --seconds $(SECONDS)
+
+trainings-fuzz: setup  ## PROGRAMS random trainings under plans, pipelines and checkpoints, compared with plain torch
+	$(PY) -m tests.tensor.trainings --trainings $(PROGRAMS) --first-seed $(FIRST_SEED) --seconds $(SECONDS)
 
 tensor-training: setup  ## a whole GPT under each plan, a kill and a resume, STEPS each, beside plain torch; minutes
 	$(PY) -m tests.tensor.whole_gpt --steps $(STEPS)

@@ -160,3 +160,25 @@ async def test_an_optimizer_of_parts_takes_no_closure() -> None:
         with pytest.raises(TypeError, match="without a closure"):
             optimizer.step(lambda: 0.0)
         assert [id(one) for one in optimizer.param_groups[0]["params"]] == [id(one) for one in model.parameters()]
+
+
+@pytest.mark.real
+async def test_an_optimizer_of_parts_has_its_parameters_back_after_a_step_that_fails() -> None:
+    async with this_host().spawn_procs({"dp": 2}, preload=PRELOAD) as procs:
+        model: Any = trimesh.module_to_mesh(nn.Linear(4, 6), procs, ParallelPlan.optimizer_sharded("dp"))
+        for has_schedule_first in (False, True):
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+            if has_schedule_first:
+                torch.optim.lr_scheduler.ConstantLR(optimizer)
+                trimesh.optimizer_to_mesh(optimizer)
+            else:
+                trimesh.optimizer_to_mesh(optimizer)
+                torch.optim.lr_scheduler.ConstantLR(optimizer)
+            model(trimesh.distribute(torch.ones(8, 4), procs, ["dp", None])).sum().backward()
+            optimizer.step()
+            optimizer.param_groups[0]["lr"] = None
+            with pytest.raises(TypeError):
+                optimizer.step()
+            assert [id(one) for one in optimizer.param_groups[0]["params"]] == [id(one) for one in model.parameters()]
+            assert {id(one) for one in optimizer.state} == {id(one) for one in model.parameters()}
+            assert optimizer.state_dict()["state"].keys() == {0, 1}

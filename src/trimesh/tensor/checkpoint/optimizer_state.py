@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -49,13 +49,15 @@ def parameters_by_name(optimizer: torch.optim.Optimizer, names: Mapping[int, str
     return {names[id(one)]: (one, group) for group in optimizer.param_groups for one in group["params"]}
 
 
+_COUNTED: Final = frozenset({"step", "eta", "mu", "mu_product"})
+"""Names of numbers that torch's optimizers count in this process, unless they are fused or capturable."""
+
+
 def is_on_mesh(name: str, size: tuple[int, ...], parameter: Any, group: Mapping[str, Any]) -> bool:
     """Whether what an optimizer keeps of a parameter under some name is on the parameter's mesh."""
     if not isinstance(parameter, MeshTensor):
         return False
-    if size == tuple(parameter.size()) and size:
-        return True
-    return not (name == "step" and not group.get("fused") and not group.get("capturable"))
+    return bool(size) or name not in _COUNTED or bool(group.get("fused") or group.get("capturable"))
 
 
 def load_by_name(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import wraps
+from types import MethodType
 from typing import Any, Final
 
 import attrs
@@ -94,6 +96,25 @@ def update_parts(optimizer: torch.optim.Optimizer) -> None:
         updating = _updating[optimizer] = _Updating()
         optimizer.register_step_pre_hook(updating.begin)
         optimizer.register_step_post_hook(updating.end)
+        _end_after_errors(optimizer, updating)
+
+
+def _end_after_errors(optimizer: torch.optim.Optimizer, updating: _Updating) -> None:
+    """Call `end` also after a step that fails, for which torch has no hook."""
+    before: Any = optimizer.step
+    function: Any = getattr(before, "__func__", None)  # None once a schedule has wrapped it
+    of = weakref.ref(optimizer)  # without a cycle
+
+    @wraps(before)
+    def step(_: Any, *args: Any, **kwargs: Any) -> Any:
+        found = of()
+        assert found is not None
+        try:
+            return function(found, *args, **kwargs) if function is not None else before(*args, **kwargs)
+        finally:
+            updating.end(found)
+
+    vars(optimizer)["step"] = MethodType(step, weakref.proxy(optimizer))  # a method: schedules ask for its function
 
 
 class _Updating:
@@ -109,16 +130,28 @@ class _Updating:
                 "an optimizer that updates parts steps without a closure, which would compute with parameters that are "
                 "not updated yet: write loss.backward() before optimizer.step()"
             )
-        self.end(optimizer)  # a step that has failed
         with torch.no_grad():
             for group in optimizer.param_groups:
                 group["params"] = [self._part(optimizer, one) for one in group["params"]]
 
     def end(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Give the optimizer its parameters back, with what was computed; once for each step, later calls do nothing.
+
+        Groups and state are right again before anything is moved, which fails where a process has ended.
+        """
+        whole, self._whole = self._whole, {}
+        state: Any = optimizer.state
+        for group in optimizer.param_groups:
+            group["params"] = [whole.get(one, one) for one in group["params"]]
+        for part, parameter in whole.items():
+            if part in state:
+                state[parameter] = state.pop(part)
+                for value in state[parameter].values():
+                    if isinstance(value, MeshTensor):
+                        self._laid[value] = True
         with torch.no_grad():
-            for group in optimizer.param_groups:
-                group["params"] = [self._joined(optimizer, one) for one in group["params"]]
-        self._whole.clear()
+            for part, parameter in whole.items():
+                parameter.copy_(redistribute(part.detach(), _shares[parameter].own))
 
     def _part(self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> nn.Parameter:
         shares = _shares.get(parameter)
@@ -135,16 +168,3 @@ class _Updating:
                 if isinstance(value, MeshTensor) and value.size() == part.size() and value not in self._laid:
                     state[part][name] = redistribute(value, shares.part)
         return part
-
-    def _joined(self, optimizer: torch.optim.Optimizer, part: nn.Parameter) -> nn.Parameter:
-        parameter = self._whole.get(part)
-        if parameter is None:
-            return part
-        parameter.copy_(redistribute(part.detach(), _shares[parameter].own))
-        state: Any = optimizer.state
-        if part in state:
-            state[parameter] = state.pop(part)
-            for value in state[parameter].values():
-                if isinstance(value, MeshTensor):
-                    self._laid[value] = True
-        return parameter
