@@ -86,6 +86,11 @@ async def test_what_is_sent_on_two_ranks_is_what_was_explained() -> None:
         model.blocks[1].norm1.register_forward_hook(lambda _part, _args, made: seen.append(made.detach()))
         model(trimesh.distribute(torch.zeros(8, LENGTH).long(), procs))
         assert await trimesh.placements(seen[0]) == [None, "gpus", None]
+        model, _ = await check_steps(procs, ParallelPlan.context("gpus"), gpt, [None, "gpus"])
+        seen.clear()
+        model.blocks[1].mlp.down.register_forward_hook(lambda _part, _args, made: seen.append(made.detach()))
+        model(trimesh.distribute(torch.zeros(8, LENGTH).long(), procs, [None, "gpus"]))
+        assert await trimesh.placements(seen[0]) == [None, "gpus", None]
         experts = ParallelPlan.expert("gpus", ["0.experts"])
         model, _ = await check_steps(procs, experts, mixture, ["gpus", None, None])
         assert await trimesh.placements(model[0].experts.up) == ["gpus", None, None]
@@ -98,6 +103,7 @@ async def test_what_is_sent_on_four_ranks_is_what_was_explained() -> None:
         tensor = ParallelPlan.tensor("tp", columns=COLUMNS, rows=ROWS, sequence=True)
         await check_steps(procs, tensor | ParallelPlan.data("dp"), gpt, ["dp", None])
         await check_steps(procs, tensor | ParallelPlan.optimizer_sharded("dp", gradients=True), gpt, ["dp", None])
+        await check_steps(procs, ParallelPlan.context("tp") | ParallelPlan.data("dp"), gpt, ["dp", "tp"])
         experts = ParallelPlan.expert("tp", ["0.experts"]) | ParallelPlan.data("dp")
         await check_steps(procs, experts, mixture, [("dp", "tp"), None, None])
 
@@ -115,6 +121,19 @@ def test_an_explanation_with_an_example_counts_activations() -> None:
     assert "with activations cut along 'tp'" in repr(plan)
     with pytest.raises(ShapeError, match=r"must fit a parameter or buffer, got 'x\.\*'"):
         (plan | ParallelPlan.expert("tp", ["x"])).explain(model, {"tp": 4})
+
+
+def test_an_explanation_counts_the_attention_of_contexts() -> None:
+    model, example = gpt()
+    explained = ParallelPlan.context("cp").explain(model, {"cp": 4}, [example])
+    # Keys and values of 8 x 8 x 16 floats, in two layers, go forth twice and their gradients back.
+    assert explained.moved["cp"].activations == 8 * 8 * 16 * 4 * 2 * 2 * 3 * 3 // 4
+    assert explained.moved["cp"].reduced > 0
+    both = ParallelPlan.context("cp") | ParallelPlan.tensor("tp", columns=["*.q"])
+    assert both.explain(model, {"cp": 2, "tp": 2}).activations is None
+    with pytest.raises(ShapeError, match=r"where heads are whole, and parameters are cut along \['tp'\]"):
+        both.explain(model, {"cp": 2, "tp": 2}, [example])
+    assert "ParallelPlan.context('cp')" in repr(both)
 
 
 def test_optimizers_keep_parts_of_what_can_be_cut() -> None:

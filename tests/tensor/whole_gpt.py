@@ -68,6 +68,7 @@ def cases(ranks: int) -> list[Case]:
         Case("optimizer and gradients sharded", one, ParallelPlan.optimizer_sharded("dp", gradients=True), rows),
         Case("tensor", {"tp": ranks}, tensor, None),
         Case("sequence", {"tp": ranks}, sequence, None),
+        Case("context", {"cp": ranks}, ParallelPlan.context("cp"), [None, "cp"]),
         Case("pipeline", {"pp": ranks}, ParallelPlan(), [], ranks),
     ]
     if ranks % 2 == 0 and ranks > 2:
@@ -75,9 +76,15 @@ def cases(ranks: int) -> list[Case]:
         found += [
             Case("fully sharded, tensor", both, tensor | ParallelPlan.fully_sharded("dp"), rows),
             Case("data, sequence", both, sequence | ParallelPlan.data("dp"), rows),
+            Case("fully sharded, context", *_sharded_in_context(ranks)),
             Case("pipeline, fully sharded", {"pp": 2, "dp": ranks // 2}, ParallelPlan.fully_sharded("dp"), ["dp"], 2),
         ]
     return found
+
+
+def _sharded_in_context(ranks: int) -> tuple[dict[str, int], ParallelPlan, list[str]]:
+    plan = ParallelPlan.fully_sharded("dp") | ParallelPlan.context("cp")
+    return {"dp": ranks // 2, "cp": 2}, plan, ["dp", "cp"]
 
 
 def cross_entropy(logits: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
@@ -217,7 +224,7 @@ async def difference_after_kill(steps: int, saved: int, killed: int, expected: S
     Returns:
         The largest difference, of what was seen after the checkpoint, and of all parameters and averages.
     """
-    before, after = cases(2)[1], cases(4)[-3]
+    before, after = cases(2)[1], cases(4)[-4]
     with TemporaryDirectory() as directory:
         path = Path(directory) / "saved"
         try:

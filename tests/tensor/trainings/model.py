@@ -17,15 +17,22 @@ HEADS: Final = 2
 
 
 class Attention(nn.Module):
-    def __init__(self, width: int, *, is_causal: bool) -> None:
+    """Causal, or with a mask of its own: of each row and the one before it."""
+
+    mask: Tensor | None
+
+    def __init__(self, width: int, *, is_causal: bool = False, length: int = 0) -> None:
         super().__init__()
         self.is_causal = is_causal
+        places = torch.arange(length)
+        apart = places[:, None] - places
+        self.register_buffer("mask", (apart >= 0) & (apart < 2) if length else None)
         self.q, self.k, self.v = (nn.Linear(width, width, bias=False) for _ in range(3))
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (one(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in (self.q, self.k, self.v))
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=self.mask, is_causal=self.is_causal)
         out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return out
 
@@ -105,6 +112,8 @@ def part_of(name: str, width: int, length: int) -> nn.Module:
             return Around(part_of(name.removeprefix(kind + " "), width, length), kind)
     if name == "experts":
         return MixtureOfExperts(4, width, room=max(1, length // 2))
+    if name == "masked attention":
+        return Attention(width, length=length)
     return _PARTS[name](width)
 
 
@@ -113,7 +122,7 @@ _PARTS: Final[dict[str, Callable[[int], nn.Module]]] = {
     "linear no bias": lambda width: nn.Linear(width, width, bias=False),
     "mlp": lambda width: MLP(width, is_gated=False),
     "swiglu": lambda width: MLP(width, is_gated=True),
-    "attention": lambda width: Attention(width, is_causal=False),
+    "attention": Attention,
     "causal attention": lambda width: Attention(width, is_causal=True),
     "layer norm": nn.LayerNorm,
     "rms norm": nn.RMSNorm,
@@ -189,6 +198,7 @@ _LOSSES: Final[dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
     "cross entropy": _of_classes,
     "smoothed": partial(_of_classes, label_smoothing=0.1),
     "some ignored": partial(_of_classes, ignore_index=1),
+    "of rows": lambda made, goal: nn.functional.cross_entropy(made.transpose(1, 2), goal),
 }
 
 

@@ -205,6 +205,8 @@ def _optimizer(training: Training, module: nn.Module, taken: set[int]) -> torch.
 
 def _failing_step(optimizer: torch.optim.Optimizer) -> None:
     """Let a step fail on its way, as one with a wrong rate does."""
+    if isinstance(optimizer, torch.optim.ASGD) and not optimizer.state:
+        return  # it would have made half of its state, without which torch's own fails ever after
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = None
@@ -271,6 +273,8 @@ def plan_of(training: Training, phase: Phase) -> ParallelPlan:
                 columns = fitting("*.up", "*.gate", "*.q", "*.k", "*.v", *more)
                 rows = fitting("*.down", "*.out")
                 plan |= ParallelPlan.tensor(label, columns=columns, rows=rows, sequence=kind == "sequence")
+            case "context":
+                plan |= ParallelPlan.context(label)
             case "experts":
                 plan |= ParallelPlan.expert(label, fitting("*.experts"))
             case _:
@@ -279,7 +283,7 @@ def plan_of(training: Training, phase: Phase) -> ParallelPlan:
 
 
 async def _begun(training: Training, phase: Phase, procs: ProcMesh) -> Side:
-    plan, labels = plan_of(training, phase), phase.batch_labels
+    plan, placements = plan_of(training, phase), phase.placements
     model = made(training)
     if phase.stages:
         pipeline = Pipeline(
@@ -289,13 +293,13 @@ async def _begun(training: Training, phase: Phase, procs: ProcMesh) -> Side:
             microbatches=training.microbatches,
             schedule=phase.schedule,  # type: ignore[arg-type]
             plan=plan,
-            inputs=[labels],
+            inputs=placements,
         )
         return Side(training, pipeline.stages, lambda one: one, trimesh.fetch, pipeline)
     module = trimesh.module_to_mesh(model, procs, plan)
 
     def put(one: Tensor) -> Any:
-        return trimesh.distribute(one, procs, [labels or None, *[None] * (one.ndim - 1)])
+        return trimesh.distribute(one, procs, [*placements, None][: one.ndim])
 
     return Side(training, [module], put, trimesh.fetch)
 

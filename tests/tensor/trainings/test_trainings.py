@@ -23,7 +23,7 @@ def test_a_seed_is_the_same_training_each_time() -> None:
 def test_all_that_trainings_are_made_of_is_drawn() -> None:
     every = [generate(seed) for seed in range(400)]
     kinds = {kind for one in every for phase in one.phases for kind in phase.kinds.values()}
-    assert {"whole", "data", "sharded", "optimizer", "gradients", "tensor", "sequence", "experts"} <= kinds
+    assert {"whole", "data", "sharded", "optimizer", "gradients", "tensor", "sequence", "experts", "context"} <= kinds
     assert {step.event for one in every for phase in one.phases for step in phase.steps} == {"", *EVENTS}
     drawn = {part for one in every for part in one.parts}
     assert all(any(one.endswith(part) for one in drawn) for part in PARTS)

@@ -10,12 +10,13 @@ import msgspec
 import msgspec.structs
 
 PARTS: Final = (
-    "linear", "linear no bias", "mlp", "mlp", "swiglu", "attention", "attention", "causal attention", "layer norm",
+    "linear", "linear no bias", "mlp", "mlp", "swiglu", "attention", "causal attention",
+    "masked attention", "layer norm",
     "rms norm", "dropout", "experts", "convolution", "batch norm", "group norm", "weight norm", "twice", "scale",
 )  # fmt: skip
 AROUND: Final = ("", "", "residual ", "residual ", "residual ", "checkpointed ", "frozen ")
-LOSSES: Final = ("mse", "mse sum", "l1", "huber", "squares", "cross entropy", "smoothed", "some ignored")
-OF_CLASSES: Final = ("cross entropy", "smoothed", "some ignored")
+LOSSES: Final = ("mse", "mse sum", "l1", "huber", "squares", "cross entropy", "smoothed", "some ignored", "of rows")
+OF_CLASSES: Final = ("cross entropy", "smoothed", "some ignored", "of rows")
 OPTIMIZERS: Final = (
     ("SGD", {"lr": 0.1}),
     ("SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
@@ -71,6 +72,12 @@ class Phase(msgspec.Struct, frozen=True):
     def batch_labels(self) -> tuple[str, ...]:
         """Labels that batches are cut along."""
         return tuple(label for label, kind in self.kinds.items() if kind in OF_BATCH)
+
+    @property
+    def placements(self) -> list[tuple[str, ...] | None]:
+        """How batches lie: their first two dimensions."""
+        context = tuple(label for label, kind in self.kinds.items() if kind == "context")
+        return [self.batch_labels or None, context or None]
 
 
 class Training(msgspec.Struct, frozen=True):
@@ -168,6 +175,7 @@ def _learns(part: str) -> bool:
 def _phase(draw: random.Random, parts: Sequence[str], stages: int) -> Phase:
     extent = {"a": draw.choice([1, 2])} if stages else dict(draw.choice(MESHES))
     kinds: list[str] = ["whole", "data", "data", "sharded", "sharded", "optimizer", "optimizer", "gradients"]
+    kinds += ["context"] * (4 if any("attention" in one for one in parts) else 1)
     if not stages:
         if any(one.endswith(CUT_LINEAR) for one in parts):
             kinds += ["tensor", "tensor", "tensor", "sequence", "sequence"]

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import attrs
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from trimesh.errors import ShapeError
 from trimesh.tensor.parallel.ring import ring_bytes
@@ -73,6 +74,7 @@ def activations_sent(
     example: Sequence[torch.Tensor],
     extent: Mapping[str, int],
     batch: Sequence[str],
+    contexts: Sequence[str] = (),
 ) -> dict[str, int]:
     """Return what a rank sends of activations in a forward and a backward pass, by label.
 
@@ -82,17 +84,36 @@ def activations_sent(
         example: Its inputs, whole.
         extent: Of the mesh.
         batch: Labels that its inputs are cut along; each divides what a rank has.
+        contexts: Those of them along which the sequence is.
     """
     counting = _Counting(extent, batch)
-    if not exchanges:
+    if not exchanges and not contexts:
         return counting.found
     twin = copy.deepcopy(module).to("meta")
     for name, part in twin.named_modules():
         for one in exchanges:
             if one.fits(name, part):
                 counting.follow(part, one)
-    twin(*(one.to("meta") for one in example))
+    with _Attention(counting, contexts):
+        twin(*(one.to("meta") for one in example))
     return counting.found
+
+
+class _Attention(TorchFunctionMode):
+    """Sees each attention of a module, and counts what a plan of contexts moves for it."""
+
+    def __init__(self, counting: _Counting, contexts: Sequence[str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._counting, self._contexts = counting, contexts
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function."""
+        named = kwargs or {}
+        if func is nn.functional.scaled_dot_product_attention:
+            query, key, value = [*args, *(named[name] for name in ("query", "key", "value")[len(args) :])][:3]
+            for label in self._contexts:
+                self._counting.attention(label, query, (key, value))
+        return func(*args, **named)
 
 
 class _Counting:
@@ -109,6 +130,14 @@ class _Counting:
             part.register_forward_pre_hook(lambda _, args: self._count_all(one, args))
         else:
             part.register_forward_hook(lambda _part, _args, made: self._count_all(one, (made,)))
+
+    def attention(self, label: str, query: torch.Tensor, keys: Sequence[torch.Tensor]) -> None:
+        """Count keys and values that are brought together along a label, and their gradients."""
+        others = prod(self._extent[one] for one in self._batch if one != label)
+        has_gradient = query.requires_grad or any(one.requires_grad for one in keys)
+        for one in keys:
+            sent = ring_bytes(one.numel() * one.element_size() // others, self._extent[label])
+            self.found[label] += sent * (3 if has_gradient else 1)
 
     def _count_all(self, one: Exchange, values: Sequence[Any]) -> None:
         for value in values:

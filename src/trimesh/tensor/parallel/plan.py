@@ -59,7 +59,7 @@ class ParallelPlan:
         >>> model = trimesh.module_to_mesh(model, procs, plan)
     """
 
-    __slots__ = ("_batch", "_exchanges", "_partial", "_rules", "_sharded", "_shared", "_shown")
+    __slots__ = ("_batch", "_contexts", "_exchanges", "_partial", "_rules", "_sharded", "_shared", "_shown")
 
     def __init__(self, patterns: Mapping[str, Where] | None = None) -> None:
         self._rules = tuple(PatternRule(pattern, where) for pattern, where in (patterns or {}).items())
@@ -68,6 +68,7 @@ class ParallelPlan:
         self._shared: tuple[tuple[str, bool], ...] = ()
         self._partial: tuple[str, ...] = ()
         self._exchanges: tuple[Exchange, ...] = ()
+        self._contexts: tuple[str, ...] = ()
         self._shown: tuple[str, ...] = ()
 
     @classmethod
@@ -161,6 +162,23 @@ class ParallelPlan:
         shown = (f"ParallelPlan.expert({label!r}, {names})",)
         return cls()._changed(rules=rules, exchanges=tuple(exchanges), partial=(label,), shown=shown)
 
+    @classmethod
+    def context(cls, label: str) -> Self:
+        """Return a plan in which the ranks along `label` share out the sequence of every input.
+
+        It places nothing: `distribute` cuts the inputs (`[None, "cp"]`: batch, sequence). Linear layers, norms and
+        whatever else computes place by place does so on parts. For `scaled_dot_product_attention` a rank has the
+        queries of its places; keys and values are brought together, in the backward pass once more, and their gradients
+        are added up part by part. With `is_causal` a rank does not compute what comes after its places: the last one
+        has most to do. A loss that folds batch and sequence brings its inputs together; `cross_entropy` of
+        `logits.transpose(1, 2)` does not.
+
+        Args:
+            label: A dimension of the mesh.
+        """
+        shown = (f"ParallelPlan.context({label!r})",)
+        return cls()._changed(contexts=(label,), partial=(label,), shown=shown)
+
     def __or__(self, other: ParallelPlan) -> Self:
         """Return what both say."""
         if not isinstance(other, ParallelPlan):
@@ -172,6 +190,7 @@ class ParallelPlan:
             shared=other._shared,
             partial=other._partial,
             exchanges=other._exchanges,
+            contexts=other._contexts,
             shown=other._shown,
         )
 
@@ -190,6 +209,11 @@ class ParallelPlan:
     def exchanges(self) -> tuple[Exchange, ...]:
         """What it does to activations."""
         return self._exchanges
+
+    @property
+    def contexts(self) -> tuple[str, ...]:
+        """Labels that the sequence of inputs is cut along."""
+        return self._contexts
 
     def scatters_gradients(self, label: str) -> bool:
         """Whether gradients are added up part by part in each backward pass, of what is whole along a label."""
@@ -218,8 +242,25 @@ class ParallelPlan:
         activations = None
         if example is not None:
             cut = (*self._batch, *self._partial)
-            activations = activations_sent(module, self._exchanges, example, extent, cut)
+            activations = activations_sent(
+                module, self._exchanges, example, extent, cut, self._countable(lying, extent)
+            )
         return Explanation(lying, extent, self._batch, self._partial, activations)
+
+    def _countable(self, lying: Sequence[Lying], extent: Mapping[str, int]) -> tuple[str, ...]:
+        """Return the labels whose attention can be counted.
+
+        Raises:
+            ShapeError: Heads may be cut, too.
+        """
+        cut = {label for one in lying for label, dim in zip(extent, one.cuts, strict=True) if dim != WHOLE}
+        others = sorted(cut - {label for one in lying for label in one.gathered})
+        if self._contexts and others:
+            raise ShapeError(
+                f"explain counts the attention of ParallelPlan.context where heads are whole, and parameters are cut "
+                f"along {others}: call it without an example"
+            )
+        return self._contexts
 
     def resolved(self, tensors: Sequence[NamedTensor], extent: Mapping[str, int]) -> list[Lying]:
         """Return how each tensor lies.
@@ -278,6 +319,7 @@ class ParallelPlan:
         shared: tuple[tuple[str, bool], ...] = (),
         partial: tuple[str, ...] = (),
         exchanges: tuple[Exchange, ...] = (),
+        contexts: tuple[str, ...] = (),
         shown: tuple[str, ...] = (),
     ) -> Self:
         made = type(self)()
@@ -287,6 +329,7 @@ class ParallelPlan:
         made._shared = tuple(dict.fromkeys(self._shared + shared))
         made._partial = tuple(dict.fromkeys(self._partial + partial))
         made._exchanges = self._exchanges + exchanges
+        made._contexts = tuple(dict.fromkeys(self._contexts + contexts))
         made._shown = self._shown + shown
         return made
 

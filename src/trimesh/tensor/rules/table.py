@@ -7,9 +7,11 @@ from typing import Final
 
 from trimesh.tensor.rules.composed import COMPOSED
 from trimesh.tensor.rules.operators import (
+    attention,
     dimension,
     factory,
     index,
+    linear,
     listed,
     matmul,
     network,
@@ -23,7 +25,9 @@ ROWS: Final[Sequence[Row]] = (
     *pointwise.ROWS,
     *reduction.ROWS,
     *matmul.ROWS,
+    *linear.ROWS,
     *dimension.ROWS,
+    *attention.ROWS,
     *network.ROWS,
     *view.ROWS,
     *index.ROWS,

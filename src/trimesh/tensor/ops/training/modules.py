@@ -16,6 +16,7 @@ from trimesh.tensor.controller.team import Team
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.ops.global_tensor import checked_team, put, put_like, redistribute
 from trimesh.tensor.ops.training.exchanging import exchange_around
+from trimesh.tensor.ops.training.linear_layers import keep_dimensions
 from trimesh.tensor.ops.training.optimizer_parts import add_in_parts, share_out, update_parts
 from trimesh.tensor.parallel.exchanges import check_exchanges
 from trimesh.tensor.parallel.explanation import Lying
@@ -83,6 +84,8 @@ def module_to_mesh(module: M, mesh: ProcMesh, plan: ParallelPlan | Patterns | No
         _gather_when_it_runs(part, gathered, team)
     if isinstance(plan, ParallelPlan):
         exchange_around(module, plan.exchanges)
+        if plan.contexts:
+            keep_dimensions(module)
         share_out(plan, [(moved[id(one.named.tensor)], one) for one in lying if one.shared], team)
         for one in lying:
             if one.named.is_parameter and one.named.needs_gradient and not one.gathered:

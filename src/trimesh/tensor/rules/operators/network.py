@@ -1,4 +1,4 @@
-"""Losses, attention and convolutions."""
+"""Losses and convolutions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from trimesh.tensor.protocol.placement import WHOLE
-from trimesh.tensor.rules.call import GlobalMeta, OperatorCall, Strategy
+from trimesh.tensor.rules.call import OperatorCall, Strategy
 from trimesh.tensor.rules.cuts import SUM
 from trimesh.tensor.rules.row import Row, words
 
@@ -35,23 +35,6 @@ def _offer_nll_backward(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
         yield call.strategy(
             {value.index: at, target.index: cut, grad.index: cut if call["reduction"] == _NONE else WHOLE}, [at]
         )
-
-
-def _offer_attention(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
-    """Batch and heads may be cut; a mask, where it has them."""
-    query, mask = call["query"], call["attn_mask"]
-    if call["dropout_p"] or query.ndim != 4:
-        return
-    for cut in (0, 1):
-        args = {meta.index: cut for meta in call.metas}
-        if any(meta.size[cut] != query.size[cut] for meta in call.metas if meta is not mask):
-            continue
-        if isinstance(mask, GlobalMeta):
-            own = cut - (4 - mask.ndim)
-            args[mask.index] = own if own >= 0 and mask.size[own] == query.size[cut] else WHOLE
-        at = [one.size.index(query.size[cut]) if cut >= one.ndim else cut for one in call.results]
-        if all(one.size[where] == query.size[cut] for one, where in zip(call.results, at, strict=True)):
-            yield call.strategy(args, at)
 
 
 def _offer_convolution(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
@@ -86,14 +69,6 @@ ROWS: Final = (
         words("nll_loss_backward nll_loss2d_backward"),
         _offer_nll_backward,
         "all but classes",
-        _FIRST,
-        takes_empty=False,
-    ),
-    Row(
-        "attention",
-        words("_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward"),
-        _offer_attention,
-        "batch and heads, without dropout",
         _FIRST,
         takes_empty=False,
     ),
