@@ -103,7 +103,7 @@ class _Attention(TorchFunctionMode):
     """Sees each attention of a module, and counts what a plan of contexts moves for it."""
 
     def __init__(self, counting: _Counting, contexts: Sequence[str]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._counting, self._contexts = counting, contexts
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

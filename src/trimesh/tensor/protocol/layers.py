@@ -12,7 +12,8 @@ import torch
 
 NAMESPACE: Final = "trimesh_tensor"
 
-_library: Final = torch.library.Library(NAMESPACE, "DEF")
+_of_torch: Final[Any] = torch.library
+_library: Final = _of_torch.Library(NAMESPACE, "DEF")
 _library.define("linear_layer(Tensor input, Tensor weight, Tensor? bias) -> Tensor")
 _library.define("linear_weight_gradient(Tensor grad, Tensor input) -> Tensor")
 
