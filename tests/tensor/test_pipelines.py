@@ -15,7 +15,14 @@ torch = pytest.importorskip("torch", reason="torch is an extra")
 from tests.tensor.gpt import GPT, LENGTH, VOCABULARY, Stage, optimizer_of  # noqa: E402 - after the skip
 
 from trimesh.tensor import ParallelPlan, Pipeline  # noqa: E402
-from trimesh.tensor.parallel.schedule import Schedule, issue_order, kept_most  # noqa: E402
+from trimesh.tensor.parallel.schedule import (  # noqa: E402
+    Schedule,
+    Turn,
+    idle_share,
+    issue_order,
+    kept_most,
+    turns_of_ranks,
+)
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]  # a minute beside much other load
 
@@ -42,6 +49,53 @@ def test_every_micro_batch_goes_forth_and_back_once(schedule: Schedule, stages: 
     for stage in range(stages):
         kept = kept_most([one for one in order if one.stage == stage])
         assert kept == (batches if schedule == "gpipe" else min(batches, stages - stage))
+
+
+@pytest.mark.parametrize(("ranks", "each"), [(1, 2), (2, 1), (2, 2), (2, 3), (4, 2), (3, 4)])
+@pytest.mark.parametrize("batches", [1, 2, 3, 8, 12])
+def test_interleaved_stages_go_forth_and_back_in_the_order_of_their_ranks(ranks: int, each: int, batches: int) -> None:
+    stages = ranks * each
+    order = issue_order("interleaved", stages, batches, ranks)
+
+    assert len(order) == len(set(order)) == 2 * stages * batches
+    place = {turn: index for index, turn in enumerate(order)}
+    for turn in order:
+        if turn.is_forward and turn.stage:
+            assert place[Turn(turn.stage - 1, turn.batch, is_forward=True)] < place[turn]
+        if not turn.is_forward and turn.stage < stages - 1:
+            assert place[Turn(turn.stage + 1, turn.batch, is_forward=False)] < place[turn]
+        if not turn.is_forward:
+            assert place[Turn(turn.stage, turn.batch, is_forward=True)] < place[turn]
+    for rank in range(ranks):
+        own = [one for one in order if one.stage % ranks == rank]
+        assert own == list(turns_of_ranks("interleaved", rank, ranks, stages, batches))
+
+
+def test_interleaved_stages_wait_less() -> None:
+    # Of 3 stages with 8 micro-batches: 24 + 3 x 3 units, of which a rank waits for the 9.
+    assert idle_share(issue_order("1f1b", 4, 8), 4, 4) == pytest.approx(9 / 33)
+    assert idle_share(issue_order("interleaved", 8, 8, 4), 8, 4) == pytest.approx(9 / 57)
+    with pytest.raises(ValueError, match="groups of 5, got 7: choose a multiple"):
+        issue_order("interleaved", 10, 7, 5)
+
+
+def test_a_pipeline_is_explained_by_sizes_alone() -> None:
+    stages = [nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2)]
+    found = Pipeline.explain(
+        stages, {"pp": 2, "dp": 2}, "pp", microbatches=4, schedule="interleaved",
+        plan=ParallelPlan.data("dp"), example=torch.zeros(16, 4),
+    )  # fmt: skip
+    assert found.crossing == (16 * 8 * 4,) * 3
+    assert found.kept == (5, 3)
+    assert [one.bytes_whole for one in found.stages] == [160, 288, 288, 72]
+    assert found.stages[0].moved["dp"].reduced == 160
+    assert "to stage 1: 512 bytes a step, and as many back" in str(found)
+    assert "keep 5, 3 forward passes" in str(found)
+    without = Pipeline.explain(stages, {"pp": 4}, "pp", microbatches=4)
+    assert without.crossing is None
+    assert "not counted" in str(without)
+    with pytest.raises(ShapeError, match="of 4 stages needs a dimension 'pp' that divides that"):
+        Pipeline.explain(stages, {"pp": 3}, "pp", microbatches=4, schedule="interleaved")
 
 
 def cross_entropy(logits: Any, goal: Any) -> Any:
@@ -82,16 +136,33 @@ async def check_what_is_refused(procs: ProcMesh, pipeline: Pipeline) -> None:
 @pytest.mark.real
 async def test_a_gpt_in_stages_trains_as_plain_torch_does() -> None:
     async with this_host().spawn_procs({"pp": 2, "dp": 2}, preload=PRELOAD) as procs:
-        plans: tuple[tuple[Schedule, ParallelPlan], ...] = (
-            ("1f1b", ParallelPlan.fully_sharded("dp")),
-            ("gpipe", ParallelPlan.data("dp")),
+        plans: tuple[tuple[Schedule, ParallelPlan, int], ...] = (
+            ("1f1b", ParallelPlan.fully_sharded("dp"), 2),
+            ("interleaved", ParallelPlan.data("dp"), 4),
+            ("gpipe", ParallelPlan.data("dp"), 2),
         )
-        for schedule, plan in plans:
+        for schedule, plan, count in plans:
             torch.manual_seed(0)
-            model = GPT(layers=2)
+            model = GPT(layers=count)
             twin = copy.deepcopy(model)
-            stages = [Stage(model, index, 2) for index in range(2)]
+            stages = [Stage(model, index, count) for index in range(count)]
+            crossing: list[int] = []
             made = Pipeline(stages, procs, "pp", microbatches=4, schedule=schedule, plan=plan, inputs=["dp"])
+            text = torch.zeros(8, LENGTH).long()
+            told = Pipeline.explain(
+                [Stage(twin, index, count) for index in range(count)], procs, "pp",
+                microbatches=4, schedule=schedule, plan=plan, example=text,
+            )  # fmt: skip
+            hooks = [
+                one.register_forward_hook(lambda _part, _args, out, seen=crossing: seen.append(out.nbytes))
+                for one in made.stages[:-1]
+            ]
+            made.step(text, text, cross_entropy)
+            assert told.crossing == tuple([sum(crossing) // (count - 1)] * (count - 1))
+            for hook in hooks:
+                hook.remove()
+            for stage in made.stages:
+                stage.zero_grad()
             await check_training_is_that_of_plain_torch(made, twin)
             assert await trimesh.placements(made.stages[0].blocks[0].mlp.up.weight) == (
                 ["dp", None] if schedule == "1f1b" else [None, None]

@@ -32,6 +32,7 @@ from trimesh.tensor.ops.training.pipeline import Pipeline
 from trimesh.tensor.ops.trees import slice_mesh, to_mesh
 from trimesh.tensor.parallel.explanation import Explanation
 from trimesh.tensor.parallel.plan import ParallelPlan
+from trimesh.tensor.parallel.stages import PipelineExplanation
 from trimesh.tensor.protocol.errors import RecordingError
 from trimesh.tensor.protocol.placement import Placements
 from trimesh.tensor.session.activation import no_mesh
@@ -46,6 +47,7 @@ __all__ = [
     "MeshTensor",
     "ParallelPlan",
     "Pipeline",
+    "PipelineExplanation",
     "Placements",
     "Publication",
     "RecordingError",

@@ -38,6 +38,8 @@ MESHES: Final = ({"a": 2}, {"a": 3}, {"a": 2, "b": 2})
 OF_BATCH: Final = ("data", "sharded", "optimizer", "gradients", "experts")
 CUT_LINEAR: Final = ("mlp", "swiglu", "attention")
 """Ends of parts that plans of columns and rows fit."""
+PLACES: Final = 2
+"""Of a pipeline; with more stages these are interleaved."""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -66,7 +68,7 @@ class Phase(msgspec.Struct, frozen=True):
     @property
     def mesh(self) -> dict[str, int]:
         """The sizes of all dimensions."""
-        return {"pp": self.stages, **self.extent} if self.stages else self.extent
+        return {"pp": PLACES, **self.extent} if self.stages else self.extent
 
     @property
     def batch_labels(self) -> tuple[str, ...]:
@@ -123,14 +125,14 @@ class Training(msgspec.Struct, frozen=True):
 def generate(seed: int) -> Training:
     """Return the training of a seed."""
     draw = random.Random(seed)
-    stages = draw.choice([0, 0, 0, 2]) if draw.random() < 0.9 else 0
+    stages = draw.choice([0, 0, 0, 0, 0, 2, 2, 4])
     parts = [_part(draw, staged=bool(stages)) for _ in range(draw.randint(max(1, stages), 5))]
     if not stages and not any(one.endswith(CUT_LINEAR) for one in parts):
         parts[draw.randrange(len(parts))] = "residual " + draw.choice(CUT_LINEAR)
-    if stages and not any(_learns(one) for one in parts[len(parts) // stages :]):
-        parts[-1] = "residual mlp"  # a stage has something to train
-    if stages and not any(_learns(one) for one in parts[: len(parts) // stages]):
-        parts[0] = "linear"
+    each = len(parts) // max(1, stages)
+    for first in range(0, each * stages, max(1, each)):
+        if not any(_learns(one) for one in parts[first : first + each]):
+            parts[first] = "residual mlp"  # a stage has something to train
     microbatches = draw.choice([1, 2, 3]) if stages else 1
     batch = microbatches * draw.choice([2, 4]) if stages else draw.choice([1, 3, 4, 6, 8])
     if any(one.endswith("batch norm") for one in parts):
@@ -189,7 +191,7 @@ def _phase(draw: random.Random, parts: Sequence[str], stages: int) -> Phase:
         Step(draw.choice([1, 1, 2, 3]), draw.choice(EVENTS) if draw.random() < 0.5 else "")
         for _ in range(draw.randint(1, 3))
     )
-    return Phase(extent, chosen, stages, draw.choice(["1f1b", "gpipe"]), steps)
+    return Phase(extent, chosen, stages, draw.choice(["1f1b", "gpipe"] if stages == PLACES else ["interleaved"]), steps)
 
 
 def _both(kind: str, chosen: dict[str, str]) -> bool:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import attrs
 
-Schedule = Literal["1f1b", "gpipe"]
+Schedule = Literal["1f1b", "gpipe", "interleaved"]
 
 
 @attrs.frozen
@@ -37,30 +37,90 @@ def turns_of_stage(schedule: Schedule, stage: int, stages: int, batches: int) ->
         yield Turn(stage, batch, is_forward=False)
 
 
-def issue_order(schedule: Schedule, stages: int, batches: int) -> list[Turn]:
-    """Return what all stages do, so that nothing comes before what it needs, and each stage keeps its own order."""
-    left = [list(turns_of_stage(schedule, stage, stages, batches)) for stage in range(stages)]
+def turns_of_ranks(schedule: Schedule, rank: int, ranks: int, stages: int, batches: int) -> Iterator[Turn]:
+    """Yield what the ranks of one place along the pipeline do, in order.
+
+    By "interleaved" they have every stage whose number is theirs modulo `ranks`. Micro-batches go in groups of as many
+    as there are ranks: a group goes through the first stage of each, then through the second, and back in the other
+    order. Before the first backward pass as many forward passes are done as keep the last stage busy from then on; then
+    it is a forward and a backward pass in turn.
+    """
+    if schedule != "interleaved":
+        yield from turns_of_stage(schedule, rank, stages, batches)
+        return
+    groups = [range(first, min(first + ranks, batches)) for first in range(0, batches, ranks)]
+    own = range(rank, stages, ranks)
+    forward = [Turn(stage, batch, is_forward=True) for group in groups for stage in own for batch in group]
+    backward = [Turn(stage, batch, is_forward=False) for group in groups for stage in reversed(own) for batch in group]
+    ahead = min(2 * (ranks - rank - 1) + (len(own) - 1) * ranks, len(forward))
+    yield from forward[:ahead]
+    for turn, back in zip(forward[ahead:], backward, strict=False):
+        yield turn
+        yield back
+    yield from backward[len(forward) - ahead :]
+
+
+def issue_order(schedule: Schedule, stages: int, batches: int, ranks: int | None = None) -> list[Turn]:
+    """Return what all stages do, so that nothing comes before what it needs, and ranks keep their own order.
+
+    Args:
+        schedule: See `turns_of_ranks`.
+        stages: How many.
+        batches: How many micro-batches.
+        ranks: How many places the pipeline has; None for one a stage.
+
+    Raises:
+        ValueError: There is no such order.
+    """
+    places = stages if ranks is None else ranks
+    left = [list(turns_of_ranks(schedule, rank, places, stages, batches)) for rank in range(places)]
     done: set[Turn] = set()
     order: list[Turn] = []
     while any(left):
         ready = [turns for turns in left if turns and _is_ready(turns[0], done, stages)]
-        assert ready, "a schedule whose stages wait for each other"
+        if not ready:
+            raise ValueError(
+                f"{stages} interleaved stages on {places} ranks take micro-batches in groups of {places}, got "
+                f"{batches}: choose a multiple"
+            )
         for turns in ready:
             done.add(turns[0])
             order.append(turns.pop(0))
     return order
 
 
-def _is_ready(turn: Turn, done: set[Turn], stages: int) -> bool:
+def idle_share(order: Sequence[Turn], stages: int, ranks: int) -> float:
+    """Return which share of the time the ranks wait, if stages take equally long, and backward passes twice as long.
+
+    Sending takes no time.
+    """
+    free = [0] * ranks
+    end: dict[Turn, int] = {}
+    busy = 0
+    for turn in order:
+        place, took = turn.stage % ranks, 1 if turn.is_forward else 2
+        before = _needed(turn, stages)
+        end[turn] = free[place] = max(free[place], 0 if before is None else end[before]) + took
+        busy += took
+    return 1 - busy / (ranks * max(free))
+
+
+def _needed(turn: Turn, stages: int) -> Turn | None:
+    """Return the turn of another stage that comes before; of the last stage its own forward pass."""
     if turn.is_forward:
-        return turn.stage == 0 or Turn(turn.stage - 1, turn.batch, is_forward=True) in done
+        return Turn(turn.stage - 1, turn.batch, is_forward=True) if turn.stage else None
     if turn.stage == stages - 1:
-        return Turn(turn.stage, turn.batch, is_forward=True) in done
-    return Turn(turn.stage + 1, turn.batch, is_forward=False) in done
+        return Turn(turn.stage, turn.batch, is_forward=True)
+    return Turn(turn.stage + 1, turn.batch, is_forward=False)
+
+
+def _is_ready(turn: Turn, done: set[Turn], stages: int) -> bool:
+    before = _needed(turn, stages)
+    return before is None or before in done
 
 
 def kept_most(turns: Sequence[Turn]) -> int:
-    """Return of how many forward passes one stage keeps what they have left, at most."""
+    """Return of how many forward passes ranks keep what they have left, at most."""
     kept = most = 0
     for turn in turns:
         kept += 1 if turn.is_forward else -1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -10,12 +10,11 @@ import torch
 from torch import nn
 
 from trimesh.actor.proc_mesh import ProcMesh
-from trimesh.errors import ShapeError
 from trimesh.tensor.ops.global_tensor import distribute
 from trimesh.tensor.ops.movement import to_mesh
 from trimesh.tensor.ops.training.modules import module_to_mesh
-from trimesh.tensor.parallel.plan import ParallelPlan
 from trimesh.tensor.parallel.schedule import Schedule, issue_order
+from trimesh.tensor.parallel.stages import PipelineExplanation, Plans, explained, places_of, plans_of
 from trimesh.tensor.protocol.placement import Cut
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -43,17 +42,19 @@ class _Shared:
 class Pipeline:
     """A model whose stages are on different ranks; a step runs several micro-batches through it.
 
-    Stage `i` is moved onto `mesh.slice(**{label: i})`, in place. The stages compute at the same time, each on another
-    micro-batch: every rank has its own part of the commands, in the order of the schedule, and waits for nothing but
-    what comes from other stages. A parameter that several stages have, as tied embeddings, is there once for each, with
-    the same gradient, so that optimizers keep the copies equal.
+    Stage `i` is moved onto `mesh.slice(**{label: i})`, in place; interleaved, where there are several times as many
+    stages as places along `label`, onto that of `i` modulo their number. The stages compute at the same time, each on
+    another micro-batch: every rank has its own part of the commands, in the order of the schedule, and waits for
+    nothing but what comes from other stages. A parameter that several stages have, as tied embeddings, is there once
+    for each, with the same gradient, so that optimizers keep the copies equal.
 
     Args:
         stages: Each takes one tensor and returns one: what the one before has returned.
         mesh: The processes.
-        label: Its dimension of stages, as large as there are stages.
+        label: Its dimension of stages, as large as there are stages; interleaved, one that divides their number.
         microbatches: Into how many equal parts a batch is cut, by rows.
         schedule: "1f1b": a stage keeps what at most as many micro-batches have left as there are stages; "gpipe": all.
+            "interleaved": ranks have several stages, wait less, and keep more; see `explain`.
         plan: Of all stages, or one for each, on what is left of the mesh.
         inputs: How inputs and goals are cut there: placements of their first dimensions, the rest is not.
 
@@ -63,6 +64,7 @@ class Pipeline:
 
     Raises:
         ShapeError: There are not as many stages as the dimension has, or see `module_to_mesh`.
+        ValueError: Interleaved stages have no order for so many micro-batches.
         RuntimeError: See `ProcMesh.activate`.
 
     Example:
@@ -78,21 +80,59 @@ class Pipeline:
         *,
         microbatches: int,
         schedule: Schedule = "1f1b",
-        plan: ParallelPlan | Sequence[ParallelPlan | None] | None = None,
+        plan: Plans = None,
         inputs: Sequence[Cut] = (),
     ) -> None:
-        if label not in mesh.extent or mesh.extent[label] != len(stages):
-            raise ShapeError(f"a pipeline of {len(stages)} stages needs a dimension {label!r} of that size, {mesh!r}")
+        places = places_of(len(stages), mesh.extent, label, schedule)
         if microbatches < 1:
             raise ValueError(f"a batch is cut into at least one micro-batch, got {microbatches}")
-        self._order = issue_order(schedule, len(stages), microbatches)
+        self._order = issue_order(schedule, len(stages), microbatches, places)
         self._count, self._inputs = microbatches, list(inputs)
         named = [dict(stage.named_parameters()) for stage in stages]
-        self.meshes = [mesh.slice(**{label: index}) for index in range(len(stages))]
-        plans = [plan] * len(stages) if plan is None or isinstance(plan, ParallelPlan) else list(plan)
+        plans = plans_of(plan, len(stages))
+        views = [mesh.slice(**{label: place}) for place in range(places)]
+        self.meshes = [views[index % places] for index in range(len(stages))]
         placed = zip(stages, self.meshes, plans, strict=True)
         self.stages = [module_to_mesh(stage, view, own) for stage, view, own in placed]
         self._shared = _shared(named, self.stages)
+
+    @staticmethod
+    def explain(
+        stages: Sequence[nn.Module],
+        mesh: ProcMesh | Mapping[str, int],
+        label: str,
+        *,
+        microbatches: int,
+        schedule: Schedule = "1f1b",
+        plan: Plans = None,
+        example: torch.Tensor | None = None,
+    ) -> PipelineExplanation:
+        """Say how long ranks wait, what they hold and keep, and what is sent; before the stages are moved.
+
+        Args:
+            stages: See `Pipeline`, as the others; they are not looked at but for sizes.
+            mesh: The processes, or the sizes of their dimensions, for which none are needed.
+            label: Its dimension of stages.
+            microbatches: Into how many parts a batch is cut.
+            schedule: Which one.
+            plan: Of all stages, or one for each.
+            example: A batch, for what stages send each other and plans do to activations.
+
+        Returns:
+            The same as data and, by `str`, as text.
+
+        Raises:
+            ShapeError, ValueError: As for the pipeline.
+
+        Blocking: no checkpoint.
+
+        Example:
+            >>> print(Pipeline.explain(stages, {"pp": 4}, "pp", microbatches=8, schedule="interleaved"))
+        """
+        extent = dict(mesh if isinstance(mesh, Mapping) else mesh.extent)
+        return explained(
+            stages, extent, label, microbatches=microbatches, schedule=schedule, plan=plan, example=example
+        )
 
     def step(self, batch: torch.Tensor, goal: torch.Tensor, loss: Loss) -> torch.Tensor:
         """Run the forward and the backward pass of a batch; gradients are added to those of the parameters.
