@@ -16,7 +16,7 @@ from trimesh.tensor.protocol.tracing import DATA_DEPENDENT, traced
 _FAKE = FakeTensorMode()
 
 
-class _Beside(TorchDispatchMode):
+class Beside(TorchDispatchMode):
     """Runs each operator, and finds its metadata.
 
     Attributes:
@@ -73,6 +73,6 @@ def _seen(value: torch.Tensor) -> tuple[Any, ...]:
 def wrong_metadata(program: Program) -> dict[str, str]:
     """Run a program on plain tensors; return which metadata that was found without data differs, by operator."""
     run = PlainRun(program)
-    with _Beside() as beside:
+    with Beside() as beside:
         run.run()
     return beside.found

@@ -36,11 +36,12 @@ def _view(value: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
 def _paired(operator: Any) -> Callable[..., torch.Tensor]:
     """Torch lays out what it makes of two tensors as other operators do."""
 
-    def run(one: torch.Tensor, other: Any, **kwargs: Any) -> torch.Tensor:
-        made: torch.Tensor = operator(one, other, **kwargs)
-        if not isinstance(other, torch.Tensor):
+    def run(*args: Any, **kwargs: Any) -> torch.Tensor:
+        made: torch.Tensor = operator(*args, **kwargs)
+        given = [one for one in args if isinstance(one, torch.Tensor)]
+        if len(given) < 2:
             return made
-        like = aten.eq.Tensor(one, other)
+        like = aten.eq.Tensor(*given)
         return torch.empty_strided(made.size(), like.stride(), dtype=made.dtype, device=made.device)
 
     return run
@@ -95,6 +96,43 @@ def _in_order(operator: Any) -> Callable[..., torch.Tensor]:
     return run
 
 
+def _in_order_first(operator: Any) -> Callable[..., Any]:
+    """The first of torch's results is contiguous."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        made, *rest = operator(*args, **kwargs)
+        return None if made is None else made.contiguous(), *rest
+
+    return run
+
+
+def _log_sigmoid(value: torch.Tensor) -> Any:
+    """Both of torch's results are contiguous."""
+    return tuple(one.contiguous() for one in aten.log_sigmoid_forward.default(value))
+
+
+def _as_input(operator: Any, place: int = 0) -> Callable[..., torch.Tensor]:
+    """Torch's result is contiguous, or has channels last if an argument has."""
+
+    def run(*args: Any, **kwargs: Any) -> torch.Tensor:
+        made: torch.Tensor = operator(*args, **kwargs)
+        return made.contiguous(memory_format=suggest_memory_format(args[place]))
+
+    return run
+
+
+def _angle(value: torch.Tensor) -> torch.Tensor:
+    """Torch's result is contiguous for complex numbers."""
+    made: torch.Tensor = aten.angle.default(value)
+    return made.contiguous() if value.is_complex() else made
+
+
+def _batch_norm_backward(grad: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Torch's result is contiguous, or has channels last."""
+    made, *rest = aten.native_batch_norm_backward.default(grad, value, *args, **kwargs)
+    return None if made is None else made.contiguous(memory_format=suggest_memory_format(value)), *rest
+
+
 def _power_of_masks(value: torch.Tensor, exponent: Any) -> torch.Tensor:
     """A mask to the power of a mask is one."""
     made: torch.Tensor = aten.pow.Tensor_Scalar(value, exponent)
@@ -136,7 +174,9 @@ MENDED: Final[dict[Any, Callable[..., Any]]] = {
         one: _paired(one)
         for one in (
             aten.floor_divide.default, aten.div.Tensor_mode, aten.copysign.Tensor, aten.logaddexp.default,
-            aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default,
+            aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default, aten.xlogy.Tensor,
+            aten.logit_backward.default, aten.hardtanh_backward.default, aten.elu_backward.default,
+            aten.softplus_backward.default, aten.hardsigmoid_backward.default, aten.hardswish_backward.default,
         )
     },
     aten.index_fill.int_Scalar: _as_clone,
@@ -144,6 +184,23 @@ MENDED: Final[dict[Any, Callable[..., Any]]] = {
     aten.isin.Tensor_Tensor: _in_order(aten.isin.Tensor_Tensor),
     aten.isin.Tensor_Scalar: _in_order(aten.isin.Tensor_Scalar),
     aten.pow.Tensor_Scalar: _power_of_masks,
+    # A kernel that is given what autograd takes for contiguous goes through it as such: another layout is wrong values.
+    **{
+        one: _in_order(one)
+        for one in (
+            aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default, aten.huber_loss_backward.default,
+            aten._log_softmax_backward_data.default, aten.glu_backward.default,
+        )
+    },
+    aten.native_layer_norm_backward.default: _in_order_first(aten.native_layer_norm_backward.default),
+    aten.log_sigmoid_forward.default: _log_sigmoid,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
+    aten.angle.default: _angle,
+    **{
+        one: _as_input(one)
+        for one in (aten.reflection_pad2d.default, aten.channel_shuffle.default, aten.pixel_shuffle.default)
+    },
+    aten.reflection_pad2d_backward.default: _as_input(aten.reflection_pad2d_backward.default, 1),
     # Without data these refuse masks, of which a number of places makes numbers.
     aten.__lshift__.Tensor: aten.bitwise_left_shift.Tensor,
     aten.__lshift__.Scalar: aten.bitwise_left_shift.Tensor_Scalar,

@@ -1,0 +1,63 @@
+"""Every operator of the table lays out what it makes as is believed here without data; in odd layouts, too.
+
+Torch asks for a contiguous copy where a kernel needs one. What is taken for contiguous and is not is read in a wrong
+order: wrong numbers without an error. No process is needed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is an extra")
+
+from tests.tensor.judge.metadata import Beside  # noqa: E402 - after the skip
+from tests.tensor.operator_inputs import Inputs, values  # noqa: E402
+from tests.tensor.operator_table import CASES  # noqa: E402
+from torch.utils import _pytree as pytree  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+KNOWN = {
+    "aten._linalg_svd.default",  # other strides on other devices; what reads them goes by the strides
+    "aten.native_batch_norm.default",  # the statistics of an evaluation, which nothing reads
+}
+
+
+def laid_out(value: Any, layout: str) -> Any:
+    """Return the same numbers in another order of memory."""
+    if layout == "contiguous" or value.ndim < 2:
+        return value.contiguous()
+    order = list(range(value.ndim))
+    if layout == "reversed":
+        order.reverse()
+    elif layout == "swapped":
+        order[-2:] = order[:-3:-1]
+    else:
+        order = [0, *order[2:], 1]
+    return value.permute(order).contiguous().permute([order.index(dim) for dim in range(value.ndim)])
+
+
+@pytest.mark.filterwarnings("ignore:torch.searchsorted:UserWarning")  # that odd layouts are slow
+@pytest.mark.parametrize("gradients", ["contiguous", "reversed"])
+@pytest.mark.parametrize("layout", ["contiguous", "reversed", "swapped", "channels last"])
+def test_operators_lay_out_what_they_make_as_is_believed(layout: str, gradients: str) -> None:
+    wrong: dict[str, str] = {}
+    raised = 0
+    for name, case in CASES.items():
+        torch.manual_seed(0)
+        inputs = Inputs(lambda one: laid_out(one.clone(), layout).detach(), values())
+        with Beside() as beside:
+            try:
+                made = [one for one in pytree.tree_leaves(case(inputs)) if isinstance(one, torch.Tensor)]
+                leaves = [one for one in made if one.requires_grad]
+                wanted = [one for one in inputs.used if one.requires_grad]
+                given = [laid_out((torch.ones_like(one) + one.detach()) / 8, gradients) for one in leaves]
+                if leaves:
+                    torch.autograd.grad(leaves, wanted, given, allow_unused=True)
+            except RuntimeError:
+                raised += 1  # a view of what has other strides
+        wrong |= {one: f"{name}: {text}" for one, text in beside.found.items() if one not in KNOWN}
+    assert not wrong, "\n".join(wrong.values())
+    assert raised <= 4
