@@ -1,7 +1,7 @@
 """Every operator of the table lays out what it makes as is believed here without data; in odd layouts, too.
 
 Torch asks for a contiguous copy where a kernel needs one. What is taken for contiguous and is not is read in a wrong
-order: wrong numbers without an error. No process is needed.
+order: wrong numbers without an error. The comparison needs no process.
 """
 
 from __future__ import annotations
@@ -10,12 +10,20 @@ from typing import Any
 
 import pytest
 
+import trimesh
+from trimesh import this_host
+from trimesh.errors import ProtocolError
+
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
 from tests.tensor.judge.metadata import Beside  # noqa: E402 - after the skip
 from tests.tensor.operator_inputs import Inputs, values  # noqa: E402
 from tests.tensor.operator_table import CASES  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
+
+from trimesh.tensor.kernels.table import KERNELS  # noqa: E402
+from trimesh.tensor.rank import layout as rank_layout  # noqa: E402
+from trimesh.tensor.rank.signature import define  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -61,3 +69,39 @@ def test_operators_lay_out_what_they_make_as_is_believed(layout: str, gradients:
         wrong |= {one: f"{name}: {text}" for one, text in beside.found.items() if one not in KNOWN}
     assert not wrong, "\n".join(wrong.values())
     assert raised <= 4
+
+
+def test_what_lies_otherwise_is_laid_out_anew() -> None:
+    made = torch.arange(6.0).view(2, 3)
+    assert rank_layout.laid_out(made, (3, 1)) is made
+    assert rank_layout.laid_out(made, ()) is made
+    assert rank_layout.laid_out(None, (3, 1)) is None
+    assert rank_layout.laid_out(made[:1], (1, 1)).stride() == (3, 1)  # no step is taken
+    turned = rank_layout.laid_out(made, (1, 2))
+    assert turned.stride() == (1, 2)
+    assert torch.equal(turned, made)
+
+
+@pytest.mark.parametrize("told", [[[3, 1], [1]], [[3, "1"]], [[-1, 1]], [3]])
+def test_descriptions_say_of_each_new_tensor_how_it_lies(told: Any) -> None:
+    description = ["aten::neg", ["l", ["r"]], ["d"], [0], []]
+    device = torch.device("cpu")
+    assert define([*description, [[3, 1]]], device, KERNELS).strides == [(3, 1)]
+    assert define(description, device, KERNELS).strides == []
+    with pytest.raises(ProtocolError, match="how it lies"):
+        define([*description, told], device, KERNELS)
+
+
+@pytest.mark.real
+async def test_ranks_lay_out_what_their_kernels_lay_out_otherwise() -> None:
+    programs = (
+        lambda t: torch.linalg.svd(t, full_matrices=False).Vh.contiguous().view(-1),
+        lambda t: torch.fft.rfft2(t).abs().contiguous().view(-1),
+    )
+    here = torch.randn(6, 4)
+    async with this_host().spawn_procs({"gpus": 2}, preload=("torch", "torch.distributed.tensor")) as procs:
+        whole, cut = trimesh.replicate(here, procs), trimesh.distribute(here, procs, ["gpus", None])
+        for program in programs:
+            for there in (whole.local([None, None]), whole, cut):
+                found = await trimesh.fetch_shard(program(there), gpus=0)
+                assert torch.allclose(found, program(here), atol=1e-5)

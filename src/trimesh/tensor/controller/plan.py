@@ -64,5 +64,5 @@ class Plan:
     kinds: str = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        _, args, kwargs, _, _ = self.description
+        _, args, kwargs, *_ = self.description
         object.__setattr__(self, "kinds", kinds_of(args) + kinds_of(kwargs))

@@ -244,12 +244,21 @@ def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
             found.append(leaf)
     writes = _writes(func, args, kwargs)
     described = [*_described(func, args, kwargs, is_global=is_global), outs, writes]
+    strides = _strides_that_matter(func, metas)
+    if any(strides):
+        described.append(strides)
     is_single = found == [FRESH] and isinstance(result, torch.Tensor)
     number = FIRST_SIGNATURE + shapes.new_number()
     counted: list[int] = []
     if writes and not _counts_writes(func):
         counted = _tensors_at(kinds_of(described[1]) + kinds_of(described[2]), writes)
     return Plan(number, func.name(), described, metas, found, aliases, tree, is_single, counted)
+
+
+def _strides_that_matter(func: Any, metas: Sequence[Meta]) -> list[list[int]]:
+    """Return how each new tensor lies: none of a row or a number, nor of views, which lie as what they are of."""
+    is_view = any(one.alias_info is not None for one in func._schema.returns)
+    return [[] if is_view or len(one.size) < 2 or 0 in one.size else list(one.stride) for one in metas]
 
 
 def _counts_writes(func: Any) -> bool:

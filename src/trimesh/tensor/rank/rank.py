@@ -19,6 +19,7 @@ from trimesh.errors import Origin
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent
 from trimesh.tensor.protocol.messages import Answer
+from trimesh.tensor.rank.layout import laid_out
 from trimesh.tensor.rank.poison import Poison, heal, kept_of, memory_of
 from trimesh.tensor.rank.signature import Signature
 
@@ -247,17 +248,18 @@ class Rank:
         return found
 
     def _keep(self, signature: Signature, first: int, result: Any) -> None:
-        outs = signature.outs
+        outs, strides = signature.outs, signature.strides
         if isinstance(result, torch.Tensor) and len(outs) == 1:
             if outs[0] >= 0:
-                self.values[first + outs[0]] = result
+                self.values[first + outs[0]] = laid_out(result, strides[0]) if strides else result
             return
         leaves = list(_leaves(result))
         if len(leaves) != len(outs):
             raise RuntimeError(f"{signature.name} returned {len(leaves)} values here and {len(outs)} at the controller")
         for leaf, out in zip(leaves, outs, strict=True):
             if out >= 0:
-                self.values[first + out] = leaf.of_result() if type(leaf) is Poison else leaf
+                made = leaf.of_result() if type(leaf) is Poison else leaf
+                self.values[first + out] = laid_out(made, strides[out]) if strides else made
         if signature.has_info:
             self.results[first + max(outs)] = range(first, first + max(outs) + 1)
 

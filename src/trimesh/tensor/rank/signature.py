@@ -25,6 +25,7 @@ class Signature:
         kinds: "r", "n" or "b" by operand.
         outs: For each leaf of its result, the index among the new tensors, or -1 for what has a name already.
         writes: The operands that it changes in place.
+        strides: For each new tensor how it is to lie, as far as it matters; none of any for what makes views.
         kernel: Set for one of ours.
         has_info: Whether one of its results says whether the others are right, for another operation to check.
         on_kept: What it does with memory that is left of something poisoned.
@@ -35,6 +36,7 @@ class Signature:
     kinds: str
     outs: Sequence[int]
     writes: Sequence[int]
+    strides: Sequence[tuple[int, ...]]
     kernel: Kernel | None
     has_info: bool
     on_kept: OnKept
@@ -65,14 +67,16 @@ class Signature:
 
 
 def define(description: Any, device: torch.device, kernels: Kernels) -> Signature:
-    """Understand a description: [name, args, kwargs, outs, writes].
+    """Understand a description: [name, args, kwargs, outs, writes], and strides, if any matter.
 
     Raises:
         ProtocolError: It is none.
     """
     match description:
         case [str(name), ["l", *args], ["d", *kwargs], [*outs], [*writes]]:
-            pass
+            strides: list[tuple[int, ...]] = []
+        case [str(name), ["l", *args], ["d", *kwargs], [*outs], [*writes], [*told]]:
+            strides = _strides(told, max(outs, default=-1) + 1)
         case _:
             raise ProtocolError(f"an operation must be described by a name, arguments and outputs, got {description!r}")
     if not all(isinstance(number, int) for number in (*outs, *writes)):
@@ -95,7 +99,15 @@ def define(description: Any, device: torch.device, kernels: Kernels) -> Signatur
     schema = getattr(operator, "_schema", None)
     has_info = schema is not None and any(result.name == "info" for result in schema.returns)
     on_kept = on_kept_of(operator, is_global=kernel is not None)
-    return Signature(name, at, kinds, outs, writes, kernel, has_info, on_kept, function, positional, named)
+    return Signature(name, at, kinds, outs, writes, strides, kernel, has_info, on_kept, function, positional, named)
+
+
+def _strides(told: Sequence[Any], count: int) -> list[tuple[int, ...]]:
+    if len(told) != count or not all(
+        isinstance(one, list | tuple) and all(isinstance(step, int) and step >= 0 for step in one) for one in told
+    ):
+        raise ProtocolError(f"an operation must say of each new tensor how it lies, got {told!r:.100}")
+    return [tuple(one) for one in told]
 
 
 def _kernel(name: str, kernels: Kernels) -> tuple[str, Kernel | None]:
