@@ -213,6 +213,32 @@ class GrantRow(_Row, frozen=True):
     nbytes: int = 0
 
 
+class PublicationRow(_Row, frozen=True):
+    """Versions of tensors that one process publishes; see `trimesh.rdma.Published`.
+
+    Attributes:
+        proc: Whose it is.
+        number: Of the publication, there.
+        member: The actor that has made it: `mesh[label=0]`; empty outside of actors.
+        latest: Its latest version; 0 before the first.
+        slots: How many versions have memory at one time.
+        pinned: Versions that readers have pinned, the oldest first: their memory is not written to.
+        nbytes: Memory of its slots.
+        readers: The processes that read it, as far as the publisher has met them.
+        is_waiting: Whether a `publish` waits, as readers have pinned all versions but the latest.
+    """
+
+    proc: str
+    number: int
+    member: str = ""
+    latest: int = 0
+    slots: int = 0
+    pinned: tuple[int, ...] = ()
+    nbytes: int = 0
+    readers: tuple[str, ...] = ()
+    is_waiting: bool = False
+
+
 class EventRow(_Row, frozen=True):
     """Something that happened to a member; see `trimesh.events`.
 
@@ -264,7 +290,7 @@ class ProcView(_Row, frozen=True):
         version: Of these tables.
         proc: Itself.
         children: The processes that it owns.
-        actors, calls, links, grants, events: In it; calls also those that it has made.
+        actors, calls, links, grants, publications, events: In it; calls also those that it has made.
         cut: How many rows were left out, by table.
         job: Of a controller.
     """
@@ -276,6 +302,7 @@ class ProcView(_Row, frozen=True):
     calls: tuple[CallRow, ...] = ()
     links: tuple[LinkRow, ...] = ()
     grants: tuple[GrantRow, ...] = ()
+    publications: tuple[PublicationRow, ...] = ()
     events: tuple[EventRow, ...] = ()
     cut: dict[str, int] = {}
     job: JobRow | None = None

@@ -14,6 +14,7 @@ from trimesh._wire.observed import (
     LinkRow,
     OutputRow,
     ProcRow,
+    PublicationRow,
     WaitRow,
 )
 from trimesh.observe.asking import snapshot, watch
@@ -45,6 +46,7 @@ __all__ = [
     "ObservedRun",
     "OutputRow",
     "ProcRow",
+    "PublicationRow",
     "RunSnapshot",
     "SharedStack",
     "WaitGraph",

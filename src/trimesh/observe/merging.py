@@ -36,6 +36,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         calls: What is under way, oldest first.
         links: Connections between processes, the one with most bytes waiting first.
         grants: Memory that others may reach, the largest first.
+        publications: Versions of tensors that are published; those whose `publish` waits come first.
         events: What happened to members, oldest first.
         failures: Those of the events that are failures, the first one first.
         cut: How many rows were left out, by table.
@@ -51,6 +52,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[observed.CallRow, ...] = ()
     links: tuple[observed.LinkRow, ...] = ()
     grants: tuple[observed.GrantRow, ...] = ()
+    publications: tuple[observed.PublicationRow, ...] = ()
     events: tuple[observed.EventRow, ...] = ()
     failures: tuple[observed.EventRow, ...] = ()
     cut: dict[str, int] = {}
@@ -91,6 +93,7 @@ def merge(
         calls=few("calls", _calls(views, {proc.id: proc for proc in procs})),
         links=few("links", sorted((one for view in views for one in view.links), key=_busy)),
         grants=few("grants", sorted((one for view in views for one in view.grants), key=lambda one: -one.nbytes)),
+        publications=few("publications", sorted((one for view in views for one in view.publications), key=_read)),
         events=tuple(events[-rows_max:]),
         failures=few("failures", failures),
         cut={**cut, **({"events": len(events) - rows_max} if len(events) > rows_max else {})},
@@ -99,6 +102,10 @@ def merge(
 
 def _busy(link: observed.LinkRow) -> tuple[int, ...]:
     return -link.queued_bytes, -link.waiting, -(link.bytes_sent + link.bytes_received)
+
+
+def _read(publication: observed.PublicationRow) -> tuple[bool, int, str, int]:
+    return not publication.is_waiting, -len(publication.pinned), publication.proc, publication.number
 
 
 def _procs(views: Sequence[observed.ProcView], events: Sequence[observed.EventRow]) -> list[observed.ProcRow]:

@@ -107,6 +107,7 @@ class _Look:
             calls=tuple(shown),
             links=tuple(self._links()),
             grants=tuple(self._grants()),
+            publications=tuple(row for tell in proc.bulk.publications for row in tell()),
             events=tuple(proc.journal.after(0)),
             job=job_of(proc, self._record_folder()) if self._is_controller else None,
             cut={"calls": len(calls) - len(shown)} if len(calls) > len(shown) else {},

@@ -11,6 +11,7 @@ BK-3 Memory is kept until its grant is dropped; if an access is still open then,
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import msgspec
@@ -33,6 +34,7 @@ from trimesh._transport.interface.mover import (
     TransferDone,
     TransferError,
 )
+from trimesh._wire.observed import PublicationRow
 from trimesh.errors import LimitExceeded, LinkLost, Origin, Unresponsive, set_origin
 from trimesh.ids import ProcId
 
@@ -117,10 +119,12 @@ class Bulk:
 
     Attributes:
         proc: The process.
+        publications: Called by a look at this process, also in another thread: what is published by such grants.
     """
 
     def __init__(self, proc: GrantingProc) -> None:
         self.proc = proc
+        self.publications = list[Callable[[], Iterable[PublicationRow]]]()
         self._thread: int = threading.get_ident()
         self._is_served = False
         self._attachments: dict[ProcessAddress, Attachment] = {}

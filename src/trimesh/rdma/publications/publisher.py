@@ -22,6 +22,7 @@ from trimesh import limits
 from trimesh._runtime.actors import find_cell
 from trimesh._runtime.peers import Parcel, Peer
 from trimesh._wire import messages
+from trimesh._wire.observed import PublicationRow, label_of
 from trimesh.ids import ProcId
 from trimesh.rdma.buffers.buffer import RDMABuffer
 from trimesh.rdma.memory.allocation import allocate
@@ -64,6 +65,7 @@ class Publisher:
     _leases: list[int] = attrs.field(init=False)
     """Of each row."""
     _unpinned: trio.Event = attrs.field(factory=trio.Event)
+    _is_waiting: bool = False
     _lock: trio.Lock = attrs.field(factory=trio.Lock)
     _context: contextvars.Context = attrs.field(factory=contextvars.copy_context)
     """Of the actor that has made it: what it grants ends with that, whoever publishes."""
@@ -128,7 +130,11 @@ class Publisher:
                     return index
                 await self._swap(index, 0, version)  # BO-1
             self._meet()  # one of those that have pinned all versions may have ended
-            await unpinned.wait()
+            self._is_waiting = True
+            try:
+                await unpinned.wait()
+            finally:
+                self._is_waiting = False
             self._check_open()
 
     async def _room(self, index: int, nbytes: int) -> RDMABuffer:
@@ -191,6 +197,25 @@ class Publisher:
 
     def _news(self) -> Parcel:
         return Parcel(messages.encode(messages.Published(self.number, self.latest, self.is_closed)))
+
+    def row(self) -> PublicationRow:
+        """Return what there is to say of it, also in another thread than that of the Trio loop."""
+        words = self._words
+        pinned = set[int]()
+        if words:
+            pinned = {one for index in range(self.count) for one in board.pinned(words, index, self._leases)}
+        spec = None if self._cell is None else self._cell.spec
+        return PublicationRow(
+            proc=f"{self.proc.proc_id:x}",
+            number=self.number,
+            member="" if spec is None else label_of(spec.name, {label: spec.point[label] for label in spec.point}),
+            latest=self.latest,
+            slots=self.count,
+            pinned=tuple(sorted(pinned)),
+            nbytes=sum(room.nbytes for room in list(self._rooms) if room is not None),
+            readers=tuple(f"{reader:x}" for reader in list(self._readers)),
+            is_waiting=self._is_waiting,
+        )
 
     # ---- the end ---------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import attrs
 
 from trimesh._runtime.peers import Parcel, Peer
 from trimesh._wire import messages
+from trimesh._wire.observed import PublicationRow
 from trimesh.ids import ProcId
 from trimesh.rdma.buffers.buffer import RDMABuffer
 from trimesh.rdma.publications.publisher import Publisher
@@ -44,6 +45,7 @@ class Publications:
         routes[messages.Published] = self._published
         routes[messages.Unpinned] = self._unpinned
         self.proc.on_gone.append(self._gone)
+        self.proc.bulk.publications.append(self.rows)
 
     def open(self, slots: int) -> Publisher:
         """Begin a publication of this process."""
@@ -64,6 +66,10 @@ class Publications:
     def left(self) -> list[Publisher | Reading]:
         """Return the publications of this process that are open, and what it knows of those of others."""
         return [*self._publishers.values(), *self._readings.values()]
+
+    def rows(self) -> list[PublicationRow]:
+        """Return what there is to say of the publications of this process."""
+        return [publisher.row() for publisher in list(self._publishers.values())]
 
     # ---- messages --------------------------------------------------------------------------------------------
 

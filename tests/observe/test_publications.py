@@ -1,0 +1,59 @@
+"""What a snapshot has of publications: who publishes, which version, who reads, whether a publisher waits (Q3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import aclosing
+
+import pytest
+import trio
+
+from trimesh import Actor, endpoint, observe, rdma, this_host
+
+pytestmark = pytest.mark.real
+
+
+class Publisher(Actor):
+    def __init__(self) -> None:
+        self.weights = rdma.Published()
+
+    @endpoint
+    async def publish(self) -> rdma.Published:
+        await self.weights.publish({"w": bytearray(b"x" * 100)})
+        return self.weights
+
+
+async def publications() -> tuple[observe.PublicationRow, ...]:
+    return (await observe.snapshot()).publications
+
+
+async def told(is_it: Callable[[observe.PublicationRow], bool]) -> observe.PublicationRow:
+    """Return what is told of the one publication, as soon as it is as it should be."""
+    async with aclosing(observe.watch(every=0.01)) as snapshots:
+        async for seen in snapshots:
+            [row] = seen.publications
+            if is_it(row):
+                return row
+    raise AssertionError("it goes on until it is left")
+
+
+async def test_publication_is_told_with_its_readers():
+    """The latest version, who reads, what is pinned; a `publish` that waits for readers says so."""
+    async with this_host().spawn_procs({"gpus": 2}) as procs:
+        publisher = await procs.slice(gpus=0).spawn("publisher", Publisher)
+        assert [(one.latest, one.readers) for one in await publications()] == [(0, ())]
+        weights = await publisher.publish.call_one()
+        [row] = await publications()
+        assert (row.member, row.latest, row.slots, row.pinned, row.is_waiting) == ("publisher", 1, 2, (), False)
+        assert row.nbytes >= 100
+        async with weights.pin():
+            await publisher.publish.call_one()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(publisher.publish.call_one)
+                row = await told(lambda one: one.is_waiting)
+                assert (row.latest, row.pinned) == (2, (1,))
+                seen = await observe.snapshot()
+                assert seen.job is not None
+                assert row.readers == (seen.job.id,)
+                nursery.cancel_scope.cancel()
+        await told(lambda one: not one.is_waiting and not one.pinned)
