@@ -187,3 +187,16 @@ async def test_ranks_begin_while_nothing_but_something_else_is_waited_for(tmp_pa
                     await trio.lowlevel.wait_readable(reader)
             finally:
                 os.close(reader)
+
+
+async def test_a_function_that_returns_nothing_runs_in_order_with_operations() -> None:
+    async with this_host().spawn_procs({"gpus": 2}, preload=("torch",)) as procs:
+        with procs.activate():
+            t = torch.ones(3)
+
+        @trimesh.remote(propagate=lambda *_: None)
+        def doubled_by_its_rank(t: Any, group: Any) -> None:
+            t.mul_(2 * (group.rank() + float(t.sum())))  # a value, which only ranks have
+
+        assert doubled_by_its_rank(t, procs.process_group("gpus")) is None
+        assert [one[0].item() for one in (await trimesh.fetch(t)).values()] == [6, 8]

@@ -139,8 +139,7 @@ async def test_in_place_and_refusals() -> None:
         for wrong, error, text in [
             (lambda: t.reduce("hosts"), ShapeError, "dimensions of"),
             (lambda: t.reduce("gpus", "median"), ValueError, "one of sum"),
-            (lambda: t.reduce([], "sum"), ShapeError, "needs the dimensions"),
-            (lambda: t.reduce(("gpus", "gpus")), ShapeError, "needs the dimensions"),
+            (lambda: t.reduce(("gpus", "gpus")), ShapeError, "each dimension of the mesh once"),
             (lambda: t[0][0].reduce("gpus", scatter=True), ShapeError, "reshape"),
             (lambda: t.reduce("gpus", "band"), TypeError, "whole numbers"),
             (lambda: t.to(torch.int64).reduce("gpus", "avg"), TypeError, "fraction"),
@@ -151,3 +150,71 @@ async def test_in_place_and_refusals() -> None:
             with pytest.raises(error, match=text):
                 wrong()
         assert t.sum().item() == 12
+
+
+async def test_a_result_is_written_to_a_tensor_that_is_given() -> None:
+    async with this_host().spawn_procs({"hosts": 2, "gpus": 2}, preload=("torch",)) as procs:
+        mine = procs.rank_tensor("gpus") + 1.0
+        with procs.activate():
+            out, stacked, weight = torch.zeros(()), torch.zeros(2), torch.zeros((), requires_grad=True)
+        assert mine.reduce("gpus", out=out) is out
+        assert trimesh.reduce([mine], "gpus", "stack", out=[stacked])[0] is stacked
+        assert out.item() == 3
+        assert stacked.tolist() == [1, 2]
+        out.mul_(2)
+        assert (out + mine.reduce((), "avg")).reduce("hosts", "max").reduce("gpus", "stack").tolist() == [7, 8]
+        with pytest.raises(ShapeError, match="size of the result"):
+            mine.reduce("gpus", out=stacked)
+        with pytest.raises(TypeError, match=r"of dtype torch\.float32"):
+            mine.reduce("gpus", out=out.double())
+        with pytest.raises(TypeError, match="is a tensor on each rank of"):
+            mine.reduce("gpus", out=procs.slice(gpus=0).rank_tensor("hosts") * 1.0)
+        with pytest.raises(RuntimeError, match="no gradient"):
+            mine.reduce("gpus", out=weight)
+        with pytest.raises(ValueError, match="same nesting"):
+            trimesh.reduce([mine], "gpus", out=(out,))
+        with pytest.raises(ShapeError, match="stack and scatter are along one dimension"):
+            mine.reduce((), "stack")
+        with torch.no_grad():
+            mine.reduce("gpus", "max", out=weight)
+        assert weight.item() == 2
+
+
+async def test_a_tensor_goes_to_all_along_one_dimension_and_its_gradient_comes_back() -> None:
+    async with this_host().spawn_procs({"hosts": 2, "gpus": 2}, preload=("torch",)) as procs:
+        number = procs.rank_tensor("hosts") * 10 + procs.rank_tensor("gpus")  # 0 1 10 11
+        found = await trimesh.fetch(trimesh.tensor.broadcast({"n": number, "even": number % 2 == 0}, "gpus", 1))
+        assert [one.item() for one in found["n"].values()] == [1, 1, 11, 11]
+        assert [one.item() for one in found["even"].values()] == [False] * 4
+        last = await trimesh.fetch(trimesh.tensor.broadcast(number, "hosts", -1))
+        assert [one.item() for one in last.values()] == [10, 11, 10, 11]
+        weight = (number + 1.0).requires_grad_()
+        (first,) = torch.autograd.grad(
+            (trimesh.tensor.broadcast(weight, "gpus") ** 2 * (number + 1.0)).sum(), weight, create_graph=True
+        )
+        # 2 w (1 + 2) at the source of the first host, where w is 1; 2 w (11 + 12) at that of the second, with 11.
+        assert [one.item() for one in (await trimesh.fetch(first.detach())).values()] == [6, 0, 506, 0]
+        (second,) = torch.autograd.grad(first.sum(), weight)
+        assert [one.item() for one in (await trimesh.fetch(second)).values()] == [6, 0, 46, 0]
+        with pytest.raises(ShapeError, match="got 'x'"):
+            trimesh.tensor.broadcast(number, "x")
+        with pytest.raises(ShapeError, match="from one of 2 indices, got 2"):
+            trimesh.tensor.broadcast(number, "gpus", 2)
+
+
+async def test_a_rank_without_a_value_frees_those_that_a_broadcast_or_a_given_tensor_waits_for() -> None:
+    async with this_host().spawn_procs({"gpus": 2}, preload=("torch",)) as procs:
+        with procs.activate():
+            out = torch.zeros(2, 2)
+            singular = torch.eye(2) * procs.rank_tensor("gpus")
+        bad = torch.linalg.inv(singular)  # fails on the first rank
+        with pytest.raises(trimesh.MeshErrorGroup) as first:
+            await trimesh.fetch(trimesh.tensor.broadcast(bad, "gpus"))
+        bad.reduce("gpus", out=out)
+        with pytest.raises(trimesh.MeshErrorGroup) as second:
+            await trimesh.fetch(out)
+        for one in (first, second):
+            kinds = [type(error) for error in one.value.exceptions]
+            assert kinds == [torch.linalg.LinAlgError, trimesh.CollectiveFailed]
+        out.zero_()
+        assert singular.reduce("gpus", out=out).sum().item() == 2

@@ -22,7 +22,7 @@ from trimesh.tensor.ops.function import RemoteFunction, call_on_shard_and_fetch,
 from trimesh.tensor.ops.global_tensor import distribute, placements, redistribute, replicate
 from trimesh.tensor.ops.gradients import grad_generator
 from trimesh.tensor.ops.publishing import rdma_buffers
-from trimesh.tensor.ops.reduction import reduce, reduce_
+from trimesh.tensor.ops.reduction import broadcast, reduce, reduce_
 from trimesh.tensor.ops.references import rref
 from trimesh.tensor.ops.seeding import get_rng_state, manual_seed, set_rng_state
 from trimesh.tensor.ops.state_publication import Publication, publication
@@ -54,6 +54,7 @@ __all__ = [
     "RemoteFunction",
     "Traffic",
     "activate",
+    "broadcast",
     "call_on_shard_and_fetch",
     "compile",
     "distribute",

@@ -94,7 +94,7 @@ class Side:
         if step.event == "skip":
             return
         for optimizer in self.optimizers:
-            if step.event == "fail":
+            if step.event == "fail" and not (self.training.is_tied and len(self.modules) > 1):  # optimizers of copies
                 _failing_step(optimizer)
             else:
                 optimizer.step()

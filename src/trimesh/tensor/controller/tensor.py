@@ -137,9 +137,16 @@ class MeshTensor(WithOperators):
             self[width + 1 :].as_strided((more,), (step,)).fill_(fill_value)
         return self
 
-    def reduce(self, dims: str | Sequence[str], reduction: str = "sum", *, scatter: bool = False) -> MeshTensor:
+    def reduce(
+        self,
+        dims: str | Sequence[str],
+        reduction: str = "sum",
+        *,
+        scatter: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> MeshTensor:
         """Return what the ranks make of their tensors together: see `trimesh.tensor.reduce`."""
-        result: MeshTensor = self._above.reduce(self, dims, reduction, scatter=scatter)
+        result: MeshTensor = self._above.reduce(self, dims, reduction, scatter=scatter, out=out)
         return result
 
     def reduce_(self, dims: str | Sequence[str], reduction: str = "sum", *, scatter: bool = False) -> MeshTensor:

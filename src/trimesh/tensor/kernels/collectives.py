@@ -41,6 +41,8 @@ def reduce(
     is_scattered: bool,  # noqa: FBT001 - as it is sent
 ) -> Any:
     """Return what the ranks of a group make of their tensors together."""
+    if not labels:
+        return value if isinstance(value, Poison) else value.clone(memory_format=torch.contiguous_format)
     group = group_of(rank, team, labels)
     if isinstance(value, Poison):
         group.leave(value.error)
@@ -62,6 +64,41 @@ def reduce_in_place(
     result = reduce(rank, team, value, labels, reduction, is_scattered)
     if result is not value:
         value.copy_(result)
+
+
+def reduce_into(
+    rank: Rank,
+    team: TeamOnRank,
+    value: Any,
+    labels: Sequence[str],
+    reduction: str,
+    is_scattered: bool,  # noqa: FBT001 - as it is sent
+    out: torch.Tensor,
+) -> None:
+    """Do it, and write the result to another tensor."""
+    out.copy_(reduce(rank, team, value, labels, reduction, is_scattered))
+
+
+def broadcast(rank: Rank, team: TeamOnRank, value: Any, labels: Sequence[str], source: int) -> Any:
+    """Return the tensor of the rank at an index of a group."""
+    group = group_of(rank, team, labels)
+    if isinstance(value, Poison):
+        group.leave(value.error)
+        return value
+    result = value.clone(memory_format=torch.contiguous_format)
+    wide = result.to(torch.uint8) if result.dtype is torch.bool else result
+    options = _c10d.BroadcastOptions()
+    options.rootRank = source
+    group.broadcast([wide], options)
+    return wide.to(result.dtype)
+
+
+def broadcast_back(rank: Rank, team: TeamOnRank, value: Any, labels: Sequence[str], source: int) -> Any:
+    """Return the sum of what all have at the rank at an index of a group, and zeros at the others."""
+    total = reduce(rank, team, value, labels, "sum", is_scattered=False)
+    if isinstance(value, Poison) or group_of(rank, team, labels).rank() == source:
+        return total
+    return torch.zeros_like(total)
 
 
 def _reduce(group: Group, value: torch.Tensor, reduction: str) -> torch.Tensor:
@@ -118,4 +155,7 @@ def _exchange(group: Group, value: torch.Tensor) -> torch.Tensor:
 KERNELS: Final = (
     Kernel("reduce", reduce, takes_poison=True),
     Kernel("reduce_", reduce_in_place, takes_poison=True),
+    Kernel("reduce_into", reduce_into),
+    Kernel("broadcast", broadcast, takes_poison=True),
+    Kernel("broadcast_back", broadcast_back, takes_poison=True),
 )

@@ -83,10 +83,10 @@ def function(
     payload: Body,
     bodies: Sequence[Body],
     metas: Sequence[Sequence[Any]],
-) -> list[torch.Tensor]:
+) -> list[torch.Tensor] | None:
     """Call a function; return the tensors in its result, which must have the metadata that the controller expects."""
     name, result = _call(rank, team, number, tensors, payload, bodies)
-    return _checked(name, result, metas)
+    return _checked(name, result, metas) or None
 
 
 def function_graph(

@@ -51,9 +51,9 @@ class _How:
         names = (dims,) if isinstance(dims, str) else tuple(dims)
         if reduction not in _REDUCTIONS:
             raise ValueError(f"a reduction is one of {', '.join(_REDUCTIONS)}, got {reduction!r}")
-        if not names or len(set(names)) != len(names):
-            raise ShapeError(f"a reduction needs the dimensions of the mesh that it is along, got {dims!r}")
-        if len(names) > 1 and (scatter or reduction == "stack"):
+        if len(set(names)) != len(names):
+            raise ShapeError(f"a reduction is along each dimension of the mesh once, got {dims!r}")
+        if len(names) != 1 and (scatter or reduction == "stack"):
             raise ShapeError(
                 f"stack and scatter are along one dimension, got {names!r}: "
                 "activate `mesh.flatten(...)`, or do one dimension after the other"
@@ -66,28 +66,45 @@ class _How:
         return self.names, self.reduction, self.scatter
 
 
-def reduce(tree: T, dims: str | Sequence[str], reduction: str = "sum", *, scatter: bool = False) -> T:
+def reduce(
+    tree: T, dims: str | Sequence[str], reduction: str = "sum", *, scatter: bool = False, out: T | None = None
+) -> T:
     """Return what the ranks make of their tensors together.
 
     Args:
         tree: A tensor on a mesh, or any nesting of lists, tuples and dicts of them.
-        dims: A dimension of the mesh, or several: ranks that differ in these only do it together.
+        dims: A dimension of the mesh, or several: ranks that differ in these only do it together. Of none, `()`, each
+            rank by itself: the result is a copy.
         reduction: "sum", "avg", "product", "min", "max", "band", "bor", "bxor", or "stack" for all tensors along a
             new first dimension.
         scatter: Each rank gets its entry along the first dimension of the result only. For one dimension; the first
             size of the tensor is that of the dimension. With "stack" it gets what the others have at its index.
+        out: The same nesting of tensors on the same ranks, of the size and dtype of the results, that are written to
+            and returned. Nothing of it requires a gradient, nor of `tree`, unless gradients are off.
 
     Returns:
         The same nesting of new tensors. Sums, averages and stacks have a derivative.
 
     Raises:
-        ShapeError: The mesh has no such dimension, or the tensor not the size for `scatter`.
-        TypeError: It is no mesh tensor with a tensor on each rank, or of a dtype that cannot be reduced so.
-        ValueError: There is no such reduction.
+        RuntimeError: With `out`, a tensor requires a gradient.
+        ShapeError: The mesh has no such dimension, the tensor not the size for `scatter`, or `out` that of the result.
+        TypeError: It is no mesh tensor with a tensor on each rank, or of a dtype that cannot be reduced so; or `out` is
+            of another dtype, or on other ranks.
+        ValueError: There is no such reduction, or `out` is another nesting.
 
     Blocking: no; errors of the ranks are raised where the value is fetched.
     """
     how = _How.checked(dims, reduction, scatter=scatter)
+    if out is not None:
+        leaves, tree_of_leaves = pytree.tree_flatten(tree)
+        outs, tree_of_outs = pytree.tree_flatten(out)
+        if tree_of_leaves != tree_of_outs:
+            raise ValueError(f"out is the same nesting as what is reduced, got {tree_of_outs} for {tree_of_leaves}")
+        metas = [_meta_of_out(tensor, target, how) for tensor, target in zip(leaves, outs, strict=True)]
+        for tensor, target, _ in zip(leaves, outs, metas, strict=True):  # all of them fit
+            call_kernel(tensor._held.team, "reduce_into", tensor, *how.operands, target, writes=[1])
+            torch.autograd.graph.increment_version(target)
+        return out
 
     def one(tensor: Any) -> Any:
         needs_grad = isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled()
@@ -133,6 +150,92 @@ def reduce_(tree: T, dims: str | Sequence[str], reduction: str = "sum", *, scatt
         call_kernel(tensor._held.team, "reduce_", tensor, *how.operands, writes=[0])
         torch.autograd.graph.increment_version(tensor)
     return tree
+
+
+def _meta_of_out(leaf: Any, target: Any, how: _How) -> Meta:
+    """Return the metadata of a result; refuse a tensor that it cannot be written to."""
+    tensor, out = checked(leaf), checked(target)
+    if torch.is_grad_enabled() and (tensor.requires_grad or out.requires_grad):
+        raise RuntimeError(
+            "a reduction with out= has no gradient, got a tensor that requires one: write `with torch.no_grad():` "
+            "around it, or t.reduce(...) without out="
+        )
+    meta, team = _meta(tensor, how), tensor._held.team
+    if out._held.team is not team or out._meta.is_global or out.dtype is not tensor.dtype:
+        raise TypeError(f"out is a tensor on each rank of {team.name}, of dtype {tensor.dtype}, got {out!r}")
+    if out._meta.size != meta.size:
+        raise ShapeError(f"out has the size of the result, {list(meta.size)}, got {list(out._meta.size)}")
+    return meta
+
+
+def broadcast(tree: T, dim: str, source: int = 0) -> T:
+    """Return, on every rank, the tensors of that rank which is at index `source` along one dimension of the mesh.
+
+    Args:
+        tree: A tensor on a mesh, or any nesting of lists, tuples and dicts of them.
+        dim: The dimension: ranks that differ in it only get the same.
+        source: The index of the rank whose tensors they get.
+
+    Returns:
+        The same nesting of new tensors; the gradient of the source is the sum of theirs, that of the others zero.
+
+    Raises:
+        ShapeError: The mesh has no such dimension, or that no such index, or the view misses some of its ranks.
+        TypeError: It is no mesh tensor with a tensor on each rank.
+
+    Blocking: no; errors of the ranks are raised where the value is fetched.
+    """
+
+    def one(tensor: Any) -> Any:
+        return _Broadcast.apply(checked(tensor), dim, source)  # type: ignore[no-untyped-call, unused-ignore]
+
+    result: T = pytree.tree_map(one, tree)
+    return result
+
+
+def _broadcast(tensor: Any, dim: str, source: int, *, is_back: bool) -> MeshTensor:
+    team, meta = tensor._held.team, tensor._meta
+    extent = team.region.extent
+    if dim not in extent:
+        raise ShapeError(f"a broadcast is along a dimension of {team.name}, got {dim!r}")
+    if not -extent[dim] <= source < extent[dim]:
+        raise ShapeError(f"a broadcast along {dim!r} is from one of {extent[dim]} indices, got {source}")
+    if team.region.missing():
+        raise ShapeError(f"a broadcast needs every member of the view, got {team.name} with some excluded")
+    if meta.is_global:
+        raise TypeError(f"a broadcast takes a tensor on each rank, got {tensor!r}: write t.local() for its parts")
+    made = team.engine.shapes.meta(meta.size, contiguous_strides(meta.size), meta.dtype, meta.device)
+    name = "broadcast_back" if is_back else "broadcast"
+    [found] = call_kernel(team, name, tensor, (dim,), source % extent[dim], outputs=[made])
+    return found
+
+
+class _Broadcast(torch.autograd.Function):
+    """A broadcast in a program that is differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, dim: str, source: int) -> Any:
+        ctx.dim, ctx.source = dim, source
+        return _broadcast(tensor, dim, source, is_back=False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        [grad] = grads
+        return _Gathered.apply(grad, ctx.dim, ctx.source), None, None  # type: ignore[no-untyped-call, unused-ignore]
+
+
+class _Gathered(torch.autograd.Function):
+    """The derivative of a broadcast, whose own is a broadcast."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, dim: str, source: int) -> Any:
+        ctx.dim, ctx.source = dim, source
+        return _broadcast(tensor, dim, source, is_back=True)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        [grad] = grads
+        return broadcast(grad, ctx.dim, ctx.source), None, None
 
 
 def _reduced(tensor: Any, how: _How) -> MeshTensor:
