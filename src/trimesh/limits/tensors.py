@@ -62,3 +62,6 @@ SIGNAL_SECONDS: Final = 0.05
 TENSOR_STUCK_SECONDS_MAX: Final = 1.0
 """How often at least a rank that waits for an actor beside it looks whether that waits for an actor of the controller,
 which may be waiting for the rank; it begins with SIGNAL_SECONDS, and each look costs as one for deadlocks."""
+
+SAFETENSORS_HEADER_BYTES: Final = 100_000_000
+"""The header of a file of safetensors has at most so many bytes: the bound of the format's own library."""

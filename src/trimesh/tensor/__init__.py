@@ -12,6 +12,7 @@ except ModuleNotFoundError as error:
 
 from trimesh.tensor.assembly import assemble as _assemble
 from trimesh.tensor.checkpoint.loading import load_checkpoint
+from trimesh.tensor.checkpoint.safetensors import load_safetensors, save_safetensors
 from trimesh.tensor.checkpoint.saving import save_checkpoint
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.issue.fetching import fetch, fetch_shard
@@ -65,6 +66,7 @@ __all__ = [
     "grad_generator",
     "inspect",
     "load_checkpoint",
+    "load_safetensors",
     "manual_seed",
     "module_to_mesh",
     "no_mesh",
@@ -79,6 +81,7 @@ __all__ = [
     "replicate",
     "rref",
     "save_checkpoint",
+    "save_safetensors",
     "set_rng_state",
     "show",
     "slice_mesh",

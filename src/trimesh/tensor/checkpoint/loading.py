@@ -73,7 +73,7 @@ async def load_checkpoint(
 
 async def _load(path: Path, state: Mapping[str, Any], mesh: ProcMesh | None) -> dict[str, Any]:
     check_is_there(path)
-    reading = _Reading(path, await trio.to_thread.run_sync(read_metadata, path))
+    reading = CheckpointReading(path, await trio.to_thread.run_sync(read_metadata, path))
     names = parameter_names({key: one for key, one in state.items() if isinstance(one, nn.Module)})
     for key, one in state.items():
         if isinstance(one, nn.Module):
@@ -112,7 +112,7 @@ async def _set_generators(values: Mapping[Path_, Any], mesh: ProcMesh) -> None:
     set_rng_state(states, mesh)
 
 
-class _Reading:
+class CheckpointReading:
     """What is read of one checkpoint."""
 
     def __init__(self, path: Path, entries: Mapping[str, StoredValue]) -> None:
@@ -131,7 +131,7 @@ class _Reading:
             entry = self._entries[key, name]
             if isinstance(target, torch.Tensor) and entry.size != tuple(target.size()):
                 raise ValueError(f"{key}.{name} has size {tuple(target.size())}, and {entry.size} in the checkpoint")
-            self._want(entry, target)
+            self.want(entry, target)
 
     def want_optimizer(self, key: str, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
         """Read what an optimizer keeps."""
@@ -147,12 +147,12 @@ class _Reading:
                 size = entry.size
                 if size is not None and is_on_mesh(kept, size, parameter, group):
                     like = parameter if size == tuple(parameter.size()) else parameter.detach().new_zeros(size)
-            self._want(entry, like)
+            self.want(entry, like)
 
     def want_all(self, key: str) -> None:
         """Read all that there is under a name."""
         for entry in self._under(key):
-            self._want(entry, None)
+            self.want(entry, None)
 
     def _under(self, key: str) -> list[StoredValue]:
         found = [entry for path, entry in self._entries.items() if path[0] == key]
@@ -161,7 +161,8 @@ class _Reading:
             raise KeyError(f"the checkpoint at {str(self._path)!r} has no {key!r}, it has {some}")
         return found
 
-    def _want(self, entry: StoredValue, like: Any) -> None:
+    def want(self, entry: StoredValue, like: Any) -> None:
+        """Read a value; onto a mesh if it is to lie as a tensor there does."""
         if isinstance(like, MeshTensor):
             bare: Any = like.detach()
             self._there.append((entry, bare))

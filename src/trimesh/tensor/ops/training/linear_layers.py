@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from types import MethodType
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
 
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.protocol import layers
+
+_torch: Final[Any] = torch._C
 
 
 def keep_dimensions(module: nn.Module) -> None:
@@ -37,7 +39,7 @@ def _is_ours(value: Any, weight: Any) -> bool:
         and value.dtype is weight.dtype  # else torch raises
         and value.size(-1) == weight.size(-1)
         and not torch.is_autocast_enabled(value.device.type)
-        and torch._C._functorch.peek_interpreter_stack() is None
+        and _torch._functorch.peek_interpreter_stack() is None
     )
 
 
