@@ -1,4 +1,4 @@
-"""Pools, slots and replay buffers with `pickle="off"` (Y6, V2)."""
+"""Pools, slots, replay buffers and stores with `pickle="off"` (Y6, V2)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from tests.conformance.meshes import Backend, params
 
 from trimesh import Actor, ProtocolError, endpoint
 from trimesh._wire.typed.codec import KIND, Reader, Writer
-from trimesh.service import Pool, PoolSession, ReplayBuffer, Slots, open_pool, open_replay, open_slots
+from trimesh.service import (
+    Pool,
+    PoolSession,
+    ReplayBuffer,
+    Slots,
+    Store,
+    open_pool,
+    open_replay,
+    open_slots,
+    open_store,
+)
 
 numpy = pytest.importorskip("numpy")
 
@@ -57,6 +67,12 @@ class Roller(Actor):
         return words  # type: ignore[no-any-return]
 
     @endpoint
+    async def keep(self, store: Store) -> list[Any]:
+        await store.put("small", [1, "two"])
+        await store.put("large", {"a": numpy.arange(100_000)})
+        return [await store.get("small"), (await store.get("large"))["a"][-1].item(), await store.keys()]
+
+    @endpoint
     async def converse(self, session: PoolSession) -> bool:  # type: ignore[type-arg]
         await session.double(numpy.arange(1), ["a"])
         return session.moved
@@ -94,6 +110,17 @@ async def test_services_of_this_process_and_their_handles(backend: Backend) -> N
 
 
 @typed
+async def test_stores(backend: Backend) -> None:
+    """Y6, V2: as all services."""
+    async with backend.procs({"gpus": 2}) as procs, open_store(procs) as store:
+        replicas = await procs.spawn("replicas", Replica)
+        async with open_pool(replicas) as pool:
+            users = await procs.spawn("users", Roller, pool)
+            found = await users.slice(gpus=0).keep.call_one(store)
+            assert found == [[1, "two"], 99_999, ["large", "small"]]
+
+
+@typed
 async def test_handles_that_do_not_fit_are_protocol_errors(backend: Backend) -> None:
     """V2: whatever a peer says."""
     async with backend.procs({"gpus": 1}) as procs:
@@ -104,6 +131,7 @@ async def test_handles_that_do_not_fit_are_protocol_errors(backend: Backend) -> 
                 ["pool", False, replicas, "name", 0, 1.0, None, "wait", None],
                 ["slots", replicas],
                 ["replay buffer", pool],
+                ["store", replicas],
             ):
                 writer = Writer()
                 forged = writer._ext(KIND, [writer._plain(part) for part in parts])

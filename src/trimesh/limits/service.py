@@ -1,4 +1,4 @@
-"""Bounds of pools, slots and replay buffers."""
+"""Bounds of pools, slots, replay buffers and stores."""
 
 from __future__ import annotations
 
@@ -27,3 +27,13 @@ SERVICE_REMOTE_CALLS: Final = 1_024
 
 REPLAY_BYTES: Final = 1 << 30
 """Bytes of the items of a replay buffer, as estimated, where `capacity_bytes=` is left out."""
+
+STORE_BYTES: Final = 1 << 32
+"""Bytes of the versions that one shard of a store holds, where `capacity_bytes=` is left out."""
+
+STORE_INLINE_BYTES: Final = 1 << 16
+"""From so many bytes on tensors, arrays and bytes are copied straight into the memory of a store: a stream costs as
+much as some 100 KiB in a message do."""
+
+STORE_MAPPED_BYTES: Final = 1 << 20
+"""From so many bytes on that memory is what other processes map: mapping one costs as much as copying some 100 KiB."""

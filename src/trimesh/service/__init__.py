@@ -2,7 +2,7 @@
 
 `async with trimesh.service.open_pool(generators) as pool:` gives a handle that any actor may hold;
 `await pool.generate(prompt)` runs the endpoint on one replica. `open_slots` and `open_replay` are for what is generated
-while something else trains.
+while something else trains, `open_store` for values by key.
 """
 
 from trimesh.service.dispatch.adaptive import Adaptive
@@ -13,6 +13,7 @@ from trimesh.service.pool.health import Health
 from trimesh.service.pool.opening import open_pool
 from trimesh.service.pool.pool import Pool, PoolEndpoint, PoolSession
 from trimesh.service.pool.statistics import PoolStatistics, ReplicaStatistics
+from trimesh.service.store.store import Store, StoreStatistics, open_store
 from trimesh.service.work.replay import ReplayBuffer, ReplayStatistics, open_replay
 from trimesh.service.work.slots import Lease, Slots, SlotStatistics, open_slots
 
@@ -33,9 +34,12 @@ __all__ = [
     "RoundRobin",
     "SlotStatistics",
     "Slots",
+    "Store",
+    "StoreStatistics",
     "open_pool",
     "open_replay",
     "open_slots",
+    "open_store",
 ]
 
 register()

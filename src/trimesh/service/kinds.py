@@ -1,4 +1,4 @@
-"""How pools, slots and replay buffers travel in a family where nothing is pickled (`pickle="off"`)."""
+"""How pools, slots, replay buffers and stores travel in a family where nothing is pickled (`pickle="off"`)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from trimesh.errors import ProtocolError
 from trimesh.service.pool.call_options import CallOptions, WhenFull
 from trimesh.service.pool.front import PoolFront
 from trimesh.service.pool.pool import Pool, PoolSession
+from trimesh.service.store.shard import StoreShard
+from trimesh.service.store.store import Store
 from trimesh.service.work.replay import ReplayBuffer, ReplayFront
 from trimesh.service.work.slots import Slots, SlotsFront
 
@@ -48,6 +50,14 @@ def _put_buffer_together(_: DecodeSource, front: Any = None) -> ReplayBuffer[Any
     return ReplayBuffer(None, _front_of(front, ReplayFront))
 
 
+def _put_store_together(_: DecodeSource, shards: Any = None) -> Store:
+    return Store(_front_of(shards, StoreShard))
+
+
+def _take_store_apart(store: Store, _: object) -> tuple[Any]:
+    return (store.__reduce__()[1][0],)
+
+
 def _front_alone(handle: Slots | ReplayBuffer[Any], _: object) -> tuple[Any]:
     return (handle.__reduce__()[1][1],)
 
@@ -57,3 +67,4 @@ def register() -> None:
     register_kind(ValueKind("pool", Pool, _take_pool_apart, _put_pool_together))
     register_kind(ValueKind("slots", Slots, _front_alone, _put_slots_together))
     register_kind(ValueKind("replay buffer", ReplayBuffer, _front_alone, _put_buffer_together))
+    register_kind(ValueKind("store", Store, _take_store_apart, _put_store_together))

@@ -1,4 +1,4 @@
-"""The form without `await` of a pool, slots or a replay buffer that came from elsewhere."""
+"""The form without `await` of a pool, slots, a replay buffer or a store that came from elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, TypeVar, overload
 from trimesh import service
 from trimesh.blocking.handle import FacedObject
 from trimesh.blocking.service.pool import Pool, PoolSession
-from trimesh.blocking.service.work import ReplayBuffer, Slots
+from trimesh.blocking.service.work import ReplayBuffer, Slots, Store
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -19,6 +19,8 @@ def face(handle: service.Pool[A]) -> Pool[A]: ...
 def face(handle: service.Slots) -> Slots: ...
 @overload
 def face(handle: service.ReplayBuffer[T]) -> ReplayBuffer[T]: ...
+@overload
+def face(handle: service.Store) -> Store: ...
 def face(handle: Any) -> Any:
     """Return the form without `await` of a handle of `trimesh.service`: one that an endpoint was given, say.
 
@@ -39,8 +41,10 @@ def face(handle: Any) -> Any:
             return Slots(handle)
         case service.ReplayBuffer():
             return ReplayBuffer(handle)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        case service.Store():
+            return Store(handle)
         case _:
             raise TypeError(
-                f"this face takes a pool, slots or a replay buffer, got {handle!r}: for meshes write "
+                f"this face takes a pool, slots, a replay buffer or a store, got {handle!r}: for meshes write "
                 "trimesh.blocking.face(mesh)"
             )

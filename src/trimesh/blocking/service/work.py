@@ -1,4 +1,4 @@
-"""`Slots` and `ReplayBuffer`, without `await`."""
+"""`Slots`, `ReplayBuffer` and `Store`, without `await`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, TypeVar
 from trimesh import limits, service
 from trimesh.blocking.body import FacedBody, body_of
 from trimesh.blocking.handle import FacedObject, home_of, inner_of
+from trimesh.blocking.proc_mesh import ProcMesh
 from trimesh.service.accounts.replay import By
 
 T = TypeVar("T")
@@ -82,6 +83,42 @@ class ReplayBuffer(FacedObject["service.ReplayBuffer[T]"], Generic[T]):
         self._now(lambda: self._inner.load_state_dict(state))
 
 
+class Store(FacedObject["service.Store"]):
+    """Values by key; see `trimesh.service.Store`."""
+
+    def put(self, key: str, value: Any, *, ttl: float | None = None) -> int:
+        """Store a value as the newest version of a key, and return that; see `trimesh.service.Store.put`."""
+        return self._wait(self._inner.put, key, value, ttl=ttl)
+
+    def get(self, key: str, *, version: int | None = None) -> Any:
+        """Return a value; see `trimesh.service.Store.get`."""
+        return self._wait(self._inner.get, key, version=version)
+
+    def get_into(self, key: str, destination: Any, *, version: int | None = None) -> int:
+        """Copy a large value into memory that is there already; see `trimesh.service.Store.get_into`."""
+        return self._wait(self._inner.get_into, key, destination, version=version)
+
+    def wait_newer(self, key: str, version: int = 0) -> int:
+        """Wait until a key has a version above `version`, and return the newest."""
+        return self._wait(self._inner.wait_newer, key, version)
+
+    def version(self, key: str) -> int:
+        """Return the newest version of a key, 0 if it is not there."""
+        return self._wait(self._inner.version, key)
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """Return the keys that begin with `prefix`, sorted."""
+        return self._wait(self._inner.keys, prefix)
+
+    def delete(self, key: str) -> bool:
+        """Remove all versions of a key; return whether there were any."""
+        return self._wait(self._inner.delete, key)
+
+    def statistics(self) -> service.StoreStatistics:
+        """Return the state in numbers."""
+        return self._wait(self._inner.statistics)
+
+
 def open_slots(*, batch: int, staleness: int, version: int = 0) -> AbstractContextManager[Slots]:
     """Bound how stale work can be when it is used.
 
@@ -118,3 +155,16 @@ def open_replay(
     )
     body = body_of(block, "a replay buffer", home_of(slots))
     return FacedBody(body, lambda buffer: ReplayBuffer(buffer, body))
+
+
+def open_store(
+    procs: ProcMesh | None = None, *, capacity_bytes: int = limits.STORE_BYTES, retain: int = 1
+) -> AbstractContextManager[Store]:
+    """Keep values by key, beside those that make and use them.
+
+    `with open_store(procs) as store:`, inside of the block of a mesh. See `trimesh.service.open_store` for arguments
+    and errors.
+    """
+    block = service.open_store(inner_of(procs), capacity_bytes=capacity_bytes, retain=retain)
+    body = body_of(block, "a store", home_of(procs))
+    return FacedBody(body, lambda store: Store(store, body))

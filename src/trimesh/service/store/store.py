@@ -1,0 +1,291 @@
+"""`Store`, the handle on values by key, and `open_store`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+import trio
+
+from trimesh import limits
+from trimesh._runtime.tasks import in_trio, in_trio_block
+from trimesh.actor.host_mesh import this_proc
+from trimesh.actor.proc_mesh import ProcMesh
+from trimesh.errors import MeshErrorGroup, leaves
+from trimesh.rdma.memory.local import memory_of
+from trimesh.rdma.publications.layout import layout_of, read_layout
+from trimesh.rdma.publications.snapshot import Snapshot
+from trimesh.service.store.shard import StoreShard
+from trimesh.service.work.certain import certainly
+
+_ALONE = ""
+"""The name of the only part of a value that is no mapping."""
+
+
+class StoreStatistics(msgspec.Struct, frozen=True):
+    """A store, in numbers over all shards.
+
+    Attributes:
+        shards: Processes that hold it.
+        keys: That there are.
+        versions: That can be read.
+        bytes: Of those, of what is being written, and of what is out and still read.
+        puts: Versions that were ever put.
+        expired: Of those, ended by their time to live.
+    """
+
+    shards: int
+    keys: int
+    versions: int
+    bytes: int
+    puts: int
+    expired: int
+
+
+class Store:
+    """Values by key, each on one shard; a handle that any actor may hold.
+
+    Tensors, arrays and bytes of `limits.STORE_INLINE_BYTES` and more, alone or in a mapping by name (a state dict), are
+    copied straight into memory of the shard and out of it. Everything else travels as arguments of endpoints do.
+    """
+
+    def __init__(self, shards: Any) -> None:
+        self._shards = shards
+
+    async def put(self, key: str, value: Any, *, ttl: float | None = None) -> int:
+        """Store a value as the newest version of a key, and return that: readers see all of it, or the one before.
+
+        Args:
+            key: Any text.
+            value: A value that endpoints take. What is large must be contiguous, in memory of the host, and must not
+                change meanwhile.
+            ttl: Seconds until the version ends; None: never.
+
+        Raises:
+            TypeError, ValueError: The key is no text, `ttl` is not above 0, or a large part lies with gaps.
+            LimitExceeded: The shard has no room for it.
+            ProcDied, MeshStopped: The shard has ended, or the store is closed.
+
+        Blocking: a checkpoint, cancellable; a `put` that raises `Cancelled` has stored nothing, unless the shard did
+        not answer in time (`abandon_after`). The versions of one key grow with each put; they may leave numbers out.
+        """
+        _check_key(key)
+        if ttl is not None and not ttl > 0:
+            raise ValueError(f"ttl is a number of seconds above 0, or None, got {ttl!r}")
+        return await in_trio(self._put)(key, value, ttl)
+
+    async def get(self, key: str, *, version: int | None = None) -> Any:
+        """Return the newest version of a value, or the one of a number that is still there.
+
+        Large tensors and arrays come in memory of their own; bytes-like values come as bytes.
+
+        Raises:
+            KeyError: There is none.
+            ProcDied, MeshStopped: The shard has ended, or the store is closed.
+
+        Blocking: a checkpoint, cancellable. Cost: a call; a large value a stream more, and one copy.
+        """
+        _check_key(key)
+        return (await in_trio(self._get)(key, version, None))[1]
+
+    async def get_into(self, key: str, destination: Any, *, version: int | None = None) -> int:
+        """Copy a large value into memory that is there already; return the version.
+
+        Args:
+            key: Of a tensor, an array, or a mapping of these that was large when it was put.
+            destination: What was put, in kind of elements and shape; of a mapping all names or some.
+            version: As `get`.
+
+        Raises:
+            KeyError: There is none, or it has no part of a name.
+            TypeError, ValueError: The destination does not fit, or the value was not large; nothing was copied.
+            ProcDied, MeshStopped: As `get`; what `destination` holds is undefined then.
+
+        Blocking: a checkpoint, cancellable; cancelled, `destination` is undefined.
+        """
+        _check_key(key)
+        return (await in_trio(self._get)(key, version, destination))[0]
+
+    async def wait_newer(self, key: str, version: int = 0) -> int:
+        """Wait until a key has a version above `version`, and return the newest.
+
+        Raises:
+            ProcDied, MeshStopped: As `get`.
+
+        Blocking: until then, cancellable.
+        """
+        found: int = await in_trio(self._shard(key).wait_newer.call_one)(key, version)
+        return found
+
+    async def version(self, key: str) -> int:
+        """Return the newest version of a key, 0 if it is not there. Blocking: a call, cancellable."""
+        found: int = await in_trio(self._shard(key).version.call_one)(key)
+        return found
+
+    async def keys(self, prefix: str = "") -> list[str]:
+        """Return the keys that begin with `prefix`, sorted. Blocking: a call over all shards, cancellable."""
+        found = await in_trio(self._shards.keys.call)(prefix)
+        return sorted(key for keys in found.values() for key in keys)
+
+    async def delete(self, key: str) -> bool:
+        """Remove all versions of a key; return whether there were any. Who reads one reads it to its end.
+
+        Blocking: a call; a `delete` that raises `Cancelled` has removed nothing, as `put`.
+        """
+        shard = self._shard(key)
+        return await in_trio(certainly)(partial(shard.delete.call_one, key))
+
+    async def statistics(self) -> StoreStatistics:
+        """Return the state in numbers. Blocking: a call over all shards, cancellable."""
+        found = list((await in_trio(self._shards.numbers.call)()).values())
+        return StoreStatistics(
+            len(found),
+            *(sum(getattr(one, name) for one in found) for name in ("keys", "versions", "bytes", "puts", "expired")),
+        )
+
+    def __repr__(self) -> str:
+        return f"<store on {self._shards.size()} shards>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Store, (self._shards,)
+
+    # ---- how -------------------------------------------------------------------------------------------------
+
+    def _shard(self, key: str) -> Any:
+        _check_key(key)
+        digest = blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest()
+        return self._shards.slice(shard=int.from_bytes(digest) % self._shards.size())
+
+    async def _put(self, key: str, value: Any, ttl: float | None) -> int:
+        shard = self._shard(key)
+        parts = _large_parts_of(value)
+        if parts is None:
+            return await certainly(partial(shard.put.call_one, key, value, ttl))
+        layout = layout_of(parts)
+        version = 0
+        with trio.CancelScope() as leaving:
+            is_mapping = isinstance(value, Mapping)
+            writing = shard.admit.stream(key, layout.head, layout.nbytes, is_mapping=is_mapping)
+            async with _one_error(), writing as replies:
+                _, (number, buffer) = await anext(replies)
+                for name, entry in layout.entries.items():
+                    await buffer[entry.offset : entry.offset + entry.nbytes].write_from(parts[name])
+                version = await certainly(partial(shard.commit.call_one, number, key, ttl))
+                leaving.shield = True  # it is stored, whatever is cancelled from here on
+        return version
+
+    async def _get(self, key: str, version: int | None, destination: Any) -> tuple[int, Any]:
+        shard = self._shard(key)
+        while True:
+            number, is_large, value = await shard.get.call_one(key, version)
+            if number == 0:
+                raise KeyError(f"the store has no {key!r}" + ("" if version is None else f" of version {version}"))
+            if not is_large:
+                if destination is not None:
+                    raise ValueError(
+                        f"get_into copies tensors, arrays and bytes of {limits.STORE_INLINE_BYTES} bytes and more, "
+                        f"got {key!r}, which is a smaller value, or another one: write `await store.get({key!r})`"
+                    )
+                return number, value
+            async with _one_error(), shard.hold.stream(key, number) as replies:
+                _, held = await anext(replies)
+                if held is not None:
+                    head, is_mapping, buffer = held
+                    entries = read_layout(head, buffer.nbytes)
+                    snapshot = Snapshot(number, entries, buffer.handle, trio.lowlevel.checkpoint)
+                    return number, await _read(snapshot, destination, is_mapping=is_mapping)
+            # It was replaced between the two calls; with a version that was asked for, the next `get` says so.
+
+
+def open_store(
+    procs: ProcMesh | None = None, *, capacity_bytes: int = limits.STORE_BYTES, retain: int = 1
+) -> AbstractAsyncContextManager[Store]:
+    """Keep values by key, beside those that make and use them: `async with service.open_store(procs) as store:`.
+
+    Args:
+        procs: Processes that hold the values, each one shard of the keys; None: this one. What a process held is lost
+            when it dies: nothing is kept twice.
+        capacity_bytes: Of each shard.
+        retain: Versions of a key that can be read, the newest with them.
+
+    Raises:
+        ValueError: A number is out of its bounds.
+    """
+    for name, number in (("capacity_bytes", capacity_bytes), ("retain", retain)):
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number!r}")
+    return in_trio_block(_open(procs, capacity_bytes, retain))
+
+
+@asynccontextmanager
+async def _open(procs: ProcMesh | None, capacity_bytes: int, retain: int) -> AsyncGenerator[Store, None]:
+    owner = this_proc() if procs is None else procs
+    async with owner.spawn("store", StoreShard, capacity_bytes, retain) as shards:
+        yield Store(shards.flatten("shard"))
+
+
+@asynccontextmanager
+async def _one_error() -> AsyncGenerator[None, None]:
+    """Raise the error of a stream of one shard as a call of it would: without the group."""
+    try:
+        yield
+    except MeshErrorGroup as group:
+        found = list(leaves(group))
+        if len(found) != 1:
+            raise
+        raise found[0] from None
+
+
+async def _read(snapshot: Snapshot, destination: Any, *, is_mapping: bool) -> Any:
+    if destination is not None:
+        if is_mapping != isinstance(destination, Mapping):
+            held = "a mapping of parts" if is_mapping else "one tensor, array or bytes"
+            raise TypeError(f"the destination must be as what was put, {held}, got {type(destination).__name__}")
+        await snapshot.read_into(destination if is_mapping else {_ALONE: destination})
+        return None
+    made = await snapshot.read()
+    for name, entry in snapshot.entries.items():
+        if entry.kind == "bytes":
+            made[name] = bytes(made[name])
+    return made if is_mapping else made[_ALONE]
+
+
+def _large_parts_of(value: Any) -> dict[str, Any] | None:
+    """Return the parts of a value that is copied straight into memory of its shard; None for one that is sent."""
+    if isinstance(value, Mapping):
+        named: dict[Any, Any] = dict(value)  # pyright: ignore[reportUnknownArgumentType]
+    else:
+        named = {_ALONE: value}
+    if len(named) > limits.PUBLISHED_TENSORS_MAX or not all(isinstance(name, str) for name in named):
+        return None
+    sizes = [_nbytes_of(part) for part in named.values()]
+    if 0 in sizes or sum(sizes) < limits.STORE_INLINE_BYTES:
+        return None
+    parts = {name: memoryview(part) if isinstance(part, bytes) else part for name, part in named.items()}
+    for name, part in parts.items():
+        memory = memory_of(part, f"the stored value {name!r}" if name else "a stored value")
+        if memory.tensor is not None:
+            raise ValueError(f"a store keeps memory of the host, got {memory.text}: write put(key, tensor.cpu())")
+    return parts
+
+
+def _nbytes_of(part: Any) -> int:
+    """Return the bytes of a tensor, an array or bytes; 0 for anything else."""
+    if isinstance(part, bytes | bytearray):
+        return len(part)
+    if type(part) is memoryview:
+        return part.nbytes
+    module = type(part).__module__.partition(".")[0]
+    if hasattr(part, "untyped_storage") or (module == "numpy" and getattr(part, "dtype", None) is not None):
+        size = getattr(part, "nbytes", 0)
+        return size if isinstance(size, int) and not getattr(part.dtype, "hasobject", False) else 0
+    return 0
+
+
+def _check_key(key: object) -> None:
+    if not isinstance(key, str):
+        raise TypeError(f"the key of a store is a text, got {key!r:.100}")
