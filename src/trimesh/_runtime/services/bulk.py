@@ -34,7 +34,6 @@ from trimesh._transport.interface.mover import (
     TransferDone,
     TransferError,
 )
-from trimesh._wire.observed import PublicationRow
 from trimesh.errors import LimitExceeded, LinkLost, Origin, Unresponsive, set_origin
 from trimesh.ids import ProcId
 
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from trimesh._runtime.actors.cell import Cell
     from trimesh._runtime.peers.peer import Peer
     from trimesh._runtime.services.process import GrantingProc
+    from trimesh._wire.observed import PublicationRow
 
 _POLL_SECONDS_MAX: Final = 0.05
 
@@ -124,7 +124,7 @@ class Bulk:
 
     def __init__(self, proc: GrantingProc) -> None:
         self.proc = proc
-        self.publications = list[Callable[[], Iterable[PublicationRow]]]()
+        self.publications: list[Callable[[], Iterable[PublicationRow]]] = []
         self._thread: int = threading.get_ident()
         self._is_served = False
         self._attachments: dict[ProcessAddress, Attachment] = {}

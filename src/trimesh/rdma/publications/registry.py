@@ -14,7 +14,6 @@ import attrs
 
 from trimesh._runtime.peers import Parcel, Peer
 from trimesh._wire import messages
-from trimesh._wire.observed import PublicationRow
 from trimesh.ids import ProcId
 from trimesh.rdma.buffers.buffer import RDMABuffer
 from trimesh.rdma.publications.publisher import Publisher
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trimesh._runtime.life import Proc
+    from trimesh._wire.observed import PublicationRow
 
 
 @attrs.define(eq=False)
