@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trimesh.jobs import SlurmJob
-from trimesh.jobs.slurm_words import fields_of, granted, job_state, last_words, node_address
+from trimesh.jobs.words.slurm import fields_of, granted, job_state, last_words, node_address
 
 JOB = (
     "JobId=1 JobName=tm UserId=root(0) GroupId=root(0) MCS_label=N/A Account=(null) QOS=(null) JobState={state} "

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from trimesh.jobs.remote_python import NO_PYTHON, agent_command, agent_number
-from trimesh.jobs.ssh_words import start_failure
+from trimesh.jobs.words.ssh import start_failure
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from trimesh.cli.doctor import doctor
 from trimesh.cli.logs import logs
 from trimesh.cli.processes import process_tree
 from trimesh.cli.report import report
+from trimesh.cli.running import run_script
 from trimesh.cli.text import FINE, clean, one_line
 from trimesh.errors import ConnectError
 from trimesh.observe import ObservedRun, RunSnapshot, WaitGraph, find_run, prometheus_text, runs, shared_stacks
@@ -233,4 +234,5 @@ def stop(*, pid: Pid = None) -> int:
 
 for _command in (ps, calls, stack, events, metrics, kill, cancel, stop, logs, report, autopsy, doctor):
     app.command(_command)
+app.command(run_script, name="run")
 app.command(hosts.app)

@@ -4,11 +4,12 @@
 `python -m trimesh.config`.
 """
 
-from trimesh.config.layers import Sources, above, from_environment, from_file
+from trimesh.config.layers import JOBS_TABLE, Sources, above, from_environment, from_file
 from trimesh.config.scope import choose, configured, current, install, provide, reread
 from trimesh.config.settings import SETTINGS, Setting, Settings
 
 __all__ = [
+    "JOBS_TABLE",
     "SETTINGS",
     "Setting",
     "Settings",

@@ -16,6 +16,10 @@ _NO_SETTINGS_PREFIXES: Final = ("TRIMESH_TEST_", "TRIMESH_SERVICE_", "TRIMESH_PO
 """The last two are set by Kubernetes in every container beside a service that is called trimesh."""
 
 
+JOBS_TABLE: Final = "jobs"
+"""Of a file: jobs by name, which are no settings; `trimesh.jobs` reads them."""
+
+
 class Sources(msgspec.Struct, frozen=True):
     """What the system says, below `configured`.
 
@@ -40,7 +44,7 @@ def from_file(below: Settings, table: Mapping[str, Any], file: str) -> Settings:
     Raises:
         ConfigError: A key is unknown, or its value none of its kind.
     """
-    return above(below, table, f"{file}: ")
+    return above(below, {name: said for name, said in table.items() if name != JOBS_TABLE}, f"{file}: ")
 
 
 def above(below: Settings, chosen: Mapping[str, Any], where: str = "") -> Settings:

@@ -32,6 +32,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     observe: str = "on"
     record: str = "on"
     progress: str = "auto"
+    job: str = ""
     libssl: str = ""
     native_lib: str = ""
 
@@ -187,6 +188,14 @@ SETTINGS: Final = (
         "",
         "Whether what takes more than two seconds shows how far it is: starts of processes and jobs, `map`.",
         "`auto` shows it where stderr is a terminal, and in notebooks; `on` writes a line to a log every ten seconds.",
+    ),
+    Setting(
+        "job",
+        Text("the name of a job of the file"),
+        "",
+        "Which table `[jobs.NAME]` of the file `trimesh.jobs.default()` makes a job of.",
+        "The same script then runs on the hosts of that job.",
+        "none: `LocalJob(1)`, one agent on this machine",
     ),
     Setting(
         "libssl",

@@ -2,6 +2,7 @@
 
 from trimesh.jobs.host_door import OpenDoor, open_door
 from trimesh.jobs.job import Job
+from trimesh.jobs.job_file import default, named_job
 from trimesh.jobs.launcher import AgentExit, AgentOrder, Launcher, StartedAgent
 from trimesh.jobs.local import LocalJob
 from trimesh.jobs.slurm import SlurmJob
@@ -19,5 +20,7 @@ __all__ = [
     "SSHJob",
     "SlurmJob",
     "StartedAgent",
+    "default",
+    "named_job",
     "open_door",
 ]

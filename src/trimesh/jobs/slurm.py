@@ -30,7 +30,7 @@ from trimesh.jobs.child_agent import ChildAgent, FarAgent, start_child
 from trimesh.jobs.job import Job, checked_hosts
 from trimesh.jobs.launcher import AgentExit, AgentOrder
 from trimesh.jobs.remote_python import agent_command
-from trimesh.jobs.slurm_words import JobState, granted, job_state, last_words, node_address
+from trimesh.jobs.words.slurm import JobState, granted, job_state, last_words, node_address
 
 _HOLD: Final = (
     'exec 3<&0; g=; trap g=1 USR1; HOLDER=$$; export HOLDER; salloc "$@" <&3 & p=$!; exec 2>/dev/null; '

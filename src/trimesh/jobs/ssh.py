@@ -21,7 +21,7 @@ from trimesh.jobs.child_agent import FarAgent, start_child
 from trimesh.jobs.job import Job
 from trimesh.jobs.launcher import AgentExit, AgentOrder
 from trimesh.jobs.remote_python import agent_command
-from trimesh.jobs.ssh_words import SSH_FAILED, start_failure
+from trimesh.jobs.words.ssh import SSH_FAILED, start_failure
 
 _ALWAYS: Final = (
     *("-T", "-x", "-o", "BatchMode=yes", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none"),

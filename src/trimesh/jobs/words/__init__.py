@@ -1,0 +1,1 @@
+"""What commands of others print, and what it means."""
