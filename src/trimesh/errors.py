@@ -60,6 +60,7 @@ class ProcDied(MeshError):
         reason: "exited", "killed", "stopped" (its lease ran out), or "lost" (no diagnosis could be had).
         by: "grace" when our own stop ladder ended it for want of grace, "kill" when `ProcMesh.kill` did, else None.
         maybe_executed: For a call: False only when the message was certainly not delivered.
+        record: File of its flight record, which `trimesh autopsy` reads; "" when there is none on this machine.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class ProcDied(MeshError):
         reason: str = "exited",
         by: str | None = None,
         maybe_executed: bool = True,
+        record: str = "",
     ) -> None:
         super().__init__(message)
         self.exit_code = exit_code
@@ -82,6 +84,7 @@ class ProcDied(MeshError):
         self.reason = reason
         self.by = by
         self.maybe_executed = maybe_executed
+        self.record = record
 
 
 class HostLost(MeshError):

@@ -16,7 +16,8 @@ from tests.conformance.supervised import Log, reading
 from tests.conformance.test_observe import Busy, Relay
 
 import trimesh
-from trimesh import Died, Isolate, RemoteCancelled, observe, this_host
+from trimesh import Died, Isolate, ProcDied, RemoteCancelled, observe, this_host
+from trimesh._wire import flight
 
 pytest.importorskip("cyclopts")
 
@@ -134,6 +135,25 @@ async def test_rank_that_was_killed(trimesh_command: Shell):
 
 async def _seen(log: Log) -> None:
     await log.wait(Died)
+
+
+async def test_death_names_the_flight_record(monkeypatch: pytest.MonkeyPatch):
+    """Q6: that of the process that has died, also where a call meets the death; "" where none is kept."""
+    async with this_host().spawn_procs({"gpus": 2}, supervision=Isolate()) as procs:
+        probes = await procs.spawn("probes", Relay)
+        ids = {proc.name: proc.id for proc in (await observe.snapshot()).procs}
+        await procs.kill([{"gpus": 1}])
+        with pytest.raises(ProcDied) as met:
+            await probes.slice(gpus=1).rank.call_one()
+        head, _ = flight.read_head(await trio.Path(met.value.record).read_bytes())
+    assert (head.proc.name, head.proc.id) == ("procs[gpus=1]", ids["procs[gpus=1]"])
+    monkeypatch.setenv("TRIMESH_RECORD", "off")
+    async with this_host().spawn_procs({"gpus": 2}, supervision=Isolate()) as procs:
+        probes = await procs.spawn("probes", Relay)
+        await procs.kill([{"gpus": 1}])
+        with pytest.raises(ProcDied) as met:
+            await probes.slice(gpus=1).rank.call_one()
+    assert met.value.record == ""
 
 
 async def test_slow_rank_among_many(trimesh_command: Shell):

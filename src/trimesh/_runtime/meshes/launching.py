@@ -35,6 +35,8 @@ class Launching:
             env = {**self._rendezvous.environment(member.rank, len(self._whole)), **env}
         settings = from_environment(options.settings, env)
         recorder = self._proc.recorder
+        folder = "" if recorder is None or settings.record == "off" else str(recorder.path.parent)
+        member.record = f"{folder}/{member.peer.proc_id:x}" if folder else ""
         output = options.output(point) if callable(options.output) else options.output
         return LaunchRequest(
             proc_id=member.peer.proc_id,
@@ -51,7 +53,7 @@ class Launching:
             seed=self._seed,
             pickled=self._proc.values.is_pickled,
             settings=settings,
-            record="" if recorder is None or settings.record == "off" else str(recorder.path.parent),
+            record=folder,
         )
 
     def close(self) -> None:

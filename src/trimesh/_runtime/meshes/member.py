@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, MutableMapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -80,6 +81,7 @@ class Member:
         is_killed: Whether its owner has killed it, which is none either.
         stack_fd: Descriptor, in the child, that its stack is written to; see `stack`.
         stall: What is said when its Trio loop does not run.
+        record: Where its flight record is, on a machine whose records are those of this one; "" without one.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class Member:
         self.is_expected = False
         self.is_killed = False
         self.stack_fd: int = -1
+        self.record = ""
         self._report: ExitReport | None = None
         self._down: LinkDown | None = None
         self._is_waiting = False
@@ -213,7 +216,9 @@ class Member:
             return link_lost(text)
         is_stopped = down is not None and down.reason is DownReason.LEASE
         silent = "" if not is_stopped or self.child is None else self.child.lease
-        return died_of(self.label, self._report, silent=silent, by=self.by, note=self._remains())
+        return died_of(
+            self.label, self._report, silent=silent, by=self.by, note=self._remains(), record=self._record_left()
+        )
 
     def _remains(self) -> str:
         """Say so when it is there even after SIGKILL: nothing but the kernel can end it (Z08)."""
@@ -222,30 +227,41 @@ class Member:
             return ""
         return f"; pid {self.pid} does not end even by SIGKILL (state {state}) and is left behind"
 
+    def _record_left(self) -> str:
+        """Return the file of its flight record if it is there: it may have died before, or be on another machine."""
+        return self.record if self.record and Path(self.record).exists() else ""
+
     def killed_for_grace(self, grace: float) -> ProcDied:
         """Return the error for the block: clean-up took longer than `grace` seconds."""
         note = f" (its clean-up took longer than grace={grace:g} s){self._remains()}"
-        make = died_of(self.label, self._report, by="grace", note=note)
+        make = died_of(self.label, self._report, by="grace", note=note, record=self._record_left())
         error = make(maybe_executed=True)
         assert isinstance(error, ProcDied)
         return error
 
 
 def died_of(
-    label: str, report: ExitReport | None, *, silent: str = "", by: str | None = None, note: str = ""
+    label: str,
+    report: ExitReport | None,
+    *,
+    silent: str = "",
+    by: str | None = None,
+    note: str = "",
+    record: str = "",
 ) -> DeathOf:
     """Return what makes the `ProcDied` errors of a process from its exit report; `silent` names the limit it broke."""
     is_stopped = bool(silent)
     silence = f"stopped for longer than limits.{silent} ({getattr(limits, silent):g} s)" if silent else ""
     if report is None or not report.is_known:
         how = silence if is_stopped else "was lost"
-        return died(f"{label} {how}; no exit report came{note}", reason="stopped" if is_stopped else "lost", by=by)
+        reason = "stopped" if is_stopped else "lost"
+        return died(f"{label} {how}; no exit report came{note}", reason=reason, by=by, record=record)
     how = f"{silence}, then ended" if is_stopped else report.describe()
     text = f"{label} (pid {report.pid}) died: {how}{note}"
     tail = report.stderr_tail.strip()
     if tail:
         text += f"; its last words: {tail.splitlines()[-1]}"
-    return _Death(text, report, is_stopped, by)
+    return _Death(text, report, is_stopped, by, record)
 
 
 class _Death(msgspec.Struct, frozen=True):
@@ -255,9 +271,10 @@ class _Death(msgspec.Struct, frozen=True):
     report: ExitReport
     is_stopped: bool
     by: str | None
+    record: str
 
     def __call__(self, *, maybe_executed: bool) -> ProcDied:
-        error = self.report.error(self.text, maybe_executed=maybe_executed, by=self.by)
+        error = self.report.error(self.text, maybe_executed=maybe_executed, by=self.by, record=self.record)
         if self.is_stopped:
             error.reason = "stopped"
         return error

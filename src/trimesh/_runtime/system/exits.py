@@ -102,13 +102,14 @@ class ExitReport(msgspec.Struct, frozen=True):
             return f"exit code {self.exit_code}"
         return "lost without a diagnosis"
 
-    def error(self, message: str, *, maybe_executed: bool = True, by: str | None = None) -> ProcDied:
+    def error(self, message: str, *, maybe_executed: bool = True, by: str | None = None, record: str = "") -> ProcDied:
         """Return the `ProcDied` of this end.
 
         Args:
             message: Text of the error, naming mesh and point.
             maybe_executed: For a call: False only when the message was certainly not delivered.
             by: "grace" when our own ladder ended it for want of grace.
+            record: File of its flight record, or "".
         """
         reason = "killed" if self.signal is not None else "exited" if self.exit_code is not None else "lost"
         return ProcDied(
@@ -120,6 +121,7 @@ class ExitReport(msgspec.Struct, frozen=True):
             reason=reason,
             by=by,
             maybe_executed=maybe_executed,
+            record=record,
         )
 
 
