@@ -492,10 +492,10 @@ typedef struct {
     const uint8_t *chain;     /* own certificate in PEM, then those up to the authority; NULL = a client that joins */
     const uint8_t *key;       /* its key in PEM */
     const uint8_t *authority; /* who certifies peers, in PEM; NULL = whose key has the digest `pin` */
-    uint32_t chain_size;
-    uint32_t key_size;
-    uint32_t authority_size;
+    uint32_t chain_size, key_size, authority_size;
     uint32_t takes_joins;     /* 1: as a server, let clients without a certificate come to their hello */
+    uint32_t is_plain;        /* 1: no TLS, and nothing of the rest: who insists on that. Sessions then have no names */
+    uint32_t reserved;
     uint8_t pin[32];          /* SHA-256 of SubjectPublicKeyInfo */
 } tm_tls_options;
 

@@ -4,10 +4,10 @@
 const std = @import("std");
 
 /// The contract of `trimesh.h`; one more at every change of it.
-pub const ABI_VERSION: u32 = 12;
+pub const ABI_VERSION: u32 = 13;
 
 /// The bytes on the wire; one more at every change of them.
-pub const PROTOCOL_VERSION: u8 = 4;
+pub const PROTOCOL_VERSION: u8 = 6;
 
 // ---- shared with trimesh/limits/ ----
 
@@ -145,6 +145,7 @@ pub const HOST_RESEND_RESERVE_BYTES = 1 << 20;
 pub const HOST_QUANTUM_BYTES = 1 << 14;
 
 /// So much that has come is acknowledged at once, and so many frames.
+pub const HOST_FOLD_BYTES = 2_048;
 pub const HOST_ACK_BYTES = 1 << 20;
 pub const HOST_ACK_FRAMES = 64;
 

@@ -40,6 +40,7 @@ test {
     _ = @import("system/pagemap.zig");
     _ = @import("grants/access.zig");
     _ = @import("system/process.zig");
+    _ = @import("system/random.zig");
     _ = @import("links/pump.zig");
     _ = @import("links/pump_test.zig");
     _ = @import("links/reactor.zig");
@@ -69,6 +70,7 @@ test {
     _ = @import("tls/hello.zig");
     _ = @import("tls/name.zig");
     _ = @import("tls/openssl.zig");
+    _ = @import("tls/plain.zig");
     _ = @import("tls/session.zig");
     _ = @import("tls/session_test.zig");
     _ = @import("tls/tls.zig");

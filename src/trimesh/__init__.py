@@ -43,6 +43,7 @@ from trimesh.errors import (
     HostRefused,
     LimitExceeded,
     LinkLost,
+    MembershipChanged,
     MeshError,
     MeshErrorGroup,
     MeshStopped,
@@ -84,9 +85,11 @@ from trimesh.shape.value_mesh import ValueMesh
 _assemble()
 
 if TYPE_CHECKING:
-    from trimesh import aio, blocking, config, observe, programs, rdma, service, spmd, tensor, testing
+    from trimesh import aio, blocking, config, observe, programs, rdma, service, spmd, telemetry, tensor, testing
     from trimesh.actor.device_mesh import DeviceMesh, heal
+    from trimesh.actor.procs.current import current_view
     from trimesh.blocking import from_thread
+    from trimesh.events.membership import Departed, MembershipView
     from trimesh.programs import connect, publish_as
     from trimesh.rdma import RDMABuffer
     from trimesh.tensor import (
@@ -128,6 +131,7 @@ __all__ = [
     "ConnectionLost",
     "Context",
     "DeadlockError",
+    "Departed",
     "DeviceMesh",
     "DeviceMeshError",
     "Died",
@@ -147,6 +151,8 @@ __all__ = [
     "LinkStatistics",
     "MailboxStatistics",
     "MemberStatistics",
+    "MembershipChanged",
+    "MembershipView",
     "MeshError",
     "MeshErrorGroup",
     "MeshStatistics",
@@ -199,6 +205,7 @@ __all__ = [
     "current_point",
     "current_rank",
     "current_size",
+    "current_view",
     "distribute",
     "dump",
     "endpoint",
@@ -235,6 +242,7 @@ __all__ = [
     "set_rng_state",
     "show",
     "spmd",
+    "telemetry",
     "tensor",
     "testing",
     "this_host",
@@ -279,10 +287,14 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("trimesh.blocking.from_thread")
     if name in ("DeviceMesh", "heal"):
         return getattr(importlib.import_module("trimesh.actor.device_mesh"), name)
+    if name == "current_view":
+        return importlib.import_module("trimesh.actor.procs.current").current_view
+    if name in ("Departed", "MembershipView"):
+        return getattr(importlib.import_module("trimesh.events.membership"), name)
     if name in ("connect", "publish_as"):
         return getattr(importlib.import_module("trimesh.programs"), name)
     if name in _TENSORS:
         return getattr(importlib.import_module("trimesh.tensor"), name)
-    if name in ("aio", "blocking", "observe", "programs", "rdma", "service", "spmd", "tensor", "testing"):
+    if name in ("aio", "blocking", "observe", "programs", "rdma", "service", "spmd", "telemetry", "tensor", "testing"):
         return importlib.import_module(f"trimesh.{name}")
     raise AttributeError(f"module 'trimesh' has no attribute {name!r}")

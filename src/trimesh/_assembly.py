@@ -6,7 +6,7 @@ Torch takes seconds to import, and many programs have neither tensors nor buffer
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trimesh._runtime.life import Proc
 from trimesh._runtime.services import TENSORS, Handler
@@ -14,9 +14,12 @@ from trimesh._runtime.system import read_sources
 from trimesh._wire.memory.reducers import Sink
 from trimesh._wire.typed.kinds import DecodeSource, ValueKind, register_kind
 from trimesh.actor.calling.verb import provide_threads
-from trimesh.actor.host_mesh import HostServices, provide_host_services
-from trimesh.actor.proc_mesh import MeshTensors, provide_tensors
+from trimesh.actor.host_mesh import provide_host_services
+from trimesh.actor.procs.mesh_tensors import MeshTensors, provide_tensors
 from trimesh.config import provide
+
+if TYPE_CHECKING:
+    from trimesh.actor.procs.host_services import HostServices
 
 
 def _load_tensor_service() -> Callable[[Proc], Handler]:

@@ -3,7 +3,7 @@
     TrimeshError
       MeshError          something remote failed
         ProcDied HostLost LinkLost ConnectionLost Unresponsive RemoteCancelled RestartLimit Overloaded MeshStopped
-        ActorFailed CollectiveFailed
+        (MembershipChanged) ActorFailed CollectiveFailed
         RemoteError      a remote exception that could not be rebuilt
       DeadlockError ShapeError LimitExceeded SpawnError (HostRefused) PayloadError ProtocolError ConfigError
       ConnectError
@@ -19,8 +19,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import attrs
-
-from trimesh.html_table import table
 
 if TYPE_CHECKING:
     from typing import Self
@@ -147,6 +145,18 @@ class Overloaded(MeshError):
 
 class MeshStopped(MeshError):
     """The mesh was stopped, or is stopping, and takes no new messages."""
+
+
+class MembershipChanged(MeshStopped):
+    """A call has addressed a member that is not in its mesh any more: `resize` has taken it out.
+
+    Attributes:
+        maybe_executed: False only when the endpoint has certainly not run.
+    """
+
+    def __init__(self, message: str = "", *, maybe_executed: bool = True) -> None:
+        super().__init__(message)
+        self.maybe_executed = maybe_executed
 
 
 class ActorFailed(MeshError):
@@ -403,6 +413,8 @@ def coords(error: BaseException) -> list[Point]:
 
 
 def _failures_table(failures: Sequence[BaseException], caption: str) -> str:
+    from trimesh.html_table import table  # noqa: PLC0415 - only notebooks ask
+
     return table(("mesh", "point", "process", "error"), map(_cells_of, failures), len(failures), caption)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable
 from itertools import islice
 from typing import Final
@@ -34,5 +33,7 @@ def table(head: Iterable[object], rows: Iterable[Iterable[object]], count: int, 
 
 
 def _escaped(cell: object) -> str:
+    import html  # noqa: PLC0415 - only notebooks show tables, and it is two modules
+
     text = str(cell)
     return html.escape(text if len(text) <= CELL_CHARS_MAX else f"{text[:CELL_CHARS_MAX]} ...")

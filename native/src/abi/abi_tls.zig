@@ -27,6 +27,8 @@ const Options = extern struct {
     key_size: u32,
     authority_size: u32,
     takes_joins: u32,
+    is_plain: u32,
+    reserved: u32,
     pin: [32]u8,
 };
 
@@ -40,7 +42,11 @@ export fn tm_tls_create(options: ?*const Options, tls_out: ?*?*Tls, why_out: ?*[
     const why = why_out orelse return status.ERR_ARGUMENT;
     out.* = null;
     why.* = "";
-    if (o.takes_joins > 1) return status.ERR_ARGUMENT;
+    if (o.takes_joins > 1 or o.is_plain > 1) return status.ERR_ARGUMENT;
+    if (o.is_plain == 1) {
+        if (o.chain_size + o.key_size + o.authority_size + o.takes_joins > 0) return status.ERR_ARGUMENT;
+        return Tls.createPlain(out);
+    }
     var words: []const u8 = "";
     const rc = Tls.create(.{
         .chain = text(o.chain, o.chain_size),
@@ -165,8 +171,8 @@ export fn tm_tls_get_info(it: ?*Held, info_out: ?*Info) i32 {
         .status = one.status,
         .detail = &one.detail,
         .is_certified = @intFromBool(one.peer.is_certified),
-        .name_size = @intCast(one.engine.name_bytes),
-        .name = &one.engine.name,
+        .name_size = @intCast(one.peer.name.len),
+        .name = one.peer.name.ptr,
         .exporter = @splat(0),
         .peer = one.peer_hello,
         .half_open = self.tls.half_open.count,
@@ -177,7 +183,7 @@ export fn tm_tls_get_info(it: ?*Held, info_out: ?*Info) i32 {
 }
 
 comptime {
-    std.debug.assert(@sizeOf(Options) == 72 and @sizeOf(SessionOptions) == 16 + @sizeOf(hellos.Hello));
+    std.debug.assert(@sizeOf(Options) == 80 and @sizeOf(SessionOptions) == 16 + @sizeOf(hellos.Hello));
     std.debug.assert(@sizeOf(hellos.Hello) == 184 and @sizeOf(session.Io) == 96 and @sizeOf(Info) == 256);
     std.debug.assert(hellos.TEXT_BYTES == 32 and limits.TLS_HELLO_BYTES >= 192);
 }

@@ -19,6 +19,9 @@ pub const RESUME_BYTES = 24;
 /// Payload of a window: bytes that were granted since the channel began.
 pub const WINDOW_BYTES = 8;
 
+/// Before the bytes of a channel in `many`: its number, and how many they are.
+pub const PIECE_BYTES = 8;
+
 /// The sender has got nothing yet.
 pub const FLAG_NEW: u64 = 1;
 
@@ -32,6 +35,8 @@ pub const Kind = enum(u8) {
     reset = 6,
     beat = 7,
     bye = 8,
+    /// Stands for a `data` of each of several channels: for each, u32 channel, u32 bytes, the bytes.
+    many = 9,
 
     /// Whether it is kept and sent again.
     pub fn isNumbered(self: Kind) bool {
@@ -63,6 +68,36 @@ pub fn explain(problem: Error) []const u8 {
         error.Size => "a frame between hosts of a size that its kind does not have",
         error.Channel => "a frame between hosts for a channel that its kind does not go to",
     };
+}
+
+/// One of several channels in the payload of `many`.
+pub const Piece = struct { channel: u32, bytes: []const u8 };
+
+/// Write what stands before the bytes of a channel.
+pub fn encodePiece(channel: u32, bytes: usize, to: *[PIECE_BYTES]u8) void {
+    std.mem.writeInt(u32, to[0..4], channel, .little);
+    std.mem.writeInt(u32, to[4..8], @intCast(bytes), .little);
+}
+
+/// Take the next one away. Null: there is none, or none that fits.
+pub fn nextPiece(rest: *[]const u8) ?Piece {
+    if (rest.len <= PIECE_BYTES) return null;
+    const size = std.mem.readInt(u32, rest.*[4..8], .little);
+    if (size == 0 or size > rest.len - PIECE_BYTES) return null;
+    const piece = Piece{
+        .channel = std.mem.readInt(u32, rest.*[0..4], .little),
+        .bytes = rest.*[PIECE_BYTES..][0..size],
+    };
+    rest.* = rest.*[PIECE_BYTES + size ..];
+    return piece;
+}
+
+/// Whether a payload is pieces of several channels, and nothing else.
+pub fn isMany(payload: []const u8) bool {
+    var rest = payload;
+    var count: usize = 0;
+    while (nextPiece(&rest)) |_| count += 1;
+    return rest.len == 0 and count > 1;
 }
 
 /// Write a header.
@@ -101,10 +136,11 @@ pub fn decode(from: *const [BYTES]u8) Error!Header {
         .data => self.size > 0 and self.size <= limits.HOST_FRAME_PAYLOAD_BYTES_MAX,
         .window => self.size == WINDOW_BYTES,
         .close, .reset, .beat, .bye => self.size == 0,
+        .many => self.size > 2 * PIECE_BYTES and self.size <= limits.HOST_FRAME_PAYLOAD_BYTES_MAX,
     };
     if (!fits) return error.Size;
     const belongs = switch (self.kind) {
-        .resumption, .beat, .bye => self.channel == 0,
+        .resumption, .beat, .bye, .many => self.channel == 0,
         .open, .close, .reset => self.channel != 0,
         .data, .window => true,
     };
@@ -123,8 +159,8 @@ test "a header comes back as it was" {
 
 test "each wrong field has its word" {
     const wrong = [_]struct { usize, u8, Error }{
-        .{ 4, 0, error.Kind }, .{ 4, 9, error.Kind }, .{ 5, 1, error.Zeros }, .{ 15, 1, error.Zeros },
-        .{ 0, 0, error.Size }, .{ 2, 2, error.Size }, .{ 4, 5, error.Size },  .{ 4, 4, error.Size },
+        .{ 4, 0, error.Kind }, .{ 4, 10, error.Kind }, .{ 5, 1, error.Zeros }, .{ 15, 1, error.Zeros },
+        .{ 0, 0, error.Size }, .{ 2, 2, error.Size },  .{ 4, 5, error.Size },  .{ 4, 4, error.Size },
     };
     for (wrong) |one| {
         var bytes: [BYTES]u8 = undefined;

@@ -32,12 +32,13 @@ test "fuzz: headers between hosts" {
 }
 
 fn forge(smith: *Smith, to: *[frames.BYTES]u8, number: u64) void {
-    const kind: frames.Kind = @enumFromInt(smith.valueRangeAtMost(u8, 1, 8));
+    const kind: frames.Kind = @enumFromInt(smith.valueRangeAtMost(u8, 1, 9));
     const fitting: u32 = switch (kind) {
         .resumption => frames.RESUME_BYTES,
         .window => frames.WINDOW_BYTES,
         .open => smith.valueRangeAtMost(u32, 0, 40),
         .data => smith.valueRangeAtMost(u32, 1, 400),
+        .many => smith.valueRangeAtMost(u32, 17, 40),
         else => 0,
     };
     frames.encode(.{
@@ -47,6 +48,15 @@ fn forge(smith: *Smith, to: *[frames.BYTES]u8, number: u64) void {
         .number = if (smith.boolWeighted(1, 7)) number else smith.value(u64),
         .ack = if (smith.boolWeighted(1, 7)) smith.valueRangeAtMost(u64, 0, 4) else smith.value(u64),
     }, to);
+}
+
+/// Pieces of two channels, the second of which has all that is left.
+fn forgePieces(smith: *Smith, bytes: *[frames.BYTES + 400]u8) void {
+    const size = frames.spanAt(bytes) - frames.BYTES;
+    if (size < 18 or size > 400) return;
+    const payload = bytes[frames.BYTES..];
+    frames.encodePiece(smith.valueRangeAtMost(u32, 0, 9), 1, payload[0..8]);
+    frames.encodePiece(smith.valueRangeAtMost(u32, 0, 9), size - 17, payload[9..17]);
 }
 
 /// Whatever a peer sends, a machine answers with words or with something whose every byte was sent and allowed.
@@ -65,6 +75,7 @@ fn fuzzMachine(_: void, smith: *Smith) !void {
         } else {
             forge(smith, bytes[0..frames.BYTES], one.expected);
             std.mem.writeInt(u64, bytes[frames.BYTES..][0..8], smith.value(u64), .little);
+            if (smith.value(bool)) forgePieces(smith, &bytes);
         }
         try side.wire.appendSlice(testing.allocator, bytes[0..@min(bytes.len, frames.spanAt(&bytes))]);
         side.read() catch |problem| {
@@ -98,7 +109,10 @@ fn turn(smith: *Smith, side: *stage.Side) !void {
             if (!one.at(index).is_reset) one.consumed(index, @intCast(smith.valueRangeAtMost(u64, 0, most)));
         },
         4 => if (found) |index| {
-            _ = side.write(index, "bytes of it");
+            _ = side.add(index, "bytes of it");
+            if (smith.value(bool)) _ = side.add(0, "more");
+            if (found != one.table.find(2)) _ = side.add(one.table.find(2) orelse index, "of another");
+            one.endFold();
         },
         5 => _ = one.tick(),
         6 => if (smith.boolWeighted(7, 1)) one.connect(),

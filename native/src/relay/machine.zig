@@ -4,11 +4,13 @@
 //! HM-1 Frames that have a number are taken by the peer once, in order, whatever becomes of connections: they are kept
 //! until they are acknowledged, and leave again behind the resumption of a new connection. HM-2 What is kept is
 //! bounded. HM-3 Of one channel at most limit HOST_WINDOW_BYTES are under way, or not yet taken by its reader. HM-4
-//! What this side says of itself goes first, then channel 0, then the others in turn, a quantum each. HM-5 Silence is
-//! counted in ticks, with and without a connection. HM-6 After a violation, which has words, nothing is read any more.
+//! What this side says of itself goes first, then channel 0, then the others in turn, a quantum each; small pieces of
+//! several go in one frame, which is no difference for them. HM-5 Silence is counted in ticks, with and without a
+//! connection. HM-6 After a violation, which has words, nothing is read any more.
 
 const std = @import("std");
 const channels = @import("channels.zig");
+const folds = @import("fold.zig");
 const frames = @import("frame.zig");
 const limits = @import("../limits.zig");
 const resends = @import("resend.zig");
@@ -28,6 +30,8 @@ pub const News = union(enum) {
     resumed,
     opened: struct { index: Index, purpose: []const u8 },
     data: struct { index: Index, bytes: []const u8 },
+    /// Pieces of several channels, for `nextOf`.
+    many: []const u8,
     /// The peer sends no more on a channel.
     closed: Index,
     /// Gone, both ways: to be forgotten by `forget`.
@@ -81,6 +85,8 @@ pub const Machine = struct {
     /// Frames below it left on a connection before.
     resend_end: u64 = 0,
     duplicates: u64 = 0,
+    /// A frame that is being made of small pieces of several channels.
+    fold: folds.Fold = .{},
     /// Why `receive` has said error.Protocol; completes "the peer sent".
     problem: []const u8 = "",
 
@@ -236,6 +242,8 @@ pub const Machine = struct {
         const one = self.at(index);
         std.debug.assert(one.mayRead());
         const most: usize = @intCast(@min(limits.HOST_QUANTUM_BYTES, one.granted - one.sent));
+        if (index != CONTROL) if (self.fold.place(most)) |there| return there;
+        self.endFold();
         const there = self.kept.place(most, limits.HOST_RESEND_BYTES) orelse return null;
         return there[frames.BYTES..];
     }
@@ -244,13 +252,23 @@ pub const Machine = struct {
     pub fn give(self: *Machine, index: Index, to: []u8, bytes: usize) void {
         std.debug.assert(bytes > 0 and bytes <= to.len);
         const one = self.at(index);
-        const whole = (to.ptr - frames.BYTES)[0 .. to.len + frames.BYTES];
-        self.kept.commit(whole, .{ .kind = .data, .size = @intCast(bytes), .channel = one.number });
+        if (self.fold.count > 0) {
+            self.fold.add(one.number, bytes);
+        } else {
+            const whole = (to.ptr - frames.BYTES)[0 .. to.len + frames.BYTES];
+            const is_folded = index != CONTROL and self.fold.begin(whole, one.number, bytes);
+            if (!is_folded) self.kept.commit(whole, .{ .kind = .data, .size = @intCast(bytes), .channel = one.number });
+        }
         one.sent += bytes;
         self.bytes_sent += bytes;
         if (index == CONTROL) return;
         self.turns.leave(self.table.all, index);
         self.takeTurn(index);
+    }
+
+    /// No more is read for now: what was folded leaves. Called before anything else is kept.
+    pub fn endFold(self: *Machine) void {
+        if (self.fold.end()) |header| self.kept.commit(self.fold.whole, header);
     }
 
     /// There is nothing to read for a channel now.
@@ -408,6 +426,10 @@ pub const Machine = struct {
                 return .bye;
             },
             .open => return self.opened(header.channel, payload),
+            .many => {
+                if (!frames.isMany(payload)) return self.violated("bytes of several channels that are none");
+                return .{ .many = payload };
+            },
             else => {},
         }
         const index = self.table.find(header.channel) orelse {
@@ -439,8 +461,15 @@ pub const Machine = struct {
                 one.peer_closed = true;
                 return .{ .closed = index };
             },
-            .resumption, .beat, .bye, .open => unreachable, // above
+            .resumption, .beat, .bye, .open, .many => unreachable, // above
         }
+    }
+
+    /// Take one of several channels away, as if it had come by itself. Null: there is none any more.
+    pub fn nextOf(self: *Machine, rest: *[]const u8) error{Protocol}!?News {
+        const piece = frames.nextPiece(rest) orelse return null;
+        const header = Header{ .kind = .data, .size = @intCast(piece.bytes.len), .channel = piece.channel };
+        return try self.takeNew(header, piece.bytes);
     }
 
     fn opened(self: *Machine, number: u32, purpose: []const u8) error{Protocol}!News {

@@ -37,6 +37,68 @@ test "bytes of channels cross, each on its own, both ways" {
     try testing.expectEqual(99, both[1].machine.session);
 }
 
+test "small pieces of several channels leave in one frame, and come each on its own" {
+    var both = try pair();
+    defer deinit(&both);
+    try connected(&both);
+    const a = both[0].machine.open(1, "").?;
+    const b = both[0].machine.open(3, "").?;
+    const c = both[0].machine.open(5, "").?;
+    try stage.settle(&both[0], &both[1]);
+    const before = both[1].machine.frames_received;
+    const long: [limits.HOST_FOLD_BYTES + 1]u8 = @splat('x');
+    try testing.expectEqual(3, both[0].add(a, "one"));
+    try testing.expectEqual(3, both[0].add(b, "two"));
+    try testing.expectEqual(long.len, both[0].add(c, &long));
+    try testing.expectEqual(4, both[0].add(a, "more"));
+    both[0].machine.endFold();
+    try stage.settle(&both[0], &both[1]);
+
+    try testing.expectEqual(before + 1, both[1].machine.frames_received);
+    try testing.expectEqualStrings("onemore", both[1].received(1).bytes.items);
+    try testing.expectEqualStrings("two", both[1].received(3).bytes.items);
+    try testing.expectEqualStrings(&long, both[1].received(5).bytes.items);
+    try testing.expectEqual(7, both[0].machine.at(a).sent);
+
+    try testing.expectEqual(long.len, both[0].add(c, &long)); // no first of a fold, as it would have to move
+    try testing.expectEqual(3, both[0].add(a, "own"));
+    both[0].machine.endFold();
+    try stage.settle(&both[0], &both[1]);
+    try testing.expectEqual(before + 3, both[1].machine.frames_received);
+    try testing.expectEqualStrings("onemoreown", both[1].received(1).bytes.items);
+}
+
+test "what was folded comes once and in order over connections that break" {
+    var both = try pair();
+    defer deinit(&both);
+    try connected(&both);
+    var at: [4]channels.Index = undefined;
+    for (&at, 0..) |*index, i| index.* = both[0].machine.open(@intCast(2 * i + 1), "").?;
+    var random = std.Random.DefaultPrng.init(11);
+    const drawn = random.random();
+    var sent: [4]usize = @splat(0);
+    for (0..2_000) |_| {
+        for (&at, &sent) |index, *size| if (drawn.boolean()) {
+            var bytes: [60]u8 = undefined;
+            const n = drawn.intRangeAtMost(usize, 1, bytes.len);
+            for (bytes[0..n], size.*..) |*byte, i| byte.* = @truncate(i);
+            size.* += both[0].add(index, bytes[0..n]);
+        };
+        both[0].machine.endFold();
+        _ = try both[0].send(&both[1], drawn.intRangeAtMost(usize, 0, 400));
+        _ = try both[1].send(&both[0], drawn.intRangeAtMost(usize, 0, 400));
+        for (&both) |*side| try side.read();
+        if (drawn.uintLessThan(u8, 50) == 0) stage.connect(&both[0], &both[1]);
+    }
+    stage.connect(&both[0], &both[1]);
+    try stage.settle(&both[0], &both[1]);
+    for (&sent, 0..) |size, i| {
+        const got = both[1].received(@intCast(2 * i + 1)).bytes.items;
+        try testing.expectEqual(size, got.len);
+        for (got, 0..) |byte, k| try testing.expectEqual(@as(u8, @truncate(k)), byte);
+    }
+}
+
 test "both ends of a channel end it, and it is forgotten" {
     var both = try pair();
     defer deinit(&both);

@@ -265,6 +265,7 @@ pub const Peer = struct {
                 machine.dry(index);
             } else if (n != -sys.EINTR) machine.finish(index); // its end; or its process has gone with bytes unread
         }
+        machine.endFold();
         if (machine.is_closing and self.openings.length() == 0) _ = machine.bye();
     }
 
@@ -283,11 +284,8 @@ pub const Peer = struct {
 
     fn take(self: *Peer) void {
         while (true) {
-            const got = self.machine.receive(self.connection.received()) catch {
-                var text: [limits.DETAIL_BYTES]u8 = undefined;
-                const words = std.fmt.bufPrint(&text, "the peer sent {s}", .{self.machine.problem}) catch unreachable;
-                return self.end(.protocol, words);
-            } orelse return;
+            const came = self.machine.receive(self.connection.received()) catch return self.endViolated();
+            const got = came orelse return;
             switch (got.news) {
                 .nothing, .bye => {},
                 .resumed => self.tell(.resumed, 0, self.connections, ""),
@@ -296,6 +294,7 @@ pub const Peer = struct {
                     self.tell(.opened, self.machine.at(one.index).number, 0, one.purpose);
                 },
                 .data => |one| self.deliver(one.index, one.bytes),
+                .many => |pieces| self.deliverAll(pieces),
                 .closed => |index| self.settle(index),
                 .reset => |index| {
                     const number = self.machine.at(index).number;
@@ -306,6 +305,23 @@ pub const Peer = struct {
             }
             if (self.is_down) return;
             self.connection.consume(got.size);
+        }
+    }
+
+    fn endViolated(self: *Peer) void {
+        var text: [limits.DETAIL_BYTES]u8 = undefined;
+        const words = std.fmt.bufPrint(&text, "the peer sent {s}", .{self.machine.problem}) catch unreachable;
+        self.end(.protocol, words);
+    }
+
+    fn deliverAll(self: *Peer, pieces: []const u8) void {
+        var rest = pieces;
+        while (!self.is_down) {
+            const news = (self.machine.nextOf(&rest) catch return self.endViolated()) orelse return;
+            switch (news) {
+                .data => |one| self.deliver(one.index, one.bytes),
+                else => {}, // of a channel that has ended
+            }
         }
     }
 

@@ -107,6 +107,16 @@ pub const Side = struct {
                     const about = self.received(self.machine.at(one.index).number);
                     try about.bytes.appendSlice(testing.allocator, one.bytes);
                 },
+                .many => |pieces| {
+                    var rest = pieces;
+                    while (try self.machine.nextOf(&rest)) |news| switch (news) {
+                        .data => |one| {
+                            const about = self.received(self.machine.at(one.index).number);
+                            try about.bytes.appendSlice(testing.allocator, one.bytes);
+                        },
+                        else => {},
+                    };
+                },
                 .closed => |index| {
                     self.received(self.machine.at(index).number).has_ended = true;
                     if (self.machine.isOver(index)) self.machine.forget(index);
@@ -129,6 +139,12 @@ pub const Side = struct {
 
     /// Give bytes to a channel, as many as there is room for. How many.
     pub fn write(self: *Side, index: channels.Index, bytes: []const u8) usize {
+        defer self.machine.endFold();
+        return self.add(index, bytes);
+    }
+
+    /// The same, behind which more may be folded: `endFold` comes later.
+    pub fn add(self: *Side, index: channels.Index, bytes: []const u8) usize {
         self.machine.ready(index);
         if (!self.machine.is_resumed or !self.machine.at(index).mayRead()) return 0;
         const to = self.machine.place(index) orelse return 0;

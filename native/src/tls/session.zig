@@ -8,11 +8,12 @@
 //! says its own, with the verdict. From then on both sides send whatever they like.
 //!
 //! HS-1 Before `open` a peer has been sent nothing but TLS and one hello, and nothing but that was read from it.
-//! HS-2 Whoever is dialled or dials proves a certificate; the one exception is the client of a join, whose token its
-//! owner checks. HS-3 The name in a certificate, the hello and whom the owner expects are of one mesh and incarnation.
-//! HS-4 A session that is not open after limit TLS_HALF_OPEN_MS, or has sent limit TLS_HALF_OPEN_BYTES before it is,
-//! fails; of those that were dialled, limit TLS_HALF_OPEN_MAX exist at one time. HS-5 After the first failure nothing
-//! is read any more, and the status stays.
+//! HS-2 Whoever is dialled or dials proves a certificate; the one exception is the client of a join to a mesh that
+//! makes certificates itself. The token of a join its owner checks. HS-3 The name in a certificate, the hello and whom
+//! the owner expects are of one mesh and incarnation; names of other authorities the owner checks. HS-4 A session that
+//! is not open after limit TLS_HALF_OPEN_MS, or has sent limit TLS_HALF_OPEN_BYTES before it is, fails; of those that
+//! were dialled, limit TLS_HALF_OPEN_MAX exist at one time. HS-5 After the first failure nothing is read any more, and
+//! the status stays.
 
 const std = @import("std");
 const hellos = @import("hello.zig");
@@ -106,6 +107,8 @@ pub const Options = struct {
     hello: Hello,
     /// Certificates carry names of a mesh (HS-3); false: they are of an authority of the user's.
     has_names: bool = true,
+    /// There is no TLS (`plain.zig`).
+    is_plain: bool = false,
     /// The incarnation that is wanted; 0 = any.
     expected: u64 = 0,
     /// Counts this session until it is open.
@@ -253,8 +256,13 @@ pub fn Session(comptime Engine: type) type {
             if (!self.has_spoken and self.wire.in.len > 0) {
                 self.has_spoken = true;
                 // Records of a handshake or an alert: OpenSSL's own words for anything else are a riddle.
-                if (self.wire.in[0] != 0x16 and self.wire.in[0] != 0x15) {
-                    const first = self.wire.in[0];
+                const first = self.wire.in[0];
+                const is_tls = first == 0x16 or first == 0x15;
+                if (is_tls and self.options.is_plain) {
+                    self.fail(status.ERR_TLS_PLAINTEXT, "what came is TLS, and this side was told to do without", .{});
+                    return false;
+                }
+                if (!is_tls and !self.options.is_plain) {
                     self.fail(status.ERR_TLS_PLAINTEXT, "what came is no TLS: its first byte is 0x{x:0>2}", .{first});
                     return false;
                 }
@@ -355,11 +363,15 @@ pub fn Session(comptime Engine: type) type {
         /// HS-3.
         fn isWhoItSays(self: *Self, hello: *const Hello) bool {
             const is_join = hello.kind == @intFromEnum(hellos.Kind.join);
-            if (self.options.role == .server and is_join == self.peer.is_certified) {
-                self.fail(status.ERR_TLS_CERTIFICATE, "{s}", .{if (is_join)
-                    "a peer with a certificate asks to join"
+            // Where certificates are a mesh's own, who joins has none yet; others show one always, and a token, too.
+            const is_bare = !self.peer.is_certified;
+            if (self.options.role == .server and (if (self.options.has_names) is_join != is_bare else is_bare)) {
+                self.fail(status.ERR_TLS_CERTIFICATE, "{s}", .{if (!is_join)
+                    "a peer has neither a certificate nor a token"
+                else if (is_bare)
+                    "a peer asks to join without a certificate"
                 else
-                    "a peer has neither a certificate nor a token"});
+                    "a peer with a certificate asks to join"});
                 return false;
             }
             if (self.options.role == .client and is_join) { // it would pass by the check of names
@@ -450,7 +462,7 @@ pub fn Session(comptime Engine: type) type {
         // ---- the end ----
 
         fn failAs(self: *Self, failure: Failure) void {
-            self.fail(failure.status, "TLS: {s}", .{failure.words});
+            self.fail(failure.status, "{s}: {s}", .{ if (self.options.is_plain) "no TLS" else "TLS", failure.words });
         }
 
         fn fail(self: *Self, why: i32, comptime format: []const u8, arguments: anytype) void {

@@ -23,6 +23,7 @@ const Ends = struct {
         client: u64 = 2,
         expected: u64 = 1,
         joins: bool = false,
+        has_names: bool = true,
     };
 
     fn init(self: *Ends, options: Options) !Pair {
@@ -30,11 +31,16 @@ const Ends = struct {
         if (options.joins) hello.kind = 2;
         try testing.expect(self.client.init(
             .{ .peer_is = .{ .is_certified = options.server_name.len > 0, .name = options.server_name } },
-            .{ .role = .client, .hello = hello, .expected = options.expected },
+            .{ .role = .client, .hello = hello, .expected = options.expected, .has_names = options.has_names },
         ));
         try testing.expect(self.server.init(
             .{ .peer_is = .{ .is_certified = options.client_name.len > 0, .name = options.client_name } },
-            .{ .role = .server, .hello = stage.helloOf(1), .half_open = &self.half_open },
+            .{
+                .role = .server,
+                .hello = stage.helloOf(1),
+                .half_open = &self.half_open,
+                .has_names = options.has_names,
+            },
         ));
         return .{ .client = &self.client, .server = &self.server };
     }
@@ -165,6 +171,29 @@ test "with a certificate there is no join, and a server always has one" {
     defer baring.deinit();
     try baring.settle(100);
     try testing.expectEqual(status.ERR_TLS_CERTIFICATE, bare.client.status);
+}
+
+test "with certificates of another authority a join shows one, too" {
+    var ends = Ends{};
+    var pair = try ends.init(.{ .client_name = "n2", .server_name = "n1", .joins = true, .has_names = false });
+    defer pair.deinit();
+    try pair.settle(100);
+    try testing.expectEqual(.proof, ends.client.state);
+    _ = ends.client.prove(&@splat(4), &@splat(5));
+    try pair.settle(100);
+    try testing.expectEqual(.asking, ends.server.state);
+    try testing.expectEqual(@as([16]u8, @splat(4)), ends.server.peer_hello.token);
+    try testing.expectEqual(status.OK, ends.server.answer(.admitted));
+    try pair.settle(100);
+    try testing.expectEqual(.open, ends.client.state);
+
+    var bare = Ends{};
+    var baring = try bare.init(.{ .client_name = "", .server_name = "n1", .joins = true, .has_names = false });
+    defer baring.deinit();
+    try baring.settle(100);
+    _ = bare.client.prove(&@splat(4), &@splat(5));
+    try baring.settle(100);
+    try testing.expectEqual(status.ERR_TLS_CERTIFICATE, bare.server.status);
 }
 
 test "a server cannot pass by the check of its name with an answer that asks to join" {

@@ -7,11 +7,69 @@ const std = @import("std");
 const credentials = @import("credentials.zig");
 const engine = @import("engine.zig");
 const openssl = @import("openssl.zig");
+const plain = @import("plain.zig");
+const random_bytes = @import("../system/random.zig");
 const session = @import("session.zig");
 const status = @import("../status.zig");
 const sys = @import("../system/sys.zig");
+const Wire = @import("wire.zig").Wire;
 
-pub const Session = session.Session(engine.Engine);
+/// What a session is over: TLS, or bytes as they are.
+pub const Carrier = union(enum) {
+    tls: engine.Engine,
+    plain: plain.Plain,
+
+    /// See `session.Session`.
+    pub fn handshake(self: *Carrier, wire: *Wire) session.Outcome {
+        return switch (self.*) {
+            inline else => |*one| one.handshake(wire),
+        };
+    }
+
+    /// See `session.Session`.
+    pub fn read(self: *Carrier, wire: *Wire, into: []u8) session.Outcome {
+        return switch (self.*) {
+            inline else => |*one| one.read(wire, into),
+        };
+    }
+
+    /// See `session.Session`.
+    pub fn write(self: *Carrier, wire: *Wire, from: []const u8) session.Outcome {
+        return switch (self.*) {
+            inline else => |*one| one.write(wire, from),
+        };
+    }
+
+    /// See `session.Session`.
+    pub fn shut(self: *Carrier, wire: *Wire) void {
+        switch (self.*) {
+            inline else => |*one| one.shut(wire),
+        }
+    }
+
+    /// See `session.Session`.
+    pub fn peer(self: *Carrier) session.Peer {
+        return switch (self.*) {
+            inline else => |*one| one.peer(),
+        };
+    }
+
+    /// See `session.Session`.
+    pub fn deinit(self: *Carrier) void {
+        switch (self.*) {
+            inline else => |*one| one.deinit(),
+        }
+    }
+
+    /// What only the two ends of this session know. False: not before the handshake is done.
+    pub fn exporter(self: *Carrier, into: *[engine.EXPORTER_BYTES]u8) bool {
+        return switch (self.*) {
+            inline else => |*one| one.exporter(into),
+        };
+    }
+};
+
+pub const Session = session.Session(Carrier);
 
 const Found = struct { library: openssl.Library, method: ?*openssl.BioMethod };
 
@@ -31,7 +89,8 @@ pub fn library() *const Found {
 }
 
 pub const Tls = struct {
-    own: credentials.Credentials,
+    /// Null: sessions are plain.
+    own: ?credentials.Credentials,
     half_open: session.HalfOpen,
     /// Of the caller's thread.
     sessions: u32,
@@ -47,6 +106,25 @@ pub const Tls = struct {
             why.* = "no TLS library was found";
             return status.ERR_UNREACHABLE;
         };
+        const rc = make(out);
+        if (rc < 0) return rc;
+        const self = out.*.?;
+        self.own = undefined;
+        self.own = @as(credentials.Credentials, undefined);
+        const made = self.own.?.init(&one.library, method, options, why);
+        if (made < 0) {
+            out.* = null;
+            self.giveBack();
+        }
+        return made;
+    }
+
+    /// Make what plain sessions have in the place of credentials. A status.
+    pub fn createPlain(out: *?*Tls) i32 {
+        return make(out);
+    }
+
+    fn make(out: *?*Tls) i32 {
         const memory = sys.mapPrivate(@sizeOf(Tls)) orelse return status.ofErrno(-sys.ENOMEM);
         const self: *Tls = @ptrCast(@alignCast(memory));
         self.alive = @ptrCast(@alignCast(sys.mapWipedOnFork() orelse {
@@ -54,11 +132,7 @@ pub const Tls = struct {
             return status.ofErrno(-sys.ENOMEM);
         }));
         self.alive.* = 1;
-        const rc = self.own.init(&one.library, method, options, why);
-        if (rc < 0) {
-            self.giveBack();
-            return rc;
-        }
+        self.own = null;
         self.half_open = .{};
         self.sessions = 0;
         self.holders = .init(1);
@@ -80,7 +154,7 @@ pub const Tls = struct {
 
     fn letGo(self: *Tls) void {
         if (self.holders.fetchSub(1, .acq_rel) > 1) return;
-        self.own.deinit();
+        if (self.own) |*own| own.deinit();
         self.giveBack();
     }
 
@@ -106,9 +180,19 @@ pub const Tls = struct {
     }
 
     fn begin(self: *Tls, held: *Held, options: session.Options) i32 {
-        if (options.role == .server and self.own.server == null) return status.ERR_STATE;
-        var its = engine.Engine.init(&self.own, options.role) orelse return status.ofErrno(-sys.ENOMEM);
         var all = options;
+        var its: Carrier = undefined;
+        if (self.own) |*own| {
+            if (options.role == .server and own.server == null) return status.ERR_STATE;
+            its = .{ .tls = engine.Engine.init(own, options.role) orelse return status.ofErrno(-sys.ENOMEM) };
+        } else {
+            if (options.has_names) return status.ERR_ARGUMENT; // of certificates
+            var random: [plain.RANDOM_BYTES]u8 = undefined;
+            const rc = random_bytes.fill(&random);
+            if (rc < 0) return status.ofErrno(rc);
+            its = .{ .plain = plain.Plain.init(options.role, &random) };
+            all.is_plain = true;
+        }
         if (options.role == .server) all.half_open = &self.half_open;
         if (held.session.init(its, all)) return status.OK;
         its.deinit();

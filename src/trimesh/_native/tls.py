@@ -105,6 +105,7 @@ class TLSContext:
         authority: bytes = b"",
         pin: bytes = b"",
         takes_joins: bool = False,
+        is_plain: bool = False,
     ) -> None:
         """Read them.
 
@@ -114,11 +115,12 @@ class TLSContext:
             authority: Who certifies peers, in PEM; b"" = whoever's key has the digest `pin`.
             pin: SHA-256 of the authority's SubjectPublicKeyInfo, 32 bytes.
             takes_joins: Whether a server lets clients without a certificate come to their hello.
+            is_plain: There is no TLS, and none of the rest: who insists on that. Sessions then have no names.
 
         Raises:
             TLSError: There is no OpenSSL, or a text is not what it should be.
         """
-        if bool(authority) == bool(pin) or len(pin) not in (0, 32):
+        if not is_plain and (bool(authority) == bool(pin) or len(pin) not in (0, 32)):
             raise ValueError(
                 f"a session needs an authority or a pin of 32 bytes, got {len(authority)} and {len(pin)} bytes"
             )
@@ -128,7 +130,7 @@ class TLSContext:
         options = ffi.new("tm_tls_options *")
         options.chain, options.key, options.authority = held
         options.chain_size, options.key_size, options.authority_size = len(chain), len(key), len(authority)
-        options.takes_joins = takes_joins
+        options.takes_joins, options.is_plain = takes_joins, is_plain
         ffi.memmove(options.pin, pin or bytes(32), 32)
         out, why = ffi.new("tm_tls **"), ffi.new("const char **")
         rc = native.lib.tm_tls_create(options, out, why)

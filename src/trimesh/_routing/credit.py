@@ -55,6 +55,17 @@ class SendWindow:
             return False
         return self._waiting_bytes <= self.report_bytes or self._waiting_bytes + nbytes <= self.bytes_max
 
+    def try_sent(self, nbytes: int) -> bool:
+        """Count a message that goes out if there is room for it; else return False."""
+        sizes, waiting_bytes = self._sizes, self._waiting_bytes
+        if len(sizes) >= self.messages_max:
+            return False
+        if waiting_bytes > self.report_bytes and waiting_bytes + nbytes > self.bytes_max:
+            return False
+        sizes.append(nbytes)
+        self._waiting_bytes = waiting_bytes + nbytes
+        return True
+
     def sent(self, nbytes: int) -> None:
         """Count a message that goes out."""
         self._sizes.append(nbytes)
@@ -74,6 +85,9 @@ class SendWindow:
                 f"credit must not exceed what was sent: {len(self._sizes)} messages wait, {news} were reported"
             )
         self._acknowledged = total
+        if news == 1:
+            self._waiting_bytes -= self._sizes.popleft()
+            return True
         for _ in range(news):
             self._waiting_bytes -= self._sizes.popleft()
         return True

@@ -139,7 +139,7 @@ class Restart:
     intensity: int = attrs.field(default=3, kw_only=True, validator=_check_intensity)
     period: float = attrs.field(default=60.0, kw_only=True, validator=_check_period)
     backoff: Backoff = attrs.field(default=Backoff(), kw_only=True, validator=_check_backoff)
-    on: On = attrs.field(default=(ProcDied,), kw_only=True, converter=_checked_on)
+    on: On = attrs.field(default=(ProcDied, HostLost), kw_only=True, converter=_checked_on)
     when: When = attrs.field(default="permanent", kw_only=True, validator=_one_of(When))
 
 

@@ -91,6 +91,7 @@ class Supervisor:
         policy: What the user wants.
         units: The members of each unit, in spawn order.
         rounds: Those that are not over.
+        absent: Members that are not in the mesh: nothing of theirs is restarted.
         is_stopped: Whether it asks for nothing any more.
     """
 
@@ -99,9 +100,16 @@ class Supervisor:
         self.policy = policy
         self.units = units
         self.rounds: list[Round] = []
+        self.absent: set[int] = set()
         self.is_stopped = False
         self._budget = Budget(self.policy.intensity, self.policy.period)
-        self._unit_of: dict[int, int] = {rank: unit for unit, ranks in enumerate(self.units) for rank in ranks}
+        self._unit_of: dict[int, int] = {}
+        self.extend(units)
+
+    def extend(self, units: Sequence[Sequence[int]]) -> None:
+        """Take more members: units keep their numbers, new ones come after them."""
+        self.units = units
+        self._unit_of = {rank: unit for unit, ranks in enumerate(units) for rank in ranks}
 
     # ---- failures --------------------------------------------------------------------------------------------
 
@@ -114,7 +122,7 @@ class Supervisor:
             now: Seconds, of any clock that does not go back.
             luck: Between 0 and 1, for the jitter.
         """
-        if self.is_stopped:
+        if self.is_stopped or rank in self.absent:
             return None
         unit = self._unit_of[rank]
         current = self.round_of(rank)
@@ -160,7 +168,7 @@ class Supervisor:
 
     def _round(self, units: set[int], failed: frozenset[int], cause: Exception, delay: float) -> Round:
         ordered = tuple(sorted(units))
-        ranks = [rank for unit in ordered for rank in self.units[unit]]
+        ranks = [rank for unit in ordered for rank in self.units[unit] if rank not in self.absent]
         return Round(ordered, ranks, failed, cause, delay)
 
     def _limit(self) -> RestartLimit:

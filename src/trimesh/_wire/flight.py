@@ -24,7 +24,7 @@ from trimesh._wire import observed
 from trimesh._wire.memory.regions import Buffer
 from trimesh.errors import ProtocolError
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAGIC: Final = b"trimesh flight\0\0"
 
 FIXED: Final = struct.Struct("<16sIIIII4xdQ")
@@ -35,12 +35,16 @@ ENDED_AT: Final = 40
 NAMES_USED: Final = 48
 PAGE_BYTES: Final = 4096
 
-ROW: Final = struct.Struct("<dQQIxxxxQ")
-"""Trio time at which the call came, the process that asks, its number for the call, name and outcome, number from 1."""
+ROW: Final = struct.Struct("<dQQIffxxxxQ")
+"""Trio time at which the call came, the process that asks, its number for the call, name and outcome, seconds from its
+coming to its end and to its start, number from 1."""
 
-ROW_BYTES: Final = 40
+ROW_BYTES: Final = 48
 OUTCOME: Final = 27
-"""Where the outcome of a row is, the one byte that is written when the call ends: the highest one of the name."""
+"""Where the outcome of a row is: the highest byte of the name."""
+
+END: Final = struct.Struct("<Bf")
+"""What is written at `OUTCOME` when the call ends: outcome, and seconds since it came."""
 
 RUNNING, RETURNED, RAISED, CANCELLED = range(4)
 NO_NAME: Final = 0xFFFFFF
@@ -154,6 +158,8 @@ class FlightCall(msgspec.Struct, frozen=True):
         call: Its number for the call; 0 for a broadcast.
         name: What is called; None if that is not known any more.
         outcome: RUNNING, RETURNED, RAISED or CANCELLED.
+        waited: Seconds from its coming until a slot took it, to 7 digits.
+        lasted: Seconds from its coming to its end, to 7 digits; 0.0 while it runs.
     """
 
     number: int
@@ -162,6 +168,8 @@ class FlightCall(msgspec.Struct, frozen=True):
     call: int
     name: CallName | None
     outcome: int
+    waited: float = 0.0
+    lasted: float = 0.0
 
 
 class Flight(msgspec.Struct, frozen=True):
@@ -280,16 +288,22 @@ def _names(area: memoryview) -> Iterator[CallName]:
 
 def _calls(area: memoryview, names: list[CallName], unix_offset: float) -> Iterator[FlightCall]:
     rows = len(area) // ROW_BYTES
-    found: list[tuple[float, int, int, int, int]] = list(ROW.iter_unpack(area))
-    newest = max((row[4] for at, row in enumerate(found) if row[4] % rows == at), default=0)
-    for at, (came_at, caller, call, name, number) in enumerate(found):
+    found: list[tuple[float, int, int, int, float, float, int]] = list(ROW.iter_unpack(area))
+    newest = max((row[6] for at, row in enumerate(found) if row[6] % rows == at), default=0)
+    for place, (came_at, caller, call, name, lasted, waited, number) in enumerate(found):
         outcome = name >> 24
-        if not number or number % rows != at or number <= newest - rows + 1 or outcome > CANCELLED:
+        if not number or number % rows != place or number <= newest - rows + 1 or outcome > CANCELLED:
             continue
         if not abs(came_at) < _TIME_MAX:
             continue
         known = names[name & NO_NAME] if name & NO_NAME < len(names) else None
-        yield FlightCall(number, came_at + unix_offset, caller, call, known, outcome)
+        yield FlightCall(
+            number, came_at + unix_offset, caller, call, known, outcome, _seconds(waited), _seconds(lasted)
+        )
+
+
+def _seconds(found: float) -> float:
+    return found if 0 <= found < _TIME_MAX else 0.0
 
 
 def _generation(half: memoryview) -> int:

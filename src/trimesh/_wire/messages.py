@@ -17,15 +17,14 @@ from typing import Annotated, Final
 import msgspec
 
 from trimesh import limits
+from trimesh._wire import moving, watching
 from trimesh._wire.call_places import CallerPlace, SentView
 from trimesh._wire.memory.reducers import DefinitionId
 from trimesh._wire.waits import NodeRef
 from trimesh.errors import ProtocolError
 from trimesh.ids import MeshId
 
-
-class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Base of the control structs."""
+Message = watching.Message
 
 
 class Call(Message, frozen=True, tag=1):
@@ -52,6 +51,18 @@ class Call(Message, frozen=True, tag=1):
     caller: CallerPlace | None = None
 
 
+class TracedCall(Message, frozen=True, tag=12):
+    """A `Call` whose sender is traced.
+
+    Attributes:
+        trace: Its `traceparent`, and after a space its `tracestate`, as W3C Trace Context has them.
+        call: The head of the call.
+    """
+
+    trace: Annotated[str, msgspec.Meta(max_length=limits.TRACE_CONTEXT_CHARS_MAX)]
+    call: bytes
+
+
 class Return(Message, frozen=True, tag=2):
     """The endpoint returned."""
 
@@ -75,7 +86,8 @@ class CancelAck(Message, frozen=True, tag=4):
 
     Attributes:
         started: False when it was still in the mailbox and never ran.
-        by: "caller", "budget", "stopped" (the member was taken down to be restarted) or "other".
+        by: "caller", "budget", "stopped" (the member was taken down to be restarted), "left" (it was taken out of its
+            mesh) or "other".
         reason: What the canceller said.
     """
 
@@ -91,7 +103,8 @@ class Refused(Message, frozen=True, tag=5):
     """The message was not accepted; the endpoint did not run.
 
     Attributes:
-        kind: "stopped" (the mesh stops or has stopped) or "unknown" (no such endpoint).
+        kind: "stopped" (the mesh stops or has stopped), "left" (the member was taken out of it) or "unknown" (no such
+            endpoint).
         text: For people.
     """
 
@@ -374,38 +387,6 @@ class Unpinned(Message, frozen=True, tag=53):
     publication: int
 
 
-class Observe(Message, frozen=True, tag=42):
-    """What does the receiver do, and the processes that it owns?
-
-    Attributes:
-        number: Of the question at its sender.
-        seconds: For how long the sender waits for the answer.
-    """
-
-    number: int
-    seconds: float
-
-
-class Observed(Message, frozen=True, tag=43):
-    """The answer; its one body is what `_wire.observed` encodes."""
-
-    number: int
-
-
-class Interrupt(Message, frozen=True, tag=44):
-    """Cancel a call that runs or waits in the receiver, for a person: its caller gets a `RemoteCancelled`.
-
-    Attributes:
-        caller: The process that has made it.
-        call: Its number there.
-        reason: For people.
-    """
-
-    caller: int
-    call: int
-    reason: str
-
-
 class Service(Message, frozen=True, tag=60):
     """A message of a package above the runtime to the same package in another process.
 
@@ -459,18 +440,21 @@ class Misbehave(Message, frozen=True, tag=47):
 Terminal = Return | Error | CancelAck | Refused
 """What ends a call."""
 
-_Calls = Call | Return | Error | CancelAck | Refused | Cancel | Credit | Define | ActorFailure | Item | Taken
+_Calls = (
+    Call | TracedCall | Return | Error | CancelAck | Refused | Cancel | Credit | Define | ActorFailure | Item | Taken
+)
 _Channels = Carried | InTransit | Accepted | Dropped | Settle | Settled | PortItem | Room | Ended | Recall
 _Supervision = Finished | Silent
 _Deadlocks = Suspect | Look | Seen | Break | Broken | Circle
 _Publications = Subscribe | Published | Unpinned
 _Above = Service
-_Observing = Observe | Observed | Interrupt
 _Programs = Disconnect
 _Testing = Arm | Fired | Misbehave
 """What only processes take that a test has armed."""
 
-AnyMessage = _Calls | _Channels | _Supervision | _Deadlocks | _Publications | _Observing | _Above | _Programs | _Testing
+_Apart = moving.AnyMessage | watching.AnyMessage
+
+AnyMessage = _Calls | _Channels | _Supervision | _Deadlocks | _Publications | _Apart | _Above | _Programs | _Testing
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(AnyMessage)
@@ -485,10 +469,10 @@ def decode(head: bytes | memoryview) -> AnyMessage:
         ProtocolError: `head` is no message of ours. Nothing else is ever raised, whatever the bytes.
     """
     try:
-        message: AnyMessage = _DECODER.decode(head)
+        decoded: AnyMessage = _DECODER.decode(head)
     # msgspec lets UnicodeDecodeError and RecursionError out beside its own errors.
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
         raise ProtocolError(
             f"a message head must be one of the control structs, got {len(head)} bytes: {error}"
         ) from error
-    return message
+    return decoded

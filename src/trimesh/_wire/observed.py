@@ -34,6 +34,7 @@ class JobRow(_Row, frozen=True):
         state: "running", or "stopping" while a block is being left.
         stopping: Names of the blocks that are being left.
         record: Folder of its flight records; empty without them.
+        insecure: Names of its hosts to which sessions are without TLS.
     """
 
     id: str
@@ -44,6 +45,7 @@ class JobRow(_Row, frozen=True):
     state: str = "running"
     stopping: tuple[str, ...] = ()
     record: str = ""
+    insecure: tuple[str, ...] = ()
 
 
 class HostRow(_Row, frozen=True):
@@ -53,11 +55,13 @@ class HostRow(_Row, frozen=True):
         name: Its name.
         procs: Processes of the run there.
         failed: Those of them whose state is neither "running" nor "starting".
+        is_insecure: Whether the session with it is without TLS.
     """
 
     name: str
     procs: int
     failed: int = 0
+    is_insecure: bool = False
 
 
 class ProcRow(_Row, frozen=True):
@@ -72,7 +76,7 @@ class ProcRow(_Row, frozen=True):
         pid, host: Where it is.
         state: "running"; "stuck" when its Trio loop does not run, but Python code does; "silent" when its main thread
             runs no Python code: C code holds the GIL, or it waits in the operating system; "stopped" by a signal or a
-            debugger; "starting"; "exiting" once it was asked to; "dead".
+            debugger; "held" by a debugger of ours; "starting"; "exiting" once it was asked to; "dead".
         stalled_seconds: For how long its Trio loop had not run when that was last heard of; 0.0 when it runs.
         memory_bytes: Resident memory; 0 if that is not known.
         stack: Stack of the main thread, innermost call first, of a process that does not run.
@@ -250,6 +254,7 @@ class EventRow(_Row, frozen=True):
         mesh, point, incarnation: The same in parts.
         text: What there is to say.
         is_failure: Whether it is a failure.
+        causes: The errors behind that of `text`: those of a group, causes of causes, each after what it has caused.
     """
 
     number: int
@@ -261,6 +266,7 @@ class EventRow(_Row, frozen=True):
     incarnation: int = 0
     text: str = ""
     is_failure: bool = False
+    causes: tuple[str, ...] = ()
 
 
 class OutputRow(_Row, frozen=True):
@@ -281,6 +287,37 @@ class OutputRow(_Row, frozen=True):
     stream: int = 1
     text: str = ""
     dropped: int = 0
+
+
+class HoldRow(_Row, frozen=True):
+    """A thread that waits for a debugger, or has one.
+
+    Attributes:
+        id: Of the hold.
+        proc: Its process.
+        proc_name: `mesh[label=0]` of that.
+        name: `mesh[label=0].endpoint` of what runs there; the process where that is no endpoint.
+        kind: "breakpoint", or "post-mortem" of an error that has left an endpoint.
+        at: The line.
+        text: The error.
+        pid, host: Of the process.
+        seconds: After which it goes on if no terminal attaches.
+        age: Seconds since it is held.
+        is_attached: Whether a terminal has it.
+    """
+
+    id: str
+    proc: str
+    proc_name: str
+    name: str
+    kind: str = "breakpoint"
+    at: str = ""
+    text: str = ""
+    pid: int = 0
+    host: str = ""
+    seconds: float = 0.0
+    age: float = 0.0
+    is_attached: bool = False
 
 
 class ProcView(_Row, frozen=True):
@@ -349,16 +386,20 @@ class ControlRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     Attributes:
         kind: "views": what every process does; "events": what has happened after event `after`; "output": lines after
-            line `after`; "kill": end process `target`; "cancel": cancel call `target`; "stop": what a Ctrl-C does.
+            line `after`; "kill": end process `target`; "cancel": cancel call `target`; "stop": what a Ctrl-C does;
+            "holds": threads that wait for a debugger; "attach": be the terminal of hold `target`, after which only
+            "line" and "detach" are said, and answers come by themselves.
         seconds: For which processes may take to answer; 0.0 for the usual bound.
         after: Number of an event, or line.
-        target: Id of a process or call.
+        target: Id of a process, call or hold.
+        text: A line for a debugger.
     """
 
     kind: str
     seconds: float = 0.0
     after: int = 0
     target: str = ""
+    text: str = ""
 
 
 class ControlAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -367,7 +408,9 @@ class ControlAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     Attributes:
         error: Why there is no answer; empty if there is one.
         by: "loop"; or "thread", when the Trio loop of the controller does not run.
-        views, events, output: What was asked for.
+        views, events, output, holds: What was asked for.
+        said: What a debugger says to its terminal: "output", "prompt" or "ended"; empty for an answer.
+        text: The words of that.
     """
 
     error: str = ""
@@ -375,6 +418,21 @@ class ControlAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     views: tuple[ProcView, ...] = ()
     events: tuple[EventRow, ...] = ()
     output: tuple[OutputRow, ...] = ()
+    holds: tuple[HoldRow, ...] = ()
+    said: str = ""
+    text: str = ""
+
+
+def decode_hold(text: str) -> HoldRow:
+    """Decode what a process tells of a thread that is held, which is JSON.
+
+    Raises:
+        ProtocolError: It is no such thing.
+    """
+    try:
+        return msgspec.json.decode(text, type=HoldRow)
+    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
+        raise ProtocolError(f"what a process says of a thread that is held must be a row, got {error}") from error
 
 
 def decode_request(data: Buffer) -> ControlRequest:

@@ -57,9 +57,13 @@ class ActorMesh(Shaped):
             raise RuntimeError(  # noqa: TRY004 - the handle is of the right type, its use here is not
                 f"{self!r} is a reference that came from another process: events are read where the mesh is owned"
             )
-        region = self._view.region
-        ranks = [rank for rank in region.ranks() if members.membership.is_live(rank)]
-        return members.events.open(members.events.snapshot(ranks), region.__contains__)
+        view = self._view
+
+        def sees(rank: int) -> bool:
+            return rank in view.region or view.region == view.info.whole  # a handle on all hears of who joins, too
+
+        ranks = [rank for rank in members.ranks if sees(rank) and members.membership.is_live(rank)]
+        return members.events.open(members.events.snapshot(ranks), sees)
 
     def __getattr__(self, name: str) -> Endpoint[..., Any]:
         if name.startswith("_"):
@@ -83,6 +87,11 @@ class ActorMesh(Shaped):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _refer, (self._view.current, self._view.region, self._cls)
+
+
+def is_whole(mesh: ActorMesh) -> bool:
+    """Return whether nothing is known of the end of any member of a view, as `len(mesh.alive()) == len(mesh)`."""
+    return mesh._view.is_whole()  # noqa: SLF001 - it is no method, which would hide an endpoint of that name
 
 
 def _refer(info: MeshInfo, region: Region, cls: type) -> ActorMesh:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 import msgspec
 
@@ -15,7 +15,7 @@ from trimesh.actor import verbs
 from trimesh.actor.calling import reduced, replied
 from trimesh.actor.calling.item_map import ItemMap
 from trimesh.actor.calling.verb import CALL, CALL_ONE, CALL_SETTLED, CHOOSE, CallVerb
-from trimesh.actor.options import NO_OPTIONS, Merge, Options, Retry
+from trimesh.actor.options import NO_OPTIONS, Members, Merge, Options, Retry
 from trimesh.actor.outcome import Outcome
 from trimesh.actor.results import Results
 from trimesh.actor.stream import Stream
@@ -59,6 +59,7 @@ class Endpoint(Generic[P, R]):
         abandon_after: float | None = None,
         choose: bool | None = None,
         reply_to: Port[tuple[Point, Outcome[R]]] | None = None,
+        members: Members | None = None,
     ) -> Endpoint[P, R]:
         """Return a handle on the same endpoint with options for its verbs; those that are None stay as they are.
 
@@ -75,6 +76,10 @@ class Endpoint(Generic[P, R]):
             choose: For `stream`: on one member only, the one that the verb `choose` would take.
             reply_to: For `broadcast`: gets `(point, Outcome)` of each member as it ends, exactly one, whether it has
                 returned, raised or died. Points are those of the view that is called.
+            members: "seen" (the default): those that this handle shows; one that has left its mesh since raises
+                `MembershipChanged`. "follow": those that are in the mesh when a verb is taken (`ep.call`, ...), of a
+                view of all places along the first dimension; of another view those that have not left. In another
+                process than the owner's, as far as it is known there: see `current_view`.
 
         Raises:
             TypeError: An option means nothing for this endpoint, or has the wrong type.
@@ -88,8 +93,11 @@ class Endpoint(Generic[P, R]):
             before.abandon_after if abandon_after is None else abandon_after,
             before.choose if choose is None else choose,
             before.reply_to if reply_to is None else reply_to,
+            before.members if members is None else members,
         )
         options.check(self._spec)
+        if options.members == "follow":
+            return cast("Endpoint[P, R]", _Following(self._mesh, self._spec, options))
         return Endpoint(self._mesh, self._spec, options)
 
     @cached_property
@@ -255,6 +263,24 @@ class Endpoint(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<endpoint {self._mesh!r}.{self._spec.name}>"
+
+
+class _Following:
+    """An endpoint whose verbs mean the members that are in the mesh when they are taken."""
+
+    def __init__(self, mesh: MeshView, spec: EndpointSpec, options: Options) -> None:
+        self._mesh = mesh
+        self._spec = spec
+        self._options = options
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        mesh = self._mesh if name == "options" else in_trio_now(self._mesh.followed)()
+        return getattr(Endpoint[..., Any](mesh, self._spec, self._options), name)
+
+    def __repr__(self) -> str:
+        return f"<endpoint {self._mesh!r}.{self._spec.name}, of those that are there>"
 
 
 class EndpointMethod(msgspec.Struct, Generic[P, R, W], frozen=True):

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import builtins
 import os
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from socket import gethostname
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any
+
+import trio
 
 from trimesh._runtime.life import JobHosts, OwnedHost, adopt_procs, check_per_host, open_procs, open_warm_host
 from trimesh._runtime.spawner import ProcOptions
-from trimesh._runtime.system import SEED_MAX, Bind, checked_bind, checked_output
+from trimesh._runtime.system import Bind, checked_bind, checked_output
 from trimesh._runtime.tasks import in_trio
 from trimesh._supervision.policy import FailFast, Policy, checked_policy
 from trimesh._supervision.units import check_units
 from trimesh.actor import mesh_kinds
 from trimesh.actor.proc_mesh import ProcMesh
-from trimesh.actor.spawning import Spawning, checked_name
+from trimesh.actor.spawning import (
+    Env,
+    Pickle,
+    Spawning,
+    checked_env,
+    checked_grace,
+    checked_name,
+    checked_pickle,
+    checked_seed,
+)
 from trimesh.config import reread
 from trimesh.shape.extent import Extent
 from trimesh.shape.point import Point
@@ -27,56 +37,14 @@ from trimesh.shape.region import Region
 from trimesh.shape.value_mesh import ValueMesh
 
 if TYPE_CHECKING:
+    from trimesh.actor.procs.host_services import Forwarded, HostServices, Installed, Synced
     from trimesh.shape.output_line import OutputLine
 
-Env = Mapping[str, str] | Callable[[Point], Mapping[str, str]]
-Pickle = Literal["on", "off"]
 Output = Any
 """`"forward"`, `"inherit"`, `"discard"` or a path object; or a function of the point that returns one of them."""
 
 
 mesh_kinds.register()
-
-
-class HostServices(Protocol):
-    """What the methods of a mesh of hosts do beside spawning; see those of `HostMesh`."""
-
-    async def run(
-        self,
-        hosts: HostMesh,
-        command: Sequence[str | os.PathLike[str]],
-        *,
-        output: Callable[[OutputLine], object] | None,
-        env: Mapping[str, str] | None,
-        cwd: str | os.PathLike[str] | None,
-        check: bool,
-        grace: float | None,
-    ) -> ValueMesh[int]:
-        """Run a command on each host."""
-        ...
-
-    def forward(self, hosts: HostMesh, local: int, remote: int | str) -> AbstractAsyncContextManager[Forwarded]:
-        """Let a port of this machine lead to one of a host."""
-        ...
-
-
-class Forwarded(Protocol):
-    """A port of this machine that leads to one of a host, while its block is open.
-
-    Attributes:
-        port: Number of the port on 127.0.0.1.
-        connections: How many are open.
-        failures: The last reasons why the host could not connect to its service.
-    """
-
-    port: int
-    connections: int
-    failures: deque[str]
-
-    @property
-    def address(self) -> str:
-        """Where it listens, as `127.0.0.1:8888`."""
-        ...
 
 
 class HostMesh:
@@ -195,14 +163,14 @@ class HostMesh:
             owned = self._hosts.owned(owned)
         settings = reread()
         options = ProcOptions(
-            _checked_env(env),
+            checked_env(env),
             setup,
             python,
             settings.preload if preload is None else tuple(preload),
-            settings.grace if grace is None else _checked_grace(grace),
+            settings.grace if grace is None else checked_grace(grace),
             settings.output if output is None else _checked_output(output),
-            pickled=_checked_pickle(pickle),
-            seed=_checked_seed(seed),
+            pickled=checked_pickle(pickle),
+            seed=checked_seed(seed),
             rendezvous=rendezvous,
             settings=settings,
             bind=checked_bind(bind),
@@ -211,9 +179,12 @@ class HostMesh:
         policy = FailFast() if supervision is None else checked_policy(supervision)
         check_units(policy, extent)
 
+        fixed_by = "" if self._hosts is None else "its first dimensions are those of its hosts"
+
         @asynccontextmanager
         async def open_() -> AsyncGenerator[ProcMesh, None]:
             async with open_procs(name, extent, options, policy, owned) as procs:
+                procs.fix_size(fixed_by)
                 yield ProcMesh(procs, procs.whole)
 
         async def adopt() -> ProcMesh:
@@ -223,6 +194,7 @@ class HostMesh:
                     "write `async with this_host().spawn_procs(...) as procs:`"
                 )
             procs = await adopt_procs(owned, name, extent, options, policy)
+            procs.fix_size(fixed_by)
             return ProcMesh(procs, procs.whole)
 
         return Spawning(f"spawn_procs({dict(per_host)})", open_, adopt)
@@ -240,8 +212,8 @@ class HostMesh:
             raise ValueError("the hosts of a job are warm as long as its block: spawn_procs() on them at once")
         settings = reread()
         modules = settings.preload if preload is None else tuple(preload)
-        seconds = settings.grace if grace is None else _checked_grace(grace)
-        pickled = _checked_pickle(pickle)
+        seconds = settings.grace if grace is None else checked_grace(grace)
+        pickled = checked_pickle(pickle)
 
         @asynccontextmanager
         async def open_() -> AsyncGenerator[HostMesh, None]:
@@ -252,6 +224,68 @@ class HostMesh:
             raise RuntimeError("a warm host needs a block: write `async with this_host().warm(...) as host:`")
 
         return Spawning("warm()", open_, adopt)
+
+    async def replace(self, point: Mapping[str, int]) -> None:
+        """Have another host at a place: `await hosts.replace({"hosts": 3})`, or the `.point` of a `HostLost`.
+
+        A spare host of the job takes the place; where none is left, an agent is started again where the lost one was.
+        A host that lives is lost by this, with the reason `replaced`, and so are the processes there; `Restart` starts
+        them again, on the new one. A lost host needs no call: the next process that is started there does the same.
+
+        Raises:
+            SpawnError: The job has no host for it, or it cannot be had.
+            ShapeError: The point is not that of one host.
+
+        Blocking: a checkpoint, cancellable; at most `limits.HOST_JOIN_SECONDS`.
+        """
+        if self._hosts is None:
+            raise ValueError("the hosts of a job are replaced; this host is the one of the program")
+        await in_trio(partial(self._hosts.replace, point))()
+
+    async def grow(self, count: int) -> HostMesh:
+        """Have more hosts: `hosts = await hosts.grow(2)`, and the new ones are `hosts.slice(hosts=slice(-2, None))`.
+
+        They come after those that there are, for what is spawned on the mesh that is returned. Meshes of processes
+        stay on the hosts that they have, and this handle shows what it has shown. A `LocalJob` starts more agents, an
+        `SSHJob` takes its spares, a `KubernetesJob` makes more pods, a `SlurmJob` takes nodes of its allocation that
+        are no hosts yet, and at an open door it waits for as many that join.
+
+        Args:
+            count: How many more.
+
+        Returns:
+            All hosts of the job. Names of parts are those of the hosts that they had.
+
+        Raises:
+            SpawnError: The job has no more; the text says what to do.
+            MeshErrorGroup: One of them could not be had, with its last words; nothing of the others is left.
+            ValueError: The number is none, or too large; or this is a part of the hosts, or no job's.
+
+        Blocking: a checkpoint, cancellable, for as long as a queue takes; a cancel leaves nothing queued, and the job
+        as it was. One growth at a time: a second call waits for the first.
+        """
+        hosts, owned = self._hosts, self._owned
+        if hosts is None or owned is None:
+            raise ValueError("the hosts of a job become more; this host is the one of the program")
+
+        async def grow() -> JobHosts:
+            with owned.block.entering():
+                return await hosts.grow(count)
+            raise AssertionError("entering() has raised")
+
+        return HostMesh(owned, await in_trio(grow)())
+
+    async def wait_notice(self) -> str:
+        """Wait until the job says that its hosts are about to end, and return why: `await hosts.wait_notice()`.
+
+        A program saves then what it has, and may go on: when the grace of the block is all that is left of the limit
+        of time, the block is cancelled, and raises a `HostLost` with the reason "time limit". Only a `SlurmJob` with a
+        limit of time and a kept job ever say it.
+
+        Blocking: a checkpoint, cancellable. Every caller gets it, also one that comes later.
+        """
+        notice = None if self._hosts is None else self._hosts.notice
+        return await in_trio(_wait_for_ever if notice is None else notice.wait)()
 
     async def run(
         self,
@@ -296,6 +330,40 @@ class HostMesh:
         work = partial(_services().run, self, command, output=output, env=env, cwd=cwd, check=check, grace=grace)
         return await in_trio(work)()
 
+    async def shell(
+        self,
+        command: Sequence[str | os.PathLike[str]] | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        terminal: str | os.PathLike[str] | None = None,
+    ) -> int:
+        """Run a shell on one host, at this terminal: `await hosts.slice(hosts=0).shell()`.
+
+        Keys go to the host as they are, Ctrl-C too, and the size of this terminal is that of the one there. Bytes go by
+        the links of the mesh: no sshd is asked. Leave it by `exit` or Ctrl-D.
+
+        Args:
+            command: Program and arguments, as `["htop"]`; None for the shell of the user there.
+            env: Environment variables set over those of the host; `TERM` is that of this program.
+            cwd: Where it runs; None for the home of the user.
+            terminal: File name of a terminal of this machine; None for that of standard input.
+
+        Returns:
+            Its exit code; a negative one is the number of the signal that has ended it.
+
+        Raises:
+            ValueError: These are several hosts, or standard input is no terminal.
+            OSError: The terminal cannot be opened, or the shell not be started: the latter has the host's coordinates.
+            HostLost: The host was lost, in a `MeshErrorGroup`.
+
+        Blocking: a checkpoint, cancellable; a cancel hangs up, and restores the terminal.
+
+        Cost: a process on the host; a message a key.
+        """
+        work = partial(_services().shell, self, command, env=env, cwd=cwd, terminal=terminal)
+        return await in_trio(work)()
+
     def forward(self, *, local: int = 0, remote: int | str) -> Spawning[Forwarded]:
         """Let a port of this machine lead to one of a host: `async with hosts.slice(hosts=0).forward(remote=8888):`.
 
@@ -319,6 +387,76 @@ class HostMesh:
             raise RuntimeError("a forwarded port needs a block: write `async with host.forward(...) as forwarded:`")
 
         return Spawning(f"forward(remote={remote!r})", lambda: _services().forward(self, local, remote), adopt)
+
+    def sync(
+        self, *paths: str | os.PathLike[str], watch: bool = False, exclude: Sequence[str] = ()
+    ) -> Spawning[Synced]:
+        """Bring code to the hosts: `async with hosts.sync("src", "configs"):`.
+
+        Processes that are spawned on these hosts while the block is open import from there first: the folders that
+        were given, and those of files that were, are at the beginning of their `sys.path`, also before what the host
+        has installed. `trimesh.jobs.synced("configs/small.yaml")` is the path of a file there. A host keeps contents
+        in `~/.cache/trimesh/code`, so that what any job has brought before is not sent again.
+
+        Args:
+            paths: Files and folders. What is below the working directory keeps its place, the rest its last name. What
+                git ignores is left out where a folder belongs to a repository, as are `.git` and `__pycache__`.
+                Symbolic links stay links.
+            watch: Bring each change while the block is open, as a new version, for what is spawned after it.
+            exclude: Patterns of names to leave out, as `["*.pt", "runs"]`.
+
+        Returns:
+            What is entered; `as synced` has `.version`, and `await synced.update()` brings what has changed.
+
+        Raises:
+            TypeError, ValueError: On entering, also in a `MeshErrorGroup`: there is no such path; two have one name; it
+                is more than `limits.CODE_BYTES_MAX` or `limits.CODE_FILES_MAX`; this is no host of a job.
+            RuntimeError: On entering: a block has brought code to one of these hosts, and is open.
+            MeshErrorGroup: A host was lost, or cannot write it.
+
+        Blocking: no checkpoint; entering and leaving are.
+
+        Cost: a process on each host; a link for each file and version there; each new content crosses the network
+        once for each host.
+        """
+
+        async def adopt() -> Synced:
+            raise RuntimeError("code on hosts needs a block: write `async with hosts.sync(...) as synced:`")
+
+        opened = partial(_services().sync, self, self._hosts, paths, exclude, watch=watch)
+        return Spawning(f"sync({', '.join(map(repr, paths))})", opened, adopt)
+
+    def install(self, file: str | os.PathLike[str]) -> Spawning[Installed]:
+        """Install packages on the hosts: `async with hosts.install("requirements.txt"):`, or `"uv.lock"`.
+
+        Processes that are spawned on these hosts while the block is open import from there before what the host has;
+        commands find their programs. A host makes an environment once for each content of the file, in
+        `~/.cache/trimesh/environments`, for all jobs of its user: by uv where it is found, else by venv and pip, with
+        the settings that those have there. It goes when nothing has used it for `limits.ENVIRONMENT_KEPT_SECONDS`.
+
+        Args:
+            file: Requirements as pip takes them, with those that it takes in by `-r` and `-c`; or the lock of uv,
+                beside its `pyproject.toml`: its packages but for the project itself, which `sync` brings.
+
+        Returns:
+            What is entered; `as installed` has `.made`, the number of hosts that did not have it.
+
+        Raises:
+            OSError, ValueError: On entering: the file cannot be read, or names what is only on this machine.
+            RuntimeError: On entering: another block has installed packages on one of these hosts, and is open.
+            MeshErrorGroup: On entering: it cannot be made on a host: a `SpawnError` with the last words of uv or
+                pip, and the coordinates of the host. A host was lost.
+
+        Blocking: no checkpoint; entering and leaving are. A cancel ends what is being made, and leaves nothing of it.
+
+        Cost: a process on each host; the first time what uv or pip need: seconds to minutes.
+        """
+
+        async def adopt() -> Installed:
+            raise RuntimeError("packages on hosts need a block: write `async with hosts.install(...) as installed:`")
+
+        opened = partial(_services().install, self, self._hosts, file)
+        return Spawning(f"install({os.fspath(file)!r})", opened, adopt)
 
     def __repr__(self) -> str:
         if self._hosts is not None:
@@ -352,29 +490,10 @@ def _services() -> HostServices:
     return load()
 
 
-def _checked_grace(grace: float) -> float:
-    if not grace >= 0:
-        raise ValueError(f"grace must be a number of seconds >= 0 (math.inf waits for ever), got {grace!r}")
-    return float(grace)
-
-
-def _checked_env(env: Any) -> Env | None:
-    if env is not None and not callable(env) and not isinstance(env, Mapping):
-        raise TypeError(f"env must be a mapping or a function of the point that returns one, got {env!r}")
-    return cast("Env | None", env)
+async def _wait_for_ever() -> str:
+    await trio.sleep_forever()
+    raise AssertionError("unreachable")
 
 
 def _checked_output(output: Any) -> Any:
     return output if callable(output) else checked_output(output)
-
-
-def _checked_seed(seed: Any) -> int | None:
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= SEED_MAX):
-        raise ValueError(f"seed must be a whole number from 0 to {SEED_MAX}, or None, which draws one, got {seed!r}")
-    return seed
-
-
-def _checked_pickle(pickle: Any) -> bool | None:
-    if pickle not in (None, "on", "off"):
-        raise ValueError(f'pickle must be "on" or "off", or left out for that of the family, got {pickle!r}')
-    return None if pickle is None else pickle == "on"

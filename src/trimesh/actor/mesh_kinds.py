@@ -43,7 +43,10 @@ def _put_info_together(_: DecodeSource, *fields: Any) -> MeshInfo:
     info = MeshInfo(*fields)
     if not (
         isinstance(info.whole, Region)
-        and all(type(number) is int for number in (info.mesh, info.owner, info.family, info.borrower))
+        and all(
+            type(number) is int
+            for number in (info.mesh, info.owner, info.family, info.borrower, info.epoch, info.first)
+        )
         and isinstance(info.actor, str | None)
     ):
         raise ProtocolError("a handle must name its mesh")

@@ -20,6 +20,9 @@ from trimesh.errors import ProcDied
 Merge = Literal["fail_fast", "collect"]
 """What becomes of the other members when one has failed."""
 
+Members = Literal["seen", "follow"]
+"""Who is called of a mesh that has been resized: those that a handle shows, or those that are there."""
+
 
 def _types(on: Any) -> tuple[type[Exception], ...]:
     found: list[Any] = [*on] if isinstance(on, tuple) else [on]
@@ -84,6 +87,7 @@ class Options(msgspec.Struct, frozen=True):
         abandon_after: For all verbs that wait for results.
         choose: For `stream`.
         reply_to: For `broadcast`.
+        members: For all verbs.
     """
 
     merge: Merge | None = None
@@ -92,6 +96,7 @@ class Options(msgspec.Struct, frozen=True):
     abandon_after: float | None = None
     choose: bool | None = None
     reply_to: Port[Any] | None = None
+    members: Members | None = None
 
     def patient(self, request: Request) -> Request:
         """Return a request whose caller waits for acknowledgements of a cancel as these options say."""
@@ -106,6 +111,8 @@ class Options(msgspec.Struct, frozen=True):
         """
         if self.merge is not None and self.merge not in get_args(Merge):
             raise ValueError(f'merge must be "fail_fast" or "collect", got {self.merge!r}')
+        if self.members is not None and self.members not in get_args(Members):
+            raise ValueError(f'members must be "seen" or "follow", got {self.members!r}')
         if self.window is not None:
             check_window(self.window)
         if self.abandon_after is not None:
@@ -136,7 +143,7 @@ class Options(msgspec.Struct, frozen=True):
         """
         known = _OPTIONS_OF.get(verb, ())
         for option in self.__struct_fields__:
-            if option not in known and getattr(self, option) is not None:
+            if option not in known and option != "members" and getattr(self, option) is not None:
                 verbs = ", ".join(one for one, options in _OPTIONS_OF.items() if option in options)
                 raise TypeError(f"the option {option} of {name} means nothing for {verb}; it is for: {verbs}")
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, cast
-
-import trio
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
 
 from trimesh._runtime.life import (
     ActorPlan,
@@ -21,14 +19,17 @@ from trimesh._runtime.life import (
     own_process,
     stop_procs,
 )
-from trimesh._runtime.meshes import Member, ProcMembers, check_handler
+from trimesh._runtime.meshes import ProcMembers, changes_of, check_handler, kill_wanted
 from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now
 from trimesh._runtime.values import MemberInfo, MeshInfo
-from trimesh._runtime.watch import EventStream, MeshStatistics, SeenMember, statistics_of
+from trimesh._runtime.watch import EventStream, MeshStatistics
 from trimesh._supervision.policy import Policy, checked_policy
 from trimesh._supervision.units import check_units
 from trimesh.actor.actor import Actor
+from trimesh.actor.procs.mesh_tensors import tensors
 from trimesh.actor.spawning import Spawning, borrowing, check_arguments, checked_class, checked_name, handle_on
+from trimesh.actor.view import statistics_of_procs
+from trimesh.errors import ShapeError
 from trimesh.events.records import OnFailure
 from trimesh.ids import AGENT, ProcId
 from trimesh.shape.extent import Extent
@@ -38,31 +39,12 @@ from trimesh.shape.shaped import Shaped
 if TYPE_CHECKING:
     import torch
 
+    from trimesh.events.membership import MembershipView
     from trimesh.tensor.groups.process_group import ProcessGroup
 
 P = ParamSpec("P")
 A = TypeVar("A", bound=Actor)
 R = TypeVar("R")
-
-
-class MeshTensors(Protocol):
-    """What a mesh can do with tensors; see the methods of `ProcMesh`."""
-
-    def activate(self, owned: OwnedProcs, region: Region, *, is_global: bool = False) -> AbstractContextManager[None]:
-        """Return the block in which factories of torch make tensors on the ranks of a view."""
-        ...
-
-    def rank_tensor(self, owned: OwnedProcs, region: Region, label: str) -> torch.Tensor:
-        """Return a tensor that is, on each rank of a view, its own index along a dimension of the view."""
-        ...
-
-    def process_group(self, region: Region, dims: str | Sequence[str]) -> ProcessGroup:
-        """Return what stands for the process groups of a view along some of its dimensions."""
-        ...
-
-    def run(self, procs: ProcMesh, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a function on every rank of a view."""
-        ...
 
 
 class ProcMesh(Shaped):
@@ -191,7 +173,7 @@ class ProcMesh(Shaped):
         Blocking: no checkpoint; what is issued is sent on its way without waiting for it.
         """
         self._check_owned("tensors are made by the block that owns the processes")
-        return _tensors().activate(self._owned_here(), self._shown, is_global=global_tensors)
+        return tensors().activate(self._owned_here(), self._shown, is_global=global_tensors)
 
     def rank_tensor(self, label: str) -> torch.Tensor:
         """Return a tensor on each process of this view: its own index along a dimension, an int64 of no dimension.
@@ -206,7 +188,7 @@ class ProcMesh(Shaped):
         Blocking: no checkpoint.
         """
         self._check_owned("tensors are made by the block that owns the processes")
-        return _tensors().rank_tensor(self._owned_here(), self._shown, label)
+        return tensors().rank_tensor(self._owned_here(), self._shown, label)
 
     def run(self, function: Callable[..., R] | str, /, *args: Any, **kwargs: Any) -> R:
         """Run a function on every rank of this view, with its own part of each tensor; return its tensors.
@@ -225,7 +207,7 @@ class ProcMesh(Shaped):
 
         Blocking: no checkpoint.
         """
-        result: R = _tensors().run(self, function, args, kwargs)
+        result: R = tensors().run(self, function, args, kwargs)
         return result
 
     def process_group(self, dims: str | Sequence[str]) -> ProcessGroup:
@@ -242,7 +224,7 @@ class ProcMesh(Shaped):
 
         Blocking: no checkpoint; ranks connect when they use it first.
         """
-        return _tensors().process_group(self._shown, dims)
+        return tensors().process_group(self._shown, dims)
 
     def alive(self) -> Self:
         """Return the view without the members whose end is known here."""
@@ -259,20 +241,7 @@ class ProcMesh(Shaped):
             RuntimeError: This is a reference, or no mesh is open in this Trio run.
         """
         self._check_owned("statistics of processes are known where they are owned")
-        return in_trio_now(self._statistics)()
-
-    def _statistics(self) -> MeshStatistics:
-        proc = current_proc()
-        members = None if self._owned is None else self._owned.members
-        if members is None:
-            seen = [SeenMember(point, proc.me, proc.pid, 0, is_alive=True) for point in self._shown.points()]
-        else:
-            seen = [
-                SeenMember(point, one.peer, one.pid, one.incarnation, members.is_live(rank))
-                for point, rank in zip(self._shown.points(), self._shown.ranks(), strict=True)
-                for one in [members.members[rank]]
-            ]
-        return statistics_of(proc, self.name, AGENT, seen)
+        return in_trio_now(statistics_of_procs)(self.name, self._owned, self._shown)
 
     def supervised(self, policy: Policy) -> Self:
         """Return the same processes, with another policy for the actor meshes that are spawned on them.
@@ -295,9 +264,16 @@ class ProcMesh(Shaped):
             RuntimeError: This is a reference, or `this_proc()`.
         """
         members = self._own_members("events are read where the mesh is owned")
-        region = self._shown
-        ranks = [rank for rank in region.ranks() if members.is_live(rank)]
-        return members.events.open(members.events.snapshot(ranks), region.__contains__)
+        ranks = [rank for rank in members.whole.ranks() if self._sees(rank) and members.is_live(rank)]
+        return members.events.open(members.events.snapshot(ranks), self._sees)
+
+    def _sees(self, rank: int) -> bool:
+        """Whether what happens to a member is news here: a handle on all of a mesh also hears of who joins later."""
+        return rank in self._shown or self._is_whole
+
+    @property
+    def _is_whole(self) -> bool:
+        return self._shown == Region(self._shown.base, mesh=self._shown.mesh)
 
     def on_failure(self, handler: OnFailure) -> AbstractAsyncContextManager[None]:
         """Ask a function of yours of each failure before the policy: `async with procs.on_failure(handler):`.
@@ -318,7 +294,7 @@ class ProcMesh(Shaped):
         """
         members = self._own_members("failures are handled where the mesh is owned")
         check_handler(handler)
-        return in_trio_block(members.failures.open(handler, self._shown.__contains__))
+        return in_trio_block(members.failures.open(handler, self._sees))
 
     async def replace(self, points: Iterable[Mapping[str, int]]) -> None:
         """Start new processes in place of some, dead or alive, with the actors that lived there.
@@ -343,7 +319,53 @@ class ProcMesh(Shaped):
                 "write spawn_procs(..., supervision=Isolate())"
             )
         kept = self._shown.exclude(points)
-        await in_trio(members.replace)([rank for rank in self._shown.ranks() if rank not in kept])
+        await in_trio(changes_of(members).replace)([rank for rank in self._shown.ranks() if rank not in kept])
+
+    async def resize(self, **sizes: int) -> Self:
+        """Let this mesh grow or shrink along its first dimension: `procs = await procs.resize(replica=6)`.
+
+        Ranks stay what they are. New processes come after those that there are, with the actors of each mesh that was
+        spawned on a view of the whole dimension, made as the first ones were. To shrink takes out the last ones:
+        calls that are made from then on raise `MembershipChanged`, those that run there are cancelled and raise it,
+        too, actors clean up and their processes exit. A place that is taken again has the next incarnation.
+
+        Handles show what they have shown; `trimesh.current_view(actors)` shows who has come.
+
+        Args:
+            **sizes: The first dimension of the mesh, and how many places it is to have: at least 1.
+
+        Returns:
+            A handle on all of the mesh as it is then.
+
+        Raises:
+            MeshErrorGroup: A new process, or an actor there, could not be started: the mesh is as it was.
+            ShapeError: The dimension is not the first one of the mesh, or the size is none, or too large.
+            RuntimeError: This is a reference, or `this_proc()`; or the mesh cannot change: it is `FailFast`, lies on
+                several hosts, is bound to cores, or has tensors or a rendezvous for `torch.distributed`.
+
+        Blocking: a checkpoint, cancellable; a cancel leaves the mesh as it was while it grows, and ends those that
+        leave at once while it shrinks. One change at a time: a second call waits for the first.
+
+        Cost: a process start for each new one, one after the other; as the actors' own start takes.
+        """
+        members = self._own_members("processes are started and ended by the block that owns them")
+        if len(sizes) != 1:
+            raise ShapeError(f"resize takes one dimension and its new size, as in resize(replica=6), got {sizes!r}")
+        [(label, size)] = Extent(sizes).items()
+        region = await in_trio(changes_of(members).resize)(label, size)
+        return self._seen(region)
+
+    def membership(self) -> AbstractAsyncContextManager[AsyncIterator[MembershipView]]:
+        """Read who is in this mesh: `async with procs.membership() as views: async for view in views: ...`.
+
+        Each `MembershipView` has a number, the extent, the members that serve, who has joined and who has left since
+        the one before, and why. The first shows all as they are; the views end when the mesh has stopped. A reader that
+        is slower than the changes gets several as one.
+
+        Raises:
+            RuntimeError: This is a reference, or `this_proc()`.
+        """
+        return self._own_members("who is in a mesh is known where it is owned").views.open()
 
     async def kill(self, points: Iterable[Mapping[str, int]]) -> None:
         """End some processes at once by SIGKILL, without clean-up, and return when their deaths are known.
@@ -362,7 +384,7 @@ class ProcMesh(Shaped):
         """
         members = self._own_members("processes are killed by the block that owns them")
         kept = self._shown.exclude(points)
-        await in_trio(_kill)([members.members[rank] for rank in self._shown.ranks() if rank not in kept])
+        await in_trio(kill_wanted)([members.members[rank] for rank in self._shown.ranks() if rank not in kept])
 
     async def stop(self, *, grace: float | None = None) -> None:
         """End all processes of this mesh now, rather than when its block is left.
@@ -383,7 +405,7 @@ class ProcMesh(Shaped):
         """
         self._own_members("processes are stopped by the block that owns them")
         owned = self._owned_here()
-        if self._shown != owned.whole:
+        if not self._is_whole:
             raise ValueError(f"stop ends a whole mesh, and {self!r} shows a part: kill(points) ends some processes")
         if grace is not None and not grace >= 0:
             raise ValueError(f"grace must be seconds, at least 0, got {grace!r}")
@@ -445,26 +467,6 @@ class ProcMesh(Shaped):
         if proc is not None:
             return own_process(proc).info
         return MeshInfo(AGENT, self.name, None, self._shown, (MemberInfo(ProcId(0), "", 0),))
-
-
-async def _kill(members: Sequence[Member]) -> None:
-    await trio.lowlevel.checkpoint()
-    async with trio.open_nursery() as nursery:
-        for member in members:
-            nursery.start_soon(member.end_by_kill)
-
-
-_tensor_loads: list[Callable[[], MeshTensors]] = []
-
-
-def provide_tensors(load: Callable[[], MeshTensors]) -> None:
-    """Hand in, once, what imports the tensor engine, which is above this floor, when a mesh is first asked for it."""
-    _tensor_loads[:] = [load]
-
-
-def _tensors() -> MeshTensors:
-    [load] = _tensor_loads
-    return load()
 
 
 class _Reference(ProcMesh):

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Generic, Self, TypeVar
 
 import trio
+from trio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled, in_trio_task
 
 from trimesh._routing.collector import Outcome
 from trimesh._runtime.calls import reason_of, yield_to_cancel
@@ -72,26 +73,21 @@ class Results(TrioBlock["Results[T]"], AsyncIterator[T], Generic[T]):
             trio.ClosedResourceError: The block has been left.
             RuntimeError: The block has not been entered.
         """
+        if in_trio_task():
+            return self._advance()
         return in_trio_taking(self._advance, self._taken.append)
 
     @trio.lowlevel.enable_ki_protection
     async def _advance(self) -> T:
-        if self._state == "new":
-            raise RuntimeError(f"write `async with ... as results` around the iteration over results of {self.what}")
-        if self._state == "left":
-            await trio.lowlevel.checkpoint()
-            raise trio.ClosedResourceError(f"the block around the results of {self.what} has been left")
-        if self._taken:
-            await trio.lowlevel.checkpoint()
-            return self._taken.pop(0)
-        if self._is_over:
-            await trio.lowlevel.checkpoint()
-            raise StopAsyncIteration
-        if self._is_waited_for:
-            await trio.lowlevel.checkpoint()
-            raise trio.BusyResourceError(f"two tasks must not wait for the next result of one {self.what}")
+        if self._state != "open" or self._taken or self._is_over or self._is_waited_for:
+            return await self._advance_otherwise()
         self._is_waited_for = True
         try:
+            await checkpoint_if_cancelled()
+            found = self._take()
+            if found is not None:
+                await cancel_shielded_checkpoint()
+                return found
             found = await self._next()
         finally:
             self._is_waited_for = False
@@ -103,6 +99,19 @@ class Results(TrioBlock["Results[T]"], AsyncIterator[T], Generic[T]):
         if failures:
             raise self._group(failures)
         raise StopAsyncIteration
+
+    async def _advance_otherwise(self) -> T:
+        """Return a result that was put back, or say why there is none."""
+        if self._state == "new":
+            raise RuntimeError(f"write `async with ... as results` around the iteration over results of {self.what}")
+        await trio.lowlevel.checkpoint()
+        if self._state == "left":
+            raise trio.ClosedResourceError(f"the block around the results of {self.what} has been left")
+        if self._taken:
+            return self._taken.pop(0)
+        if self._is_over:
+            raise StopAsyncIteration
+        raise trio.BusyResourceError(f"two tasks must not wait for the next result of one {self.what}")
 
     @trio.lowlevel.enable_ki_protection
     async def _leave(self, error: BaseException | None) -> None:
@@ -145,6 +154,10 @@ class Results(TrioBlock["Results[T]"], AsyncIterator[T], Generic[T]):
     @abstractmethod
     async def _open(self) -> None:
         """Begin; a checkpoint."""
+
+    def _take(self) -> T | None:
+        """Return a result that has come, without waiting; None leaves it to `_next`."""
+        return None
 
     @abstractmethod
     async def _next(self) -> T | None:

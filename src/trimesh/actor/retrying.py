@@ -87,9 +87,12 @@ class RankCalls(ItemMap[Any]):
         """It is a call, and no map."""
         return nullcontext(ShownProgress(self.what, 0))
 
-    def _place(self, unit: Unit) -> tuple[verbs.Args, verbs.Kwargs, int]:
-        args, kwargs = self._bound.of_rank[unit.item] if isinstance(self._bound, Spread) else self._bound
-        return args, kwargs, unit.item
+    def _pick(self, unit: Unit) -> int:
+        rank: int = unit.item
+        return rank
+
+    def _arguments(self, unit: Unit) -> tuple[verbs.Args, verbs.Kwargs]:
+        return self._bound.of_rank[unit.item] if isinstance(self._bound, Spread) else self._bound
 
     def _describe(self, unit: Unit, error: Exception) -> None:
         """The coordinates say which rank it is."""

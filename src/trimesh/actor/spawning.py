@@ -5,25 +5,29 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar, cast
 
 import trio
 
 from trimesh import limits
 from trimesh._runtime.life import BorrowPlan, open_borrowed
+from trimesh._runtime.system import SEED_MAX
 from trimesh._runtime.tasks import in_trio, in_trio_block
 from trimesh._runtime.values import MeshInfo, endpoints_of
 from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.actor.view import MeshView, Stoppable
+from trimesh.shape.point import Point
 
 T = TypeVar("T")
 
 Open = Callable[[], AbstractAsyncContextManager[T]]
 Adopt = Callable[[], Awaitable[T]]
+Env = Mapping[str, str] | Callable[[Point], Mapping[str, str]]
+Pickle = Literal["on", "off"]
 
 
 def checked_name(name: Any) -> str:
@@ -41,6 +45,50 @@ def checked_name(name: Any) -> str:
             f"got {len(name)}"
         )
     return name
+
+
+def checked_grace(grace: float) -> float:
+    """Return seconds for clean-up; `math.inf` waits for ever.
+
+    Raises:
+        ValueError: It is negative, or no number.
+    """
+    if not grace >= 0:
+        raise ValueError(f"grace must be a number of seconds >= 0 (math.inf waits for ever), got {grace!r}")
+    return float(grace)
+
+
+def checked_env(env: Any) -> Env | None:
+    """Return environment variables of processes.
+
+    Raises:
+        TypeError: It is no mapping and no function.
+    """
+    if env is not None and not callable(env) and not isinstance(env, Mapping):
+        raise TypeError(f"env must be a mapping or a function of the point that returns one, got {env!r}")
+    return cast("Env | None", env)
+
+
+def checked_seed(seed: Any) -> int | None:
+    """Return the seed of what processes draw by chance.
+
+    Raises:
+        ValueError: It is no whole number of 64 bits.
+    """
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= SEED_MAX):
+        raise ValueError(f"seed must be a whole number from 0 to {SEED_MAX}, or None, which draws one, got {seed!r}")
+    return seed
+
+
+def checked_pickle(pickle: Any) -> bool | None:
+    """Return whether values may be pickled; None leaves it to the family.
+
+    Raises:
+        ValueError: It is neither "on" nor "off" nor None.
+    """
+    if pickle not in (None, "on", "off"):
+        raise ValueError(f'pickle must be "on" or "off", or left out for that of the family, got {pickle!r}')
+    return None if pickle is None else pickle == "on"
 
 
 def checked_class(cls: Any) -> type[Actor]:

@@ -92,6 +92,18 @@ class Stream(Results[tuple[Point, R]]):
         )
         proc.begin(self._stream, parcel)
 
+    def _take(self) -> tuple[Point, R] | None:
+        if self._stream is None or self._broken:
+            return None
+        item = self._stream.take()
+        if item is None:
+            return None
+        result = value_of(self._proc, item, self._request, item.index)
+        if isinstance(result, Ok):
+            return self._points[item.index], result.value
+        self._note_broken(result)
+        return None
+
     async def _next(self) -> tuple[Point, R] | None:
         if self._stream is None:
             await trio.lowlevel.checkpoint()
@@ -105,9 +117,12 @@ class Stream(Results[tuple[Point, R]]):
             result = value_of(self._proc, item, self._request, item.index)
             if isinstance(result, Ok):
                 return self._points[item.index], result.value
-            self._broken.append(result.error)
-            if self._is_fail_fast:
-                self._stream.cancel_rest(f"an item of {self.what} could not be rebuilt")
+            self._note_broken(result)
+
+    def _note_broken(self, result: Err) -> None:
+        self._broken.append(result.error)
+        if self._is_fail_fast and self._stream is not None:
+            self._stream.cancel_rest(f"an item of {self.what} could not be rebuilt")
 
     async def _close(self, reason: str) -> None:
         if self._stream is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -117,18 +117,26 @@ class Crew:
         self.proc = proc
         self.membership = mesh.membership(proc)
         self.alive = alive
-        self._ready: dict[int, Target | None] = {}
+        self._ready: dict[int, tuple[Target, Request] | None] = {}
 
     def pick(self, avoid: Collection[int] = ()) -> int:
         """Return the least loaded member, one that is not in `avoid` if there is any."""
+        if len(self.alive) == 1:
+            rank = self.alive[0]
+            self.mesh.turn[0] = rank + 1
+            return rank
         some = [rank for rank in self.alive if rank not in avoid] if avoid else None
         return self.mesh.least_loaded(self.proc, some or self.alive)
 
-    def ready(self, rank: int) -> Target | None:
-        """Return a member that lives and has a link, or None; see `MeshView.settle`."""
+    def ready(self, rank: int, spec: EndpointSpec, options: Options) -> tuple[Target, Request] | None:
+        """Return a member that lives and has a link, and what calls of an endpoint share but their arguments; or None.
+
+        See `MeshView.settle`.
+        """
         if rank not in self._ready:
             targets = self.membership.ready([rank])
-            self._ready[rank] = targets[0] if targets else None
+            request = options.patient(request_to(self.mesh, self.membership.info, spec, ((), {}), [rank]))
+            self._ready[rank] = (targets[0], request) if targets else None
         return self._ready[rank]
 
 
@@ -265,7 +273,7 @@ class Origins(msgspec.Struct, frozen=True, eq=False):
         return self.info.origin(self.ranks[index], self.endpoint)
 
 
-async def invoke_on(
+def invoke_on(
     mesh: MeshView,
     spec: EndpointSpec,
     bound: Bound,
@@ -274,8 +282,30 @@ async def invoke_on(
     fail_fast: bool,
     errors_win: bool = True,
     options: Options = NO_OPTIONS,
+) -> Coroutine[Any, Any, list[Result]]:
+    """Call some ranks, with arguments that `bind` has checked; return a result for each, to be awaited at once."""
+    if mesh.is_open:
+        proc = current_proc()
+        membership = mesh.membership(proc)
+        targets = membership.ready(ranks)
+        if targets is not None:
+            request = request_to(mesh, membership.info, spec, bound, ranks)
+            if options is not NO_OPTIONS:
+                request = options.patient(request)
+            return invoke(proc, targets, request, fail_fast=fail_fast, errors_win=errors_win)
+    return _invoke_when_ready(mesh, spec, bound, ranks, options, fail_fast=fail_fast, errors_win=errors_win)
+
+
+async def _invoke_when_ready(
+    mesh: MeshView,
+    spec: EndpointSpec,
+    bound: Bound,
+    ranks: Sequence[int],
+    options: Options,
+    *,
+    fail_fast: bool,
+    errors_win: bool,
 ) -> list[Result]:
-    """Call some ranks, with arguments that `bind` has checked; return a result for each."""
     if not mesh.is_open:
         await trio.lowlevel.checkpoint()
         return refusals(mesh, spec, ranks)

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from trimesh._runtime.calls import Membership, is_reached, membership_of
-from trimesh._runtime.life import Proc, current_proc, find_proc, find_proc_anywhere
+from trimesh._runtime.life import OwnedProcs, Proc, current_proc, find_proc, find_proc_anywhere
 from trimesh._runtime.peers import Peer, Target
 from trimesh._runtime.tasks import in_trio_now
 from trimesh._runtime.values import EndpointSpec, MeshInfo
 from trimesh._runtime.watch import MeshStatistics, SeenMember, statistics_of
 from trimesh._wire.call_places import SentView, sent_view
 from trimesh.errors import MeshStopped
-from trimesh.ids import ProcId
+from trimesh.ids import AGENT, ProcId
 from trimesh.shape.region import Region
 
 _STALLED_LOAD: Final = 1 << 32
@@ -151,8 +151,13 @@ class MeshView:
     def candidates(self, proc: Proc, ranks: Sequence[int]) -> Sequence[int]:
         """Return the ranks that `choose` may take: those that live, or else those that will."""
         membership = self.membership(proc)
-        living = [rank for rank in ranks if membership.is_live(rank)]
+        living = membership.living(ranks)
         return living or [rank for rank in ranks if membership.may_return(rank)]
+
+    def followed(self) -> MeshView:
+        """Return the same view of the mesh as it is now, as far as that is known here."""
+        proc = find_proc()
+        return self if proc is None else self.seen(self.region.following(self.membership(proc).present))
 
     def alive(self) -> MeshView:
         """Return the view without the members whose end is known here."""
@@ -164,6 +169,11 @@ class MeshView:
             return self.seen(self.region.exclude_ranks(self.ranks()))  # no block is open, so nothing lives
         membership = self.membership(proc)
         return self.seen(self.region.exclude_ranks(rank for rank in self.ranks() if not membership.is_live(rank)))
+
+    def is_whole(self) -> bool:
+        """Return whether nothing is known of the end of any member."""
+        proc, ranks = find_proc(), self.ranks()
+        return proc is not None and len(self.membership(proc).living(ranks)) == len(ranks)
 
     def statistics(self) -> MeshStatistics:
         """Return what this process knows of the members that are seen.
@@ -188,9 +198,18 @@ class MeshView:
         if len(ranks) == 1:
             self.turn[0] = ranks[0] + 1
             return ranks[0]
-        loads = [(_load_of(self.target(proc, rank)), rank) for rank in ranks]
-        least = min(loads)[0]
-        candidates = [rank for load, rank in loads if load == least]
+        membership = self.membership(proc)
+        candidates: list[int] = []
+        least = 0
+        for rank in ranks:
+            target = membership.target(rank)
+            peer = target.peer
+            box = peer.find_outbox(target.mesh)
+            load = (0 if box is None else box.load) + (_STALLED_LOAD if peer.is_stalled else 0)
+            if load < least or not candidates:
+                least, candidates = load, [rank]
+            elif load == least:
+                candidates.append(rank)
         chosen = next((rank for rank in candidates if rank >= self.turn[0]), candidates[0])
         self.turn[0] = chosen + 1
         return chosen
@@ -203,6 +222,16 @@ class MeshView:
         return f"{self.info.name}{dict(self.region.extent)!r}"
 
 
-def _load_of(target: Target) -> int:
-    box = target.peer.find_outbox(target.mesh)
-    return (0 if box is None else box.load) + (_STALLED_LOAD if target.peer.is_stalled else 0)
+def statistics_of_procs(name: str, owned: OwnedProcs | None, shown: Region) -> MeshStatistics:
+    """Return what this process knows of the processes of a view; see `ProcMesh.statistics`."""
+    proc = current_proc()
+    members = None if owned is None else owned.members
+    if members is None:
+        seen = [SeenMember(point, proc.me, proc.pid, 0, is_alive=True) for point in shown.points()]
+    else:
+        seen = [
+            SeenMember(point, one.peer, one.pid, one.incarnation, members.is_live(rank))
+            for point, rank in zip(shown.points(), shown.ranks(), strict=True)
+            for one in [members.members[rank]]
+        ]
+    return statistics_of(proc, name, AGENT, seen)

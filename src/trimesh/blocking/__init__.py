@@ -10,10 +10,10 @@ from trimesh.blocking.cancelled import Cancelled, TimeLimit, fail_after, move_on
 from trimesh.blocking.channel import Port, Receiver, open_channel
 from trimesh.blocking.crossing import CallFuture
 from trimesh.blocking.endpoint import Endpoint, Verb
-from trimesh.blocking.event_stream import EventStream
+from trimesh.blocking.event_stream import EventStream, MembershipViews
 from trimesh.blocking.faces import face
 from trimesh.blocking.host_mesh import HostMesh, this_host, this_proc
-from trimesh.blocking.proc_mesh import ProcMesh
+from trimesh.blocking.proc_mesh import ProcMesh, current_view
 from trimesh.blocking.programs import connect, publish_as
 from trimesh.blocking.spawning import Spawning
 from trimesh.blocking.work import enter, run
@@ -25,6 +25,7 @@ __all__ = [
     "Endpoint",
     "EventStream",
     "HostMesh",
+    "MembershipViews",
     "Port",
     "ProcMesh",
     "RDMABuffer",
@@ -33,6 +34,7 @@ __all__ = [
     "TimeLimit",
     "Verb",
     "connect",
+    "current_view",
     "enter",
     "face",
     "fail_after",

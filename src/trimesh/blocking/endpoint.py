@@ -9,7 +9,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from trimesh._runtime.channels import Port
 from trimesh.actor import endpoint
-from trimesh.actor.options import Merge, Retry
+from trimesh.actor.options import Members, Merge, Retry
 from trimesh.actor.outcome import Outcome
 from trimesh.actor.results import Results
 from trimesh.blocking.body import AnyBody, FacedBody, body_of
@@ -76,6 +76,7 @@ class Endpoint(Generic[P, R]):
         abandon_after: float | None = None,
         choose: bool | None = None,
         reply_to: Port[tuple[Point, Outcome[R]]] | None = None,
+        members: Members | None = None,
     ) -> Endpoint[P, R]:
         """Return a handle on the same endpoint with options for its verbs; see `trimesh.Endpoint.options`."""
         inner = self._inner.options(
@@ -85,6 +86,7 @@ class Endpoint(Generic[P, R]):
             abandon_after=abandon_after,
             choose=choose,
             reply_to=reply_to,
+            members=members,
         )
         return Endpoint(inner, self._home)
 

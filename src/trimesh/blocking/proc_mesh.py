@@ -9,14 +9,17 @@ from typing import Any, ParamSpec, Self, TypeVar, cast
 from trimesh._supervision.policy import Policy
 from trimesh.actor import proc_mesh
 from trimesh.actor.actor import Actor
+from trimesh.actor.procs import current
 from trimesh.blocking.actor_mesh import ActorMesh
 from trimesh.blocking.body import AnyBody, FacedBody, body_of
+from trimesh.blocking.event_stream import MembershipViews
 from trimesh.blocking.handle import FacedHandle, inner_of
 from trimesh.blocking.spawning import Spawning
 from trimesh.events import OnFailure
 
 P = ParamSpec("P")
 A = TypeVar("A", bound=Actor)
+M = TypeVar("M")
 
 
 class ProcMesh(FacedHandle[proc_mesh.ProcMesh]):
@@ -66,6 +69,15 @@ class ProcMesh(FacedHandle[proc_mesh.ProcMesh]):
         """Start new processes in place of some, dead or alive; see `trimesh.ProcMesh.replace`."""
         self._wait(self._inner.replace, points)
 
+    def resize(self, **sizes: int) -> Self:
+        """Let this mesh grow or shrink along its first dimension; see `trimesh.ProcMesh.resize`."""
+        return self._seen(self._wait(self._inner.resize, **sizes))
+
+    def membership(self) -> AbstractContextManager[MembershipViews]:
+        """Read who is in this mesh: `with procs.membership() as views: for view in views: ...`."""
+        body = body_of(self._inner.membership(), f"the members of {self.name}", self._home)
+        return FacedBody(body, lambda views: MembershipViews(views, self._home))
+
     def kill(self, points: Iterable[Mapping[str, int]]) -> None:
         """End some processes at once by SIGKILL; see `trimesh.ProcMesh.kill`."""
         self._wait(self._inner.kill, points)
@@ -88,6 +100,14 @@ class ProcMesh(FacedHandle[proc_mesh.ProcMesh]):
         if self._home is None or self._home.owns is not self._inner:
             raise RuntimeError(f"{self!r} has no block of its own: close what it belongs to, or shows a part of")
         self._home.close()
+
+
+def current_view(mesh: M) -> M:
+    """Return a handle on all of a mesh as it is now; see `trimesh.current_view`."""
+    if not isinstance(mesh, FacedHandle):
+        raise TypeError(f"current_view takes a mesh of processes or of actors, got {mesh!r}")
+    handle = cast("FacedHandle[Any]", mesh)
+    return cast("M", handle._seen(handle._wait(current.current_view, handle._inner)))  # noqa: SLF001 - of its kind
 
 
 def _actors(inner: Any, home: AnyBody | None) -> Any:

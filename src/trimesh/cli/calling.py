@@ -21,15 +21,20 @@ def is_stuck(call: CallRow, snapshot: RunSnapshot) -> bool:
 
 def call_lines(calls: Sequence[CallRow], *, shows_all: bool) -> Iterator[str]:
     """Yield a line on each call, oldest first; those that differ in their member only are one."""
-    groups = dict[tuple[str, ...], list[CallRow]]()
-    for call in calls:
-        groups.setdefault((call.mesh, call.endpoint, call.state, call.caller, call.at), []).append(call)
-    rows = [group for one in groups.values() for group in ([[call] for call in one] if shows_all else [one])]
+    rows = [group for one in call_groups(calls) for group in ([[call] for call in one] if shows_all else [one])]
     for count, group in enumerate(rows):
         if count == _SHOWN and not shows_all:
             yield more(len(rows) - count, "kinds of calls")
             return
         yield f"{call_line(group[0])}{f'  and {len(group) - 1} like it' * (len(group) > 1)}  {clean(group[0].id)}"
+
+
+def call_groups(calls: Sequence[CallRow]) -> Sequence[Sequence[CallRow]]:
+    """Return calls that differ in their member only together, in the order of the first of each."""
+    groups = dict[tuple[str, ...], list[CallRow]]()
+    for call in calls:
+        groups.setdefault((call.mesh, call.endpoint, call.state, call.caller, call.at), []).append(call)
+    return list(groups.values())
 
 
 def wait_lines(snapshot: RunSnapshot) -> Iterator[str]:

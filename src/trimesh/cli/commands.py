@@ -16,15 +16,20 @@ import msgspec
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
-from trimesh.cli import hosts
+from trimesh.cli import hosts, kept_jobs
 from trimesh.cli.autopsy import autopsy
 from trimesh.cli.calling import call_lines, is_stuck, stack_lines, wait_lines
+from trimesh.cli.dashboard import dashboard
+from trimesh.cli.debug import debug
 from trimesh.cli.doctor import doctor
 from trimesh.cli.logs import logs
 from trimesh.cli.processes import process_tree
+from trimesh.cli.profile import profile
 from trimesh.cli.report import report
 from trimesh.cli.running import run_script
 from trimesh.cli.text import FINE, clean, one_line
+from trimesh.cli.top import top
+from trimesh.cli.trace import trace
 from trimesh.errors import ConnectError
 from trimesh.observe import ObservedRun, RunSnapshot, WaitGraph, find_run, prometheus_text, runs, shared_stacks
 
@@ -232,7 +237,26 @@ def stop(*, pid: Pid = None) -> int:
     return 0
 
 
-for _command in (ps, calls, stack, events, metrics, kill, cancel, stop, logs, report, autopsy, doctor):
+for _command in (
+    ps,
+    top,
+    dashboard,
+    calls,
+    stack,
+    events,
+    metrics,
+    kill,
+    cancel,
+    stop,
+    debug,
+    logs,
+    report,
+    autopsy,
+    doctor,
+    profile,
+    trace,
+):
     app.command(_command)
 app.command(run_script, name="run")
 app.command(hosts.app)
+app.command(kept_jobs.app)

@@ -6,18 +6,22 @@ import os
 import platform
 import resource
 import shutil
+import stat
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from ctypes.util import find_library
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from cyclopts import Parameter
 
-from trimesh.config import current
+from trimesh._runtime.system import read_sources
+from trimesh.config import JOBS_TABLE, Settings, reread
 from trimesh.errors import ConfigError, ConnectError
-from trimesh.observe import runs
+from trimesh.observe import ObservedRun, runs
 
 _FILES_MIN: Final = 4096
 _SHM_BYTES_MIN: Final = 256 << 20
@@ -28,7 +32,7 @@ class Finding(msgspec.Struct, frozen=True):
 
     Attributes:
         name: It.
-        verdict: "ok", "costs", or "forbids".
+        verdict: "ok", "costs", "insecure", or "forbids".
         text: What was found, and what it means.
     """
 
@@ -56,23 +60,85 @@ def findings() -> Iterator[Finding]:
     yield Finding("ptrace", "ok" if is_open else "costs", f"ptrace_scope is {scope or 'not set'}: {text}")
     ssl = find_library("ssl")
     yield Finding("libssl", "ok" if ssl else "costs", ssl or "no libssl is found: no links to other hosts")
-    try:
-        settings = current()
-        is_insecure = settings.pickle == "on"
-        text = "all settings are valid" + "; values are pickled among processes of a family" * is_insecure
-        yield Finding("settings", "ok", text)
-    except ConfigError as error:
-        yield Finding("settings", "forbids", str(error))
+    yield from _of_settings()
     try:
         for one in runs():
-            one.close()
+            with one:
+                yield from _of_run(one)
         yield Finding("private folder", "ok", "control sockets can be made and found")
     except ConnectError as error:
         yield Finding("private folder", "costs", str(error))
 
 
+def _of_settings() -> Iterator[Finding]:
+    try:
+        settings = reread()
+    except ConfigError as error:
+        yield Finding("settings", "forbids", str(error))
+        return
+    is_pickling = settings.pickle == "on"
+    text = "all settings are valid" + "; values are pickled among processes of a family" * is_pickling
+    yield Finding("settings", "ok", text)
+    for name, text in insecure(settings):
+        yield Finding(name, "insecure", text)
+    yield from _of_jobs()
+
+
+def _of_jobs() -> Iterator[Finding]:
+    """Yield a finding for each job of the file that does without TLS."""
+    jobs: dict[str, dict[str, Any]] = {}
+    with suppress(msgspec.ValidationError):  # it is told to whoever takes a job from it
+        jobs = msgspec.convert(read_sources().table.get(JOBS_TABLE, {}), dict[str, dict[str, Any]])
+    for name, job in jobs.items():
+        if job.get("insecure"):
+            text = (
+                f"sessions between its hosts are without TLS (insecure = {job['insecure']!r}): who is there reads all"
+            )
+            yield Finding(f"jobs.{name}", "insecure", text)
+
+
+def _of_run(run: ObservedRun) -> Iterator[Finding]:
+    """Yield a finding for a run whose hosts do without TLS."""
+    with suppress(ConnectError):  # it has ended, or does not answer
+        hosts = [host.name for host in run.snapshot().hosts if host.is_insecure]
+        if hosts:
+            text = f"sessions with its hosts {', '.join(hosts)} are without TLS (insecure=): who is there reads all"
+            yield Finding(f"run {run.pid}", "insecure", text)
+
+
+def insecure(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield the name of each setting by which others of the network or the machine get more, and what they get."""
+    clear = [one for one in settings.rdma if one in ("tcp", "ucx")]
+    if clear:
+        text = "to other hosts without encryption: for networks that you trust"
+        yield "rdma", f"bytes of buffers go by {' and '.join(clear)} {text}"
+    if settings.rdma_address and not ip_address(settings.rdma_address).is_loopback:
+        yield "rdma_address", f"whoever reaches {settings.rdma_address} can connect; who has a handle is served"
+    if settings.collectives:
+        text = "gloo and NCCL neither encrypt nor ask who connects: for networks that you trust"
+        yield "collectives", f"{settings.collectives}: {text}"
+    for name in ("native_lib", "libssl", "ucx"):
+        path = getattr(settings, name)
+        if path and (why := _who_may_change(Path(path))):
+            yield name, f"code of {path} runs in every process, and {why}"
+
+
+def _who_may_change(path: Path) -> str:
+    """Return in words who else than this user and root may change a file or its folder, or an empty text."""
+    for one in (path, path.parent):
+        try:
+            found = one.stat()
+        except OSError:
+            continue
+        if found.st_uid not in (0, os.geteuid()):
+            return f"{one} belongs to user {found.st_uid}"
+        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+            return f"every user may change {one}"
+    return ""
+
+
 def doctor(*, json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
-    """Look at this machine: kernel, limits, shared memory, ptrace, libssl, settings, the folder of sockets.
+    """Look at this machine: kernel, limits, shared memory, ptrace, libssl, settings, jobs of the file, runs.
 
     Args:
         json: Print one JSON document: a list of findings.
@@ -83,7 +149,7 @@ def doctor(*, json: Annotated[bool, Parameter(name="--json", negative="")] = Fal
     if json:
         sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
     else:
-        sys.stdout.writelines(f"{one.verdict:8}{one.name}: {one.text}\n" for one in found)
+        sys.stdout.writelines(f"{one.verdict:9}{one.name}: {one.text}\n" for one in found)
     sys.stdout.flush()
     return 1 if any(one.verdict == "forbids" for one in found) else 0
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Final
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import App, Parameter
 
 from trimesh.errors import TrimeshError
+
+if TYPE_CHECKING:
+    from trimesh.jobs import OwnPKI
 
 app: Final = App(name="host", help="Make this machine a host of a mesh.", result_action="return_value")
 
@@ -16,6 +21,12 @@ def join(
     *addresses: str,
     token_file: Annotated[str, Parameter(name="--token-file", allow_leading_hyphen=True)],
     line: Annotated[int | None, Parameter(name="--line")] = None,
+    wait: Annotated[float | None, Parameter(name="--wait")] = None,
+    state_file: Annotated[str | None, Parameter(name="--state-file")] = None,
+    certificate: Annotated[str | None, Parameter(name="--certificate")] = None,
+    key: Annotated[str | None, Parameter(name="--key")] = None,
+    authority: Annotated[str | None, Parameter(name="--authority")] = None,
+    peer: Annotated[tuple[str, ...], Parameter(name="--peer", negative="")] = (),
 ) -> int:
     """Join a program that expects hosts (`trimesh.jobs.open_door`), and serve it until it ends.
 
@@ -23,6 +34,12 @@ def join(
         addresses: Of the program, host:port, tried in order.
         token_file: A file of mode 0600 with a token a line; - reads one from standard input.
         line: Which line of the file, from 0 on; else that of the rank that mpirun, srun, torchrun or SkyPilot has set.
+        wait: Wait for the file, until nothing has changed in its folder for so many seconds.
+        state_file: Where to say "waiting", then "joined"; it is written every 5 s while the agent runs, for probes.
+        certificate: Where the program uses certificates of your authority (pki=): of this host, in PEM.
+        key: Its key, a file that no other user can read.
+        authority: Who certifies the peers.
+        peer: A name that peers may have in their certificates; may be said several times.
 
     Exit codes: 0 the program, or a signal, has said stop; 77 it does not let this host join, or is not there; 1 else.
     """
@@ -31,10 +48,29 @@ def join(
         return 2
     try:
         from trimesh.jobs.joining import join as join_here  # noqa: PLC0415 - the native library is loaded by it
-    except TrimeshError as error:  # a package is missing
+
+        pki = _pki_of((certificate, key, authority), peer)
+    except (TrimeshError, ValueError) as error:  # a package is missing, or an option
         sys.stderr.write(f"trimesh: {error}\n")
         return 2
-    return join_here(addresses, token_file, line)
+    return join_here(addresses, token_file, line, wait=wait, state_file=state_file, pki=pki)
+
+
+def _pki_of(files: Sequence[str | None], peers: tuple[str, ...]) -> OwnPKI | None:
+    """Return certificates of the user's, if they are said.
+
+    Raises:
+        ValueError: A part of them is missing.
+    """
+    from trimesh.jobs import OwnPKI  # noqa: PLC0415 - as above
+
+    if not any(files) and not peers:
+        return None
+    certificate, key, authority = files
+    if certificate is None or key is None or authority is None or not peers:
+        raise ValueError("certificates of your own need all of --certificate, --key, --authority and --peer")
+    certificate, key, authority = (str(Path(one).expanduser().absolute()) for one in (certificate, key, authority))
+    return OwnPKI(certificate, key, authority, peers)
 
 
 app.command(join)

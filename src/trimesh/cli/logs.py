@@ -62,6 +62,16 @@ def is_at(name: str, at: str) -> bool:
 
 def log_lines(rows: Sequence[OutputRow], *, shows_all: bool) -> Iterator[str]:
     """Yield rows as text; equal lines of several processes within a second are one, where the first of them is."""
+    for row, members in log_groups(rows, shows_all=shows_all):
+        at = datetime.fromtimestamp(row.at).astimezone().strftime("%H:%M:%S.%f")[:-3]
+        text = f"({row.dropped} lines lost: they came faster than they could be shown)" if row.dropped else row.text
+        others = f"  x{len(members)}: and {', '.join(members[1:4])}" if len(members) > 1 else ""
+        rest = f" and {len(members) - 4} more" * (len(members) > 4)
+        yield f"{at}  {clean(members[0])}{' !' * (row.stream == 2)} | {clean(text)}{clean(others)}{rest}"
+
+
+def log_groups(rows: Sequence[OutputRow], *, shows_all: bool = False) -> Sequence[tuple[OutputRow, Sequence[str]]]:
+    """Return rows with the names of all that have written the same within a second; `shows_all` leaves them alone."""
     names = dict[tuple[int, str], list[str]]()
     groups = list[tuple[OutputRow, list[str]]]()
     opened = dict[tuple[int, str], float]()
@@ -75,9 +85,4 @@ def log_lines(rows: Sequence[OutputRow], *, shows_all: bool) -> Iterator[str]:
             groups.append((row, names[key]))
         else:
             names[key].append(row.name)
-    for row, members in groups:
-        at = datetime.fromtimestamp(row.at).astimezone().strftime("%H:%M:%S.%f")[:-3]
-        text = f"({row.dropped} lines lost: they came faster than they could be shown)" if row.dropped else row.text
-        others = f"  x{len(members)}: and {', '.join(members[1:4])}" if len(members) > 1 else ""
-        rest = f" and {len(members) - 4} more" * (len(members) > 4)
-        yield f"{at}  {clean(members[0])}{' !' * (row.stream == 2)} | {clean(text)}{clean(others)}{rest}"
+    return groups

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 
 from rich.text import Text
 from rich.tree import Tree
 
-from trimesh.cli.text import FINE, clean, common, more, one_line, size, state_of
+from trimesh.cli.text import FINE, clean, common, more, one_line, program_lines, size, state_of
 from trimesh.observe import ActorRow, ProcRow
 from trimesh.observe.merging import RunSnapshot
 
@@ -52,7 +51,7 @@ def _add(
 ) -> None:
     branch = tree.add(Text(_proc_line(proc), style="" if proc.state in FINE else "red"))
     if proc.state not in FINE and proc.stack:
-        for line in _shortest(proc.stack):
+        for line in program_lines(proc.stack):
             branch.add(Text(line, style="yellow"))
     for actor in actors.get(proc.id, ()):
         branch.add(Text(_actor_line(actor)))
@@ -83,9 +82,3 @@ def _actor_line(actor: ActorRow) -> str:
     parts = [f"{clean(actor.name)} ({clean(actor.cls)})", actor.state]
     parts += [f"{actor.running} running"] * bool(actor.running) + [f"{actor.queued} queued"] * bool(actor.queued)
     return "  ".join(parts)
-
-
-def _shortest(stack: str, lines: int = 3) -> Sequence[str]:
-    """Return the innermost lines of a stack, those of a program before those of this library and of Trio."""
-    found = [one_line(line.strip()) for line in stack.splitlines() if line.strip().startswith("File ")]
-    return [line for line in found if "/trimesh/_" not in line and "/trio/" not in line][:lines] or found[:lines]

@@ -76,3 +76,9 @@ def common(rows: Sequence[str]) -> str:
     for row in rows:
         counts[row] = counts.get(row, 0) + 1
     return ", ".join(word if count == len(rows) else f"{count} {word}" for word, count in counts.items())
+
+
+def program_lines(stack: str, lines: int = 3) -> Sequence[str]:
+    """Return the innermost lines of a stack, those of a program before those of this library and of Trio."""
+    found = [one_line(line.strip()) for line in stack.splitlines() if line.strip().startswith("File ")]
+    return [line for line in found if "/trimesh/_" not in line and "/trio/" not in line][:lines] or found[:lines]

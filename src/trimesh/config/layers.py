@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -11,7 +10,7 @@ import msgspec
 from trimesh.config.settings import BY_NAME, PREFIX, SETTINGS, Setting, Settings
 from trimesh.errors import ConfigError
 
-_NO_SETTINGS: Final = ("TRIMESH_CONFIG", "TRIMESH_PROC", "TRIMESH_TRACKER", "TRIMESH_ZIG_TARGET")
+_NO_SETTINGS: Final = ("TRIMESH_CONFIG", "TRIMESH_PROC", "TRIMESH_SYNCED", "TRIMESH_TRACKER", "TRIMESH_ZIG_TARGET")
 _NO_SETTINGS_PREFIXES: Final = ("TRIMESH_TEST_", "TRIMESH_SERVICE_", "TRIMESH_PORT")
 """The last two are set by Kubernetes in every container beside a service that is called trimesh."""
 
@@ -101,6 +100,8 @@ def _checked(setting: Setting, value: Any, came: object, where: str) -> Any:
 
 
 def _guess(name: str, known: list[str]) -> str:
+    import difflib  # noqa: PLC0415 - only wrong names need it
+
     near = difflib.get_close_matches(name, known, 1)
     return f" (is it {near[0]}?)" * bool(near) + f": there are {', '.join(known)}"
 

@@ -29,9 +29,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ucx: str = ""
     host_id: str = ""
     collectives: str = ""
+    direct: str = ""
+    direct_advertise: tuple[str, ...] = ()
     observe: str = "on"
     record: str = "on"
     progress: str = "auto"
+    debug: str = "on"
+    debug_wait: float = limits.DEBUG_WAIT_SECONDS
     job: str = ""
     libssl: str = ""
     native_lib: str = ""
@@ -169,6 +173,22 @@ SETTINGS: Final = (
         "none: ranks of several machines make no process groups; those of one use 127.0.0.1",
     ),
     Setting(
+        "direct",
+        Text('an address, a network or an interface of each host, or "off"'),
+        "",
+        "Where the agent of a host listens for those of other hosts: `eth0`, `10.0.0.0/8`. For agents, as they start.",
+        "`off`, or an address that others do not reach: messages between hosts go through the host of the program.",
+        "the address from which it reaches the program, unless that is a loopback address",
+    ),
+    Setting(
+        "direct_advertise",
+        Names(),
+        "",
+        "What other agents dial in place of that address, `host` or `host:port`, tried in order. For agents.",
+        "Where none answers within a second, messages between the two go through the host of the program.",
+        "that address",
+    ),
+    Setting(
         "observe",
         Choice(("on", "off")),
         "",
@@ -180,7 +200,7 @@ SETTINGS: Final = (
         Choice(("on", "off")),
         "",
         "Whether each process keeps what happens in a file, which `trimesh autopsy` reads when the run has died.",
-        "`off`: nothing is left of a run that was killed. A record takes 0.3 us a call and 1 MB of disk a process.",
+        "`off`: nothing is left of a run that was killed. A record takes 0.5 us a call and 1 MB of disk a process.",
     ),
     Setting(
         "progress",
@@ -188,6 +208,20 @@ SETTINGS: Final = (
         "",
         "Whether what takes more than two seconds shows how far it is: starts of processes and jobs, `map`.",
         "`auto` shows it where stderr is a terminal, and in notebooks; `on` writes a line to a log every ten seconds.",
+    ),
+    Setting(
+        "debug",
+        Choice(("on", "post-mortem", "off")),
+        "",
+        "What waits for `trimesh debug`: `breakpoint()` in a worker; with `post-mortem` also errors of endpoints.",
+        "Calls that wait for what is held wait too. `off`: `breakpoint()` in a worker raises an error.",
+    ),
+    Setting(
+        "debug_wait",
+        Seconds(),
+        "seconds",
+        "For how long a worker that is held waits for `trimesh debug`; then it goes on.",
+        "Longer leaves more time to come; shorter costs a run less that is not watched.",
     ),
     Setting(
         "job",

@@ -1,26 +1,43 @@
 """Hosts of a mesh: jobs that start agents on them, and who may be one (`identity`). `import trimesh` leaves it out."""
 
+from trimesh.jobs.code import synced
 from trimesh.jobs.host_door import OpenDoor, open_door
 from trimesh.jobs.job import Job
-from trimesh.jobs.job_file import default, named_job
-from trimesh.jobs.launcher import AgentExit, AgentOrder, Launcher, StartedAgent
+from trimesh.jobs.job_file import KEPT, default, named_job
+from trimesh.jobs.kept import AttachedJob, KeptJob, attach, extend, keep, kept, stop
+from trimesh.jobs.kubernetes import KubernetesJob
+from trimesh.jobs.launcher import AgentExit, AgentOrder, GrowingLauncher, Launcher, QueuedLauncher, StartedAgent
 from trimesh.jobs.local import LocalJob
+from trimesh.jobs.pki import OwnPKI
 from trimesh.jobs.slurm import SlurmJob
 from trimesh.jobs.ssh import SSHJob
 from trimesh.shape.output_line import OutputLine
 
 __all__ = [
+    "KEPT",
     "AgentExit",
     "AgentOrder",
+    "AttachedJob",
+    "GrowingLauncher",
     "Job",
+    "KeptJob",
+    "KubernetesJob",
     "Launcher",
     "LocalJob",
     "OpenDoor",
     "OutputLine",
+    "OwnPKI",
+    "QueuedLauncher",
     "SSHJob",
     "SlurmJob",
     "StartedAgent",
+    "attach",
     "default",
+    "extend",
+    "keep",
+    "kept",
     "named_job",
     "open_door",
+    "stop",
+    "synced",
 ]

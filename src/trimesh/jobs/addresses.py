@@ -98,6 +98,35 @@ def is_loopback(number: str) -> bool:
     return ipaddress.ip_address(number).is_loopback
 
 
+def with_port(host: str, port: int) -> str:
+    """Return `host:port`; a port that is there stays."""
+    if host.startswith("[") or host.count(":") == 1:
+        return host if not host.endswith("]") else f"{host}:{port}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def address_in(wanted: str) -> str:
+    """Return the number of an address of this machine, as a setting names it; "" where there is none.
+
+    Args:
+        wanted: The number itself, a network of version 4 ("10.0.0.0/8"), or the name of an interface.
+    """
+    try:
+        network = ipaddress.ip_network(wanted, strict=False)
+    except ValueError:
+        network = None
+    if network is not None and network.num_addresses == 1:
+        return str(network.network_address)
+    for _, name in socket.if_nameindex():
+        try:
+            number = _of_interface(name)
+        except SpawnError:
+            continue
+        if name == wanted or (network is not None and ipaddress.ip_address(number) in network):
+            return number
+    return ""
+
+
 async def _numbers(host: str, port: int) -> list[str]:
     found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     return [str(address[4][0]) for address in found]

@@ -9,33 +9,76 @@ it. A connection that breaks is dialled again.
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import signal
 import sys
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
-from typing import Final, NoReturn
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Final, NoReturn, TypeVar
 
+import msgspec
 import trio
 
 from trimesh import limits
 from trimesh._native import status
 from trimesh._native.tls import TLSContext, TLSError, TLSSession
-from trimesh._runtime.hosts import HostAgent, HostSessions, SessionPipe, open_agent
-from trimesh._transport.relay.base import SessionInterrupted
+from trimesh._runtime.hosts import HostAgent, HostSessions, Neighbours, SessionPipe, SpawnerProcess, open_agent
+from trimesh._transport.relay.base import SessionDown, SessionInterrupted
 from trimesh._transport.relay.native import open_relay
+from trimesh.config import current
 from trimesh.errors import HostRefused, LinkLost, TrimeshError, leaves
 from trimesh.ids import ID_MAX, ProcId
+from trimesh.jobs.direct import DirectPlace, DirectWays, direct_place
 from trimesh.jobs.door import LENGTH
-from trimesh.jobs.handshake import SecureSocket, own_hello, own_versions
-from trimesh.jobs.identity import Credentials, JoinToken, KeyRequest, proof_of
+from trimesh.jobs.handshake import SecureSocket, context_of, own_hello, own_versions
+from trimesh.jobs.identity import PLAIN, Credentials, JoinToken, KeyRequest, proof_of
 from trimesh.jobs.launcher import AgentOrder
+from trimesh.jobs.pki import plain_warning
+
+T = TypeVar("T")
 
 _ORDER_BYTES_MAX: Final = 1 << 16
-_REDIAL_SECONDS: Final = 0.05
 _EXIT_REFUSED: Final = 77
 """Exit code of an agent that may not join (EX_NOPERM)."""
+
+
+_MADE_WAY: Final = frozenset({status.ERR_TLS_CUT, status.ERR_TLS_LATE})
+"""Ends of a connection that was not refused: many hosts came at once, or this one was slow."""
+
+
+class _NotAdmitted(LinkLost):
+    """A connection has ended before anything was decided."""
+
+
+class AgentState:
+    """A file that says what an agent does, for probes that look at it: one word, and by its time that the agent runs.
+
+    Args:
+        path: Of it; its folder is there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def tell(self, word: str) -> None:
+        """Say it, now. A file that cannot be written ends no agent: its probe says that nothing is there."""
+        with suppress(OSError):
+            self._path.write_text(f"{word}\n", encoding="ascii")
+
+
+class PreparedAgent(msgspec.Struct, frozen=True, eq=False):
+    """What an agent has, before it is told for whom: its incarnation, and a spawner that has imported its modules.
+
+    Attributes:
+        own: The incarnation.
+        spawner: Told nothing yet.
+    """
+
+    own: ProcId
+    spawner: SpawnerProcess
 
 
 class HostProgram:
@@ -45,14 +88,27 @@ class HostProgram:
         order: What it was told.
         has_lifeline: Whether it ends with its standard input. One that was started by a person or a scheduler has none
             that says anything: it ends by SIGTERM, by Ctrl-C, or when its lease does.
+        state: Where it says that it has joined; None says it nowhere.
+        prepared: What was started before the order came.
     """
 
-    def __init__(self, order: AgentOrder, *, has_lifeline: bool = True) -> None:
+    def __init__(
+        self,
+        order: AgentOrder,
+        *,
+        has_lifeline: bool = True,
+        state: AgentState | None = None,
+        prepared: PreparedAgent | None = None,
+    ) -> None:
         self._order = order
         self._has_lifeline = has_lifeline
+        self._state = state
         self._token = JoinToken.parse(order.token)
-        self._own = ProcId(secrets.randbelow(ID_MAX) + 1)
+        self._spawner = None if prepared is None else prepared.spawner
+        self._own = ProcId(secrets.randbelow(ID_MAX) + 1) if prepared is None else prepared.own
+        self._own_pki: Credentials | None = None
         self._controller = ProcId(0)
+        self._route = ""
         self._interrupted = trio.Event()
         self._down = trio.Event()
 
@@ -62,43 +118,79 @@ class HostProgram:
         Raises:
             TrimeshError: It could not join.
         """
-        credentials = await self._join()
-        context = TLSContext(chain=credentials.chain, key=credentials.key, authority=credentials.authority)
+        credentials = await self._unless_told(self._join)
+        if credentials is None:
+            return self._told
+        context = context_of(credentials)
         try:
-            return await self._serve(context)
+            return await self._serve(context, credentials)
         finally:
             context.close()
 
     # ---- joining ---------------------------------------------------------------------------------------------
 
     async def _join(self) -> Credentials:
-        context = TLSContext(pin=self._token.pin)
+        if self._token.is_plain:
+            self._own_pki = PLAIN
+            sys.stderr.write(f"trimesh agent: {plain_warning('the program at ' + ', '.join(self._order.addresses))}\n")
+        elif self._order.pki is not None:
+            self._own_pki = await trio.to_thread.run_sync(self._order.pki.read)
+        context = TLSContext(pin=self._token.pin) if self._own_pki is None else context_of(self._own_pki)
         try:
-            async with self._dialled(context, is_join=True) as secure:
-                request = KeyRequest()
-                await secure.send(LENGTH.pack(len(request.text)) + request.text)
-                size = LENGTH.unpack(await secure.receive_exactly(LENGTH.size))[0]
-                if size > limits.PKI_FILE_BYTES_MAX:
-                    raise LinkLost(f"a certificate of {size} bytes came")
-                chain = await secure.receive_exactly(size)
-                assert secure.tls.peer is not None
-                self._controller = ProcId(secure.tls.peer.incarnation)
-                return request.credentials(chain, self._token.pin)
+            return await self._until_decided(lambda: self._join_once(context))
         finally:
             context.close()
 
+    async def _until_decided(self, once: Callable[[], Awaitable[T]]) -> T:
+        """Dial the door until it has decided: where many come at once, it lets the slowest make way (JD-1)."""
+        with trio.move_on_after(limits.HOST_JOIN_SECONDS):
+            while True:
+                try:
+                    return await once()
+                except _NotAdmitted:
+                    await trio.sleep(limits.DOOR_PATIENCE_SECONDS)
+        seconds = f"limits.HOST_JOIN_SECONDS ({limits.HOST_JOIN_SECONDS:g} s)"
+        raise LinkLost(f"the program at {', '.join(self._order.addresses)} has not let this host join within {seconds}")
+
+    async def _join_once(self, context: TLSContext) -> Credentials:
+        async with self._dialled(context, is_join=True) as secure:
+            return await self._get_credentials(secure)
+
+    async def _get_credentials(self, secure: SecureSocket) -> Credentials:
+        if self._own_pki is not None:
+            await secure.receive_exactly(LENGTH.size)  # that it has joined
+            assert secure.tls.peer is not None
+            self._controller = ProcId(secure.tls.peer.incarnation)
+            return self._own_pki
+        request = KeyRequest()
+        await secure.send(LENGTH.pack(len(request.text)) + request.text)
+        size = LENGTH.unpack(await secure.receive_exactly(LENGTH.size))[0]
+        if size > limits.PKI_FILE_BYTES_MAX:
+            raise LinkLost(f"a certificate of {size} bytes came")
+        chain = await secure.receive_exactly(size)
+        assert secure.tls.peer is not None
+        self._controller = ProcId(secure.tls.peer.incarnation)
+        return request.credentials(chain, self._token.pin)
+
     @asynccontextmanager
-    async def _dialled(self, context: TLSContext, *, is_join: bool = False) -> AsyncGenerator[SecureSocket, None]:
-        """Dial the first address that answers, and shake hands."""
-        stream = await _dial(self._order.addresses)
-        hello = own_hello(self._own, self._token.mesh, is_join=is_join)
-        secure = SecureSocket(stream.socket, context.open(hello, is_server=False, expected=self._controller))
+    async def _dialled(
+        self, context: TLSContext, *, is_join: bool = False, connect_seconds: float = math.inf
+    ) -> AsyncGenerator[SecureSocket, None]:
+        """Dial the first address that answers, each for so long, and shake hands."""
+        stream = await _dial(self._order.addresses, connect_seconds)
+        self._route = stream.socket.getsockname()[0]
+        is_foreign = self._own_pki is not None  # which proves the token each time: TK-4
+        hello = own_hello(self._own, self._token.mesh, is_join=is_join or is_foreign)
+        session = context.open(hello, is_server=False, expected=self._controller, has_names=not is_foreign)
+        secure = SecureSocket(stream.socket, session)
         try:
             try:
-                await secure.shake_hands(prove=self._prove)
+                await secure.shake_hands(prove=self._prove, seconds=limits.HOST_JOIN_SECONDS)
             except LinkLost as error:
                 failure = secure.tls.failure
-                if failure is None or failure.status != status.ERR_TLS_REFUSED:
+                if failure is None or failure.status in _MADE_WAY:
+                    raise _NotAdmitted(str(error)) from error
+                if failure.status != status.ERR_TLS_REFUSED:
                     raise
                 trimesh, python, _ = own_versions()
                 raise HostRefused(
@@ -110,29 +202,47 @@ class HostProgram:
             secure.close()
 
     def _prove(self, tls: TLSSession) -> None:
-        token = self._token
+        token, own = self._token, self._own_pki
+        if own is not None and not own.accepts(tls.peer_name):
+            raise HostRefused(
+                f"the program at {', '.join(self._order.addresses)} must be one of the peers of this host, "
+                f"{', '.join(own.peers)}, and its certificate names {tls.peer_name!r}"
+            )
         tls.prove(token.number, proof_of(token.secret, tls.exporter, token.mesh, self._own))
 
     # ---- serving ---------------------------------------------------------------------------------------------
 
-    async def _serve(self, context: TLSContext) -> str:
+    async def _serve(self, context: TLSContext, credentials: Credentials) -> str:
         sessions = HostSessions()
-        sessions.on_interrupted = self._lost_connection
-        sessions.on_down = lambda _: self._down.set()
         async with open_relay(sessions.take) as relay:
-            pipe = sessions.begin(
-                relay,
-                self._controller,
-                is_dialler=True,
-                lease_seconds=limits.AGENT_LEASE_SECONDS,
-                session_id=secrets.randbelow(ID_MAX) + 1,
-            )
-            async with self._dialled(context) as secure:
-                pipe.session.attach(secure.hand_over())
+
+            async def begin() -> SessionPipe:
+                async with self._dialled(context) as secure:
+                    pipe = sessions.begin(
+                        relay,
+                        self._controller,
+                        is_dialler=True,
+                        lease_seconds=limits.AGENT_LEASE_SECONDS,  # which begins now, however long the door took
+                        session_id=secrets.randbelow(ID_MAX) + 1,
+                    )
+                    pipe.session.attach(secure.hand_over())
+                return pipe
+
+            pipe = await self._unless_told(lambda: self._until_decided(begin))
+            if pipe is None:
+                return self._told
             async with trio.open_nursery() as nursery:
+                ways = DirectWays(context, credentials, self._own, self._token.mesh, self._direct_place(), nursery)
+                neighbours = Neighbours(sessions, relay, self._own, ways)
+                self._listen_to(sessions, pipe, neighbours)
                 nursery.start_soon(self._dial_again, context, pipe)
                 async with open_agent(
-                    pipe, controller=self._controller, own=self._own, host_id=self._order.host_id
+                    pipe,
+                    controller=self._controller,
+                    own=self._own,
+                    host_id=self._order.host_id,
+                    spawner=self._spawner,
+                    neighbours=neighbours,
                 ) as agent:
                     reason = await self._serve_until_told(agent)
                     pipe.session.close()  # before what runs here ends: the controller hears of one end, not of each
@@ -141,13 +251,63 @@ class HostProgram:
                 await self._down.wait()
             return reason
 
+    def _listen_to(self, sessions: HostSessions, pipe: SessionPipe, neighbours: Neighbours) -> None:
+        def interrupted(event: SessionInterrupted) -> None:
+            if event.session is pipe.session:
+                self._interrupted.set()
+            else:
+                neighbours.interrupted(event.session)
+
+        def down(event: SessionDown) -> None:
+            if event.session is pipe.session:
+                self._down.set()
+
+        sessions.on_interrupted, sessions.on_down = interrupted, down
+        if not pipe.session.is_connected:
+            self._interrupted.set()
+
+    def _direct_place(self) -> DirectPlace:
+        settings = current()
+        return direct_place(
+            settings.direct,
+            settings.direct_advertise,
+            self._route,
+            is_one_machine=self._order.is_one_machine,
+        )
+
     async def _serve_until_told(self, agent: HostAgent) -> str:
-        reason = "its standard input was closed" if self._has_lifeline else "it was told to by a signal"
+        reason = await self._unless_told(agent.serve, self._tell_state)
+        return self._told if reason is None else reason
+
+    # ---- what it is told -------------------------------------------------------------------------------------
+
+    @property
+    def _told(self) -> str:
+        return "its standard input was closed" if self._has_lifeline else "it was told to by a signal"
+
+    async def _unless_told(
+        self, work: Callable[[], Awaitable[T]], beside: Callable[[], Awaitable[None]] | None = None
+    ) -> T | None:
+        """Return what `work` does, or None when this agent is told to end first; it and `beside` are cancelled then."""
+        result: T | None = None
+        failure: Exception | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_input if self._has_lifeline else self._watch_signals, nursery.cancel_scope)
-            reason = await agent.serve()
+            if beside is not None:
+                nursery.start_soon(beside)
+            try:
+                result = await work()
+            except Exception as error:  # noqa: BLE001 - raised as it is, below: a nursery would wrap it
+                failure = error
             nursery.cancel_scope.cancel()
-        return reason
+        if failure is not None:
+            raise failure
+        return result
+
+    async def _tell_state(self) -> None:
+        while self._state is not None:
+            self._state.tell("joined")
+            await trio.sleep(limits.AGENT_STATE_SECONDS)
 
     async def _watch_signals(self, scope: trio.CancelScope) -> None:
         """End when a signal says so."""
@@ -162,9 +322,6 @@ class HostProgram:
                 pass
         scope.cancel()
 
-    def _lost_connection(self, _: SessionInterrupted) -> None:
-        self._interrupted.set()
-
     async def _dial_again(self, context: TLSContext, pipe: SessionPipe) -> None:
         """Dial whenever the connection was lost; the lease of the session bounds for how long that makes sense."""
         while True:
@@ -172,18 +329,21 @@ class HostProgram:
             self._interrupted = trio.Event()
             while not pipe.session.is_connected:
                 try:
-                    async with self._dialled(context) as secure:
-                        pipe.session.attach(secure.hand_over())
+                    with trio.move_on_after(limits.HOST_UNHEARD_SECONDS):
+                        async with self._dialled(context, connect_seconds=limits.HOST_DIAL_SECONDS) as secure:
+                            pipe.session.attach(secure.hand_over())
                 except (HostRefused, LinkLost, OSError):
-                    await trio.sleep(_REDIAL_SECONDS)
+                    await trio.sleep(limits.HOST_REDIAL_SECONDS)
 
 
-async def _dial(addresses: tuple[str, ...]) -> trio.SocketStream:
+async def _dial(addresses: tuple[str, ...], connect_seconds: float) -> trio.SocketStream:
     problems = list[str]()
     for address in addresses:
         host, _, port = address.rpartition(":")
         try:
-            return await trio.open_tcp_stream(host.strip("[]"), int(port))
+            with trio.move_on_after(connect_seconds):
+                return await trio.open_tcp_stream(host.strip("[]"), int(port))
+            problems.append(f"{address}: no answer within {connect_seconds:g} s")
         except OSError as error:
             problems.append(f"{address}: {error}")
     raise LinkLost(f"the controller cannot be reached: {'; '.join(problems)}")
@@ -194,7 +354,20 @@ def main() -> NoReturn:
     be_agent(lambda: AgentOrder.parse(_read_line()))
 
 
-def be_agent(read_order: Callable[[], AgentOrder], *, has_lifeline: bool = True) -> NoReturn:
+def main_prepared() -> NoReturn:
+    """Be the agent that standard input orders, once it does; what takes time is done before."""
+    own = ProcId(secrets.randbelow(ID_MAX) + 1)
+    prepared = PreparedAgent(own, SpawnerProcess.start(own))
+    be_agent(lambda: AgentOrder.parse(_read_line()), prepared=prepared)
+
+
+def be_agent(
+    read_order: Callable[[], AgentOrder],
+    *,
+    has_lifeline: bool = True,
+    state: AgentState | None = None,
+    prepared: PreparedAgent | None = None,
+) -> NoReturn:
     """Be an agent until it ends, see `HostProgram`; what went wrong is written in one line.
 
     Ends by `os._exit`: its threads and the interpreter have nothing to do any more.
@@ -202,12 +375,15 @@ def be_agent(read_order: Callable[[], AgentOrder], *, has_lifeline: bool = True)
     Args:
         read_order: Returns what it is told; may raise `ValueError`, `TrimeshError` or `OSError`.
         has_lifeline: See `HostProgram`.
+        state: See `HostProgram`.
+        prepared: See `HostProgram`.
     """
     code, text = 0, ""
     try:
         order = read_order()
         os.environ.update(order.env)
-        text = f"trimesh agent: {trio.run(HostProgram(order, has_lifeline=has_lifeline).run)}\n"
+        program = HostProgram(order, has_lifeline=has_lifeline, state=state, prepared=prepared)
+        text = f"trimesh agent: {trio.run(program.run)}\n"
     except (TrimeshError, ValueError, OSError) as error:
         code = _EXIT_REFUSED if isinstance(error, (HostRefused, LinkLost, TLSError)) else 1
         text = f"trimesh agent: {error}\n"

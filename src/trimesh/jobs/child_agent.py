@@ -138,15 +138,23 @@ def _is_never_last(_: str) -> bool:
     return False
 
 
-async def start_child(command: Sequence[str], host: str, env: Mapping[str, str] | None = None) -> trio.Process:
-    """Start what carries the agent of a host, in a session of its own, with pipes for standard input and error.
+async def start_child(
+    command: Sequence[str], host: str, env: Mapping[str, str] | None = None, *, is_apart: bool = True
+) -> trio.Process:
+    """Start what carries the agent of a host, with pipes for standard input and error.
+
+    Args:
+        command: Program and arguments.
+        host: Name of it, for the error.
+        env: Its environment; None for that of this process.
+        is_apart: Whether it has a session, and a process group, of its own.
 
     Raises:
         SpawnError: It cannot be started.
     """
     try:
         return await trio.lowlevel.open_process(
-            list(command), stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, env=env
+            list(command), stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=is_apart, env=env
         )
     except OSError as error:
         raise SpawnError(f"cannot start the agent of {host}: {error}") from error

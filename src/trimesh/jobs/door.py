@@ -1,13 +1,20 @@
 """Where hosts join a mesh: a port that is open while its block is, and who is let in.
 
 A host that has a token joins: it gets a certificate, and that is all. A host that has a certificate is a member: its
-connection becomes that of its session, the first one or another one after a break.
+connection becomes that of its session, the first one or another one after a break. Where certificates are of an
+authority of the user's, it brings one to both, and its token, too (`ForeignAuthority`).
+
+JD-1 At most `limits.TLS_HALF_OPEN_MAX` connections have shown nothing yet. Others wait for one of them to be through,
+     or for the oldest to have taken `limits.DOOR_PATIENCE_SECONDS`: it makes way then. Who is admitted is not touched.
+JD-2 Who breaks the rules is counted, and logged once for each rule and door, however often it comes.
 """
 
 from __future__ import annotations
 
+import logging
 import struct
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final, Protocol
@@ -16,15 +23,21 @@ import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._native.tls import TLSContext, TLSHello, TLSVerdict
+from trimesh._native import status
+from trimesh._native.tls import TLSContext, TLSError, TLSHello, TLSVerdict
 from trimesh._transport.relay.base import HostConnection
 from trimesh.errors import HostRefused, LimitExceeded, LinkLost, SpawnError
 from trimesh.ids import ProcId
-from trimesh.jobs.handshake import SecureSocket, own_hello, own_versions
-from trimesh.jobs.identity import Authority, IdentityError, JoinToken, TokenLedger
+from trimesh.jobs.addresses import with_port
+from trimesh.jobs.handshake import SecureSocket, context_of, own_hello, own_versions
+from trimesh.jobs.identity import Authority, ForeignAuthority, IdentityError, JoinToken, TokenLedger
 
 LENGTH: Final = struct.Struct("<I")
 _BACKLOG: Final = 128
+_log: Final = logging.getLogger("trimesh")
+
+_NO_OFFENCE: Final = frozenset({status.ERR_TLS_CUT, status.ERR_TLS_LATE, status.ERR_CANCELLED})
+"""Failures of connections that break, which those of hosts do, too."""
 
 
 class DoorPlace(msgspec.Struct, frozen=True):
@@ -59,26 +72,33 @@ class Door:
         address: `host:port`, where it listens.
         addresses: What hosts dial, in order.
         on_stranger: Called with words for each host whose token is worth nothing here. Must not raise.
+        offences: How many connections broke which rule, by the status of the failure (JD-2).
     """
 
     def __init__(
         self,
         own: ProcId,
-        authority: Authority,
+        authority: Authority | ForeignAuthority,
         context: TLSContext,
         listener: trio.SocketListener,
         advertised: tuple[str, ...] = (),
     ) -> None:
         host, port = listener.socket.getsockname()[:2]
-        self.address = _with_port(host, port)
-        self.addresses = tuple(_with_port(one, port) for one in advertised) or (self.address,)
+        self.address = with_port(host, port)
+        self.addresses = tuple(with_port(one, port) for one in advertised) or (self.address,)
         self.on_stranger: Callable[[str], None] = lambda _: None
+        self.offences = Counter[int]()
         self._own = own
         self._authority = authority
         self._context = context
-        self._ledger = TokenLedger(authority.pin)
+        foreign = authority.own if isinstance(authority, ForeignAuthority) else None
+        is_plain = foreign is not None and foreign.is_plain
+        self._ledger = TokenLedger(authority.pin, keeps_spent=foreign is not None, is_plain=is_plain)
         self._expected: dict[bytes, DoorGuest] = {}
         self._members: dict[ProcId, DoorGuest] = {}
+        self._half_open = dict[_Entry, None]()
+        self._queued = 0
+        self._turn = trio.StrictFIFOLock()
 
     def expect(self, guest: DoorGuest) -> JoinToken:
         """Return a token for a host that is about to join."""
@@ -89,19 +109,30 @@ class Door:
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """Serve one connection, until the relay has it or it is closed; raises nothing."""
+        if self._queued >= limits.DOOR_QUEUE_MAX:
+            return
+        await self._wait_turn()
+        entry = _Entry(trio.current_time())
+        self._half_open[entry] = None
         try:
-            session = self._context.open(own_hello(self._own, self._authority.mesh), is_server=True)
+            session = self._context.open(
+                own_hello(self._own, self._authority.mesh),
+                is_server=True,
+                has_names=isinstance(self._authority, Authority),
+            )
         except LimitExceeded:
-            await stream.aclose()
+            self._is_through(entry)
             return
         secure = SecureSocket(stream.socket, session)
-        entry = _Entry()
         try:
-            await secure.shake_hands(decide=lambda hello: self._decide(hello, secure, entry))
+            with entry.scope:
+                await secure.shake_hands(decide=lambda hello: self._decide(hello, secure, entry))
+            self._is_through(entry)
             hello = secure.tls.peer
-            assert hello is not None
+            if entry.scope.cancelled_caught or hello is None:
+                return
             if entry.joining is not None:
-                with trio.move_on_after(limits.TLS_HALF_OPEN_MS / 1000):
+                with trio.move_on_after(limits.HOST_JOIN_SECONDS):  # it had a token: on a busy host it may be slow
                     await self._certify(secure, hello, entry.joining)
             elif (guest := self._members.get(ProcId(hello.incarnation))) is not None:
                 connection = secure.hand_over()
@@ -113,12 +144,42 @@ class Door:
                 entry.joining.refused(HostRefused(entry.refusal))
             elif entry.joining is not None:
                 entry.joining.refused(HostRefused(str(error)))
+            elif (failure := secure.tls.failure) is not None and failure.status not in _NO_OFFENCE:
+                self._count_offence(failure)
         finally:
             secure.close()
+            self._is_through(entry)
+
+    async def _wait_turn(self) -> None:
+        """Wait until there may be one more that has shown nothing (JD-1)."""
+        self._queued += 1
+        try:
+            async with self._turn:  # the first in the queue alone: a thousand who woke each time would stop the program
+                while len(self._half_open) >= limits.TLS_HALF_OPEN_MAX:
+                    oldest = next(iter(self._half_open))
+                    with trio.move_on_at(oldest.came_at + limits.DOOR_PATIENCE_SECONDS):
+                        await oldest.through.wait()
+                    if not oldest.through.is_set():
+                        oldest.scope.cancel(reason="others wait")
+                        await oldest.through.wait()
+        finally:
+            self._queued -= 1
+
+    def _is_through(self, entry: _Entry) -> None:
+        self._half_open.pop(entry, None)
+        entry.through.set()
 
     def _decide(self, hello: TLSHello, secure: SecureSocket, entry: _Entry) -> TLSVerdict:
+        if entry.scope.cancel_called:
+            return TLSVerdict.FULL  # it makes way already: its token is kept for when it comes again
+        self._is_through(entry)
         incarnation = ProcId(hello.incarnation)
-        if not hello.is_join:
+        if isinstance(self._authority, ForeignAuthority):
+            if self._authority.has_joined(incarnation):
+                return self._decide_again(hello, secure)
+            if not hello.is_join:
+                return TLSVerdict.TOKEN
+        elif not hello.is_join:
             return TLSVerdict.ADMITTED if incarnation in self._members else TLSVerdict.INCARNATION
         is_known = self._ledger.redeem(
             hello.token,
@@ -132,11 +193,45 @@ class Door:
             self.on_stranger(self._ledger.why_refused(hello.token))
             return TLSVerdict.TOKEN
         entry.joining = guest
+        entry.refusal = self._why_not_named(secure.tls.peer_name)
+        if entry.refusal is not None:
+            return TLSVerdict.NAME
         entry.refusal = difference(hello.versions, own_versions())
         return TLSVerdict.ADMITTED if entry.refusal is None else TLSVerdict.VERSIONS
 
+    def _decide_again(self, hello: TLSHello, secure: SecureSocket) -> TLSVerdict:
+        """Decide on one whose incarnation has joined: its certificate says nothing of that, its token does (TK-4)."""
+        incarnation, exporter = ProcId(hello.incarnation), secure.tls.exporter
+        if incarnation not in self._members:
+            return TLSVerdict.INCARNATION
+        if not self._ledger.is_again(hello.token, hello.proof, exporter=exporter, incarnation=incarnation):
+            return TLSVerdict.TOKEN
+        return TLSVerdict.ADMITTED if self._why_not_named(secure.tls.peer_name) is None else TLSVerdict.NAME
+
+    def _why_not_named(self, name: str | None) -> str | None:
+        """Return why a peer may not have the name in its certificate; None if it may, or sessions check that."""
+        if not isinstance(self._authority, ForeignAuthority) or self._authority.own.accepts(name):
+            return None
+        peers = ", ".join(self._authority.own.peers)
+        return f"its certificate names {name!r}, which is none of the peers that this program names: {peers}"
+
+    def _count_offence(self, failure: TLSError) -> None:
+        self.offences[failure.status] += 1
+        if self.offences[failure.status] == 1:
+            text = "a connection to %s was refused: %s. Others like it are counted, not logged"
+            _log.warning(text, self.address, failure)
+
     async def _certify(self, secure: SecureSocket, hello: TLSHello, guest: DoorGuest) -> None:
         incarnation = ProcId(hello.incarnation)
+        if isinstance(self._authority, ForeignAuthority):
+            try:
+                self._authority.admit(incarnation)
+            except (IdentityError, LimitExceeded) as error:
+                guest.refused(HostRefused(str(error)))
+                return
+            self._members[incarnation] = guest
+            await secure.send(LENGTH.pack(0))
+            return
         size = LENGTH.unpack(await secure.receive_exactly(LENGTH.size))[0]
         if size > limits.KEY_REQUEST_BYTES_MAX:
             guest.refused(HostRefused(f"a request for a certificate of {size} bytes came; it has 400"))
@@ -152,21 +247,26 @@ class Door:
     def forget(self, incarnation: ProcId) -> None:
         """Let a member in no more: its session is over."""
         self._members.pop(incarnation, None)
+        self._ledger.forget(incarnation)
 
 
 class _Entry:
-    """What has become of one hello."""
+    """What has become of one connection.
 
-    def __init__(self) -> None:
+    Attributes:
+        came_at: Trio time.
+        scope: Of its handshake.
+        through: Set when it is admitted, or has ended.
+        joining: For whom its token was issued.
+        refusal: Why it may not join.
+    """
+
+    def __init__(self, came_at: float) -> None:
+        self.came_at = came_at
+        self.scope = trio.CancelScope()
+        self.through = trio.Event()
         self.joining: DoorGuest | None = None
         self.refusal: str | None = None
-
-
-def _with_port(host: str, port: int) -> str:
-    """Return `host:port`; a port that is there stays."""
-    if host.startswith("[") or host.count(":") == 1:
-        return host if not host.endswith("]") else f"{host}:{port}"
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def difference(theirs: tuple[str, str, str], ours: tuple[str, str, str]) -> str | None:
@@ -188,12 +288,10 @@ def difference(theirs: tuple[str, str, str], ours: tuple[str, str, str]) -> str 
 
 
 @contextmanager
-def door_context(own: ProcId, authority: Authority) -> Generator[TLSContext, None, None]:
+def door_context(own: ProcId, authority: Authority | ForeignAuthority) -> Generator[TLSContext, None, None]:
     """Certify this process for a door; left when all its sessions have been freed."""
     credentials = authority.credentials(own, time.time())
-    context = TLSContext(
-        chain=credentials.chain, key=credentials.key, authority=credentials.authority, takes_joins=True
-    )
+    context = context_of(credentials, takes_joins=credentials.has_names)  # who joins such a mesh has none yet
     try:
         yield context
     finally:
@@ -202,7 +300,7 @@ def door_context(own: ProcId, authority: Authority) -> Generator[TLSContext, Non
 
 @asynccontextmanager
 async def open_door_at(
-    place: DoorPlace, own: ProcId, authority: Authority, context: TLSContext
+    place: DoorPlace, own: ProcId, authority: Authority | ForeignAuthority, context: TLSContext
 ) -> AsyncGenerator[Door, None]:
     """Listen while the body runs.
 
@@ -218,7 +316,7 @@ async def open_door_at(
     try:
         listeners = await trio.open_tcp_listeners(place.port, host=place.interface, backlog=_BACKLOG)
     except OSError as error:
-        where = _with_port(place.interface, place.port)
+        where = with_port(place.interface, place.port)
         raise SpawnError(f"hosts cannot join at {where}, which must be an address of this machine: {error}") from error
     door = Door(own, authority, context, listeners[0], place.advertised)
     try:

@@ -14,27 +14,34 @@ from contextlib import asynccontextmanager
 import trio
 
 from trimesh import limits
-from trimesh._runtime.hosts import RemoteHost, open_hosts_proc
+from trimesh._runtime.hosts import JobHost, RemoteHost, open_hosts_proc
 from trimesh._runtime.life import Proc
 from trimesh._runtime.tasks import run_to_end
 from trimesh.actor.host_mesh import HostMesh
-from trimesh.errors import HostRefused, MeshErrorGroup
+from trimesh.errors import HostRefused, MeshErrorGroup, SpawnError
 from trimesh.jobs.addresses import address_of, address_towards
 from trimesh.jobs.door import DoorPlace
-from trimesh.jobs.host_links import HostLinks, open_host_links
+from trimesh.jobs.host_links import HostLinks, open_host_links, own_credentials
 from trimesh.jobs.joined_host import JoinedHost
-from trimesh.jobs.opening import HostsRun, own_job_hosts
+from trimesh.jobs.opening import REPLACED, HostsRun, own_job_hosts
+from trimesh.jobs.pki import OwnPKI
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
 
 
 @asynccontextmanager
 async def open_door_run(
-    interface: str | None, port: int, advertised: tuple[str, ...], *, pickled: bool | None
+    interface: str | None,
+    port: int,
+    advertised: tuple[str, ...],
+    *,
+    pickled: bool | None,
+    pki: OwnPKI | None,
+    insecure: str,
 ) -> AsyncGenerator[DoorRun, None]:
     """Open a door while the body runs; see `trimesh.jobs.open_door`."""
     async with open_hosts_proc(pickled=pickled) as proc:
-        run = DoorRun(proc, interface, port, advertised)
+        run = DoorRun(proc, interface, port, advertised, pki, insecure)
         async with run.begun():
             await run.wait_ready("the door could not be opened")
             yield run
@@ -47,14 +54,25 @@ class DoorRun(HostsRun):
         links: Of its hosts; once it is ready.
         waiting: Hosts that are ready and not taken, in order.
         refusals: Why others were not let in.
+        pki: Certificates of the user's, or None.
     """
 
     links: HostLinks
 
-    def __init__(self, proc: Proc, interface: str | None, port: int, advertised: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        proc: Proc,
+        interface: str | None,
+        port: int,
+        advertised: tuple[str, ...],
+        pki: OwnPKI | None,
+        insecure: str,
+    ) -> None:
         super().__init__(proc)
         self.waiting: list[DoorHost] = []
         self.refusals = deque[HostRefused](maxlen=limits.DOOR_REFUSALS_KEPT)
+        self.pki = pki
+        self._insecure = insecure
         self._interface = interface
         self._port = port
         self._advertised = advertised
@@ -70,9 +88,10 @@ class DoorRun(HostsRun):
 
     async def run(self) -> None:
         """Let hosts in until it is released, and keep them until they are released or lost."""
+        own = await own_credentials(self.pki, self._insecure, "open_door()")
         number = await (address_towards() if self._interface is None else address_of(self._interface))
         place = DoorPlace(number, self._port, self._advertised)
-        async with open_host_links(self._proc, place) as self.links:
+        async with open_host_links(self._proc, place, own) as self.links:
             self.links.door.on_stranger = self._stranger
             async with trio.open_nursery() as self._nursery:
                 self.ready.set()
@@ -126,12 +145,13 @@ class DoorRun(HostsRun):
         """Take hosts, and own what is spawned on them while the body runs; their agents end with it."""
         named: Mapping[str, int] = {} if isinstance(hosts, int) else hosts
         count = hosts if isinstance(hosts, int) else sum(hosts.values())
-        found = await self._claim(count)
+        found = list(await self.claim(count))
         try:
             whole = Region(Extent(hosts=count))
             for rank, one in enumerate(found):
                 one.remote.point = whole.point(rank)
-            async with own_job_hosts(self._proc, [one.remote for one in found], named) as mesh:
+            successors = DoorSuccessors(self, found, whole)
+            async with own_job_hosts(self._proc, [one.remote for one in found], named, successors) as mesh:
                 yield mesh
         finally:
             for one in found:
@@ -145,7 +165,8 @@ class DoorRun(HostsRun):
             if interrupt is not None:
                 raise interrupt
 
-    async def _claim(self, count: int) -> Sequence[DoorHost]:
+    async def claim(self, count: int) -> Sequence[DoorHost]:
+        """Wait for hosts, and take them."""
         claim = _Claim(count)
         self._claims.append(claim)
         try:
@@ -168,6 +189,51 @@ class DoorRun(HostsRun):
             claim = self._claims.pop(0)
             claim.hosts, self.waiting = self.waiting[: claim.count], self.waiting[claim.count :]
             claim.settled.set()
+
+
+class DoorSuccessors:
+    """Hosts that wait at the door, or come to it, in the place of lost ones of a block; see `Successors`.
+
+    Args:
+        run: The door.
+        taken: All hosts of the block, to which it adds.
+        whole: The mesh of its hosts.
+    """
+
+    def __init__(self, run: DoorRun, taken: list[DoorHost], whole: Region) -> None:
+        self._run = run
+        self._taken = taken
+        self._whole = whole
+
+    @property
+    def spares(self) -> int:
+        """See `Successors.spares`."""
+        return len(self._run.waiting)
+
+    def give_up(self, host: JobHost) -> None:
+        """See `Successors.give_up`."""
+        [one] = [one for one in self._taken if one.host is host]
+        one.lose("replaced", REPLACED)
+
+    async def succeed(self, lost: JobHost) -> JobHost:
+        """Take the host that has come first, or the next one that comes; see `Successors.succeed`."""
+        [before] = [one for one in self._taken if one.host is lost]
+        with trio.move_on_after(limits.HOST_JOIN_SECONDS):
+            [one] = await self._run.claim(1)
+            one.remote.point = before.remote.point
+            self._taken.append(one)
+            return one.remote
+        seconds = f"limits.HOST_JOIN_SECONDS ({limits.HOST_JOIN_SECONDS:g} s)"
+        raise SpawnError(f"{lost.name} is lost, and no other host has come to the door within {seconds}")
+
+    async def grow(self, count: int, first: int) -> Sequence[JobHost]:
+        """Take hosts that have come, and wait for those that will; see `Successors.grow`."""
+        found = await self._run.claim(count)
+        whole = Region(Extent(hosts=first + count))
+        for place, one in enumerate(found, first):
+            one.remote.point = whole.point(place)
+        self._taken += found
+        return [one.remote for one in found]
 
 
 class _Claim:

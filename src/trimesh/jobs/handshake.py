@@ -12,12 +12,13 @@ from typing import Final
 import trio
 
 from trimesh import limits
-from trimesh._native.tls import State, TLSHello, TLSSession, TLSVerdict
+from trimesh._native.tls import State, TLSContext, TLSHello, TLSSession, TLSVerdict
 from trimesh._transport.native.host_identity import host_identity
 from trimesh._transport.relay.base import HostConnection
 from trimesh.config import current
 from trimesh.errors import LinkLost
 from trimesh.ids import ProcId
+from trimesh.jobs.identity import Credentials
 
 _READ_BYTES: Final = 1 << 16
 
@@ -41,6 +42,14 @@ def own_hello(own: ProcId, mesh: bytes, *, is_join: bool = False) -> TLSHello:
     return TLSHello(own, mesh, host=identity, versions=own_versions(), is_join=is_join)
 
 
+def context_of(credentials: Credentials, *, takes_joins: bool = False) -> TLSContext:
+    """Return what sessions are opened by; see `TLSContext`."""
+    if credentials.is_plain:
+        return TLSContext(is_plain=True)
+    chain, key, authority = credentials.chain, credentials.key, credentials.authority
+    return TLSContext(chain=chain, key=key, authority=authority, takes_joins=takes_joins)
+
+
 class SecureSocket:
     """One connection.
 
@@ -55,19 +64,26 @@ class SecureSocket:
         self._plain = bytearray()
         self._is_handed_over = False
 
-    async def shake_hands(self, *, decide: Decide | None = None, prove: Prove | None = None) -> None:
+    async def shake_hands(
+        self,
+        *,
+        decide: Decide | None = None,
+        prove: Prove | None = None,
+        seconds: float = limits.TLS_HALF_OPEN_MS / 1000,
+    ) -> None:
         """Go on until both sides have said hello and the one that was dialled has admitted the other.
 
         Args:
             decide: On that side: what to answer to a hello.
             prove: On the other one, of a join: shows that it knows the token.
+            seconds: For how long, at most.
 
         Raises:
             LinkLost: It did not come to that; the text says why.
 
-        Blocking: at most `limits.TLS_HALF_OPEN_MS`.
+        Blocking: at most `seconds`.
         """
-        with trio.move_on_after(limits.TLS_HALF_OPEN_MS / 1000):
+        with trio.move_on_after(seconds):
             while True:
                 await self._step(b"")
                 state = self.tls.state
@@ -79,7 +95,7 @@ class SecureSocket:
                     self.tls.answer(decide(self.tls.peer))
                 else:
                     await self._receive()
-        raise LinkLost(f"the peer was not admitted within {limits.TLS_HALF_OPEN_MS / 1000:g} s")
+        raise LinkLost(f"the peer was not admitted within {seconds:g} s")
 
     async def send(self, plain: bytes) -> None:
         """Send bytes to the peer.
@@ -135,6 +151,8 @@ class SecureSocket:
         """Return what the relay takes over; nothing else is done with this object."""
         self._is_handed_over = True
         sock = socket.socket(fileno=self._sock.detach())
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * limits.HOST_UNHEARD_SECONDS))
         return HostConnection(sock, self.tls, bytes(self._wire), bytes(self._plain))
 
     def close(self) -> None:

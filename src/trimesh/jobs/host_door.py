@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING
 from trimesh.actor.host_mesh import HostMesh
 from trimesh.actor.spawning import Spawning
 from trimesh.errors import HostRefused
-from trimesh.jobs.job import Pickle, checked_hosts
+from trimesh.jobs.job import Pickle, checked_hosts, checked_pki
+from trimesh.jobs.pki import OwnPKI, checked_insecure
 
 if TYPE_CHECKING:
     from trimesh.jobs.door_run import DoorRun
@@ -30,7 +32,8 @@ class OpenDoor:
     @property
     def command(self) -> str:
         """What starts an agent on a host; it reads a token from its standard input."""
-        return f"trimesh host join {' '.join(self.addresses)} --token-file -"
+        pki = () if self._run.pki is None else self._run.pki.arguments
+        return shlex.join(("trimesh", "host", "join", *self.addresses, "--token-file", "-", *pki))
 
     @property
     def waiting(self) -> tuple[str, ...]:
@@ -102,6 +105,8 @@ def open_door(
     port: int = 0,
     advertise: str | Sequence[str] = (),
     pickle: Pickle | None = None,
+    pki: OwnPKI | None = None,
+    insecure: str = "",
 ) -> Spawning[OpenDoor]:
     """Let hosts join that others start: `async with jobs.open_door() as door:`.
 
@@ -114,10 +119,15 @@ def open_door(
         port: 0 lets the system choose.
         advertise: What hosts dial, `host` or `host:port`, where they reach this machine by another address.
         pickle: "off" lets no byte be unpickled in the family, see `spawn_procs`; None takes the setting.
+        pki: Certificates of your own authority, by files; None lets the door make its own. Hosts name their files by
+            options of `trimesh host join`, as `door.command` shows.
+        insecure: "I understand" does without TLS, see `LocalJob`; tokens of such a door say so to its hosts.
 
     Raises:
-        MeshErrorGroup: On entering, when it cannot listen there.
+        MeshErrorGroup: On entering, when it cannot listen there, or cannot read a file of `pki`.
     """
+    checked_pki(None, None, pki)
+    checked_insecure(insecure, pki)
     if pickle not in (None, "on", "off"):
         raise ValueError(f'pickle must be "on" or "off", or left out, got {pickle!r}')
     if not 0 <= port < 1 << 16:
@@ -129,7 +139,7 @@ def open_door(
         from trimesh.jobs.door_run import open_door_run  # noqa: PLC0415 - the native library is loaded by it
 
         pickled = None if pickle is None else pickle == "on"
-        async with open_door_run(interface, port, advertised, pickled=pickled) as run:
+        async with open_door_run(interface, port, advertised, pickled=pickled, pki=pki, insecure=insecure) as run:
             yield OpenDoor(run)
 
     return Spawning("open_door()", open_, _adopt_door)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import Final, Protocol
+
+import trio
 
 from trimesh import limits
-from trimesh._runtime.hosts import HostSessions, SessionPipe
+from trimesh._runtime.hosts import AgentTable, HostSessions, SessionPipe
 from trimesh._runtime.life import Proc
 from trimesh._transport.relay.base import Relay, Session, SessionDown
 from trimesh._transport.relay.native import open_relay
 from trimesh.ids import ProcId
 from trimesh.jobs.door import Door, DoorPlace, door_context, open_door_at
-from trimesh.jobs.identity import Authority
+from trimesh.jobs.identity import PLAIN, Authority, Credentials, ForeignAuthority
+from trimesh.jobs.pki import OwnPKI, plain_warning
+
+_log: Final = logging.getLogger("trimesh")
 
 
 class SessionHolder(Protocol):
@@ -30,10 +36,14 @@ class HostLinks:
 
     Attributes:
         door: Where they join.
+        is_plain: Whether sessions are without TLS.
+        agents: Theirs, which may talk to each other.
     """
 
-    def __init__(self, relay: Relay, sessions: HostSessions, door: Door) -> None:
+    def __init__(self, relay: Relay, sessions: HostSessions, door: Door, *, is_plain: bool) -> None:
         self.door = door
+        self.is_plain = is_plain
+        self.agents = AgentTable()
         self._relay = relay
         self._sessions = sessions
         self._holders: dict[Session, SessionHolder] = {}
@@ -48,8 +58,7 @@ class HostLinks:
     def end(self, pipe: SessionPipe) -> None:
         """End a session at once; its holder hears no more of it."""
         self._holders.pop(pipe.session, None)
-        pipe.session.abort()
-        pipe.close()
+        self._sessions.end(pipe)
 
     def _down(self, down: SessionDown) -> None:
         holder = self._holders.pop(down.session, None)
@@ -57,19 +66,39 @@ class HostLinks:
             holder.session_down(down)
 
 
+async def own_credentials(pki: OwnPKI | None, insecure: str, whose: str) -> Credentials | None:
+    """Return what this process shows its hosts where certificates are not of the mesh; None where they are.
+
+    Args:
+        pki: Files of a site, see `OwnPKI`.
+        insecure: See `Job`; where it is said, a warning is logged.
+        whose: The job or door, for that.
+
+    Raises:
+        IdentityError: A file cannot be read.
+    """
+    if insecure:
+        _log.warning("%s", plain_warning(whose))
+        return PLAIN
+    return None if pki is None else await trio.to_thread.run_sync(pki.read)
+
+
 @asynccontextmanager
-async def open_host_links(proc: Proc, place: DoorPlace) -> AsyncGenerator[HostLinks, None]:
+async def open_host_links(
+    proc: Proc, place: DoorPlace, own: Credentials | None = None
+) -> AsyncGenerator[HostLinks, None]:
     """Let hosts join while the body runs.
 
     Args:
         proc: The controller.
         place: Where it listens for them.
+        own: Certificate of this process by an authority of the user's; None makes one for this mesh.
     """
-    authority = Authority(time.time())
+    authority = Authority(time.time()) if own is None else ForeignAuthority(own)
     with door_context(proc.proc_id, authority) as context:
         sessions = HostSessions()
         async with (
             open_relay(sessions.take) as relay,
             open_door_at(place, proc.proc_id, authority, context) as door,
         ):
-            yield HostLinks(relay, sessions, door)
+            yield HostLinks(relay, sessions, door, is_plain=own is not None and own.is_plain)

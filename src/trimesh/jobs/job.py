@@ -13,6 +13,7 @@ from trimesh import limits
 from trimesh.actor.host_mesh import HostMesh
 from trimesh.actor.spawning import Spawning
 from trimesh.jobs.launcher import Launcher
+from trimesh.jobs.pki import OwnPKI, checked_insecure
 
 Pickle = Literal["on", "off"]
 
@@ -37,6 +38,20 @@ def checked_hosts(hosts: Any) -> int | Mapping[str, int]:
     return parts if isinstance(hosts, Mapping) else parts["hosts"]
 
 
+def checked_pki(_: object, __: object, pki: Any) -> None:
+    """Refuse what are no certificates.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if pki is not None and not isinstance(pki, OwnPKI):
+        raise TypeError(f"pki= takes an OwnPKI(certificate=, key=, authority=, peers=), or None, got {pki!r}")
+
+
+def _check_insecure(job: Job, _: object, insecure: object) -> None:
+    checked_insecure(insecure, job.pki)
+
+
 @attrs.frozen
 class Job:
     """Base of all jobs: a value that starts nothing until its block is entered: `async with job as hosts:`.
@@ -50,6 +65,8 @@ class Job:
 
     hosts: Any
     pickle: Pickle | None = attrs.field(default=None, kw_only=True, validator=attrs.validators.in_(("on", "off", None)))
+    pki: OwnPKI | None = attrs.field(default=None, kw_only=True, validator=checked_pki)
+    insecure: str = attrs.field(default="", kw_only=True, validator=_check_insecure)
 
     def launcher(self) -> Launcher:
         """Return what starts the agents of one run of the job."""
@@ -59,6 +76,11 @@ class Job:
         """Return the setting `host_id` of the processes of a host; "" leaves it to the machine."""
         del rank
         return ""
+
+    @property
+    def is_one_machine(self) -> bool:
+        """Whether all its hosts are this machine: they may dial each other at a loopback address."""
+        return False
 
     @property
     def agent_env(self) -> Mapping[str, str]:

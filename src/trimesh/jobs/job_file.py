@@ -12,12 +12,22 @@ from trimesh._runtime.system import read_sources
 from trimesh.config import JOBS_TABLE, reread
 from trimesh.errors import ConfigError
 from trimesh.jobs.job import Job
+from trimesh.jobs.kept import attach
+from trimesh.jobs.kubernetes import KubernetesJob
 from trimesh.jobs.local import LocalJob
 from trimesh.jobs.slurm import SlurmJob
 from trimesh.jobs.ssh import SSHJob
 
-_KINDS: Final[Mapping[str, type[Job]]] = {"local": LocalJob, "ssh": SSHJob, "slurm": SlurmJob}
+_KINDS: Final[Mapping[str, type[Job]]] = {
+    "local": LocalJob,
+    "ssh": SSHJob,
+    "slurm": SlurmJob,
+    "kubernetes": KubernetesJob,
+}
 _KIND: Final = "kind"
+
+KEPT: Final = "kept:"
+"""Before the name of a kept job, as the value of the setting `job`."""
 
 
 def default() -> Job:
@@ -25,16 +35,19 @@ def default() -> Job:
 
     So one script runs on a laptop, by ssh and under Slurm: `async with trimesh.jobs.default() as hosts:`. The setting
     is made by `trimesh run --job NAME script.py`, by `TRIMESH_JOB`, or as `job = "NAME"` in the file itself.
+    "kept:NAME" is a job that is kept by that name, see `attach`.
 
     Raises:
         ConfigError: The file has no such job, or does not say it rightly.
     """
     name = reread().job
+    if name.startswith(KEPT):
+        return attach(name.removeprefix(KEPT))
     return named_job(name) if name else LocalJob(1)
 
 
 def named_job(name: str) -> Job:
-    """Return a job of the file, which says `kind` ("local", "ssh" or "slurm") and what the class of that kind takes.
+    """Return a job of the file: `kind` is "local", "ssh", "slurm" or "kubernetes", the rest what its class takes.
 
     Raises:
         ConfigError: The file has no such job, or does not say it rightly.

@@ -83,7 +83,7 @@ class JoinedHost:
         """
         await self.joined.wait()
         assert self._pipe is not None
-        async with open_remote_host(proc, self._pipe, self.name, point) as host:
+        async with open_remote_host(proc, self._pipe, self.name, point, self._links.agents) as host:
             self.host = host
             try:
                 await host.wait_ready()
@@ -92,11 +92,16 @@ class JoinedHost:
                 return
             self.name = host.name
             self.is_ready = True
+            if self._links.is_plain:
+                proc.plain_hosts.add(host.name)
             self.became_ready()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_then_cancel, self.lost, nursery.cancel_scope)
-                await release.wait()
-                nursery.cancel_scope.cancel()
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_then_cancel, self.lost, nursery.cancel_scope)
+                    await release.wait()
+                    nursery.cancel_scope.cancel()
+            finally:
+                proc.plain_hosts.discard(host.name)
 
     def session_down(self, down: SessionDown) -> None:
         """Learn that its session is over."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
 import attrs
+import trio
 
 from trimesh.jobs.child_agent import ChildAgent, start_child
 from trimesh.jobs.job import Job, checked_hosts
 from trimesh.jobs.launcher import AgentOrder
 
-_BOOT: Final = "import sys; sys.path[:] = sys.argv[1:]; from trimesh.jobs.agent import main; main()"
+_BOOT: Final = "import sys; sys.path[:] = sys.argv[1:]; from trimesh.jobs.agent import {0}; {0}()"
 
 
 @attrs.frozen
@@ -27,15 +28,24 @@ class LocalJob(Job):
     Attributes:
         hosts: How many, or a mapping of mesh names to numbers: `hosts["trainers"]` is a part of the mesh.
         apart: Whether their processes count as on different machines: buffers between them go over the network.
+        spares: How many more agents can be started, each in the place of a host that is lost; see `Restart`.
         pickle: "off" lets no byte be unpickled in the family, see `spawn_procs`; None takes the setting.
+        pki: Certificates of your own authority, by files, see `OwnPKI`; None lets the job make its own.
+        insecure: "I understand" does without TLS: whoever is in the network reads all of it, and can change it.
     """
 
     hosts: int | Mapping[str, int] = attrs.field(converter=checked_hosts)
     apart: bool = attrs.field(default=False, kw_only=True)
+    spares: int = attrs.field(default=0, kw_only=True, validator=attrs.validators.ge(0))
 
     def launcher(self) -> LocalLauncher:
         """See `Job.launcher`."""
-        return LocalLauncher(sum(self.parts.values()))
+        return LocalLauncher(sum(self.parts.values()) + self.spares)
+
+    @property
+    def is_one_machine(self) -> bool:
+        """See `Job.is_one_machine`."""
+        return True
 
     def host_id(self, rank: int) -> str:
         """See `Job.host_id`."""
@@ -43,26 +53,50 @@ class LocalJob(Job):
 
 
 class LocalLauncher:
-    """Starts agents as children of this process; see `Launcher`."""
+    """Starts agents as children of this process; see `GrowingLauncher`."""
 
     interface = "127.0.0.1"
+    starts_again = True
 
     def __init__(self, count: int) -> None:
-        self.hosts: Sequence[str] = [f"{socket.gethostname()}/{rank}" for rank in range(count)]
+        self.hosts: Sequence[str] = ()
+        self._add(count)
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None, None]:
         """See `Launcher.open`."""
         yield
 
+    def _add(self, count: int) -> Sequence[int]:
+        ranks = range(len(self.hosts), len(self.hosts) + count)
+        self.hosts = (*self.hosts, *(f"{socket.gethostname()}/{rank}" for rank in ranks))
+        return ranks
+
+    async def grow(self, count: int, say: Callable[[str], None]) -> Sequence[int]:
+        """See `GrowingLauncher.grow`."""
+        del say
+        await trio.lowlevel.checkpoint()
+        return self._add(count)
+
+    async def give_back(self, ranks: Sequence[int]) -> None:
+        """See `GrowingLauncher.give_back`: nothing is there without an agent."""
+
     async def start(self, rank: int, order: AgentOrder) -> ChildAgent:
         """See `Launcher.start`."""
-        flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
-        command: list[str] = [sys.executable, *flags, "-c", _BOOT, *sys.path]
-        agent = ChildAgent(await start_child(command, self.hosts[rank]))
+        agent = ChildAgent(await start_child(agent_command(), self.hosts[rank]))
         try:
             await agent.tell(order)
         except BaseException:
             await agent.stop()
             raise
         return agent
+
+
+def agent_command(entry: str = "main") -> list[str]:
+    """Return what starts an agent on this machine, with the interpreter and the paths of this process.
+
+    Args:
+        entry: The function of `trimesh.jobs.agent` that it is: `main` or `main_prepared`.
+    """
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
+    return [sys.executable, *flags, "-c", _BOOT.format(entry), *sys.path]

@@ -4,51 +4,83 @@
     JobRun.run, a task of the runtime:
         launcher, links
         for each host: agent started --> joined --> RemoteHost ready --> kept until the block is left, or it is lost
+        for a lost one that is replaced: the same, on a spare host or again where it was
+        for those that come later: the same, all or none
 
 JR-1 Either all hosts are ready, or nothing of any is left and the error names those that failed.
 JR-2 The end of an agent, of its session or of its spawner is the loss of its host, told once, by whichever comes first.
+JR-3 A spare host takes the place of one host. Where none is left, an agent is started again where the lost one was, or
+     on a host that the launcher gets for it, where it starts none twice.
+JR-4 What was got for a host that could not be had is given back, when nothing of its agent is left.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Final
 
 import trio
 
 from trimesh import limits
-from trimesh._runtime.hosts import ManyHosts, RemoteHost, open_hosts_proc, own_hosts
-from trimesh._runtime.life import JobHosts, Proc
+from trimesh._runtime.hosts import JobHost, RemoteHost, Successors, open_hosts_proc, own_hosts
+from trimesh._runtime.life import JobHosts, OwnedHost, Proc
 from trimesh._runtime.tasks import run_to_end
 from trimesh._runtime.watch import ShownProgress, showing
+from trimesh._transport.relay.base import SessionDown, SessionEnding
 from trimesh.actor.host_mesh import HostMesh
 from trimesh.config import reread
 from trimesh.errors import MeshErrorGroup, Origin, SpawnError, leaves, set_origin
 from trimesh.jobs.door import DoorPlace
-from trimesh.jobs.host_links import HostLinks, open_host_links
+from trimesh.jobs.host_links import HostLinks, open_host_links, own_credentials
 from trimesh.jobs.job import Job
 from trimesh.jobs.joined_host import JoinedHost
-from trimesh.jobs.launcher import AgentExit, AgentOrder, Launcher, StartedAgent
+from trimesh.jobs.launcher import (
+    AgentExit,
+    AgentOrder,
+    GrowingLauncher,
+    Launcher,
+    LimitedLauncher,
+    QueuedLauncher,
+    ReplacingLauncher,
+    StartedAgent,
+    TellingLauncher,
+)
+from trimesh.jobs.limit_watch import LimitWatch
 from trimesh.shape.extent import Extent
+from trimesh.shape.point import Point
 from trimesh.shape.region import Region
 
 
 @asynccontextmanager
 async def open_job(job: Job) -> AsyncGenerator[HostMesh, None]:
     """Enter a job; see `Job`."""
+    async with open_job_run(job) as (hosts, _):
+        yield hosts
+
+
+@asynccontextmanager
+async def open_job_run(job: Job) -> AsyncGenerator[tuple[HostMesh, JobRun], None]:
+    """Enter a job, for who asks its launcher, too."""
     async with open_hosts_proc(pickled=None if job.pickle is None else job.pickle == "on") as proc:
         run = JobRun(proc, job)
         async with run.begun():
             with showing(proc, f"starting the hosts of {job!r}", len(run.whole)) as run.progress:
                 await run.wait_ready(f"{job!r} could not be started")
-            async with own_job_hosts(proc, run.hosts, job.parts if job.is_named else {}) as hosts:
-                yield hosts
+            named: Mapping[str, int] = job.parts if job.is_named else {}
+            async with own_job_hosts(proc, run.hosts, named, run, run.limit) as hosts:
+                yield hosts, run
 
 
 @asynccontextmanager
 async def own_job_hosts(
-    proc: Proc, hosts: list[RemoteHost], named: Mapping[str, int]
+    proc: Proc,
+    hosts: list[RemoteHost],
+    named: Mapping[str, int],
+    successors: Successors,
+    limit: LimitWatch | None = None,
 ) -> AsyncGenerator[HostMesh, None]:
     """Own what is spawned on hosts while the body runs; their mesh is `{"hosts": n}`.
 
@@ -56,14 +88,36 @@ async def own_job_hosts(
         proc: The controller.
         hosts: In the order of the mesh.
         named: Numbers of hosts by the names of their parts, in this order; or none.
+        successors: See `JobPlace`.
+        limit: Tells of an end of the hosts that is known before, and ends the block by it.
     """
     parts, start = dict[str, tuple[int, int]](), 0
     for name, count in named.items():
         parts[name] = (start, start + count)
         start += count
     whole = Region(Extent(hosts=len(hosts)))
-    async with own_hosts(proc, "hosts", hosts, reread().grace) as owned:
-        yield HostMesh(owned, JobHosts(whole, whole, parts, ManyHosts(tuple(hosts))))
+    async with own_hosts(proc, "hosts", hosts, reread().grace, successors) as (owned, group):
+        notice = None if limit is None else limit.notice
+        mesh = HostMesh(owned, JobHosts(whole, whole, parts, group, notice))
+        scope = trio.CancelScope()
+        if limit is not None:
+            proc.nursery.start_soon(_watch_limit, limit, owned, scope)
+        try:
+            yield mesh
+        finally:
+            scope.cancel(reason="the block of the hosts is left")
+
+
+async def _watch_limit(limit: LimitWatch, owned: OwnedHost, scope: trio.CancelScope) -> None:
+    def fail(error: Exception) -> None:
+        if not owned.block.is_stopping:
+            owned.block.fail(error)
+
+    with scope:
+        await limit.run(fail)
+
+
+REPLACED: Final = "the program has asked for another host in its place"
 
 
 class HostsRun(ABC):
@@ -134,9 +188,10 @@ class JobRun(HostsRun):
     """One run of a job.
 
     Attributes:
-        whole: The mesh of its hosts.
+        whole: The mesh of its hosts, those of its beginning.
         hosts: In order, once they are ready.
         progress: How many hosts are ready, while it is waited for.
+        limit: Tells of an end of the hosts that is known before; None where none is.
     """
 
     def __init__(self, proc: Proc, job: Job) -> None:
@@ -146,17 +201,134 @@ class JobRun(HostsRun):
         self.whole = Region(Extent(hosts=sum(job.parts.values())))
         self.hosts: list[RemoteHost] = []
         self.progress: ShownProgress | None = None
+        self.limit = LimitWatch(self.launcher) if isinstance(self.launcher, LimitedLauncher) else None
         self._slots = list[HostSlot]()
+        self._spares = deque[int]()
+        self._own = 0
+        self._links: HostLinks
+        self._nursery: trio.Nursery
 
     async def run(self) -> None:
         """Start the agents, and keep their hosts until they are released or lost."""
+        own = await own_credentials(self.job.pki, self.job.insecure, repr(self.job))  # before any queue
+        if isinstance(self.launcher, TellingLauncher):
+            self.launcher.tell_by(self._say)
         async with self.launcher.open():
-            place = DoorPlace(self.launcher.interface)
-            async with open_host_links(self._proc, place) as links, trio.open_nursery() as nursery:
-                nursery.start_soon(self._time_out)
-                self._slots = [HostSlot(self, links, rank) for rank in range(len(self.whole))]
-                for slot in self._slots:
-                    nursery.start_soon(slot.run, self._proc)
+            queue = self.launcher if isinstance(self.launcher, QueuedLauncher) else None
+            port, advertised = (0, ()) if queue is None else (queue.port, queue.advertised)
+            place = DoorPlace(self.launcher.interface, port, advertised)
+            async with open_host_links(self._proc, place, own) as self._links:
+                if queue is not None:
+                    await queue.allocate(self._links.door.addresses, self._say)
+                self._own = len(self.launcher.hosts)
+                self._spares.extend(range(len(self.whole), self._own))
+                async with trio.open_nursery() as self._nursery:
+                    self._nursery.start_soon(self._time_out)
+                    places = [self.whole.point(rank) for rank in range(len(self.whole))]
+                    self._slots = [HostSlot(self, self._links, point, rank) for rank, point in enumerate(places)]
+                    for slot in self._slots:
+                        self._nursery.start_soon(slot.run, self._proc)
+                    await self.release.wait()
+
+    def _say(self, text: str) -> None:
+        """Show what is waited for."""
+        if self.progress is not None:
+            self.progress.title = f"starting hosts: {text}"
+
+    # ---- as `Successors` -------------------------------------------------------------------------------------
+
+    @property
+    def spares(self) -> int:
+        """See `Successors.spares`."""
+        return len(self._spares)
+
+    def give_up(self, host: JobHost) -> None:
+        """See `Successors.give_up`."""
+        [slot] = [slot for slot in self._slots if slot.host is host]
+        slot.is_given_up = True
+        slot.lose("replaced", REPLACED)
+
+    async def succeed(self, lost: JobHost) -> JobHost:
+        """Start an agent on a spare host, or again where the lost one was; see `Successors.succeed`."""
+        [before] = [slot for slot in self._slots if slot.host is lost]
+        indices: Sequence[int] = (before.index,)
+        is_got = bool(self._spares) or (isinstance(self.launcher, GrowingLauncher) and not self.launcher.starts_again)
+        if is_got:
+            with showing(self._proc, f"getting a host in the place of {lost.name}", 1) as self.progress:
+                indices = await self._got(1)
+        elif before.is_given_up and isinstance(self.launcher, ReplacingLauncher):
+            await before.over.wait()
+            await self.launcher.replace(before.index)
+        [slot] = [HostSlot(self, self._links, before.point, index) for index in indices]
+        failed = await self._start([slot], got=indices if is_got else ())
+        if failed:
+            raise SpawnError(f"{lost.name} is lost, and {slot.name} cannot take its place: {failed[0]}")
+        assert slot.host is not None
+        self._slots[self._slots.index(before)] = slot
+        return slot.host
+
+    async def grow(self, count: int, first: int) -> Sequence[JobHost]:
+        """Start agents on hosts that the launcher gets, or on spare ones; see `Successors.grow`."""
+        whole = Region(Extent(hosts=first + count))
+        with showing(self._proc, f"starting {count} more hosts of {self.job!r}", count) as self.progress:
+            is_growing = isinstance(self.launcher, GrowingLauncher)
+            if not is_growing and count > len(self._spares):
+                raise SpawnError(
+                    f"{count} more hosts cannot be had: {self.job!r} has {len(self._spares)} spare ones, and what "
+                    "starts its agents gets no others"
+                )
+            indices = await self._got(count, spares=not is_growing)
+            slots = [HostSlot(self, self._links, whole.point(first + one), at) for one, at in enumerate(indices)]
+            failed = await self._start(slots, got=indices)
+        if failed:
+            raise MeshErrorGroup(f"{count} more hosts of {self.job!r} could not be had", failed, mesh="hosts")
+        self._slots += slots
+        return [slot.host for slot in slots if slot.host is not None]
+
+    async def _got(self, count: int, *, spares: bool = True) -> Sequence[int]:
+        """Return hosts of the launcher on which nothing runs yet: spare ones, or such as it gets."""
+        if spares and self._spares:
+            return [self._spares.popleft() for _ in range(count)]
+        assert isinstance(self.launcher, GrowingLauncher)
+        return await self.launcher.grow(count, self._say)
+
+    async def _start(self, slots: Sequence[HostSlot], *, got: Sequence[int]) -> Sequence[Exception]:
+        """Start agents, and return why some of them cannot be had; then nothing of any is left (JR-4).
+
+        Args:
+            slots: Of them.
+            got: Hosts of the launcher that are given back then; but for spare ones that cannot be had.
+        """
+        for slot in slots:
+            self._nursery.start_soon(slot.run, self._proc)
+        failed: Sequence[Exception] | None = None
+        try:
+            with trio.move_on_after(limits.HOST_JOIN_SECONDS):
+                async with trio.open_nursery() as nursery:
+                    for slot in slots:
+                        nursery.start_soon(slot.wait_settled, nursery.cancel_scope)
+            failed = [slot.error for slot in slots if slot.error is not None]
+            late = [slot for slot in slots if not slot.settled.is_set()]
+            if late and not failed:
+                seconds = f"limits.HOST_JOIN_SECONDS ({limits.HOST_JOIN_SECONDS:g} s)"
+                failed = [SpawnError(f"the host {one.name} must be ready within {seconds}") for one in late]
+        finally:
+            if failed is None or failed:
+                with trio.CancelScope(shield=True):
+                    for slot in slots:
+                        slot.scope.cancel(reason="it is not waited for any more")
+                    for slot in slots:
+                        await slot.over.wait()
+                    bad = [slot.index for slot in slots if failed and (slot.error is not None or len(slots) == 1)]
+                    await self._give_back(got, bad)
+        return failed or ()
+
+    async def _give_back(self, got: Sequence[int], bad: Sequence[int]) -> None:
+        spares = [index for index in got if index < self._own]
+        self._spares.extendleft(index for index in reversed(spares) if index not in bad)
+        if len(spares) < len(got):
+            assert isinstance(self.launcher, GrowingLauncher)
+            await self.launcher.give_back(got)
 
     async def _time_out(self) -> None:
         with trio.move_on_after(limits.HOST_JOIN_SECONDS):
@@ -176,44 +348,107 @@ class JobRun(HostsRun):
         """Learn that one more host is ready."""
         if self.progress is not None:
             self.progress.done += 1
-        if all(slot.is_ready for slot in self._slots):
+        if not self.ready.is_set() and all(slot.is_ready for slot in self._slots):
             self.hosts = [slot.host for slot in self._slots if slot.host is not None]
             self.ready.set()
 
 
 class HostSlot(JoinedHost):
-    """One host of a job, with the agent that the job's launcher starts there."""
+    """One host of a job, with the agent that the job's launcher starts there.
 
-    def __init__(self, run: JobRun, links: HostLinks, rank: int) -> None:
-        super().__init__(run.launcher.hosts[rank] or f"host {rank}")
+    Attributes:
+        point: Its place in the mesh.
+        index: Which one of the launcher's hosts it is.
+        settled: Set when it is ready, or it is known that it never is.
+        error: Why it is not.
+        over: Set when nothing of it is left here.
+        is_given_up: Whether the program has asked for another host in its place.
+        scope: Of its task.
+    """
+
+    def __init__(self, run: JobRun, links: HostLinks, point: Point, index: int) -> None:
+        super().__init__(run.launcher.hosts[index] or f"host {index}")
+        self.point = point
+        self.index = index
+        self.settled = trio.Event()
+        self.over = trio.Event()
+        self.is_given_up = False
+        self.error: Exception | None = None
+        self.scope = trio.CancelScope()
         self._links = links
         self._run = run
-        self._rank = rank
         self._agent_ended = trio.Event()
+        self._farewell: SessionDown | None = None
+        self._said_bye = trio.Event()
+
+    def session_down(self, down: SessionDown) -> None:
+        """See `JoinedHost.session_down`; why an agent that says goodbye has ended is told by its launcher."""
+        if down.ending is SessionEnding.BYE and not self._agent_ended.is_set():
+            self._farewell = down
+            self._said_bye.set()
+            if self.host is not None:
+                self.host.is_reason_coming = True
+        else:
+            super().session_down(down)
+
+    async def _wait_for_reason(self) -> None:
+        await self._said_bye.wait()
+        with trio.move_on_after(limits.AGENT_EXIT_SECONDS):
+            await self._agent_ended.wait()
+        assert self._farewell is not None
+        super().session_down(self._farewell)
 
     def became_ready(self) -> None:
         """See `JoinedHost.became_ready`."""
+        self.settled.set()
         self._run.became_ready()
+
+    async def wait_settled(self, others: trio.CancelScope) -> None:
+        """Wait until it is ready; where it never is, or is lost again, do not wait for others either."""
+        await self.settled.wait()
+        if self.lost.is_set() and self.error is None:
+            self.error = SpawnError(f"the host {self.name} was lost as soon as it was ready")
+        if self.error is not None:
+            others.cancel(reason="one of them cannot be had")
 
     def failed(self, error: Exception) -> None:
         """See `JoinedHost.failed`."""
-        set_origin(error, Origin(self._run.whole.point(self._rank), "hosts", host=self.name))
+        set_origin(error, Origin(self.point, "hosts", host=self.name))
+        self.error = self.error or error
+        self.settled.set()
         self._run.failed(error)
 
     @trio.lowlevel.enable_ki_protection
     async def run(self, proc: Proc) -> None:
         """Start the agent, keep the host, end the agent."""
-        run, door = self._run, self._links.door
-        order = AgentOrder(door.expect(self).text, door.addresses, run.job.host_id(self._rank), dict(run.job.agent_env))
         try:
-            agent = await run.launcher.start(self._rank, order)
+            with self.scope:
+                await self._run_agent(proc)
+        finally:
+            self.settled.set()
+            self.over.set()
+
+    async def _run_agent(self, proc: Proc) -> None:
+        run, door = self._run, self._links.door
+        job = run.job
+        order = AgentOrder(
+            door.expect(self).text,
+            door.addresses,
+            job.host_id(self.index),
+            dict(job.agent_env),
+            is_one_machine=job.is_one_machine,
+            pki=job.pki,
+        )
+        try:
+            agent = await run.launcher.start(self.index, order)
         except SpawnError as error:
             self.failed(error)
             return
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch, agent)
-                await self.keep(proc, run.whole.point(self._rank), run.release)
+                nursery.start_soon(self._wait_for_reason)
+                await self.keep(proc, self.point, run.release)
                 if not self.lost.is_set():
                     with trio.CancelScope(shield=True), trio.move_on_after(limits.HOST_STOP_SECONDS):
                         await self._agent_ended.wait()

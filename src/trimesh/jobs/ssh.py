@@ -57,6 +57,17 @@ def checked_names(hosts: Any) -> tuple[str, ...] | Mapping[str, tuple[str, ...]]
     return tuple(parts["hosts"])
 
 
+def checked_spares(spares: Any) -> tuple[str, ...]:
+    """Return names of spare hosts.
+
+    Raises:
+        TypeError, ValueError: It is no list of names that ssh takes.
+    """
+    if isinstance(spares, str) or not isinstance(spares, Sequence):
+        raise TypeError(f"spares= is a list of host names, got {spares!r}")
+    return cast("tuple[str, ...]", checked_names(spares)) if spares else ()
+
+
 @attrs.frozen
 class SSHJob(Job):
     """Hosts that are reached by ssh: `async with SSHJob(["n1", "n2"]) as hosts:`.
@@ -73,7 +84,10 @@ class SSHJob(Job):
         env: Environment variables of the agents and of what they start; they do not show in any argument.
         interface: Where this program listens for the hosts: an address of this machine, its name, or the name of an
             interface; None takes the address of the route to the first host, or to its first jump host.
+        spares: What `ssh` takes, for hosts that stand by: each takes the place of one that is lost; see `Restart`.
         pickle: "off" lets no byte be unpickled in the family, see `spawn_procs`; None takes the setting.
+        pki: Certificates of your own authority, by files, see `OwnPKI`; None lets the job make its own.
+        insecure: "I understand" does without TLS: whoever is in the network reads all of it, and can change it.
     """
 
     hosts: Sequence[str] | Mapping[str, Sequence[str]] = attrs.field(converter=checked_names)
@@ -81,6 +95,7 @@ class SSHJob(Job):
     options: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=tuple)
     env: Mapping[str, str] = attrs.field(factory=dict[str, str], kw_only=True)
     interface: str | None = attrs.field(default=None, kw_only=True)
+    spares: Sequence[str] = attrs.field(default=(), kw_only=True, converter=checked_spares)
 
     @property
     def parts(self) -> Mapping[str, int]:
@@ -104,7 +119,7 @@ class SSHLauncher:
 
     def __init__(self, job: SSHJob) -> None:
         names = job.hosts.values() if isinstance(job.hosts, Mapping) else (job.hosts,)
-        self.hosts: Sequence[str] = [name for part in names for name in part]
+        self.hosts: Sequence[str] = [*(name for part in names for name in part), *job.spares]
         self.interface = ""
         self._job = job
         self._ssh = ("ssh", *job.options, *_ALWAYS)

@@ -23,6 +23,15 @@ BATCH_TRANSFERS_MAX: Final = 16_384
 BATCH_TASKS: Final = 32
 """Transfers of one batch that are under way at one time: more take turns in the native thread and gain nothing."""
 
+# ---- transfers by messages ----------------------------------------------------------------------------------
+
+LINKED_PIECE_BYTES: Final = 1 << 20
+"""Of a transfer between hosts that no carrier connects, one message: the owner copies as much in a turn of its loop."""
+
+LINKED_PIECES: Final = 8
+"""Such pieces that one process asks of another at one time: what is on its way at 1 ms and 8 GB/s, and what the owner
+may be made to hold by each."""
+
 # ---- bulk data ----------------------------------------------------------------------------------------------
 
 GRANTS_MAX: Final = 8_192

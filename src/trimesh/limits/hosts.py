@@ -33,6 +33,25 @@ DOOR_REFUSALS_KEPT: Final = 64
 PKI_FILE_BYTES_MAX: Final = 1 << 20
 """A file of certificates or a key: a few KiB; the store of a whole system is a mistake."""
 
+# ---- casts to the processes of another host -------------------------------------------------------------------
+
+HOST_CAST_BYTES_MIN: Final = 262_144
+"""Bodies of a cast from so many bytes on enter a host once, in memory that its processes map; smaller ones are sent to
+each, since that takes one way less there and back."""
+
+HOST_CAST_BYTES: Final = 1 << 29
+"""Bodies of casts that one agent keeps until all processes of its host have mapped them: eight of 64 MiB. What is
+beyond goes to each process by itself."""
+
+HOST_CASTS_MAX: Final = 64
+"""Casts whose bodies an agent keeps, a descriptor each."""
+
+HOST_CAST_ALIGNMENT: Final = 64
+"""Each body begins at a multiple of so many bytes: a cache line, and what arrays want at most."""
+
+HOST_CAST_READ_BYTES: Final = 1 << 18
+"""What an agent takes of bodies at once: as much as the window of their channel holds."""
+
 # ---- sessions between two hosts -----------------------------------------------------------------------------
 
 HOST_FRAME_HEADER_BYTES: Final = 32
@@ -58,6 +77,10 @@ HOST_QUANTUM_BYTES: Final = 16_384
 """What one channel sends in its turn: a TLS record. 100 channels that are full delay a small message by 1 ms at most on
 a line of 10 Gbit/s."""
 
+HOST_FOLD_BYTES: Final = 2_048
+"""Pieces of channels up to so many bytes, whose turns follow each other, go in one frame: replies without arrays. A
+larger one costs more to move than the header of a frame that it spares."""
+
 HOST_ACK_BYTES: Final = 1 << 20
 """So much received data is acknowledged at once: an eighth of what the peer may keep."""
 
@@ -77,9 +100,45 @@ HOST_LEASE_SECONDS: Final = 4.0
 """A controller that has heard nothing for so long gives a host up: later than its agent has, so that what is given up
 has ended."""
 
+HOST_UNHEARD_SECONDS: Final = 1.5
+"""A connection on which the other machine acknowledges nothing for so long is dropped, and another one is dialled. TCP
+tries again at doubling distances: after two short failures of a network its next try comes when the lease is over."""
+
+HOST_DIAL_SECONDS: Final = 0.5
+"""One try of an agent to connect to the controller again, for the same reason: a lost SYN is sent again after 1 s, then
+after 2 s. A connection is begun in one round trip."""
+
+HOST_REDIAL_SECONDS: Final = 0.05
+"""Between two tries of an agent to connect, of which the first was refused at once: a port that is not open yet."""
+
 FAR_LINK_LEASE_SECONDS: Final = 6.0
 """A link to a process on another host is silent for as long as its session may be without a connection. Four beats
 more, so that what then comes counts: it must never be a link that ends what the session survives."""
+
+DIRECT_LEASE_SECONDS: Final = 8.0
+"""A session of two agents that has heard nothing for so long is over: after the controller would have given up either
+of them, as it is the controller that says which hosts are lost."""
+
+DIRECT_DIAL_SECONDS: Final = 1.0
+"""From the first address of another agent that is dialled until the way through the program's host is taken: two
+addresses that do not answer. The first message to that host waits for so long."""
+
+DIRECT_RETRY_SECONDS: Final = 2.0
+"""An agent that is reached through the program's host only is dialled again after so long, then after twice as long
+each time."""
+
+DIRECT_RETRY_SECONDS_MAX: Final = 60.0
+"""And at least so often: a packet a minute for what a firewall will never let pass."""
+
+DIRECT_HALF_OPEN_MAX: Final = 32
+"""Connections to an agent that have shown nothing yet: half of `TLS_HALF_OPEN_MAX`, so that others through the
+program's host have room whatever strangers do."""
+
+DIRECT_ADDRESSES_MAX: Final = 8
+"""Addresses at which one agent tells another one to dial: networks of a machine."""
+
+DIRECT_ADDRESS_CHARS_MAX: Final = 270
+"""Of one of them: a name of DNS has 253, a port 5."""
 
 AGENT_WORDS_SECONDS: Final = 0.25
 """The last lines of an agent that has ended are there at once, unless what it has started holds its standard error for
@@ -95,8 +154,18 @@ HOST_JOIN_SECONDS: Final = 60.0
 """From the start of an agent until processes can be started on its host: an interpreter over ssh, an import from a file
 system of a network, a spawner."""
 
+DOOR_PATIENCE_SECONDS: Final = 0.5
+"""A connection to a door that has shown nothing for so long makes way, where others wait: a handshake takes two round
+trips, so this is one with the other side of the world."""
+
+DOOR_QUEUE_MAX: Final = 1_024
+"""Connections to a door that wait for their handshake: all hosts of a job (`JOB_HOSTS_MAX`) may dial in one moment."""
+
 assert HOST_QUANTUM_BYTES <= HOST_FRAME_PAYLOAD_BYTES_MAX
 assert HOST_WINDOW_BYTES <= HOST_RESEND_BYTES
+assert HOST_UNHEARD_SECONDS + 2 * HOST_DIAL_SECONDS < AGENT_LEASE_SECONDS
+assert FAR_LINK_LEASE_SECONDS < DIRECT_LEASE_SECONDS
+assert HOST_UNHEARD_SECONDS + 2 * DIRECT_DIAL_SECONDS < FAR_LINK_LEASE_SECONDS
 assert HOST_BEAT_SECONDS * 4 < AGENT_LEASE_SECONDS < HOST_LEASE_SECONDS < FAR_LINK_LEASE_SECONDS
 
 AGENT_LINES_KEPT: Final = 20
@@ -120,6 +189,70 @@ SSH_END_SECONDS: Final = 2.0
 
 SLURM_END_SECONDS: Final = 10.0
 """salloc gives an allocation back by one message to the controller of Slurm, which may be busy for seconds."""
+
+SLURM_QUEUE_LOOK_SECONDS: Final = 10.0
+"""Between two looks at the queue of Slurm, for people who wait there: its controller has to lock the queue for each."""
+
+SLURM_NOTICE_SECONDS: Final = 60.0
+"""Before the limit of time of a Slurm job, its program is told: long enough to write tens of GB to a file system."""
+
+SLURM_LEAVE_SECONDS: Final = 10.0
+"""From the end of the grace of a block to the limit of time of its Slurm job: agents end, and the job is given back."""
+
+SLURM_LIMIT_LOOK_SECONDS: Final = 60.0
+"""Between two looks at the limit of time of a Slurm job, which operators change while it runs."""
+
+SLURM_LIMIT_LOOK_SECONDS_MIN: Final = 0.25
+"""Between two such looks when the limit is near, as Slurm counts in whole seconds."""
+
+AGENT_EXIT_SECONDS: Final = 2.0
+"""An agent that says goodbye without being told to has ended for a reason, which its launcher is asked for so long: the
+words of a scheduler, which come by a connection of their own. Much sooner than links to its processes give up."""
+
+KUBERNETES_CALL_SECONDS: Final = 30.0
+"""One call to an API server: half of what it gives a call itself."""
+
+KUBERNETES_WATCH_SECONDS: Final = 300.0
+"""The API server ends a watch after so long, as its own clients ask it to: one that has broken in silence ends, too."""
+
+KUBERNETES_RETRY_SECONDS: Final = 0.5
+"""Between two tries to reach an API server that does not answer."""
+
+KUBERNETES_LOOK_SECONDS: Final = 0.1
+"""Between two looks whether the pods of a block that is left are gone."""
+
+KUBERNETES_SILENT_SECONDS: Final = 120.0
+"""An API server may be away for so long while pods are waited for: an upgrade of its machine. The hosts of a job that
+runs need none."""
+
+KUBERNETES_END_SECONDS: Final = 30.0
+"""Until what a job has applied is deleted: three times the grace of a pod. What is left then is said."""
+
+KUBERNETES_CALLS_AT_ONCE: Final = 16
+"""Calls about many pods at once: an API server takes some hundred of all its clients."""
+
+POD_HURRY_SECONDS: Final = 3.0
+"""A pod whose agent has not joined is told again to look for its token: its kubelet may have looked too early."""
+
+POD_WAIT_SECONDS: Final = 300.0
+"""An agent of a pod waits for its token until nothing has changed in the folder of it for so long: the program says by
+a change each `POD_BEAT_SECONDS` that it lives, which comes to the pod within two minutes at worst."""
+
+POD_BEAT_SECONDS: Final = 60.0
+"""So often the program says to pods that wait that it lives: a request to the API server a minute."""
+
+POD_GRACE_SECONDS: Final = 10.0
+"""Between SIGTERM and SIGKILL of a pod, where its template says nothing: an agent ends what runs there by
+`KILL_SECONDS`, and itself."""
+
+POD_KEPT_SECONDS: Final = 600.0
+"""What has finished deletes itself after that, where the program could not do it: long enough to read its logs."""
+
+AGENT_STATE_SECONDS: Final = 5.0
+"""An agent with a file of its state says there so often that it runs; who looks at it counts minutes."""
+
+assert AGENT_EXIT_SECONDS < FAR_LINK_LEASE_SECONDS
+assert POD_BEAT_SECONDS * 4 < POD_WAIT_SECONDS
 
 JOB_HOSTS_MAX: Final = 1_024
 """Hosts of one job: one link of the controller each, at the least, and `LINKS_MAX` bounds those."""
@@ -147,3 +280,108 @@ FORWARD_FAILURES_KEPT: Final = 16
 
 FORWARD_ACCEPT_RETRY_SECONDS: Final = 0.1
 """Until a connection is taken again when there was no descriptor left for one."""
+
+TERMINAL_CELLS_MAX: Final = 4_096
+"""Rows, and columns, of a terminal on a host: four times what a wall of screens has."""
+
+TERMINAL_SILENCE_SECONDS: Final = 0.25
+"""After the end of a shell, while a job that it has left in the background holds the terminal: what the shell itself
+has written is read by then."""
+
+CODE_FILES_MAX: Final = 100_000
+"""Files that are brought to hosts: ten times a large repository; each is a link on each host for each version."""
+
+CODE_BYTES_MAX: Final = 2_147_483_648
+"""Bytes of files that are brought to hosts, as code; data and weights have a store, or a file system of the network."""
+
+CODE_PIECE_BYTES: Final = 4_194_304
+"""Of contents sent to hosts in one message: a thousand small files, and a bound of what waits in the memory of each."""
+
+CODE_SCANS_MAX: Final = 5
+"""Times that a tree is read again because a file has changed while it was sent; then that file is no code."""
+
+CODE_KEPT_SECONDS: Final = 604_800.0
+"""Trees that nothing has used for a week are removed from a host, and contents that no tree has with them."""
+
+CODE_TOUCH_SECONDS: Final = 3_600.0
+"""A host notes so often that a tree is in use."""
+
+CODE_LOCK_RETRY_SECONDS: Final = 0.02
+"""Until it is looked again whether another job of this user still writes to the folder of trees of a host."""
+
+ENVIRONMENT_KEPT_SECONDS: Final = 28 * 86_400.0
+"""Environments that nothing has used for four weeks are removed from a host: to make one takes minutes, and the next
+phase of an experiment comes weeks later."""
+
+ENVIRONMENT_LOCK_RETRY_SECONDS: Final = 0.1
+"""Until it is looked again whether another job of this user still makes the environment: that takes seconds."""
+
+REQUIREMENTS_BYTES_MAX: Final = 4 << 20
+"""A file of requirements, or a lock of uv, with all hashes: a large project has 1 MB."""
+
+REQUIREMENT_FILES_MAX: Final = 64
+"""Files of requirements that take each other in: one for each part of a large project."""
+
+UV_EXPORT_SECONDS: Final = 60.0
+"""uv reads a lock within a second; on a file system of a network that stands still it is given up."""
+
+INSTALL_WORDS_MAX: Final = 80
+"""Characters of a line of uv or pip that are shown: one line of a terminal."""
+
+CODE_DEBOUNCE_MS: Final = 100
+"""An editor or git writes several files within this; they become one version."""
+
+CODE_WATCH_MS: Final = 1_000
+"""A thread that waits for changes of files looks so often whether it is still wanted."""
+
+# ---- jobs that are kept -------------------------------------------------------------------------------------
+
+KEPT_LEASE_SECONDS_MAX: Final = 28 * 86_400.0
+"""A lease of a kept job: four weeks. The certificates of its hosts count for 30 days."""
+
+KEPT_NAME_CHARS_MAX: Final = 64
+"""The name of a kept job: it is a part of the name of a file, and of a line of `trimesh job list`."""
+
+KEPT_FILE_BYTES_MAX: Final = 1 << 20
+"""A state file, which has the names of all hosts: 64 KiB with 1,000 of them."""
+
+KEPT_LINE_BYTES_MAX: Final = 1 << 20
+"""One record between a keeper and who asks it, which may have the names of all hosts, too."""
+
+KEPT_CLIENTS_MAX: Final = 64
+"""Connections to a keeper that wait to be taken: scripts that all attach in one moment; one of them gets it."""
+
+KEPT_ANSWER_SECONDS: Final = 5.0
+"""A keeper that lives answers within milliseconds; after so long it is stopped, or its machine swaps."""
+
+KEPT_LOOK_SECONDS: Final = 5.0
+"""Between two looks at the clock that also counts while the machine sleeps: so late a lease ends after such a sleep."""
+
+KEPT_PATIENCE_SECONDS: Final = 0.5
+"""Before an attach is refused because another program has the hosts: that may have been killed at this moment, and the
+kernel still takes it apart."""
+
+KEPT_CLEAN_SECONDS: Final = 15.0
+"""An attach waits for so long until the hosts are clean of the program before: an agent ends what runs there by
+`KILL_SECONDS`, and is killed after that."""
+
+KEPT_PREPARE_SECONDS: Final = 1.0
+"""After a program has got an agent of a kept host, until the agent for the next one is started: then the program has
+started what it runs there, and does not share its processor with an interpreter that loads modules."""
+
+KEPT_NOTICE_SECONDS: Final = 60.0
+"""Before the end of the lease of a kept job, the program that is attached is told, as before that of a Slurm job; of a
+short lease not more than half of what is left."""
+
+KEPT_LEAVE_SECONDS: Final = 5.0
+"""From the end of the grace of an attached program to the end of the lease: agents end meanwhile."""
+
+KEPT_REPLACE_SECONDS: Final = 75.0
+"""A keeper has another machine in the place of one by `HOST_JOIN_SECONDS`, or says why not."""
+
+KEPT_END_SECONDS: Final = 60.0
+"""After the end of a lease, until nothing is left: schedulers take 30 s of it. Then the keeper ends by force, and what
+it holds with it, as that of a program that was killed."""
+
+assert KEPT_LOOK_SECONDS < KEPT_CLEAN_SECONDS < KEPT_END_SECONDS
+assert HOST_JOIN_SECONDS < KEPT_REPLACE_SECONDS

@@ -83,11 +83,91 @@ RECORD_ENDED_MAX: Final = 256
 RECORD_FILES_MAX: Final = 8_192
 """Flight records of one run that are read, a megabyte each."""
 
+TRACE_SECONDS: Final = 0.25
+"""Between two readings of flight records while a trace is made: half of the time in which the rows of a record are
+written over."""
+
+TRACE_CALLS_MAX: Final = 500_000
+"""Calls in one trace, some 100 MB; the rest is counted."""
+
+TOP_SECONDS_MIN: Final = 0.1
+"""Between two looks of `trimesh top` at a run: each asks every process."""
+
+TOP_ROWS_MAX: Final = 500
+"""Rows of its screen, which are drawn anew at each look; a filter shows others."""
+
 AUTOPSY_CALLS: Final = 5
 """Last calls of each process that an autopsy tells of, besides those that ran."""
+
+DEBUG_WAIT_SECONDS: Final = 600.0
+"""For a terminal to come to a thread that is held: time to see the message and to log in; a run that is not watched
+goes on after it."""
+
+DEBUG_PAUSE_SECONDS: Final = 0.05
+"""Between two looks at which calls wait for a thread that is held: a deadline that is nearer may pass."""
+
+DEBUG_TURN_SECONDS: Final = 0.25
+"""For which a main thread that is held waits for messages at a time, before it looks whether it is still wanted."""
+
+DEBUG_TEXT_CHARS: Final = 16_384
+"""Of one message with output of a debugger: it goes by the control lane of no link, but must not hold up others."""
+
+DEBUG_TERMINAL_CHARS_MAX: Final = 1 << 22
+"""Output that waits for one terminal: one that takes nothing (Ctrl-Z) is detached beyond it."""
+
+DEBUG_HOLDS_MAX: Final = 16_384
+"""Threads of one run that are held at a time: four for each of 4,096 ranks."""
+
+TRACE_CONTEXT_CHARS_MAX: Final = 1_024
+"""Of the trace context of one call: 55 of a traceparent, and a tracestate, of which W3C wants 512 to be passed on."""
 
 OBSERVED_OUTPUT_BYTES: Final = 1 << 20
 """Newest lines that a controller keeps for those who look on: some ten thousand."""
 
 OBSERVED_OUTPUT_LINES: Final = 10_000
 """Lines of one answer to that."""
+
+OBSERVED_CAUSES: Final = 8
+"""Errors behind the error of one event that are told, each cut to `OBSERVED_TEXT_CHARS`: a chain is rarely longer."""
+
+PAGE_SECONDS: Final = 1.0
+"""Between two looks of the page at a run, while a browser has it open: each asks every process."""
+
+PAGE_CLIENTS_MAX: Final = 8
+"""Browsers that follow the page at a time: the tabs of a few people."""
+
+PAGE_REQUEST_BYTES_MAX: Final = 4_096
+"""The body of one request to the page: the name of a process or call."""
+
+PAGE_HISTORY: Final = 600
+"""Looks whose sums are kept for the charts of a page that is opened later: ten minutes."""
+
+PAGE_CELLS_MAX: Final = 65_536
+"""Cells of one mesh that the page draws: more have no pixel."""
+
+PAGE_MESHES_MAX: Final = 64
+"""Meshes that the page draws; those with failures first."""
+
+PAGE_PROBLEMS_MAX: Final = 100
+"""Lines on what is wrong, those that need a look first; how many more there are is said."""
+
+PAGE_ROWS_MAX: Final = 200
+"""Rows of a table of the page: calls that differ in more than their member, links, events. Filters find others."""
+
+PAGE_NODES_MAX: Final = 150
+"""Boxes in the picture of who waits for whom; calls that differ in their member only are one."""
+
+PAGE_LINES_MAX: Final = 2_000
+"""Lines of output that one answer has, and that the page keeps."""
+
+PAGE_TASK_PROCS: Final = 32
+"""Rows of processes in one time line: each is a flight record that is read, in some 10 ms."""
+
+PAGE_TASK_SECONDS: Final = 60.0
+"""The longest time line."""
+
+PAGE_TASK_BARS: Final = 400
+"""Parts of the length of a time line into which short calls are put together, so that a row has no more bars."""
+
+PAGE_LATENCY_PROCS: Final = 4
+"""Processes, the busiest, whose newest calls give the latency of a look."""

@@ -44,6 +44,17 @@ OUTPUT_LINE_BYTES_MAX: Final = 8_192
 OUTPUT_PROGRESS_SECONDS: Final = 2.0
 """Between two lines that show how far a progress bar of a worker is, which overwrites itself many times a second."""
 
+OUTPUT_SAME_SHOWN: Final = 8
+"""Processes on other hosts whose identical lines are shown, each with its coordinates: the GPUs of a host. Lines of
+more of them are counted."""
+
+OUTPUT_SAME_SECONDS: Final = 1.0
+"""So long after the first one a line counts as the same; its count is told then."""
+
+OUTPUT_SAME_KEPT: Final = 1_024
+"""Different lines of that second that are compared: a traceback of 100 lines in ten forms. Others are shown as they
+come. With the longest lines they are 8 MiB."""
+
 OUTPUT_QUEUE_BYTES_MAX: Final = 1 << 20
 """Worker output waiting for a slow terminal; beyond it lines are dropped and counted, the worker never waits."""
 

@@ -28,6 +28,12 @@ SERVICE_REMOTE_CALLS: Final = 1_024
 REPLAY_BYTES: Final = 1 << 30
 """Bytes of the items of a replay buffer, as estimated, where `capacity_bytes=` is left out."""
 
+REPLAY_SPILL_BYTES: Final = 1 << 34
+"""Bytes of the file of a replay buffer that was given a folder (`spill=`), where `spill_bytes=` is left out: 16 GiB."""
+
+REPLAY_THREAD_BYTES: Final = 1 << 20
+"""From so many bytes on a file is read and written in a thread: fewer take less than half a millisecond."""
+
 STORE_BYTES: Final = 1 << 32
 """Bytes of the versions that one shard of a store holds, where `capacity_bytes=` is left out."""
 

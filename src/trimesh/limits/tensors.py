@@ -37,6 +37,20 @@ TENSOR_DRAIN_SECONDS: Final = 10.0
 """Leaving a block says what its ranks are at when none has told of progress for so long: a step takes less, and a
 collective that only some ranks have called takes COLLECTIVE_SECONDS."""
 
+RESHARD_PLANS: Final = 8
+"""Plans of one reader of published weights that are kept: one for each set of tensors that it asks for, and layout."""
+
+RESHARD_CHUNK_BYTES: Final = 1 << 26
+"""Copied out of the memory of others in one piece, in a thread: a cancel waits for that, some 20 ms."""
+
+GROUP_CONNECT_SECONDS: Final = 30.0
+"""A member of an elastic group waits this long for the connections of the others, all of which have joined: one that
+dies meanwhile is noticed by its owner, and frees the caller at once, but not its thread."""
+
+GROUP_CAUSE_SECONDS: Final = 10.0
+"""A collective of an elastic group that fails waits this long to learn that the group has ended: an owner hears of a
+death in milliseconds; this is for one that is busy."""
+
 COLLECTIVE_POLL_SECONDS: Final = 0.000_05
 """How often a rank looks whether its device has done a collective: what one takes that crosses a link of devices."""
 
@@ -65,3 +79,25 @@ which may be waiting for the rank; it begins with SIGNAL_SECONDS, and each look 
 
 SAFETENSORS_HEADER_BYTES: Final = 100_000_000
 """The header of a file of safetensors has at most so many bytes: the bound of the format's own library."""
+
+DATA_MIXED_ROWS: Final = 65_536
+"""Rows of a stream of data that are mixed with each other where `mixed_rows=` is left out: some hundred megabytes of
+sequences of a thousand numbers, and as many chunks of a file as are read for one batch to come from all over it."""
+
+DATA_PREFETCH: Final = 2
+"""Batches that a stream has ready where `prefetch=` is left out: one that is trained on next, one on its way."""
+
+DATA_HELD_BATCHES_MAX: Final = 1_024
+"""Pieces of batches that a loader keeps at most until the ranks have read them: far more than `prefetch=` asks for."""
+
+DATA_TRIES: Final = 8
+"""How often a batch is read as one loader after the other dies: more is no accident."""
+
+DATA_RETRY_SECONDS: Final = 0.05
+"""A loader that has died is asked again after so long: about what its restart takes."""
+
+TENSOR_TRACE_EVENTS_MAX: Final = 1_000_000
+"""Operators and collectives that a trace of a simulation, or of a profile, keeps: some 200 MB of file."""
+
+TENSOR_PROFILE_EVENTS_MAX: Final = 200_000
+"""Operations and collectives that a process keeps for a profile: a minute of a busy rank, and some 20 MB there."""

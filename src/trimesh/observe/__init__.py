@@ -9,6 +9,7 @@ from trimesh._wire.observed import (
     CallRow,
     EventRow,
     GrantRow,
+    HoldRow,
     HostRow,
     JobRow,
     LinkRow,
@@ -17,14 +18,17 @@ from trimesh._wire.observed import (
     PublicationRow,
     WaitRow,
 )
+from trimesh.observe.activity import ProcActivity, activity_between, calls_of
 from trimesh.observe.asking import snapshot, watch
 from trimesh.observe.culprit import Cause
 from trimesh.observe.examining import Autopsy, DeadProc, LastCall, autopsy
+from trimesh.observe.flights import RunRecords, find_records, read_record, read_records
 from trimesh.observe.formatting import Coordinates, JsonLogFormatter, LogFormatter
 from trimesh.observe.merging import RunSnapshot
 from trimesh.observe.prometheus import prometheus_text
-from trimesh.observe.run import ObservedRun, find_run, runs
+from trimesh.observe.run import DebugTerminal, ObservedRun, find_run, runs
 from trimesh.observe.stacks import SharedStack, shared_stacks
+from trimesh.observe.timeline import Timeline, trace_bytes
 from trimesh.observe.waiting import Culprit, WaitGraph
 
 __all__ = [
@@ -35,8 +39,10 @@ __all__ = [
     "Coordinates",
     "Culprit",
     "DeadProc",
+    "DebugTerminal",
     "EventRow",
     "GrantRow",
+    "HoldRow",
     "HostRow",
     "JobRow",
     "JsonLogFormatter",
@@ -45,17 +51,26 @@ __all__ = [
     "LogFormatter",
     "ObservedRun",
     "OutputRow",
+    "ProcActivity",
     "ProcRow",
     "PublicationRow",
+    "RunRecords",
     "RunSnapshot",
     "SharedStack",
+    "Timeline",
     "WaitGraph",
     "WaitRow",
+    "activity_between",
     "autopsy",
+    "calls_of",
+    "find_records",
     "find_run",
     "prometheus_text",
+    "read_record",
+    "read_records",
     "runs",
     "shared_stacks",
     "snapshot",
+    "trace_bytes",
     "watch",
 ]

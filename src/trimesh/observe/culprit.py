@@ -15,7 +15,7 @@ import msgspec
 
 from trimesh._wire import flight, observed
 from trimesh.observe.flights import RunRecords
-from trimesh.observe.merging import RunSnapshot
+from trimesh.observe.merging import RunSnapshot, program_line
 from trimesh.observe.waiting import WaitGraph
 
 _ENDS: Final = ("Died", "Failed", "GaveUp", "Unacknowledged")
@@ -164,14 +164,9 @@ def _stuck(
         name=proc.name,
         call=doing,
         text=text + f"; nor did those of {', '.join(others[:4])}" * bool(others),
-        at=_first_line(stack),
+        at=program_line(stack),
         stack=stack,
     )
-
-
-def _first_line(stack: str) -> str:
-    lines = [line.strip() for line in stack.splitlines() if line.strip().startswith("File ")]
-    return next((line for line in lines if "/trimesh/_" not in line and not line.startswith('File "<')), "")
 
 
 def _left_behind(records: RunRecords, snapshot: RunSnapshot) -> Cause | None:

@@ -23,7 +23,7 @@ from trimesh.observe.merging import RunSnapshot, merge
 _END_SECONDS: Final = 1.0
 """In which all processes of a run that is killed end."""
 
-_OUTCOMES: Final = {
+OUTCOMES: Final = {
     flight.RUNNING: "running",
     flight.RETURNED: "returned",
     flight.RAISED: "raised",
@@ -231,7 +231,7 @@ def _last_call(call: flight.FlightCall, proc_id: str, names: dict[str, str], err
         id=f"{caller}.{call.call}@{proc_id}" if call.call else "",
         name=name_of(call.name),
         at=call.at,
-        outcome=_OUTCOMES[call.outcome],
+        outcome=OUTCOMES[call.outcome],
         caller=names.get(caller, f"process {caller}"),
         error=errors.get(call.number, ""),
     )

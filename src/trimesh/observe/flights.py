@@ -70,6 +70,22 @@ def read_records(folder: Path) -> RunRecords:
     return RunRecords(folder, flights, unreadable, lives)
 
 
+def read_record(path: str | Path) -> flight.Flight:
+    """Return what one process has left, or has written so far: the file is `ProcRow.record`.
+
+    Raises:
+        ValueError: It is on another host, is none, or cannot be read.
+    """
+    if not path:
+        raise ValueError("this process keeps no flight record")
+    try:
+        return flight.read_flight(read_file(Path(path)))
+    except FileNotFoundError:
+        raise ValueError("its flight record is not on this machine") from None
+    except (OSError, ProtocolError) as error:
+        raise ValueError(f"its flight record cannot be read: {error}") from error
+
+
 def _is_alive(folder: RunFolder) -> bool:
     try:
         return is_alive(folder)

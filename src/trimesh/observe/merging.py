@@ -7,7 +7,7 @@ ME-3 A table with too many rows is cut at its end, where the least urgent rows a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -17,7 +17,8 @@ from trimesh._wire import observed
 from trimesh._wire.observed import VERSION
 
 _FINE: Final = ("running", "starting", "exiting")
-_STATES: Final = ("dead", "silent", "stopped", "stuck", "exiting", "starting", "running")
+_OF_PYTHON: Final = ('File "<frozen ', 'File "<string>"')
+_STATES: Final = ("dead", "silent", "stopped", "stuck", "held", "exiting", "starting", "running")
 
 _Row = TypeVar("_Row")
 
@@ -83,11 +84,12 @@ def merge(
     events = sorted((event for view in views for event in view.events), key=lambda event: event.at)
     procs = _procs(views, events)
     failures = [event for event in events if event.is_failure]
+    job = next((view.job for view in views if view.job is not None), None)
     return RunSnapshot(
         taken_at=taken_at,
-        job=next((view.job for view in views if view.job is not None), None),
+        job=job,
         by=by,
-        hosts=_hosts(procs),
+        hosts=_hosts(procs, () if job is None else job.insecure),
         procs=few("procs", procs),
         actors=few("actors", sorted((one for view in views for one in view.actors), key=lambda one: -one.queued)),
         calls=few("calls", _calls(views, {proc.id: proc for proc in procs})),
@@ -136,24 +138,28 @@ def _lost(child: observed.ProcRow) -> observed.ProcRow:
 
 def _joined(child: observed.ProcRow, said: observed.ProcRow) -> observed.ProcRow:
     """Return what the owner of a process and it itself say."""
-    state = said.state if child.state == "running" or said.state == "stuck" else child.state
+    is_told = child.state == "running" or (said.state == "stuck" and child.state != "held")
+    state = said.state if is_told else child.state
     return msgspec.structs.replace(
         child,
         state=state,
-        stack=said.stack,
+        stack="" if state == "held" else said.stack,  # it is that of the debugger
         memory_bytes=said.memory_bytes,
         record=said.record or child.record,
         stalled_seconds=max(child.stalled_seconds, said.stalled_seconds),
     )
 
 
-def _hosts(procs: Sequence[observed.ProcRow]) -> tuple[observed.HostRow, ...]:
+def _hosts(procs: Sequence[observed.ProcRow], insecure: Collection[str]) -> tuple[observed.HostRow, ...]:
     counts = dict[str, list[int]]()
     for proc in procs:
         count = counts.setdefault(proc.host, [0, 0])
         count[0] += 1
         count[1] += proc.state not in _FINE
-    rows = [observed.HostRow(name=name, procs=total, failed=failed) for name, (total, failed) in counts.items()]
+    rows = [
+        observed.HostRow(name=name, procs=total, failed=failed, is_insecure=name in insecure)
+        for name, (total, failed) in counts.items()
+    ]
     return tuple(sorted(rows, key=lambda row: (-row.failed, row.name)))
 
 
@@ -186,5 +192,10 @@ def _explained(call: observed.CallRow, procs: dict[str, observed.ProcRow]) -> ob
 
 
 def _first_line(stack: str) -> str:
+    return program_line(stack) or next((line.strip() for line in stack.splitlines() if "File " in line), "")
+
+
+def program_line(stack: str) -> str:
+    """Return the innermost line of a stack that is of a program: of a file, or of code that came without one."""
     lines = [line.strip() for line in stack.splitlines() if line.strip().startswith("File ")]
-    return next((line for line in lines if not line.startswith('File "<')), lines[0] if lines else "")
+    return next((line for line in lines if "/trimesh/_" not in line and not line.startswith(_OF_PYTHON)), "")

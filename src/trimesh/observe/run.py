@@ -15,7 +15,26 @@ from trimesh.errors import ConnectError
 from trimesh.observe.merging import RunSnapshot, merge
 
 
-class ObservedRun:
+class _Connection:
+    """A connection to a run, closed when its block is left."""
+
+    def __init__(self, client: RunClient) -> None:
+        self._client = client
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection."""
+        self._client.close()
+
+
+class ObservedRun(_Connection):
     """A running program, as another one sees it. A context manager: leaving it ends the connection, not the run.
 
     Nothing here needs Trio; every method blocks the calling thread until the answer has come.
@@ -25,20 +44,8 @@ class ObservedRun:
     """
 
     def __init__(self, client: RunClient) -> None:
+        super().__init__(client)
         self.pid = client.pid
-        self._client = client
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._client.close()
-
-    def close(self) -> None:
-        """End the connection."""
-        self._client.close()
 
     def snapshot(self, *, seconds: float = 0.0, rows_max: int = limits.OBSERVED_ROWS) -> RunSnapshot:
         """Return what all processes of the run do.
@@ -94,6 +101,26 @@ class ObservedRun:
         """
         self._client.ask(observed.ControlRequest(kind="cancel", target=call_id))
 
+    def holds(self) -> Sequence[observed.HoldRow]:
+        """Return the threads that wait for a debugger, or have one, the oldest first.
+
+        Raises:
+            ConnectError: The run does not answer.
+        """
+        return self._client.ask(observed.ControlRequest(kind="holds")).holds
+
+    def attach(self, hold_id: str) -> DebugTerminal:
+        """Be the terminal of a thread that is held; this connection is used up by it.
+
+        Args:
+            hold_id: `HoldRow.id`.
+
+        Raises:
+            ConnectError: It has ended, another terminal debugs in this run, or the run does not answer.
+        """
+        self._client.ask(observed.ControlRequest(kind="attach", target=hold_id))
+        return DebugTerminal(self._client)
+
     def stop(self) -> None:
         """Do to the run what a Ctrl-C does.
 
@@ -101,6 +128,32 @@ class ObservedRun:
             ConnectError: The run does not answer.
         """
         self._client.ask(observed.ControlRequest(kind="stop"))
+
+
+class DebugTerminal(_Connection):
+    """The terminal of one thread that is held. A context manager: leaving it, or `close`, lets the thread go on.
+
+    Every method blocks; `hear` may be called in another thread than the others.
+    """
+
+    def hear(self) -> tuple[str, str] | None:
+        """Return what the debugger says next; None when the run has ended.
+
+        "output" and text; "prompt", when it waits for a line, and its text; "ended" and why.
+        """
+        heard = self._client.hear()
+        return None if heard is None else (heard.said, heard.text)
+
+    def say(self, line: str) -> None:
+        """Answer a prompt.
+
+        Args:
+            line: Without its end.
+
+        Raises:
+            ConnectError: The run has ended.
+        """
+        self._client.say(observed.ControlRequest(kind="line", text=f"{line}\n"))
 
 
 def runs() -> list[ObservedRun]:

@@ -6,7 +6,7 @@ WG-2 What is waited for by most comes first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -58,29 +58,20 @@ class WaitGraph:
 
     def culprits(self) -> Sequence[Culprit]:
         """Return what everything waits for: first what most wait for, then what is oldest."""
-        waiters: dict[str, set[str]] = {call_id: set() for call_id in self.calls}
-        for start in self.waits_for:
-            for reached in self._reached(start):
-                waiters[reached].add(start)
+        waited_by = dict[str, list[str]]()
+        for call_id, others in self.waits_for.items():
+            for other in others:
+                waited_by.setdefault(other, []).append(call_id)
         found = list[Culprit]()
         in_cycle = set[str]()
         for call_id, call in self.calls.items():
             cycle = self._cycle(call_id) if call_id in self.waits_for and call_id not in in_cycle else ()
             if cycle:
                 in_cycle.update(cycle)
-                found.append(Culprit(call, len(waiters[call_id]), cycle))
+                found.append(Culprit(call, len(_reached(call_id, waited_by)), cycle))
             elif call_id not in self.waits_for:
-                found.append(Culprit(call, len(waiters[call_id])))
+                found.append(Culprit(call, len(_reached(call_id, waited_by))))
         return sorted(found, key=lambda one: (not one.cycle, -one.waiters, -one.call.age))
-
-    def _reached(self, start: str) -> set[str]:
-        seen, todo = set[str](), list(self.waits_for.get(start, ()))
-        while todo:
-            call_id = todo.pop()
-            if call_id not in seen:
-                seen.add(call_id)
-                todo += self.waits_for.get(call_id, ())
-        return seen
 
     def _cycle(self, start: str) -> tuple[str, ...]:
         """Return the ids of a circle through a call, from it on; empty if there is none."""
@@ -119,3 +110,13 @@ class WaitGraph:
             if call_id not in shown:
                 shown.add(call_id)
                 todo += [(depth + 1, other) for other in reversed(self.waits_for.get(call_id, ()))]
+
+
+def _reached(start: str, edges: Mapping[str, Sequence[str]]) -> set[str]:
+    seen, todo = set[str](), list(edges.get(start, ()))
+    while todo:
+        call_id = todo.pop()
+        if call_id not in seen:
+            seen.add(call_id)
+            todo += edges.get(call_id, ())
+    return seen

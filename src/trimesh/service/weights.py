@@ -4,8 +4,18 @@
 """
 
 from trimesh.tensor.controller.shard_of import ShardOf
-from trimesh.tensor.ops.shard_publisher import ShardPublisher, publication_of
-from trimesh.tensor.ops.state_publication import Publication
-from trimesh.tensor.ops.state_snapshot import StateSnapshot
+from trimesh.tensor.publications.elastic_publication import elastic_publication
+from trimesh.tensor.publications.relay import open_relays
+from trimesh.tensor.publications.shard_publisher import ShardPublisher, publication_of
+from trimesh.tensor.publications.state_publication import Publication
+from trimesh.tensor.publications.state_snapshot import StateSnapshot
 
-__all__ = ["Publication", "ShardOf", "ShardPublisher", "StateSnapshot", "publication_of"]
+__all__ = [
+    "Publication",
+    "ShardOf",
+    "ShardPublisher",
+    "StateSnapshot",
+    "elastic_publication",
+    "open_relays",
+    "publication_of",
+]

@@ -252,6 +252,61 @@ class Region:
         """Take members out by their base ranks; those that are not in the view are left out silently."""
         return attrs.evolve(self, excluded=self._excluded.union(rank for rank in base_ranks if rank in self._table))
 
+    def spans(self, label: str) -> bool:
+        """Tell whether the view shows every place along `label`, the slowest dimension of the mesh, in the same way.
+
+        Example:
+            >>> whole = Region(Extent(replica=3, gpus=2))
+            >>> whole.spans("replica"), whole.slice(gpus=0).spans("replica"), whole.slice(replica=0).spans("replica")
+            (True, True, False)
+        """
+        labels = self.base.labels[:1], self.extent.labels[:1]
+        if labels != ((label,), (label,)) or self.base.sizes[0] != self.extent.sizes[0]:
+            return False
+        inside, places = self.base.nelements // self.base.sizes[0], len(self._table) // self.base.sizes[0]
+        first = self._table[:places]
+        return all(
+            rank < inside and self._table[places * place + index] == inside * place + rank
+            for place in range(self.base.sizes[0])
+            for index, rank in enumerate(first)
+        )
+
+    def resized(self, label: str, size: int) -> Region:
+        """Return the same view of the mesh with another size along its slowest dimension; ranks stay.
+
+        Args:
+            label: That dimension, which the view spans (`spans`).
+            size: At least 1.
+
+        Example:
+            >>> Region(Extent(replica=2, gpus=2)).slice(gpus=1).resized("replica", 4).ranks()
+            range(1, 9, 2)
+        """
+        assert self.spans(label), self
+        base = Extent({**self.base, label: size})
+        inside, places = base.nelements // size, len(self._table) // self.base.sizes[0]
+        table = tuple(inside * place + rank for place in range(size) for rank in self._table[:places])
+        extent = Extent.of_view(self.extent.labels, (size, *self.extent.sizes[1:]))
+        return attrs.evolve(self, base=base, extent=extent, table=table, excluded=self._excluded.intersection(table))
+
+    def following(self, now: Region) -> Region:
+        """Return this view of the mesh as it is now.
+
+        A view that spans the first dimension shows all places that there are along it; any other one those of its
+        members that are there.
+
+        Args:
+            now: All of the mesh, which may have another size along that dimension than when this view was made.
+
+        Example:
+            >>> before, now = Region(Extent(replica=4)), Region(Extent(replica=2))
+            >>> before.following(now), before.slice(replica=slice(1, 3)).following(now).ranks()
+            (Region(replica=2), (1,))
+        """
+        label = next(iter(self.base), "")
+        view = self.resized(label, now.base.sizes[0]) if self.spans(label) else self
+        return view.exclude_ranks([rank for rank in view.ranks() if rank not in now])
+
     def _base_rank_of(self, point: Mapping[str, int]) -> int:
         if not isinstance(point, Mapping):
             raise ShapeError(f"a point is a mapping of label to index such as {{'gpus': 2}}, got {point!r}")

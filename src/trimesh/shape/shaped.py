@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
-from trimesh.html_table import table
 from trimesh.shape.extent import Extent
 from trimesh.shape.point import Point
 from trimesh.shape.region import Region
@@ -88,6 +87,8 @@ class Shaped(ABC):
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks: each member, and whether it lives as far as is known here."""
+        from trimesh.html_table import table  # noqa: PLC0415 - only notebooks ask
+
         region = self._region()
         live = frozenset(self.alive()._region().ranks())  # noqa: SLF001 - of its own class
         states = ("live" if rank in live else "ended" for rank in region.ranks())

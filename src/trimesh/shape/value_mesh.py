@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import attrs
 
 from trimesh.errors import ShapeError
-from trimesh.html_table import table
 from trimesh.shape.extent import as_integer
 
 if TYPE_CHECKING:
@@ -162,5 +161,7 @@ class ValueMesh(Generic[T_co]):
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks: the coordinates and the value of each member."""
+        from trimesh.html_table import table  # noqa: PLC0415 - only notebooks ask
+
         rows = ((*point.values(), repr(value)) for point, value in self.items())
         return table((*self.extent, "value"), rows, len(self._values))

@@ -22,11 +22,11 @@ from trimesh.tensor.ops.fallbacks import Fallbacks, fallbacks
 from trimesh.tensor.ops.function import RemoteFunction, call_on_shard_and_fetch, remote
 from trimesh.tensor.ops.global_tensor import distribute, placements, redistribute, replicate
 from trimesh.tensor.ops.gradients import grad_generator
+from trimesh.tensor.ops.profiling import Profile, profile
 from trimesh.tensor.ops.publishing import rdma_buffers
 from trimesh.tensor.ops.reduction import broadcast, reduce, reduce_
 from trimesh.tensor.ops.references import rref
 from trimesh.tensor.ops.seeding import get_rng_state, manual_seed, set_rng_state
-from trimesh.tensor.ops.state_publication import Publication, publication
 from trimesh.tensor.ops.traffic import Collectives, Traffic, traffic
 from trimesh.tensor.ops.training.modules import module_to_mesh, optimizer_to_mesh
 from trimesh.tensor.ops.training.pipeline import Pipeline
@@ -36,23 +36,34 @@ from trimesh.tensor.parallel.plan import ParallelPlan
 from trimesh.tensor.parallel.stages import PipelineExplanation
 from trimesh.tensor.protocol.errors import RecordingError
 from trimesh.tensor.protocol.placement import Placements
+from trimesh.tensor.publications.state_publication import Publication, publication
 from trimesh.tensor.session.activation import no_mesh
 from trimesh.tensor.session.mesh import activate
+from trimesh.tensor.simulation.device import Device, RankLink
+from trimesh.tensor.simulation.measuring import measure_device
+from trimesh.tensor.simulation.mesh import SimulatedMesh, simulate
+from trimesh.tensor.simulation.report import LineCost, SimulationReport
 
 _assemble()
 
 __all__ = [
     "Collectives",
+    "Device",
     "Explanation",
     "Fallbacks",
+    "LineCost",
     "MeshTensor",
     "ParallelPlan",
     "Pipeline",
     "PipelineExplanation",
     "Placements",
+    "Profile",
     "Publication",
+    "RankLink",
     "RecordingError",
     "RemoteFunction",
+    "SimulatedMesh",
+    "SimulationReport",
     "Traffic",
     "activate",
     "broadcast",
@@ -68,10 +79,12 @@ __all__ = [
     "load_checkpoint",
     "load_safetensors",
     "manual_seed",
+    "measure_device",
     "module_to_mesh",
     "no_mesh",
     "optimizer_to_mesh",
     "placements",
+    "profile",
     "publication",
     "rdma_buffers",
     "redistribute",
@@ -84,6 +97,7 @@ __all__ = [
     "save_safetensors",
     "set_rng_state",
     "show",
+    "simulate",
     "slice_mesh",
     "to_mesh",
     "traffic",

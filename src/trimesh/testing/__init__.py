@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from trimesh.testing.plans.faults import Faults, UnsupportedFault
     from trimesh.testing.plans.plan import UnfiredFault
     from trimesh.testing.plans.vocabulary import Fired
+    from trimesh.testing.real.host_network import HostNetwork, open_host_network, why_no_networks
     from trimesh.testing.real.launcher_cases import LAUNCHER_CASES, LauncherSubject, check_launcher
+    from trimesh.testing.real.network_job import NetworkJob
     from trimesh.testing.running.decorator import simulate
     from trimesh.testing.running.item_run import NeverFired, NeverReached
     from trimesh.testing.simulated.dropping import CleanupRunsWarning
@@ -32,11 +34,13 @@ _HOMES: Final = {
     "ChaosPlan": "plans.chaos",
     "CleanupRunsWarning": "simulated.dropping",
     "HangError": "simulated.seeded_run",
+    "HostNetwork": "real.host_network",
     "History": "histories.history",
     "LAUNCHER_CASES": "real.launcher_cases",
     "LauncherSubject": "real.launcher_cases",
     "LivenessError": "plans.chaos",
     "Model": "histories.model",
+    "NetworkJob": "real.network_job",
     "NeverFired": "running.item_run",
     "NeverReached": "running.item_run",
     "Entry": "simulated.trace",
@@ -53,8 +57,10 @@ _HOMES: Final = {
     "UnsupportedFault": "plans.faults",
     "check_launcher": "real.launcher_cases",
     "check_linearizable": "histories.linearizability",
+    "open_host_network": "real.host_network",
     "is_bit_exact": "plans.determinism",
     "simulate": "running.decorator",
+    "why_no_networks": "real.host_network",
 }
 
 __all__ = [
@@ -67,9 +73,11 @@ __all__ = [
     "Fired",
     "HangError",
     "History",
+    "HostNetwork",
     "LauncherSubject",
     "LivenessError",
     "Model",
+    "NetworkJob",
     "NeverFired",
     "NeverReached",
     "NotDeterministicWarning",
@@ -84,7 +92,9 @@ __all__ = [
     "check_launcher",
     "check_linearizable",
     "is_bit_exact",
+    "open_host_network",
     "simulate",
+    "why_no_networks",
 ]
 
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from trimesh.testing.plans.keys import expand
+from trimesh.testing.real.host_network import why_no_networks
 from trimesh.testing.running.decorator import OPTIONS, Simulated
 from trimesh.testing.running.item_run import BACKENDS, ItemRun, RunSettings
 from trimesh.testing.running.seed_plan import FRESH, SEEDED, SeedPlan, read_seed, runs_told
@@ -21,6 +22,7 @@ from trimesh.testing.zombie_guard import guard
 
 _BODY: pytest.StashKey[Any] = pytest.StashKey()
 _PLAN: pytest.StashKey[SeedPlan] = pytest.StashKey()
+_BACKENDS_DEFAULT = ("sim", "proc")
 _GUARDED = ("all", "mesh", "off")
 
 
@@ -51,7 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers."""
-    config.addinivalue_line("markers", 'mesh_backend(*names): run on "sim", "proc", or both')
+    config.addinivalue_line("markers", 'mesh_backend(*names): run on "sim", "proc", "net"; by default on the first two')
     config.addinivalue_line("markers", "real: starts real processes")
     config.addinivalue_line("markers", f"{SEEDED.name}: runs in simulation, under seeds; what does is marked by itself")
     if config.option.mesh_fresh_seconds and config.option.mesh_fresh_seed is None:
@@ -67,11 +69,17 @@ def simulated_of(item: pytest.Function) -> Simulated | None:
 
 
 def _backends_of(marked: pytest.Mark) -> tuple[str, ...]:
-    names = tuple(marked.args) or tuple(BACKENDS)
+    names = tuple(marked.args) or _BACKENDS_DEFAULT
     unknown = [name for name in names if name not in BACKENDS]
     if unknown:
         raise pytest.UsageError(f"mesh_backend takes {', '.join(BACKENDS)}; got {', '.join(map(repr, unknown))}")
     return names
+
+
+def _marks_of(backend: str) -> list[pytest.MarkDecorator]:
+    marks = [] if backend == "sim" else [pytest.mark.real]
+    reason = why_no_networks() if backend == "net" else None
+    return marks if reason is None else [*marks, pytest.mark.skip(reason=reason)]
 
 
 def _backend_of(item: pytest.Function) -> str:
@@ -87,7 +95,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     names = _backends_of(marked)
     metafunc.fixturenames.append("mesh_backend_name")
-    values = [pytest.param(name, marks=pytest.mark.real if name == "proc" else ()) for name in names]
+    values = [pytest.param(name, marks=_marks_of(name)) for name in names]
     metafunc.parametrize("mesh_backend_name", values, indirect=True)
 
 

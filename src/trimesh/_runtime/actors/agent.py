@@ -148,6 +148,12 @@ class Agent:
         return None if membership is None else await membership.answer(rank, incarnation)
 
     @trio.lowlevel.enable_ki_protection
+    async def current_info(self, mesh: MeshId) -> MeshInfo | None:
+        """Tell, as the owner of a mesh, what it is now; None for one that has been stopped."""
+        membership = self.proc.memberships.get(mesh)
+        return None if membership is None else membership.info
+
+    @trio.lowlevel.enable_ki_protection
     async def cancel_background(self, mesh: MeshId, reason: str) -> None:
         """Cancel what an actor does without a caller: the block that owns it has been cancelled."""
         cell = self.proc.cells.get(mesh)
@@ -202,7 +208,17 @@ def agent_endpoint(function: Callable[..., Any], kind: EndpointKind = EndpointKi
     )
 
 
-for _name in ("setup", "spawn", "spawn_kept", "replacement", "cancel_background", "drain", "stop", "exit"):
+for _name in (
+    "setup",
+    "spawn",
+    "spawn_kept",
+    "replacement",
+    "current_info",
+    "cancel_background",
+    "drain",
+    "stop",
+    "exit",
+):
     agent_endpoint(getattr(Agent, _name))
 setattr(Agent, ENDPOINTS, AGENT_ENDPOINTS)
 

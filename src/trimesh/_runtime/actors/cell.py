@@ -49,8 +49,22 @@ class CellProc(ActorProc, Protocol):
     """The process of a cell; see `Proc`."""
 
     @property
+    def holds(self) -> ErrorHolding:
+        """Threads that debuggers hold."""
+        ...
+
+    @property
     def sites(self) -> DispatchSite | None:
         """Where a test interferes; None outside of tests."""
+        ...
+
+
+class ErrorHolding(Protocol):
+    """Where debuggers are; see `Holds`."""
+
+    @property
+    def post_mortem(self) -> Callable[[BaseException, Origin], None] | None:
+        """Holds the thread by an error that has left an endpoint; None where errors are not held."""
         ...
 
 
@@ -113,6 +127,7 @@ class Cell:
         "_is_holding",
         "_life",
         "_nursery",
+        "_refusal",
         "_server",
         "_serving",
         "_stopping",
@@ -151,6 +166,7 @@ class Cell:
         self._is_ending = False
         self._held: list[IncomingCall] = []
         self._is_holding = False
+        self._refusal = "stopped"
         self.cause: Exception | None = None
         self.task: trio.lowlevel.Task | None = None
         self.on_end: dict[Callable[[], None], None] = {}
@@ -173,7 +189,7 @@ class Cell:
             if self.ended.is_set():
                 self._answer(call)
             else:
-                call.refused("stopped", f"{self.spec.name} is stopping and takes no new messages")
+                call.refused(self._refusal, f"{self.spec.name} is stopping and takes no new messages")
         elif self._is_ending:
             self._interrupted.append(call)
         else:
@@ -196,7 +212,7 @@ class Cell:
             call.cancel("other", f"{self.spec.name} has ended")
             call.cancelled()
         else:
-            call.refused("stopped", f"{self.spec.name} has ended")
+            call.refused(self._refusal, f"{self.spec.name} has ended")
 
     def cancel(self, call: IncomingCall, by: str, reason: str) -> None:
         """Cancel one accepted call: it leaves the mailbox, or unwinds."""
@@ -306,7 +322,9 @@ class Cell:
         async with live(self.spec.make, self._made), trio.open_nursery() as nursery:
             self._nursery = nursery
             self._context = contextvars.copy_context()
-            self._server = Server(self._actor, self._context, self._where, self.origin, self.proc.values, self._lost)
+            hold_error = None if self.spec.home is None else self.proc.holds.post_mortem
+            values = self.proc.values
+            self._server = Server(self._actor, self._context, self._where, self.origin, values, self._lost, hold_error)
             self.started.open(nursery)
             self.mailbox.open()
             task_status.started()
@@ -377,7 +395,8 @@ class Cell:
 
         Args:
             grace: Seconds.
-            by: What the callers of what runs are told; "stopped" for an actor that is to be restarted.
+            by: What the callers of what runs are told; "stopped" for an actor that is to be restarted,
+                "left" for one whose process leaves its mesh.
             hold: Let new messages wait for the actor that follows.
 
         Raises:
@@ -386,6 +405,8 @@ class Cell:
         """
         self._draining = self._stopping = True
         self._is_holding = hold
+        if by == "left":
+            self._refusal = by
         for call in [*self.mailbox.queued(), *self.mailbox.running()]:
             self.cancel(call, by, f"{self.spec.name} is stopping")
         deadline = math.inf if grace == math.inf else trio.current_time() + grace

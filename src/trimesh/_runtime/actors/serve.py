@@ -27,6 +27,7 @@ from trimesh._runtime.tasks.cancelled import split_cancelled
 from trimesh._runtime.tasks.run_in_context import go_on_in_context, run_in_context
 from trimesh._runtime.values.codec import Values
 from trimesh._runtime.values.endpoint_spec import ASYNC, GENERATOR, INLINE, EndpointSpec
+from trimesh._wire.call_places import CallerPlace, SentView
 from trimesh._wire.not_yet import NotYet
 from trimesh.errors import Origin
 
@@ -52,10 +53,22 @@ class Server:
         origin: Coordinates that an error of an endpoint carries.
         values: Decodes the arguments, encodes the results.
         on_lost_error: Told of an exception that has no caller.
+        hold_error: Lets a debugger look at an error before it travels; None where none is asked for.
         unanswered: Calls that are to be answered by a `Reply`, and whose endpoint has returned.
     """
 
-    __slots__ = ("_contexts", "actor", "context", "on_lost_error", "origin", "unanswered", "values", "where")
+    __slots__ = (
+        "_contexts",
+        "_told",
+        "actor",
+        "context",
+        "hold_error",
+        "on_lost_error",
+        "origin",
+        "unanswered",
+        "values",
+        "where",
+    )
 
     def __init__(
         self,
@@ -65,6 +78,7 @@ class Server:
         origin: Callable[[str], Origin],
         values: Values,
         on_lost_error: Callable[[IncomingCall, Exception], None],
+        hold_error: Callable[[BaseException, Origin], None] | None = None,
     ) -> None:
         self.actor = actor
         self.context = context
@@ -72,8 +86,12 @@ class Server:
         self.origin = origin
         self.values = values
         self.on_lost_error = on_lost_error
+        self.hold_error = hold_error
         self.unanswered: dict[IncomingCall, LateAnswer] = {}
         self._contexts: dict[str, contextvars.Context] = {}
+        # What the last message of each endpoint has said of itself, and a context that says so: mostly the next has,
+        # too, and a variable is set by three calls.
+        self._told: dict[str, tuple[SentView | None, CallerPlace | None, contextvars.Context]] = {}
 
     def serve(self, call: IncomingCall) -> Awaitable[None] | None:
         """Run the endpoint of `call`, which a slot has taken from the mailbox, as far as it goes without waiting.
@@ -159,10 +177,15 @@ class Server:
         if found is None:
             found = self._contexts[endpoint] = self.context.copy()
             found.run(set_context, self.where(endpoint))
-        context = found.copy()
-        if call.view is not None or call.caller is not None:
-            context.run(set_message, call.view, call.caller)
-        return context
+        view, caller = call.view, call.caller
+        if view is None and caller is None:
+            return found.copy()
+        told = self._told.get(endpoint)
+        if told is None or told[0] != view or told[1] != caller:
+            context = found.copy()
+            context.run(set_message, view, caller)
+            told = self._told[endpoint] = view, caller, context
+        return told[2].copy()
 
     async def _arguments(self, call: IncomingCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Decode the arguments, when all that they stand for is there."""
@@ -189,6 +212,8 @@ class Server:
         cancelled, told = split_cancelled(error)
         if told is None:
             raise error from None
+        if self.hold_error is not None:
+            self.hold_error(told, origin)
         lent = self._answer_error(call, told, origin)
         if cancelled is not None and not (call.scope is not None and call.scope.cancel_called):
             raise cancelled from None

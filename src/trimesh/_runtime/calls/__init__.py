@@ -10,6 +10,7 @@ from trimesh._runtime.calls.invocation import (
     Result,
     absorb_budget,
     begin,
+    broken_value,
     encode_request,
     finish,
     has_deadline,
@@ -24,7 +25,7 @@ from trimesh._runtime.calls.invocation import (
     yield_to_cancel,
 )
 from trimesh._runtime.calls.membership import Membership, family_of, is_reached, membership_of
-from trimesh._runtime.calls.outgoing import reason_of
+from trimesh._runtime.calls.outgoing import OutgoingCall, reason_of
 from trimesh._runtime.calls.outgoing_stream import OutgoingStream
 from trimesh._runtime.calls.replied_call import RepliedCall, begin_replied
 from trimesh._runtime.calls.request import Request
@@ -38,6 +39,7 @@ __all__ = [
     "Membership",
     "NurseryOwner",
     "Ok",
+    "OutgoingCall",
     "OutgoingStream",
     "Owner",
     "RepliedCall",
@@ -48,6 +50,7 @@ __all__ = [
     "absorb_budget",
     "begin",
     "begin_replied",
+    "broken_value",
     "encode_request",
     "family_of",
     "finish",

@@ -13,10 +13,12 @@ from typing import Any
 import trio
 
 from trimesh import limits
+from trimesh._routing.collector import Outcome
 from trimesh._runtime.calls.invocation import budget_until, encode_request
 from trimesh._runtime.calls.outgoing import AnyWait, OutgoingCall
 from trimesh._runtime.calls.process import CallingProc
 from trimesh._runtime.calls.request import Request
+from trimesh._runtime.peers.peer import Outbox, Peer
 from trimesh._runtime.peers.target import Target
 from trimesh.ids import CallId
 
@@ -64,6 +66,15 @@ class SetCall(OutgoingCall):
     def part_of(self) -> trio.lowlevel.Task:
         """See `OutgoingCall.part_of`."""
         return self._set.consumer
+
+    def terminal(self, peer: Peer, outcome: Outcome) -> Outbox:
+        """See `OutgoingCall.terminal`: of one rank, so that the call is complete."""
+        box = self._boxes[0]
+        if box.peer is not peer or not self.collector.settle(0, outcome):
+            return super().terminal(peer, outcome)  # which refuses it
+        self._leave(0)
+        self.check_end()
+        return box
 
     def check_end(self) -> None:
         """Tell the set when the call is complete, once."""
@@ -138,15 +149,31 @@ class CallSet:
         """See `AnyWait.waiting_task`."""
         return None if self.is_cancelled or self.ended or not self.is_all() else self.consumer
 
-    def begin(self, proc: CallingProc, target: Target, request: Request, key: Any, deadline: float) -> None:
-        """Send a call, whose budget ends at `deadline` (Trio time).
+    def begin(
+        self,
+        proc: CallingProc,
+        target: Target,
+        request: Request,
+        key: Any,
+        deadline: float,
+        arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+    ) -> None:
+        """Send a call.
+
+        Args:
+            proc: The calling process.
+            target: Who is called.
+            request: What is called; many calls may share one.
+            key: What the user of the set knows it by.
+            deadline: When its budget ends (Trio time).
+            arguments: In place of those of the request.
 
         Raises:
             TypeError: An argument cannot be serialised; nothing was sent.
         """
-        budget = budget_until(proc, deadline)
+        budget = None if deadline == math.inf else budget_until(proc, deadline)
         call_id = proc.new_call_id()
-        parcel = encode_request(proc, request, call_id, target.mesh, budget)
+        parcel = encode_request(proc, request, call_id, target.mesh, budget, arguments=arguments)
         call = SetCall(proc, call_id, request, target, key, self, budget=budget)
         self.running[call] = None
         try:
@@ -163,7 +190,8 @@ class CallSet:
         self.ended.append(call)
         if call.collector.failures:
             self.on_failure(call)
-        self.wake()
+        if self._news is not None:
+            self.wake()
 
     def wake(self) -> None:
         """Let the waiting tasks look again."""

@@ -12,7 +12,6 @@ from typing import Any, Final
 import attrs
 import msgspec
 import trio
-from trio import current_effective_deadline
 from trio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from trimesh import limits
@@ -25,12 +24,15 @@ from trimesh._runtime.peers.parcel import Parcel, SpreadParcel
 from trimesh._runtime.peers.peer import Outbox
 from trimesh._runtime.peers.target import Target
 from trimesh._runtime.tasks.consequences import without_consequences
+from trimesh._runtime.tasks.deadline import effective_deadline
 from trimesh._runtime.values.codec import describe
 from trimesh._runtime.values.endpoint_spec import AGENT_ENDPOINTS, EndpointSpec
 from trimesh._runtime.values.payload import place_payload
+from trimesh._transport.interface.base import Buffer
 from trimesh._wire import messages
 from trimesh.errors import (
     ActorFailed,
+    MembershipChanged,
     MeshError,
     MeshStopped,
     Origin,
@@ -75,7 +77,14 @@ def _spec(request: Request) -> EndpointSpec | None:
 
 
 def encode_request(
-    proc: CallingProc, request: Request, call_id: int, mesh: MeshId, budget: float | None, *, window: int = 0
+    proc: CallingProc,
+    request: Request,
+    call_id: int,
+    mesh: MeshId,
+    budget: float | None,
+    *,
+    window: int = 0,
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
 ) -> Parcel:
     """Encode a call once for all ranks, or for each if their arguments differ.
 
@@ -86,18 +95,23 @@ def encode_request(
         mesh: What is addressed.
         budget: Seconds left, or None.
         window: For a generator endpoint.
+        arguments: In place of those of the request.
 
     Raises:
         TypeError: An argument cannot be serialised; the text names the endpoint.
     """
     if request.each is not None:
         return _encode_each(proc, request, call_id, mesh, budget, window)
+    args, kwargs = (request.args, request.kwargs) if arguments is None else arguments
     spec = request.spec
     if spec is None:
-        value = proc.values.encode_call(request.args, request.kwargs, request, (), _spec(request))
+        value = proc.values.encode_call(args, kwargs, request, (), _spec(request))
     else:
-        value = proc.values.encode_call(request.args, request.kwargs, request, spec.parameters, spec)
-    payload, bodies = place_payload(value)
+        value = proc.values.encode_call(args, kwargs, request, spec.parameters, spec)
+    payload: bytes = value.payload
+    bodies: Sequence[Buffer] = value.buffers
+    if len(payload) > limits.HEAD_PAYLOAD_BYTES_MAX:
+        payload, bodies = place_payload(value)
     head = messages.encode(
         messages.Call(call_id, mesh, request.endpoint, budget, payload, window, request.view, request.caller)
     )
@@ -151,7 +165,7 @@ async def invoke(
         trio.Cancelled: The caller's scope was cancelled; the ranks have unwound, or were abandoned (rule C2).
     """
     await checkpoint_if_cancelled()
-    call = begin(proc, targets, request, current_effective_deadline(), fail_fast=fail_fast)
+    call = begin(proc, targets, request, effective_deadline(), fail_fast=fail_fast)
     return await finish(proc, call, request, errors_win=errors_win)
 
 
@@ -177,10 +191,10 @@ def begin(
     Raises:
         TypeError: An argument cannot be serialised; nothing was sent.
     """
-    budget = budget_until(proc, deadline)
+    is_bounded = deadline != math.inf
+    budget = budget_until(proc, deadline) if is_bounded else None
     call_id = proc.new_call_id()
     parcel = encode_request(proc, request, call_id, targets[0].mesh if targets else AGENT, budget)
-    is_bounded = deadline != math.inf
     call = OutgoingCall(
         proc, call_id, request, targets, fail_fast=fail_fast, budget=budget, is_bounded=is_bounded, awaiters=awaiters
     )
@@ -285,28 +299,27 @@ def _post_at_once(proc: CallingProc, targets: Sequence[Target], parcel: Parcel) 
         if peer.link is None:
             return False
         box = peer.outbox(target.mesh)
+        if len(targets) == 1:
+            return box.try_send(parcel) is not None
         if not box.has_room(parcel.nbytes):
             return False
         boxes.append(box)
-    if len(boxes) == 1:
-        boxes[0].send(parcel)
-    else:
-        for box in boxes:
-            box.peer.prepare(parcel.definitions, ())
-        proc.cast([box.peer for box in boxes], parcel)  # it lends nothing: the head is never changed
-        for box in boxes:
-            box.count(parcel.nbytes)
+    for box in boxes:
+        box.peer.prepare(parcel.definitions, ())
+    proc.cast([box.peer for box in boxes], parcel)  # it lends nothing: the head is never changed
+    for box in boxes:
+        box.count(parcel.nbytes)
     return True
 
 
 def has_deadline() -> bool:
     """Return whether the running task's waits end by themselves."""
-    return current_effective_deadline() != math.inf
+    return effective_deadline() != math.inf
 
 
 def remaining_budget(proc: CallingProc) -> float | None:
     """Return the seconds left of the running task's deadline, or None when it has none."""
-    return budget_until(proc, current_effective_deadline())
+    return budget_until(proc, effective_deadline())
 
 
 def budget_until(proc: CallingProc, deadline: float) -> float | None:
@@ -323,7 +336,7 @@ def budget_until(proc: CallingProc, deadline: float) -> float | None:
 
 async def absorb_budget() -> None:
     """The budget ended the call over there: our own scope is about to expire too, so let it (rule C3)."""
-    deadline = current_effective_deadline()
+    deadline = effective_deadline()
     if deadline - trio.current_time() <= limits.DEADLINE_SKEW_SECONDS:
         await trio.sleep_until(deadline)
         await checkpoint()
@@ -386,9 +399,14 @@ def value_of(proc: CallingProc, outcome: Returned | MergedItem, request: Request
     try:
         return Ok(proc.values.decode_result(outcome.payload, outcome.bodies, request.spec or _spec(request)))
     except Exception as error:  # noqa: BLE001 - unpickling runs user code; the error is the rank's
-        set_origin(error, request.origin(index))
-        error.add_note(f"it is the result of {request.what}()")
-        return Err(error)
+        return broken_value(error, request, index)
+
+
+def broken_value(error: Exception, request: Request, index: int) -> Err:
+    """Return the error of a rank whose result cannot be decoded here."""
+    set_origin(error, request.origin(index))
+    error.add_note(f"it is the result of {request.what}()")
+    return Err(error)
 
 
 def _failure(proc: CallingProc, outcome: Outcome | None, request: Request, where: Origin) -> Result:
@@ -399,10 +417,14 @@ def _failure(proc: CallingProc, outcome: Outcome | None, request: Request, where
             return Cut()
         case messages.CancelAck(by="stopped", reason=reason):
             return _located(MeshStopped(f"{request.mesh} has been stopped there: {reason}"), where, request)
+        case messages.CancelAck(by="left", started=started):
+            return _located(MembershipChanged(_left(request), maybe_executed=started), where, request)
         case messages.CancelAck(reason=reason):
             return _located(RemoteCancelled(reason=reason, canceller=where.mesh), where, request)
         case messages.Refused(kind="stopped", text=text):
             return _located(MeshStopped(f"{request.mesh} takes no messages: {text}"), where, request)
+        case messages.Refused(kind="left"):
+            return _located(MembershipChanged(_left(request), maybe_executed=False), where, request)
         case messages.Refused(text=text):
             return _located(MeshError(f"{request.mesh} refused a message: {text}"), where, request)
         case LocalFailure(error=error):
@@ -412,6 +434,10 @@ def _failure(proc: CallingProc, outcome: Outcome | None, request: Request, where
             return _located(Unresponsive(text), where, request)
         case _:
             return Cut()
+
+
+def _left(request: Request) -> str:
+    return f"a member that {request.what} was called on has left {request.mesh}: the mesh was resized"
 
 
 def _located(error: Exception, where: Origin, request: Request) -> Err:

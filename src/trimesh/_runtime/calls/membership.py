@@ -1,7 +1,7 @@
 r"""Who lives at each rank of one mesh, as one process knows it.
 
     LIVE --> RESTARTING --> LIVE of the next incarnation
-      \           \-------> GONE --> LIVE (by `replace`)
+      \           \-------> GONE --> LIVE (by `replace`, `resize`)
        \--------------------^
 
 The process that owns the mesh decides; its handles, wherever they came from, share its table. Other processes begin
@@ -9,6 +9,7 @@ with what travelled in the handle. When the member they know has ended they ask 
 incarnation serves, or when there will be none.
 
 MS-1 the incarnation at a rank only grows: news that are older than what is known change nothing.
+MS-3 ranks are never renumbered, and never taken away: one that has left its mesh is GONE, and calls to it say so.
 MS-2 only the caller's own scope, and the end of the mesh, bound the wait for a member that is being restarted.
 """
 
@@ -17,22 +18,22 @@ from __future__ import annotations
 import enum
 from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._runtime.calls.invocation import Ok, invoke
+from trimesh._runtime.calls.invocation import Err, Ok, invoke
 from trimesh._runtime.calls.process import CallingProc
 from trimesh._runtime.calls.request import Request
+from trimesh._runtime.peers.deaths import left
+from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.peers.target import Target
 from trimesh._runtime.values.reference import MemberInfo, MeshInfo
-from trimesh.errors import MeshError
+from trimesh.errors import MeshError, MeshStopped, Origin
 from trimesh.ids import AGENT, MeshId, ProcId
-
-if TYPE_CHECKING:
-    from trimesh._runtime.peers.peer import Peer
+from trimesh.shape.region import Region
 
 
 class Standing(enum.Enum):
@@ -44,7 +45,8 @@ class Standing(enum.Enum):
 
 
 Place = tuple[int, str, int, int]
-"""A `MemberInfo` in an answer of the owner: (process, host, pid, incarnation)."""
+"""A `MemberInfo` in an answer of the owner: (process, host, pid, incarnation); the process is 0 for one that has left
+the mesh."""
 
 
 _LIVE: Final = Standing.LIVE  # looked up for each message, and slowly in the class
@@ -114,6 +116,7 @@ class Membership:
         self.line: Line | None = None
         self._changed = trio.Event()
         self._targets: dict[int, Target] = {}
+        self._left: dict[int, Target] = {}
 
     @property
     def members(self) -> Sequence[MemberInfo]:
@@ -131,6 +134,8 @@ class Membership:
 
     def target(self, rank: int) -> Target:
         """Return the actor of a rank as the target of a call."""
+        if rank in self._left:
+            return self._left[rank]
         found = self._targets.get(rank)
         if found is None or found.peer.death is not None:  # of those that have ended nothing is kept
             found = self._targets[rank] = Target(self.peer(rank), self.info.mesh)
@@ -151,6 +156,18 @@ class Membership:
     def is_live(self, rank: int) -> bool:
         """Return whether nothing is known of the end of a member."""
         return self.standings[rank] is Standing.LIVE and self.peer(rank).death is None
+
+    def living(self, ranks: Sequence[int]) -> list[int]:
+        """Return those of `ranks` of whose end nothing is known."""
+        standings, targets = self.standings, self._targets
+        found: list[int] = []
+        for rank in ranks:
+            if standings[rank] is _LIVE:
+                target = targets.get(rank)
+                peer = self.peer(rank) if target is None else target.peer
+                if peer.death is None:
+                    found.append(rank)
+        return found
 
     def is_restarting(self, ranks: Sequence[int]) -> bool:
         """Return whether a call to `ranks` would wait for one of them."""
@@ -175,14 +192,50 @@ class Membership:
             members[rank] = member
             self.info = msgspec.structs.replace(self.info, members=tuple(members))
         self._targets.pop(rank, None)
+        if standing is not Standing.GONE:
+            self._left.pop(rank, None)
         self.standings[rank] = standing
         self.news[rank] += 1
         self._changed.set()
         self._changed = trio.Event()
 
-    def learn(self, members: Sequence[MemberInfo]) -> None:
+    def leave(self, rank: int) -> None:
+        """Note that a member leaves the mesh: calls that are made from now on are not sent to it."""
+        peer = self.peer(rank)
+        where = f"{self.info.name}{self.info.whole.point(rank)!r}"
+        text = f"{where} has left the mesh, which was resized: trimesh.current_view(mesh) shows who is in it"
+        self.set(rank, Standing.GONE)
+        self._left[rank] = Target(Peer(peer.proc, peer.proc_id, death=left(text)), self.info.mesh)
+
+    def has_left(self, rank: int) -> bool:
+        """Return whether the member of a rank has left the mesh and none has come since."""
+        return rank in self._left
+
+    @property
+    def present(self) -> Region:
+        """The mesh as it is now, without those that have left it."""
+        whole, first = self.info.whole, self.info.first
+        now = whole if first < 0 else whole.resized(whole.base.labels[0], first)
+        return now.exclude_ranks(self._left)
+
+    def resized(self, first: int) -> None:
+        """Note, as the owner, how many places along the first dimension are in the mesh now."""
+        self.info = msgspec.structs.replace(self.info, epoch=self.info.epoch + 1, first=first)
+
+    def extend(self, whole: Region, members: Sequence[MemberInfo], standing: Standing) -> None:
+        """Take more ranks, which come after those that there are."""
+        count = len(members) - len(self.members)
+        self.info = msgspec.structs.replace(self.info, whole=whole, members=(*self.members, *members[-count:]))
+        self.standings += [standing] * count
+        self.news += [0] * count
+
+    def learn(self, info: MeshInfo) -> None:
         """Take what has travelled in a handle (MS-1)."""
-        for rank, member in enumerate(members):
+        if len(info.members) > len(self.members):
+            self.extend(info.whole, info.members, Standing.LIVE)
+        if info.epoch > self.info.epoch:
+            self.info = msgspec.structs.replace(self.info, epoch=info.epoch, first=info.first)
+        for rank, member in enumerate(info.members):
             if member.incarnation > self.members[rank].incarnation:
                 self.set(rank, Standing.LIVE, member)
 
@@ -225,9 +278,31 @@ class Membership:
         while self.standings[rank] is Standing.RESTARTING:
             await self._changed.wait()
         found = self.members[rank]
+        if rank in self._left:
+            return 0, "", 0, found.incarnation
         if self.standings[rank] is Standing.GONE or found.incarnation <= incarnation:
             return None
         return found.proc_id, found.host, found.pid, found.incarnation
+
+    async def ask_all(self) -> None:
+        """Learn what the mesh is now; from its owner, if that is another process.
+
+        Raises:
+            MeshError: The owner has ended, or does not know the mesh any more.
+        """
+        if self.is_owned_here:
+            return
+        info, owner = self.info, self.proc.peer(self.info.owner)
+        assert self.proc.family is not None
+        await self.proc.family.connect([owner])
+        where = Origin(None, info.name, info.actor)
+        request = Request(info.name, "current_info", (info.mesh,), {}, lambda _: where)
+        [result] = await invoke(self.proc, [Target(owner, AGENT)], request, fail_fast=False)
+        if isinstance(result, Err):
+            raise result.error
+        if not isinstance(result, Ok) or result.value is None:
+            raise MeshStopped(f"{info.name} has been stopped")
+        self.learn(result.value)
 
     async def ask(self, rank: int) -> None:
         """Ask the owner which member replaces that of a rank, and wait while that is being decided."""
@@ -245,6 +320,9 @@ class Membership:
         if place is None:
             if self.members[rank] == known:
                 self.set(rank, Standing.GONE)
+        elif place[0] == 0:
+            if self.members[rank].incarnation <= place[3]:
+                self.leave(rank)
         elif place[3] > self.members[rank].incarnation:
             self.set(rank, Standing.LIVE, MemberInfo(ProcId(place[0]), *place[1:]))
 
@@ -276,7 +354,7 @@ def membership_of(proc: HandlingProc, info: MeshInfo) -> Membership:
     if found is None:
         found = proc.memberships[info.mesh] = Membership(proc, info)
     elif not found.is_owned_here:
-        found.learn(info.members)
+        found.learn(info)
     return found
 
 

@@ -6,7 +6,7 @@ by that task, never by the task that drains the links.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -100,20 +100,22 @@ class OutgoingCall:
         self.is_broadcast = call_id == 0
         self.request = request
         self.targets = targets
-        self.collector = Collector(len(targets), fail_fast)
+        count = len(targets)
+        self.collector = Collector(count, fail_fast)
         self.aborted = False
         self.started_at = proc.now()
         self.budget = budget
         self.is_bounded = is_bounded
         self.number = 0
-        self._positions: list[int] = [0] * len(targets)  # 0 of what was not sent
+        self._positions: list[int] = [0] * count  # 0 of what was not sent
         # Thousands may be in flight: what few calls need is made when it is needed, and weighs nothing before.
         self._pending: dict[int, Pending] | None = None
         self._lent: tuple[trio.Event, ...] = ()
-        if len(targets) == 1:
-            [target] = targets
-            self._index = {target.peer: 0}
-            self._boxes: list[Outbox] = [target.peer.outbox(target.mesh)]
+        if count == 1:
+            target = targets[0]
+            box = target.peer.outbox(target.mesh)
+            self._index: Mapping[Peer, int] = box.index
+            self._boxes: Sequence[Outbox] = box.alone
         else:
             self._index = {target.peer: index for index, target in enumerate(targets)}
             self._boxes = [target.peer.outbox(target.mesh) for target in targets]
@@ -159,6 +161,15 @@ class OutgoingCall:
         """Return whether the message to `peer` still waits for room."""
         return self._pending is not None and self._index.get(peer) in self._pending
 
+    @property
+    def is_unsent(self) -> bool:
+        """Whether a message of it still waits for room."""
+        return bool(self._pending)
+
+    def taken_before_it(self) -> int:
+        """Return how many messages the actors have taken, so far, whose mailboxes have no room for those of it."""
+        return sum([self._boxes[index].window.acknowledged_total for index in self._pending or ()])
+
     def index_of(self, peer: Peer) -> int:
         """Return the index, in what was addressed, of the member in `peer`."""
         return self._index[peer]
@@ -191,10 +202,24 @@ class OutgoingCall:
     def start(self, parcel: Parcel) -> None:
         """Send to every target that has room, queue for the others, settle the dead ones."""
         if len(self._boxes) == 1:
-            [box] = self._boxes
-            if box.peer.link is not None and box.has_room(parcel.nbytes):
-                box.peer.calls[self] = None
-                self._sent(0, *box.send(parcel))
+            box = self._boxes[0]
+            peer = box.peer
+            sent = None if peer.link is None else box.try_send(parcel)
+            if sent is not None:
+                peer.calls[self] = None
+                position, lent = sent
+                if lent is not None or self.is_broadcast:
+                    self._sent(0, position, lent)
+                    return
+                self.collector.sent(0)
+                self._positions[0] = position
+                box.load += 1
+                return
+            if peer.death is None and peer.no_link is None:
+                peer.calls[self] = None
+                self._send_or_queue(0, box, parcel)
+                if self._pending:
+                    self.proc.deadlocks.unsent(self)
                 return
         alive: list[int] = []
         for index, target in enumerate(self.targets):
@@ -226,14 +251,16 @@ class OutgoingCall:
                 self._sent(index, box.count(parcel.nbytes), lent)
         else:
             for index, box in zip(alive, boxes, strict=True):
-                own = parcel.each[index] if type(parcel) is SpreadParcel else parcel
-                pending = box.put(own, partial(self._sent, index))
-                if pending is not None:
-                    if self._pending is None:
-                        self._pending = {}
-                    self._pending[index] = pending
+                self._send_or_queue(index, box, parcel.each[index] if type(parcel) is SpreadParcel else parcel)
             if self._pending:
                 self.proc.deadlocks.unsent(self)
+
+    def _send_or_queue(self, index: int, box: Outbox, parcel: Parcel) -> None:
+        pending = box.put(parcel, partial(self._sent, index))
+        if pending is not None:
+            if self._pending is None:
+                self._pending = {}
+            self._pending[index] = pending
 
     def _sent(self, index: int, position: int, lent: trio.Event | None) -> None:
         if self._pending:

@@ -20,6 +20,7 @@ from trimesh._routing.collector import POSTED, Outcome, Returned
 from trimesh._routing.merge import Merge, MergedItem
 from trimesh._runtime.calls.outgoing import AnyWait, OutgoingCall
 from trimesh._runtime.peers.target import Target
+from trimesh._runtime.tasks.deadline import effective_deadline
 from trimesh._runtime.values.payload import take_payload
 from trimesh._transport.interface.base import Lane
 from trimesh._wire import messages
@@ -145,6 +146,15 @@ class OutgoingStream(OutgoingCall):
 
     # ---- the consumer ----------------------------------------------------------------------------------------
 
+    def take(self) -> MergedItem | None:
+        """Return the next item, if it has come and the consumer has not left."""
+        if self.is_closed or not self._merge:
+            return None
+        item, total = self._merge.take()
+        if total is not None and self.window:
+            self._report(item.index, total)
+        return item
+
     async def next(self) -> MergedItem | None:
         """Return the next item, or None when every rank has settled, or has not answered a cancel in time.
 
@@ -156,16 +166,14 @@ class OutgoingStream(OutgoingCall):
         await trio.lowlevel.checkpoint_if_cancelled()
         self.consumer = trio.lowlevel.current_task()
         while not self.is_closed:
-            if self._merge:
-                item, total = self._merge.take()
-                if total is not None and self.window:
-                    self._report(item.index, total)
+            item = self.take()
+            if item is not None:
                 await trio.lowlevel.cancel_shielded_checkpoint()
                 return item
             if self.collector.is_complete or trio.current_time() >= self._silent_at:
                 await trio.lowlevel.cancel_shielded_checkpoint()
                 return None
-            self.is_bounded = trio.current_effective_deadline() != math.inf
+            self.is_bounded = effective_deadline() != math.inf
             self.proc.deadlocks.awaits_any(self)
             with trio.CancelScope(deadline=self._silent_at):
                 await self._park()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+from contextlib import suppress
+
 import msgspec
 
 from trimesh import limits
@@ -55,8 +58,33 @@ class RunClient:
             raise ConnectError(answer.error)
         return answer
 
+    def say(self, request: observed.ControlRequest) -> None:
+        """Say something to a debugger, once this is its terminal.
+
+        Raises:
+            ConnectError: The run has ended.
+        """
+        try:
+            send_frame(self._sock, msgspec.msgpack.encode(request))
+        except OSError as error:
+            raise ConnectError(f"the run of process {self.pid} has ended: {error}") from error
+
+    def hear(self) -> observed.ControlAnswer | None:
+        """Return what a debugger says next; None when the connection has ended.
+
+        Blocking: until it says something.
+        """
+        self._sock.settimeout(None)
+        try:
+            data = receive_frame(self._sock, limits.OBSERVED_BYTES_MAX)
+            return None if data is None else observed.decode_answer(data)
+        except (OSError, ProtocolError):
+            return None
+
     def close(self) -> None:
         """End the connection."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # whoever waits in another thread is woken
         self._sock.close()
 
 

@@ -31,6 +31,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.control.folder import Listener, listen
 from trimesh._runtime.control.framed import receive_frame, send_frame
+from trimesh._runtime.control.terminal import SocketTerminal
 from trimesh._runtime.observing.asking import AskedBySignal, Inquiries
 from trimesh._runtime.observing.view import look, proc_name
 from trimesh._runtime.system.forks import ForgottenInChildren
@@ -46,6 +47,7 @@ _log = logging.getLogger("trimesh")
 _POLL_SECONDS: Final = 0.005
 _JOIN_SECONDS: Final = 0.5
 _TRIES: Final = 5
+_NO_LOOP: Final = "the Trio loop of the controller does not run, and only it may do that"
 _CALL: Final = re.compile(r"([0-9a-f]{1,16})\.([0-9]{1,18})@([0-9a-f]{1,16})")
 
 
@@ -136,23 +138,44 @@ class ControlSocket:
                     return
                 client.settimeout(limits.CONTROL_SECONDS)
                 while (data := receive_frame(client, limits.CONTROL_REQUEST_BYTES_MAX)) is not None:
-                    send_frame(client, msgspec.msgpack.encode(self._answer_safely(data)))
+                    terminal = SocketTerminal(client, self._proc.holds, self._soon)
+                    answer, is_terminal = self._answer_safely(data, terminal)
+                    send_frame(client, msgspec.msgpack.encode(answer))
+                    if is_terminal:
+                        terminal.serve()
+                        return
         except OSError:
             return  # the client has gone, hangs, or sends what is no request
         finally:
             self._clients.discard(client)
 
-    def _answer_safely(self, data: bytes) -> observed.ControlAnswer:
-        try:
-            return self._answer(data)
-        except Exception as error:  # noqa: BLE001 - a thread that dies would say nothing
-            return observed.ControlAnswer(error=f"{type(error).__name__}: {error}")
+    def _soon(self, function: Callable[[], None]) -> None:
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(function)
 
-    def _answer(self, data: bytes) -> observed.ControlAnswer:
+    def _answer_safely(self, data: bytes, terminal: SocketTerminal) -> tuple[observed.ControlAnswer, bool]:
+        """Return the answer, and whether the client is a terminal from now on."""
         try:
             request = observed.decode_request(data)
+            if request.kind != "attach":
+                return self._answer(request), False
+            attached = self._attach(request.target, terminal)
         except ProtocolError as error:
-            return observed.ControlAnswer(error=str(error))
+            return observed.ControlAnswer(error=str(error)), False
+        except Exception as error:  # noqa: BLE001 - a thread that dies would say nothing
+            return observed.ControlAnswer(error=f"{type(error).__name__}: {error}"), False
+        return attached, not attached.error
+
+    def _attach(self, target: str, terminal: SocketTerminal) -> observed.ControlAnswer:
+        async def attach() -> observed.ControlAnswer:
+            return observed.ControlAnswer(error=terminal.attach(target))
+
+        return self._in_loop(attach, limits.CONTROL_SECONDS / 2) or observed.ControlAnswer(error=_NO_LOOP)
+
+    async def _holds(self) -> observed.ControlAnswer:
+        return observed.ControlAnswer(holds=self._proc.holds.rows())
+
+    def _answer(self, request: observed.ControlRequest) -> observed.ControlAnswer:
         match request.kind:
             case "events":
                 return observed.ControlAnswer(events=tuple(self._proc.journal.after(request.after)))
@@ -168,8 +191,10 @@ class ControlSocket:
                 return observed.ControlAnswer()
             case "kill" | "cancel":
                 act = partial(self._kill if request.kind == "kill" else self._cancel, request.target)
-                no_loop = "the Trio loop of the controller does not run, and only it may do that"
-                return self._in_loop(act, limits.KILL_SECONDS) or observed.ControlAnswer(error=no_loop)
+                return self._in_loop(act, limits.KILL_SECONDS) or observed.ControlAnswer(error=_NO_LOOP)
+            case "holds":
+                seconds = limits.CONTROL_SECONDS / 2
+                return self._in_loop(self._holds, seconds) or observed.ControlAnswer(error=_NO_LOOP)
             case _:
                 return observed.ControlAnswer(
                     error=f"this run knows no request {request.kind!r}; its trimesh may be older"

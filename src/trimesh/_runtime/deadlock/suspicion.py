@@ -62,7 +62,8 @@ class Deadlocks:
         self._numbers = itertools.count(1)
         self._crowded: list[SlotGroup] = []
         self._any: dict[AnyWait, None] = {}
-        self._unsent: dict[OutgoingCall, None] = {}
+        self._unsent: dict[OutgoingCall, int] = {}  # and what had been taken before each when it was looked at last
+        self._has_moved = False  # what some of them waits for was taken, when they were looked at last
         self._news = trio.Event()
         self._judge = Judge(proc)
         self.circles = Circles(proc)
@@ -101,7 +102,7 @@ class Deadlocks:
 
     def unsent(self, call: OutgoingCall) -> None:
         """Learn that a message has to wait for room."""
-        self._unsent[call] = None
+        self._unsent[call] = call.taken_before_it()
         self._news.set()
 
     async def _watch(self) -> None:
@@ -114,6 +115,8 @@ class Deadlocks:
             began = trio.current_time()
             suspects = self._find_suspects()
             took = trio.current_time() - began
+            if self._has_moved:  # so the next look is the first that can tell
+                patience = limits.DEADLOCK_SEARCH_SECONDS
             if suspects:
                 await self._tell(suspects)
             await trio.sleep(limits.DEADLOCK_PAUSE_FACTOR * took)
@@ -125,19 +128,37 @@ class Deadlocks:
         waits_for_any, self._any = self._any, {}
         for group in groups:
             group.is_watched = False
+        stuck = self._stuck()
+        if not (groups or waits_for_any or stuck):
+            return ()
         look = LocalWaits(self._proc, self._numbers, bounded=True)
         suspects: dict[NodeRef, None] = {}
         for group in groups:
             if group.queue and group.is_full and all(look.has_waits(call) for call in group.running):
                 suspects[look.ref_of(next(iter(group.running)))] = None
         suspects |= dict.fromkeys(ref for wait in waits_for_any if (ref := look.next_ref(wait)) is not None)
-        for call in list(self._unsent):
-            peers = [peer for peer in call.peers() if call.is_unsent_to(peer)]
-            if not peers:
-                del self._unsent[call]
-            elif call.waiter is not None:
-                suspects |= dict.fromkeys(look.unsent_ref(call, peer) for peer in peers)
+        for call in stuck:
+            suspects |= dict.fromkeys(look.unsent_ref(call, peer) for peer in call.peers() if call.is_unsent_to(peer))
         return self._without_the_free(suspects, look)
+
+    def _stuck(self) -> Sequence[OutgoingCall]:
+        """Return the calls without room for which none was made since they were looked at last.
+
+        What waits behind others that are taken gets its turn; in a deadlock nothing is taken, so it is found then.
+        """
+        found: list[OutgoingCall] = []
+        self._has_moved = False
+        for call, before in list(self._unsent.items()):
+            if not call.is_unsent:
+                del self._unsent[call]
+                continue
+            now = call.taken_before_it()
+            if now != before:
+                self._unsent[call] = now
+                self._has_moved = True
+            elif call.waiter is not None:
+                found.append(call)
+        return found
 
     def in_the_way(self, task: trio.lowlevel.Task, proc_id: ProcId) -> tuple[Sequence[int], Sequence[NodeRef]]:
         """Return what has to end before a task of this process can go on.

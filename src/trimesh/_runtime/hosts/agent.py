@@ -17,13 +17,24 @@ from math import prod
 import msgspec
 import trio
 
+from trimesh._runtime.hosts.cast_store import keep_casts
 from trimesh._runtime.hosts.context import context_here
+from trimesh._runtime.hosts.neighbours import Neighbours
 from trimesh._runtime.hosts.session_pipe import SessionPipe
 from trimesh._runtime.hosts.spawners import HostSpawners
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.client import SpawnerLostError
+from trimesh._runtime.spawner.process import SpawnerProcess
 from trimesh._runtime.spawner.socket import Received, close_all
-from trimesh._runtime.system.records import WorkerConfig
+from trimesh._runtime.system.records import (
+    AgentReady,
+    Arriving,
+    ConnectedDirect,
+    Listening,
+    Parted,
+    Tunnel,
+    WorkerConfig,
+)
 from trimesh.errors import LimitExceeded, ProtocolError, SpawnError
 from trimesh.ids import ProcId
 
@@ -33,9 +44,12 @@ _Question = wire.Launch | wire.Connect | wire.ExitOf | wire.Flush
 class HostAgent:
     """Serves one controller. Made by `open_agent`."""
 
-    def __init__(self, spawners: HostSpawners, pipe: SessionPipe, host_id: str) -> None:
+    def __init__(
+        self, spawners: HostSpawners, pipe: SessionPipe, host_id: str, neighbours: Neighbours | None = None
+    ) -> None:
         self._spawners = spawners
         self._host_id = host_id
+        self._neighbours = neighbours
         self._pipe = pipe
         self._has_queued = trio.Event()
 
@@ -45,6 +59,8 @@ class HostAgent:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write)
             nursery.start_soon(self._watch_spawners)
+            if self._neighbours is not None:
+                nursery.start_soon(self._neighbours.serve, self._send, self._spawners.post)
             try:
                 await self._read(nursery)
             except OSError as error:
@@ -70,6 +86,10 @@ class HostAgent:
                     self._spawners.post(record)
                 case wire.Connected() | wire.ConnectFailed() | wire.ExitKnown():
                     self._spawners.post(record, received.fds)
+                case wire.CastChannel() if len(received.fds) == 1:
+                    nursery.start_soon(keep_casts, socket.socket(fileno=received.fds[0]))
+                case Arriving() | Listening() | Tunnel() | Parted():
+                    self._take_from_neighbours(received)
                 case wire.Stop():
                     close_all(received.fds)
                     return
@@ -100,11 +120,34 @@ class HostAgent:
                 self._spawners.post(wire.Signal(question.config.proc_id, signal.SIGKILL))
             self._send(_failure(question, number, "the agent has no descriptor left"))
             return
+        if isinstance(question, wire.Connect) and isinstance(answer, wire.Connected) and self._give(question, fds[0]):
+            return
         assert isinstance(
             answer,
             wire.Launched | wire.LaunchFailed | wire.Connected | wire.ConnectFailed | wire.ExitKnown | wire.Flushed,
         )
         self._send(msgspec.structs.replace(answer, request=number), fds)
+
+    def _give(self, question: wire.Connect, fd: int) -> bool:
+        """Hand the end of a link to the agent that it is for, if there is a session with it; tell the controller."""
+        if not question.agent or self._neighbours is None:
+            return False
+        try:
+            if not self._neighbours.give(ProcId(question.agent), wire.Connected(question.answers, is_far=True), fd):
+                return False
+        except LimitExceeded as error:
+            self._send(wire.ConnectFailed(question.request, str(error)))
+        else:
+            self._send(ConnectedDirect(question.request))
+        return True
+
+    def _take_from_neighbours(self, received: Received) -> None:
+        if self._neighbours is not None:
+            self._neighbours.take(received)
+            return
+        close_all(received.fds)
+        if isinstance(received.record, Arriving):
+            self._spawners.post(wire.ConnectFailed(received.record.request, "this agent has no sessions with others"))
 
     def _config_here(self, config: WorkerConfig) -> WorkerConfig:
         if not self._host_id or config.settings.host_id:
@@ -158,7 +201,13 @@ def _failure(question: _Question, number: int, text: str) -> wire.AnyRecord:
 
 @asynccontextmanager
 async def open_agent(
-    pipe: SessionPipe, *, controller: ProcId, own: ProcId, host_id: str = ""
+    pipe: SessionPipe,
+    *,
+    controller: ProcId,
+    own: ProcId,
+    host_id: str = "",
+    spawner: SpawnerProcess | None = None,
+    neighbours: Neighbours | None = None,
 ) -> AsyncGenerator[HostAgent, None]:
     """Start the first spawner of this host for a controller; leaving kills and reaps everything below it.
 
@@ -167,6 +216,8 @@ async def open_agent(
         controller: Its incarnation.
         own: Of this process, which marks what runs here.
         host_id: Setting `host_id` of the processes here, unless their mesh has one.
+        spawner: The first one, if it was started before.
+        neighbours: Agents of other hosts; None: all links to them go through the controller.
     """
     waiting = list[Received]()
     agent: HostAgent | None = None
@@ -178,10 +229,10 @@ async def open_agent(
             agent.noticed(received)
 
     async with trio.open_nursery() as nursery:
-        spawners = HostSpawners(controller, own, noticed, nursery)
+        spawners = HostSpawners(controller, own, noticed, nursery, spawner)
         await spawners.start()
-        agent = HostAgent(spawners, pipe, host_id)
-        ready = wire.AgentReady(socket.gethostname(), os.getpid())
+        agent = HostAgent(spawners, pipe, host_id, neighbours)
+        ready = AgentReady(socket.gethostname(), os.getpid())
         agent.noticed(Received(ready, (), truncated=False))
         for received in waiting:
             agent.noticed(received)

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from trimesh._runtime.life.job_hosts import HostCode
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.boot import own_prefixes
 from trimesh._runtime.spawner.caller import capture_caller
@@ -21,11 +22,24 @@ from trimesh._runtime.spawner.caller import capture_caller
 _THREADS: Final = b"OMP_NUM_THREADS"
 
 
-def far_caller(overlay: Mapping[str, str]) -> wire.CallerContext:
-    """Return what this process, the controller, says of itself to another host: of its environment nothing."""
+def far_caller(overlay: Mapping[str, str], code: HostCode | None = None) -> wire.CallerContext:
+    """Return what this process, the controller, says of itself to another host: of its environment nothing.
+
+    Args:
+        overlay: Variables set over those of the host.
+        code: That was brought to the host: it comes first on `sys.path`; packages come after what is this program's.
+    """
     context = capture_caller({}, are_several=False)
-    env = {os.fsencode(name): os.fsencode(value) for name, value in overlay.items()}
-    return msgspec.structs.replace(context, env=env, rlimits=())
+    said = overlay if code is None else {**code.env, **overlay}
+    env = {os.fsencode(name): os.fsencode(value) for name, value in said.items()}
+    sys_path = context.sys_path if code is None else _with_code(context.sys_path, code)
+    return msgspec.structs.replace(context, env=env, sys_path=sys_path, rlimits=())
+
+
+def _with_code(own: tuple[bytes, ...], code: HostCode) -> tuple[bytes, ...]:
+    inside = tuple(os.fsencode(prefix).rstrip(b"/") + b"/" for prefix in own_prefixes())
+    installed = [path for path in own if (path + b"/").startswith(inside)]
+    return (*code.paths, *(path for path in own if path not in installed), *code.packages, *installed)
 
 
 def context_here(asked: wire.CallerContext, *, are_several: bool) -> wire.CallerContext:

@@ -7,7 +7,10 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from trimesh._runtime.hosts.host_group import JobHost, ManyHosts
+from trimesh._runtime.hosts.host_group import ManyHosts
+from trimesh._runtime.hosts.host_roster import HostRoster
+from trimesh._runtime.hosts.job_host import JobHost
+from trimesh._runtime.hosts.job_place import Successors
 from trimesh._runtime.hosts.session_pipe import SessionPipe
 from trimesh._runtime.life.controller import lease_proc
 from trimesh._runtime.life.ownership import OwnedHost
@@ -51,6 +54,12 @@ class HostSessions:
         self._pipes[pipe.session] = pipe
         return pipe
 
+    def end(self, pipe: SessionPipe) -> None:
+        """End a session at once, and what carries records over it; nothing is heard of it any more."""
+        self._pipes.pop(pipe.session, None)
+        pipe.session.abort()
+        pipe.close()
+
     def take(self, event: SessionEvent) -> None:
         """Take an event of the relay."""
         pipe = self._pipes.get(event.session)
@@ -86,17 +95,26 @@ async def open_hosts_proc(*, pickled: bool | None = None) -> AsyncGenerator[Proc
 
 @asynccontextmanager
 @trio.lowlevel.enable_ki_protection
-async def own_hosts(proc: Proc, name: str, hosts: Sequence[JobHost], grace: float) -> AsyncGenerator[OwnedHost, None]:
-    """Run a block that owns what is spawned on hosts, and fails when one is lost that no mesh has a process on."""
+async def own_hosts(
+    proc: Proc, name: str, hosts: Sequence[JobHost], grace: float, successors: Successors
+) -> AsyncGenerator[tuple[OwnedHost, ManyHosts], None]:
+    """Run a block that owns what is spawned on hosts.
+
+    It fails when one is lost that no mesh has a process on, and that no spare host can take the place of.
+
+    Args:
+        proc: The controller.
+        name: Of the block.
+        hosts: In the order of the mesh.
+        grace: Of the block.
+        successors: See `JobPlace`.
+    """
     block = Block(proc, name, grace)
 
-    def lost(host: JobHost, loss: HostLoss) -> None:
-        if not host.is_loss_taken and not block.is_stopping:
+    def lost(loss: HostLoss) -> None:
+        if not block.is_stopping:
             block.fail(loss())
 
-    for host in hosts:
-        host.on_lost = lambda loss, host=host: lost(host, loss)  # type: ignore[misc]
-        if host.loss is not None:
-            block.fail(host.loss())
+    group = HostRoster(hosts, successors, proc.members, lost).all
     async with run_block(block):
-        yield OwnedHost(proc, block, ManyHosts(tuple(hosts)))
+        yield OwnedHost(proc, block, group), group

@@ -8,8 +8,9 @@ from typing import Protocol
 import msgspec
 import trio
 
+from trimesh._runtime.hosts.job_place import JobPlace
+from trimesh._runtime.life.job_hosts import HostCode
 from trimesh._runtime.peers.host import HostChild, LaunchRequest
-from trimesh._runtime.peers.losses import HostLoss
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._transport.interface.base import Link
 from trimesh.errors import SpawnError
@@ -18,34 +19,24 @@ from trimesh.ids import ProcId
 OnExit = Callable[[ExitReport], None]
 
 
-class JobHost(Protocol):
-    """One host of a job, real or simulated; see `RemoteHost` and `Host`."""
+class GrowingHosts(Protocol):
+    """All hosts of a job, which may become more; see `HostRoster`."""
 
-    name: str
-    loss: HostLoss | None
-    is_loss_taken: bool
-    on_lost: Callable[[HostLoss], None]
-
-    async def launch(self, request: LaunchRequest, on_exit: OnExit) -> HostChild:
-        """Start a process."""
+    async def grow(self, count: int) -> ManyHosts:
+        """Have more, and return all of them."""
         ...
-
-    async def connect(self, target: ProcId) -> Link:
-        """Make a link to a process there."""
-        ...
-
-    async def exit_of(self, target: ProcId) -> ExitReport:
-        """Wait for the end of a process there."""
-        ...
-
-    async def flush_output(self) -> None:
-        """Wait until what was written there is shown."""
 
 
 class ManyHosts(msgspec.Struct, frozen=True):
-    """Hosts in the order of a mesh, whose first dimensions are theirs; see `Host`."""
+    """Hosts in the order of a mesh, whose first dimensions are theirs; see `Host`.
 
-    hosts: tuple[JobHost, ...]
+    Attributes:
+        hosts: The places of them.
+        roster: Where all those of the job are; None where these are chosen ones, to start processes on.
+    """
+
+    hosts: tuple[JobPlace, ...]
+    roster: GrowingHosts | None = None
 
     @property
     def name(self) -> str:
@@ -56,6 +47,24 @@ class ManyHosts(msgspec.Struct, frozen=True):
     def names(self) -> tuple[str, ...]:
         """Names of the machines, in order."""
         return tuple(host.name for host in self.hosts)
+
+    def codes(self, kind: str) -> tuple[HostCode | None, ...]:
+        """See `HostGroup.codes`."""
+        return tuple(host.code_of(kind) for host in self.hosts)
+
+    def set_code(self, kind: str, ranks: Sequence[int], codes: Sequence[HostCode | None]) -> None:
+        """See `HostGroup.set_code`."""
+        for rank, code in zip(ranks, codes, strict=True):
+            self.hosts[rank].set_code(kind, code)
+
+    async def replace(self, rank: int) -> None:
+        """Have another host at a place; see `JobPlace.replace`."""
+        await self.hosts[rank].replace()
+
+    async def grow(self, count: int) -> ManyHosts:
+        """Have more hosts, and return all of the job; see `HostRoster.grow`."""
+        assert self.roster is not None
+        return await self.roster.grow(count)
 
     def select(self, ranks: Sequence[int]) -> ManyHosts:
         """Return some of them."""
@@ -94,6 +103,6 @@ class ManyHosts(msgspec.Struct, frozen=True):
                 nursery.start_soon(host.flush_output)
 
 
-def as_set(hosts: Sequence[JobHost]) -> Sequence[JobHost]:
+def as_set(hosts: Sequence[JobPlace]) -> Sequence[JobPlace]:
     """Return hosts, each once."""
     return list(dict.fromkeys(hosts))

@@ -9,6 +9,7 @@ RH-3 The report of a process comes after its launch has returned, whatever came 
 from __future__ import annotations
 
 import signal
+import socket
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -17,18 +18,22 @@ import msgspec
 import trio
 
 from trimesh import limits
+from trimesh._runtime.hosts.agent_table import AgentTable
+from trimesh._runtime.hosts.cast_sender import CastSender
 from trimesh._runtime.hosts.context import far_caller
 from trimesh._runtime.hosts.session_pipe import SessionPipe
+from trimesh._runtime.life.job_hosts import HostCode
 from trimesh._runtime.life.local_host import accept_links, spec_of
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.host import LaunchRequest, NoLinkError
 from trimesh._runtime.peers.losses import HostLoss
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.client import SpawnerClient, SpawnerLostError
-from trimesh._runtime.spawner.siblings import Siblings
+from trimesh._runtime.spawner.siblings import FarPlace, Siblings
 from trimesh._runtime.spawner.socket import Received, close_all, stream_of
 from trimesh._runtime.system.child import LaunchSpec, config_of, name_of, output_of
 from trimesh._runtime.system.exits import ExitReport
+from trimesh._runtime.system.records import AgentReady, Listening, Parted, Relayed, Tunnel
 from trimesh._transport.interface.base import Link
 from trimesh._transport.native.transport import NativeTransport
 from trimesh.errors import LimitExceeded, SpawnError
@@ -73,26 +78,42 @@ class RemoteHost:
     Attributes:
         name: Of the machine.
         point: Its place among the hosts of its job.
+        place: Its agent, and with which others that may talk.
         loss: How it was lost; None while it is not.
         is_loss_taken: Whether processes ran there, so that their meshes have the loss.
         on_lost: Called once, when it is lost, after those have been told.
+        code: Of the program, in a folder there; what is started from now on has it.
         client: The connection to its agent.
+        is_reason_coming: Whether who opened it says in a moment why it is lost, so that the end of its connection is
+            none.
     """
 
     def __init__(
-        self, proc: Proc, transport: NativeTransport, siblings: Siblings, pipe: SessionPipe, name: str, point: Point
+        self,
+        proc: Proc,
+        transport: NativeTransport,
+        siblings: Siblings,
+        pipe: SessionPipe,
+        name: str,
+        point: Point,
+        agents: AgentTable,
     ) -> None:
         self.name = name
         self.point = point
+        self.place = FarPlace(pipe.session.peer, agents)
         self.loss: HostLoss | None = None
         self.is_loss_taken = False
+        self.is_reason_coming = False
         self.on_lost: Callable[[HostLoss], None] = lambda _: None
+        self.code: HostCode | None = None
         self.client = SpawnerClient(pipe, on_notice=self._noticed, on_lost=self._lost, whom=f"the agent of {name}")
         self._proc = proc
         self._transport = transport
         self._siblings = siblings
+        self._agents = agents
         self._pipe = pipe
-        self._accept = accept_links(proc, transport)
+        self._casts = CastSender(self._open_casts)
+        self._accept = accept_links(proc, transport, self._casts.caster)
         self._hooks: dict[ProcId, OnExit] = {}
         self._launching: dict[ProcId, ExitReport | None] = {}
         self._ready = trio.Event()
@@ -133,7 +154,7 @@ class RemoteHost:
         return wire.Launch(
             request=number,
             config=config_of(spec, self._proc.proc_id, self._proc.proc_id),
-            context=far_caller(spec.env),
+            context=far_caller(spec.env, self.code),
             entry=spec.entry,
             python=b"" if spec.python is None else spec.python.encode(),
             preload=spec.preload,
@@ -153,6 +174,7 @@ class RemoteHost:
             sock.close()
             self.signal(proc_id, signal.SIGKILL)
             raise SpawnError(f"{request.mesh}: no link to the new process on {self.name}: {error}") from error
+        link.caster = self._casts.caster
         child = RemoteChild(self, proc_id, pid, link)
         ended = self._launching.get(proc_id)
         if ended is None and self.loss is None:
@@ -186,12 +208,14 @@ class RemoteHost:
             raise NoLinkError("this process has no descriptor left for a link (see ulimit -n)")
         sock = stream_of(received.fds[0], is_far=True)
         try:
-            return self._transport.open_link(
+            link = self._transport.open_link(
                 sock, local=False, lease=False, peer=target, lease_seconds=limits.FAR_LINK_LEASE_SECONDS
             )
         except (OSError, LimitExceeded) as error:
             sock.close()
             raise NoLinkError(f"no link to process {target} on {self.name} could be made: {error}") from error
+        link.caster = self._casts.caster
+        return link
 
     async def exit_of(self, target: ProcId) -> ExitReport:
         """Wait for the end of a process of this host; see `Host.exit_of`."""
@@ -211,12 +235,23 @@ class RemoteHost:
         """Wait until what its processes have written is shown; see `Host.flush_output`."""
         with trio.move_on_after(limits.OUTPUT_FLUSH_SECONDS), suppress(SpawnerLostError):
             await self.client.ask(wire.Flush)
+        self._siblings.printer.write_counts(at_once=True)
+
+    async def _show_counts(self) -> None:
+        """Show, when their second is over, how many lines were the same; for all hosts, and until there are none."""
+        is_more = True
+        try:
+            while is_more:
+                await trio.sleep(limits.OUTPUT_SAME_SECONDS)
+                is_more = self._siblings.printer.write_counts()
+        finally:
+            self._siblings.printer.write_counts(at_once=is_more)
 
     # ---- what the agent tells --------------------------------------------------------------------------------
 
     def _noticed(self, received: Received) -> None:
         match received.record:
-            case wire.AgentReady(host=host):
+            case AgentReady(host=host):
                 self.name = self.name or host
                 self._ready.set()
             case wire.Exited(exit=record, is_shown=is_shown):
@@ -228,12 +263,15 @@ class RemoteHost:
                 elif report.proc_id in self._launching:
                     self._launching[report.proc_id] = report
             case wire.Output(chunks=chunks):
-                self._siblings.printer.write(chunks)
+                if self._siblings.printer.write(chunks, is_far=True) and self._tasks is not None:
+                    self._tasks.start_soon(self._show_counts)
                 self.client.post(wire.OutputTaken())
             case wire.Incoming(source=source) if len(received.fds) == 1:
                 self._accept(ProcId(source), stream_of(received.fds[0], is_far=True))
             case wire.ForeignConnect() | wire.ForeignExitOf() as question if self._tasks is not None:
                 self._tasks.start_soon(self._siblings.answer, self.client, question)
+            case Listening() | Tunnel() | Relayed() | Parted():
+                self._agents.take(self, received)
             case _:
                 close_all(received.fds)
 
@@ -249,6 +287,7 @@ class RemoteHost:
         if self.loss is not None:
             return
         self.loss = HostLoss(self.name, reason, text, self.point)
+        self._agents.part(self)
         self._pipe.lose(text)
         self._ready.set()
         hooks, self._hooks = self._hooks, {}
@@ -258,13 +297,18 @@ class RemoteHost:
         self.on_lost(self.loss)
 
     def _lost(self) -> None:
-        self.lose("agent exit", str(self.client.lost))
+        if not self.is_reason_coming:
+            self.lose("agent exit", str(self.client.lost))
 
     @trio.lowlevel.enable_ki_protection
     async def serve(self, nursery: trio.Nursery) -> None:
         """Serve the connection until it ends, or `stop`."""
         self._tasks = nursery
+        nursery.start_soon(self._casts.run)
         await self.client.run()
+
+    def _open_casts(self, sock: socket.socket) -> None:
+        self._pipe.put(wire.CastChannel(), (sock.detach(),))
 
     async def wait_ready(self) -> None:
         """Wait until processes can be started there.
@@ -283,7 +327,9 @@ async def _call_later(function: Callable[[], None]) -> None:
 
 
 @asynccontextmanager
-async def open_remote_host(proc: Proc, pipe: SessionPipe, name: str, point: Point) -> AsyncGenerator[RemoteHost, None]:
+async def open_remote_host(
+    proc: Proc, pipe: SessionPipe, name: str, point: Point, agents: AgentTable
+) -> AsyncGenerator[RemoteHost, None]:
     """Serve a host while the body runs; then tell its agent to stop, which ends everything there.
 
     Args:
@@ -291,14 +337,16 @@ async def open_remote_host(proc: Proc, pipe: SessionPipe, name: str, point: Poin
         pipe: To the agent.
         name: Of the machine.
         point: Its place among the hosts of its job.
+        agents: With which its agent may talk; it is among them while the body runs.
     """
     family, transport = proc.family, proc.transport
     assert isinstance(transport, NativeTransport)
     assert family is not None
     assert family.siblings is not None
     siblings = family.siblings
-    host = RemoteHost(proc, transport, siblings, pipe, name, point)
-    siblings.add(host.client, 0)
+    host = RemoteHost(proc, transport, siblings, pipe, name, point, agents)
+    siblings.add_far(host.client, host.place)
+    agents.add(host)
     family.remotes.append(host)
     try:
         async with trio.open_nursery() as nursery:
@@ -311,5 +359,6 @@ async def open_remote_host(proc: Proc, pipe: SessionPipe, name: str, point: Poin
                 host.client.stop()
                 nursery.cancel_scope.cancel()
     finally:
+        agents.part(host)
         family.remotes.remove(host)
         siblings.remove(host.client)

@@ -24,6 +24,7 @@ import trio
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.client import SpawnerClient
 from trimesh._runtime.spawner.far_root import FarRoot, open_far_root
+from trimesh._runtime.spawner.process import SpawnerProcess
 from trimesh._runtime.spawner.siblings import first_answer
 from trimesh._runtime.spawner.socket import Received, close_all
 from trimesh.errors import SpawnError
@@ -56,6 +57,7 @@ class HostSpawners:
         on_notice: Called for all that the spawners tell, but what is answered here, with descriptors that it then owns;
             requests have numbers of ours. Must not raise.
         nursery: Of their tasks; its end ends them.
+        first: The one that `start` takes; None starts it then.
 
     Attributes:
         lost: Why one of them is lost, else None.
@@ -63,7 +65,12 @@ class HostSpawners:
     """
 
     def __init__(
-        self, controller: ProcId, own: ProcId, on_notice: Callable[[Received], None], nursery: trio.Nursery
+        self,
+        controller: ProcId,
+        own: ProcId,
+        on_notice: Callable[[Received], None],
+        nursery: trio.Nursery,
+        first: SpawnerProcess | None = None,
     ) -> None:
         self.lost: str | None = None
         self.ended = trio.Event()
@@ -71,6 +78,7 @@ class HostSpawners:
         self._own = own
         self._on_notice = on_notice
         self._nursery = nursery
+        self._first = first
         self._spawners: dict[Modules, _Spawner] = {}
         self._launched: dict[int, SpawnerClient] = {}
         self._foreign: dict[int, tuple[SpawnerClient, int]] = {}
@@ -99,8 +107,9 @@ class HostSpawners:
 
     async def _keep(self, modules: Modules, spawner: _Spawner) -> None:
         noticed = partial(self._noticed, spawner)
+        first, self._first = self._first, None
         try:
-            async with open_far_root(self._controller, self._own, noticed, modules, self._pids) as root:
+            async with open_far_root(self._controller, self._own, noticed, modules, self._pids, first) as root:
                 spawner.root = root
                 spawner.settled.set()
                 await root.client.ended.wait()

@@ -1,10 +1,14 @@
 """One process from its start to its end: its tables, its family, its host."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from trimesh._runtime.life.borrowing import BorrowPlan, get_borrowed, open_borrowed
 from trimesh._runtime.life.controller import lease_proc
 from trimesh._runtime.life.current import current_proc, find_proc, find_proc_anywhere, proc_for
 from trimesh._runtime.life.dumping import dump
-from trimesh._runtime.life.job_hosts import JobHosts
+from trimesh._runtime.life.job_hosts import HostCode, HostsNotice, JobHosts
 from trimesh._runtime.life.ownership import (
     ActorPlan,
     OwnedHost,
@@ -22,9 +26,14 @@ from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.life.rebuilding import rebuild
 from trimesh._runtime.life.sharing import named_of
 
+if TYPE_CHECKING:
+    from trimesh._runtime.life.traced import trace_calls
+
 __all__ = [
     "ActorPlan",
     "BorrowPlan",
+    "HostCode",
+    "HostsNotice",
     "JobHosts",
     "OwnedHost",
     "OwnedProcs",
@@ -47,4 +56,14 @@ __all__ = [
     "proc_for",
     "rebuild",
     "stop_procs",
+    "trace_calls",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load what few programs need when it is asked for."""
+    if name == "trace_calls":
+        from trimesh._runtime.life.traced import trace_calls  # noqa: PLC0415
+
+        return trace_calls
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -145,12 +145,16 @@ def _start(pickled: bool | None) -> _Controller:  # noqa: FBT001 - see lease_pro
     # The native library is loaded here, when the first block is entered, not by `import trimesh`. What `Proc` imports
     # comes before it takes descriptors: an import that finds none left says nothing that a user could act on.
     from trimesh._runtime.control.socket import ControlSocket  # noqa: PLC0415
+    from trimesh._runtime.debugging import holds  # noqa: PLC0415
+    from trimesh._runtime.life import traced  # noqa: PLC0415
     from trimesh._runtime.life.local_host import open_local_host  # noqa: PLC0415
     from trimesh._runtime.observing.keeping import record_run  # noqa: PLC0415
+    from trimesh._runtime.services import linked_moves  # noqa: PLC0415
     from trimesh._runtime.spawner.siblings import Siblings  # noqa: PLC0415
     from trimesh._runtime.watch import journal as _  # noqa: F401, PLC0415
     from trimesh._transport.native.transport import NativeTransport  # noqa: PLC0415
 
+    del holds, linked_moves, traced  # only loaded
     proc_id = ProcId(secrets.randbelow(ID_MAX) + 1)
     try:
         transport = NativeTransport(proc_id, settings=settings)

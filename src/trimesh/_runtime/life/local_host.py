@@ -20,6 +20,7 @@ from trimesh._runtime.system.child import Child, LaunchSpec
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.system.records import ENTRY
 from trimesh._transport.interface.base import Link
+from trimesh._transport.messages.casting import HostCaster
 from trimesh._transport.native.transport import NativeLink, NativeTransport
 from trimesh.errors import LimitExceeded, MeshError, SpawnError
 from trimesh.ids import ProcId
@@ -152,8 +153,16 @@ def spec_of(request: LaunchRequest) -> LaunchSpec:
     )
 
 
-def accept_links(proc: Proc, transport: NativeTransport) -> Callable[[ProcId, socket.socket], None]:
-    """Return what takes a connection that another process has asked for into service."""
+def accept_links(
+    proc: Proc, transport: NativeTransport, caster: HostCaster | None = None
+) -> Callable[[ProcId, socket.socket], None]:
+    """Return what takes a connection that another process has asked for into service.
+
+    Args:
+        proc: This process.
+        transport: Its links.
+        caster: Of casts to the host of those that ask, if it is another one.
+    """
 
     def accept(origin: ProcId, sock: socket.socket) -> None:
         try:
@@ -163,6 +172,7 @@ def accept_links(proc: Proc, transport: NativeTransport) -> Callable[[ProcId, so
         except (OSError, LimitExceeded, trio.ClosedResourceError):
             sock.close()  # for want of something, or as this process ends; the other side can only be told an end
         else:
+            link.caster = caster
             proc.adopt_link(origin, link)
 
     return accept

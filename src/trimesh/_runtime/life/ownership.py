@@ -19,6 +19,7 @@ from trimesh._runtime.life.controller import check_mode, lease_proc
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.meshes.actor_members import ActorMembers
 from trimesh._runtime.meshes.block import Block, Owned, run_block
+from trimesh._runtime.meshes.changes import gone_of
 from trimesh._runtime.meshes.proc_members import ProcMembers
 from trimesh._runtime.peers.host import Host
 from trimesh._runtime.spawner.proc_options import ProcOptions
@@ -39,7 +40,6 @@ class OwnedProcs:
     Attributes:
         proc: The owner's process.
         block: Where actors that are awaited go.
-        whole: All of it.
         members: The child processes; None for the mesh of this very process.
         named: The actors on it that are shared by name, once there are any; see `sharing`.
         is_stopping: Whether its block has begun to stop.
@@ -48,9 +48,19 @@ class OwnedProcs:
     def __init__(self, proc: Proc, block: Block | None, whole: Region, members: ProcMembers | None) -> None:
         self.proc = proc
         self.block = block
-        self.whole = whole
+        self._whole = whole
         self.members = members
         self.named: object = None
+
+    @property
+    def whole(self) -> Region:
+        """All of it, as it is now."""
+        return self._whole if self.members is None else self.members.present
+
+    def fix_size(self, why: str) -> None:
+        """Refuse from now on to change its size."""
+        if self.members is not None:
+            self.members.fixed_by = why
 
     @property
     def info(self) -> MeshInfo:
@@ -261,16 +271,16 @@ def _actor_members(procs: OwnedProcs, region: Region, block: Block, plan: ActorP
     )  # fmt: skip
     membership = procs.proc.memberships[mesh] = Membership(procs.proc, info)
     ranks = list(whole.ranks())
-    return ActorMembers(
-        procs.proc, block, membership, ranks, procs.members, proc_ranks, policy,
-        _units(policy, whole, procs, proc_ranks, is_inherited=plan.policy is None),
-    )  # fmt: skip
+    units = partial(_units, policy, procs, is_inherited=plan.policy is None)
+    labels = region.base.labels[:1] if region.base == procs.whole.base and procs.members is not None else ()
+    view = region if any(region.spans(label) for label in labels) else None
+    return ActorMembers(procs.proc, block, membership, ranks, procs.members, proc_ranks, policy, units, view)
 
 
 def _units(
     policy: Policy,
-    whole: Region,
     procs: OwnedProcs,
+    whole: Region,
     proc_ranks: Sequence[int],
     *,
     is_inherited: bool,
@@ -281,7 +291,8 @@ def _units(
     if not is_inherited:
         return units_of(whole, policy.along)
     ranks = {base: rank for rank, base in enumerate(proc_ranks) if rank in whole}
-    units = ([ranks[base] for base in unit if base in ranks] for unit in units_of(procs.whole, policy.along))
+    places = procs.whole if procs.members is None else procs.members.whole
+    units = ([ranks[base] for base in unit if base in ranks] for unit in units_of(places, policy.along))
     return [unit for unit in units if unit]
 
 
@@ -327,11 +338,16 @@ async def _settle(procs: OwnedProcs, plan: ActorPlan) -> None:
 
     Raises:
         RuntimeError: They have been stopped.
+        MeshErrorGroup: Some have left the mesh.
     """
     if procs.is_stopping:
         raise RuntimeError(f"{procs.info.name} has been stopped and takes no new actors")
     if procs.members is not None:
-        await procs.members.wait_settled((plan.region or procs.whole).ranks())
+        ranks = (plan.region or procs.whole).ranks()
+        await procs.members.wait_settled(ranks)
+        if not procs.members.absent.isdisjoint(ranks):
+            gone = gone_of(procs.members, ranks)
+            raise MeshErrorGroup(f"{plan.name} could not be spawned", [gone], mesh=plan.name)
 
 
 async def _adopt(block: Block, owned: Owned) -> None:

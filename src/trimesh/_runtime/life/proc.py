@@ -1,7 +1,6 @@
 """One process of a family: the tables that connect links, actors and calls.
 
-Everything hangs off this object, so that a simulation can hold many. It reads frames and moves them to where they
-belong; it never runs user code and never waits.
+Everything hangs off this object, so that a simulation can hold many. It moves frames; it never runs user code or waits.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ from trimesh._runtime.peers.senders import check_agent_caller, check_sender
 from trimesh._runtime.services.bulk import Bulk
 from trimesh._runtime.services.registry import Load, Services
 from trimesh._runtime.tasks.background import Tasks
-from trimesh._runtime.values.codec import Values
 from trimesh._runtime.values.endpoint_spec import GENERATOR
 from trimesh._runtime.values.payload import take_payload
 from trimesh._runtime.values.typed_values import make_values
@@ -74,8 +72,7 @@ class Proc:
         memberships: Who lives where in the meshes that this process has handles on.
         blocks, stopping_blocks: Open blocks of this process, and those that are being left.
         family: Told of every lost link; makes new ones.
-        nursery: Tasks of the runtime.
-        actors: Tasks of the actors, which end before those.
+        nursery, actors: Tasks of the runtime; those of the actors, which end before them.
         has_crashed: Whether a bug of ours has ended it.
         new_call_id: Gives the number of another call.
         now: Gives the Trio time; while it runs, at a third of the cost of `trio.current_time()`.
@@ -83,7 +80,7 @@ class Proc:
         dropped_replies: Replies that came after their call had been given up.
         routes: Who takes the messages that are no calls and no answers, by their class.
         deadlocks: Looks for calls that wait for themselves.
-        journal, inquiries: What has happened to members that it owns; asks them what they do, answers its owner.
+        journal, inquiries, holds: What has happened to its members; asks what they do; threads that debuggers hold.
         on_gone, on_link: Told of each peer that is gone, after its calls have been settled; that has got its link.
         recorder: Keeps what happens in a file; None without.
         channels: The channels of this process, and its ports of others.
@@ -92,6 +89,7 @@ class Proc:
         above: What packages above the runtime keep for this process, by class.
         services: Brings the messages of those packages to them.
         known_services: What loads each of those that have messages; `trimesh._assembly` fills it in.
+        plain_hosts: Names of its hosts to which sessions are without TLS.
     """
 
     known_services: ClassVar[dict[str, Load[Proc]]] = {}
@@ -113,6 +111,7 @@ class Proc:
         "dropped_replies",
         "family",
         "has_crashed",
+        "holds",
         "host_name",
         "inquiries",
         "is_simulated",
@@ -127,6 +126,7 @@ class Proc:
         "on_link",
         "owners",
         "pid",
+        "plain_hosts",
         "proc_id",
         "recorder",
         "routes",
@@ -146,43 +146,40 @@ class Proc:
         main: ModuleType | None = None,
         pickled: bool = True,
     ) -> None:
-        self.proc_id = proc_id
-        self.transport = transport
-        self.host_name: str = socket.gethostname()
-        self.pid: int = os.getpid()
+        self.proc_id, self.transport = proc_id, transport
+        self.host_name, self.pid = socket.gethostname(), os.getpid()
         self.cells: dict[MeshId, Cell] = {}
         self.owners: dict[MeshId, FailureHandler] = {}
         self.members: dict[ProcId, Member] = {}
         self.memberships: weakref.WeakValueDictionary[MeshId, Membership] = weakref.WeakValueDictionary()
         self.blocks: list[Block] = []
-        self.stopping_blocks = StoppingBlocks()
-        self.has_crashed = False
+        self.stopping_blocks, self.has_crashed, self.dropped_replies = StoppingBlocks(), False, 0
         self.family: Family | None = None
-        self.dropped_replies = 0
         self.routes: dict[type[messages.Message], Route] = {messages.Define: Peer.take_definition}
         self.on_gone: list[Callable[[Peer], None]] = []
         self.on_link: list[Callable[[Peer], None]] = []
         self.recorder: FlightRecorder | None = None
         ports = self.channels = Channels(self)
-        self.values: Values = make_values(
-            proc_id, main, ports.reducers(), ports.bindings(), Agent.spawn, pickled=pickled
-        )
+        self.values = make_values(proc_id, main, ports.reducers(), ports.bindings(), Agent.spawn, pickled=pickled)
         self.sites: Sites | None = None
         self.above: dict[type, object] = {}
+        self.plain_hosts: set[str] = set()
         self.services: Services[Proc] = Services(self, Proc.known_services)
         self.bulk = Bulk(self)
         self._serving: trio.Nursery | None = None
         serve_streams(self)
         serve_reports(self)
         self.deadlocks: Deadlocks = Deadlocks(self)
-        # Loaded with the first block, not by `import trimesh`.
+        from trimesh._runtime.debugging.holds import Holds  # noqa: PLC0415 - loaded with the first block
+        from trimesh._runtime.life.traced import take_traced  # noqa: PLC0415
         from trimesh._runtime.observing.asking import Inquiries  # noqa: PLC0415
         from trimesh._runtime.watch.journal import Journal  # noqa: PLC0415
 
-        self.journal, self.inquiries = Journal(), Inquiries(self)
+        self.routes[messages.TracedCall] = take_traced
+        self.journal, self.inquiries, self.holds = Journal(), Inquiries(self), Holds(self)
         self.now: Clock = trio.current_time
         self.is_simulated: bool = seed is not None
-        # Ids need to be unique, not secret; a simulation needs them to be the same in each run.
+        # Ids need to be unique, not secret; in a simulation the same in each run.
         self._random: random.Random = random.Random(seed) if seed is not None else random.SystemRandom()  # noqa: S311
         self._peers: dict[ProcId, Peer] = {}
         self._of_link: dict[Link, Peer] = {}
@@ -381,9 +378,11 @@ class Proc:
             if self.sites is not None and not self.sites.received(self, peer, link, message):
                 return
             if type(message) is messages.Call:
-                self._call(peer, link, message, len(head), bodies)
+                self.take_call(peer, link, message, len(head), bodies)
             elif type(message) is messages.Return:
-                self._terminal(peer, message, Returned(*take_payload(message.payload, bodies), peer.take_carried()))
+                bare = Returned(message.payload) if not bodies and peer.carried is None else None
+                whole = bare or Returned(*take_payload(message.payload, bodies), peer.take_carried())
+                self._terminal(peer, message, whole)
             elif type(message) is messages.Error:
                 self._terminal(peer, message, Raised(*take_payload(message.payload, bodies), peer.take_carried()))
             elif type(message) is messages.CancelAck or type(message) is messages.Refused:
@@ -428,7 +427,8 @@ class Proc:
             if (member := self.members.get(peer.proc_id)) is not None:
                 member.stall.take(seconds)
 
-    def _call(self, peer: Peer, link: Link, message: messages.Call, size: int, bodies: list[memoryview]) -> None:
+    def take_call(self, peer: Peer, link: Link, message: messages.Call, size: int, bodies: list[memoryview]) -> None:
+        """Take a call that has come; `size` is that of its head, as the sender's window counts it."""
         peer.calls_received += 1
         number = message.call
         carried = None if peer.carried is None else peer.take_carried()
@@ -439,7 +439,7 @@ class Proc:
             refuse_unaddressed(peer, number, mesh)
             return
         count = peer.count_of(mesh)
-        nbytes = size  # as the sender's window counts it
+        nbytes = size
         payload: Buffer = message.payload
         if bodies:
             nbytes += sum(body.nbytes for body in bodies)

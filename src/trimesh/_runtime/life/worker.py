@@ -15,6 +15,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.actors.agent import Agent, run_with_agent
 from trimesh._runtime.actors.context import set_proc_of_run
+from trimesh._runtime.debugging.debugger import debug
 from trimesh._runtime.life.family import Family
 from trimesh._runtime.life.local_host import LocalHost, accept_links
 from trimesh._runtime.life.proc import Proc
@@ -23,7 +24,6 @@ from trimesh._runtime.observing.view import look
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.spawner.launcher import attach_launcher
 from trimesh._runtime.system import prctl
-from trimesh._runtime.system.breakpoints import refuse_breakpoints
 from trimesh._runtime.system.records import WorkerConfig
 from trimesh._runtime.watch.report import describe_self
 from trimesh._runtime.watch.stack import arm_stack
@@ -81,7 +81,6 @@ def main(config: WorkerConfig, link: socket.socket, broker: socket.socket, lifel
     Returns:
         The exit code.
     """
-    refuse_breakpoints()
     return trio.run(_main, config, link, broker, lifelines)
 
 
@@ -95,6 +94,7 @@ async def _main(config: WorkerConfig, link: socket.socket, broker: socket.socket
     # alone; it merely continues one that was stopped.
     prctl.set_parent_death_signal(signal.SIGCONT)
     proc = Proc(ProcId(config.proc_id), transport, main=sys.modules["__main__"], pickled=config.pickled)
+    debug(proc, config.settings)
     record = record_worker(proc, config)
     set_proc_of_run(proc)
     root = ProcId(config.root_id)

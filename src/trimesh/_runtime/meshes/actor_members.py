@@ -21,6 +21,7 @@ from trimesh._runtime.actors.supervision_log import log_kept_back
 from trimesh._runtime.calls.invocation import Result, invoke, invoke_until, post_nowait
 from trimesh._runtime.calls.membership import Membership, Standing
 from trimesh._runtime.calls.request import Request
+from trimesh._runtime.meshes.actor_size import ActorSize, UnitsIn, no_units
 from trimesh._runtime.meshes.block import Block
 from trimesh._runtime.meshes.failure_handling import FailureHandling
 from trimesh._runtime.meshes.process import MeshProc
@@ -43,8 +44,9 @@ from trimesh.errors import (
     origin,
     set_origin,
 )
-from trimesh.events.records import Died, Failed, GaveUp, Restarted, Restarting, Unacknowledged
+from trimesh.events.records import Died, Failed, GaveUp, Restarted, Restarting, Started, Unacknowledged
 from trimesh.ids import AGENT, ProcId
+from trimesh.shape.region import Region
 
 
 class Processes(Protocol):
@@ -52,6 +54,7 @@ class Processes(Protocol):
 
     actors: list[ActorMembers]
     failures: FailureHandling
+    present: Region
 
     async def end_late(self, ranks: Sequence[int]) -> list[Exception]:
         """End the processes of some ranks, whose grace has run out; return the error for each."""
@@ -67,6 +70,9 @@ class Processes(Protocol):
     def escalate(self, rank: int, error: Exception) -> None:
         """Take the failure of an actor that its own policy could not heal (P1)."""
 
+    async def catch_up(self, actors: ActorMembers) -> None:
+        """Make the members of a mesh that are missing in processes which have come since it was spawned."""
+
 
 class ActorMembers:
     """The members of one actor mesh.
@@ -79,7 +85,9 @@ class ActorMembers:
         processes: Those that the members live in, or None for this very process; takes `proc_ranks`.
         proc_ranks: Rank in the process mesh by rank here.
         policy: What a failure without a caller does.
-        units: The members that are restarted together.
+        restarts: Those of actors alone; None without.
+        size: How it follows the size of the mesh of the processes.
+        is_ready: Whether all have served; `ready` is set when they do, or none will.
         events: For whoever reads them.
     """
 
@@ -92,7 +100,8 @@ class ActorMembers:
         processes: Processes | None,
         proc_ranks: Sequence[int],
         policy: Policy | None = None,
-        units: Sequence[Sequence[int]] = (),
+        units: UnitsIn = no_units,
+        view: Region | None = None,
     ) -> None:
         self.proc = proc
         self.block = block
@@ -101,11 +110,12 @@ class ActorMembers:
         self.processes = processes
         self.proc_ranks = proc_ranks
         self.policy: Policy = FailFast() if policy is None else policy
-        self.units = units
+        self.ready = trio.Event()
         self.is_stopping = False
-        self._restarts: Restarts | None = None
+        self.size = ActorSize(self, units, view)
+        self.restarts: Restarts | None = None
         self._recipe: Recipe | None = None
-        self._is_ready = False
+        self.is_ready = False
         self._starting = trio.CancelScope()
         self._early: list[Exception] = []
         self._lost: Exception | None = None
@@ -114,7 +124,9 @@ class ActorMembers:
         self._remaking: dict[trio.CancelScope, trio.Event] = {}
         self.events = EventHub(lambda: self.info, self.proc.journal)
         if isinstance(self.policy, Restart):
-            self._restarts = Restarts(self.proc, Supervisor(self.info.name, self.policy, self.units), self)
+            found = units(self.info.whole, proc_ranks)
+            self.restarts = Restarts(self.proc, Supervisor(self.info.name, self.policy, found), self)
+            self.restarts.supervisor.absent = self.size.absent
 
     @property
     def info(self) -> MeshInfo:
@@ -166,7 +178,13 @@ class ActorMembers:
         else:
             if errors or self._early:
                 await self._discard(errors, None)
-        self._is_ready = True
+        self.is_ready = True
+        if self.processes is not None and self.size.lacks(self.processes.present):
+            try:
+                await self.processes.catch_up(self)
+            except BaseException as error:  # noqa: BLE001 - raised again when the mesh is gone
+                await self._discard([], error)
+        self.ready.set()
 
     def _remake_request(self, ranks: Sequence[int], members: Sequence[MemberInfo]) -> Request:
         info, recipe = self.info, self._recipe
@@ -180,6 +198,7 @@ class ActorMembers:
 
         A cancel ends as one: that a process did not unwind for it, and was killed, is for the policy of the processes.
         """
+        self.ready.set()
         late, _ = await run_to_end(lambda: self.stop(trio.current_time() + self.block.grace))
         if cut is not None:
             killed = [error for error in late if isinstance(error, ProcDied) and error.by == "grace"]
@@ -199,7 +218,7 @@ class ActorMembers:
     def actor_failed(self, peer: Peer, endpoint: str, error: Exception, *, ended: bool) -> None:
         """Take a failure that has no caller; of the spawn, while other ranks still start."""
         del endpoint  # the error knows
-        if not self._is_ready:
+        if not self.is_ready:
             self._early.append(error)
             self._starting.cancel(reason=f"another rank of {self.info.name} failed")
             return
@@ -230,22 +249,22 @@ class ActorMembers:
             self.events.tell(Died, rank, error=error if is_error else None)
         else:
             self.events.tell(Failed, rank, error=error)
-        if rank in self._with_processes:
+        if rank in self._with_processes or rank in self.size.absent:
             return  # whatever it was, the actor is made anew with its process
         policy = self.policy
         if not is_error and not isinstance(policy, Restart):
             verdict = Verdict.GIVE_UP  # to end is no failure (R11)
         else:
             verdict = judge(policy, ActorFailed, ending, has_ended=ended)
-        is_part = self._restarts is not None and self._restarts.is_ending(rank)
+        is_part = self.restarts is not None and self.restarts.is_ending(rank)
         if is_error and not is_part and self._is_handled(rank, error, has_ended=ended):
             if ended:
                 self.membership.set(rank, Standing.GONE)
                 self._release(rank)
             return
-        if self._restarts is not None and (verdict is Verdict.RESTART or self._restarts.is_ending(rank)):
-            if not self._restarts.is_stopped:
-                self._restarts.failed(rank, error)
+        if self.restarts is not None and (verdict is Verdict.RESTART or self.restarts.is_ending(rank)):
+            if not self.restarts.is_stopped:
+                self.restarts.failed(rank, error)
                 return
             # It would have been healed, and is not any more, because the block is being left. Where the restarts have
             # been used up instead, that has failed the block.
@@ -290,15 +309,15 @@ class ActorMembers:
     def process_died(self, proc_rank: int, error: Exception) -> None:
         """Learn that a process has died; what becomes of it comes next."""
         for rank in self._ranks_of([proc_rank]):
-            if self._is_ready:
+            if self.is_ready:
                 self.events.tell(Died, rank, error=error)
 
     def processes_going_down(self, proc_ranks: Collection[int], cause: Exception) -> None:
         """Let calls wait for the members in some processes, which are being restarted."""
         for rank in self._ranks_of(proc_ranks):
-            if self._restarts is not None:
-                self._restarts.supervisor.leave(rank)
-            if self._is_ready:
+            if self.restarts is not None:
+                self.restarts.supervisor.leave(rank)
+            if self.is_ready:
                 self._with_processes.add(rank)
                 self.membership.set(rank, Standing.RESTARTING)
                 self.events.tell(Restarting, rank, cause=cause)
@@ -308,17 +327,17 @@ class ActorMembers:
     def processes_gone(self, proc_ranks: Collection[int], cause: Exception) -> None:
         """Give up the members in some processes."""
         for rank in self._ranks_of(proc_ranks):
-            if self._restarts is not None:
-                self._restarts.supervisor.leave(rank)
+            if self.restarts is not None:
+                self.restarts.supervisor.leave(rank)
             self._with_processes.discard(rank)
             self.membership.set(rank, Standing.GONE)
-            if not self._is_ready:
+            if not self.is_ready:
                 self._lost = self._lost or cause
 
-    async def stop_in(self, proc_ranks: Collection[int], deadline: float) -> None:
+    async def stop_in(self, proc_ranks: Collection[int], deadline: float, by: str = "stopped") -> None:
         """End, in good order, the members in some processes that are being taken down."""
         ranks = self._reachable(self._ranks_of(proc_ranks))
-        request = self._request(ranks, "stop", self.info.mesh, math.inf, "stopped")
+        request = self._request(ranks, "stop", self.info.mesh, math.inf, by)
         for error in news_of(await invoke_until(self.proc, self._agents(ranks), request, deadline)):
             self._tell(error)
 
@@ -330,18 +349,15 @@ class ActorMembers:
             self.events.tell(Failed, where.point.rank, error=error)
 
     async def remake_in(self, proc_ranks: Collection[int]) -> None:
-        """Make the members anew in the processes that have followed the old ones.
-
-        Raises:
-            MeshErrorGroup: Some could not be made.
-        """
+        """Make the members anew in the processes that have followed the old ones; raise as `remake` does."""
         assert self.processes is not None
-        if self._is_ready and not self.is_stopping:
+        if self.is_ready and not self.is_stopping:
             ranks = self._ranks_of(proc_ranks)
             infos = {rank: self.processes.member_info(self.proc_ranks[rank]) for rank in ranks}
-            await self._remake(infos)
+            await self.remake(infos)
 
-    async def _remake(self, infos: dict[int, MemberInfo]) -> None:
+    async def remake(self, infos: dict[int, MemberInfo], kind: type[Restarted | Started] = Restarted) -> None:
+        """Make members anew, or for the first time; raise when some could not be made."""
         members = list(self.membership.members)
         for rank, info in infos.items():
             members[rank] = msgspec.structs.replace(info, incarnation=members[rank].incarnation + 1)
@@ -370,7 +386,7 @@ class ActorMembers:
             if self.proc.peer(members[rank].proc_id).death is None:
                 self._with_processes.discard(rank)
                 self.membership.set(rank, Standing.LIVE, members[rank])
-                self.events.tell(Restarted, rank, host=members[rank].host, pid=members[rank].pid)
+                self.events.tell(kind, rank, host=members[rank].host, pid=members[rank].pid)
         for proc_id, acts in untold.items():
             for rank in self._ranks_in(proc_id):
                 for act in acts:
@@ -380,9 +396,9 @@ class ActorMembers:
 
     def going_down(self, round_: Round) -> None:
         """Let calls wait for the actors of a round."""
-        assert self._restarts is not None
+        assert self.restarts is not None
         for rank in self._with_processes:  # they are made anew anyway
-            self._restarts.supervisor.leave(rank)
+            self.restarts.supervisor.leave(rank)
         for rank in round_.ranks:
             self.membership.set(rank, Standing.RESTARTING)
             self.events.tell(Restarting, rank, cause=round_.cause)
@@ -406,11 +422,11 @@ class ActorMembers:
     async def bring_up(self, round_: Round) -> None:
         """Make the actors of a round anew, in their processes."""
         ranks = self._reachable(round_.ranks)
-        await self._remake({rank: self.membership.members[rank] for rank in ranks})
+        await self.remake({rank: self.membership.members[rank] for rank in ranks})
 
     def gave_up(self, round_: Round | None, rank: int, error: RestartLimit) -> None:
         """Hand over to the policy of the processes what this one could not heal (P1)."""
-        assert self._restarts is not None
+        assert self.restarts is not None
         set_origin(error, self.info.origin(rank))
         ranks = [rank] if round_ is None else list(round_.ranks)
         for one in ranks:
@@ -420,9 +436,9 @@ class ActorMembers:
         if self.processes is None:
             self.block.fail(error)
             return
-        self._restarts.supervisor.resume()
+        self.restarts.supervisor.resume()
         for one in ranks:
-            self._restarts.supervisor.leave(one)
+            self.restarts.supervisor.leave(one)
             self.processes.escalate(self.proc_ranks[one], error)
 
     # ---- end -------------------------------------------------------------------------------------------------
@@ -430,8 +446,8 @@ class ActorMembers:
     def abandon(self) -> None:
         """Send no new messages, restart nothing."""
         self.is_stopping = True
-        if self._restarts is not None:
-            self._restarts.stop()
+        if self.restarts is not None:
+            self.restarts.stop()
         for scope in list(self._remaking):
             scope.cancel(reason=f"the block of {self.info.name} is being left")
         for rank, standing in enumerate(self.membership.standings):
@@ -460,8 +476,8 @@ class ActorMembers:
         An actor of this very process cannot be killed: its clean-up is cancelled then, and waited for.
         """
         self.abandon()
-        if self._restarts is not None:
-            await self._restarts.wait_stopped()
+        if self.restarts is not None:
+            await self.restarts.wait_stopped()
         for over in list(self._remaking.values()):
             await over.wait()
         if self.processes is not None and self in self.processes.actors:

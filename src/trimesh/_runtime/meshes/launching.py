@@ -1,38 +1,73 @@
-"""What each process of one mesh is started with, the first and every later time."""
+"""How the processes of one mesh are started, and with what, the first and every later time."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
+import trio
+
+from trimesh import limits
+from trimesh._runtime.actors.agent_results import raise_errors
+from trimesh._runtime.calls.invocation import Ok, invoke
+from trimesh._runtime.calls.request import Request
 from trimesh._runtime.meshes.rendezvous import Rendezvous
 from trimesh._runtime.peers.host import LaunchRequest
 from trimesh._runtime.spawner.proc_options import ProcOptions
+from trimesh._runtime.watch.shown_progress import ShownProgress
 from trimesh.config import from_environment
-from trimesh.shape.region import Region
+from trimesh.errors import MeshErrorGroup, SpawnError, set_origin
 
 if TYPE_CHECKING:
     from trimesh._runtime.meshes.member import Member, OwningProc
+    from trimesh._runtime.peers.host import Host
+    from trimesh._runtime.peers.target import Target
+    from trimesh._runtime.values.reference import MeshInfo
+    from trimesh.shape.region import Region
+
+
+class StartingProcs(Protocol):
+    """The processes that are started; see `ProcMembers`."""
+
+    proc: OwningProc
+    host: Host
+    name: str
+    whole: Region
+    members: list[Member]
+
+    @property
+    def info(self) -> MeshInfo:
+        """What travels of them in references."""
+        ...
+
+    def agents(self, ranks: Sequence[int]) -> list[Target]:
+        """Return the agents of some of them as targets of a call."""
+        ...
+
+    def new_member(self, rank: int, incarnation: int) -> Member:
+        """Return a member that is not started yet."""
+        ...
 
 
 class Launching:
-    """Makes the requests for the processes of one mesh, and holds what they need for as long as it lives."""
+    """Starts the processes of one mesh, and holds what they need for as long as it lives."""
 
-    def __init__(self, proc: OwningProc, name: str, whole: Region, options: ProcOptions) -> None:
-        self._proc = proc
-        self._name = name
-        self._whole = whole
+    def __init__(self, procs: StartingProcs, options: ProcOptions) -> None:
+        self._procs = procs
+        self._proc = procs.proc
         self._options = options
-        self._seed = proc.new_id() if options.seed is None else options.seed
+        self._seed = procs.proc.new_id() if options.seed is None else options.seed
         self._rendezvous: Rendezvous | None = None
 
     def request(self, member: Member) -> LaunchRequest:
         """Return what starts a member; runs the functions that the user has given for its point."""
-        point = self._whole.point(member.rank)
+        whole = self._procs.whole
+        point = whole.point(member.rank)
         options = self._options
         env = dict((options.env(point) if callable(options.env) else options.env) or {})
         if options.rendezvous and not self._proc.is_simulated:
             self._rendezvous = self._rendezvous or Rendezvous()
-            env = {**self._rendezvous.environment(member.rank, len(self._whole)), **env}
+            env = {**self._rendezvous.environment(member.rank, len(whole)), **env}
         settings = from_environment(options.settings, env)
         recorder = self._proc.recorder
         folder = "" if recorder is None or settings.record == "off" else str(recorder.path.parent)
@@ -40,8 +75,8 @@ class Launching:
         output = options.output(point) if callable(options.output) else options.output
         return LaunchRequest(
             proc_id=member.peer.proc_id,
-            mesh=self._name,
-            whole=self._whole,
+            mesh=self._procs.name,
+            whole=whole,
             rank=member.rank,
             incarnation=member.incarnation,
             env=env,
@@ -55,6 +90,76 @@ class Launching:
             settings=settings,
             record=folder,
         )
+
+    async def launch_all(self, progress: ShownProgress) -> None:
+        """Start the first member at each rank.
+
+        Raises:
+            MeshErrorGroup: Some could not be started.
+        """
+        procs = self._procs
+        errors: list[Exception] = []
+        async with trio.open_nursery() as nursery:
+            for rank in procs.whole.ranks():
+                member = procs.new_member(rank, 0)
+                procs.members.append(member)
+                nursery.start_soon(self._launch, member, errors, nursery.cancel_scope, progress)
+        if errors:
+            raise MeshErrorGroup(f"{procs.name} could not be started", errors, mesh=procs.name)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _launch(
+        self, member: Member, errors: list[Exception], scope: trio.CancelScope, progress: ShownProgress | None = None
+    ) -> None:
+        procs = self._procs
+        try:
+            request = self.request(member)
+            if procs.proc.sites is not None:
+                request = procs.proc.sites.launching(request)
+            member.started(await procs.host.launch(request, member.exited))
+            if progress is not None:
+                progress.done += 1
+        except Exception as error:  # noqa: BLE001 - collected: every member's error is told
+            set_origin(error, procs.info.origin(member.rank))
+            errors.append(error)
+            scope.cancel(reason=f"{member.label} could not be started")
+
+    async def setup_all(self, ranks: Sequence[int], setup: Callable[[], Any] | None) -> None:
+        """Run `setup` in some processes; an answer says that a process is ready."""
+        procs = self._procs
+        info = procs.info
+        request = Request(procs.name, "setup", (setup, info), {}, lambda index: info.origin(ranks[index]))
+        results = await invoke(procs.proc, procs.agents(ranks), request, fail_fast=True)
+        raise_errors(results, f"{procs.name} could not be started", procs.name)
+        for rank, result in zip(ranks, results, strict=True):
+            if isinstance(result, Ok):
+                procs.members[rank].stack_fd = result.value
+
+    async def launch_next(self, ranks: Sequence[int], what: str) -> None:
+        """Start the next processes at some ranks, and run `setup` there; nothing lives there yet.
+
+        Raises:
+            MeshErrorGroup: Some could not be started.
+        """
+        procs = self._procs
+        errors: list[Exception] = []
+        with trio.move_on_after(limits.SPAWN_SECONDS) as scope:
+            for rank in ranks:
+                before = procs.members[rank]
+                procs.proc.members.pop(before.peer.proc_id, None)
+                procs.members[rank] = procs.new_member(rank, before.incarnation + 1)
+            for rank in ranks:
+                await self._launch(procs.members[rank], errors, scope)
+            if not errors:
+                await self.setup_all(ranks, None)
+        if scope.cancelled_caught and not errors:
+            errors = [
+                SpawnError(f"{procs.name} must be ready within limits.SPAWN_SECONDS ({limits.SPAWN_SECONDS:g} s)")
+            ]
+        if errors:
+            raise MeshErrorGroup(f"{procs.name} could not {what}", errors, mesh=procs.name)
+        if self._options.setup is not None:
+            await self.setup_all(ranks, self._options.setup)
 
     def close(self) -> None:
         """Let go of the port at which processes have met."""

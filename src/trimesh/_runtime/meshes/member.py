@@ -10,7 +10,7 @@ read. When one of the two is missing for `limits.EXIT_REPORT_SECONDS`, the other
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,9 +19,10 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.meshes.process import MeshProc, ParentProc
-from trimesh._runtime.peers.deaths import DeathOf, died, link_lost, stopped
+from trimesh._runtime.peers.deaths import DeathOf, died, left, link_lost, stopped
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.system.exits import ExitReport, process_state
+from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.reference import MemberInfo
 from trimesh._runtime.watch.stall import StallReport
 from trimesh._transport.interface.base import DownReason, LinkDown
@@ -81,6 +82,7 @@ class Member:
         is_killed: Whether its owner has killed it, which is none either.
         stack_fd: Descriptor, in the child, that its stack is written to; see `stack`.
         stall: What is said when its Trio loop does not run.
+        departure: What calls to it come to when it was taken out of its mesh; None while it was not.
         record: Where its flight record is, on a machine whose records are those of this one; "" without one.
     """
 
@@ -110,6 +112,7 @@ class Member:
         self.is_killed = False
         self.stack_fd: int = -1
         self.record = ""
+        self.departure: DeathOf | None = None
         self._report: ExitReport | None = None
         self._down: LinkDown | None = None
         self._is_waiting = False
@@ -149,6 +152,10 @@ class Member:
         """Note that it has been asked to end: its end is no death."""
         self.is_expected = True
 
+    def departs(self) -> None:
+        """Note that it leaves its mesh: from now on that is what calls to it come to, whatever its end is."""
+        self.departure = left(f"{self.label} has left its mesh, which was resized")
+
     def kill(self, by: str | None = None) -> None:
         """End it, and its process group, at once."""
         self.is_killed = True
@@ -158,7 +165,9 @@ class Member:
 
     async def end_by_kill(self) -> None:
         """End it at once, as the user wants, and wait until its death is known; that is one as any other."""
-        if self.is_alive and self.child is not None:
+        if self.child is None:
+            return  # the one before it has ended, and this one is not there yet
+        if self.is_alive:
             self.by = self.by or "kill"
             self.child.signal(signal.SIGKILL)
         await self.gone.wait()
@@ -201,6 +210,7 @@ class Member:
         else:
             self.death = self._death()
             self.on_death(self, self.death(maybe_executed=True))
+        self.death = self.departure or self.death
         self.proc.declare_gone(self.peer, self.death)
 
     def _is_clean(self) -> bool:
@@ -278,3 +288,53 @@ class _Death(msgspec.Struct, frozen=True):
         if self.is_stopped:
             error.reason = "stopped"
         return error
+
+
+# ---- the last steps of the ladder by which processes are ended -------------------------------------------------
+
+
+async def wait_gone(members: Sequence[Member], deadline: float) -> None:
+    """Wait until those that were started have ended, at most until `deadline` (Trio time)."""
+    with trio.CancelScope(deadline=deadline):
+        for member in members:
+            if member.child is not None:
+                await member.gone.wait()
+
+
+async def discard(members: Sequence[Member]) -> None:
+    """Kill some members and wait until they are gone, whatever comes meanwhile; a Ctrl-C is raised then."""
+    for member in members:
+        member.kill()
+    _, interrupt = await run_to_end(lambda: wait_gone(members, trio.current_time() + limits.KILL_SECONDS))
+    if interrupt is not None:
+        raise interrupt
+
+
+async def kill_silent(members: Sequence[Member]) -> None:
+    """Kill members that would not hear that they should stop."""
+    for member in members:
+        if member.child is not None and member.is_alive:
+            member.child.signal(signal.SIGKILL)
+            await member.gone.wait()
+
+
+async def kill_wanted(members: Sequence[Member]) -> None:
+    """Kill some members, as the user wants, and wait until their deaths are known."""
+    await trio.lowlevel.checkpoint()
+    async with trio.open_nursery() as nursery:
+        for member in members:
+            nursery.start_soon(member.end_by_kill)
+
+
+async def force(members: Sequence[Member]) -> None:
+    """End members whose grace has run out, all at once: SIGTERM, then SIGKILL."""
+    for member in members:
+        member.expect_exit()
+        member.by = "grace"
+        if member.child is not None:
+            member.child.signal(signal.SIGTERM)
+    await wait_gone(members, trio.current_time() + limits.TERM_SECONDS)
+    for member in members:
+        if not member.gone.is_set():
+            member.kill("grace")
+    await wait_gone(members, trio.current_time() + limits.KILL_SECONDS)

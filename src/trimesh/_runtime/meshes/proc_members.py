@@ -8,40 +8,50 @@ PM-3 stopping goes down one ladder for all members at once: ask, wait for the bl
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
 from trimesh import limits
-from trimesh._runtime.actors.agent_results import raise_errors
 from trimesh._runtime.actors.supervision_log import log_kept_back
-from trimesh._runtime.calls.invocation import Ok, invoke, post_nowait
+from trimesh._runtime.calls.invocation import post_nowait
 from trimesh._runtime.calls.membership import family_of
 from trimesh._runtime.calls.request import Request
 from trimesh._runtime.meshes.actor_members import ActorMembers
 from trimesh._runtime.meshes.block import Block
 from trimesh._runtime.meshes.failure_handling import FailureHandling
 from trimesh._runtime.meshes.launching import Launching
-from trimesh._runtime.meshes.member import Member, OwningProc
+from trimesh._runtime.meshes.member import Member, OwningProc, discard, force, kill_silent, wait_gone
 from trimesh._runtime.meshes.restarts import Restarts
 from trimesh._runtime.peers.host import Host
 from trimesh._runtime.peers.losses import ToldLosses
 from trimesh._runtime.peers.target import Target
 from trimesh._runtime.spawner.proc_options import ProcOptions
-from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.reference import MemberInfo, MeshInfo
 from trimesh._runtime.watch.event_hub import EventHub
-from trimesh._runtime.watch.shown_progress import ShownProgress, showing
+from trimesh._runtime.watch.shown_progress import showing
 from trimesh._supervision.policy import Ending, FailFast, Policy, Restart, Verdict, ending_of, is_healing, judge
 from trimesh._supervision.supervisor import Round, Supervisor
 from trimesh._supervision.units import units_of
 from trimesh.errors import MeshErrorGroup, MeshStopped, ProcDied, RestartLimit, SpawnError, Unresponsive, set_origin
-from trimesh.events.records import Died, GaveUp, Restarted, Restarting, Stalled, Unacknowledged
+from trimesh.events.records import Died, GaveUp, MemberEvent, Restarted, Restarting, Stalled, Unacknowledged
 from trimesh.ids import AGENT, ProcId
 from trimesh.shape.region import Region
+
+if TYPE_CHECKING:
+    from trimesh._runtime.meshes.membership_views import MembershipHub
+
+
+class Changing(Protocol):
+    """How the user changes a mesh of processes; see `Changes`."""
+
+    def defer(self, rank: int, act: Callable[[], None]) -> None:
+        """Deal with what has happened to a member once it is in the mesh."""
+
+    async def catch_up(self, actors: ActorMembers) -> None:
+        """Make the members of a mesh that are missing in processes which have come since it was spawned."""
 
 
 class ProcMembers:
@@ -51,7 +61,8 @@ class ProcMembers:
         proc: The owner's process.
         block: Who owns the mesh.
         name: Of the mesh.
-        whole: All of it.
+        whole: All places that it has ever had.
+        present: The mesh as it is now.
         policy: What the end of a member does.
         members: By rank, the latest incarnation.
         actors: The actor meshes that live there, in spawn order.
@@ -62,6 +73,11 @@ class ProcMembers:
         grace: Seconds for clean-up.
         failures: Who is asked of failures before the policy.
         stopped: Set once it has been ended for good.
+        absent: Ranks that are not in the mesh: they have left, or have not joined yet.
+        replacing: Ranks whose members the user is changing.
+        launching: Starts its processes.
+        change: How the user changes it, once that has been asked for.
+        fixed_by: Why its size cannot change; empty when it can.
     """
 
     def __init__(
@@ -78,7 +94,7 @@ class ProcMembers:
         self.host = host
         self.block = block
         self.name = name
-        self.whole = whole
+        self.whole = self.present = whole
         self.options = options
         self.policy: Policy = FailFast() if policy is None else policy
         self.members: list[Member] = []
@@ -90,16 +106,21 @@ class ProcMembers:
         self.on_stopped: Callable[[], object] | None = None
         self._restarts: Restarts | None = None
         self.failures = FailureHandling()
-        self._launching = Launching(proc, name, whole, options)
+        self.launching = Launching(self, options)
         self._is_ready = False
         self._down: set[int] = set()
         self._losses = ToldLosses()
-        self._replacing: set[int] = set()
+        self.absent: set[int] = set()
+        self.replacing: set[int] = set()
+        self.fixed_by = ""
+        self.change: Changing | None = None
+        self._views: MembershipHub | None = None
         self._settled = trio.Event()
         self.events = EventHub(lambda: self.info, self.proc.journal)
         if isinstance(self.policy, Restart):
             units = units_of(self.whole, self.policy.along)
             self._restarts = Restarts(self.proc, Supervisor(self.name, self.policy, units), self)
+            self._restarts.supervisor.absent = self.absent
 
     @property
     def info(self) -> MeshInfo:
@@ -115,13 +136,34 @@ class ProcMembers:
         """Whether a member may be followed by another one."""
         return is_healing(self.policy)
 
+    @property
+    def views(self) -> MembershipHub:
+        """Who is in it, for whoever reads that."""
+        if self._views is None:
+            from trimesh._runtime.meshes.membership_views import MembershipHub  # noqa: PLC0415
+
+            self._views = MembershipHub(lambda: (self.present, self.whole))
+            self.note_joined()
+        return self._views
+
+    def note_joined(self) -> None:
+        """Let readers know who serves now."""
+        if self._views is not None and not self.is_stopping:
+            serving = (rank for rank in self.present.ranks() if self.is_live(rank) and self.members[rank].child)
+            self._views.join({rank: self.members[rank].incarnation for rank in serving})
+
+    def note_left(self, ranks: Collection[int], why: Exception) -> None:
+        """Let readers know who does not serve any more."""
+        if self._views is not None:
+            self._views.leave(ranks, why)
+
     def member_info(self, rank: int) -> MemberInfo:
         """Return the process at a rank."""
         return self.members[rank].info
 
     def is_live(self, rank: int) -> bool:
         """Return whether the member of a rank serves, as far as is known."""
-        return rank not in self._down and self.members[rank].is_alive
+        return rank not in self._down and rank not in self.absent and self.members[rank].is_alive
 
     def agents(self, ranks: Sequence[int]) -> list[Target]:
         """Return the agents of the members of some ranks as targets of a call."""
@@ -138,11 +180,11 @@ class ProcMembers:
         try:
             with showing(self.proc, f"starting the processes of {self.name}", len(self.whole)) as progress:
                 with trio.fail_after(limits.SPAWN_SECONDS):
-                    await self._launch_all(progress)
-                    await self._setup_all(self.whole.ranks(), None)
+                    await self.launching.launch_all(progress)
+                    await self.launching.setup_all(self.whole.ranks(), None)
                 if self.options.setup is not None:  # it may take as long as it likes
                     progress.begin(f"setting up the processes of {self.name}")
-                    await self._setup_all(self.whole.ranks(), self.options.setup)
+                    await self.launching.setup_all(self.whole.ranks(), self.options.setup)
         except trio.TooSlowError:
             error = SpawnError(f"{self.name} must be ready within limits.SPAWN_SECONDS ({limits.SPAWN_SECONDS:g} s)")
             await self._discard()
@@ -152,17 +194,8 @@ class ProcMembers:
             raise
         self._is_ready = True
 
-    async def _launch_all(self, progress: ShownProgress) -> None:
-        errors: list[Exception] = []
-        async with trio.open_nursery() as nursery:
-            for rank in self.whole.ranks():
-                member = self._new_member(rank, 0)
-                self.members.append(member)
-                nursery.start_soon(self._launch, member, errors, nursery.cancel_scope, progress)
-        if errors:
-            raise MeshErrorGroup(f"{self.name} could not be started", errors, mesh=self.name)
-
-    def _new_member(self, rank: int, incarnation: int) -> Member:
+    def new_member(self, rank: int, incarnation: int) -> Member:
+        """Return a member that is not started yet."""
         proc_id = ProcId(self.proc.new_id())
         peer, point = self.proc.peer(proc_id), self.whole.point(rank)
         member = Member(self.proc, peer, rank, self.name, point, incarnation, self._died)
@@ -173,42 +206,9 @@ class ProcMembers:
     def _stalled(self, rank: int, seconds: float, stack: str) -> None:
         self.events.tell(Stalled, rank, seconds=seconds, stack=stack)
 
-    @trio.lowlevel.enable_ki_protection
-    async def _launch(
-        self, member: Member, errors: list[Exception], scope: trio.CancelScope, progress: ShownProgress | None = None
-    ) -> None:
-        try:
-            request = self._launching.request(member)
-            if self.proc.sites is not None:
-                request = self.proc.sites.launching(request)
-            member.started(await self.host.launch(request, member.exited))
-            if progress is not None:
-                progress.done += 1
-        except Exception as error:  # noqa: BLE001 - collected: every member's error is told
-            set_origin(error, self.info.origin(member.rank))
-            errors.append(error)
-            scope.cancel(reason=f"{member.label} could not be started")
-
-    async def _setup_all(self, ranks: Sequence[int], setup: Callable[[], Any] | None) -> None:
-        """Run `setup` in some processes; an answer says that a process is ready."""
-        info = self.info
-        request = Request(self.name, "setup", (setup, info), {}, lambda index: info.origin(ranks[index]))
-        results = await invoke(self.proc, self.agents(ranks), request, fail_fast=True)
-        raise_errors(results, f"{self.name} could not be started", self.name)
-        for rank, result in zip(ranks, results, strict=True):
-            if isinstance(result, Ok):
-                self.members[rank].stack_fd = result.value
-
     async def _discard(self) -> None:
-        await self._discard_members(self.members)
+        await discard(self.members)
         self._forget()
-
-    async def _discard_members(self, members: Sequence[Member]) -> None:
-        for member in members:
-            member.kill()
-        _, interrupt = await run_to_end(lambda: self._wait_gone(trio.current_time() + limits.KILL_SECONDS, members))
-        if interrupt is not None:
-            raise interrupt
 
     # ---- watch -----------------------------------------------------------------------------------------------
 
@@ -217,17 +217,24 @@ class ProcMembers:
         set_origin(error, self.info.origin(rank))
         if not self._is_ready or member is not self.members[rank]:
             return
-        ending = ending_of(error.exit_code, error.signal) if isinstance(error, ProcDied) else Ending.ERROR
-        verdict = judge(self.policy, type(error), ending, has_ended=True)
         self.events.tell(Died, rank, error=error)
+        self.note_left([rank], error)
         for actors in self.actors:
             actors.process_died(rank, error)
-        if rank in self._replacing:
-            return  # whoever replaces it sees that
+        self._judge(member, error)
+
+    def _judge(self, member: Member, error: Exception) -> None:
+        """Do what the policy says about a death."""
+        rank = member.rank
+        if rank in self.replacing or rank in self.absent:
+            self._defer(rank, partial(self._judge, member, error))
+            return
+        ending = ending_of(error.exit_code, error.signal) if isinstance(error, ProcDied) else Ending.ERROR
+        verdict = judge(self.policy, type(error), ending, has_ended=True)
         is_part = self._restarts is not None and self._restarts.is_ending(rank)
         is_failure = verdict is not Verdict.GIVE_UP or ending is not Ending.NORMAL
         if is_failure and not is_part and self._is_handled([rank], error, has_ended=True):
-            self._give_up([rank], error)
+            self.give_up([rank], error)
             return
         if self._restarts is not None and (verdict is Verdict.RESTART or self._restarts.is_ending(rank)):
             if not self._restarts.is_stopped:
@@ -240,12 +247,14 @@ class ProcMembers:
                 self.block.fail(error)
         else:
             log_kept_back(self.proc, self.name, error, "the mesh goes on without it")
-            self._give_up([rank], error)
+            self.give_up([rank], error)
 
     def _is_handled(self, ranks: Sequence[int], error: Exception, *, has_ended: bool) -> bool:
         return self.failures.is_handled(ranks, self.info, ranks, error, has_ended=has_ended)
 
-    def _give_up(self, ranks: Sequence[int], cause: Exception) -> None:
+    def give_up(self, ranks: Sequence[int], cause: Exception) -> None:
+        """Give up some members, and the actors there."""
+        self.note_left(ranks, cause)
         for actors in self.actors:
             actors.processes_gone(ranks, cause)
 
@@ -259,7 +268,10 @@ class ProcMembers:
             log_kept_back(self.proc, self.name, error, "its process goes on")
 
     def escalate(self, rank: int, error: Exception) -> None:
-        """Take the failure of a member that lives: the policy of its actors could not heal it (P1), or it is silent."""
+        """Take the failure of a member that lives: its actors' policy could not heal it (P1), or it is silent."""
+        if rank in self.absent:
+            self._defer(rank, partial(self.escalate, rank, error))
+            return
         if self._is_handled([rank], error, has_ended=False):
             return
         if self._restarts is not None and not self._restarts.is_stopped:
@@ -270,6 +282,16 @@ class ProcMembers:
             log_kept_back(self.proc, self.name, error, "the mesh goes on without the actor")
 
     # ---- heal ------------------------------------------------------------------------------------------------
+
+    def _defer(self, rank: int, act: Callable[[], None]) -> None:
+        """Leave what has happened to a member to whoever is changing it."""
+        if self.change is not None:
+            self.change.defer(rank, act)
+
+    async def catch_up(self, actors: ActorMembers) -> None:
+        """Make the members of a mesh that are missing in processes which have come since it was spawned."""
+        if self.change is not None:
+            await self.change.catch_up(actors)
 
     async def wait_settled(self, ranks: Collection[int]) -> None:
         """Wait until none of some members is being restarted (rule M2). No checkpoint when none is."""
@@ -284,7 +306,9 @@ class ProcMembers:
                 await self.members[rank].gone.wait()
         await self.wait_settled(ranks)
 
-    def _mark_down(self, ranks: Collection[int], cause: Exception) -> None:
+    def mark_down(self, ranks: Collection[int], cause: Exception) -> None:
+        """Let calls, and spawns, wait for some members."""
+        self.note_left(ranks, cause)
         for rank in ranks:
             if rank not in self._down:
                 self.events.tell(Restarting, rank, cause=cause)
@@ -292,39 +316,37 @@ class ProcMembers:
         for actors in self.actors:
             actors.processes_going_down(ranks, cause)
 
-    def _mark_up(self, ranks: Collection[int]) -> None:
+    def mark_up(self, ranks: Collection[int]) -> None:
+        """Let them go on, whatever has become of these members."""
         self._down.difference_update(ranks)
+        self.note_joined()
         self._settled.set()
         self._settled = trio.Event()
 
     def going_down(self, round_: Round) -> None:
         """Let calls, and spawns, wait for the members of a round."""
-        self._mark_down(round_.ranks, round_.cause)
+        self.mark_down(round_.ranks, round_.cause)
 
     async def take_down(self, round_: Round) -> None:
         """End what lives of a round: actors in reverse spawn order, then their processes, within the grace."""
-        while not self._replacing.isdisjoint(round_.ranks):
+        while not self.replacing.isdisjoint(round_.ranks):
             await self._settled.wait()
-            self._mark_down(round_.ranks, round_.cause)
+            self.mark_down(round_.ranks, round_.cause)
         if isinstance(round_.cause, Unresponsive):  # it would not hear that it should stop
-            for rank in round_.failed:
-                child = self.members[rank].child
-                if child is not None and self.members[rank].is_alive:
-                    child.signal(signal.SIGKILL)
-                    await self.members[rank].gone.wait()
-        await self._end([member for rank in round_.ranks for member in [self.members[rank]]])
+            await kill_silent([self.members[rank] for rank in round_.failed])
+        await self.end([member for rank in round_.ranks for member in [self.members[rank]]])
 
-    async def _end(self, members: Sequence[Member]) -> None:
-        """End some members in good order, by force when the grace is over."""
+    async def end(self, members: Sequence[Member], by: str = "stopped") -> None:
+        """End some members in good order, by force when the grace is over; `by` is what callers there are told."""
         alive = [member for member in members if member.child is not None and member.is_alive]
         deadline = trio.current_time() + self.grace
         ranks = [member.rank for member in alive]
         for actors in reversed(self.actors):
-            await actors.stop_in(ranks, deadline)
+            await actors.stop_in(ranks, deadline, by)
         for member in alive:
             member.expect_exit()
         self._ask_to_exit([member for member in alive if member.is_alive])
-        await self._wait_gone(max(deadline, trio.current_time() + limits.TERM_SECONDS), members)
+        await wait_gone(members, max(deadline, trio.current_time() + limits.TERM_SECONDS))
         late = [member.rank for member in members if member.child is not None and not member.gone.is_set()]
         for error, rank in zip(await self.force(late), late, strict=True):
             self.events.tell(Died, rank, error=error)
@@ -335,31 +357,30 @@ class ProcMembers:
         Raises:
             MeshErrorGroup: Some could not be started.
         """
-        await self._follow(list(round_.ranks))
-        self._mark_up(round_.ranks)
+        await self.follow(list(round_.ranks))
+        self.mark_up(round_.ranks)
 
-    async def _follow(self, ranks: Sequence[int]) -> None:
-        errors: list[Exception] = []
-        with trio.move_on_after(limits.SPAWN_SECONDS) as scope:
-            for rank in ranks:
-                before = self.members[rank]
-                self.proc.members.pop(before.peer.proc_id, None)
-                self.members[rank] = self._new_member(rank, before.incarnation + 1)
-            for rank in ranks:
-                await self._launch(self.members[rank], errors, scope)
-            if not errors:
-                await self._setup_all(ranks, None)
-        if scope.cancelled_caught and not errors:
-            errors = [SpawnError(f"{self.name} must be ready within limits.SPAWN_SECONDS ({limits.SPAWN_SECONDS:g} s)")]
-        if errors:
-            raise MeshErrorGroup(f"{self.name} could not be restarted", errors, mesh=self.name)
-        if self.options.setup is not None:
-            await self._setup_all(ranks, self.options.setup)
+    def extend_units(self) -> None:
+        """Let the policy know of all places."""
+        if self._restarts is not None and isinstance(self.policy, Restart):
+            self._restarts.supervisor.extend(units_of(self.whole, self.policy.along))
+
+    async def follow(self, ranks: Sequence[int]) -> None:
+        """Start the next members at some ranks, with all that lived there.
+
+        Raises:
+            MeshErrorGroup: Some could not be started.
+        """
+        await self.launching.launch_next(ranks, "be restarted")
         for actors in list(self.actors):
             await actors.remake_in(ranks)
+        self.tell_started(Restarted, ranks)
+
+    def tell_started(self, kind: type[MemberEvent], ranks: Sequence[int]) -> None:
+        """Publish that processes serve."""
         for rank in ranks:
             member = self.members[rank]
-            self.events.tell(Restarted, rank, host=member.host_name, pid=member.pid)
+            self.events.tell(kind, rank, host=member.host_name, pid=member.pid)
 
     def gave_up(self, round_: Round | None, rank: int, error: RestartLimit) -> None:
         """Learn that nothing is restarted any more: the block fails."""
@@ -368,7 +389,7 @@ class ProcMembers:
             self.events.tell(GaveUp, one, error=error)
         ranks = [rank] if round_ is None else list(round_.ranks)
         if self._is_handled(ranks, error, has_ended=True):
-            self._give_up(ranks, error)
+            self.give_up(ranks, error)
         else:
             self.block.fail(error)
         self._stop_healing(error)
@@ -376,31 +397,8 @@ class ProcMembers:
     def _stop_healing(self, cause: Exception) -> None:
         if self._restarts is not None:
             self._restarts.stop()
-        self._give_up(list(self._down), cause)
-        self._mark_up(list(self._down))
-
-    async def replace(self, ranks: Sequence[int]) -> None:
-        """Start new members in place of some, dead or alive, with all that lived there; it counts as no failure.
-
-        Raises:
-            MeshErrorGroup: One could not be started; none of them lives then.
-        """
-        await trio.lowlevel.checkpoint()
-        with self.block.entering():
-            await self.wait_settled(ranks)
-            self._replacing.update(ranks)
-            cause = MeshStopped(f"{self.name}: members are being replaced")
-            self._mark_down(ranks, cause)
-            try:
-                await self._end([self.members[rank] for rank in ranks])
-                await self._follow(ranks)
-            except BaseException as error:
-                await self._discard_members([self.members[rank] for rank in ranks])
-                self._give_up(ranks, error if isinstance(error, Exception) else cause)
-                raise
-            finally:
-                self._replacing.difference_update(ranks)
-                self._mark_up(ranks)
+        self.give_up(list(self._down), cause)
+        self.mark_up(list(self._down))
 
     # ---- end -------------------------------------------------------------------------------------------------
 
@@ -432,7 +430,7 @@ class ProcMembers:
             self.on_last_exit()
         self._ask_to_exit(alive)
         # Those that are still here have cleaned up in time. That others have not must not cost them their exit.
-        await self._wait_gone(max(deadline, trio.current_time() + limits.TERM_SECONDS))
+        await wait_gone(self.members, max(deadline, trio.current_time() + limits.TERM_SECONDS))
         late = [
             member.rank
             for member in self.members
@@ -445,6 +443,8 @@ class ProcMembers:
             await self.host.flush_output()
         self._forget()
         self.events.close()
+        if self._views is not None:
+            self._views.close()
         self.stopped.set()
         if self.on_stopped is not None:
             self.on_stopped()
@@ -456,18 +456,11 @@ class ProcMembers:
 
     async def force(self, ranks: Sequence[int]) -> list[Exception]:
         """End members whose grace has run out, all at once: SIGTERM, then SIGKILL; return the error for each."""
-        late = [self.members[rank] for rank in ranks]
-        for member in late:
-            member.expect_exit()
-            member.by = "grace"
-            if member.child is not None:
-                member.child.signal(signal.SIGTERM)
-        await self._wait_gone(trio.current_time() + limits.TERM_SECONDS, late)
-        for member in late:
-            if not member.gone.is_set():
-                member.kill("grace")
-        await self._wait_gone(trio.current_time() + limits.KILL_SECONDS, late)
-        return [self._grace_error(member) for member in late]
+        await force(late := [self.members[rank] for rank in ranks])
+        errors = [member.killed_for_grace(self.grace) for member in late]
+        for member, error in zip(late, errors, strict=True):
+            set_origin(error, self.info.origin(member.rank))
+        return list(errors)
 
     async def end_late(self, ranks: Sequence[int]) -> list[Exception]:
         """End members by force whose actors have not ended in time; return the error for each.
@@ -481,18 +474,7 @@ class ProcMembers:
                 self._died(member, error)
         return errors
 
-    def _grace_error(self, member: Member) -> Exception:
-        error = member.killed_for_grace(self.grace)
-        set_origin(error, self.info.origin(member.rank))
-        return error
-
-    async def _wait_gone(self, deadline: float, members: Sequence[Member] | None = None) -> None:
-        with trio.CancelScope(deadline=deadline):
-            for member in self.members if members is None else members:
-                if member.child is not None:
-                    await member.gone.wait()
-
     def _forget(self) -> None:
         for member in self.members:
             self.proc.members.pop(member.peer.proc_id, None)
-        self._launching.close()
+        self.launching.close()

@@ -15,9 +15,11 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.observing.view import brief_look, job_of, proc_name
-from trimesh._runtime.recording.folder import boot_of_host, folder_here, make_run_folder, remove, thin_out, ticks_of
+from trimesh._runtime.recording.folder import folder_here, make_run_folder, remove, thin_out
 from trimesh._runtime.recording.recorder import FlightRecorder
+from trimesh._runtime.system.exits import start_of
 from trimesh._runtime.system.records import WorkerConfig
+from trimesh._transport.native.host_identity import boot_id
 from trimesh._wire import flight, observed
 from trimesh.errors import leaves
 
@@ -122,11 +124,11 @@ def _opened(proc: ObservedProc, folder: Path, row: observed.ProcRow, job: observ
         job=job,
         started_at=time.time(),
         trio_at=proc.now(),
-        ticks=ticks_of(proc.pid),
-        boot=boot_of_host(),
+        ticks=start_of(proc.pid) or 0,
+        boot=boot_id(),
     )
     try:
-        return FlightRecord(proc, FlightRecorder(folder / row.id, head))
+        return FlightRecord(proc, FlightRecorder(folder / row.id, head, trio.lowlevel.current_clock().current_time))
     except ValueError as error:  # names of a kilobyte
         raise OSError(str(error)) from None
 

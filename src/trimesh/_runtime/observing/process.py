@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from trimesh._runtime.actors.cell import Cell
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.deadlock.suspicion import Deadlocks
+from trimesh._runtime.debugging.holds import Holds
 from trimesh._runtime.meshes.block import Block
 from trimesh._runtime.meshes.member import Member
 from trimesh._runtime.meshes.stopping_blocks import StoppingBlocks
@@ -44,6 +45,11 @@ class ObservedProc(Protocol):
         ...
 
     @property
+    def plain_hosts(self) -> Collection[str]:
+        """Names of its hosts to which sessions are without TLS."""
+        ...
+
+    @property
     def is_simulated(self) -> bool:
         """Whether the processes that it talks to are in this one."""
         ...
@@ -76,6 +82,11 @@ class ObservedProc(Protocol):
     @property
     def deadlocks(self) -> Deadlocks:
         """Looks for calls that wait for themselves."""
+        ...
+
+    @property
+    def holds(self) -> Holds:
+        """Threads that debuggers hold."""
         ...
 
     @property

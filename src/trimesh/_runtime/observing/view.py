@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import trio
 
     from trimesh._runtime.actors.cell import Cell
+    from trimesh._runtime.debugging.pausing import Pauses
     from trimesh._runtime.meshes.member import Member
     from trimesh._runtime.observing.process import ObservedProc
     from trimesh._runtime.peers.incoming import IncomingCall
@@ -65,9 +66,11 @@ def job_of(proc: ObservedProc, record: str = "") -> observed.JobRow:
         pid=proc.pid,
         host=proc.host_name,
         command="" if proc.is_simulated else _command_of(proc.pid),
+        started_at=proc.journal.began_at,
         state="stopping" if stopping else "running",
         stopping=stopping,
         record=record,
+        insecure=tuple(sorted(proc.plain_hosts)),
     )
 
 
@@ -102,7 +105,7 @@ class _Look:
         shown = calls[: limits.OBSERVED_CALLS]
         return observed.ProcView(
             proc=self._self(),
-            children=tuple(_child(self._me, member) for member in list(proc.members.values())),
+            children=tuple(_child(self._me, member, proc.holds.pauses) for member in list(proc.members.values())),
             actors=tuple(self._actor(cell) for mesh, cell in list(proc.cells.items()) if mesh != AGENT),
             calls=tuple(shown),
             links=tuple(self._links()),
@@ -355,7 +358,7 @@ def _call_id(caller: int, number: int, callee: int) -> str:
     return f"{proc_name(caller)}.{number}@{proc_name(callee)}"
 
 
-def _child(parent: str, member: Member) -> observed.ProcRow:
+def _child(parent: str, member: Member, pauses: Pauses) -> observed.ProcRow:
     mesh, point = member.mesh, coordinates(member.point)
     if member.gone.is_set():
         state = "dead"
@@ -364,6 +367,7 @@ def _child(parent: str, member: Member) -> observed.ProcRow:
     else:
         state = "running" if member.stack_fd < 0 else _STOPPED.get(process_state(member.pid), "running")
         state = "exiting" if state == "running" and member.is_expected else state
+        state = "held" if state == "running" and pauses.is_held(member.peer) else state
     return observed.ProcRow(
         id=proc_name(member.peer.proc_id),
         parent=parent,

@@ -9,7 +9,7 @@ from collections import deque
 from typing import Protocol
 
 from trimesh import limits
-from trimesh.errors import ConnectionLost, LinkLost, MeshStopped, ProcDied
+from trimesh.errors import ConnectionLost, LinkLost, MembershipChanged, MeshStopped, ProcDied
 from trimesh.ids import ProcId
 
 
@@ -65,6 +65,15 @@ def stopped(message: str) -> DeathOf:
 
     def make(*, maybe_executed: bool) -> Exception:
         return MeshStopped(message)
+
+    return make
+
+
+def left(message: str) -> DeathOf:
+    """Return what makes the `MembershipChanged` errors of a process that was taken out of its mesh."""
+
+    def make(*, maybe_executed: bool) -> Exception:
+        return MembershipChanged(message, maybe_executed=maybe_executed)
 
     return make
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 import trio
 
+from trimesh import limits
 from trimesh._routing.credit import ReceiveCount
 from trimesh._runtime.values.codec import ValueSender
 from trimesh._runtime.values.endpoint_spec import EndpointSpec
@@ -94,7 +95,7 @@ class Follower(Protocol):
         """Ask it to end."""
 
 
-class IncomingCall(msgspec.Struct, eq=False):
+class IncomingCall(msgspec.Struct, eq=False, weakref=True):
     """A message for an actor of this process.
 
     Attributes:
@@ -191,14 +192,21 @@ class IncomingCall(msgspec.Struct, eq=False):
     def start(self) -> None:
         """Note that it has left the mailbox and runs."""
         self.running = True
-        self._take()
+        count = self.count
+        count.take(self.nbytes)
+        if count.is_due:
+            report_taken(self.link, self.mesh, count)
 
     def _take(self) -> None:
         take_one(self.link, self.mesh, self.count, self.nbytes)
 
     def returned(self, value: Encoded) -> trio.Event | None:
         """Reply with the value of the endpoint."""
-        return self._reply_payload(messages.Return, value)
+        payload = value.payload
+        if len(payload) > limits.HEAD_PAYLOAD_BYTES_MAX or value.definitions or value.attachments:
+            return self._reply_payload(messages.Return, value)
+        head = messages.encode(messages.Return(self.call_id, self.mesh, self.count.report(), payload))
+        return self._end(head, value.buffers)
 
     def raised(self, error: Encoded) -> trio.Event | None:
         """Reply with the exception of the endpoint."""
@@ -270,7 +278,12 @@ def take_one(link: Link, mesh: MeshId, count: ReceiveCount, nbytes: int) -> None
     """Count a message that left the mailbox; tell the sender when no terminal frame has told it for long."""
     count.take(nbytes)
     if count.is_due:
-        link.send(messages.encode(messages.Credit(mesh, count.report())), lane=Lane.CONTROL)
+        report_taken(link, mesh, count)
+
+
+def report_taken(link: Link, mesh: MeshId, count: ReceiveCount) -> None:
+    """Tell the sender how many of its messages have left the mailbox."""
+    link.send(messages.encode(messages.Credit(mesh, count.report())), lane=Lane.CONTROL)
 
 
 def refuse(link: Link, call_id: int, mesh: MeshId, count: ReceiveCount, nbytes: int, kind: str, text: str) -> None:

@@ -10,6 +10,7 @@ import trio
 from trimesh import limits
 from trimesh._routing.credit import SendWindow
 from trimesh._runtime.peers.parcel import Parcel
+from trimesh._runtime.tasks.deadline import effective_deadline
 from trimesh._runtime.values.payload import place_payload
 from trimesh._wire import messages
 
@@ -67,7 +68,7 @@ class ItemSender:
 
     async def _wait(self, call: IncomingCall) -> None:
         self._task = trio.lowlevel.current_task()
-        self.is_bounded = trio.current_effective_deadline() != math.inf
+        self.is_bounded = effective_deadline() != math.inf
         call.peer.proc.deadlocks.producer_waits(call)
 
         def abort(_: object) -> trio.lowlevel.Abort:

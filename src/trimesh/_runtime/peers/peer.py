@@ -47,15 +47,24 @@ _UNBOUNDED: Final = (2**31, 2**62)
 
 
 class Outbox:
-    """Messages of this process for one actor elsewhere, in order, within its credits."""
+    """Messages of this process for one actor elsewhere, in order, within its credits.
 
-    __slots__ = ("_queue", "load", "mesh", "peer", "window")
+    Attributes:
+        peer, mesh: The actor.
+        window: Its credits.
+        load: Calls that were sent to it and have not ended.
+        alone, index: What a call to this actor alone has as its outboxes, and as the indices of its peers.
+    """
+
+    __slots__ = ("_queue", "alone", "index", "load", "mesh", "peer", "window")
 
     def __init__(self, peer: Peer, mesh: MeshId, window: SendWindow) -> None:
         self.peer = peer
         self.mesh = mesh
         self.window = window
         self.load = 0
+        self.alone: Final = (self,)
+        self.index: Final = {peer: 0}
         self._queue: deque[Pending] = deque()
 
     @property
@@ -78,6 +87,19 @@ class Outbox:
         self.peer.calls_sent += 1
         return self.peer.calls_sent
 
+    def try_send(self, parcel: Parcel) -> tuple[int, trio.Event | None] | None:
+        """Send a message if there is room for it, as `send`; else return None."""
+        if self._queue or not self.window.try_sent(parcel.nbytes):
+            return None
+        peer = self.peer
+        peer.calls_sent = position = peer.calls_sent + 1
+        link = peer.link
+        if link is None:
+            return position, None
+        if parcel.definitions or parcel.attachments:
+            peer.prepare(parcel.definitions, parcel.attachments)
+        return position, link.send(parcel.head, parcel.bodies, flow=parcel.flow)
+
     def send(self, parcel: Parcel) -> tuple[int, trio.Event | None]:
         """Send a message for which there is room; return its position on the link, and what `Link.send` does."""
         position = self.count(parcel.nbytes)
@@ -95,7 +117,8 @@ class Outbox:
     def acknowledged(self, total: int) -> None:
         """Take the actor's count of messages taken out; send what now has room. 0 says that the actor has ended."""
         if self.window.acknowledged(total):
-            self._send_queued()
+            if self._queue:
+                self._send_queued()
         elif not total:
             self.end()
 

@@ -2,7 +2,15 @@
 
 from trimesh._runtime.programs.connection import open_connection
 from trimesh._runtime.programs.handles import handle_of, handle_record
-from trimesh._runtime.programs.names import checked_program_name
+from trimesh._runtime.programs.names import FILE_NAME, checked_file_name, checked_program_name
 from trimesh._runtime.programs.publication import open_publication
 
-__all__ = ["checked_program_name", "handle_of", "handle_record", "open_connection", "open_publication"]
+__all__ = [
+    "FILE_NAME",
+    "checked_file_name",
+    "checked_program_name",
+    "handle_of",
+    "handle_record",
+    "open_connection",
+    "open_publication",
+]

@@ -21,22 +21,32 @@ from trimesh import limits
 from trimesh._runtime.system.private_folder import credentials_of, entered, user_folder
 from trimesh.errors import ConnectError
 
-_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+FILE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 def checked_program_name(name: Any) -> str:
-    """Return a name under which handles may be published.
+    """Return a name under which handles may be published; see `checked_file_name`."""
+    return checked_file_name(name, "a published name", limits.PUBLISHED_NAME_CHARS_MAX)
+
+
+def checked_file_name(name: Any, what: str, chars_max: int) -> str:
+    """Return a name that a file may have.
+
+    Args:
+        name: It.
+        what: What it is, for the text of errors.
+        chars_max: How long it may be.
 
     Raises:
         TypeError: It is no text.
         ValueError: It has other characters, or too many.
     """
     if not isinstance(name, str):
-        raise TypeError(f"a published name must be a text, got {name!r}")
-    if not _NAME.fullmatch(name) or len(name) > limits.PUBLISHED_NAME_CHARS_MAX:
+        raise TypeError(f"{what} must be a text, got {name!r}")
+    if not FILE_NAME.fullmatch(name) or len(name) > chars_max:
         raise ValueError(
-            f"a published name must be 1 to {limits.PUBLISHED_NAME_CHARS_MAX} letters, digits, '_', '-' or '.', "
-            f"the first one a letter, digit or '_', got {name!r}"
+            f"{what} must be 1 to {chars_max} letters, digits, '_', '-' or '.', the first one a letter, digit or '_', "
+            f"got {name!r}"
         )
     return name
 
@@ -162,7 +172,7 @@ def dial(name: str) -> socket.socket | None:
                     if sock is None:
                         os.unlink(name, dir_fd=fd)
         except FileNotFoundError:
-            known = ", ".join(sorted(filter(_NAME.fullmatch, os.listdir(fd)))) or "none"
+            known = ", ".join(sorted(filter(FILE_NAME.fullmatch, os.listdir(fd)))) or "none"
             raise ConnectError(
                 f"no program of this user publishes {name!r} on this host (in {folder}); published are: {known}"
             ) from None

@@ -18,7 +18,9 @@ from typing import Final
 import msgspec
 
 from trimesh import limits
+from trimesh._runtime.system.exits import start_of
 from trimesh._runtime.system.private_folder import entered, user_folder
+from trimesh._transport.native.host_identity import boot_id
 from trimesh._wire import flight
 from trimesh.errors import ProtocolError
 
@@ -118,22 +120,7 @@ def is_open(path: Path) -> bool:
 
 def is_running(head: flight.FlightHead) -> bool:
     """Return whether the process of a record lives."""
-    return head.boot == boot_of_host() and head.ticks == ticks_of(head.proc.pid)
-
-
-def ticks_of(pid: int) -> int:
-    """Return when a process was started, in ticks since the boot; 0 if there is none, or it has ended."""
-    with suppress(OSError, ValueError, IndexError):
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        return 0 if fields[0] in "ZX" else int(fields[19])
-    return 0
-
-
-def boot_of_host() -> str:
-    """Return the identity of this boot of this machine."""
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return ""
+    return head.boot == boot_id() and head.ticks == start_of(head.proc.pid)
 
 
 def is_alive(folder: RunFolder) -> bool:

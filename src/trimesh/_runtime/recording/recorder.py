@@ -1,6 +1,6 @@
 """The flight record of this process: a mapped file, which the kernel keeps however the process ends.
 
-    a slot takes a call --> one row (`CallRecorder.began`) --> its outcome, one byte (`CallRecorder.ended`)
+    a slot takes a call --> one row (`CallRecorder.began`) --> outcome and end, five bytes (`CallRecorder.ended`)
     events, looks at the own tables, errors --> the log (`FlightRecorder.note`)
 
 RW-1 Nothing here waits, makes a system call, or raises, once the file is open: its pages were reserved.
@@ -24,7 +24,7 @@ from trimesh._runtime.system.forks import ForgottenInChildren
 from trimesh._wire import flight
 from trimesh._wire.flight import CANCELLED, RAISED
 
-assert (flight.ROW_BYTES, flight.OUTCOME, flight.RETURNED) == (40, 27, 1), "what closures have as numbers"
+assert (flight.ROW_BYTES, flight.OUTCOME, flight.RETURNED) == (48, 27, 1), "what closures have as numbers"
 _GENERATION: Final = flight.HALF
 _CLOSING: Final = struct.Struct("<d")
 _USED: Final = struct.Struct("<Q")
@@ -73,9 +73,11 @@ class FlightRecorder:
     Args:
         path: Of the file, which must not be there.
         head: Whose it is.
+        now: Returns the Trio time, as that at which calls have come.
 
     Attributes:
         path: Of the file.
+        now: Returns the Trio time.
         count: Calls so far.
         rows: Their rows.
 
@@ -97,13 +99,15 @@ class FlightRecorder:
         "_used",
         "_view",
         "count",
+        "now",
         "path",
         "rows",
         "rows_max",
     )
 
-    def __init__(self, path: Path, head: flight.FlightHead) -> None:
+    def __init__(self, path: Path, head: flight.FlightHead, now: Callable[[], float]) -> None:
         self.path = path
+        self.now: Final = now
         self.rows_max: Final = limits.RECORD_ROWS
         self._half: Final = limits.RECORD_HALF_BYTES
         names = limits.RECORD_NAMES_BYTES
@@ -219,7 +223,7 @@ class CallRecorder:
 
 
 def _begins(file: FlightRecorder, name_of: Callable[[str], flight.CallName]) -> Callable[[RecordedCall], int]:
-    pack, mask, names = flight.ROW.pack_into, file.rows_max - 1, dict[str, int]()
+    pack, mask, names, now = flight.ROW.pack_into, file.rows_max - 1, dict[str, int](), file.now
 
     def began(call: RecordedCall) -> int:
         file.count = number = file.count + 1
@@ -228,15 +232,16 @@ def _begins(file: FlightRecorder, name_of: Callable[[str], flight.CallName]) -> 
             name = names[endpoint]
         except KeyError:
             name = names[endpoint] = file.define(name_of(endpoint))
-        at = (number & mask) * 40  # ROW_BYTES
-        pack(file.rows, at, call.received_at, call.peer.proc_id, call.call_id, name, number)
+        at = (number & mask) * 48  # ROW_BYTES
+        came_at = call.received_at
+        pack(file.rows, at, came_at, call.peer.proc_id, call.call_id, name, 0.0, now() - came_at, number)
         return number
 
     return began
 
 
 def _ends(file: FlightRecorder) -> Callable[[int, RecordedCall], None]:
-    mask = file.rows_max - 1
+    pack, mask, now = flight.END.pack_into, file.rows_max - 1, file.now
 
     def ended(number: int, call: RecordedCall) -> None:
         if file.count - number > mask:
@@ -247,7 +252,7 @@ def _ends(file: FlightRecorder) -> Callable[[int, RecordedCall], None]:
             file.raised(number, call.error_text)
         elif call.cancelled_by is not None:
             outcome = CANCELLED
-        file.rows[(number & mask) * 40 + 27] = outcome  # ROW_BYTES, OUTCOME
+        pack(file.rows, (number & mask) * 48 + 27, outcome, now() - call.received_at)  # ROW_BYTES, OUTCOME
 
     return ended
 

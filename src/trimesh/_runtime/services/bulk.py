@@ -33,8 +33,9 @@ from trimesh._transport.interface.mover import (
     Transfer,
     TransferDone,
     TransferError,
+    UnderWay,
 )
-from trimesh.errors import LimitExceeded, LinkLost, Origin, Unresponsive, set_origin
+from trimesh.errors import LimitExceeded, LinkLost, Origin, TrimeshInternalError, Unresponsive, set_origin
 from trimesh.ids import ProcId
 
 if TYPE_CHECKING:
@@ -129,6 +130,9 @@ class Bulk:
         self._is_served = False
         self._attachments: dict[ProcessAddress, Attachment] = {}
         self._registrations: dict[Registration, None] = {}
+        from trimesh._runtime.services.linked_moves import LinkedMoves  # noqa: PLC0415 - loaded with the first block
+
+        self._linked = LinkedMoves(proc, self._begin_within)
         proc.on_gone.append(self._gone)
 
     @property
@@ -227,12 +231,14 @@ class Bulk:
         if self.proc.death_of(ProcId(granted.home.epoch)) is not None:
             return "none"
         attachment = self._attachment(granted.home)
-        carriers = attachment.carriers
-        for carrier in BEST_FIRST:
-            needs = {Carrier.SHM: granted.block, Carrier.UCX: granted.grant.exported}
-            if carrier in carriers and needs.get(carrier, True):
-                return attachment.name_of(carrier)
-        return "none"
+        carrier = _best(attachment, granted)
+        if carrier is not Carrier.NONE:
+            return attachment.name_of(carrier)
+        return "link" if self._is_elsewhere(granted) else "none"
+
+    def _is_elsewhere(self, granted: Granted) -> bool:
+        """Return whether memory is of another host, which messages reach in any case."""
+        return granted.home.host != self.mover.home.host
 
     async def move(self, granted: Granted, transfer: Transfer) -> TransferDone:
         """Make a transfer.
@@ -252,9 +258,25 @@ class Bulk:
             await before()
         attachment = await self._enter(granted)
         try:
+            if self._is_elsewhere(granted) and _best(attachment, granted) is Carrier.NONE:
+                return await self._move_by_link(granted, transfer)
             return await attachment.move(transfer)
         except TransferError as error:
             await self._raise(granted, attachment, error.end)
+
+    async def _move_by_link(self, granted: Granted, transfer: Transfer) -> TransferDone:
+        family, owner = self.proc.family, self.proc.peer(ProcId(granted.home.epoch))
+        assert family is not None, "a process that reaches others has a family"
+        await trio.lowlevel.checkpoint()
+        await family.connect([owner])
+        return await self._linked.move(owner, transfer)
+
+    def _begin_within(self, transfer: Transfer) -> TransferDone | UnderWay | None:
+        """Begin a transfer on memory of this process, for another one; see `Attachment.begin`."""
+        try:
+            return self._attachment(self.mover.home).begin(transfer)
+        except TrimeshInternalError:  # an address that no handle of ours asks for
+            raise TransferError(End.DENIED) from None
 
     async def view(self, granted: Granted, offset: int, nbytes: int, *, writable: bool) -> memoryview:
         """Return granted memory where it lies; raises as `move` does."""
@@ -328,6 +350,14 @@ class Bulk:
         if end in (End.LOST, End.SILENT):
             return await family.learn_loss(self.proc.peer(proc_id))
         return self.proc.death_of(proc_id) if end is End.CANCELLED else None
+
+
+def _best(attachment: Attachment, granted: Granted) -> Carrier:
+    """Return the best of what carries bytes of some memory; NONE if nothing does."""
+    needs = {Carrier.SHM: granted.block, Carrier.UCX: granted.grant.exported}
+    carriers = attachment.carriers  # asked of the native library
+    usable = (one for one in BEST_FIRST if one in carriers and needs.get(one, True))
+    return next(usable, Carrier.NONE)
 
 
 def describe(granted: Granted) -> str:

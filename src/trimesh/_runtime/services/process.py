@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from trimesh._runtime.calls.process import CallingProc
 from trimesh._runtime.peers.deaths import DeathOf
-from trimesh._runtime.peers.peer import Peer
+from trimesh._runtime.peers.peer import Peer, Route
 from trimesh._transport.interface.base import Link, Transport
+from trimesh._wire import messages
 from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId
 
@@ -58,6 +59,11 @@ class GrantingProc(Protocol):
         ...
 
     @property
+    def routes(self) -> dict[type[messages.Message], Route]:
+        """Who takes each kind of message."""
+        ...
+
+    @property
     def sites(self) -> MovingSite | None:
         """Where a test interferes; None outside of tests."""
         ...
@@ -77,6 +83,10 @@ class GrantingProc(Protocol):
 
 class EndingFamily(Protocol):
     """Who finds out how processes have ended; see `Family`."""
+
+    async def connect(self, peers: Sequence[Peer]) -> None:
+        """See to it that every peer has a link or is known to be gone."""
+        ...
 
     async def learn_end(self, peer: Peer) -> DeathOf:
         """Return how a process has ended that is known to have."""

@@ -11,6 +11,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.socket import Received, close_all
+from trimesh._runtime.system.records import AgentReady, ConnectedDirect, Listening, Parted, Relayed, Tunnel
 from trimesh.errors import ProtocolError, SpawnError, TrimeshError
 
 
@@ -217,6 +218,7 @@ class SpawnerClient:
                 wire.Launched()
                 | wire.LaunchFailed()
                 | wire.Connected()
+                | ConnectedDirect()
                 | wire.ConnectFailed()
                 | wire.ExitKnown()
                 | wire.Flushed()
@@ -224,12 +226,16 @@ class SpawnerClient:
                 self._answer(record.request, received)
             case (
                 wire.Ready()
-                | wire.AgentReady()
+                | AgentReady()
                 | wire.Incoming()
                 | wire.Exited()
                 | wire.Output()
                 | wire.ForeignConnect()
                 | wire.ForeignExitOf()
+                | Listening()
+                | Tunnel()
+                | Relayed()
+                | Parted()
                 | wire.Leaving()
             ):
                 self._on_notice(received)

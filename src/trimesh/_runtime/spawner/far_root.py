@@ -85,6 +85,7 @@ async def open_far_root(
     on_notice: NoticeHook,
     modules: tuple[str, ...] = (),
     spared: Callable[[], Collection[int]] = tuple,
+    process: SpawnerProcess | None = None,
 ) -> AsyncGenerator[FarRoot, None]:
     """Start a spawner for a controller on another host.
 
@@ -94,12 +95,13 @@ async def open_far_root(
         on_notice: Called for all that the spawner tells, with descriptors that it then owns. Must not raise.
         modules: Imported once, before it forks.
         spared: Other spawners with the same mark; what lives below them is left alone at the end.
+        process: One that was started for `own` and has not been told anything; None starts it.
 
     Raises:
         SpawnError: It cannot be started, or a module cannot be imported.
     """
     failure: SpawnError | None = None
-    process = SpawnerProcess.start(own)
+    process = process or SpawnerProcess.start(own)
     try:
         root = FarRoot(process, controller, own, on_notice, modules, spared)
         async with trio.open_nursery() as nursery:

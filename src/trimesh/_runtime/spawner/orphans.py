@@ -18,6 +18,7 @@ from typing import Final
 
 from trimesh import limits
 from trimesh._runtime.system import prctl
+from trimesh._runtime.system.exits import parent_of, stat_of
 from trimesh._runtime.system.tracker import TRACKER_MARK, release_tracker
 
 _READ_BYTES: Final = 65_536
@@ -28,7 +29,7 @@ _WALKS_MAX: Final = 10
 _READS_MAX: Final = 10
 """Reads of one environment in a row, of which each may fall into the start of another program."""
 
-_PPID, _VSIZE, _CODE_END, _ENV_START, _ENV_END = (number - 3 for number in (4, 23, 27, 50, 51))
+_VSIZE, _CODE_END, _ENV_START, _ENV_END = (number - 3 for number in (23, 27, 50, 51))
 
 _TRACKER: Final = re.compile(rb"(?:^|\0)" + TRACKER_MARK.encode() + rb"=")
 _MARK: Final = re.compile(rb"(?:^|\0)" + prctl.MARKER.encode() + rb"=([0-9a-f]{16})\.([0-9a-f]{16})\0")
@@ -47,7 +48,7 @@ class Children:
     def pids(self) -> list[int]:
         """Return their pids."""
         if self._fd < 0:
-            return [child for child in _all_pids() if _parent_of(child) == self._pid]
+            return [child for child in _all_pids() if parent_of(child) == self._pid]
         data, piece = b"", b" "
         while piece:
             piece = os.pread(self._fd, _READ_BYTES, len(data))
@@ -57,19 +58,6 @@ class Children:
 
 def _all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-
-
-def _parent_of(pid: int) -> int:
-    try:
-        return int(_stat(pid)[_PPID])
-    except OSError:
-        return 0
-
-
-def _stat(pid: int) -> list[str]:
-    """Return the fields after the name, which may hold anything: proc_pid_stat(5) counts them from 3."""
-    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    return text.rpartition(")")[2].split()
 
 
 class ExecutingError(Exception):
@@ -100,7 +88,7 @@ def _may_have_environment(pid: int) -> bool:
     During `execve` the kernel gives a process its new memory first, says then where the environment is, and where the
     code is last: 3 of 100 reads fall in between for a shell that executes itself in a loop.
     """
-    fields = _stat(pid)
+    fields = stat_of(pid)
     memory, code_end, start, end = (int(fields[index]) for index in (_VSIZE, _CODE_END, _ENV_START, _ENV_END))
     is_laid_out_empty = code_end != 0 and start == end
     return memory != 0 and not is_laid_out_empty  # zombies and threads of the kernel have no memory
@@ -151,7 +139,7 @@ def _descends_from(pid: int, ancestors: Collection[int]) -> bool:
     for _ in range(_WALKS_MAX):
         at, last = pid, pid
         while at > 1 and at not in ancestors:
-            last, at = at, _parent_of(at)
+            last, at = at, parent_of(at)
         if at in ancestors:
             return True
         if at == 1 or Path(f"/proc/{last}").exists():

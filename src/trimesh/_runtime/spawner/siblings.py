@@ -6,6 +6,8 @@ that are there already:
     worker --Connect--> spawner --ForeignConnect--> controller --Connect--> every other spawner
            <-Connected- target's spawner makes the socket pair; its worker gets `Incoming`; the other end comes back
 
+Between two hosts of one job that end goes from agent to agent instead (`system/records`), and the controller says so.
+
 It takes the controller's Trio loop: while that is busy, links between workers of different spawners wait, and nothing
 else does.
 
@@ -32,6 +34,7 @@ from trimesh._runtime.spawner.orphans import kill_marked
 from trimesh._runtime.spawner.socket import Received, close_all
 from trimesh._runtime.system import records
 from trimesh._runtime.system.output import OutputPrinter
+from trimesh._runtime.system.records import Arriving, ConnectedDirect
 
 Question = wire.ForeignConnect | wire.ForeignExitOf
 
@@ -53,6 +56,18 @@ async def kill_rest(root_id: int, spared: Callable[[], Collection[int]] = tuple)
             await trio.sleep(_SWEEP_SECONDS)
 
 
+class FarPlace(msgspec.Struct, frozen=True, eq=False):
+    """Where a spawner on another host is.
+
+    Attributes:
+        agent: Incarnation of the agent that speaks for it.
+        realm: What all agents have in common that may talk to each other: the authority behind their certificates.
+    """
+
+    agent: int
+    realm: object
+
+
 class Siblings:
     """The spawners of one controller.
 
@@ -65,14 +80,17 @@ class Siblings:
         self.exits = ExitHistory()
         self.printer = OutputPrinter()
         self._clients: dict[SpawnerClient, int] = {}
-        self._far: set[SpawnerClient] = set()
+        self._far: dict[SpawnerClient, FarPlace] = {}
         self._stopping: set[SpawnerClient] = set()
 
     def add(self, client: SpawnerClient, pid: int) -> None:
-        """Take in a spawner; `pid` is 0 for one on another host, which its agent speaks for."""
+        """Take in a spawner of this host."""
         self._clients[client] = pid
-        if pid == 0:
-            self._far.add(client)
+
+    def add_far(self, client: SpawnerClient, place: FarPlace) -> None:
+        """Take in those of another host, which its agent speaks for."""
+        self._clients[client] = 0
+        self._far[client] = place
 
     def stopping(self, client: SpawnerClient) -> None:
         """Learn that a spawner is told to stop: it is asked nothing any more, but what it says counts."""
@@ -82,7 +100,7 @@ class Siblings:
         """Forget a spawner that has ended."""
         self._clients.pop(client)
         self._stopping.discard(client)
-        self._far.discard(client)
+        self._far.pop(client, None)
 
     @trio.lowlevel.enable_ki_protection
     async def kill_rest(self, client: SpawnerClient, root_id: int) -> None:
@@ -101,7 +119,7 @@ class Siblings:
         others = [client for client in self._clients if client is not asking]
         fds: tuple[int, ...] = ()
         if isinstance(question, wire.ForeignConnect):
-            record, fds = await self._connect(others, question, is_far=asking in self._far)
+            record, fds = await self._connect(others, question, self._far.get(asking))
         else:
             record = wire.ExitKnown(question.request, await self._exit_of(others, question.proc_id))
         if asking in self._stopping:
@@ -110,16 +128,15 @@ class Siblings:
             asking.post(record, fds)
 
     async def _connect(
-        self, others: list[SpawnerClient], question: wire.ForeignConnect, *, is_far: bool
-    ) -> tuple[wire.Answer, tuple[int, ...]]:
+        self, others: list[SpawnerClient], question: wire.ForeignConnect, asking: FarPlace | None
+    ) -> tuple[wire.Answer | Arriving, tuple[int, ...]]:
         async def ask(client: SpawnerClient) -> Received | None:
             if client in self._stopping:
                 return None
-            is_far_pair = is_far or client in self._far
-            received = await client.ask(
-                lambda request: wire.Connect(request, question.target, question.source, is_far_pair)
-            )
+            received = await client.ask(lambda request: self._connect_of(client, request, question, asking))
             failed = received.record
+            if isinstance(failed, ConnectedDirect):
+                return msgspec.structs.replace(received, record=self._arriving(client, question))
             return None if isinstance(failed, wire.ConnectFailed) and failed.is_gone and not failed.exit else received
 
         received, record = None, _NOWHERE
@@ -132,12 +149,31 @@ class Siblings:
             known = self.exits.get(question.target)
         if received is None:
             return msgspec.structs.replace(record, request=question.request, exit=known), ()
+        if isinstance(received.record, Arriving):
+            return received.record, ()
         if isinstance(received.record, wire.ConnectFailed):
             return msgspec.structs.replace(received.record, request=question.request), ()
         if not received.fds:
             return wire.ConnectFailed(question.request, "the controller has no descriptor left"), ()
         is_far_pair = isinstance(received.record, wire.Connected) and received.record.is_far
         return wire.Connected(question.request, is_far_pair), received.fds
+
+    def _connect_of(
+        self, client: SpawnerClient, request: int, question: wire.ForeignConnect, asking: FarPlace | None
+    ) -> wire.Connect:
+        its = self._far.get(client)
+        if asking is None or its is None or asking.realm is not its.realm:
+            is_far = asking is not None or its is not None
+            return wire.Connect(request, question.target, question.source, is_far)
+        return wire.Connect(
+            request, question.target, question.source, is_far=True, agent=asking.agent, answers=question.request
+        )
+
+    def _arriving(self, client: SpawnerClient, question: wire.ForeignConnect) -> wire.AnyRequest:
+        its = self._far.get(client)
+        if its is None or client.lost is not None:  # the agent that has asked may have heard of that already
+            return msgspec.structs.replace(_NOWHERE, request=question.request)
+        return Arriving(question.request, its.agent)
 
     async def _exit_of(self, others: list[SpawnerClient], proc_id: int) -> records.ExitRecord | None:
         async def ask(client: SpawnerClient) -> Received | None:

@@ -4,10 +4,12 @@ Each record is one tagged msgpack array; unknown tags and fields are refused. De
 (`spawner_socket`); the comment at each record says which.
 
     any process  -> spawner   Request: Hello Launch Signal Connect ExitOf Flush OutputTaken Retire Stop
+    controller   -> agent               CastChannel
     new worker   -> spawner   Request: Entered, or Refused
     spawner      -> process   Notice:  Ready Fatal Launched LaunchFailed Connected ConnectFailed Incoming
                                        Exited ExitKnown Output Flushed
     spawner      -> controller         ForeignConnect ForeignExitOf, answered as a spawner answers Connect and ExitOf
+    controller <-> agents, two agents  those at the end of `system/records`
     two programs                       Greeting Join Joined Declined Leaving, and Connect and ExitOf with their answers
 
 Texts of the operating system (paths, environment) are bytes, because they need not be valid Unicode.
@@ -20,7 +22,22 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from trimesh._runtime.system.records import ENTRY, Count, ExitRecord, Id, OutputChunk, Record, WorkerConfig
+from trimesh._runtime.system.records import (
+    ENTRY,
+    AgentReady,
+    Arriving,
+    ConnectedDirect,
+    Count,
+    ExitRecord,
+    Id,
+    Listening,
+    OutputChunk,
+    Parted,
+    Record,
+    Relayed,
+    Tunnel,
+    WorkerConfig,
+)
 from trimesh.errors import ProtocolError
 from trimesh.ids import ID_MAX
 
@@ -133,12 +150,16 @@ class Connect(Record, frozen=True, tag=True):
         target: Who is to get the other end.
         source: Controller only: for whom it asks, a worker of another spawner; None for the sender itself.
         is_far: Controller only: that one is on another host.
+        agent: To an agent only: of that host; the end may go there over a session of the two. 0 for none.
+        answers: The number of that agent's question.
     """
 
     request: Request
     target: Id
     source: Id | None = None
     is_far: bool = False
+    agent: Count = 0
+    answers: Count = 0
 
 
 class ExitOf(Record, frozen=True, tag=True):
@@ -158,6 +179,10 @@ class OutputTaken(Record, frozen=True, tag=True):
     """Controller only: one `Output` has been written; another may come."""
 
 
+class CastChannel(Record, frozen=True, tag=True):
+    """Controller to an agent only: bodies of casts come here. Descriptor: the agent's end; see `hosts/cast_frames`."""
+
+
 class Retire(Record, frozen=True, tag=True):
     """Controller only: it launches nothing more. Exit as by `Stop` once the last worker has been reaped."""
 
@@ -171,18 +196,6 @@ class Stop(Record, frozen=True, tag=True):
 
 class Ready(Record, frozen=True, tag=True):
     """Everything is imported; workers can be launched."""
-
-
-class AgentReady(Record, frozen=True, tag=True):
-    """From an agent, in place of `Ready`: workers can be launched on its host.
-
-    Attributes:
-        host: Name of the machine, as it calls itself.
-        pid: Of the agent.
-    """
-
-    host: str
-    pid: Id
 
 
 class Fatal(Record, frozen=True, tag=True):
@@ -380,15 +393,25 @@ AnyRequest = (
     | ExitOf
     | Flush
     | OutputTaken
+    | CastChannel
     | Retire
     | Stop
     | Answer
     | Join
+    | Arriving
+    | Listening
+    | Tunnel
+    | Parted
 )
 
 AnyNotice = (
     Ready
     | AgentReady
+    | ConnectedDirect
+    | Listening
+    | Tunnel
+    | Relayed
+    | Parted
     | Fatal
     | Launched
     | LaunchFailed

@@ -3,19 +3,23 @@
 from trimesh._runtime.system.child import checked_output
 from trimesh._runtime.system.command import run_process
 from trimesh._runtime.system.cpu_binding import Bind, checked_bind
-from trimesh._runtime.system.exits import signal_name
+from trimesh._runtime.system.exits import parent_of, signal_name, start_of
 from trimesh._runtime.system.output import LineCutter, Tail
+from trimesh._runtime.system.prctl import MARKER
 from trimesh._runtime.system.seeds import SEED_MAX
 from trimesh._runtime.system.settings_source import read_sources
 
 __all__ = [
+    "MARKER",
     "SEED_MAX",
     "Bind",
     "LineCutter",
     "Tail",
     "checked_bind",
     "checked_output",
+    "parent_of",
     "read_sources",
     "run_process",
     "signal_name",
+    "start_of",
 ]

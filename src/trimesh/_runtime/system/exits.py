@@ -1,4 +1,4 @@
-"""How processes end: the report of one exit, and its diagnosis.
+"""How processes end: the report of one exit, and its diagnosis; what the kernel says of one that lives.
 
 The spawner makes the reports, since it is the parent; the owner of a process ends it (`child.end_child`).
 """
@@ -21,6 +21,9 @@ from trimesh.ids import ProcId
 
 _EVENTS_BYTES: Final = 4_096
 """The kernel's count stands in a file of some ten short lines."""
+
+_PARENT_FIELD, _START_FIELD = (number - 3 for number in (4, 22))
+"""Of `stat_of`."""
 
 _log: Final = logging.getLogger("trimesh.processes")
 
@@ -258,13 +261,38 @@ class OomWatch:
 # ---- processes that do not end ---------------------------------------------------------------------------
 
 
+def stat_of(pid: int) -> list[str]:
+    """Return the fields after the name, which may hold anything: proc_pid_stat(5) counts them from 3.
+
+    Raises:
+        OSError: There is no such process.
+    """
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+
+
 def process_state(pid: int) -> str:
     """Return the kernel's one-letter state of a process (R, S, D, T, Z, ...), or "" when it is gone."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return stat_of(pid)[0]
     except OSError:
         return ""
-    return text.rpartition(")")[2].split()[0]
+
+
+def start_of(pid: int) -> int | None:
+    """Return when a process was started, in ticks since the start of this machine; None where it has ended."""
+    try:
+        fields = stat_of(pid)
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[_START_FIELD])
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent of a process; 0 where it has ended."""
+    try:
+        return int(stat_of(pid)[_PARENT_FIELD])
+    except OSError:
+        return 0
 
 
 def log_abandoned(name: str, pid: int) -> None:

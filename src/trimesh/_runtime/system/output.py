@@ -20,6 +20,7 @@ from trimesh import limits
 from trimesh._runtime.system.records import OutputChunk
 
 if TYPE_CHECKING:
+    from trimesh._runtime.system.same_lines import SameLines
     from trimesh._wire.observed import OutputRow
 
 STDOUT: Final = 1
@@ -236,11 +237,45 @@ class OutputPrinter:
 
     def __init__(self) -> None:
         self.log = OutputLog()
+        self._same: SameLines | None = None
 
-    def write(self, chunks: Sequence[OutputChunk]) -> None:
-        """Write chunks in order, one call for each run of one stream; a broken stream loses them silently."""
+    def write(self, chunks: Sequence[OutputChunk], *, is_far: bool = False) -> bool:
+        """Write chunks in order, one call for each run of one stream; a broken stream loses them silently.
+
+        Args:
+            chunks: What has come.
+            is_far: Of other hosts: what many processes say the same of is counted.
+
+        Returns:
+            Whether `write_counts` is to be called, `limits.OUTPUT_SAME_SECONDS` from now.
+        """
         self.log.keep(chunks)
-        contextvars.Context().run(self._write, chunks)
+        if not is_far:
+            contextvars.Context().run(self._write, chunks)
+            return False
+        if self._same is None:
+            from trimesh._runtime.system.same_lines import SameLines  # noqa: PLC0415 - most programs have no hosts
+
+            self._same = SameLines()
+        was_told = bool(self._same)
+        contextvars.Context().run(self._write, self._same.take(chunks, time.monotonic()))
+        return not was_told and bool(self._same)
+
+    def write_counts(self, *, at_once: bool = False) -> bool:
+        """Write how many lines were the same as those that were shown.
+
+        Args:
+            at_once: Also those whose second is not over.
+
+        Returns:
+            See `write`.
+        """
+        if self._same is None:
+            return False
+        due = self._same.due(math.inf if at_once else time.monotonic())
+        if due:
+            contextvars.Context().run(self._write, due)
+        return bool(self._same)
 
     def _write(self, chunks: Iterable[OutputChunk]) -> None:
         texts, stream = list[str](), STDOUT

@@ -1,6 +1,6 @@
 """Records of one process that its spawner and its owner read alike: what it is told, how it ended, what it printed.
 
-Each is one msgpack array, a part of the records of `spawner/wire`.
+Each is one msgpack array, a part of the records of `spawner/wire`. At the end are those that agents of hosts add.
 """
 
 # Annotations are not texts here: msgspec would compile each of them in every new process.
@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 
 from trimesh.config import Settings
 from trimesh.ids import ID_MAX
+from trimesh.limits import DIRECT_ADDRESS_CHARS_MAX, DIRECT_ADDRESSES_MAX
 
 Id = Annotated[int, Meta(ge=1, le=ID_MAX)]
 Count = Annotated[int, Meta(ge=0, le=ID_MAX)]
@@ -97,3 +98,84 @@ def member_name(config: WorkerConfig) -> str:
         parts.append(f"{label}={rest % max(size, 1)}")
         rest //= max(size, 1)
     return f"{config.mesh}[{','.join(reversed(parts))}]"
+
+
+# ---- between a controller and the agents of its hosts ----------------------------------------------------
+#
+# A process of host A asks for one that is on host B:
+#
+#     agent A -> controller   ForeignConnect
+#     controller -> agent B   Connect, with `agent` and `answers`
+#     agent B -> controller   ConnectedDirect
+#     agent B -> agent A      Connected, on a channel of the session between the two
+#     controller -> agent A   Arriving: so the question is answered, whatever becomes of B
+#
+# How the two come to talk is in Listening, Tunnel, Relayed and Parted, all by way of the controller.
+
+Address = Annotated[str, Meta(max_length=DIRECT_ADDRESS_CHARS_MAX)]
+Addresses = Annotated[tuple[Address, ...], Meta(max_length=DIRECT_ADDRESSES_MAX)]
+
+
+class AgentReady(Record, frozen=True, tag=True):
+    """From an agent, in place of `Ready`: workers can be launched on its host.
+
+    Attributes:
+        host: Name of the machine, as it calls itself.
+        pid: Of the agent.
+    """
+
+    host: str
+    pid: Id
+
+
+class ConnectedDirect(Record, frozen=True, tag=True):
+    """From an agent, in place of `Connected`: the end has gone to the other agent, over the session of the two."""
+
+    request: Id
+
+
+class Arriving(Record, frozen=True, tag=True):
+    """To an agent: the answer to its question comes, or has come, from another agent over the session of the two."""
+
+    request: Id
+    agent: Id
+
+
+class Listening(Record, frozen=True, tag=True):
+    """Where one of two agents listens for the other one, which is to dial. From it, then to that one.
+
+    Attributes:
+        agent: The other one of the two, as seen by whoever sends or gets this.
+        addresses: `host:port`, in order; none where it listens at no address that the other one may be told.
+    """
+
+    agent: Id
+    addresses: Addresses
+
+
+class Tunnel(Record, frozen=True, tag=True):
+    """A way between two agents through the controller. From the one that dials, then to the other one.
+
+    Descriptor: a stream socket, which carries the TLS of the two.
+    """
+
+    agent: Id
+
+
+class Relayed(Record, frozen=True, tag=True):
+    """From an agent that dials: it reaches another one at no address, and their messages go through a `Tunnel`."""
+
+    agent: Id
+    text: str
+
+
+class Parted(Record, frozen=True, tag=True):
+    """Two agents have no session any more: one of the two has lost it, or, to an agent, its host is lost.
+
+    Attributes:
+        agent: The other one of the two.
+        is_lost: Whether its host is.
+    """
+
+    agent: Id
+    is_lost: bool = True

@@ -2,6 +2,7 @@
 
 from trimesh._runtime.tasks.cancelled import split_cancelled
 from trimesh._runtime.tasks.crossing import Site, Waiting
+from trimesh._runtime.tasks.deadline import effective_deadline
 from trimesh._runtime.tasks.foreign import (
     TrioBlock,
     in_trio,
@@ -19,6 +20,7 @@ __all__ = [
     "TrioBlock",
     "Waiting",
     "cancel_on",
+    "effective_deadline",
     "in_trio",
     "in_trio_block",
     "in_trio_now",

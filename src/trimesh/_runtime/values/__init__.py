@@ -1,5 +1,6 @@
 """How the values of a process travel: by pickle, by annotations, tensors, handles."""
 
+from trimesh._runtime.values.codec import Values
 from trimesh._runtime.values.endpoint_spec import ENDPOINTS, GENERATOR, EndpointKind, EndpointSpec, endpoints_of
 from trimesh._runtime.values.guarded import Guarded
 from trimesh._runtime.values.payload import take_payload
@@ -13,6 +14,7 @@ __all__ = [
     "Guarded",
     "MemberInfo",
     "MeshInfo",
+    "Values",
     "endpoints_of",
     "take_payload",
 ]

@@ -123,7 +123,10 @@ class Values:
 
     def encode_result(self, value: object, spec: EndpointSpec) -> Encoded:
         """Encode what an endpoint has returned; see `encode`."""
-        return self.encode(value, what=spec.result_text)
+        encoded = self._encoder.encode(value, what=spec.result_text)
+        if encoded.attachments:
+            _refuse_guarded(encoded, spec.result_text)
+        return encoded
 
     def encode_item(self, value: object, spec: EndpointSpec) -> Encoded:
         """Encode what a generator endpoint has yielded; see `encode`."""

@@ -41,6 +41,8 @@ class MeshInfo(msgspec.Struct, frozen=True):
         is_shared: Whether other processes of the family may spawn on it, a mesh of processes.
         borrower: The process that has asked the owner for these actors, if it is another one.
         family: The controller of the program that it belongs to; 0 in none, which is refused.
+        epoch: How often it has been resized.
+        first: Places along its first dimension now, which are the first ones of `whole`; -1 for all of them.
     """
 
     mesh: MeshId
@@ -53,6 +55,8 @@ class MeshInfo(msgspec.Struct, frozen=True):
     family: ProcId = ProcId(0)
     is_shared: bool = False
     borrower: ProcId = ProcId(0)
+    epoch: int = 0
+    first: int = -1
 
     def origin(self, rank: int, endpoint: str | None = None) -> Origin:
         """Return the coordinates of an error of the member of base rank `rank`."""

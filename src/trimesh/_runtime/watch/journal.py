@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from trimesh import limits
+from trimesh._runtime.watch.causes import causes_of
 from trimesh._wire import observed
 from trimesh._wire.flight import SeenEvent
 from trimesh.events.records import Died, Failed, GaveUp, Lagged, Unacknowledged
@@ -22,11 +23,13 @@ class Journal:
     """Keeps the newest `limits.OBSERVED_EVENTS` events of one process; the text of an error, never the error.
 
     Attributes:
+        began_at: Unix time at which this process has joined its family; a controller does so with its outermost block.
         count: Events so far.
         recorder: Keeps them in a file, too; None without.
     """
 
     def __init__(self) -> None:
+        self.began_at = time.time()
         self.count = 0
         self.recorder: FlightRecorder | None = None
         self._rows: deque[observed.EventRow] = deque(maxlen=limits.OBSERVED_EVENTS)
@@ -58,12 +61,16 @@ def _row(number: int, event: MemberEvent) -> observed.EventRow:
         incarnation=event.incarnation,
         text=_text(event),
         is_failure=isinstance(event, _FAILURES),
+        causes=() if (error := _error(event)) is None else causes_of(error),
     )
 
 
+def _error(event: Any) -> BaseException | None:
+    return getattr(event, "error", None) or getattr(event, "cause", None)
+
+
 def _text(event: Any) -> str:
-    error = getattr(event, "error", None) or getattr(event, "cause", None)
-    if error is not None:
+    if (error := _error(event)) is not None:
         return f"{type(error).__name__}: {error}"[: limits.OBSERVED_TEXT_CHARS]
     if (seconds := getattr(event, "seconds", None)) is not None:
         return f"its Trio loop has not run for {seconds:.1f} s"

@@ -10,8 +10,44 @@ from typing import Final
 
 from trimesh import limits
 from trimesh._transport.messages.assembly import AssemblyError, allocate
-from trimesh._transport.messages.chunked import CHUNK, IMMUTABLE
+from trimesh._transport.messages.chunked import CHUNK, IMMUTABLE, Piece
 from trimesh._wire.memory.large_bytes import new_bytes
+
+
+def read_piece(head: memoryview) -> tuple[int, Piece]:
+    """Return the number of the message that a piece belongs to, and what it is.
+
+    Raises:
+        AssemblyError: It is none.
+    """
+    if len(head) != CHUNK.size:
+        raise AssemblyError("a chunk of a message with a head that cannot be")
+    number, kind = CHUNK.unpack(head)
+    if kind > max(Piece):
+        raise AssemblyError(f"a chunk of a kind that is not known, {kind}")
+    return number, Piece(kind)
+
+
+def read_table(table: memoryview) -> tuple[int, ...]:
+    """Return the words of a table.
+
+    Raises:
+        AssemblyError: It is none.
+    """
+    if table.nbytes % 8 or table.nbytes > 8 * limits.BODIES_MAX:
+        raise AssemblyError("a large message without its table")
+    return struct.unpack(f"<{table.nbytes // 8}Q", table)
+
+
+def read_head(head: memoryview) -> bytes:
+    """Return the head of a large message.
+
+    Raises:
+        AssemblyError: It is too long.
+    """
+    if head.nbytes > limits.HEAD_BYTES_MAX:
+        raise AssemblyError("a large message whose head is above HEAD_BYTES_MAX")
+    return bytes(head)
 
 
 class Arrival:
@@ -86,10 +122,8 @@ class Arrivals:
         Raises:
             AssemblyError: The chunks do not fit each other.
         """
-        if len(head) != CHUNK.size:
-            raise AssemblyError("a chunk of a message with a head that cannot be")
-        number, is_first = CHUNK.unpack(head)
-        if is_first:
+        number, piece = read_piece(head)
+        if piece is Piece.FIRST:
             arrival = self._open(number, bodies)
         else:
             found = self._by_number.get(number)
@@ -106,10 +140,7 @@ class Arrivals:
     def _open(self, number: int, bodies: list[memoryview]) -> Arrival:
         if number in self._by_number or len(self._by_number) == limits.CHUNKED_MAX:
             raise AssemblyError("the first chunk of a message that has begun, or of too many at one time")
-        if len(bodies) != 2 or bodies[0].nbytes % 8 or bodies[0].nbytes > 8 * limits.BODIES_MAX:
+        if len(bodies) != 2:
             raise AssemblyError("the first chunk of a message without its table and its head")
-        if bodies[1].nbytes > limits.HEAD_BYTES_MAX:
-            raise AssemblyError("the first chunk of a message whose head is above HEAD_BYTES_MAX")
-        words = struct.unpack(f"<{bodies[0].nbytes // 8}Q", bodies[0])
-        arrival = self._by_number[number] = Arrival(bytes(bodies[1]), words)
+        arrival = self._by_number[number] = Arrival(read_head(bodies[1]), read_table(bodies[0]))
         return arrival

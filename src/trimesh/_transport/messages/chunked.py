@@ -3,14 +3,17 @@
 A chunk is a message of its own for the link below: its head says which message it belongs to, its bodies are the next
 bytes, in order. The first one has two bodies, the table of sizes and the head of the whole:
 
-    chunk     u32 message | u8 1 = the first one
+    chunk     u32 message | u8 what it is: a `Piece`
     table     u64 for each body: its size, bit 63 = a `bytes`
+
+What is said of bodies that enter a host by themselves looks the same; see `casting`.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Final, Protocol
 
 from trimesh import limits
@@ -18,6 +21,20 @@ from trimesh._transport.interface.base import Buffer, checked_size
 
 CHUNK: Final = struct.Struct("<IB")
 IMMUTABLE: Final = 1 << 63
+
+
+class Piece(IntEnum):
+    """What a message of this lane is.
+
+    REST and FIRST are chunks. OFFER is a whole message whose bodies are on the host of the receiver already: table,
+    head, where. TAKEN and REFUSED go back, and answer an offer of that number; they have one body, which is empty.
+    """
+
+    REST = 0
+    FIRST = 1
+    OFFER = 2
+    TAKEN = 3
+    REFUSED = 4
 
 
 class Told(Protocol):
@@ -63,7 +80,7 @@ class ChunkedMessage:
         if not self._begun:
             self._begun = True
             self.waiting_bytes -= len(self._head)
-            return CHUNK.pack(self.number, 1), [self._table, self._head]
+            return CHUNK.pack(self.number, Piece.FIRST), [self._table, self._head]
         pieces: list[Buffer] = []
         index, offset = self._at
         left = bytes_max
@@ -77,7 +94,7 @@ class ChunkedMessage:
                 index, offset = index + 1, 0
         self._at = (index, offset)
         self.waiting_bytes -= bytes_max - left
-        return CHUNK.pack(self.number, 0), pieces
+        return CHUNK.pack(self.number, Piece.REST), pieces
 
     @property
     def is_out(self) -> bool:

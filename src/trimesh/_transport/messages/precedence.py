@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from trimesh import limits
+from trimesh._transport.messages.casting import CastLeaf
 from trimesh._transport.messages.chunked import ChunkedMessage
 from trimesh._transport.messages.outgoing import Outgoing
 
@@ -25,12 +26,14 @@ class Precedence:
 
     Attributes:
         under_way: Chunked messages that have not left, in the order of their turns.
+        apart: Those among what is under way that send no chunks: see `casting`.
         busy: How many messages of each flow are under way or held, always the same object; empty: every message may
             go.
     """
 
     def __init__(self) -> None:
         self.under_way: deque[ChunkedMessage] = deque()
+        self.apart: list[CastLeaf] = []
         self.busy: Counter[int] = Counter()
         self._held: deque[tuple[Outgoing | ChunkedMessage, int]] = deque()
 
@@ -40,43 +43,66 @@ class Precedence:
 
     def add(self, chunked: ChunkedMessage) -> bool:
         """Take a chunked message; return whether it is under way, and not held."""
-        goes = self.may_pass(chunked.flow) and len(self.under_way) < limits.CHUNKED_MAX
+        goes = self.may_pass(chunked.flow) and not self._is_full
         if goes:
             self.busy[chunked.flow] += 1
-            self.under_way.append(chunked)
+            self._go(chunked)
         else:
             self.hold(chunked, chunked.flow)
         return goes
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.under_way) + len(self.apart) == limits.CHUNKED_MAX
+
+    def _go(self, chunked: ChunkedMessage) -> None:
+        if isinstance(chunked, CastLeaf) and chunked.is_apart:
+            self.apart.append(chunked)
+        else:
+            self.under_way.append(chunked)
+
+    def rejoin(self, leaf: CastLeaf) -> None:
+        """Have a message send chunks that was apart."""
+        self.apart.remove(leaf)
+        self.under_way.append(leaf)
 
     def hold(self, one: Outgoing | ChunkedMessage, flow: int) -> None:
         """Keep a message that must not go now."""
         self.busy[flow] += 1
         self._held.append((one, flow))
 
-    def out(self, chunked: ChunkedMessage, send: Callable[[Outgoing], object]) -> None:
-        """Note that a chunked message has been sent, and send what has waited for that."""
-        self.under_way.remove(chunked)
-        busy = Counter(other.flow for other in self.under_way)
+    def out(self, chunked: ChunkedMessage, send: Callable[[Outgoing], object]) -> list[CastLeaf]:
+        """Note that a chunked message has been sent, and send what has waited for that.
+
+        Returns:
+            What is apart now, and was not: they may begin.
+        """
+        if isinstance(chunked, CastLeaf) and chunked.is_apart:
+            self.apart.remove(chunked)
+        else:
+            self.under_way.remove(chunked)
+        before = len(self.apart)
+        busy = Counter(other.flow for other in (*self.under_way, *self.apart))
         rest: deque[tuple[Outgoing | ChunkedMessage, int]] = deque()
         for one, flow in self._held:
-            if not _may_pass(busy, flow) or (
-                isinstance(one, ChunkedMessage) and len(self.under_way) == limits.CHUNKED_MAX
-            ):
+            if not _may_pass(busy, flow) or (isinstance(one, ChunkedMessage) and self._is_full):
                 busy[flow] += 1
                 rest.append((one, flow))
             elif isinstance(one, ChunkedMessage):
                 busy[flow] += 1
-                self.under_way.append(one)
+                self._go(one)
             else:
                 send(one)
         self._held = rest
         self.busy.clear()
         self.busy.update(busy)
+        return self.apart[before:]
 
     def take_all(self) -> list[tuple[Outgoing | ChunkedMessage, int]]:
         """Return everything, in order, and forget it."""
-        found = [*((chunked, chunked.flow) for chunked in self.under_way), *self._held]
+        found = [*((chunked, chunked.flow) for chunked in (*self.under_way, *self.apart)), *self._held]
         self.under_way.clear()
+        self.apart.clear()
         self._held.clear()
         self.busy.clear()
         return found
@@ -84,7 +110,8 @@ class Precedence:
     @property
     def waiting_bytes(self) -> int:
         """Bytes that are in no chunk, and in no frame, yet."""
-        return sum(one.waiting_bytes for one in self.under_way) + sum(one.waiting_bytes for one, _ in self._held)
+        going = sum(one.waiting_bytes for one in (*self.under_way, *self.apart))
+        return going + sum(one.waiting_bytes for one, _ in self._held)
 
 
 def _may_pass(busy: Counter[int], flow: int) -> bool:

@@ -51,8 +51,12 @@ class WaitingTransport(Protocol):
     def wake(self) -> None:
         """Let the task of `run` look at what there is to do."""
 
-    def take(self, handler: LinkHandler) -> None:
-        """Hand over one batch of what has come since the loop began to wait, if there is any."""
+    def look(self) -> int:
+        """Return how many records have come since the loop began to wait, or an error."""
+        ...
+
+    def hand_over(self, handler: LinkHandler, n: int) -> None:
+        """Hand over the records of the last look, or raise its error."""
 
 
 class AroundWait(trio.abc.Instrument):
@@ -78,6 +82,7 @@ class AroundWait(trio.abc.Instrument):
         may_spin = poller is not None and not poller.is_guest and transport.spin_seconds > 0
         self._poller = poller.epoll.fileno() if poller is not None and may_spin else -1
         self._spin_seconds = transport.spin_seconds if may_spin else math.inf
+        self._look = transport.look
         self._has_sent = False  # since the wait before, and tasks can run
 
     def before_io_wait(self, timeout: float) -> None:
@@ -106,8 +111,11 @@ class AroundWait(trio.abc.Instrument):
             return
         if self.failure is not None:
             return
+        n = self._look()
+        if not n:
+            return
         try:
-            self._context.run(transport.take, self._handler)
+            self._context.run(transport.hand_over, self._handler, n)
         except BaseException as error:  # noqa: BLE001 - raised again where it belongs
             self._fail(error)
 

@@ -11,11 +11,16 @@ import os
 from pathlib import Path
 
 
+def boot_id() -> str:
+    """Return which start of this machine it is: no other one, of any machine, has the same.
+
+    Raises:
+        OSError: The kernel does not say.
+    """
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
 def host_identity(named: str = "") -> int:
     """Return the identity of this host, or the one that it was given; not 0."""
-    if named:
-        text = f"named {named}"
-    else:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        text = f"boot {boot} pids {os.stat('/proc/self/ns/pid').st_ino}"
+    text = f"named {named}" if named else f"boot {boot_id()} pids {os.stat('/proc/self/ns/pid').st_ino}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) | 1

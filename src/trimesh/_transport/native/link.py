@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -17,13 +17,14 @@ from trimesh._transport.interface.base import (
     Lane,
     Link,
     LinkDown,
-    LinkGroup,
     LinkHandler,
     LinkStatistics,
 )
-from trimesh._transport.messages.arrivals import Arrivals
+from trimesh._transport.messages.arrivals import Arrivals, read_head, read_piece, read_table
 from trimesh._transport.messages.assembly import Assembly, AssemblyError, one_body
-from trimesh._transport.messages.chunked import ChunkedMessage, goes_in_chunks
+from trimesh._transport.messages.casting import CastLeaf, HostCaster
+from trimesh._transport.messages.chunked import CHUNK, ChunkedMessage, Piece, goes_in_chunks
+from trimesh._transport.messages.host_memory import HostMemoryError, map_bodies
 from trimesh._transport.messages.outgoing import Bodies, Completion, Departure, Outgoing
 from trimesh._transport.messages.precedence import ORDERED, Precedence
 from trimesh.errors import LimitExceeded
@@ -50,6 +51,7 @@ class NativeLink(Link):
         handle: Its number in the native library.
         local: Whether the peer is on this host.
         view: The memory that offsets of records refer to.
+        caster: Of casts to the host of the peer; None if that is this one, or another process carries them.
     """
 
     def __init__(self, transport: NativeTransport, handle: int, *, local: bool) -> None:
@@ -71,6 +73,7 @@ class NativeLink(Link):
         self._arrivals = Arrivals()
         self._unsent: list[tuple[Outgoing | ChunkedMessage, Lane, int]] = []
         self.local: Final = local
+        self.caster: HostCaster | None = None
         self._chunked_begun = 0
         self._ended = False
         self._closing = False
@@ -166,9 +169,37 @@ class NativeLink(Link):
             self.enqueue(one, lane)
 
     def launch(self, chunked: ChunkedMessage) -> None:
-        """Send a large message in chunks."""
-        if self._large.add(chunked):
+        """Send a large message in chunks, or have its bodies enter the host of the peer by a cast."""
+        if not self._large.add(chunked):
+            return
+        if isinstance(chunked, CastLeaf) and chunked.is_apart:
+            chunked.begin(self)
+        else:
             self.transport.start_moving(self)
+
+    def offer(self, leaf: CastLeaf, where: bytes) -> None:
+        """See `LeafLink.offer`."""
+        self._number(leaf)
+        self._say(leaf.number, Piece.OFFER, leaf.offer(where))
+
+    def send_chunks(self, leaf: CastLeaf) -> None:
+        """See `LeafLink.send_chunks`."""
+        leaf.leave()
+        self._large.rejoin(leaf)
+        self.transport.start_moving(self)
+
+    def _say(self, number: int, piece: Piece, bodies: Sequence[Buffer]) -> None:
+        """Send a message about one whose bodies come by themselves, in order with data."""
+        library = self.transport.library
+        spans = Bodies(library, self._bus, bodies)
+        head = CHUNK.pack(number, piece)
+        self.enqueue(Outgoing(head, spans, library.ffi.new("tm_cursor *"), is_chunk=True), Lane.DATA)
+        self.transport.dirty = True
+
+    def _number(self, chunked: ChunkedMessage) -> None:
+        if not chunked.number:
+            self._chunked_begun = self._chunked_begun % _CHUNKED_NUMBER_MAX + 1
+            chunked.number = self._chunked_begun
 
     def move(self) -> bool:
         """Send one chunk of a large message. Return whether another one could go at once."""
@@ -179,21 +210,27 @@ class NativeLink(Link):
             return False
         chunked = self._large.under_way[0]
         if chunked.is_out:
-            self._chunked_sent += 1
-            self._large.out(chunked, lambda held: self.enqueue(held, Lane.DATA))
+            self._out(chunked)
         else:
             self._large.under_way.rotate(-1)
+        return bool(self._large.under_way) and not self._data
+
+    def _out(self, chunked: ChunkedMessage) -> None:
+        """Go on after a large message that has left as a whole."""
+        self._chunked_sent += 1
+        for leaf in self._large.out(chunked, lambda held: self.enqueue(held, Lane.DATA)):
+            leaf.begin(self)
+        self._say_bye_if_asked()
+
+    def _say_bye_if_asked(self) -> None:
         if self._closing and self._has_sent_all():
             self._say_bye()
-        return bool(self._large.under_way) and not self._data
 
     def _next_chunk(self) -> Outgoing | None:
         if not self._large.under_way:
             return None
         chunked = self._large.under_way[0]
-        if not chunked.number:
-            self._chunked_begun = self._chunked_begun % _CHUNKED_NUMBER_MAX + 1
-            chunked.number = self._chunked_begun
+        self._number(chunked)
         head, bodies = chunked.next_chunk(limits.CHUNK_BYTES if self.local else limits.STREAM_CHUNK_BYTES)
         library = self.transport.library
         spans = Bodies(library, self._bus, bodies)
@@ -210,7 +247,7 @@ class NativeLink(Link):
         return True
 
     def _has_sent_all(self) -> bool:
-        return not (self._control or self._data or self._large.under_way)
+        return not (self._control or self._data or self._large.under_way or self._large.apart)
 
     def is_open(self) -> bool:
         """Whether messages are taken at all."""
@@ -225,8 +262,7 @@ class NativeLink(Link):
                 queue.popleft()
         if self._large.under_way:
             self.transport.start_moving(self)
-        elif self._closing:
-            self._say_bye()
+        self._say_bye_if_asked()
 
     # ---- ending ----
 
@@ -237,8 +273,7 @@ class NativeLink(Link):
         self._closing = True
         code = self.transport.library.lib.tm_link_leave(self._bus, self.handle)
         status.check(code, "closing a link")
-        if self._has_sent_all():
-            self._say_bye()
+        self._say_bye_if_asked()
 
     def _say_bye(self) -> None:
         if self._bye_said:
@@ -326,10 +361,44 @@ class NativeLink(Link):
         if not assembly.is_chunk:
             handler.received(self, head, assembly.finish())
             return
+        number, piece = read_piece(head)
+        if piece is Piece.OFFER:
+            self._take_offer(handler, number, assembly.finish())
+            return
+        if piece in (Piece.TAKEN, Piece.REFUSED):
+            self._take_answer(number, is_taken=piece is Piece.TAKEN)
+            return
         arrival = self._arrivals.take(head, assembly.finish())
         if arrival is not None:
             self._chunked_received += 1
             handler.received(self, memoryview(arrival.head), arrival.bodies())
+
+    def _take_offer(self, handler: LinkHandler, number: int, parts: list[memoryview]) -> None:
+        """Take a message whose bodies are on this host, or have it sent in chunks."""
+        if self.local or len(parts) != 3:
+            raise AssemblyError("an offer of bodies that cannot be one")
+        table, head = read_table(parts[0]), read_head(parts[1])
+        try:
+            bodies = map_bodies(bytes(parts[2]), table)
+        except HostMemoryError:
+            self._say(number, Piece.REFUSED, [b""])
+            return
+        self._say(number, Piece.TAKEN, [b""])
+        self._chunked_received += 1
+        handler.received(self, memoryview(head), bodies)
+
+    def _take_answer(self, number: int, *, is_taken: bool) -> None:
+        """Take what the peer says of an offer."""
+        leaf = next((one for one in self._large.apart if one.number == number and one.is_offered), None)
+        if leaf is None:
+            raise AssemblyError("an answer to no offer")
+        if not is_taken:
+            self.send_chunks(leaf)
+            return
+        self._out(leaf)
+        leaf.finish()
+        if self._large.under_way:
+            self.transport.start_moving(self)
 
     def _take(self, word: int) -> memoryview:
         """Return a body in shared memory."""
@@ -372,80 +441,3 @@ class NativeLink(Link):
         for one, _, _ in self._unsent:
             one.finish()
         self._unsent.clear()
-
-
-class NativeGroup(LinkGroup):
-    """A set of links that are sent the same message by one call."""
-
-    def __init__(self, transport: NativeTransport, links: Sequence[NativeLink]) -> None:
-        self._transport = transport
-        self._links = list(dict.fromkeys(links))
-        ffi = transport.library.ffi
-        n = max(1, len(links))
-        self._handles = ffi.new("uint32_t[]", n)
-        self._statuses = ffi.new("int32_t[]", n)
-
-    def cast(self, head: bytes, bodies: Sequence[Buffer] = (), *, flow: int = ORDERED) -> trio.Event | None:
-        """See `LinkGroup.cast`."""
-        if len(head) > limits.HEAD_BYTES_MAX:
-            raise LimitExceeded("HEAD_BYTES_MAX", len(head))
-        ffi = self._transport.library.ffi
-        spans = Bodies(self._transport.library, self._transport.bus, bodies)
-        chunked: list[NativeLink] = []
-        clear: list[NativeLink] = []
-        behind: list[NativeLink] = []
-        for link in self._links:
-            if bodies and link.is_open() and goes_in_chunks(bodies, local=link.local, shared=True):
-                chunked.append(link)
-            elif link.is_clear(flow):
-                clear.append(link)
-            elif link.is_open():
-                behind.append(link)
-        rest = self._send(head, spans, clear)
-        rest.extend((link, ffi.new("tm_cursor *")) for link in behind)
-        spans.links = len(rest)
-        if not rest:
-            spans.left()
-        if not rest and not chunked:
-            return None
-        completion = Completion(len(rest) + len(chunked))
-        for link, cursor in rest:
-            link.resend(Outgoing(head, spans, cursor, completion), Lane.DATA, flow)
-        for link in chunked:
-            link.launch(ChunkedMessage(head, bodies, flow, completion))
-        return completion.event
-
-    def _send(self, head: bytes, spans: Bodies, clear: Sequence[NativeLink]) -> list[tuple[NativeLink, Any]]:
-        """Send to links by one call; return those that have no room for all of it, with how far they are."""
-        ffi, lib = self._transport.library.ffi, self._transport.library.lib
-        for i, link in enumerate(clear):
-            self._handles[i] = link.handle
-        cursors = ffi.new("tm_cursor[]", max(1, len(clear)))
-        code = lib.tm_links_send(
-            self._transport.bus,
-            self._handles,
-            len(clear),
-            head,
-            len(head),
-            spans.spans,
-            spans.count,
-            self._statuses,
-            cursors,
-        )
-        status.check(code, "sending a message to a group")
-        self._transport.dirty = True
-        rest: list[tuple[NativeLink, Any]] = []
-        for i, link in enumerate(clear):
-            code = self._statuses[i]
-            if code == status.OK:
-                continue
-            if code == status.FULL or link.is_unborn(code):
-                cursor = ffi.new("tm_cursor *", cursors[i])
-                rest.append((link, cursor))
-            elif code != status.ERR_DOWN:
-                raise status.error_of(code, "sending a message to a group")
-        return rest
-
-    def close(self) -> None:
-        """See `LinkGroup.close`."""
-        self._links.clear()

@@ -14,8 +14,9 @@ import select
 import socket
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -27,7 +28,8 @@ from trimesh._transport.interface.base import DownReason, Link, LinkHandler, Tra
 from trimesh._transport.messages.assembly import AssemblyError
 from trimesh._transport.messages.lending import Lending
 from trimesh._transport.native.around_wait import AroundWait
-from trimesh._transport.native.link import NativeGroup, NativeLink
+from trimesh._transport.native.group import NativeGroup
+from trimesh._transport.native.link import NativeLink
 from trimesh._transport.native.mover import NativeMover
 from trimesh._transport.native.poller import poller_of_run
 from trimesh._transport.native.spinning import chosen_spin_seconds
@@ -69,6 +71,7 @@ class NativeTransport(Transport):
         settings: Of this process; by default those that count here.
 
     Attributes:
+        look: Returns how many records have come since the loop began to wait, or an error; for `hand_over`.
         spins: How often the loop has spun before it slept, by what `tm_before_wait` returned.
 
     Raises:
@@ -113,6 +116,7 @@ class NativeTransport(Transport):
         assert ffi.sizeof("tm_record") == _RECORD.size, "the header and this file differ about records"
         self._records_view = memoryview(ffi.buffer(self._records))
         self._count = ffi.new("uint32_t *")
+        self.look: Final[Callable[[], int]] = partial(lib.tm_after_wait, self.bus, self._records, _RECORDS_MAX)
         self.lending = Lending(self.library, self.bus)
         self._epoch = epoch
         self._mover: NativeMover | None = None
@@ -244,7 +248,7 @@ class NativeTransport(Transport):
         try:
             with nullcontext() if poller is None else poller.waking_for(self._bell):
                 while around_wait.failure is None:
-                    self.take(handler)
+                    self.hand_over(handler, self.look())
                     if self._moving and self._move():
                         await trio.lowlevel.checkpoint()
                     elif poller is None:
@@ -314,13 +318,9 @@ class NativeTransport(Transport):
     def _drain(self, handler: LinkHandler) -> None:
         """Hand over one batch, if there is one."""
         code = self.library.lib.tm_poll(self.bus, self._records, _RECORDS_MAX, self._count)
-        self._hand_over(handler, self._count[0] if code == status.OK else code)
+        self.hand_over(handler, self._count[0] if code == status.OK else code)
 
-    def take(self, handler: LinkHandler) -> None:
-        """Hand over one batch of what has come since the loop began to wait, if there is any."""
-        self._hand_over(handler, self.library.lib.tm_after_wait(self.bus, self._records, _RECORDS_MAX))
-
-    def _hand_over(self, handler: LinkHandler, n: int) -> None:
+    def hand_over(self, handler: LinkHandler, n: int) -> None:
         """Hand over a batch of `n` records, or raise the error that has come instead of a number."""
         if n < 0:
             raise status.error_of(n, "polling")

@@ -2,12 +2,14 @@
 
     0 u32 payload length   4 u8 kind   5 u8 0   6 u16 0   8 u32 channel   12 u32 0   16 u64 number   24 u64 ack
 
-Little endian, 32 bytes, then the payload. `ack` is the number that its sender expects next.
+Little endian, 32 bytes, then the payload. `ack` is the number that its sender expects next. The payload of MANY, which
+stands for a DATA of each of several channels, is for each of them: u32 channel, u32 bytes, the bytes.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -17,6 +19,10 @@ from trimesh.errors import ProtocolError
 _HEADER: Final = struct.Struct("<IBBHIIQQ")
 _RESUME: Final = struct.Struct("<QQQ")
 _WINDOW: Final = struct.Struct("<Q")
+_PIECE: Final = struct.Struct("<II")
+PIECE_BYTES: Final = _PIECE.size
+"""What stands before the bytes of a channel in MANY."""
+
 _NEW: Final = 1
 
 assert _HEADER.size == limits.HOST_FRAME_HEADER_BYTES
@@ -33,10 +39,11 @@ class FrameKind(IntEnum):
     RESET = 6
     BEAT = 7
     BYE = 8
+    MANY = 9
 
 
 UNNUMBERED: Final = frozenset({FrameKind.RESUME, FrameKind.BEAT})
-_OF_THE_SESSION: Final = frozenset({FrameKind.RESUME, FrameKind.BEAT, FrameKind.BYE})
+_OF_THE_SESSION: Final = frozenset({FrameKind.RESUME, FrameKind.BEAT, FrameKind.BYE, FrameKind.MANY})
 _SIZES: Final = {FrameKind.RESUME: _RESUME.size, FrameKind.WINDOW: _WINDOW.size}
 _EMPTY: Final = frozenset({FrameKind.CLOSE, FrameKind.RESET, FrameKind.BEAT, FrameKind.BYE})
 
@@ -89,6 +96,31 @@ def encode_window(granted: int) -> bytes:
 def decode_window(payload: bytes) -> int:
     """Read the payload of WINDOW."""
     return int(_WINDOW.unpack(payload)[0])
+
+
+def encode_many(pieces: Sequence[tuple[int, bytes]]) -> bytes:
+    """Return the payload of MANY: channels and their bytes."""
+    return b"".join(_PIECE.pack(channel, len(data)) + data for channel, data in pieces)
+
+
+def decode_many(payload: bytes) -> list[tuple[int, bytes]]:
+    """Read the payload of MANY.
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    pieces = list[tuple[int, bytes]]()
+    at = 0
+    while len(payload) - at >= _PIECE.size:
+        channel, size = _PIECE.unpack_from(payload, at)
+        at += _PIECE.size
+        if not 0 < size <= len(payload) - at:
+            raise ProtocolError(f"MANY has bytes of each of its channels, got {size} of {len(payload) - at}")
+        pieces.append((channel, payload[at : at + size]))
+        at += size
+    if at != len(payload) or len(pieces) < 2:
+        raise ProtocolError(f"MANY has two channels or more, and nothing behind them, got {len(pieces)}")
+    return pieces
 
 
 def encode(frame: Frame) -> bytes:

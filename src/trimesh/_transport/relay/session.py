@@ -9,6 +9,7 @@ Invariants
     HO-4  What this side says of itself goes first, then channel 0, then the others in turn, a quantum each.
     HO-5  Silence is counted in the seconds of `tick`, with and without a connection.
     HO-6  Bytes of the peer raise `ProtocolError`, nothing else.
+    HO-7  Small pieces of channels whose turns follow each other go in one frame, which is no difference for channels.
 """
 
 from __future__ import annotations
@@ -19,14 +20,18 @@ from typing import Final, NamedTuple
 
 from trimesh import limits
 from trimesh._transport.relay.base import SessionEnding
+from trimesh._transport.relay.channel import SessionChannel
 from trimesh._transport.relay.frames import (
+    PIECE_BYTES,
     UNNUMBERED,
     Frame,
     FrameKind,
     FrameReader,
     Resume,
+    decode_many,
     decode_window,
     encode,
+    encode_many,
     encode_window,
 )
 from trimesh.errors import LimitExceeded, ProtocolError
@@ -69,37 +74,14 @@ class Bye(NamedTuple):
     """The peer has ended the session; its acknowledgement is in what `take` returns next."""
 
 
-News = ChannelOpened | ChannelData | ChannelClosed | ChannelReset | Resumed | Bye
+class ManyData(NamedTuple):
+    """Bytes of several channels have come in one frame."""
+
+    pieces: list[ChannelData]
 
 
-class _Channel:
-    """Both directions of one channel.
-
-    Attributes:
-        queue, queued: What was given and is not sent, and its bytes.
-        granted, sent: By the peer, and to it, in bytes since it began.
-        received, consumed, allowed: From the peer; taken by the reader; granted to the peer.
-        is_finished, has_closed: No more is given; CLOSE was sent.
-        peer_closed: CLOSE has come.
-    """
-
-    __slots__ = (
-        "allowed", "consumed", "granted", "has_closed", "is_finished", "peer_closed", "queue", "queued", "received",
-        "sent",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.queue = deque[bytes]()
-        self.queued = 0
-        self.granted = self.allowed = limits.HOST_WINDOW_BYTES
-        self.sent = self.received = self.consumed = 0
-        self.is_finished = self.has_closed = self.peer_closed = False
-
-    @property
-    def wants_to_send(self) -> bool:
-        if self.queue:
-            return self.sent < self.granted
-        return self.is_finished and not self.has_closed
+Told = ChannelOpened | ChannelData | ChannelClosed | ChannelReset | Resumed | Bye
+News = Told | ManyData
 
 
 class HostSession:
@@ -128,7 +110,7 @@ class HostSession:
         self._parity = 1 if is_dialler else 0
         self._next_own = 1 if is_dialler else 2
         self._next_theirs = 2 if is_dialler else 1
-        self._channels: dict[int, _Channel] = {CONTROL: _Channel()}
+        self._channels: dict[int, SessionChannel] = {CONTROL: SessionChannel()}
         self._turns = deque[int]()
         self._own = deque[tuple[FrameKind, int, bytes]]()
         self._windows: dict[int, None] = {}
@@ -195,7 +177,7 @@ class HostSession:
             raise LimitExceeded("HOST_CHANNELS_MAX", limits.HOST_CHANNELS_MAX, "too many channels are open")
         number = self._next_own
         self._next_own += 2
-        self._channels[number] = _Channel()
+        self._channels[number] = SessionChannel()
         self._own.append((FrameKind.OPEN, number, purpose))
         return number
 
@@ -245,7 +227,7 @@ class HostSession:
         """End the session behind all that was given."""
         self.is_saying_bye = True
 
-    def _take_turn(self, number: int, channel: _Channel) -> None:
+    def _take_turn(self, number: int, channel: SessionChannel) -> None:
         if number != CONTROL and channel.wants_to_send and number not in self._turns:
             self._turns.append(number)
 
@@ -307,6 +289,9 @@ class HostSession:
         control = self._channels[CONTROL]
         if control.wants_to_send:
             return self._data_of(CONTROL, control)
+        many = self._many_of()
+        if many is not None:
+            return many
         while self._turns:
             number = self._turns.popleft()
             found = self._channels.get(number)
@@ -320,7 +305,7 @@ class HostSession:
             return self._numbered(FrameKind.BYE, 0, b"")
         return None
 
-    def _data_of(self, number: int, channel: _Channel) -> Frame:
+    def _data_of(self, number: int, channel: SessionChannel) -> Frame:
         most = min(limits.HOST_QUANTUM_BYTES, channel.granted - channel.sent)
         data = channel.queue.popleft()
         if len(data) > most:
@@ -331,7 +316,33 @@ class HostSession:
         self.bytes_sent += len(data)
         return self._numbered(FrameKind.DATA, number, data)
 
-    def _close_of(self, number: int, channel: _Channel) -> Frame:
+    def _many_of(self) -> Frame | None:
+        """Return one frame with the small pieces of the channels whose turn is next, unless there is but one (HO-7)."""
+        pieces = list[tuple[int, bytes]]()
+        size = 0
+        for number in self._turns:
+            found = self._channels.get(number)
+            if found is None or not found.queue:
+                break
+            data = found.queue[0]
+            size += PIECE_BYTES + len(data)
+            most = min(limits.HOST_FOLD_BYTES, found.granted - found.sent)
+            if len(data) > most or size > limits.HOST_QUANTUM_BYTES:
+                break
+            pieces.append((number, data))
+        if len(pieces) < 2:
+            return None
+        for number, data in pieces:
+            found = self._channels[number]
+            self._turns.remove(number)
+            found.queue.popleft()
+            found.queued -= len(data)
+            found.sent += len(data)
+            self.bytes_sent += len(data)
+            self._take_turn(number, found)
+        return self._numbered(FrameKind.MANY, 0, encode_many(pieces))
+
+    def _close_of(self, number: int, channel: SessionChannel) -> Frame:
         channel.has_closed = True
         if channel.peer_closed:
             del self._channels[number]
@@ -348,7 +359,7 @@ class HostSession:
 
     # ---- what has come ---------------------------------------------------------------------------------------
 
-    def receive(self, data: bytes) -> Iterator[News]:
+    def receive(self, data: bytes) -> Iterator[Told]:
         """Take bytes of the connection and return, as they are asked for, what they say.
 
         Raises:
@@ -358,7 +369,9 @@ class HostSession:
         while (frame := self._reader.take()) is not None:
             self._silence = 0.0
             news = self._frame(frame)
-            if news is not None:
+            if isinstance(news, ManyData):
+                yield from news.pieces
+            elif news is not None:
                 yield news
 
     def _frame(self, frame: Frame) -> News | None:
@@ -410,6 +423,8 @@ class HostSession:
             return Bye()
         if kind is FrameKind.OPEN:
             return self._opened(number, frame.payload)
+        if kind is FrameKind.MANY:
+            return self._many(frame.payload)
         found = self._channels.get(number)
         if found is None:
             self._check_known(number, kind)
@@ -435,7 +450,7 @@ class HostSession:
         if self.channels >= 2 * limits.HOST_CHANNELS_MAX:
             raise ProtocolError(f"each side opens at most {limits.HOST_CHANNELS_MAX} channels, got one more")
         self._next_theirs = number + 2
-        self._channels[number] = _Channel()
+        self._channels[number] = SessionChannel()
         return ChannelOpened(number, purpose)
 
     def _check_known(self, number: int, kind: FrameKind) -> None:
@@ -444,7 +459,7 @@ class HostSession:
         if number >= following:
             raise ProtocolError(f"a channel is opened first, got {kind.name} for {number}")
 
-    def _data(self, number: int, channel: _Channel, data: bytes) -> News:
+    def _data(self, number: int, channel: SessionChannel, data: bytes) -> ChannelData:
         channel.received += len(data)
         if channel.peer_closed or channel.received > channel.allowed:
             state = "closed" if channel.peer_closed else "full"
@@ -452,7 +467,17 @@ class HostSession:
         self.bytes_received += len(data)
         return ChannelData(number, data)
 
-    def _window(self, number: int, channel: _Channel, granted: int) -> None:
+    def _many(self, payload: bytes) -> ManyData:
+        pieces = list[ChannelData]()
+        for number, data in decode_many(payload):
+            found = self._channels.get(number)
+            if found is None:
+                self._check_known(number, FrameKind.DATA)
+            else:
+                pieces.append(self._data(number, found, data))
+        return ManyData(pieces)
+
+    def _window(self, number: int, channel: SessionChannel, granted: int) -> None:
         if granted < channel.granted:
             raise ProtocolError(f"a window grows, got {granted} after {channel.granted} for channel {number}")
         channel.granted = granted

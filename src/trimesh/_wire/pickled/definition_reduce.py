@@ -1,7 +1,7 @@
 """Takes classes, functions, cells and modules apart for `by_value`; the sending half.
 
 What is made of them is put together by `definition_rebuild`. Many small objects that occur in classes (properties,
-dataclass fields, code, weak sets) are reduced by cloudpickle, whose knowledge of Python's releases is used here; its
+dataclass fields, weak sets) are reduced by cloudpickle, whose knowledge of Python's releases is used here; its
 own table of classes is not, for its ids are random and a class goes whole with every message.
 
 A function refers to its module, too, by a definition: on the other side all functions of one module share one
@@ -33,6 +33,7 @@ from trimesh._wire.pickled.definition_rebuild import fill_cell, make_cached_prop
 _cloud: Any = cloudpickle
 _dataclasses: Any = dataclasses
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_FILE_OF_CODE = 10  # where `types.CodeType` takes `co_filename`
 _NATIVE_TYPES = {value: name for name, value in vars(types).items() if isinstance(value, type)}
 _MODULE_NAMES = ("__name__", "__package__", "__file__")
 _VARIABLES: tuple[Any, ...] = (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple)
@@ -45,7 +46,6 @@ _CACHED: type = type(functools.lru_cache(print))
 # Left to cloudpickle, for exactly these classes.
 _SMALL: tuple[Any, ...] = (
     classmethod,
-    CodeType,
     _dataclasses._FIELD_BASE,
     property,
     staticmethod,
@@ -106,6 +106,7 @@ class DefinitionReducers:
             FunctionType: ReducerEntry(self.reduce_function, subclasses=False),
             ModuleType: ReducerEntry(self.reduce_module, subclasses=True),
             CellType: ReducerEntry(reduce_cell, subclasses=False),
+            CodeType: ReducerEntry(reduce_code, subclasses=False),
             functools.cached_property: ReducerEntry(reduce_cached_property, subclasses=False),
             _CACHED: ReducerEntry(self.reduce_cached, subclasses=False),
             typing.NewType: ReducerEntry(self.reduce_new_type, subclasses=False),
@@ -341,6 +342,12 @@ def reduce_cell(cell: CellType, _: Sink) -> Any:
     if not _is_filled(cell):
         return make_cell, ()
     return make_cell, (), (cell.cell_contents,), None, None, fill_cell
+
+
+def reduce_code(code: CodeType, _: Sink) -> Any:
+    """Reduce code with its file, which cloudpickle leaves out: tracebacks and stacks of all processes name it."""
+    make, parts = _cloud.Pickler.dispatch_table[CodeType](code)
+    return make, (*parts[:_FILE_OF_CODE], "".join(code.co_filename), *parts[_FILE_OF_CODE + 1 :])
 
 
 def reduce_cached_property(found: functools.cached_property[Any], _: Sink) -> Any:

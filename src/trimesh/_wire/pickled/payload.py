@@ -331,6 +331,8 @@ class Decoder:
             PayloadError: It cannot be rebuilt here; the cause is the error that was met.
         """
         try:
+            if not buffers and len(payload) and payload[-1] == STOP:
+                return pickle.loads(payload)
             return self._load(payload, buffers)
         except Exception as error:
             raise PayloadError(

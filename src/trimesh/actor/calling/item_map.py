@@ -24,12 +24,14 @@ from trimesh._runtime.calls import (
     Ok,
     Result,
     SetCall,
+    broken_value,
     has_deadline,
     is_news,
     results_of,
     value_of,
     yield_to_cancel,
 )
+from trimesh._runtime.tasks import effective_deadline
 from trimesh._runtime.values import EndpointSpec
 from trimesh._runtime.watch import ShownProgress, showing
 from trimesh.actor import verbs
@@ -44,7 +46,7 @@ R = TypeVar("R")
 Items = Iterable[Any] | AsyncIterable[Any]
 
 
-class Unit:
+class Unit(msgspec.Struct, eq=False):
     """One item on its way.
 
     Attributes:
@@ -55,14 +57,11 @@ class Unit:
         tried: Ranks of those.
     """
 
-    __slots__ = ("errors", "index", "item", "rank", "tried")
-
-    def __init__(self, index: int, item: Any) -> None:
-        self.index = index
-        self.item = item
-        self.rank: int = -1
-        self.errors: list[Exception] = []
-        self.tried: set[int] = set()
+    index: int
+    item: Any
+    rank: int = -1
+    errors: list[Exception] = msgspec.field(default_factory=list[Exception])
+    tried: set[int] = msgspec.field(default_factory=set[int])
 
 
 class ItemMap(Results[tuple[int, R]]):
@@ -90,7 +89,7 @@ class ItemMap(Results[tuple[int, R]]):
         self._window = (options.window or current().map_window) if window is None else check_window(window)
         self._is_fail_fast = options.is_fail_fast
         self._retry = options.retry
-        self._patient = options.patient
+        self._options = options
         self._scope = trio.CancelScope()
         self._is_fed = False
         # The feeder is woken for several items at once, as long as each member can have one meanwhile.
@@ -118,11 +117,15 @@ class ItemMap(Results[tuple[int, R]]):
         if not self._mesh.ranks():
             raise ValueError(f"map needs a mesh of at least one member, got the empty view {self._mesh!r}")
 
-    def _place(self, unit: Unit) -> tuple[tuple[Any, ...], dict[str, Any], int]:
-        """Return the arguments for a unit, and the rank that gets it next."""
+    def _pick(self, unit: Unit) -> int:
+        """Return the rank that gets a unit next."""
         if self._crew is None:
             self._crew = verbs.crew_of(self._mesh, "map")
-        return (unit.item,), {}, self._crew.pick(unit.tried)
+        return self._crew.pick(unit.tried)
+
+    def _arguments(self, unit: Unit) -> tuple[verbs.Args, verbs.Kwargs]:
+        """Return the arguments for a unit."""
+        return (unit.item,), {}
 
     def _showing(self) -> AbstractContextManager[ShownProgress]:
         """Show how far it is."""
@@ -166,31 +169,39 @@ class ItemMap(Results[tuple[int, R]]):
                 self._stop(f"the scope around {self.what}.map() was cancelled")
 
     async def _take_all_in(self) -> None:
-        unit = Unit(-1, None)
+        index = 0
         try:
             if isinstance(self._items, AsyncIterable):
                 async for item in self._items:
                     self._crew = None
-                    unit = await self._take_in(unit.index + 1, item)
+                    await self._wait_for_turn()
+                    await self._send(self._unit(index, item))
+                    index += 1
             else:
                 for item in self._items:
-                    unit = await self._take_in(unit.index + 1, item)
+                    is_long = self._unbroken >= limits.MAP_UNBROKEN_ITEMS or self._now() >= self._break_at
+                    if is_long or self._outstanding >= self._window:
+                        await self._wait_for_turn()
+                    unit = self._unit(index, item)
+                    if not self._send_at_once(unit):
+                        await self._send_when_ready(unit)
+                    index += 1
         except Exception as error:  # noqa: BLE001 - raised by the iteration over the results
             self._lose(Err(error, is_raised=True), None)
 
-    async def _take_in(self, index: int, item: Any) -> Unit:
-        now = self._now()
-        self._unbroken += 1
-        if self._unbroken >= limits.MAP_UNBROKEN_ITEMS or now >= self._break_at:
+    async def _wait_for_turn(self) -> None:
+        """Let other tasks run, and results be taken, if the next item has to wait for that."""
+        if self._unbroken >= limits.MAP_UNBROKEN_ITEMS or self._now() >= self._break_at:
             await self._pause(checkpoint)
         while self._outstanding >= self._window:
             self._room = trio.Event()
             self._calls.tell_wait()
             await self._pause(self._room.wait)
+
+    def _unit(self, index: int, item: Any) -> Unit:
+        self._unbroken += 1
         self._outstanding += 1
-        unit = Unit(index, item)
-        await self._send(unit)
-        return unit
+        return Unit(index, item)
 
     async def _pause(self, wait: Callable[[], Awaitable[None]]) -> None:
         """Let other tasks run; what may have changed meanwhile is looked at anew."""
@@ -199,7 +210,7 @@ class ItemMap(Results[tuple[int, R]]):
         self._crew = None  # a task that sends again may have left one meanwhile
         self._unbroken = 0
         self._break_at = self._now() + limits.MAP_UNBROKEN_SECONDS
-        self._deadline = trio.current_effective_deadline()
+        self._deadline = effective_deadline()
 
     def _make_room(self) -> None:
         """Let the feeder go on."""
@@ -207,21 +218,37 @@ class ItemMap(Results[tuple[int, R]]):
             self._room.set()
             self._room = None
 
-    @trio.lowlevel.enable_ki_protection
     async def _send(self, unit: Unit) -> None:
+        if not self._send_at_once(unit):
+            await self._send_when_ready(unit)
+
+    @trio.lowlevel.enable_ki_protection
+    def _send_at_once(self, unit: Unit) -> bool:
+        """Choose the member for a unit, and send if it lives and has a link; else return False."""
         try:
-            args, kwargs, unit.rank = self._place(unit)
-            crew, ranks = self._crew, [unit.rank]
-            target = None if crew is None else crew.ready(unit.rank)
-            if crew is None or target is None:
-                self._mesh.check_open()
-                proc, [target], request = await verbs.prepare(self._mesh, self._spec, (args, kwargs), ranks)
-                self._crew = None
-            else:
-                proc = crew.proc
-                request = verbs.request_to(self._mesh, crew.membership.info, self._spec, (args, kwargs), ranks)
+            unit.rank = rank = self._pick(unit)
+            crew = self._crew
+            found = None if crew is None else crew.ready(rank, self._spec, self._options)
+            if crew is None or found is None:
+                return False
+            target, request = found
             if not self._calls.is_cancelled:
-                self._calls.begin(proc, target, self._patient(request), unit, self._deadline)
+                self._calls.begin(crew.proc, target, request, unit, self._deadline, self._arguments(unit))
+        except Exception as error:
+            self._describe(unit, error)
+            raise
+        return True
+
+    @trio.lowlevel.enable_ki_protection
+    async def _send_when_ready(self, unit: Unit) -> None:
+        """Send to the member of a unit when it is not being restarted any more, and has a link."""
+        try:
+            self._mesh.check_open()
+            bound = self._arguments(unit)
+            proc, [target], request = await verbs.prepare(self._mesh, self._spec, bound, [unit.rank])
+            self._crew = None
+            if not self._calls.is_cancelled:
+                self._calls.begin(proc, target, self._options.patient(request), unit, self._deadline)
         except Exception as error:
             self._describe(unit, error)
             raise
@@ -253,6 +280,20 @@ class ItemMap(Results[tuple[int, R]]):
         self._lost.append((result, where))
         if self._is_fail_fast:
             self._stop(f"another item of {self.what} failed")
+
+    def _take(self) -> tuple[int, R] | None:
+        if not self._calls.ended:
+            return None
+        call = self._calls.ended[0]
+        outcome = call.collector.outcomes[0]
+        if type(outcome) is not Returned:
+            return None
+        try:
+            value = call.proc.values.decode_result(outcome.payload, outcome.bodies, self._spec)
+        except Exception as error:  # noqa: BLE001 - it is that of the item, as `value_of` has it
+            return self._take_result(call, broken_value(error, call.request, 0))
+        self._calls.ended.popleft()
+        return self._take_value(call.key, value)
 
     async def _next(self) -> tuple[int, R] | None:
         await checkpoint_if_cancelled()
@@ -300,19 +341,28 @@ class ItemMap(Results[tuple[int, R]]):
         if type(result) is Err and not self._calls.is_cancelled and self._would_retry(unit, result.error):
             self._try_again(call, result.error)
             return None
-        self._outstanding -= 1
-        if self._outstanding <= self._window - self._refill:
-            self._make_room()
         if type(result) is Ok:
-            self._progress.done += 1
-            self._came(unit, result.value)
-            return None if self._lost and self._is_fail_fast else (unit.index, result.value)
+            return self._take_value(unit, result.value)
+        self._settle()
         if isinstance(result, Err):
             self._describe(unit, result.error)
             self._lose(
                 msgspec.structs.replace(result, error=with_earlier(result.error, unit.errors)), call.request.origin(0)
             )
         return None
+
+    def _take_value(self, unit: Unit, value: Any) -> tuple[int, R] | None:
+        """Take the result of a unit; return it, if it is wanted."""
+        self._settle()
+        self._progress.done += 1
+        self._came(unit, value)
+        return None if self._lost and self._is_fail_fast else (unit.index, value)
+
+    def _settle(self) -> None:
+        """Count a unit that is over; let the feeder go on when there is room for several."""
+        self._outstanding -= 1
+        if self._room is not None and self._outstanding <= self._window - self._refill:
+            self._make_room()
 
     def _would_retry(self, unit: Unit, error: Exception) -> bool:
         return self._retry is not None and self._retry.wants(error, len(unit.errors) + 1)

@@ -25,7 +25,7 @@ from trimesh._runtime.calls import (
 from trimesh._runtime.life import Proc, current_proc
 from trimesh._runtime.meshes import ActorMembers
 from trimesh._runtime.peers import Target
-from trimesh._runtime.tasks import Site, in_trio, in_trio_now
+from trimesh._runtime.tasks import Site, effective_deadline, in_trio, in_trio_now
 from trimesh._runtime.values import EndpointSpec
 from trimesh.actor import verbs
 from trimesh.actor.options import Options
@@ -71,7 +71,7 @@ class StartedCall(Generic[T]):
 
     async def _result(self) -> T:
         work = self._work
-        is_unbounded = trio.current_effective_deadline() == math.inf
+        is_unbounded = effective_deadline() == math.inf
         task = trio.lowlevel.current_task()
         if is_unbounded:
             work.awaiters.append(task)
@@ -198,7 +198,7 @@ def _starter(place: Site[Any] | None) -> tuple[trio.lowlevel.Task | None, float]
             "a call must be started in a task of Trio or asyncio, got a thread: write "
             "`mesh.step.call.from_thread(...)`, which waits, or `submit` of trimesh.blocking, which gives a future"
         )
-    return trio.lowlevel.current_task(), trio.current_effective_deadline()
+    return trio.lowlevel.current_task(), effective_deadline()
 
 
 def make_work(
@@ -242,7 +242,7 @@ async def _send_in_turn(sending: UnsentCall, mesh: MeshView, ranks: Sequence[int
         if not mesh.is_open:
             return await sending.refuse()
         targets = [membership.target(rank) for rank in ranks]
-        outcome = sending.begin(targets, trio.current_effective_deadline())
+        outcome = sending.begin(targets, effective_deadline())
     finally:
         membership.leave_line(place)
     return await outcome()

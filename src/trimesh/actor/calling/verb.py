@@ -39,9 +39,10 @@ def provide_threads(run: Callable[..., Any]) -> None:
 class CallVerb(Generic[P, T]):
     """A verb with a result, of one endpoint: `await mesh.add.call(1)`, or `mesh.add.call.start(1)` to await later."""
 
-    __slots__ = ("_mesh", "_options", "_spec", "_way")
+    __slots__ = ("_mesh", "_options", "_spec", "_text", "_way")
 
     def __init__(self, way: Way, mesh: MeshView, spec: EndpointSpec, options: Options) -> None:
+        self._text = ""  # made once: Trio asks for it each time that a task is started by it
         self._way = way
         self._mesh = mesh
         self._spec = spec
@@ -127,7 +128,9 @@ class CallVerb(Generic[P, T]):
         self._options.check_verb(f"{self._mesh.name}.{self._spec.name}", self._way.name)
 
     def __repr__(self) -> str:
-        return f"<{self._way.name} of {self._mesh!r}.{self._spec.name}>"
+        if not self._text:
+            self._text = f"<{self._way.name} of {self._mesh!r}.{self._spec.name}>"
+        return self._text
 
 
 CALL: Final = Way("call", verbs.call, retrying.call, MeshView.ranks, verbs.values_of, fail_fast=True)

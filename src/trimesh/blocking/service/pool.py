@@ -12,6 +12,7 @@ from trimesh.blocking.body import AnyBody, FacedBody, body_of
 from trimesh.blocking.crossing import CallFuture
 from trimesh.blocking.endpoint import Endpoint, Verb
 from trimesh.blocking.handle import FacedObject, home_of, inner_of
+from trimesh.blocking.proc_mesh import ProcMesh
 from trimesh.blocking.work import Each, submit
 from trimesh.service.dispatch.routes import PoolRoute
 from trimesh.service.pool.call_options import PauseMode, WhenFull
@@ -166,6 +167,7 @@ def open_pool(
     queue_bytes: int = limits.POOL_QUEUE_BYTES,
     sessions: int = limits.POOL_SESSIONS,
     health: service.Health | None = None,
+    procs: ProcMesh | None = None,
 ) -> AbstractContextManager[Pool[A]]:
     """Put the actors of a mesh behind one name.
 
@@ -182,6 +184,7 @@ def open_pool(
         queue_bytes=queue_bytes,
         sessions=sessions,
         health=health,
+        procs=inner_of(procs),
     )
     body = body_of(block, f"the pool of {inner!r}", home_of(mesh))
     return FacedBody(body, lambda pool: Pool(pool, body))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from typing import Any, Generic, Literal, TypeVar
@@ -138,6 +139,8 @@ def open_replay(
     max_age: int | None = None,
     when_full: Literal["wait", "evict"] = "wait",
     slots: Slots | None = None,
+    spill: str | os.PathLike[str] | None = None,
+    spill_bytes: int = limits.REPLAY_SPILL_BYTES,
 ) -> AbstractContextManager[ReplayBuffer[Any]]:
     """Store work between those that make it and those that train.
 
@@ -152,6 +155,8 @@ def open_replay(
         max_age=max_age,
         when_full=when_full,
         slots=inner_of(slots),
+        spill=spill,
+        spill_bytes=spill_bytes,
     )
     body = body_of(block, "a replay buffer", home_of(slots))
     return FacedBody(body, lambda buffer: ReplayBuffer(buffer, body))

@@ -5,13 +5,15 @@ machines read no clock: the caller hands in the time.
 """
 
 from trimesh.jobs.identity.authority import Authority, KeyRequest
-from trimesh.jobs.identity.credentials import Credentials, IdentityError, name_of
-from trimesh.jobs.identity.own_pki import read_own_pki
+from trimesh.jobs.identity.credentials import PLAIN, Credentials, IdentityError, name_of
+from trimesh.jobs.identity.own_pki import ForeignAuthority, read_own_pki
 from trimesh.jobs.identity.tokens import JoinToken, TokenLedger, proof_of
 
 __all__ = [
+    "PLAIN",
     "Authority",
     "Credentials",
+    "ForeignAuthority",
     "IdentityError",
     "JoinToken",
     "KeyRequest",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from trimesh.errors import TrimeshError
@@ -20,12 +22,14 @@ class Credentials(msgspec.Struct, frozen=True):
         key: PEM of the private key, without a password.
         authority: PEM of who certifies the peers.
         peers: Names that peers may have in their certificates; () = the names of the mesh, which sessions check.
+        is_plain: There are none, and nothing is encrypted: `insecure=` of a job says so.
     """
 
     chain: bytes
     key: bytes
     authority: bytes
     peers: tuple[str, ...] = ()
+    is_plain: bool = False
 
     def __repr__(self) -> str:
         return f"Credentials({len(self.chain)} bytes of certificates, key not shown, peers={self.peers})"
@@ -33,11 +37,15 @@ class Credentials(msgspec.Struct, frozen=True):
     @property
     def has_names(self) -> bool:
         """Whether certificates carry names of the mesh."""
-        return not self.peers
+        return not self.peers and not self.is_plain
 
     def accepts(self, name: str | None) -> bool:
         """Tell whether a peer may have this name; it is None where the peer has shown no certificate."""
-        return self.has_names or name in self.peers
+        return self.has_names or self.is_plain or name in self.peers
+
+
+PLAIN: Final = Credentials(b"", b"", b"", is_plain=True)
+"""What a process has where sessions are plain."""
 
 
 def name_of(mesh: bytes, incarnation: ProcId) -> str:

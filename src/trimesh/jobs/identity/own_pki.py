@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 from pathlib import Path
 
 from trimesh import limits
+from trimesh.errors import LimitExceeded
+from trimesh.ids import ProcId
 from trimesh.jobs.identity.credentials import Credentials, IdentityError
 
 
@@ -38,9 +41,52 @@ def read_own_pki(
     )
 
 
+class ForeignAuthority:
+    """The place of an `Authority` in a mesh that certifies none of its hosts: others have, or sessions are plain.
+
+    Hosts join by a token all the same. Their certificates say nothing of incarnations, so each connection of one has
+    to prove the token by which it has joined (FA-1).
+
+    Args:
+        credentials: Of this process.
+
+    Attributes:
+        pin: 32 bytes that no other mesh has; no digest of a key.
+        mesh: The first 16 of them.
+    """
+
+    def __init__(self, credentials: Credentials) -> None:
+        self.pin = secrets.token_bytes(32)
+        self.mesh = self.pin[:16]
+        self.own = credentials
+        self._joined = set[ProcId]()
+
+    def credentials(self, incarnation: ProcId, now: float) -> Credentials:
+        """Return certificate and key of this process."""
+        del incarnation, now
+        return self.own
+
+    def has_joined(self, incarnation: ProcId) -> bool:
+        """Tell whether an incarnation has ever joined."""
+        return incarnation in self._joined
+
+    def admit(self, incarnation: ProcId) -> None:
+        """Note that an incarnation has joined.
+
+        Raises:
+            IdentityError: It has before.
+            LimitExceeded: `limits.CERTIFIED_MAX` have.
+        """
+        if incarnation in self._joined:
+            raise IdentityError(f"an incarnation joins once, and {incarnation:016x} has joined")
+        if len(self._joined) >= limits.CERTIFIED_MAX:
+            raise LimitExceeded("CERTIFIED_MAX", limits.CERTIFIED_MAX, "too many hosts have joined this mesh")
+        self._joined.add(incarnation)
+
+
 def _read(path: str | Path, what: str, *, is_secret: bool = False) -> bytes:
     try:
-        with Path(path).open("rb") as file:
+        with Path(path).expanduser().open("rb") as file:
             if is_secret:
                 _check_secret(os.fstat(file.fileno()), path)  # of what was opened, not of what the path is by now
             text = file.read(limits.PKI_FILE_BYTES_MAX + 1)

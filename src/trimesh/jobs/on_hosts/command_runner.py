@@ -24,7 +24,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.actors import current_rank
 from trimesh._runtime.channels import Port
-from trimesh._runtime.system import LineCutter, Tail, run_process
+from trimesh._runtime.system import LineCutter, Tail, parent_of, run_process
 from trimesh.actor.actor import Actor
 from trimesh.actor.endpoint import endpoint
 
@@ -169,17 +169,10 @@ def host_environment() -> dict[str, str]:
     Workers that have others beside them compute with one thread each, unless their host was started with a number.
     """
     found = dict(os.environ)
-    if found.get(_THREADS) == "1" and not _was_started_with(_parent_of(os.getppid()), _THREADS):
+    starter = parent_of(os.getppid()) or os.getpid()  # of the spawner: the agent, or the program
+    if found.get(_THREADS) == "1" and not _was_started_with(starter, _THREADS):
         del found[_THREADS]
     return found
-
-
-def _parent_of(pid: int) -> int:
-    """Return the parent of the spawner: the agent, or the program."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return os.getpid()
 
 
 def _was_started_with(pid: int, name: str) -> bool:

@@ -1,7 +1,7 @@
 """What the commands of Slurm write, and which states of a job mean that it lives; PURE.
 
-Text is read, one line a record (`scontrol -o`), which is the same from 22.05 to today. JSON is not: its fields have
-changed twice since, and that of 22.05 leaves out no job.
+Text is asked for, one line a record (`scontrol -o`), which is the same from 22.05 to today. Where JSON comes instead,
+by a command that a site has wrapped, it is read too (`slurm_json`): its fields have changed twice since.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import Final
 
 import msgspec
+
+from trimesh.jobs.words import slurm_json
 
 ALIVE: Final = frozenset(("RUNNING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "RESIZING"))
 """States of a job whose processes may run. Every other one, also one that nothing here knows, is the end of it."""
@@ -25,7 +27,12 @@ _REASONS: Final = {
     "TIMEOUT": "time limit",
 }
 _FIELD: Final = re.compile(r"(?:^|\s)([A-Za-z][\w/:.]*)=(\S*)")
-_GRANTED: Final = re.compile(r"trimesh-job (\d+) (\S+)")
+_GRANTED: Final = re.compile(r"trimesh-job (\d+)((?: \S+)+)")
+_DURATION: Final = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
+_UNKNOWN: Final = ("", "None", "(null)", "N/A", "Unknown")
+
+QUEUE_FORMAT: Final = "%i|%P|%T|%r|%S"
+"""What squeue is asked to write of a job: number, partition, state, reason, expected start."""
 
 
 class JobState(msgspec.Struct, frozen=True):
@@ -34,10 +41,13 @@ class JobState(msgspec.Struct, frozen=True):
     Attributes:
         state: In its word: "RUNNING", "NODE_FAIL"; "" where it does not know the job.
         why: In its words, or "".
+        run_seconds, limit_seconds: How long it has run, and may run; None where it does not say, or there is no limit.
     """
 
     state: str
     why: str = ""
+    run_seconds: float | None = None
+    limit_seconds: float | None = None
 
     @property
     def is_alive(self) -> bool:
@@ -52,7 +62,7 @@ class JobState(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         """The same in words."""
-        why = f" ({self.why})" if self.why not in ("", "None") else ""
+        why = "" if self.why in _UNKNOWN else f" ({self.why})"
         return f"Slurm says that the job is {self.state}{why}" if self.state else "Slurm does not know the job any more"
 
 
@@ -64,17 +74,100 @@ def fields_of(line: str) -> dict[str, str]:
     return found
 
 
-def job_state(text: str) -> JobState:
-    """Return what `scontrol -o show job` says; of a job of several parts the first one that does not live."""
+def job_state(text: str, *, now: float = 0.0) -> JobState:
+    """Return what `scontrol show job` says; of a job of several components the first one that does not live.
+
+    Args:
+        text: One line for each, or JSON.
+        now: The time, since the epoch: JSON says when a job has begun, and not for how long it has run.
+    """
     states = list[JobState]()
-    for line in text.splitlines():
-        fields = fields_of(line)
-        if "JobState" in fields:
-            # a state may come with flags: CANCELLED+COMPLETING, or "CANCELLED by 1000" of other commands
-            state = re.split(r"[+ ]", fields["JobState"])[0]
-            states.append(JobState(state, fields.get("Reason", "")))
+    if slurm_json.is_json(text):
+        for job in slurm_json.jobs_in(text):
+            run = None if job.start is None or not now else max(now - job.start, 0.0)
+            states.append(JobState(job.state, job.why, run, job.limit_seconds))
+    else:
+        for line in text.splitlines():
+            fields = fields_of(line)
+            if "JobState" in fields:
+                # a state may come with flags: CANCELLED+COMPLETING, or "CANCELLED by 1000" of other commands
+                state = re.split(r"[+ ]", fields["JobState"])[0]
+                run, limit = (seconds_of(fields.get(name, "")) for name in ("RunTime", "TimeLimit"))
+                states.append(JobState(state, fields.get("Reason", ""), run, limit))
     dead = [one for one in states if not one.is_alive]
     return (dead or states or [JobState("")])[0]
+
+
+def seconds_of(text: str) -> float | None:
+    """Return the seconds of a time as Slurm writes it, "2-04:00:00", "59:59"; None for UNLIMITED and the like."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+class QueuedJob(msgspec.Struct, frozen=True):
+    """What squeue says of a job that waits.
+
+    Attributes:
+        number: Of the job, without its component.
+        partition, state, why, start: In its words; `start` is when it expects to start it, or "".
+    """
+
+    number: str
+    partition: str
+    state: str
+    why: str
+    start: str
+
+    def text(self, ahead: int | None) -> str:
+        """Return the same for people.
+
+        Args:
+            ahead: How many jobs of the partition come before it; None where that is not known.
+        """
+        why = "" if self.why in _UNKNOWN else f" ({self.why})"
+        place = "" if ahead is None else f", {ahead} {'job' if ahead == 1 else 'jobs'} ahead of it in {self.partition}"
+        start = f", to start at {self.start}" if self.start else ""
+        return f"Slurm job {self.number} is {self.state}{why}{place}{start}"
+
+
+def queued_job(text: str) -> QueuedJob | None:
+    """Return what squeue says, by `QUEUE_FORMAT` or as JSON, of the first job there; None where it has none."""
+    if slurm_json.is_json(text):
+        for job in slurm_json.jobs_in(text):
+            return QueuedJob(str(job.number), job.partition, job.state, job.why, job.start_text)
+        return None
+    for line in text.splitlines():
+        fields = line.strip().split("|")
+        if len(fields) == len(QUEUE_FORMAT.split("|")):
+            number, partition, state, why, start = fields
+            return QueuedJob(number.partition("+")[0], partition, state, why, "" if start in _UNKNOWN else start)
+    return None
+
+
+def ahead_of(text: str, number: str) -> int | None:
+    """Return how many jobs come before one in a list of numbers, as squeue sorts them; None where it is not in it."""
+    before = set[str]()
+    for line in text.split():
+        found = line.partition("+")[0]
+        if found == number:
+            return len(before)
+        before.add(found)
+    return None
+
+
+def node_words(text: str) -> str:
+    """Return the state of a node and why, as `scontrol -o show node` says it, or JSON of it or of sinfo; or ""."""
+    if slurm_json.is_json(text):
+        found = slurm_json.nodes_in(text)
+        state, why = (found[0].state, found[0].why) if found else ("", "")
+    else:
+        state = fields_of(text).get("State", "")
+        said = re.search(r"\sReason=(.*?)(?: \[|$| \w+=)", text.strip())  # the one field with blanks in it
+        why = said[1] if said else ""
+    return f"{state} ({why})" if state and why not in _UNKNOWN else state
 
 
 def node_address(text: str) -> str:
@@ -83,10 +176,10 @@ def node_address(text: str) -> str:
     return fields.get("NodeAddr") or fields.get("NodeHostName", "")
 
 
-def granted(line: str) -> tuple[str, str] | None:
-    """Return number and nodes of the allocation that a line of ours says, or None."""
+def granted(line: str) -> tuple[str, tuple[str, ...]] | None:
+    """Return number and nodes, of each component, of the allocation that a line of ours says, or None."""
     found = _GRANTED.fullmatch(line.strip())
-    return None if found is None else (found[1], found[2])
+    return None if found is None else (found[1], tuple(found[2].split()))
 
 
 def last_words(lines: Sequence[str]) -> str:

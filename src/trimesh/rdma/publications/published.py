@@ -211,6 +211,11 @@ class Published:
         """Close it."""
         await self.aclose()
 
+    @property
+    def host(self) -> int:
+        """Which host it is on, as a number that is the same for all processes of one host."""
+        return self._board.handle.granted.home.host
+
     # ---- how it travels --------------------------------------------------------------------------------------
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -41,6 +41,16 @@ class Snapshot:
         self.is_lent = True
         return made
 
+    def whole(self) -> RDMABuffer:
+        """Return a read-only handle on all of it, where each tensor lies at the offset of its entry."""
+        self.is_lent = True
+        return buffer_by(self._handle)
+
+    @property
+    def host(self) -> int:
+        """Which host it lies on, as a number."""
+        return self._handle.granted.home.host
+
     def _buffer(self, name: str) -> RDMABuffer:
         entry = self.entry(name)
         return buffer_by(self._handle.part(entry.offset, entry.offset + entry.nbytes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, Literal
 
 from trimesh.service.accounts.draws import Draws
@@ -42,6 +42,7 @@ class ReplayAccount:
         evicted: Items that were removed untrained, by reason.
         drawn: Items that `sample` returned; one may count many times.
         taken_since: Items taken since the version has advanced.
+        on_drop: Called with each value that is wanted no more.
     """
 
     def __init__(self, capacity: int, bytes_max: int, seed: int, max_age: int | None) -> None:
@@ -56,6 +57,7 @@ class ReplayAccount:
         self.evicted: Counter[str] = Counter()
         self._draws = Draws(seed)
         self._holds_made = 0
+        self.on_drop: Callable[[Any], object] = lambda _: None
 
     @property
     def held(self) -> int:
@@ -89,6 +91,13 @@ class ReplayAccount:
         while not self.has_room(size):
             self._evict(next(iter(self.items.values())), "full")
         return True
+
+    def evict_oldest(self) -> bool:
+        """Evict the oldest item for want of room; False if there is none."""
+        for item in self.items.values():
+            self._evict(item, "full")
+            return True
+        return False
 
     def clear(self, reason: str) -> int:
         """Evict everything that is not held; return how much."""
@@ -127,6 +136,8 @@ class ReplayAccount:
         version, found = self.holds.pop(hold)
         self.bytes -= sum(item.size for item in found)
         self.taken += len(found)
+        for item in found:
+            self.on_drop(item.value)
         if version == self.version:
             self.taken_since += len(found)
 
@@ -200,3 +211,4 @@ class ReplayAccount:
         del self.items[item.number]
         self.bytes -= item.size
         self.evicted[reason] += 1
+        self.on_drop(item.value)

@@ -38,6 +38,7 @@ class Dispatcher:
     ) -> None:
         rule = concurrency if isinstance(concurrency, Adaptive) else None
         start = concurrency.start if isinstance(concurrency, Adaptive) else concurrency
+        self._start = start
         self.replicas = [Replica(index, start) for index in range(replicas)]
         self.waiting = RequestQueue(queue, queue_bytes)
         self.sessions = Sessions(sessions)
@@ -46,12 +47,19 @@ class Dispatcher:
         self.ended = 0
         self._route = route
         self._given = 0
+        self._rule = rule
         self._limits = [ReplicaLimit(replica, rule) for replica in self.replicas]
+        self._serving: Sequence[Replica] | None = None  # until one comes or goes
 
     @property
     def running(self) -> int:
         """Requests that replicas run."""
         return sum(replica.running for replica in self.replicas)
+
+    @property
+    def measures(self) -> bool:
+        """Whether it matters how long replicas have requests."""
+        return self._rule is not None
 
     def has_room(self, size: int) -> bool:
         """Whether the queue can take a request of so many bytes."""
@@ -92,7 +100,7 @@ class Dispatcher:
         taken: list[tuple[PoolRequest, Replica]] = []
         while not self.pauses and self.waiting.count:
             serving = self.serving()
-            candidates = [one for one in serving if one.has_room]
+            candidates = [one for one in serving if one.running < one.limit]
             request = self._next(candidates)
             if request is None:
                 break
@@ -110,23 +118,42 @@ class Dispatcher:
 
     def serving(self) -> Sequence[Replica]:
         """Return the replicas that requests may go to: those that are up, or if none is, those that may come back."""
-        inside = [one for one in self.replicas if not one.is_drained]
-        return [one for one in inside if one.is_up] or inside
+        if self._serving is None:
+            inside = [one for one in self.replicas if not one.is_drained and not one.is_absent]
+            self._serving = [one for one in inside if one.is_up] or inside
+        return self._serving
 
     def set_up(self, index: int, *, is_up: bool) -> None:
         """Note whether a replica lives and answers."""
         if self.replicas[index].is_up != is_up:
             self.replicas[index].is_up = is_up
+            self._serving = None
             self._release()
 
     def set_drained(self, index: int, *, is_drained: bool) -> None:
         """Keep a replica out, or let it in again."""
         self.replicas[index].is_drained = is_drained
+        self._serving = None
+        self._release()
+
+    def add(self) -> None:
+        """Take one more replica, with the next index."""
+        replica = Replica(len(self.replicas), self._start)
+        self.replicas.append(replica)
+        self._serving = None
+        self._limits.append(ReplicaLimit(replica, self._rule))
+
+    def set_absent(self, index: int, *, is_absent: bool) -> None:
+        """Keep a replica out for as long as its processes are not there."""
+        self.replicas[index].is_absent = is_absent
+        self._serving = None
         self._release()
 
     def _next(self, candidates: Sequence[Replica]) -> PoolRequest | None:
         if not candidates:
             return None
+        if not self.waiting.has_pinned:
+            return self.waiting.first(None)
         heads = [self.waiting.first(one.index) for one in candidates]
         found = [one for one in (*heads, self.waiting.first(None)) if one is not None]
         return min(found, key=lambda one: one.order, default=None)

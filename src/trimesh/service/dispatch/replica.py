@@ -14,10 +14,11 @@ class Replica:
         used: When it was given a request last, counted in requests; -1 for never.
         is_up: Whether its processes live and answer.
         is_drained: Whether it is kept out: by `rolling`, or by `resize`.
+        is_absent: Whether its processes are not in their mesh now.
         ended: Requests that it has ended, whatever they came to.
     """
 
-    __slots__ = ("cost", "ended", "index", "is_drained", "is_up", "limit", "running", "used")
+    __slots__ = ("cost", "ended", "index", "is_absent", "is_drained", "is_up", "limit", "running", "used")
 
     def __init__(self, index: int, limit: int) -> None:
         self.index = index
@@ -27,9 +28,5 @@ class Replica:
         self.used = -1
         self.is_up = True
         self.is_drained = False
+        self.is_absent = False
         self.ended = 0
-
-    @property
-    def has_room(self) -> bool:
-        """Whether it can run one more request."""
-        return self.running < self.limit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -27,6 +28,9 @@ class PoolRoute(Protocol):
         ...
 
 
+_load_of: Callable[[Replica], tuple[float, int, int]] = operator.attrgetter("cost", "used", "index")
+
+
 class LeastLoaded:
     """The replica with the smallest sum of costs; among equals, the one that was idle for the longest time.
 
@@ -35,7 +39,7 @@ class LeastLoaded:
 
     def choose(self, request: PoolRequest, candidates: Sequence[Replica], serving: Sequence[Replica]) -> Replica:
         """See `PoolRoute.choose`."""
-        return min(candidates, key=lambda one: (one.cost, one.used, one.index))
+        return min(candidates, key=_load_of)
 
 
 class RoundRobin:

@@ -53,6 +53,11 @@ class RequestQueue:
         heap = self._heaps.get(pinned_to)
         return heap[0][1] if heap else None
 
+    @property
+    def has_pinned(self) -> bool:
+        """Whether there are requests that must go to one replica."""
+        return len(self._heaps) > (None in self._heaps)
+
     def pinned(self) -> list[int]:
         """Return the replicas that requests must go to."""
         return [replica for replica in self._heaps if replica is not None]

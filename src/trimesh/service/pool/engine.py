@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -11,13 +11,14 @@ from typing import Any
 import trio
 
 from trimesh import limits
-from trimesh.actor.actor_mesh import ActorMesh
+from trimesh.actor.actor_mesh import ActorMesh, is_whole
 from trimesh.actor.endpoint import Endpoint
 from trimesh.actor.options import Retry
 from trimesh.errors import (
     ConnectionLost,
     HostLost,
     LinkLost,
+    MembershipChanged,
     MeshStopped,
     Overloaded,
     ProcDied,
@@ -34,6 +35,9 @@ from trimesh.service.sizes import estimate_bytes
 _ENDS = (ProcDied, HostLost, LinkLost, ConnectionLost, MeshStopped)
 """Errors of a call that say something of its replica, if they come from there."""
 
+_MAYBE = (ProcDied, MembershipChanged)
+"""Those that say whether the endpoint may have run."""
+
 
 class PoolCall:
     """One call of a pool on its way.
@@ -42,7 +46,7 @@ class PoolCall:
         request: What the dispatcher knows of it.
         name: Of the endpoint.
         scope: Around all of it.
-        news: Set when it has been let in, then when it has got a replica.
+        news: Set when it has been let in, then when it has got a replica; None unless its task waits for that.
         error: Why it was cancelled.
         tries: Replicas that have died with it, or before it.
     """
@@ -53,7 +57,7 @@ class PoolCall:
         self.name = name
         self.request = request
         self.scope = trio.CancelScope()
-        self.news = trio.Event()
+        self.news: trio.Event | None = None
         self.error: Exception | None = None
         self.tries = 0
 
@@ -75,6 +79,7 @@ class PoolEngine:
         arrivals: Calls that wait to be let into the queue.
         calls: All calls that are not over.
         is_closed: Whether its block is being left.
+        change_size: Changes the size of the mesh, of a pool that was given its processes.
     """
 
     def __init__(self, mesh: ActorMesh, views: list[ActorMesh], dispatcher: Dispatcher) -> None:
@@ -86,10 +91,11 @@ class PoolEngine:
         self.arrivals: deque[PoolCall] = deque()
         self.calls: dict[PoolRequest, PoolCall] = {}
         self.is_closed = False
+        self.change_size: Callable[[int], Awaitable[None]] | None = None
         self.sick: set[int] = set()
         self._dead: set[int] = set()
         self._down = trio.Event()
-        self._changed = trio.Event()
+        self._changed: trio.Event | None = None  # made by who waits for it
         self._idempotent: dict[str, bool] = {}
 
     # ---- one call --------------------------------------------------------------------------------------------
@@ -109,7 +115,11 @@ class PoolEngine:
         self.calls[request] = call
         try:
             with call.scope:
-                await self._be_let_in(call, options)
+                if not self._let_in(call, options):
+                    call.news = trio.Event()
+                    self.arrivals.append(call)
+                    self.pump()
+                    await call.news.wait()
                 result = await self._run_somewhere(call)
                 self.counts.succeeded += 1
                 return result
@@ -135,23 +145,24 @@ class PoolEngine:
         else:
             self.counts.failed += 1
 
-    async def _be_let_in(self, call: PoolCall, options: CallOptions) -> None:
-        size = call.request.size
-        if not self.arrivals and self.dispatcher.has_room(size):
+    def _let_in(self, call: PoolCall, options: CallOptions) -> bool:
+        """Take a call into the queue, if there is room; else return False.
+
+        Raises:
+            Overloaded: There is none, and the call does not wait for it.
+        """
+        if not self.arrivals and self.dispatcher.has_room(call.request.size):
             self.dispatcher.submit(call.request)
-        elif options.when_full == "refuse":
-            waiting = self.dispatcher.waiting
-            call.error = Overloaded(
-                f"the pool of {self.mesh.name} refuses {call.name}: {waiting.count} requests of {waiting.bytes} bytes "
-                f"wait, at most queue={waiting.count_max} and queue_bytes={waiting.bytes_max}"
-            )
-            raise call.error
-        else:
-            self.arrivals.append(call)
             self.pump()
-            await call.news.wait()
-            return
-        self.pump()
+            return True
+        if options.when_full != "refuse":
+            return False
+        waiting = self.dispatcher.waiting
+        call.error = Overloaded(
+            f"the pool of {self.mesh.name} refuses {call.name}: {waiting.count} requests of {waiting.bytes} bytes "
+            f"wait, at most queue={waiting.count_max} and queue_bytes={waiting.bytes_max}"
+        )
+        raise call.error
 
     async def _run_somewhere(self, call: PoolCall) -> Any:
         request = call.request
@@ -164,27 +175,29 @@ class PoolEngine:
             if not self._look(index):
                 self._send_elsewhere(call)
                 continue
-            begun = trio.current_time()
+            begun = trio.current_time() if self.dispatcher.measures else 0.0
             try:
                 result = await self._run_on(index, call)
             except Exception as error:
                 if not self._is_end_of(call, error):
-                    self.dispatcher.end(request, trio.current_time() - begun)
+                    self._end(request, begun)
                     raise
                 self._see_down(index)
                 if not self._may_try_again(call, error):
                     raise
                 self._send_elsewhere(call)
                 continue
-            self.dispatcher.end(request, trio.current_time() - begun)
+            self._end(request, begun)
             return result
 
-    async def _run_on(self, index: int, call: PoolCall) -> Any:
+    def _end(self, request: PoolRequest, begun: float) -> None:
+        self.dispatcher.end(request, trio.current_time() - begun if self.dispatcher.measures else None)
+
+    def _run_on(self, index: int, call: PoolCall) -> Awaitable[Any]:
         endpoint: Endpoint[..., Any] = getattr(self.views[index], call.name)
         if self._sizes[index] == 1:
-            return await endpoint.call_one(*call.request.args, **call.request.kwargs)
-        results = await endpoint.call(*call.request.args, **call.request.kwargs)
-        return next(iter(results.values()))
+            return endpoint.call_one(*call.request.args, **call.request.kwargs)
+        return _first_of(endpoint, call.request)
 
     def _send_elsewhere(self, call: PoolCall) -> None:
         call.tries += 1
@@ -204,7 +217,7 @@ class PoolEngine:
     def _may_try_again(self, call: PoolCall, error: Exception) -> bool:
         if call.tries + 1 >= limits.POOL_TRIES:
             return False
-        if all(isinstance(leaf, ProcDied) and not leaf.maybe_executed for leaf in leaves(error)):
+        if all(isinstance(leaf, _MAYBE) and not leaf.maybe_executed for leaf in leaves(error)):
             return True
         return self._is_idempotent(call.name)
 
@@ -237,31 +250,56 @@ class PoolEngine:
         """Give replicas what they have room for, and let calls into the queue."""
         while True:
             for request, _ in self.dispatcher.take():
-                self.calls[request].news.set()
+                self._tell(self.calls[request])
             if not self.arrivals or not self.dispatcher.has_room(self.arrivals[0].request.size):
                 break
             call = self.arrivals.popleft()
             self.dispatcher.submit(call.request)
+            self._tell(call)
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
+
+    def _tell(self, call: PoolCall) -> None:
+        if call.news is not None:
             call.news.set()
-        self._changed.set()
-        self._changed = trio.Event()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait until something holds that only changes as requests come and go."""
         await trio.lowlevel.checkpoint()
         while not condition():
-            await self._changed.wait()
+            await self._wait_for_change()
+
+    async def _wait_for_change(self) -> None:
+        if self._changed is None:
+            self._changed = trio.Event()
+        await self._changed.wait()
 
     # ---- replicas --------------------------------------------------------------------------------------------
 
     def _look(self, index: int) -> bool:
         """Return whether to send to a replica: not if it has died and another one lives."""
-        if len(self.views[index].alive()) == self._sizes[index]:
+        if is_whole(self.views[index]):
             return True
         self._see_down(index)
-        return not any(replica.is_up and not replica.is_drained for replica in self.dispatcher.replicas)
+        return not any(replica.is_up for replica in self.dispatcher.serving())
+
+    def add(self, view: ActorMesh) -> None:
+        """Take one more replica."""
+        self.views.append(view)
+        self._sizes.append(len(view))
+        self.dispatcher.add()
+
+    def set_absent(self, index: int, *, is_absent: bool) -> None:
+        """Note whether the processes of a replica are in their mesh; one that has come back is another one."""
+        if is_absent != self.dispatcher.replicas[index].is_absent:
+            self.dispatcher.set_absent(index, is_absent=is_absent)
+            self._dead.discard(index)
+            self.judge(index)
 
     def _see_down(self, index: int) -> None:
+        if self.dispatcher.replicas[index].is_absent:
+            return
         self._dead.add(index)
         self.judge(index)
         self._down.set()
@@ -289,10 +327,13 @@ class PoolEngine:
 
     async def resize(self, replicas: int) -> None:
         """See `Pool.resize`."""
+        if self.change_size is not None:
+            await self.change_size(replicas)
+            return
         if not 1 <= replicas <= len(self.views):
             raise ValueError(
                 f"a pool of {self.mesh.name} can have 1 to {len(self.views)} replicas, which its mesh has, "
-                f"got {replicas!r}"
+                f"got {replicas!r}: for more, open it with procs=, the processes that the actors live in"
             )
         for index in range(len(self.views)):
             self.dispatcher.set_drained(index, is_drained=index >= replicas)
@@ -333,7 +374,7 @@ class PoolEngine:
         self.cancel(lambda _: True, lambda: MeshStopped(self._closed_text))
         with trio.CancelScope(shield=True):
             while self.calls:
-                await self._changed.wait()
+                await self._wait_for_change()
 
     @property
     def _closed_text(self) -> str:
@@ -342,3 +383,9 @@ class PoolEngine:
     @property
     def _paused_text(self) -> str:
         return f'the pool of {self.mesh.name} was paused by paused("abort"), and this request ran: make it again'
+
+
+async def _first_of(endpoint: Endpoint[..., Any], request: PoolRequest) -> Any:
+    """Call all members of a replica; return what the first has returned."""
+    results = await endpoint.call(*request.args, **request.kwargs)
+    return next(iter(results.values()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import trio
@@ -13,9 +14,11 @@ from trimesh._runtime.tasks import in_trio_block
 from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.actor.host_mesh import this_proc
+from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.service.dispatch.adaptive import Adaptive
 from trimesh.service.dispatch.dispatcher import Dispatcher
 from trimesh.service.dispatch.routes import ByFunction, LeastLoaded, PoolRoute
+from trimesh.service.pool.elastic import ElasticReplicas, elastic_of
 from trimesh.service.pool.engine import PoolEngine
 from trimesh.service.pool.front import PoolFront, number_of
 from trimesh.service.pool.health import Health
@@ -34,6 +37,7 @@ def open_pool(
     queue_bytes: int = limits.POOL_QUEUE_BYTES,
     sessions: int = limits.POOL_SESSIONS,
     health: Health | None = None,
+    procs: ProcMesh | None = None,
 ) -> AbstractAsyncContextManager[Pool[A]]:
     """Put the actors of a mesh behind one name.
 
@@ -51,13 +55,15 @@ def open_pool(
         queue_bytes: Bytes that the arguments of those may have.
         sessions: Sessions that are remembered.
         health: How to ask replicas whether they are well; without it only deaths take them out.
+        procs: The processes that the actors live in, where `along` is their first dimension: then the pool follows
+            their size, and `Pool.resize` changes it.
 
     Returns:
         A context manager that gives the pool. Leaving it refuses new requests, cancels those under way with
         `MeshStopped` at their callers, and waits until they have unwound.
 
     Raises:
-        TypeError: `mesh` is no mesh of actors.
+        TypeError: `mesh` is no mesh of actors, or `procs` none of processes.
         ValueError: A number is out of its bounds, or the mesh is empty.
         ShapeError: The mesh has no such dimension.
     """
@@ -80,7 +86,8 @@ def open_pool(
         queue_bytes=queue_bytes,
         sessions=sessions,
     )
-    return in_trio_block(_open(PoolEngine(handle, views, dispatcher), health))
+    engine = PoolEngine(handle, views, dispatcher)
+    return in_trio_block(_open(engine, health, elastic_of(engine, procs, along)))
 
 
 def _replicas(mesh: ActorMesh, along: str | None) -> list[ActorMesh]:
@@ -89,14 +96,25 @@ def _replicas(mesh: ActorMesh, along: str | None) -> list[ActorMesh]:
     return [mesh.slice(**dict(point)) for point in mesh.points()]
 
 
+def _watch_new(nursery: trio.Nursery, health: Health, engine: PoolEngine, index: int) -> None:
+    nursery.start_soon(health.watch, engine, index)
+
+
 @asynccontextmanager
-async def _open(engine: PoolEngine, health: Health | None) -> AsyncGenerator[Pool[Any], None]:
+async def _open(
+    engine: PoolEngine, health: Health | None, elastic: ElasticReplicas | None
+) -> AsyncGenerator[Pool[Any], None]:
     name = f"pool of {engine.mesh.name}"[: limits.NAME_CHARS_MAX]
     async with this_proc().spawn(name, PoolFront, number_of(engine)) as front, trio.open_nursery() as nursery:
         nursery.start_soon(engine.watch)
         if health is not None:
             for index in range(len(engine.views)):
                 nursery.start_soon(health.watch, engine, index)
+        if elastic is not None:
+            if health is not None:
+                elastic.on_new = partial(_watch_new, nursery, health, engine)
+            engine.change_size = elastic.resize
+            nursery.start_soon(elastic.watch)
         try:
             yield Pool(engine, front, engine.mesh.name)
         finally:

@@ -140,8 +140,12 @@ class Pool(Generic[A]):
     async def resize(self, replicas: int) -> None:
         """Use the first `replicas` of the mesh only; wait until the others run no more requests.
 
+        A pool that was opened with `procs=` lets its processes grow to that number, or shrink to it once the others
+        are drained; see `ProcMesh.resize`.
+
         Raises:
             ValueError: It is below 1, or more than the mesh has.
+            MeshErrorGroup: A new replica could not be started: the pool is as it was.
             RuntimeError: This is not the process that owns the pool.
         """
         engine = self._owned()

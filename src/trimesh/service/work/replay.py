@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator, Callable, Hashable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -23,6 +24,7 @@ from trimesh.service.work.certain import certainly
 from trimesh.service.work.handover import change, hand_over, take_over
 from trimesh.service.work.replay_engine import ReplayEngine
 from trimesh.service.work.slots import Slots
+from trimesh.service.work.spill import SpillFile
 
 T = TypeVar("T")
 
@@ -44,6 +46,7 @@ class ReplayStatistics(msgspec.Struct, frozen=True):
         evicted: Removed unused, by reason: "stale", "full", or what was given to `clear`.
         drawn: Returned by `sample`; an item counts each time.
         bytes: Of what is stored and held, as estimated.
+        spilled_bytes: Of that, in the file.
     """
 
     version: int
@@ -54,6 +57,7 @@ class ReplayStatistics(msgspec.Struct, frozen=True):
     evicted: dict[str, int]
     drawn: int
     bytes: int
+    spilled_bytes: int = 0
 
 
 class ReplayFront(Actor):
@@ -96,7 +100,7 @@ class ReplayFront(Actor):
         hold = await self.engine.hold(count, max_age)
         confirmed = self.confirmed[hold] = trio.Event()
         try:
-            yield hold, self.engine.values_of(hold)
+            yield hold, await self.engine.values_of(hold)
             await confirmed.wait()
         finally:
             if self.confirmed.pop(hold, None) is not None:
@@ -222,12 +226,13 @@ class ReplayBuffer(Generic[T]):
         """
         one = self._owned().account
         return ReplayStatistics(
-            one.version, one.added, len(one.items), one.held, one.taken, dict(one.evicted), one.drawn, one.bytes
-        )
+            one.version, one.added, len(one.items), one.held, one.taken, dict(one.evicted), one.drawn, one.bytes,
+            0 if (spill := self._owned().spill) is None else spill.room.used,
+        )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `load_state_dict` takes, with all values; what is held counts as stored."""
-        return self._owned().account.state()
+        return self._owned().state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state, before the first item: the same items, counts and draws.
@@ -235,9 +240,7 @@ class ReplayBuffer(Generic[T]):
         Raises:
             ValueError: Items were added already.
         """
-        engine = self._owned()
-        engine.account.load(state)
-        in_trio_now(engine.changed)()
+        in_trio_now(self._owned().load)(state)
 
     def __repr__(self) -> str:
         return "<replay buffer>" if self._engine is None else f"<replay buffer of {len(self._engine.account.items)}>"
@@ -272,7 +275,7 @@ class ReplayBuffer(Generic[T]):
             return
         hold = await engine.hold(count, max_age)
         try:
-            yield engine.values_of(hold)
+            yield await engine.values_of(hold)
         except BaseException:
             engine.put_back(hold)
             raise
@@ -288,6 +291,8 @@ def open_replay(
     max_age: int | None = None,
     when_full: Literal["wait", "evict"] = "wait",
     slots: Slots | None = None,
+    spill: str | os.PathLike[str] | None = None,
+    spill_bytes: int = limits.REPLAY_SPILL_BYTES,
 ) -> AbstractAsyncContextManager[ReplayBuffer[Any]]:
     """Store work between those that make it and those that train: `async with service.open_replay(capacity=10_000)`.
 
@@ -299,11 +304,15 @@ def open_replay(
         max_age: Versions; older items are evicted when the version advances. With `slots`, their staleness.
         when_full: "wait": `add` waits for room; "evict": the oldest item goes, and is counted.
         slots: Slots of the same process that the items use: freed as they are taken or evicted, without `release`.
+        spill: A folder: what `capacity_bytes` has no room for is kept in a file there, and is read as it is taken or
+            drawn. The file has no name, so it is gone with this process, however that ends.
+        spill_bytes: Bytes of the file, at most.
 
     Raises:
         ValueError: A number is out of its bounds, or the slots have a buffer.
+        OSError: There can be no file in `spill`.
     """
-    for name, number in (("capacity", capacity), ("capacity_bytes", capacity_bytes)):
+    for name, number in (("capacity", capacity), ("capacity_bytes", capacity_bytes), ("spill_bytes", spill_bytes)):
         if number < 1:
             raise ValueError(f"{name} must be at least 1, got {number!r}")
     if when_full not in ("wait", "evict"):
@@ -314,7 +323,8 @@ def open_replay(
     if linked is not None and max_age is None:
         max_age = linked.account.staleness
     account = ReplayAccount(capacity, capacity_bytes, seed, max_age)
-    return in_trio_block(_open(ReplayEngine(account, linked, evicts=when_full == "evict"), key))
+    file = None if spill is None else SpillFile(spill, spill_bytes)
+    return in_trio_block(_open(ReplayEngine(account, linked, file, evicts=when_full == "evict"), key))
 
 
 class _Parts:

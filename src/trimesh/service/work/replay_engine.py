@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import trio
@@ -10,6 +10,7 @@ import trio
 from trimesh.errors import MeshStopped
 from trimesh.service.accounts.replay import By, ReplayAccount, ReplayItem
 from trimesh.service.work.slots_engine import SlotsEngine
+from trimesh.service.work.spill import SpilledValue, SpillFile
 
 
 class ReplayEngine:
@@ -18,10 +19,18 @@ class ReplayEngine:
     Attributes:
         account: What is stored.
         slots: Linked slots, which the items use; None without.
+        spill: Where values are for which memory has no room; None without.
     """
 
-    def __init__(self, account: ReplayAccount, slots: SlotsEngine | None, *, evicts: bool) -> None:
+    def __init__(
+        self, account: ReplayAccount, slots: SlotsEngine | None, spill: SpillFile | None, *, evicts: bool
+    ) -> None:
         self.account = account
+        self.spill = spill
+        self._memory_max = account.bytes_max
+        if spill is not None:
+            account.bytes_max += spill.room.bytes_max
+            account.on_drop = spill.drop
         self.slots = slots
         self._evicts = evicts
         self._changed = trio.Event()
@@ -31,15 +40,53 @@ class ReplayEngine:
 
     async def add(self, item: ReplayItem) -> None:
         """Store an item, once there is room; first come, first served."""
-        if item.size > self.account.bytes_max:
-            raise ValueError(
-                f"an item of {item.size} bytes does not fit into a buffer of {self.account.bytes_max} bytes"
-            )
+        if item.size > (most := self._memory_max if self.spill is None else max(self._memory_max, self._spill_max)):
+            raise ValueError(f"an item of {item.size} bytes does not fit into a buffer of {most} bytes")
         async with self._adding:
-            await self._until(lambda: self._make_room(item.size))
-            self._see_version_of(item)
+            if self.spill is None:
+                await self._until(lambda: self._make_room(item.size))
+            else:
+                await self._place(self.spill, item)
+            try:
+                self._see_version_of(item)
+            except BaseException:
+                self.account.on_drop(item.value)
+                raise
             self.account.add(item)
         self.changed()
+
+    async def _place(self, spill: SpillFile, item: ReplayItem) -> None:
+        """Wait for room in memory, or else in the file, and put the value there.
+
+        What has come last goes to the file: what `take` gives next stays in memory.
+        """
+        await self._until(lambda: self._has_place(spill, item.size, None))
+        if self._fits_memory(item.size):
+            return
+        data = spill.encoded(item.value)
+        if len(data) > spill.room.bytes_max:
+            raise ValueError(f"an item of {len(data)} bytes does not fit into a file of {spill.room.bytes_max} bytes")
+        await self._until(lambda: self._has_place(spill, item.size, len(data)))
+        if self._fits_memory(item.size):
+            return
+        item.value, item.size = await spill.write(data), len(data)
+
+    def _has_place(self, spill: SpillFile, size: int, encoded: int | None) -> bool:
+        """Whether an item has room; `encoded`: its bytes in the file, to be known before that is asked."""
+        while True:
+            if len(self.account.items) + self.account.held < self.account.capacity and (
+                self._fits_memory(size) or encoded is None or spill.room.fits(encoded)
+            ):
+                return True
+            if not self._evicts or not self.account.evict_oldest():
+                return False
+
+    def _fits_memory(self, size: int) -> bool:
+        return self.account.bytes - (self.spill.room.used if self.spill else 0) + size <= self._memory_max
+
+    @property
+    def _spill_max(self) -> int:
+        return 0 if self.spill is None else self.spill.room.bytes_max
 
     async def hold(self, count: int, max_age: int | None) -> int:
         """Wait for so many items and give them to a consumer, first come, first served."""
@@ -57,9 +104,43 @@ class ReplayEngine:
         self.changed()
         return found[0]
 
-    def values_of(self, hold: int) -> list[Any]:
+    async def values_of(self, hold: int) -> list[Any]:
         """Return the values of a hold."""
-        return [item.value for item in self.account.holds[hold][1]]
+        return await self._values(self.account.holds[hold][1])
+
+    async def _values(self, items: Sequence[ReplayItem]) -> list[Any]:
+        values = [item.value for item in items]
+        if self.spill is None or not any(isinstance(one, SpilledValue) for one in values):
+            return values
+        found = await self.spill.read_all(values)
+        self.changed()
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """Return what `load` takes, with all values."""
+        state = self.account.state()
+        values = [item[1] for item in state["items"]]
+        if self.spill is not None:
+            values = self.spill.loaded(values)
+        return {
+            **state,
+            "items": [(one[0], value, *one[2:]) for one, value in zip(state["items"], values, strict=True)],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a state: what memory has no room for goes to the file, the newest first."""
+        self.account.load(state)
+        spill = self.spill
+        for item in reversed(list(self.account.items.values()) if spill else ()):
+            if spill is None or self._fits_memory(0):
+                break
+            data = spill.encoded(item.value)
+            if not spill.room.fits(len(data)):
+                self.account.evict_oldest()
+                continue
+            self.account.bytes += len(data) - item.size
+            item.value, item.size = spill.write_now(data), len(data)
+        self.changed()
 
     def confirm(self, hold: int) -> None:
         """Count the items of a hold as trained."""
@@ -83,7 +164,7 @@ class ReplayEngine:
             return bool(found)
 
         await self._until(has_drawn)
-        return [item.value for item in found[0]]
+        return await self._values(found[0])
 
     def advance(self, version: int) -> None:
         """Go on to a version."""
@@ -101,6 +182,8 @@ class ReplayEngine:
         """Refuse what comes, and what waits."""
         self._is_closed = True
         self._changed.set()
+        if self.spill is not None:
+            self.spill.close()
 
     async def _until(self, is_done: Callable[[], bool]) -> None:
         await trio.lowlevel.checkpoint()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 import torch
@@ -96,7 +96,10 @@ class Engine:
         is_closed: Set when nothing more can be issued.
         stuck: What ranks have said to wait for, by process; only a wait without `await` looks.
         thread: The one of its Trio loop, in which everything is issued.
+        has_values: Whether tensors have any: in a simulation without processes they have not.
     """
+
+    has_values: ClassVar[bool] = True
 
     proc: Proc
     number: int

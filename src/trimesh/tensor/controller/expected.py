@@ -68,6 +68,13 @@ TRAFFIC: Final = Expected(
     ),
 )
 
+CLOCK: Final = Expected(
+    "the boot and the time of its machine",
+    lambda value, _place: type(value) is tuple and [type(part) for part in value] == [str, int],
+)
+
+PROFILE: Final = Expected("what it has done, and when", lambda value, _place: _is_profile(*value))
+
 WRITTEN: Final = Expected(
     "which parts of tensors it has written, and where",
     lambda value, _place: _is_list(value, lambda one: _is_list(one, lambda _: True, 6) and _is_stored(*one)),
@@ -128,6 +135,18 @@ def _is_sizes(value: Any) -> bool:
 
 def _is_stored(index: Any, file: Any, offset: Any, length: Any, start: Any, size: Any) -> bool:
     return _is_sizes([index, offset, length]) and type(file) is str and _is_sizes(start) and _is_sizes(size)
+
+
+def _is_profile(names: Any, rows: Any, missing: Any) -> bool:
+    return (
+        _is_list(names, lambda one: type(one) is str)
+        and type(rows) is torch.Tensor
+        and rows.dtype is torch.int64
+        and rows.ndim == 2
+        and rows.size(1) == 7
+        and type(missing) is int
+        and (not rows.numel() or (int(rows[:, 1].min()) >= 0 and int(rows[:, 1].max()) < len(names)))
+    )
 
 
 def _is_bytes(value: Any) -> bool:

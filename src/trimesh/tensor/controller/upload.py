@@ -58,19 +58,33 @@ def supplied(tensor: torch.Tensor, team: Team) -> Generator[tuple[memoryview, in
     Yields:
         The body of the command, and the number of the move by which ranks read the rest, or 0 if the body is all.
     """
+    if not team.engine.has_values:
+        yield memoryview(b""), 0
+        return
     nbytes = tensor.numel() * tensor.element_size()
     memory = _staged(team, nbytes) if nbytes >= limits.TENSOR_LENT_BYTES_MIN else None
     if memory is None:
         yield bytes_of(tensor), 0
         return
+    with torch._C._DisableTorchDispatch():  # a mesh may be active
+        fill(memory, Part(Box.of_all(tensor.size()), tensor.dtype, 0), tensor.detach())
+    with lent(team, memory) as told:
+        yield told
+
+
+@contextmanager
+def lent(team: Team, memory: memoryview) -> Generator[tuple[memoryview, int]]:
+    """Have memory that was staged lent to the ranks of a team, for one command; it goes back when they have read it.
+
+    Yields:
+        As `supplied`.
+    """
     proc, move = team.engine.proc, team.engine.shapes.new_number()
     moves, key = moves_of(proc), (proc.proc_id, move)
     try:
-        with torch._C._DisableTorchDispatch():  # a mesh may be active
-            fill(memory, Part(Box.of_all(tensor.size()), tensor.dtype, 0), tensor.detach())
         handle = moves.lend(key, memory, [peer for peer in team.peers if peer.link is not None])
-    except LimitExceeded:
-        yield bytes_of(tensor), 0
+    except LimitExceeded:  # this process has too many buffers
+        yield memoryview(bytes(memory)), 0
         return
     try:
         yield memoryview(msgspec.msgpack.encode(handle.fields())), move

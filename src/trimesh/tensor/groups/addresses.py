@@ -21,6 +21,7 @@ from typing import Final
 import attrs
 import msgspec
 
+from trimesh._transport.native.host_identity import boot_id
 from trimesh.errors import ConfigError
 
 LOOPBACK: Final = "127.0.0.1"
@@ -79,11 +80,11 @@ def place_here(wanted: str, interfaces: Iterable[Interface] | None = None) -> Ra
         ConfigError: This machine has nothing of that.
     """
     if not wanted:
-        return RankPlace(_machine())
+        return RankPlace(machine_here())
     known = list(interfaces_here() if interfaces is None else interfaces)
     for one in known:
         if wanted == one.name or _is_in(one.address, wanted):
-            return RankPlace(_machine(), one.address, one.name)
+            return RankPlace(machine_here(), one.address, one.name)
     has = ", ".join(f"{one.name} {one.address}" for one in known)
     raise ConfigError(
         f"the setting collectives must name an address, a network or an interface of each host, got {wanted!r} on "
@@ -123,7 +124,6 @@ def _is_in(address: str, wanted: str) -> bool:
     return False
 
 
-def _machine() -> str:
+def machine_here() -> str:
     """Name what has this loopback interface: a boot of a kernel, and a namespace of networks."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return hashlib.sha256(f"{boot} {os.stat('/proc/thread-self/ns/net').st_ino}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{boot_id()} {os.stat('/proc/thread-self/ns/net').st_ino}".encode()).hexdigest()[:16]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _c10d: Any = _distributed_c10d  # whose stub leaves out much
 
-_COLLECTIVES: Final = (
+COLLECTIVES: Final = (
     "allgather",
     "_allgather_base",
     "allgather_coalesced",
@@ -62,38 +62,28 @@ _COLLECTIVES: Final = (
 )
 """What all ranks do together: may be done again in a new generation."""
 
-_POINT_TO_POINT: Final = ("recv", "recv_anysource", "send")
+POINT_TO_POINT: Final = ("recv", "recv_anysource", "send")
 """What two ranks do: the others would not come to make a new generation."""
 
 _IN_PLACE: Final = frozenset({"allreduce", "allreduce_coalesced", "reduce", "broadcast"})
 """Their first argument is a list of tensors that a failed attempt may have written to."""
 
 
-class Group(dist.ProcessGroup):
-    """The process group of the ranks of a team that differ in some dimensions only.
+class NamedGroup(dist.ProcessGroup):
+    """A process group whose operations are those of others behind it.
 
     Args:
-        rank: This rank.
-        team: The team.
-        number: In its name.
-        places: Of the group's ranks in the team, in order.
-        key: Names the group among those of the team, the same at each of its ranks.
+        index: Of this rank among those of the group.
+        size: How many there are.
+        name: See below.
+
+    Attributes:
+        full_name: That torch's registry has it by.
     """
 
-    def __init__(self, rank: Rank, team: TeamOnRank, number: int, places: Sequence[int], key: str) -> None:
-        index: Any = list(places).index(team.place)
-        super().__init__(index, len(places))  # type: ignore[call-arg]
-        self.places = places
-        self.key = key
-        self.full_name = f"{rank.mesh}/{number}/{key}"
-        self.device = rank.device
-        self._team = team
-        self._ask = partial(rank.outside.ask, team)
-        self._leave = partial(rank.outside.leave, team)
-        self._counts = rank.above.setdefault(TrafficCounts, TrafficCounts())
-        self.store = TeamStore(self._ask)
-        self._inner: dist.ProcessGroup | None = None
-        self._has_nccl = False
+    def __init__(self, index: int, size: int, name: str) -> None:
+        super().__init__(index, size)  # type: ignore[call-arg]
+        self.full_name = name
 
     # ---- what torch asks a group -----------------------------------------------------------------------------
 
@@ -114,6 +104,31 @@ class Group(dist.ProcessGroup):
     def group_desc(self) -> str:  # type: ignore[override, unused-ignore]
         """For people."""
         return self.full_name
+
+
+class Group(NamedGroup):
+    """The process group of the ranks of a team that differ in some dimensions only.
+
+    Args:
+        rank: This rank.
+        team: The team.
+        number: In its name.
+        places: Of the group's ranks in the team, in order.
+        key: Names the group among those of the team, the same at each of its ranks.
+    """
+
+    def __init__(self, rank: Rank, team: TeamOnRank, number: int, places: Sequence[int], key: str) -> None:
+        super().__init__(list(places).index(team.place), len(places), f"{rank.mesh}/{number}/{key}")
+        self.places = places
+        self.key = key
+        self.device = rank.device
+        self._team = team
+        self._ask = partial(rank.outside.ask, team)
+        self._leave = partial(rank.outside.leave, team)
+        self._counts = rank.above.setdefault(TrafficCounts, TrafficCounts())
+        self.store = TeamStore(self._ask)
+        self._inner: dist.ProcessGroup | None = None
+        self._has_nccl = False
 
     # ---- generations -----------------------------------------------------------------------------------------
 
@@ -223,15 +238,16 @@ def _collective(name: str, *, may_repeat: bool) -> Callable[..., Any]:
                 return call(*args, **kwargs)
             return on_host(call, args, kwargs, gives=name != "send")
 
+        begun = time.monotonic_ns()
         work = self.run(attempt, may_repeat=may_repeat)
-        self._counts.count(self.key.partition(" ")[0], name, self.size(), args)
+        self._counts.count(self.key.partition(" ")[0], name, self.size(), args, begun)
         return work
 
     collective.__name__ = name
     return collective
 
 
-for _names, _may_repeat in ((_COLLECTIVES, True), (_POINT_TO_POINT, False)):
+for _names, _may_repeat in ((COLLECTIVES, True), (POINT_TO_POINT, False)):
     for _name in _names:
         if hasattr(dist.ProcessGroup, _name):  # each version of torch has its own
             setattr(Group, _name, _collective(_name, may_repeat=_may_repeat))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Generator, Hashable, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -100,7 +101,8 @@ def group_of(rank: Rank, team: TeamOnRank, labels: Sequence[str]) -> Group:
             for place in range(extent.nelements)
             if team.procs[place] and all(extent.point(place)[label] == index for label, index in fixed.items())
         ]
-        found = groups.made[key] = Group(rank, team, groups.number, places, key)
+        make: type[Group] = rank.above.get(Group, Group)  # a simulated rank has another
+        found = groups.made[key] = make(rank, team, groups.number, places, key)
     return found
 
 
@@ -146,7 +148,7 @@ class Disband:
         for group in groups.made.values():
             group.destroy()
             if group.full_name in groups.published:
-                _unregister(group, group.full_name)
+                unregister(group, group.full_name)
         groups.published.clear()
         _numbers(rank).free(groups.number, team)
 
@@ -174,7 +176,7 @@ def _publish(rank: Rank, team: TeamOnRank, group: Group) -> None:
     if group.full_name in published:
         return
     _make_world(rank, group)
-    _register(group, group.full_name, [team.ranks[place] for place in group.places], group.store)
+    register(group, group.full_name, [team.ranks[place] for place in group.places], group.store)
     published.add(group.full_name)
     # Operations of torch may use it from now on, and one that is not done here would leave the others waiting.
     team.on_failed.append(group.destroy)
@@ -191,12 +193,31 @@ def _make_world(rank: Rank, group: Group) -> None:
         return
     # Ranks are those of the whole mesh. No ranks are connected: a collective in it says that it has no backend.
     default = dist.ProcessGroup(group.store, rank.number, rank.extent.nelements)
-    _register(default, f"{rank.mesh}/all", list(range(rank.extent.nelements)), group.store)
+    register(default, f"{rank.mesh}/all", list(range(rank.extent.nelements)), group.store)
     c10d._update_default_pg(default)
     rank.above[_World] = _World(default)
 
 
-def _register(group: dist.ProcessGroup, name: str, ranks: Sequence[int], store: Any) -> None:
+@contextmanager
+def swap_world(rank: Rank) -> Generator[None]:
+    """Let torch take one rank of several in this process for the one that it is, in a block."""
+    before = c10d._get_default_group() if dist.is_initialized() else None
+    world = rank.above.get(_World)
+    c10d._update_default_pg(None if world is None else world.group)
+    try:
+        yield
+    finally:
+        c10d._update_default_pg(before)
+
+
+def forget_world(rank: Rank) -> None:
+    """Let torch forget the default group of a rank; see `swap_world`."""
+    world = rank.above.pop(_World, None)
+    if world is not None:
+        unregister(world.group, f"{rank.mesh}/all")
+
+
+def register(group: dist.ProcessGroup, name: str, ranks: Sequence[int], store: Any) -> None:
     """Do what `torch.distributed.new_group` does, for a group that exists; there is no public way."""
     world: Any = c10d._world
     world.pg_map[group] = BACKEND, store
@@ -206,16 +227,16 @@ def _register(group: dist.ProcessGroup, name: str, ranks: Sequence[int], store: 
     tag = f"ptd:{name}"
     world.pg_to_tag[group] = tag
     world.tags_to_pg.setdefault(tag, []).append(group)
-    register: Any = getattr(c10d, "_register_process_group")  # noqa: B009 - not among what its stub exports
-    register(name, group)
+    note: Any = getattr(c10d, "_register_process_group")  # noqa: B009 - not among what its stub exports
+    note(name, group)
 
 
-def _unregister(group: dist.ProcessGroup, name: str) -> None:
-    """Undo `_register`."""
+def unregister(group: dist.ProcessGroup, name: str) -> None:
+    """Undo `register`."""
     world: Any = c10d._world
     for table in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config):
         table.pop(group, None)
     tag = world.pg_to_tag.pop(group, None)
     world.tags_to_pg.pop(tag, None)
-    unregister: Any = getattr(c10d, "_unregister_process_group")  # noqa: B009 - see above
-    unregister(name)
+    forget: Any = getattr(c10d, "_unregister_process_group")  # noqa: B009 - see above
+    forget(name)

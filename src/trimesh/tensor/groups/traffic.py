@@ -38,8 +38,9 @@ class TrafficCounts:
 
     by_labels: dict[str, dict[str, list[int]]] = attrs.field(factory=dict[str, dict[str, list[int]]])
 
-    def count(self, labels: str, name: str, ranks: int, args: tuple[Any, ...]) -> None:
-        """Count one collective among some ranks."""
+    def count(self, labels: str, name: str, ranks: int, args: tuple[Any, ...], begun: int = 0) -> None:
+        """Count one collective among some ranks; `begun` is when, which only a profile asks."""
+        del begun
         found = self.by_labels.setdefault(labels, {}).setdefault(name, [0, 0])
         found[0] += 1
         found[1] += sent_bytes(name, ranks, args)

@@ -14,6 +14,8 @@ from trimesh.tensor.kernels import (
     global_moves,
     global_tensors,
     moves,
+    profiling,
+    rows,
     seeding,
     state,
     values,
@@ -35,6 +37,8 @@ KERNELS: Final = Kernels(
             *fallbacks.KERNELS,
             *checkpoints.KERNELS,
             *exchanges.KERNELS,
+            *rows.KERNELS,
+            *profiling.KERNELS,
         )
     },
     {"global": operator_on_globals},

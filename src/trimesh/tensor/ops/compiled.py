@@ -20,6 +20,7 @@ from trimesh.tensor.issue.watched import Watched
 from trimesh.tensor.ops.surroundings import Surroundings
 from trimesh.tensor.protocol.errors import RecordingError
 from trimesh.tensor.protocol.messages import FORGET, RECORD, REPLAY
+from trimesh.tensor.session.activation import active_team
 from trimesh.tensor.session.opening import shapes_of
 
 P = ParamSpec("P")
@@ -93,7 +94,8 @@ class Compiled(Generic[P, R]):
             found.team.emit_words(FORGET, found.number)
 
     def _record(self, key: Sequence[Any], tensors: Sequence[MeshTensor], call: Callable[[], R]) -> R:
-        shapes = shapes_of(current_proc())
+        team = tensors[0]._held.team if tensors else active_team()
+        shapes = shapes_of(current_proc()) if team is None else team.engine.shapes
         if shapes.recorder is not None:
             return call()  # part of a recording already
         formals = list(dict.fromkeys(tensor._held.ref for tensor in tensors))

@@ -40,13 +40,25 @@ class _Controlled(trio.abc.Instrument):
             del self.proc.above[_Controlled]
 
 
-def engine_of(owned: OwnedProcs) -> Engine:
+class WithoutProcesses:
+    """What stands for the processes of a mesh that has none, and has an engine all the same.
+
+    Attributes:
+        engine: Of the mesh.
+    """
+
+    engine: Engine
+
+
+def engine_of(owned: OwnedProcs | WithoutProcesses) -> Engine:
     """Return the engine of a mesh of processes.
 
     Raises:
         RuntimeError: It is the mesh of this very process, or this is not the thread of its Trio loop.
         MeshStopped: Its block is being left, or was.
     """
+    if isinstance(owned, WithoutProcesses):
+        return owned.engine
     proc = owned.proc
     if owned.members is None:
         raise RuntimeError(
@@ -70,6 +82,7 @@ def engine_of(owned: OwnedProcs) -> Engine:
             proc, number, owned, found.shapes, found.engines, found.closed, generator_states.joined
         )
         owned.block.adopt(engine)
+        owned.fix_size("tensors lie on its processes (activate), and a team keeps its ranks")
         generator_states.follow(engine)
     return engine
 

@@ -1,4 +1,4 @@
-"""`faults.host(1)`: what can happen to a host of a simulated job."""
+"""`faults.host(1)`: what can happen to a host of a job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from trimesh.testing.plans.vocabulary import DIRECTIONS, Direction, HostFault
+from trimesh.testing.plans.vocabulary import DIRECTIONS, Direction, HostFault, checked_amount
 
 if TYPE_CHECKING:
     from trimesh.testing.plans.faults import Faults, Heal
@@ -36,6 +36,29 @@ class OfHost:
         Raises:
             ValueError: There is no such direction.
         """
-        if direction not in DIRECTIONS:
-            raise ValueError(f"a direction is one of {', '.join(DIRECTIONS)}; got {direction!r}")
-        return self._faults.plan(HostFault(self._rank, "cut", direction))
+        return self._faults.plan(HostFault(self._rank, "cut", _checked(direction)))
+
+    def drop(self, probability: float, direction: Direction = "both") -> Heal:
+        """Lose packets between it and everything else, until what is returned is called: TCP sends them again.
+
+        Raises:
+            UnsupportedFault: The hosts are simulated, or there is no network: the back end is not "net".
+            ValueError: It is no probability, or there is no such direction.
+        """
+        amount = checked_amount("a probability", probability, most=1)
+        return self._faults.plan(HostFault(self._rank, "drop", _checked(direction), amount))
+
+    def bandwidth(self, bytes_per_second: float) -> Heal:
+        """Let its network carry no more than this each way, until what is returned is called. Raises as `drop` does."""
+        amount = checked_amount("bytes a second", bytes_per_second)
+        return self._faults.plan(HostFault(self._rank, "bandwidth", amount=amount))
+
+    def reset(self) -> None:
+        """Break its TCP connections, by resets, now. Nothing is lost: sessions go on. Raises as `drop` does."""
+        self._faults.plan(HostFault(self._rank, "reset"))
+
+
+def _checked(direction: Direction) -> Direction:
+    if direction not in DIRECTIONS:
+        raise ValueError(f"a direction is one of {', '.join(DIRECTIONS)}; got {direction!r}")
+    return direction

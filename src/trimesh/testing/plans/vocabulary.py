@@ -267,20 +267,23 @@ class TransferFault:
 
 @attrs.frozen
 class HostFault:
-    """A host of a simulated job is lost, or hears and says nothing until it is healed.
+    """A host of a job is lost, hears and says nothing until it is healed, or has a bad network.
 
     Attributes:
         host: Its rank among those of the job.
-        kind: "lose" or "cut".
-        direction: Of a cut: "a_to_b" is to the host, "b_to_a" from it.
+        kind: "lose" or "cut"; of real networks alone, "drop", "bandwidth" or "reset".
+        direction: Of a cut, and of what drops: "a_to_b" is to the host, "b_to_a" from it.
+        amount: Probability of "drop" for a packet; bytes a second of "bandwidth".
     """
 
     host: int
-    kind: Literal["lose", "cut"]
+    kind: Literal["lose", "cut", "drop", "bandwidth", "reset"]
     direction: Direction = "both"
+    amount: float = 0.0
 
     def __str__(self) -> str:
-        return f"host {self.host}: {self.kind}" + ("" if self.direction == "both" else f"({self.direction})")
+        amount = f" {self.amount:g}" if self.amount else ""
+        return f"host {self.host}: {self.kind}{amount}" + ("" if self.direction == "both" else f"({self.direction})")
 
 
 MemberFault = (

@@ -1,7 +1,8 @@
 """Run a test body once over real processes of this machine, with the same faults that simulated ones can have.
 
 Endpoints raise, are late, lose their link; processes get real signals, exit, hold the GIL, have their clocks set; their
-links and what the system gives them are disturbed by the table of the native library (`real_links.py`).
+links and what the system gives them are disturbed by the table of the native library (`real_links.py`). With hosts,
+those are agents in network namespaces, and the kernel disturbs the network between them.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from trimesh._transport.native.fault_table import FaultTable
 from trimesh._transport.native.transport import NativeTransport
 from trimesh._wire import messages
 from trimesh.actor.host_mesh import this_host
+from trimesh.errors import ShapeError
 from trimesh.ids import ProcId
 from trimesh.testing.plans.armed import ARMED
 from trimesh.testing.plans.chaos import Chaos
@@ -58,7 +60,9 @@ from trimesh.testing.plans.vocabulary import (
     TransferFault,
     parse_how,
 )
+from trimesh.testing.real.host_network import open_host_network
 from trimesh.testing.real.links import LiveLog, RealLinks
+from trimesh.testing.real.network_job import NetworkJob
 from trimesh.testing.simulated.seeded_run import HangError, SeededOptions
 
 REAL_SECONDS: Final = 60.0
@@ -80,6 +84,7 @@ class RealExecutor:
         proc: The test's own process.
         plan: Faults that were planned, and have fired.
         token: What the processes of the test are armed with.
+        job: Of the hosts in a network that the test disturbs, or None.
         links: Disturbs their links.
     """
 
@@ -87,6 +92,7 @@ class RealExecutor:
     plan: FaultPlan
     token: str
     seed: int = 0
+    job: NetworkJob | None = None
     links: RealLinks = attrs.field(init=False)
     _starts: FailingStarts = attrs.field(init=False)
     _transfers: FailingTransfers = attrs.field(init=False)
@@ -169,7 +175,7 @@ class RealExecutor:
         if planned.is_left_out:
             return _healed
         if isinstance(fault, HostFault):
-            raise UnsupportedFault(f"hosts are cut off and lost in simulation, see simulate(hosts=), got {fault}")
+            return self._disturb_host(planned, fault)
         match fault:
             case EndpointFault() | LostCall() | ProcessorFault():
                 return self._arm_all(planned, fault)
@@ -196,6 +202,17 @@ class RealExecutor:
             case TransferFault():
                 return self._disturb_transfers(planned, fault)
         return _healed
+
+    def _disturb_host(self, planned: Planned, fault: HostFault) -> Callable[[], None]:
+        if self.job is None:
+            raise UnsupportedFault(
+                f'hosts are disturbed in simulation, and by the back end "net", see simulate(hosts=); got {fault}'
+            )
+        if not 0 <= fault.host < self.job.hosts:
+            raise ShapeError(f"there are {self.job.hosts} hosts, see simulate(hosts=), got host {fault.host}")
+        heal = self.job.disturb(fault)
+        self._fire(planned, "host", f"host {fault.host}")
+        return heal
 
     def _arm_all(self, planned: Planned, fault: EndpointFault | LostCall | ProcessorFault) -> Callable[[], None]:
         places = fault.where.places
@@ -286,7 +303,24 @@ def run_real(
         UnfiredFault: Something was planned and did not happen.
         HangError: It did not end within `REAL_SECONDS`.
     """
-    return trio.run(_main, body, wanted, options, plan, seed)
+    return trio.run(_main, body, wanted, options, plan, seed, None)
+
+
+def run_net(
+    body: Callable[..., Awaitable[None]],
+    wanted: Mapping[str, Any],
+    options: SeededOptions,
+    plan: FaultPlan,
+    seed: int = 0,
+) -> dict[str, int]:
+    """Run `body(**wanted)` as `run_real` does, with `options.hosts` hosts, each in a network namespace of its own.
+
+    Raises:
+        OSError, RuntimeError: There can be no such network here, see `why_no_networks`.
+        ValueError: There are to be no hosts.
+    """
+    with open_host_network(options.hosts) as network:
+        return trio.run(_main, body, wanted, options, plan, seed, NetworkJob(network))
 
 
 async def _watch(scope: trio.CancelScope, found: list[HangError]) -> None:
@@ -299,14 +333,19 @@ async def _watch(scope: trio.CancelScope, found: list[HangError]) -> None:
 
 
 async def _main(
-    body: Callable[..., Awaitable[None]], wanted: Mapping[str, Any], options: SeededOptions, plan: FaultPlan, seed: int
+    body: Callable[..., Awaitable[None]],
+    wanted: Mapping[str, Any],
+    options: SeededOptions,
+    plan: FaultPlan,
+    seed: int,
+    job: NetworkJob | None,
 ) -> dict[str, int]:
     hangs: list[HangError] = []
     reached: dict[str, int] = {}
     with trio.CancelScope() as scope:
         trio.lowlevel.spawn_system_task(_watch, scope, hangs)  # it ends with the run
         try:
-            reached = await _run(body, wanted, options, plan, seed)
+            reached = await _run(body, wanted, options, plan, seed, job)
         except trio.Cancelled:
             raise
         except BaseException as error:
@@ -320,12 +359,19 @@ async def _main(
 
 
 async def _run(
-    body: Callable[..., Awaitable[None]], wanted: Mapping[str, Any], options: SeededOptions, plan: FaultPlan, seed: int
+    body: Callable[..., Awaitable[None]],
+    wanted: Mapping[str, Any],
+    options: SeededOptions,
+    plan: FaultPlan,
+    seed: int,
+    job: NetworkJob | None,
 ) -> dict[str, int]:
-    async with this_host().warm() as host:
-        if options.hosts:
-            raise UnsupportedFault("simulate(hosts=) is for simulation: enter a LocalJob in a test of real processes")
-        with closing(RealExecutor(current_proc(), plan, secrets.token_hex(16), seed)) as executor:
+    async with this_host().warm() as machine:
+        if options.hosts and job is None:
+            raise UnsupportedFault(
+                'simulate(hosts=) is for the back ends "sim" and "net": on this one, a test enters a LocalJob'
+            )
+        with closing(RealExecutor(current_proc(), plan, secrets.token_hex(16), seed, job)) as executor:
             faults = Faults(executor, token=executor.token, table=executor.links.table.key)
             chaos = Chaos(faults, seed)
             given: dict[str, Any] = {
@@ -335,9 +381,14 @@ async def _run(
             }
             arguments = {name: given.get(name, value) for name, value in wanted.items()}
             async with AsyncExitStack() as stack:
+                hosts = machine
+                if job is not None:
+                    hosts = await stack.enter_async_context(job)
+                    if "host_mesh" in wanted:
+                        arguments["host_mesh"] = hosts
                 if "mesh" in wanted:
                     spawn: dict[str, Any] = {**options.spawn, "setup": faults.armed(options.spawn.get("setup"))}
-                    mesh = await stack.enter_async_context(host.spawn_procs(options.per_host, **spawn))
+                    mesh = await stack.enter_async_context(hosts.spawn_procs(options.per_host, **spawn))
                     faults.mesh = arguments["mesh"] = mesh
                 with faults.healed_after():
                     await body(**arguments)

@@ -14,7 +14,7 @@ import attrs
 from trimesh.errors import leaves
 from trimesh.testing.plans.keys import compact, rest_after
 from trimesh.testing.plans.plan import FaultPlan
-from trimesh.testing.real.run import run_real
+from trimesh.testing.real.run import run_net, run_real
 from trimesh.testing.running.decorator import SEEDS_DEFAULT, Simulated
 from trimesh.testing.running.seed_plan import SeedPlan
 from trimesh.testing.running.shrinking import smallest
@@ -190,9 +190,20 @@ def _hash_note() -> Iterator[str]:
 def run_over_processes(run: ItemRun) -> None:
     """Run the body once over real processes."""
     __tracebackhide__ = True
+    _run_once(run, run_real)
+
+
+def run_over_network(run: ItemRun) -> None:
+    """Run the body once over real processes of hosts in network namespaces."""
+    __tracebackhide__ = True
+    _run_once(run, run_net)
+
+
+def _run_once(run: ItemRun, run_body: Callable[..., object]) -> None:
+    __tracebackhide__ = True
     plan = FaultPlan(left_out=run.settings.left_out)
     try:
-        run_real(run.body, run.wanted, run.options, plan, run.settings.seeds.only or 0)
+        run_body(run.body, run.wanted, run.options, plan, run.settings.seeds.only or 0)
     except BaseException as error:
         line = f"replay: {run.replay_line(run.settings.seeds.only, run.settings.left_out)}"
         error.add_note(line)
@@ -200,5 +211,9 @@ def run_over_processes(run: ItemRun) -> None:
         raise
 
 
-BACKENDS: Final[dict[str, Callable[[ItemRun], None]]] = {"sim": run_simulated, "proc": run_over_processes}
+BACKENDS: Final[dict[str, Callable[[ItemRun], None]]] = {
+    "sim": run_simulated,
+    "proc": run_over_processes,
+    "net": run_over_network,
+}
 """How a mesh test is run, by the name of its back end."""

@@ -10,7 +10,7 @@ SJ-1 What a host that was given up has sent is not delivered when it is healed.
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -18,8 +18,8 @@ import attrs
 import trio
 
 from trimesh import limits
-from trimesh._runtime.hosts import ManyHosts, own_hosts
-from trimesh._runtime.life import JobHosts
+from trimesh._runtime.hosts import JobHost, own_hosts
+from trimesh._runtime.life import HostCode, JobHosts
 from trimesh._runtime.peers.host import LaunchRequest
 from trimesh._runtime.peers.losses import HostLoss
 from trimesh._runtime.system.exits import ExitReport
@@ -73,6 +73,7 @@ class SimJobHost:
         loss: How it was lost; None while it is not.
         is_loss_taken: Whether processes ran there, so that their meshes have the loss.
         on_lost: Called once, when it is lost, after those have been told.
+        code: None: hosts of a simulation are this process, which has its code.
     """
 
     def __init__(self, simulation: Simulation, inner: SimHost, rank: int, point: Point) -> None:
@@ -82,6 +83,7 @@ class SimJobHost:
         self.loss: HostLoss | None = None
         self.is_loss_taken = False
         self.on_lost: Callable[[HostLoss], None] = lambda _: None
+        self.code: HostCode | None = None
         self._simulation = simulation
         self._inner = inner
         self._hooks: dict[ProcId, Callable[[ExitReport], None]] = {}
@@ -89,6 +91,8 @@ class SimJobHost:
         self._cuts: list[HostCut] = []
         self._reachable = trio.Event()
         self._reachable.set()
+        self._healed = trio.Event()
+        self._healed.set()
 
     def has(self, place: Place) -> bool:
         """Return whether the processes of a place are here."""
@@ -173,6 +177,18 @@ class SimJobHost:
     def _children(self) -> list[SimChild]:
         return [child for child in self._simulation.world.children.values() if child.host is self]
 
+    async def succeeded(self) -> SimJobHost:
+        """Return what an agent that is started again here makes; it waits while the host is cut off.
+
+        Raises:
+            SpawnError: That lasts too long.
+        """
+        with trio.move_on_after(limits.HOST_JOIN_SECONDS):
+            await self._healed.wait()
+            return SimJobHost(self._simulation, self._inner, self.rank, self.point)
+        seconds = f"limits.HOST_JOIN_SECONDS ({limits.HOST_JOIN_SECONDS:g} s)"
+        raise SpawnError(f"cannot start the agent of {self.name}: it does not join within {seconds}")
+
     # ---- faults ----------------------------------------------------------------------------------------------
 
     def begin(self, fault: HostFault) -> Heal:
@@ -183,6 +199,7 @@ class SimJobHost:
             return _healed
         cut = HostCut(self, fault)
         self._cuts.append(cut)
+        self._healed = trio.Event()
         self._reachable = trio.Event()
         release = self._simulation.wire.hold(cut)
         scope = trio.CancelScope()
@@ -198,6 +215,7 @@ class SimJobHost:
                 self.lose("agent exit", "its agent has ended: it had heard nothing for its lease")
             if not self._cuts:
                 self._reachable.set()
+                self._healed.set()
             release()
 
         return heal
@@ -225,6 +243,36 @@ class SimJobHost:
         self.lose("lease", f"nothing was heard of its agent for {limits.HOST_LEASE_SECONDS:g} s")
 
 
+class SimSuccessors:
+    """Starts agents again where simulated hosts were lost; see `Successors`."""
+
+    spares = 0
+
+    def __init__(self, hosts: list[SimJobHost], make: Callable[[int, Point], SimJobHost]) -> None:
+        self._hosts = hosts
+        self._make = make
+
+    async def succeed(self, lost: JobHost) -> JobHost:
+        """See `Successors.succeed`."""
+        [before] = [host for host in self._hosts if host is lost]
+        after = await before.succeeded()
+        self._hosts[before.rank] = after
+        return after
+
+    def give_up(self, host: JobHost) -> None:
+        """See `Successors.give_up`."""
+        [before] = [one for one in self._hosts if one is host]
+        before.lose("replaced", "the program has asked for another host in its place")
+
+    async def grow(self, count: int, first: int) -> Sequence[JobHost]:
+        """See `Successors.grow`."""
+        await trio.lowlevel.checkpoint()
+        whole = Region(Extent(hosts=first + count))
+        more = [self._make(rank, whole.point(rank)) for rank in range(first, first + count)]
+        self._hosts += more
+        return more
+
+
 def _healed() -> None:
     """Heal what is over at once."""
 
@@ -241,7 +289,12 @@ async def open_simulated_hosts(simulation: Simulation, count: int) -> AsyncGener
     proc = world.proc(simulation.controller)
     inner = SimHost(world, proc)
     whole = Region(Extent(hosts=count))
-    hosts = [SimJobHost(simulation, inner, rank, whole.point(rank)) for rank in range(count)]
+
+    def make(rank: int, point: Point) -> SimJobHost:
+        return SimJobHost(simulation, inner, rank, point)
+
+    hosts = [make(rank, whole.point(rank)) for rank in range(count)]
     simulation.hosts = hosts
-    async with own_hosts(proc, "hosts", hosts, current().grace) as owned:
-        yield HostMesh(owned, JobHosts(whole, whole, {}, ManyHosts(tuple(hosts))))
+    successors = SimSuccessors(hosts, make)
+    async with own_hosts(proc, "hosts", hosts, current().grace, successors) as (owned, group):
+        yield HostMesh(owned, JobHosts(whole, whole, {}, group))

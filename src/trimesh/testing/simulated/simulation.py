@@ -30,6 +30,7 @@ from trimesh.errors import ShapeError
 from trimesh.ids import AGENT, ProcId
 from trimesh.testing.plans.determinism import stream
 from trimesh.testing.plans.failing_starts import FailingStarts
+from trimesh.testing.plans.faults import UnsupportedFault
 from trimesh.testing.plans.injector import Injector, Rule, run, watched
 from trimesh.testing.plans.places import coordinates
 from trimesh.testing.plans.plan import FaultPlan, Planned
@@ -369,6 +370,8 @@ class Simulation:
     def _at_host(self, planned: Planned, fault: HostFault) -> Heal:
         if not 0 <= fault.host < len(self.hosts):
             raise ShapeError(f"there are {len(self.hosts)} hosts, see simulate(hosts=), got host {fault.host}")
+        if fault.kind not in ("lose", "cut"):
+            raise UnsupportedFault(f'simulated hosts have no packets: run on the back end "net", got {fault}')
         self.fire(planned.index, "host", self.hosts[fault.host].name)
         return self.hosts[fault.host].begin(fault)
 

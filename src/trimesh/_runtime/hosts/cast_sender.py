@@ -1,0 +1,79 @@
+"""The controller's side of the channel of casts to one host: bodies there, answers back.
+
+The channel is opened with the first cast. When it ends, for whatever reason, casts to this host go in chunks.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+import trio
+
+from trimesh._runtime.hosts.cast_frames import ANSWER, NOWHERE, REQUEST, CastRequest, receive_exactly
+from trimesh._transport.messages.casting import CastBody, HostCaster
+from trimesh.errors import LimitExceeded
+
+
+class CastSender:
+    """Carries the casts to one host.
+
+    Args:
+        open_channel: Joins a socket, which it takes over, to a new channel of casts.
+
+    Attributes:
+        caster: Of the links to processes of the host.
+    """
+
+    def __init__(self, open_channel: Callable[[socket.socket], None]) -> None:
+        self.caster = HostCaster(self._wake)
+        self._open_channel = open_channel
+        self._has_work = trio.Event()
+
+    def _wake(self) -> None:
+        self._has_work.set()
+
+    @trio.lowlevel.enable_ki_protection
+    async def run(self) -> None:
+        """Carry casts until the channel ends, or this is cancelled."""
+        try:
+            await self._has_work.wait()
+            with suppress(OSError, LimitExceeded):
+                ours, theirs = socket.socketpair()
+                with trio.socket.from_stdlib_socket(ours) as channel:
+                    self._open_channel(theirs)
+                    await self._carry(channel)
+        finally:
+            self.caster.close()
+
+    async def _carry(self, channel: trio.socket.SocketType) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._send, channel, nursery.cancel_scope)
+            while (data := await receive_exactly(channel, ANSWER.size)) is not None:
+                number, where = ANSWER.unpack(data)
+                self.caster.answered(number, b"" if where == NOWHERE else where)
+            nursery.cancel_scope.cancel()
+
+    async def _send(self, channel: trio.socket.SocketType, scope: trio.CancelScope) -> None:
+        caster = self.caster
+        with suppress(OSError):
+            while True:
+                if caster.let_go:  # first, as it makes room over there
+                    await _send_all(channel, memoryview(REQUEST.pack(CastRequest.LET_GO, caster.let_go.popleft(), 0)))
+                elif caster.bodies:
+                    await self._send_bodies(channel, caster.bodies.popleft())
+                else:
+                    self._has_work = trio.Event()
+                    await self._has_work.wait()
+        scope.cancel()
+
+    async def _send_bodies(self, channel: trio.socket.SocketType, body: CastBody) -> None:
+        await _send_all(channel, memoryview(REQUEST.pack(CastRequest.KEEP, body.number, body.size)))
+        for piece in body.pieces():
+            await _send_all(channel, piece)
+
+
+async def _send_all(channel: trio.socket.SocketType, data: memoryview) -> None:
+    while data:
+        data = data[await channel.send(data) :]

@@ -1,0 +1,336 @@
+r"""Sessions of an agent with the agents of other hosts: made when processes of the two hosts are first linked.
+
+    Connect, Arriving or Listening names another agent --> a session, without a connection yet; channels may be opened
+        the one of the larger number:  listens, and says where, by way of the controller
+        the one of the smaller number: dials these addresses --> direct
+                                            \-- none answers --> a tunnel through the controller, TLS inside --> relayed
+    a connection that breaks, or a way that has become possible, is only another connection of the same session
+
+NB-1 Two agents have one session, however many processes: which of them dials is decided by their numbers. It belongs
+     to the two incarnations; an address is only where the next connection is tried.
+NB-2 What is sent is numbered in the session, so that no change of the way loses, doubles or reorders anything.
+NB-3 Which hosts are lost is the controller's to say: then the session ends at once, and for good. An agent that does
+     not answer is dialled until then, or until the lease of the session is over.
+NB-4 A question whose answer is to come over a session is answered, also when that ends first.
+NB-5 An agent listens while it has a session in which the other one dials, and at no other time.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import socket
+from collections.abc import Callable
+from typing import Protocol
+
+import trio
+
+from trimesh import limits
+from trimesh._runtime.hosts.family_hosts import HostSessions
+from trimesh._runtime.hosts.session_pipe import SessionPipe
+from trimesh._runtime.spawner import wire
+from trimesh._runtime.spawner.socket import Received, close_all
+from trimesh._runtime.system.records import Arriving, Listening, Parted, Relayed, Tunnel
+from trimesh._transport.relay.base import HostConnection, Relay, Session
+from trimesh.errors import LimitExceeded, LinkLost, ProtocolError
+from trimesh.ids import ID_MAX, ProcId
+
+Connected = Callable[[HostConnection], None]
+"""Takes a connection of another agent, which has shown who it is."""
+
+
+class Ways(Protocol):
+    """How other agents are reached, and reach this one: sockets and TLS."""
+
+    def listen_for(self, peer: ProcId, connected: Connected) -> tuple[str, ...]:
+        """Let an agent in, and return the addresses that it may be told; none where there is no such."""
+        ...
+
+    def forget(self, peer: ProcId) -> None:
+        """Let it in no more; listen no longer than there are others. Idempotent."""
+
+    async def dial(self, peer: ProcId, addresses: tuple[str, ...]) -> HostConnection:
+        """Connect to an agent at the first of these addresses at which it is.
+
+        Raises:
+            LinkLost: It is at none of them; the text says why.
+        """
+        ...
+
+    async def over(self, sock: socket.socket, peer: ProcId, *, is_dialler: bool) -> HostConnection:
+        """Shake hands over a stream socket, which is taken over.
+
+        Raises:
+            LinkLost: The agent at the other end is another one, or none.
+        """
+        ...
+
+
+class Tell(Protocol):
+    """Sends a record to the controller."""
+
+    def __call__(self, record: wire.AnyRecord, fds: tuple[int, ...] = ()) -> None:
+        """Send it; owns `fds`."""
+
+
+class Answered(Protocol):
+    """Takes the answer to a question of this host."""
+
+    def __call__(self, record: wire.Answer, fds: tuple[int, ...] = ()) -> None:
+        """Take it; owns `fds`. One that was not asked for is let go."""
+
+
+class _Neighbour:
+    """Another agent, and the session with it.
+
+    Attributes:
+        peer: Its incarnation.
+        pipe: The session.
+        is_dialler: Whether this side dials.
+        addresses: Where it listens, once it has told.
+        told: Set then.
+        interrupted: Set when the session has lost its connection.
+        is_relayed: Whether the connection is a tunnel.
+        is_said: Whether the controller knows that it was one.
+        awaited: Questions that are answered over the session.
+        scope: Of its task.
+    """
+
+    def __init__(self, peer: ProcId, pipe: SessionPipe, *, is_dialler: bool) -> None:
+        self.peer = peer
+        self.pipe = pipe
+        self.is_dialler = is_dialler
+        self.addresses: tuple[str, ...] = ()
+        self.told = trio.Event()
+        self.interrupted = trio.Event()
+        self.is_relayed = False
+        self.is_said = False
+        self.awaited = set[int]()
+        self.scope = trio.CancelScope()
+
+
+class Neighbours:
+    """All sessions of an agent with other agents.
+
+    Args:
+        sessions, relay: That carry them.
+        own: Incarnation of this agent.
+        ways: To the others.
+    """
+
+    def __init__(self, sessions: HostSessions, relay: Relay, own: ProcId, ways: Ways) -> None:
+        self._sessions = sessions
+        self._relay = relay
+        self._own = own
+        self._ways = ways
+        self._known: dict[ProcId, _Neighbour] = {}
+        self._of_session: dict[Session, _Neighbour] = {}
+        self._lost = set[ProcId]()
+        self._tell: Tell = _drop
+        self._answered: Answered = _drop
+        self._nursery: trio.Nursery | None = None
+
+    async def serve(self, tell: Tell, answered: Answered) -> None:
+        """Serve until it is cancelled; there are no sessions before."""
+        self._tell, self._answered = tell, answered
+        try:
+            async with trio.open_nursery() as self._nursery:
+                await trio.sleep_forever()
+        finally:
+            self._nursery = None
+
+    # ---- what the agent asks ---------------------------------------------------------------------------------
+
+    def give(self, peer: ProcId, answer: wire.Connected, fd: int) -> bool:
+        """Hand the end of a link to another agent; False, and `fd` stays the caller's, where there is no session.
+
+        Raises:
+            LimitExceeded: The session has too many channels; `fd` is closed.
+        """
+        one = self._with(peer)
+        if one is None:
+            return False
+        one.pipe.put(answer, (fd,))
+        return True
+
+    def take(self, received: Received) -> None:
+        """Take what the controller says about another agent."""
+        record = received.record
+        match record:
+            case Arriving(request=request, agent=agent):
+                one = self._with(ProcId(agent))
+                if one is None:
+                    self._answered(wire.ConnectFailed(request, "there is no session with its host"))
+                else:
+                    one.awaited.add(request)
+            case Listening(agent=agent, addresses=addresses):
+                one = self._with(ProcId(agent))
+                if one is not None:
+                    one.addresses = addresses
+                    one.told.set()
+            case Tunnel(agent=agent):
+                self._take_tunnel(ProcId(agent), received.fds)
+                return
+            case Parted(agent=agent, is_lost=is_lost):
+                self._part(ProcId(agent), is_lost=is_lost)
+            case _:
+                raise AssertionError(record)
+        close_all(received.fds)
+
+    def interrupted(self, session: Session) -> None:
+        """Learn that a session has lost its connection."""
+        one = self._of_session.get(session)
+        if one is not None:
+            one.interrupted.set()
+
+    # ---- one session -----------------------------------------------------------------------------------------
+
+    def _with(self, peer: ProcId) -> _Neighbour | None:
+        """Return the session with an agent, a new one if need be; None if there can be none."""
+        one = self._known.get(peer)
+        if one is not None or self._nursery is None or peer in self._lost or peer == self._own:
+            return one
+        is_dialler = self._own < peer
+        number = secrets.randbelow(ID_MAX) + 1 if is_dialler else 0
+        lease = limits.DIRECT_LEASE_SECONDS
+        try:
+            pipe = self._sessions.begin(
+                self._relay, peer, is_dialler=is_dialler, lease_seconds=lease, session_id=number
+            )
+        except (LimitExceeded, OSError):
+            return None
+        one = self._known[peer] = self._of_session[pipe.session] = _Neighbour(peer, pipe, is_dialler=is_dialler)
+        if not is_dialler:
+            self._expect(one)
+        self._nursery.start_soon(self._serve, one)
+        return one
+
+    @trio.lowlevel.enable_ki_protection
+    async def _serve(self, one: _Neighbour) -> None:
+        try:
+            with one.scope:
+                async with trio.open_nursery() as nursery:
+                    if one.is_dialler:
+                        nursery.start_soon(self._connect, one)
+                    await self._read(one)
+                    nursery.cancel_scope.cancel(reason="the session is over")
+        finally:
+            self._end(one)
+
+    async def _read(self, one: _Neighbour) -> None:
+        """Take answers that come over the session, until it is over."""
+        try:
+            while True:
+                received = one.pipe.receive()
+                if received is None:
+                    await one.pipe.wait_readable()
+                    continue
+                record = received.record
+                if not isinstance(record, wire.Connected):
+                    close_all(received.fds)
+                    raise ProtocolError(f"another agent sends answers, got {type(record).__name__}")
+                one.awaited.discard(record.request)
+                if received.fds:
+                    self._answered(record, received.fds)
+                else:
+                    self._answered(wire.ConnectFailed(record.request, "the agent has no descriptor left"))
+        except (OSError, ProtocolError):
+            self._tell(Parted(one.peer, is_lost=False))  # what the other side has of it is worth nothing, too
+
+    def _part(self, peer: ProcId, *, is_lost: bool) -> None:
+        if is_lost:
+            self._lost.add(peer)
+        one = self._known.get(peer)
+        if one is not None:
+            one.pipe.session.abort()  # now: its links are to end before anything else is read (NB-3)
+            self._forget(one)
+            one.scope.cancel(reason="the other host is lost, or its session")
+
+    def _forget(self, one: _Neighbour) -> None:
+        """Let the next one that asks begin another session. Idempotent."""
+        if self._known.get(one.peer) is one:
+            del self._known[one.peer], self._of_session[one.pipe.session]
+            self._ways.forget(one.peer)
+
+    def _end(self, one: _Neighbour) -> None:
+        self._forget(one)
+        self._sessions.end(one.pipe)
+        for request in one.awaited:
+            self._answered(wire.ConnectFailed(request, "the session with its host is over"))
+
+    # ---- who is dialled --------------------------------------------------------------------------------------
+
+    def _expect(self, one: _Neighbour) -> None:
+        addresses = self._ways.listen_for(one.peer, one.pipe.session.attach)
+        self._tell(Listening(one.peer, addresses))
+
+    def _take_tunnel(self, peer: ProcId, fds: tuple[int, ...]) -> None:
+        one = self._with(peer)
+        if one is None or one.is_dialler or len(fds) != 1 or self._nursery is None:
+            close_all(fds)
+        else:
+            self._nursery.start_soon(self._accept_tunnel, one, socket.socket(fileno=fds[0]))
+
+    @trio.lowlevel.enable_ki_protection
+    async def _accept_tunnel(self, one: _Neighbour, sock: socket.socket) -> None:
+        try:
+            one.pipe.session.attach(await self._ways.over(sock, one.peer, is_dialler=False))
+        except LinkLost:
+            return  # the other side dials again
+
+    # ---- who dials -------------------------------------------------------------------------------------------
+
+    async def _connect(self, one: _Neighbour) -> None:
+        """Keep the session connected: directly if that is possible, else through the controller."""
+        session = one.pipe.session
+        await one.told.wait()
+        patience = limits.DIRECT_RETRY_SECONDS
+        while True:
+            failure = await self._dial(one)
+            if failure is not None and not session.is_connected:
+                await self._dig(one, failure)
+            while session.is_connected and not one.is_relayed:
+                patience = limits.DIRECT_RETRY_SECONDS
+                await self._wait_interrupted(one, math.inf)
+            if session.is_connected:
+                await self._wait_interrupted(one, patience if one.addresses else math.inf)
+                patience = min(2 * patience, limits.DIRECT_RETRY_SECONDS_MAX)
+            else:
+                await trio.sleep(limits.HOST_REDIAL_SECONDS)
+
+    async def _wait_interrupted(self, one: _Neighbour, seconds: float) -> None:
+        with trio.move_on_after(seconds):
+            await one.interrupted.wait()
+        one.interrupted = trio.Event()
+
+    async def _dial(self, one: _Neighbour) -> str | None:
+        """Connect directly; return why that failed, None if it has not."""
+        try:
+            connection = await self._ways.dial(one.peer, one.addresses)
+        except LinkLost as error:
+            return str(error)
+        one.is_relayed = False
+        one.pipe.session.attach(connection)
+        return None
+
+    async def _dig(self, one: _Neighbour, failure: str) -> None:
+        """Connect through the controller."""
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError:  # no descriptor is left; later perhaps
+            return
+        self._tell(Tunnel(one.peer), (theirs.detach(),))
+        try:
+            connection = await self._ways.over(ours, one.peer, is_dialler=True)
+        except LinkLost:
+            return
+        one.is_relayed = True
+        one.pipe.session.attach(connection)
+        if not one.is_said:
+            one.is_said = True
+            self._tell(Relayed(one.peer, failure[: limits.REASON_CHARS_MAX]))
+
+
+def _drop(record: wire.AnyRecord, fds: tuple[int, ...] = ()) -> None:
+    del record
+    close_all(fds)

@@ -1,0 +1,165 @@
+r"""The seam for tracing: what is done around calls while a tracer looks, and nothing at all otherwise.
+
+`trace_calls` puts functions in the place of others, and what it returns puts those back. So a call of a process that is
+not traced runs the same byte codes as if there were no such thing. Where only the caller is traced, the callee takes
+the call out of its envelope, and that is all.
+
+    caller   `Proc.begin` --head in a TracedCall--> callee `take_traced` -> `Cell.deliver`
+             `Proc.forget` <--outcome--               slot: `began`, `_context_of`, endpoint, `ended`
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+import msgspec
+
+from trimesh._runtime.actors.cell import Cell
+from trimesh._runtime.actors.serve import Server
+from trimesh._runtime.calls import invocation
+from trimesh._runtime.peers.parcel import Parcel, SpreadParcel
+from trimesh._wire import messages
+from trimesh.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from trimesh._runtime.calls.outgoing import OutgoingCall
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.incoming import IncomingCall
+    from trimesh._runtime.peers.peer import Peer
+
+_arriving: Final[ContextVar[str]] = ContextVar("trimesh_arriving_trace", default="")
+
+
+class Tracing(Protocol):
+    """What looks at calls."""
+
+    def sends(self, call: OutgoingCall) -> str:
+        """Learn of a call that is about to be sent; return the trace context that travels with it."""
+        ...
+
+    def settled(self, call: OutgoingCall) -> None:
+        """Learn that a call has ended, or was given up."""
+
+    def came(self, call: IncomingCall, trace: str) -> None:
+        """Learn of a call that has come with a trace context, before it is queued."""
+
+    def began(self, cell: Cell, call: IncomingCall) -> None:
+        """Learn that a slot has taken a call."""
+
+    def enter(self, call: IncomingCall, context: contextvars.Context) -> None:
+        """Prepare the context that its endpoint runs in."""
+
+    def ended(self, call: IncomingCall) -> None:
+        """Learn that it runs no more."""
+
+
+class _Recorder:
+    """Tells the recorder of an actor, and a tracer, when its calls begin and end."""
+
+    def __init__(self, cell: Cell, recorder: Any, tracing: Tracing) -> None:
+        def began(call: IncomingCall) -> int:
+            tracing.began(cell, call)
+            return 0 if recorder is None else int(recorder.began(call))
+
+        def ended(number: int, call: IncomingCall) -> None:
+            if recorder is not None:
+                recorder.ended(number, call)
+            tracing.ended(call)
+
+        self.began = began
+        self.ended = ended
+
+
+def take_traced(peer: Peer, message: messages.TracedCall, bodies: list[memoryview]) -> None:
+    """Take a call out of its envelope.
+
+    Raises:
+        ProtocolError: There is none in it.
+    """
+    call = messages.decode(message.call)
+    if type(call) is not messages.Call:
+        raise ProtocolError(f"what is traced must be a Call, got a {type(call).__name__}")
+    link = peer.link
+    if link is None:
+        return
+    size = len(messages.encode(message))  # as it has come: nothing else encodes to the same message
+    token = _arriving.set(message.trace)
+    try:
+        cast("Proc", peer.proc).take_call(peer, link, call, size, bodies)
+    finally:
+        _arriving.reset(token)
+
+
+def trace_calls(tracing: Tracing) -> Callable[[], None]:
+    """Have a tracer look at the calls of this process, and at those that come to actors which are spawned from now on.
+
+    Returns:
+        What puts everything back.
+    """
+    from trimesh._runtime.life.proc import Proc  # noqa: PLC0415 - it imports this module
+
+    begin, forget, deliver = Proc.begin, Proc.forget, Cell.deliver
+    context_of, recorder_of = Server._context_of, Cell._call_recorder  # noqa: SLF001 - a seam of the same package
+
+    def traced_begin(self: Proc, call: OutgoingCall, parcel: Parcel) -> None:
+        if call.request.spec is None:  # of an agent
+            begin(self, call, parcel)
+            return
+        trace = tracing.sends(call)
+        try:
+            begin(self, call, _enclosed(parcel, trace) if trace else parcel)
+        except BaseException:
+            tracing.settled(call)
+            raise
+
+    def traced_forget(self: Proc, call: OutgoingCall) -> None:
+        forget(self, call)
+        tracing.settled(call)
+
+    def traced_deliver(self: Cell, call: IncomingCall) -> None:
+        tracing.came(call, _arriving.get())
+        deliver(self, call)
+
+    def traced_context(self: Server, call: IncomingCall) -> contextvars.Context:
+        context = context_of(self, call)
+        tracing.enter(call, context)
+        return context
+
+    def traced_recorder(self: Cell) -> Any:
+        recorder = recorder_of(self)
+        return recorder if self.spec.home is None else _Recorder(self, recorder, tracing)
+
+    seams: list[tuple[Any, str, Any]] = [
+        (Proc, "begin", traced_begin),
+        (Proc, "forget", traced_forget),
+        (Cell, "deliver", traced_deliver),
+        (Server, "_context_of", traced_context),
+        (Cell, "_call_recorder", traced_recorder),
+        (invocation, "_post_at_once", _never_at_once),  # broadcasts take the long way, by `begin`
+    ]
+    before = [(place, name, getattr(place, name)) for place, name, _ in seams]
+    for place, name, function in seams:
+        setattr(place, name, function)
+
+    def put_back() -> None:
+        for place, name, function in before:
+            setattr(place, name, function)
+
+    return put_back
+
+
+def _never_at_once(*_: object) -> bool:
+    return False
+
+
+def _enclosed(parcel: Parcel, trace: str) -> Parcel:
+    """Return a parcel whose head says whose trace its call belongs to."""
+    if isinstance(parcel, SpreadParcel):
+        each = [_enclosed(one, trace) for one in parcel.each]
+        nbytes = max((one.nbytes for one in each), default=0)
+        return msgspec.structs.replace(parcel, each=each, nbytes=nbytes)
+    head = messages.encode(messages.TracedCall(trace, bytes(parcel.head)))
+    return msgspec.structs.replace(parcel, head=head, nbytes=parcel.nbytes + len(head) - len(parcel.head))

@@ -1,0 +1,215 @@
+"""What the user changes in a process mesh while it runs: members are replaced, the mesh grows and shrinks.
+
+    absent --grow: launched, set up, given actors--> member --shrink: no new calls, stopped--> absent
+
+CH-1 to grow is all or nothing: the new members are in the mesh at one moment, when all of them serve.
+CH-2 to shrink is decided at one moment, after which calls that are made raise `MembershipChanged`; what is cut short
+     there ends those that leave at once, and they have left.
+CH-3 one change of size at a time; the ranks of the others stay, and a place that is taken again has the next
+     incarnation.
+CH-4 actors that show every place along the dimension follow; those that are spawned meanwhile catch up.
+CH-5 what fails in a new member before it is in the mesh, and does not fail the change, is dealt with right after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import trio
+
+from trimesh import limits
+from trimesh._runtime.meshes.actor_members import ActorMembers
+from trimesh._runtime.meshes.member import discard
+from trimesh._runtime.meshes.proc_members import ProcMembers
+from trimesh.errors import MembershipChanged, MeshErrorGroup, MeshStopped, ShapeError
+from trimesh.events.records import Started
+from trimesh.shape.region import Region
+
+
+class Changes:
+    """The changes of one process mesh."""
+
+    def __init__(self, procs: ProcMembers) -> None:
+        self._procs = procs
+        self._lock = trio.Lock()
+        self._pending: dict[int, list[Callable[[], None]]] = {}
+
+    def defer(self, rank: int, act: Callable[[], None]) -> None:
+        """Deal with what has happened to a new member once it is in the mesh; nothing for one that leaves (CH-5)."""
+        if rank in self._pending:
+            self._pending[rank].append(act)
+
+    # ---- replace ---------------------------------------------------------------------------------------------
+
+    async def replace(self, ranks: Sequence[int]) -> None:
+        """Start new members in place of some, dead or alive, with all that lived there; it counts as no failure.
+
+        Raises:
+            MeshErrorGroup: One could not be started; none of them lives then.
+        """
+        procs = self._procs
+        await trio.lowlevel.checkpoint()
+        with procs.block.entering():
+            await procs.wait_settled(ranks)
+            procs.replacing.update(ranks)
+            cause = MeshStopped(f"{procs.name}: members are being replaced")
+            procs.mark_down(ranks, cause)
+            try:
+                await procs.end([procs.members[rank] for rank in ranks])
+                await procs.follow(ranks)
+            except BaseException as error:
+                await discard([procs.members[rank] for rank in ranks])
+                procs.give_up(ranks, error if isinstance(error, Exception) else cause)
+                raise
+            finally:
+                procs.replacing.difference_update(ranks)
+                procs.mark_up(ranks)
+
+    # ---- size ------------------------------------------------------------------------------------------------
+
+    def check(self, label: str, size: int) -> None:
+        """Refuse what cannot be done.
+
+        Raises:
+            ShapeError: There is no such dimension, or it is not the slowest, or there would be too many processes.
+            RuntimeError: The mesh is of a kind whose size is fixed.
+        """
+        procs = self._procs
+        base = procs.present.base
+        if base.axis(label) != 0:
+            raise ShapeError(
+                f"a mesh is resized along its first dimension, where ranks stay as they are, and {label!r} is not the "
+                f"first of {base!r}: spawn it with {label!r} first"
+            )
+        count = base.nelements // base.size(label) * size
+        if count > limits.LINKS_MAX:
+            raise ShapeError(
+                f"a mesh must not have more than limits.LINKS_MAX ({limits.LINKS_MAX}) processes on a host, and "
+                f"{label}={size} is {count}"
+            )
+        fixed_by = procs.fixed_by
+        if not procs.is_healing:
+            fixed_by = "its policy is FailFast, which keeps nothing to make actors from: write supervision=Isolate()"
+        elif procs.options.bind is not None:
+            fixed_by = "its processes are bound to cores (bind=), which were dealt out as it was spawned"
+        elif procs.options.rendezvous:
+            fixed_by = "its processes meet for torch.distributed, whose WORLD_SIZE they were told as they were started"
+        if fixed_by:
+            raise RuntimeError(f"{procs.name} cannot be resized: {fixed_by}")
+
+    async def resize(self, label: str, size: int) -> Region:
+        """Let the mesh have another size along its first dimension; return it as it is then.
+
+        Raises:
+            MeshErrorGroup: A new member could not be started, or given its actors; none of the new ones is there.
+            ShapeError, RuntimeError: See `check`.
+        """
+        procs = self._procs
+        await trio.lowlevel.checkpoint()
+        with procs.block.entering():
+            async with self._lock:
+                self.check(label, size)
+                shown = procs.present.resized(label, size)
+                if len(shown) > len(procs.present):
+                    await self._grow(label, shown)
+                elif len(shown) < len(procs.present):
+                    await self._shrink(shown)
+                return procs.present
+
+    async def _grow(self, label: str, shown: Region) -> None:
+        procs = self._procs
+        ranks = range(len(procs.present), len(shown))
+        self._widen(shown, ranks)
+        self._pending = {rank: [] for rank in ranks}
+        procs.replacing.update(ranks)
+        try:
+            await procs.launching.launch_next(ranks, "grow")
+            while behind := [actors for actors in procs.actors if actors.size.lacks(shown)]:
+                await behind[0].size.grow(label, shown)
+        except BaseException:
+            await discard([procs.members[rank] for rank in ranks])
+            for actors in procs.actors:
+                actors.size.drop(ranks)
+            self._pending = {}
+            raise
+        finally:
+            procs.replacing.difference_update(ranks)
+        pending, self._pending = self._pending, {}
+        procs.absent.difference_update(ranks)
+        procs.present = shown
+        procs.note_joined()
+        for actors in procs.actors:
+            actors.size.note(shown)
+        procs.tell_started(Started, ranks)
+        for rank in ranks:
+            for act in pending[rank]:
+                act()
+
+    def _widen(self, shown: Region, ranks: Sequence[int]) -> None:
+        """Make places for members that are to join; those that had one before have it again."""
+        procs = self._procs
+        procs.absent.update(ranks)
+        if len(shown) > len(procs.whole):
+            procs.whole = shown
+            procs.extend_units()
+        for rank in range(len(procs.members), len(procs.whole)):
+            procs.members.append(procs.new_member(rank, -1))
+
+    async def catch_up(self, actors: ActorMembers) -> None:
+        """Give actors that were spawned meanwhile to the members that have come since (CH-4).
+
+        Raises:
+            MeshErrorGroup: Some could not be made.
+        """
+        while actors.size.lacks(shown := self._procs.present):
+            try:
+                await actors.size.grow(shown.base.labels[0], shown)
+            except MeshErrorGroup:
+                if self._procs.present == shown:
+                    raise
+
+    async def _shrink(self, shown: Region) -> None:
+        procs = self._procs
+        ranks = list(range(len(shown), len(procs.present)))
+        while True:
+            for actors in list(procs.actors):
+                await actors.ready.wait()
+            await procs.wait_settled(ranks)
+            if all(actors.ready.is_set() for actors in procs.actors):
+                break
+        members = [procs.members[rank] for rank in ranks]
+        why = MembershipChanged(f"{procs.name} was resized to {dict(shown.extent)!r}")
+        procs.absent.update(ranks)
+        procs.present = shown
+        procs.note_left(ranks, why)
+        for member in members:
+            member.departs()
+        for actors in procs.actors:
+            actors.size.leave(ranks)
+            actors.size.note(shown)
+        try:
+            await procs.end(members, by="left")
+        except BaseException:
+            await discard(members)
+            raise
+        finally:
+            for actors in procs.actors:
+                actors.size.drop(ranks)
+
+
+def changes_of(procs: ProcMembers) -> Changes:
+    """Return what changes a mesh of processes."""
+    if not isinstance(procs.change, Changes):
+        procs.change = Changes(procs)
+    return procs.change
+
+
+def gone_of(procs: ProcMembers, ranks: Collection[int]) -> MembershipChanged:
+    """Return the error of a view that shows members which are not in their mesh any more."""
+    found = sorted(procs.absent.intersection(ranks))
+    shown = ", ".join(repr(dict(procs.whole.point(rank))) for rank in found[:8])
+    return MembershipChanged(
+        f"{procs.name} was resized to {dict(procs.present.extent)!r}, and this view shows who has left: {shown}"
+        f"{', ...' if len(found) > 8 else ''}; use the one that resize has returned",
+        maybe_executed=False,
+    )

@@ -1,0 +1,269 @@
+"""Transfers between two processes that no carrier connects: their owner makes them, asked by messages.
+
+So buffers work between any two hosts, as safe as all that goes between these, and without a setting. They cost the
+owner some of the time in which it takes messages, which a carrier does not.
+
+    asked, piece by piece --> made by the owner's own mover --> answered
+
+LM-1 Secret, rights, range and revocation are checked by the owner's mover, as of any transfer (N4).
+LM-2 At most `limits.LINKED_PIECES` pieces are asked of a process at one time by another one; the rest waits here, in
+     order. Who asks for larger ones, or leaves many more answers untaken, breaks the rules.
+LM-3 A piece is made once: it is asked for once, and sessions lose and double nothing.
+LM-4 A piece is made and answered where its message is taken, so also while the owner's Trio loop does not turn because
+     it waits for the value of a tensor. An atomic operation on a word at which another process is waits for a turn.
+LM-5 What is given up is written no more; its pieces count until they are answered.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from trimesh import limits
+from trimesh._runtime.peers.parcel import Parcel
+from trimesh._transport.interface.mover import (
+    End,
+    Grant,
+    Span,
+    Transfer,
+    TransferDone,
+    TransferError,
+    TransferKind,
+    UnderWay,
+)
+from trimesh._wire import messages, moving
+from trimesh._wire.memory.regions import memory_at, writable
+from trimesh.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from trimesh._runtime.peers.peer import Peer
+    from trimesh._runtime.services.process import GrantingProc
+
+_WORD_BYTES: Final = 8
+_UNTAKEN_MAX: Final = 4 * limits.LINKED_PIECES
+"""That an answer was taken is known later than the next question comes: with room for those."""
+
+_WITH_BYTES: Final = (TransferKind.READ, TransferKind.WRITE)
+
+
+class _Piece:
+    """A part of a transfer that is asked for.
+
+    Attributes:
+        peer: The owner of the memory over there.
+        room: Of that; a place is given back when the piece has ended.
+        local: The memory here that a read fills; None when nothing is to be written any more (LM-5).
+        nbytes: Of a read; 0 of anything else.
+        answered: Set when it has ended.
+        value: The old value of an atomic operation.
+        end: Why it has failed.
+    """
+
+    __slots__ = ("answered", "end", "local", "nbytes", "peer", "room", "value")
+
+    def __init__(self, peer: Peer, room: trio.Semaphore, local: Span | None) -> None:
+        self.peer = peer
+        self.room = room
+        self.local = local
+        self.nbytes = 0 if local is None else local.nbytes
+        self.answered = trio.Event()
+        self.value = 0
+        self.end: End | None = None
+
+    def close(self, end: End | None) -> None:
+        """Note that it has ended, and let the next one go."""
+        self.end = end
+        self.answered.set()
+        self.room.release()
+
+
+class LinkedMoves:
+    """Both sides of such transfers, in one process."""
+
+    def __init__(self, proc: GrantingProc, make: Callable[[Transfer], TransferDone | UnderWay | None]) -> None:
+        """Take the messages of a process.
+
+        Args:
+            proc: The process.
+            make: Begins a transfer of at most `limits.INLINE_BYTES_MAX` within this process, which is mostly done
+                at once; see `Attachment.begin`.
+        """
+        self._proc = proc
+        self._make = make
+        self._numbers = count(1)
+        self._asked: dict[int, _Piece] = {}
+        self._room: dict[Peer, trio.Semaphore] = {}
+        self._untaken: dict[Peer, list[trio.Event]] = {}
+        proc.routes[moving.MovePiece] = self._take_question
+        proc.routes[moving.PieceMoved] = self._take_answer
+        proc.on_gone.append(self._gone)
+
+    # ---- who asks --------------------------------------------------------------------------------------------
+
+    async def move(self, peer: Peer, transfer: Transfer) -> TransferDone:
+        """Have a transfer made by the owner of the memory, to which there is a link.
+
+        Raises:
+            TransferError: It has failed.
+
+        Blocking: until all is answered; cancellable at once.
+        """
+        room = self._room.get(peer)
+        if room is None:
+            room = self._room[peer] = trio.Semaphore(limits.LINKED_PIECES)
+        pieces = deque[_Piece]()
+        value = 0
+        try:
+            for offset, span in _cut(transfer):
+                await room.acquire()
+                pieces.append(self._ask(peer, room, transfer, offset, span))
+                while pieces and pieces[0].answered.is_set():
+                    value = _result(pieces.popleft())
+            while pieces:
+                await pieces[0].answered.wait()
+                value = _result(pieces.popleft())
+        finally:
+            for piece in pieces:
+                piece.local = None
+        return TransferDone(value=value)
+
+    def _ask(self, peer: Peer, room: trio.Semaphore, transfer: Transfer, offset: int, span: Span) -> _Piece:
+        kind, grant = transfer.kind, transfer.grant
+        piece = _Piece(peer, room, span if kind is TransferKind.READ else None)
+        bodies = [memory_at(span.address, span.nbytes, span)] if kind is TransferKind.WRITE else []
+        number = next(self._numbers)
+        nbytes = span.nbytes if kind in _WITH_BYTES else _WORD_BYTES
+        head = moving.MovePiece(
+            number,
+            kind.value,
+            grant.place,
+            grant.generation,
+            grant.secret,
+            offset,
+            nbytes,
+            transfer.operand,
+            transfer.expected,
+        )
+        if peer.link is None:  # it has gone, or does so now
+            piece.close(End.LOST)
+        else:
+            self._asked[number] = piece
+            peer.send(Parcel(messages.encode(head), bodies))
+        return piece
+
+    def _take_answer(self, peer: Peer, message: moving.PieceMoved, bodies: list[memoryview]) -> None:
+        piece = self._asked.get(message.number)
+        if piece is None or piece.peer is not peer:
+            raise ProtocolError(
+                f"a transfer is answered once, by whom it was asked of; got an answer to {message.number}"
+            )
+        if message.end and message.end not in End.__members__:
+            raise ProtocolError(f"a transfer ends for one of {', '.join(End.__members__)}, got {message.end!r:.50}")
+        got = sum(body.nbytes for body in bodies)
+        if got != (0 if message.end else piece.nbytes):
+            raise ProtocolError(f"a piece of {piece.nbytes} bytes must be answered by as many, or why not; got {got}")
+        del self._asked[message.number]
+        if not message.end and piece.local is not None:
+            _fill(piece.local, bodies)
+        piece.value = message.value
+        piece.close(End[message.end] if message.end else None)
+
+    def _gone(self, peer: Peer) -> None:
+        self._room.pop(peer, None)
+        self._untaken.pop(peer, None)
+        for number in [number for number, piece in self._asked.items() if piece.peer is peer]:
+            self._asked.pop(number).close(End.LOST)
+
+    # ---- who is asked ----------------------------------------------------------------------------------------
+
+    def _take_question(self, peer: Peer, message: moving.MovePiece, bodies: list[memoryview]) -> None:
+        is_written = message.kind == TransferKind.WRITE
+        if sum(body.nbytes for body in bodies) != (message.nbytes if is_written else 0):
+            raise ProtocolError(f"a piece of {message.nbytes} bytes that is written must come with them, and no other")
+        if message.kind not in _WITH_BYTES and (message.nbytes != _WORD_BYTES or message.offset % _WORD_BYTES):
+            raise ProtocolError(
+                f"an atomic operation is on {_WORD_BYTES} bytes at a multiple of {_WORD_BYTES}, "
+                f"got {message.nbytes} at {message.offset}"
+            )
+        untaken = self._untaken[peer] = [one for one in self._untaken.get(peer, ()) if not one.is_set()]
+        if len(untaken) >= _UNTAKEN_MAX:
+            raise ProtocolError(f"at most {_UNTAKEN_MAX} pieces may be asked for before their answers are taken")
+        made = self._made(message, bodies)
+        if isinstance(made, UnderWay):
+            self._proc.serve(partial(self._answer_later, peer, message.number, made))
+        else:
+            self._answer(peer, *made)
+
+    def _answer(self, peer: Peer, answer: moving.PieceMoved, memory: Sequence[memoryview] = ()) -> None:
+        lent = peer.send(Parcel(messages.encode(answer), memory))
+        if lent is not None and peer in self._untaken:
+            self._untaken[peer].append(lent)
+
+    async def _answer_later(self, peer: Peer, number: int, under_way: UnderWay) -> None:
+        """Answer for an atomic operation on a word at which another process is."""
+        await under_way.ended.wait()
+        error = under_way.error
+        end = "" if error is None else error.end.name if isinstance(error, TransferError) else End.REVOKED.name
+        self._answer(peer, moving.PieceMoved(number, 0 if end else under_way.done.value, end))
+
+    def _made(
+        self, asked: moving.MovePiece, bodies: list[memoryview]
+    ) -> tuple[moving.PieceMoved, Sequence[memoryview]] | UnderWay:
+        kind = TransferKind(asked.kind)
+        given = memoryview(b"".join(bodies)) if len(bodies) > 1 else (bodies or [memoryview(b"")])[0]
+        memory = writable(given) if kind is TransferKind.WRITE else memoryview(bytearray(asked.nbytes))
+        grant, span, value = Grant(asked.place, asked.generation, asked.secret), _span_of(memory), 0
+        try:
+            for start in range(0, asked.nbytes, limits.INLINE_BYTES_MAX):
+                size = min(limits.INLINE_BYTES_MAX, asked.nbytes - start)
+                part = Span(span.address + start, size, span.keep)
+                done = self._make(Transfer(kind, grant, asked.offset + start, part, asked.operand, asked.expected))
+                if isinstance(done, UnderWay) and kind not in _WITH_BYTES:
+                    return done
+                if not isinstance(done, TransferDone):
+                    raise TransferError(End.SILENT)
+                value = done.value
+        except TransferError as error:
+            return moving.PieceMoved(asked.number, 0, error.end.name), ()
+        except (trio.ClosedResourceError, OSError):  # this process is ending, or the system refuses it something
+            return moving.PieceMoved(asked.number, 0, End.REVOKED.name), ()
+        return moving.PieceMoved(asked.number, value, ""), [memory] if kind is TransferKind.READ else ()
+
+
+def _cut(transfer: Transfer) -> list[tuple[int, Span]]:
+    """Return the pieces of a transfer: offset over there, memory here."""
+    if transfer.kind not in _WITH_BYTES:
+        return [(transfer.offset, Span(0, 0))]
+    address, nbytes, keep = transfer.local.address, transfer.local.nbytes, transfer.local.keep
+    step = limits.LINKED_PIECE_BYTES
+    return [
+        (transfer.offset + start, Span(address + start, min(step, nbytes - start), keep))
+        for start in range(0, nbytes, step)
+    ]
+
+
+def _result(piece: _Piece) -> int:
+    if piece.end is not None:
+        raise TransferError(piece.end)
+    return piece.value
+
+
+def _fill(local: Span, bodies: list[memoryview]) -> None:
+    here = memory_at(local.address, local.nbytes, local.keep)
+    at = 0
+    for body in bodies:
+        here[at : at + body.nbytes] = body.cast("B")
+        at += body.nbytes
+
+
+def _span_of(memory: memoryview) -> Span:
+    import ctypes  # noqa: PLC0415 - `import trimesh` stays cheap
+
+    held = (ctypes.c_ubyte * memory.nbytes).from_buffer(memory)
+    return Span(ctypes.addressof(held), memory.nbytes, held)

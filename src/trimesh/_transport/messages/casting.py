@@ -1,0 +1,225 @@
+"""Casts to several processes of one other host: their bodies enter it once, and its processes read them there.
+
+    sender                                 the other host
+    HostCaster  --bodies, once-->          keeps them in memory that its processes may map
+                <--where they are--
+    link        --OFFER: head, where-->    process maps them
+                <--TAKEN, or REFUSED--
+    HostCaster  --let go-->
+
+Each link has a `CastLeaf`: a large message of its own, which sends no chunks. So it holds back what may not pass it,
+and goes on as a chunked message, which it is, when the other host cannot keep the bodies or its process cannot map
+them.
+
+    HB-1 Every leaf is settled once: taken, sent in chunks, or its link has ended.
+    HB-2 What the other host keeps is bounded; a cast for which there is no room now goes in chunks, and waits for none.
+    HB-3 What all leaves have left is let go, whatever became of them.
+
+PURE but for memory; what carries bodies and answers is in `_runtime/hosts`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Protocol
+
+from trimesh import limits
+from trimesh._transport.interface.base import Buffer
+from trimesh._transport.messages.chunked import ChunkedMessage, Told
+
+
+def padding(size: int) -> int:
+    """Return how many bytes follow a body of `size`, so that the next one lies where an array may begin."""
+    return -size % limits.HOST_CAST_ALIGNMENT
+
+
+class LeafLink(Protocol):
+    """The link of a leaf."""
+
+    def offer(self, leaf: CastLeaf, where: bytes) -> None:
+        """Say to the peer where the bodies are."""
+
+    def send_chunks(self, leaf: CastLeaf) -> None:
+        """Send the message in chunks instead."""
+
+
+class CastBody:
+    """The bodies of one cast at one host.
+
+    Args:
+        number: Of the cast at its host.
+        bodies: As sent.
+        leaves: How many links are offered them.
+        on_left: Called when all leaves have been settled.
+
+    Attributes:
+        number: See there.
+        size: Bytes with what lies between bodies.
+        where: What says to the processes of the host where they are; b"" before they are there.
+        has_failed: Whether they will never be.
+    """
+
+    def __init__(
+        self, number: int, bodies: Sequence[memoryview], leaves: int, on_left: Callable[[CastBody], None]
+    ) -> None:
+        self.number: Final = number
+        self.size: Final = sum(body.nbytes + padding(body.nbytes) for body in bodies)
+        self.where = b""
+        self.has_failed = False
+        self._bodies = bodies
+        self._leaves = leaves
+        self._on_left = on_left
+        self._waiting: dict[CastLeaf, LeafLink] = {}
+
+    def pieces(self) -> Iterator[memoryview]:
+        """Return what is sent to the host, in order."""
+        for body in self._bodies:
+            yield body
+            if padding(body.nbytes):
+                yield memoryview(bytes(padding(body.nbytes)))
+
+    def join(self, leaf: CastLeaf, link: LeafLink) -> None:
+        """Have a leaf offered as soon as the bodies are there."""
+        if self.has_failed:
+            link.send_chunks(leaf)
+        elif self.where:
+            link.offer(leaf, self.where)
+        else:
+            self._waiting[leaf] = link
+
+    def ready(self, where: bytes) -> None:
+        """Learn where the bodies are."""
+        self.where = where
+        waiting, self._waiting = self._waiting, {}
+        for leaf, link in waiting.items():
+            link.offer(leaf, where)
+
+    def fail(self) -> None:
+        """Learn that they will not be there: what waits goes in chunks.
+
+        What was offered is answered, or its link ends.
+        """
+        self.has_failed = True
+        waiting, self._waiting = self._waiting, {}
+        for leaf, link in waiting.items():
+            link.send_chunks(leaf)
+
+    def leave(self, leaf: CastLeaf) -> None:
+        """Note that a leaf needs them no more."""
+        self._waiting.pop(leaf, None)
+        self._leaves -= 1
+        if not self._leaves:
+            self._on_left(self)
+
+
+class CastLeaf(ChunkedMessage):
+    """A large message on one link whose bodies enter the peer's host once, for several links.
+
+    Args:
+        head, bodies, flow, completion: As for a chunked message.
+        body: Of the cast.
+
+    Attributes:
+        is_offered: Whether the peer was told where the bodies are, and has not answered.
+    """
+
+    def __init__(self, head: bytes, bodies: Sequence[Buffer], flow: int, completion: Told, body: CastBody) -> None:
+        super().__init__(head, bodies, flow, completion)
+        self.is_offered = False
+        self._body: CastBody | None = body
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether it sends no chunks."""
+        return self._body is not None
+
+    def begin(self, link: LeafLink) -> None:
+        """Be offered by `link`, whose turn it is."""
+        assert self._body is not None
+        self.number, self.is_offered = 0, False  # another link may have begun it, which never came up
+        self._body.join(self, link)
+
+    def offer(self, where: bytes) -> list[Buffer]:
+        """Return the bodies of the message that offers it: the table, the head, and where they are."""
+        self.is_offered = True
+        return [self._table, self._head, where]
+
+    def leave(self) -> None:
+        """Need the bodies at the host no more. Idempotent."""
+        body, self._body = self._body, None
+        self.is_offered = False
+        if body is not None:
+            body.leave(self)
+
+    def finish(self) -> None:
+        """See `ChunkedMessage.finish`."""
+        super().finish()
+        self.leave()
+
+
+class HostCaster:
+    """All casts to one other host.
+
+    Args:
+        wake: Called when there is something to carry.
+
+    Attributes:
+        bodies: Those that wait to be carried, in order.
+        let_go: Numbers of those that were carried, or are being carried, and that no leaf needs.
+        kept: Bytes that the host keeps, or will.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.bodies = deque[CastBody]()
+        self.let_go = deque[int]()
+        self.kept = 0
+        self._wake = wake
+        self._casts: dict[int, CastBody] = {}
+        self._last = 0
+        self._is_closed = False
+
+    def begin(self, bodies: Sequence[Buffer], leaves: int) -> CastBody | None:
+        """Begin a cast to `leaves` processes; None: it does not pay, or there is no room for it now (HB-2)."""
+        views = [memoryview(body).cast("B") for body in bodies if memoryview(body).nbytes]
+        size = sum(view.nbytes + padding(view.nbytes) for view in views)
+        is_full = len(self._casts) == limits.HOST_CASTS_MAX or self.kept + size > limits.HOST_CAST_BYTES
+        if self._is_closed or leaves < 2 or size < limits.HOST_CAST_BYTES_MIN or is_full:
+            return None
+        self._last += 1
+        body = self._casts[self._last] = CastBody(self._last, views, leaves, self._left)
+        self.kept += body.size
+        self.bodies.append(body)
+        self._wake()
+        return body
+
+    def _left(self, body: CastBody) -> None:
+        if self._casts.pop(body.number, None) is None:
+            return
+        self.kept -= body.size
+        if body in self.bodies:
+            self.bodies.remove(body)
+        else:
+            self.let_go.append(body.number)
+            self._wake()
+
+    def answered(self, number: int, where: bytes) -> None:
+        """Take the answer of the host about the bodies of a cast: where they are, or b"" if it cannot keep them.
+
+        Nothing if they were let go meanwhile.
+        """
+        body = self._casts.get(number)
+        if body is None:
+            return
+        if where:
+            body.ready(where)
+        else:
+            body.fail()
+
+    def close(self) -> None:
+        """Have all casts from now on, and those that are under way, go in chunks. Idempotent."""
+        self._is_closed = True
+        self.bodies.clear()
+        self.let_go.clear()
+        for body in list(self._casts.values()):
+            body.fail()

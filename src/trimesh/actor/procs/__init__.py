@@ -1,0 +1,1 @@
+"""What is behind the handle on a mesh of processes."""

@@ -1,0 +1,242 @@
+"""What is wrong with a run, what needs a look first; PURE.
+
+PQ-1 Failures come first, the oldest first: what came later may follow from it. One that was mended comes after all
+     that is not.
+PQ-2 Members for which the same is true are one line.
+PQ-3 What is only unusual (memory, a rank that alone has not come out of a call) is said as that: `is_sure` is False.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from trimesh import limits
+from trimesh.cli.text import FINE, common, duration, one_line, program_lines, size
+from trimesh.observe import CallRow, Cause, EventRow, ProcRow, RunSnapshot, WaitGraph
+
+_MENDED: Final = ("Restarted", "Started")
+_GROWN: Final = 3
+_GROWN_BYTES: Final = 64 << 20
+_FEW: Final = 4
+"""Of a mesh, at most every fourth member: the few that differ from the rest."""
+
+_WORDS: Final = {
+    "stuck": "computes without a checkpoint: its Trio loop does not run",
+    "silent": "runs no Python code: C code holds the GIL, or it waits in the operating system",
+    "stopped": "was stopped by a signal, or by a debugger",
+    "dead": "has died",
+}
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is wrong.
+
+    Attributes:
+        kind: "ended", "failure", "deadlock", "dead", "silent", "stopped", "stuck", "waited for", "full", "alone",
+            "absent", "memory", "mended".
+        title: Who, and what.
+        text: The rest in words.
+        names: The members, at most four.
+        count: How many there are.
+        at: The line of the program, if it is known.
+        chain: What is behind it, or how it goes round; each line follows from the next one.
+        when: Unix time; 0.0 for now.
+        is_sure: Whether it is wrong, and not only unusual.
+    """
+
+    kind: str
+    title: str
+    text: str = ""
+    names: tuple[str, ...] = ()
+    count: int = 1
+    at: str = ""
+    chain: tuple[str, ...] = ()
+    when: float = 0.0
+    is_sure: bool = True
+
+
+def problems(seen: RunSnapshot, cause: Cause | None = None) -> list[Problem]:
+    """Return what is wrong with a run, what needs a look first.
+
+    Args:
+        seen: The run.
+        cause: What it has died of, if it has.
+    """
+    failures = list(_failures(seen))
+    graph = WaitGraph(seen)
+    found = [] if cause is None else [_ended(cause)]
+    found += [one for one in failures if one.kind == "failure"]
+    found += _deadlocks(graph)
+    told = {event.name for event in seen.failures}
+    found += _procs([proc for proc in seen.procs if proc.state != "dead" or proc.name not in told])
+    found += _full(seen)
+    found += _waited_for(graph)
+    found += _odd(seen)
+    found += _grown(seen.procs)
+    return [*found, *(one for one in failures if one.kind != "failure")]
+
+
+def _ended(cause: Cause) -> Problem:
+    stack = tuple(program_lines(cause.stack, 8))
+    doing = f"in {cause.call}" * bool(cause.call)
+    names = (cause.name,) if cause.name else ()
+    return Problem(
+        kind="ended", title=cause.text, text=doing, names=names, at=cause.at or (stack or ("",))[0], chain=stack
+    )
+
+
+def _failures(seen: RunSnapshot) -> Iterator[Problem]:
+    last = dict[str, str]()
+    for event in seen.events:
+        if event.is_failure or event.kind in _MENDED:
+            last[event.name] = event.kind
+    groups = dict[tuple[str, str, str], list[EventRow]]()
+    for event in seen.failures:
+        groups.setdefault((event.kind, event.mesh, event.text), []).append(event)
+    for (kind, _, text), events in groups.items():
+        first = events[0]
+        mended = all(last.get(event.name) in _MENDED for event in events)
+        names = tuple(dict.fromkeys(event.name for event in events))
+        yield Problem(
+            kind="mended" if mended else "failure",
+            title=f"{_some(names)} {kind.lower()}",
+            text=text,
+            names=names[:_FEW],
+            count=len(names),
+            chain=first.causes,
+            when=first.at,
+            is_sure=not mended,
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def _deadlocks(graph: WaitGraph) -> Iterator[Problem]:
+    for one in graph.culprits():
+        if one.cycle:
+            calls = [graph.calls[call_id] for call_id in one.cycle]
+            lines = [f"{_called(call)} waits{f' at {call.at}' * bool(call.at)}" for call in [*calls, calls[0]]]
+            left = [call.left for call in calls if call.left is not None]
+            until = f"; the first deadline ends it in {duration(max(0.0, min(left)))}" if left else ""
+            yield Problem(
+                kind="deadlock",
+                title=f"{len(calls)} calls wait for each other: " + " → ".join(_called(call) for call in calls[:_FEW]),
+                text=f"{one.waiters} calls wait for them{until}",
+                names=tuple(dict.fromkeys(call.name for call in calls))[:_FEW],
+                count=len(calls),
+                chain=tuple(lines),
+            )
+
+
+def _called(call: CallRow) -> str:
+    return f"{call.name}.{call.endpoint}"
+
+
+def _procs(procs: Sequence[ProcRow]) -> Iterator[Problem]:
+    groups = dict[tuple[str, str, str], list[ProcRow]]()
+    for proc in procs:
+        if proc.state not in FINE:
+            line = next(iter(program_lines(proc.stack, 1)), "")
+            groups.setdefault((proc.state, proc.mesh, line), []).append(proc)
+    for (state, _, line), members in groups.items():
+        longest = max(proc.stalled_seconds for proc in members)
+        names = tuple(proc.name for proc in members)
+        last = members[0].last_event if state == "dead" else ""
+        yield Problem(
+            kind=state,
+            title=f"{_some(names)} {state}{f' for {duration(longest)}' * bool(longest)}",
+            text=last or _WORDS.get(state, ""),
+            names=names[:_FEW],
+            count=len(names),
+            at=line,
+            chain=tuple(program_lines(members[0].stack, 8))[1:],
+        )
+
+
+def _waited_for(graph: WaitGraph) -> Iterator[Problem]:
+    """Yield the calls that others wait for, and that have run for longer than a process may stall."""
+    for one in graph.culprits():
+        if not one.cycle and one.waiters and one.call.age >= limits.STALL_SECONDS and one.call.state != "sending":
+            call = one.call
+            waiters = "1 call waits" if one.waiters == 1 else f"{one.waiters} calls wait"
+            yield Problem(
+                kind="waited for",
+                title=f"{waiters} for {_called(call)}, {call.state} for {duration(call.age)}",
+                text=f"asked by {call.caller}" * bool(call.caller),
+                names=(call.name,),
+                at=call.at,
+                chain=call.stack[1:],
+            )
+
+
+def _full(seen: RunSnapshot) -> Iterator[Problem]:
+    """Yield the mailboxes for whose room messages wait."""
+    sending = defaultdict[str, list[CallRow]](list)
+    for call in seen.calls:
+        if call.state == "sending":
+            sending[call.name].append(call)
+    for name, calls in sending.items():
+        holders = [call for call in seen.calls if call.name == name and call.state in ("running", "waiting")]
+        held = f"{_called(holders[0])} holds it, for {duration(holders[0].age)}" if holders else ""
+        yield Problem(
+            kind="full",
+            title=f"the mailbox of {name} is full: {len(calls)} messages wait for room",
+            text=held,
+            names=(name,),
+            count=len(calls),
+            at=holders[0].at if holders else "",
+            chain=holders[0].stack[1:] if holders else (),
+        )
+
+
+def _odd(seen: RunSnapshot) -> Iterator[Problem]:
+    """Yield the few members that alone are in a call for long, and the few that alone are not."""
+    members = defaultdict[str, set[str]](set)
+    for actor in seen.actors:
+        members[actor.mesh].add(actor.name)
+    groups = defaultdict[tuple[str, str, str], list[CallRow]](list)
+    for call in seen.calls:
+        if call.age >= limits.STALL_SECONDS and call.state in ("running", "waiting", "sent"):
+            groups[call.mesh, call.endpoint, call.caller].append(call)
+    for (mesh, endpoint, _), calls in groups.items():
+        names = tuple(dict.fromkeys(call.name for call in calls))
+        others = sorted(members[mesh] - set(names))
+        few = max(1, len(members[mesh]) // _FEW)
+        oldest = max(calls, key=lambda call: call.age)
+        text = f"for {duration(oldest.age)}"
+        if len(members[mesh]) > 2 and 0 < len(others) <= few:
+            title = f"{_some(others)} is not in {mesh}.{endpoint}, in which {len(names)} others are"
+            yield Problem(kind="absent", title=title, text=text, names=tuple(others[:_FEW]), is_sure=False)
+        elif len(others) > 1 and len(names) <= few:
+            title = f"{_some(names)} alone is in {mesh}.{endpoint}; {len(others)} others are not"
+            chain, at = oldest.stack[1:], oldest.at
+            yield Problem(kind="alone", title=title, text=text, names=names[:_FEW], at=at, chain=chain, is_sure=False)
+
+
+def _grown(procs: Sequence[ProcRow]) -> Iterator[Problem]:
+    meshes = defaultdict[str, list[ProcRow]](list)
+    for proc in procs:
+        if proc.mesh and proc.memory_bytes:
+            meshes[proc.mesh].append(proc)
+    for mesh, rows in meshes.items():
+        usual = statistics.median_low(proc.memory_bytes for proc in rows)
+        large = [proc for proc in rows if proc.memory_bytes > max(_GROWN * usual, usual + _GROWN_BYTES)]
+        if len(rows) > 2 and large:
+            worst = max(large, key=lambda proc: proc.memory_bytes)
+            names = tuple(proc.name for proc in large)
+            title = (
+                f"{_some(names)} has {size(worst.memory_bytes)} of memory, where others of {mesh} have {size(usual)}"
+            )
+            yield Problem(kind="memory", title=title, names=names[:_FEW], count=len(names), is_sure=False)
+
+
+def summary(seen: RunSnapshot) -> str:
+    """Return one line on the processes of a run."""
+    return f"{len(seen.procs)} processes: {one_line(common([proc.state for proc in seen.procs]))}"

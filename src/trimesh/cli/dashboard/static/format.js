@@ -1,0 +1,46 @@
+// Numbers for people.
+
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+
+/** 0.25 s, 3.2 s, 4 min 5 s, 2 h 3 min */
+export function duration(seconds) {
+  if (seconds < 0) return `-${duration(-seconds)}`;
+  if (seconds < 1) return `${seconds.toFixed(2)} s`;
+  if (seconds < 60) return `${seconds.toFixed(1)} s`;
+  const minutes = Math.floor(seconds / 60);
+  if (minutes < 60) return `${minutes} min ${Math.floor(seconds % 60)} s`;
+  return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
+/** 12 us, 3.4 ms, 1.2 s */
+export function latency(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  if (seconds < 1e-3) return `${(seconds * 1e6).toFixed(0)} µs`;
+  if (seconds < 1) return `${(seconds * 1e3).toFixed(seconds < 0.01 ? 2 : 1)} ms`;
+  return duration(seconds);
+}
+
+export function size(bytes) {
+  let at = 0;
+  while (bytes >= 1024 && at < UNITS.length - 1) {
+    bytes /= 1024;
+    at += 1;
+  }
+  return `${bytes.toFixed(at < 2 ? 0 : 1)} ${UNITS[at]}`;
+}
+
+export function count(number) {
+  return Math.round(number).toLocaleString("en");
+}
+
+/** 1 call, 2 calls, 1 process, 2 processes */
+export function many(number, word) {
+  return `${count(number)} ${number === 1 ? word : word.endsWith("s") ? `${word}es` : `${word}s`}`;
+}
+
+/** 14:03:12, of Unix time, in the time zone of the browser */
+export function clock(at, withMillis = false) {
+  const date = new Date(at * 1e3);
+  const text = date.toTimeString().slice(0, 8);
+  return withMillis ? `${text}.${String(date.getMilliseconds()).padStart(3, "0")}` : text;
+}

@@ -1,0 +1,91 @@
+// The page: what is wrong first, then one tab, and beside it the member that was chosen.
+
+import { html, render } from "./markup.js";
+import { forgetColours } from "./cells.js";
+import { clock, count, duration, many, size } from "./format.js";
+import { Detail, look } from "./detail.js";
+import { Dialog } from "./act.js";
+import { Problems } from "./problems.js";
+import { follow } from "./run.js";
+import { listen } from "./keys.js";
+import { onChange, store, update } from "./store.js";
+import { TABS } from "./tabs.js";
+
+const root = document.querySelector("#page");
+const dark = matchMedia("(prefers-color-scheme: dark)");
+
+function Page({ store }) {
+  const { board } = store;
+  if (!board) return html`<p class="starting">${store.connection === "lost" ? "the page's server does not answer ..." : "asking the run ..."}</p>`;
+  const { shows: Tab } = TABS.find((tab) => tab.key === store.tab);
+  return html`<header><${Head} store=${store} /></header>
+    <${Problems} board=${board} opened=${store.opened} scheme=${store.scheme} />
+    <nav role="tablist" aria-label="what is shown">
+      ${TABS.map(
+        (tab, at) => html`<button
+          key=${tab.key}
+          type="button"
+          role="tab"
+          aria-selected=${String(tab.key === store.tab)}
+          onClick=${() => update({ tab: tab.key })}
+        ><kbd>${at + 1}</kbd> ${tab.title}${tab.of ? html` <span class="dim">${count(tab.of(board))}</span>` : ""}</button>`,
+      )}
+      <input id="filter" type="search" placeholder="/ filter" aria-label="filter" value=${store.filter} onInput=${(event) => update({ filter: event.target.value })} />
+      <button type="button" onClick=${() => update({ dialog: "keys" })}><kbd>?</kbd> keys</button>
+    </nav>
+    <div class=${`body ${store.detail ? "split" : ""}`}>
+      <main role="tabpanel" aria-label=${store.tab}><${Tab} store=${store} /></main>
+      <${Detail} detail=${store.detail} said=${store.said} scheme=${store.scheme} />
+    </div>
+    <${Dialog} dialog=${store.dialog} />`;
+}
+
+function Head({ store }) {
+  const { board } = store;
+  const { job, sums } = board;
+  const states = Object.entries(board.procs).map(([state, number]) => `${count(number)} ${state}`);
+  const cut = Object.entries(board.left_out).map(([table, number]) => `${count(number)} ${table}`);
+  const total = Object.values(board.procs).reduce((sum, number) => sum + number, 0);
+  return html`<h1>${job ? html`run ${job.pid} <span class="command">${job.command}</span>` : "a run"}</h1>
+    <${Connection} store=${store} />
+    <p class="sums">
+      ${job && html`<span>${job.state}${job.started_at ? ` for ${duration(board.at - job.started_at)}` : ""}${job.stopping.length ? `: ${job.stopping.join(", ")}` : ""}</span>`}
+      <span>${many(total, "process")}: ${states.join(", ")}</span>
+      <span>${many(sums.calls, "call")} under way, ${count(sums.queued)} queued</span>
+      <span>${count(sums.messages)} messages/s, ${size(sums.nbytes)}/s</span>
+      <span>${size(sums.memory)}</span>
+      ${board.host_count > 1 && html`<span>${many(board.host_count, "host")}</span>`}
+      ${cut.length > 0 && html`<span class="dim">not shown: ${cut.join(", ")}</span>`}
+    </p>`;
+}
+
+function Connection({ store }) {
+  const { board, connection } = store;
+  if (connection === "lost") return html`<p class="connection bad" role="alert">the page's server does not answer; seen last at ${clock(board.at)}</p>`;
+  if (board.state === "ended") return html`<p class="connection bad" role="alert">the run has ended; seen last at ${clock(board.at)}</p>`;
+  if (board.state === "silent") return html`<p class="connection bad" role="alert">no answer: ${board.said}; seen last at ${clock(board.at)}</p>`;
+  if (board.by === "thread") return html`<p class="connection bad" role="alert">the Trio loop of the controller does not run; a thread answers for it</p>`;
+  return html`<p class="connection"><span class="pulse" aria-hidden="true">●</span> live, ${clock(board.at)}</p>`;
+}
+
+let seen = -1;
+
+function paint() {
+  const scheme = dark.matches ? "dark" : "light";
+  if (scheme !== store.scheme) forgetColours();
+  store.scheme = scheme;
+  render(html`<${Page} store=${{ ...store }} />`, root);
+  const { board } = store;
+  if (!board || board.number === seen) return;
+  seen = board.number;
+  const wrong = board.problems.filter((one) => one.is_sure).length;
+  document.title = `${wrong ? `(${wrong}) ` : ""}trimesh ${board.job ? board.job.pid : ""}`;
+  if (store.detail && board.state === "live") look();
+}
+
+root.replaceChildren();
+onChange(paint);
+dark.addEventListener("change", paint);
+listen();
+follow();
+paint();

@@ -1,0 +1,28 @@
+// What the page shows now. One object, changed by `update`, after which the whole page is rendered anew.
+
+export const store = {
+  board: null, // what the run does, see board.py
+  history: [], // sums of earlier looks, oldest first
+  connection: "opening", // "open", "lost"
+  tab: "meshes",
+  selected: "", // "procs:MESH:CELL", or a name
+  colourBy: "state",
+  filter: "",
+  detail: null, // of what is selected
+  opened: "", // the problem whose chain is shown
+  dialog: null, // { title, text, act } asks before an act; "keys" shows the keys
+  said: "", // the last answer to an act
+};
+
+let draw = () => {};
+
+/** Have `paint` called after each change. */
+export function onChange(paint) {
+  draw = paint;
+}
+
+/** Change what the page shows. */
+export function update(some) {
+  Object.assign(store, some);
+  draw();
+}

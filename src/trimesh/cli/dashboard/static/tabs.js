@@ -1,0 +1,23 @@
+// What the large part of the page shows, one thing at a time.
+
+import { Calls } from "./calls.js";
+import { Events } from "./events.js";
+import { Links } from "./links.js";
+import { Logs } from "./logs.js";
+import { Meshes } from "./meshes.js";
+import { Rates } from "./rates.js";
+import { Stacks } from "./stacks.js";
+import { Tasks } from "./tasks.js";
+import { Waits } from "./waits.js";
+
+export const TABS = [
+  { key: "meshes", title: "Meshes", shows: Meshes, of: (board) => board.meshes.length },
+  { key: "calls", title: "Calls", shows: Calls, of: (board) => board.sums.calls },
+  { key: "waits", title: "Waits", shows: Waits, of: (board) => board.waits.boxes.length },
+  { key: "tasks", title: "Time line", shows: Tasks },
+  { key: "rates", title: "Rates", shows: Rates },
+  { key: "links", title: "Links, memory", shows: Links },
+  { key: "logs", title: "Logs", shows: Logs },
+  { key: "stacks", title: "Stacks", shows: Stacks },
+  { key: "events", title: "Events", shows: Events, of: (board) => board.events.length },
+];

@@ -1,0 +1,146 @@
+"""`trimesh debug`: pdb in a process of a run, at a breakpoint or at an error."""
+
+from __future__ import annotations
+
+import importlib
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Annotated, Final
+
+import msgspec
+from cyclopts import Parameter
+
+from trimesh.cli.text import clean, duration, one_line
+from trimesh.errors import ConnectError
+from trimesh.observe import DebugTerminal, HoldRow, find_run
+
+_FOUND: Final = 1
+_CTRL_D: Final = "\x04"
+_LOOK_SECONDS: Final = 0.3
+
+
+def debug(
+    point: str = "",
+    /,
+    *,
+    pid: Annotated[int | None, Parameter(name="--pid")] = None,
+    follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative="")] = False,
+    json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> int:
+    """Debug what waits at a breakpoint() in a worker, or, of a run with TRIMESH_DEBUG=post-mortem, at an error.
+
+    The oldest first, then the next, as long as there are any. Commands are those of pdb; Ctrl-D and `q` let the thread
+    go on, and so does a terminal that goes.
+
+    Args:
+        point: A process, or an actor in it, as `ps` shows it: `trainer[gpus=3]`; else all.
+        pid: Of the controller.
+        follow: Wait for what is held next, until the run ends or Ctrl-C.
+        json: Print one JSON document: a list of what is held.
+
+    Exit codes: 0, 1 nothing is held, 3 there is no run, it has ended, or another terminal debugs there.
+    """
+    if json:
+        with find_run(pid) as run:
+            sys.stdout.buffer.write(msgspec.json.encode(_held(run.holds(), point)) + b"\n")
+        return 0
+    count = 0
+    with suppress(KeyboardInterrupt):
+        while True:
+            with find_run(pid) as run:
+                pid = run.pid
+                found = _held(run.holds(), point)
+                if found:
+                    _show(found)
+                    with run.attach(found[0].id) as terminal:
+                        _Talk(terminal).run()
+                    count += 1
+                    continue
+            if not follow:
+                break
+            time.sleep(_LOOK_SECONDS)
+    if not count and not follow:
+        sys.stderr.write("trimesh: no process of the run waits for a debugger (-f waits for one)\n")
+        return _FOUND
+    return 0
+
+
+def _held(holds: Sequence[HoldRow], point: str) -> list[HoldRow]:
+    def is_meant(row: HoldRow) -> bool:
+        return point in ("", row.proc_name, row.name, row.name.rpartition(".")[0])
+
+    return [row for row in holds if is_meant(row)]
+
+
+def _show(found: Sequence[HoldRow]) -> None:
+    row = found[0]
+    what = "at a breakpoint" if row.kind == "breakpoint" else f"by an error: {one_line(row.text)}"
+    rest = f"; {len(found) - 1} more wait" * (len(found) > 1)
+    sys.stdout.write(
+        f"{clean(row.name)} (process {row.pid} on {clean(row.host)}) is held {what}, for {duration(row.age)}{rest}\n"
+        f"{one_line(row.at)}\n"
+    )
+    sys.stdout.flush()
+
+
+class _Talk:
+    """What is said by a thread that is held, and by the person before this terminal."""
+
+    def __init__(self, terminal: DebugTerminal) -> None:
+        self._terminal = terminal
+        self._said = queue.SimpleQueue[tuple[str, str] | None]()
+        self._has_ended = False
+        self._is_asking = False
+        self._asker = threading.get_ident()
+
+    def run(self) -> None:
+        """Be the terminal until the thread goes on.
+
+        Raises:
+            KeyboardInterrupt: While it runs: it is let go of.
+        """
+        if sys.stdin.isatty():
+            with suppress(ImportError):
+                importlib.import_module("readline")  # `input` then edits lines, and remembers them
+        threading.Thread(target=self._listen, name="trimesh debug", daemon=True).start()
+        while (heard := self._said.get()) is not None:
+            kind, text = heard
+            if kind == "prompt":
+                self._ask(clean(text))
+            elif kind == "ended":
+                sys.stdout.write(f"[{clean(text) or 'it goes on'}]\n")
+            else:
+                sys.stdout.write(clean(text.expandtabs()))
+            sys.stdout.flush()
+
+    def _ask(self, prompt: str) -> None:
+        while not self._has_ended:
+            try:
+                self._is_asking = True
+                try:
+                    line = input(prompt)
+                finally:
+                    self._is_asking = False
+            except EOFError:
+                sys.stdout.write("\n")
+                line = _CTRL_D
+            except KeyboardInterrupt:  # of a line that is typed, or of `_listen`
+                sys.stdout.write("\n")
+                continue
+            with suppress(ConnectError):  # its end has been heard of, or will be
+                self._terminal.say(line)
+            return
+
+    def _listen(self) -> None:
+        while (heard := self._terminal.hear()) is not None and heard[0] != "ended":
+            self._said.put(heard)
+        self._has_ended = True
+        self._said.put(heard or ("ended", "its run has ended"))
+        self._said.put(None)
+        if self._is_asking:  # `input` waits for a line that nothing will read
+            signal.pthread_kill(self._asker, signal.SIGINT)

@@ -1,0 +1,254 @@
+"""`trimesh job`: hosts that stay after the program that has started them."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+import trio
+from cyclopts import App, Parameter
+
+from trimesh.cli.running import run_script
+from trimesh.cli.text import clean, one_line
+from trimesh.errors import ConnectError, DeviceMeshError, TrimeshError, leaves
+
+if TYPE_CHECKING:
+    from trimesh.jobs import KeptJob
+
+app: Final = App(
+    name="job", help="Keep hosts for one program after the other, until a lease ends.", result_action="return_value"
+)
+
+FOUND: Final = 1
+WRONG: Final = 2
+NOT_KEPT: Final = 3
+_UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+Json = Annotated[bool, Parameter(name="--json", negative="")]
+Lease = Annotated[str, Parameter(name="--lease")]
+
+
+def start(name: str, /, *, lease: Lease, job: Annotated[str, Parameter(name="--job")] = "", json: Json = False) -> int:
+    """Start a job of trimesh.toml, and keep its hosts until the lease ends; waits until they are there.
+
+    Args:
+        name: By which programs attach.
+        lease: From when the hosts are there: 7200, 90m, 2h, 1d. Its end ends all of it, and what is attached.
+        job: Of the file; else what the file or TRIMESH_JOB says.
+        json: Print one JSON document.
+
+    Exit codes: 0, 1 the hosts cannot be had, 2 there is no such job, 3 the name is taken.
+    """
+    from trimesh import jobs  # noqa: PLC0415 - packages may be missing
+
+    try:
+        seconds = _seconds(lease)
+        chosen = jobs.named_job(job) if job else jobs.default()
+        made = _done(partial(jobs.keep, name, chosen, lease=seconds))
+    except (ValueError, TypeError) as error:
+        return _said(error, WRONG)
+    _show([made], json=json)
+    return 0
+
+
+def list_(*, json: Json = False) -> int:
+    """Show the kept jobs of this user: hosts, until when, who is attached, and why one is not kept any more.
+
+    Args:
+        json: Print one JSON document: a list.
+
+    Exit codes: 0 all are kept, 1 one is not any more, 3 there is none.
+    """
+    from trimesh import jobs  # noqa: PLC0415 - packages may be missing
+
+    found = _done(jobs.kept)
+    _show(found, json=json)
+    if not found:
+        sys.stderr.write("trimesh: no job of this user is kept\n")
+        return NOT_KEPT
+    return FOUND if any(one.gone for one in found) else 0
+
+
+def attach(
+    name: str,
+    script: str = "",
+    /,
+    *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    host: Annotated[int, Parameter(name="--host")] = 0,
+) -> int:
+    """Run a Python script whose `trimesh.jobs.default()` is the kept job; without one, a shell on a host of it.
+
+    Args:
+        name: Of the kept job.
+        script: Its file.
+        arguments: Its own, options with them; after `--` also one that is called --host.
+        host: Of the shell, from 0 on.
+
+    Exit codes: of the script or the shell; 2 there is no such script or host, 3 nothing is kept by that name, or
+    another program is attached.
+    """
+    from trimesh import jobs  # noqa: PLC0415 - packages may be missing
+
+    try:
+        job = jobs.attach(name)
+    except ValueError as error:
+        return _said(error, WRONG)
+    if script:
+        kept = [one for one in _done(jobs.kept) if one.name == name]
+        if not kept or kept[0].gone:
+            gone = kept[0].gone if kept else "trimesh job list shows what is"
+            raise ConnectError(f"no job is kept as {name!r} now: {gone}")
+        os.environ["TRIMESH_JOB"] = f"{jobs.KEPT}{name}"
+        return run_script(script, *arguments)
+    code: int = _done(partial(_shell, job, host))
+    return code
+
+
+async def _shell(job: Any, host: int) -> int:
+    async with job as hosts:
+        if not 0 <= host < len(hosts):
+            sys.stderr.write(f"trimesh: {job.name} has the hosts 0 to {len(hosts) - 1}, got --host {host}\n")
+            return WRONG
+        code: int = await hosts.slice(hosts=host).shell()
+        return code
+
+
+def extend(name: str, /, *, lease: Lease, json: Json = False) -> int:
+    """Have the lease of a kept job end so long from now; it may be sooner than before.
+
+    Args:
+        name: Of the kept job.
+        lease: From now: 7200, 90m, 2h, 1d.
+        json: Print one JSON document.
+
+    Exit codes: 0, 2 that is no lease, 3 nothing is kept by that name.
+    """
+    from trimesh import jobs  # noqa: PLC0415 - packages may be missing
+
+    try:
+        made = _done(partial(jobs.extend, name, lease=_seconds(lease)))
+    except ValueError as error:
+        return _said(error, WRONG)
+    _show([made], json=json)
+    return 0
+
+
+def stop(name: str, /, *, json: Json = False) -> int:
+    """End a kept job, with the program that is attached; of one that is not kept any more, free the name.
+
+    Args:
+        name: Of the kept job.
+        json: Print one JSON document.
+
+    Exit codes: 0, 3 there is none by that name, or it is on another machine.
+    """
+    from trimesh import jobs  # noqa: PLC0415 - packages may be missing
+
+    try:
+        text = _done(partial(jobs.stop, name))
+    except ValueError as error:
+        return _said(error, WRONG)
+    if json:
+        _print_json({"name": name, "text": text})
+    else:
+        sys.stdout.write(f"{name}: {one_line(text)}\n")
+    return 0
+
+
+def _done(work: Callable[[], Awaitable[Any]]) -> Any:
+    """Return what `work` does in a Trio run; a failure of it in one line.
+
+    Raises:
+        ConnectError: As it comes.
+    """
+    try:
+        return trio.run(work)
+    except (ConnectError, ValueError):
+        raise
+    except (TrimeshError, DeviceMeshError) as error:
+        first = next(iter(leaves(error)))
+        if isinstance(first, ConnectError):
+            raise first from None
+        sys.exit(_said(first, FOUND))
+
+
+def _said(error: BaseException, code: int) -> int:
+    sys.stderr.write(f"trimesh: {error}\n")
+    return code
+
+
+def _seconds(text: str) -> float:
+    """Return what a lease says.
+
+    Raises:
+        ValueError: It is none.
+    """
+    unit = _UNITS.get(text[-1:])
+    try:
+        value = float(text if unit is None else text[:-1]) * (unit or 1.0)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise ValueError(f"a lease is a number of seconds, or one with s, m, h or d behind it (90m), got {text!r}")
+    return value
+
+
+def _print_json(value: object) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
+    sys.stdout.flush()
+
+
+def _show(found: list[KeptJob], *, json: bool) -> None:
+    if json:
+        _print_json([_document(one) for one in found])
+        return
+    sys.stdout.writelines(f"{line}\n" for line in kept_lines(found))
+    sys.stdout.flush()
+
+
+def _document(one: KeptJob) -> dict[str, Any]:
+    state = one.state
+    return {
+        "name": state.name,
+        "kind": state.kind,
+        "status": "gone" if one.gone else state.status,
+        "hosts": state.hosts,
+        "parts": state.parts,
+        "keeper": {"host": state.host, "pid": state.pid},
+        "since": state.since,
+        "until": state.until,
+        "attached": one.attached,
+        "gone": one.gone,
+    }
+
+
+def kept_lines(found: list[KeptJob]) -> Iterator[str]:
+    """Yield kept jobs as text, a line each."""
+    for one in found:
+        state = one.state
+        text = f"{clean(state.name)}  {clean(state.kind)}  {sum(state.parts.values())} hosts"
+        if one.gone:
+            frees = f"trimesh job stop {clean(state.name)} frees the name"
+            yield f"{text}  not kept any more: {one_line(one.gone)}; {frees}"
+        elif state.status == "starting":
+            yield f"{text}  waits for its hosts since {_at(state.since)}, process {state.pid}"
+        else:
+            left = max(0, round(state.until - time.time()))
+            who = one.attached
+            has = "free" if who is None else f"attached: process {who.pid} on {clean(who.host)} since {_at(who.since)}"
+            yield f"{text} ({clean(', '.join(state.hosts))})  until {_at(state.until)} ({left} s)  {has}"
+
+
+def _at(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+for _command, _name in ((start, "start"), (list_, "list"), (attach, "attach"), (extend, "extend"), (stop, "stop")):
+    app.command(_command, name=_name)

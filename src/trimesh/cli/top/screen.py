@@ -1,0 +1,205 @@
+"""The screen of `trimesh top`, by textual.
+
+TP-1 The run is asked in a thread, one question at a time: a run that does not answer holds up no key.
+TP-2 The row that was chosen stays chosen, wherever it moves to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Final, cast
+
+from rich.text import Text
+from textual import on, work
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Footer, Input, Static
+
+from trimesh import limits
+from trimesh.cli.text import one_line
+from trimesh.cli.top.rows import COLUMNS, cells, chosen, detail, summary
+from trimesh.errors import ConnectError
+from trimesh.observe import ProcActivity, RunSnapshot, activity_between, calls_of
+
+_NAME: Final = 0
+
+
+class DetailScreen(ModalScreen[None]):
+    """All that is known of one process, as it is now."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,enter,q", "dismiss", "back")]
+    CSS = (
+        "DetailScreen { align: center middle; } DetailScreen VerticalScroll { width: 90%; height: 80%; border: solid; }"
+    )
+
+    def __init__(self, proc_id: str) -> None:
+        super().__init__()
+        self.proc_id = proc_id
+
+    def compose(self) -> ComposeResult:
+        """Make its parts."""
+        with VerticalScroll():
+            yield Static(id="detail")
+
+    def show(self, text: Text) -> None:
+        """Show a text."""
+        self.query_one("#detail", Static).update(text)
+
+
+class TopApp(App[None]):
+    """What the processes of a run do.
+
+    Args:
+        ask: Returns the run at this moment; may block.
+        every: Seconds between two questions.
+
+    Attributes:
+        shown: Rows as they stand.
+        column: By which they are sorted.
+    """
+
+    TITLE = "trimesh top"
+    CSS = "#summary { height: auto; padding: 0 1; } #filter { display: none; } #filter.open { display: block; }"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "quit"),
+        Binding("s", "sort", "sort by the next column"),
+        Binding("slash", "filter", "filter"),
+        Binding("escape", "clear", "show all", show=False),
+    ]
+
+    def __init__(self, ask: Callable[[], RunSnapshot], every: float) -> None:
+        super().__init__()
+        self.shown: list[ProcActivity] = []
+        self.column = _NAME
+        self._ask = ask
+        self._every = every
+        self._seen: RunSnapshot | None = None
+        self._rows: list[ProcActivity] = []
+        self._is_asking = False
+
+    def compose(self) -> ComposeResult:
+        """Make its parts."""
+        yield Static("asking the run ...", id="summary")
+        yield Input(placeholder="part of a name, a host or a state", id="filter")
+        yield DataTable[Text](cursor_type="row", zebra_stripes=True)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Begin to ask."""
+        self._name_columns()
+        self.table.focus()
+        self.set_interval(self._every, self.look)
+        self.look()
+
+    @property
+    def table(self) -> DataTable[Text]:
+        """The rows."""
+        return cast("DataTable[Text]", self.query_one(DataTable))
+
+    # ---- the run ---------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Ask the run, unless it has not answered yet."""
+        if not self._is_asking:
+            self._is_asking = True
+            self._look()
+
+    @work(thread=True)
+    def _look(self) -> None:
+        try:
+            seen = self._ask()
+        except ConnectError as error:
+            self.call_from_thread(self.lost, str(error))
+        else:
+            self.call_from_thread(self.saw, seen)
+
+    def saw(self, seen: RunSnapshot) -> None:
+        """Show what the run has said."""
+        self._is_asking = False
+        self._rows = activity_between(seen, self._seen)
+        self._seen = seen
+        self.arrange()
+
+    def lost(self, words: str) -> None:
+        """Show that the run has ended; what was seen last stays."""
+        self._is_asking = False
+        self.query_one("#summary", Static).update(Text(one_line(words), style="red"))
+
+    # ---- rows ------------------------------------------------------------------------------------------------
+
+    def _name_columns(self) -> None:
+        self.table.clear(columns=True)
+        for number, name in enumerate(COLUMNS):
+            self.table.add_column(f"{name} *" if number == self.column else name)
+
+    def arrange(self) -> None:
+        """Show the rows that are wanted, in their order."""
+        table, current = self.table, self.current
+        wanted = chosen(self._rows, self.column, self.query_one("#filter", Input).value)
+        self.shown = wanted[: limits.TOP_ROWS_MAX]
+        if self._seen is not None:
+            self.query_one("#summary", Static).update(summary(self._seen, left_out=len(wanted) - len(self.shown)))
+        table.clear()
+        for one in self.shown:
+            table.add_row(*cells(one), key=one.proc.id)
+        for number, one in enumerate(self.shown):
+            if one.proc.id == current:
+                table.move_cursor(row=number)
+        if isinstance(self.screen, DetailScreen):
+            self._show_detail(self.screen)
+
+    @property
+    def current(self) -> str:
+        """The process of the row that is chosen; "" for none."""
+        row = self.table.cursor_row
+        keys = [str(key.value) for key in self.table.rows]
+        return keys[row] if 0 <= row < len(keys) else ""
+
+    # ---- keys ------------------------------------------------------------------------------------------------
+
+    def action_sort(self) -> None:
+        """Sort by the next column."""
+        self.column = (self.column + 1) % len(COLUMNS)
+        current = self.current
+        self._name_columns()
+        self.arrange()
+        for number, one in enumerate(self.shown):
+            if one.proc.id == current:
+                self.table.move_cursor(row=number)
+
+    def action_filter(self) -> None:
+        """Ask for a text that rows must have."""
+        box = self.query_one("#filter", Input)
+        box.add_class("open")
+        box.focus()
+
+    def action_clear(self) -> None:
+        """Show all rows again."""
+        box = self.query_one("#filter", Input)
+        box.value = ""
+        box.remove_class("open")
+        self.table.focus()
+        self.arrange()
+
+    @on(Input.Changed)
+    def _filter_changed(self) -> None:
+        self.arrange()
+
+    @on(Input.Submitted)
+    def _filter_entered(self) -> None:
+        self.table.focus()
+
+    @on(DataTable.RowSelected)
+    def _row_entered(self, event: Any) -> None:
+        screen = DetailScreen(str(event.row_key.value))
+        self.push_screen(screen)
+        self.call_after_refresh(self._show_detail, screen)
+
+    def _show_detail(self, screen: DetailScreen) -> None:
+        found = next((one for one in self._rows if one.proc.id == screen.proc_id), None)
+        if found is None or self._seen is None:
+            screen.show(Text("it is not there any more"))
+        else:
+            screen.show(detail(found, calls_of(self._seen, screen.proc_id)))

@@ -1,0 +1,25 @@
+"""Data for training: rows of Parquet, Arrow, Polars, DuckDB as batches on a mesh. `import trimesh` leaves it out.
+
+`async with data.open_stream(data.parquet("train/*.parquet"), procs, batch=256, along="dp") as stream:` gives batches
+whose columns are global tensors. It needs the extras `data` and `torch`.
+"""
+
+from trimesh.data.batch import RowBatch
+from trimesh.data.columns import Pad
+from trimesh.data.errors import DataError
+from trimesh.data.sources import DataSource, arrow_files, parquet, query, table
+from trimesh.data.stream import DataStream, DataStreamStatistics, open_stream
+
+__all__ = [
+    "DataError",
+    "DataSource",
+    "DataStream",
+    "DataStreamStatistics",
+    "Pad",
+    "RowBatch",
+    "arrow_files",
+    "open_stream",
+    "parquet",
+    "query",
+    "table",
+]

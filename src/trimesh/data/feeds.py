@@ -1,0 +1,165 @@
+"""Who reads the rows of a stream: this process, or loaders. Both put a batch onto a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import trio
+
+from trimesh import limits
+from trimesh.data.columns import Column
+from trimesh.data.loader import LoadedRows, Loader
+from trimesh.data.order import Position
+from trimesh.data.reading import FoundRows, ReadingPlan, SourceReading, SourceSummary, order_of, pieces_of
+from trimesh.data.sources import DataSource
+from trimesh.errors import MeshError, MeshErrorGroup, ProcDied, leaves, origin
+from trimesh.tensor.ops.training.rows import LyingRows, RowMemory, row_memory, rows_of_others
+from trimesh.tensor.protocol.placement import Cut
+
+if TYPE_CHECKING:
+    from trimesh.actor.proc_mesh import ProcMesh
+    from trimesh.tensor.controller.team import Team
+    from trimesh.tensor.controller.tensor import MeshTensor
+
+
+class Feed(Protocol):
+    """What gives batches.
+
+    Attributes:
+        summary: What there is in the source.
+    """
+
+    summary: SourceSummary
+
+    async def batch(self, team: Team, along: Cut, position: Position, rows: int) -> tuple[dict[str, MeshTensor], int]:
+        """Put the next rows onto a mesh; return them with their number, which is less at the end of an epoch."""
+        ...
+
+
+class OwnFeed:
+    """Reads in worker threads of this process."""
+
+    def __init__(self, reading: SourceReading, plan: ReadingPlan) -> None:
+        self.summary = reading.summary
+        self._reading = reading
+        self._plan = plan
+        self._order = order_of(reading.summary, plan)
+
+    async def batch(self, team: Team, along: Cut, position: Position, rows: int) -> tuple[dict[str, MeshTensor], int]:
+        """See `Feed`."""
+        pieces = pieces_of(self._order, self._plan, position, rows)
+        found = [await trio.to_thread.run_sync(self._reading.find, position.epoch, piece) for piece in pieces]
+        count = sum(one.count for one in found)
+        if not count:
+            return {}, 0
+        columns = self.summary.columns
+        async with row_memory(team, [column.nbytes(count) for column in columns]) as memories:
+            await trio.to_thread.run_sync(_gather, found, columns, memories)
+            tensors = {
+                column.name: memory.put((count, *column.shape), column.torch_dtype, [along])
+                for column, memory in zip(columns, memories, strict=True)
+            }
+        return tensors, count
+
+
+def _gather(found: Sequence[FoundRows], columns: Sequence[Column], memories: Sequence[RowMemory]) -> None:
+    for column, memory in zip(columns, memories, strict=True):
+        flat = torch.frombuffer(memory.memory, dtype=column.torch_dtype)
+        rows = flat.view(sum(one.count for one in found), *column.shape)
+        first = 0
+        for one in found:
+            one.fill(column.name, rows[first : first + one.count])
+            first += one.count
+
+
+class LoaderFeed:
+    """Lets actors read, each the windows that are its own; ranks take the rows from their memory."""
+
+    def __init__(self, loaders: Any, summary: SourceSummary, plan: ReadingPlan) -> None:
+        self.summary = summary
+        self._mesh = loaders.name
+        self._loaders = [loaders.slice(**point) for point in loaders.points()]
+        self._plan = plan
+        self._order = order_of(summary, plan)
+
+    async def batch(self, team: Team, along: Cut, position: Position, rows: int) -> tuple[dict[str, MeshTensor], int]:
+        """See `Feed`. A batch whose loader has died is read again, if the loader is restarted."""
+        for _ in range(limits.DATA_TRIES - 1):
+            try:
+                return await self._try_batch(team, along, position, rows)
+            except (ProcDied, MeshErrorGroup) as error:
+                if not all(self._is_death_of_loader(leaf) for leaf in leaves(error)):
+                    raise
+            await trio.sleep(limits.DATA_RETRY_SECONDS)
+        return await self._try_batch(team, along, position, rows)
+
+    async def _try_batch(
+        self, team: Team, along: Cut, position: Position, rows: int
+    ) -> tuple[dict[str, MeshTensor], int]:
+        pieces = pieces_of(self._order, self._plan, position, rows)
+        found: list[tuple[Any, LoadedRows]] = []
+        try:
+            for piece in pieces:
+                loader = self._loaders[piece.window % len(self._loaders)]
+                found.append((loader, await loader.load.call_one(position.epoch, piece)))
+            return await self._put(team, along, [loaded for _, loaded in found])
+        finally:
+            with trio.CancelScope(shield=True):
+                for loader, loaded in found:
+                    await _release(loader, loaded)
+
+    async def _put(self, team: Team, along: Cut, found: Sequence[LoadedRows]) -> tuple[dict[str, MeshTensor], int]:
+        count = sum(loaded.rows for loaded in found)
+        if not count:
+            return {}, 0
+        columns = self.summary.columns
+        told = [((count, *column.shape), column.torch_dtype, _lying(found, column.name)) for column in columns]
+        tensors = await rows_of_others(team, told, [along])
+        return {column.name: tensor for column, tensor in zip(columns, tensors, strict=True)}, count
+
+    def _is_death_of_loader(self, error: BaseException) -> bool:
+        found = origin(error)
+        return isinstance(error, ProcDied) and found is not None and found.mesh == self._mesh
+
+
+async def _release(loader: Any, loaded: LoadedRows) -> None:
+    if loaded.rows:
+        with trio.move_on_after(limits.REVOKE_SECONDS):
+            try:
+                await loader.release.broadcast(loaded.number)
+            except (MeshError, MeshErrorGroup):
+                pass  # with a process that has ended nothing is left to be released
+
+
+def _lying(found: Sequence[LoadedRows], name: str) -> list[LyingRows]:
+    lying: list[LyingRows] = []
+    first = 0
+    for loaded in found:
+        if loaded.rows:
+            lying.append((first, loaded.rows, loaded.buffers[name]))
+            first += loaded.rows
+    return lying
+
+
+@asynccontextmanager
+async def open_feed(source: DataSource, plan: ReadingPlan, loaders: ProcMesh | None) -> AsyncGenerator[Feed]:
+    """Open a source here, or let loaders open it."""
+    if loaders is None:
+        yield OwnFeed(await trio.to_thread.run_sync(partial(SourceReading, source, plan)), plan)
+        return
+    async with loaders.spawn("loaders", Loader, source, plan) as actors:
+        summary = await actors.slice(**_first(actors)).summary.call_one()
+        if summary.chunks is None and len(list(actors.points())) > 1:
+            raise ValueError(
+                "rows of a query come one after the other, so that one process reads them, got "
+                f"{len(list(actors.points()))} loaders: say loaders=procs.slice(...)"
+            )
+        yield LoaderFeed(actors, summary, plan)
+
+
+def _first(actors: Any) -> Mapping[str, int]:
+    return next(iter(actors.points()))

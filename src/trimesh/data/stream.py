@@ -1,0 +1,313 @@
+"""`DataStream`: rows of a source as batches on a mesh, made while the one before is used; and `open_stream`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import trio
+from msgspec import structs
+
+from trimesh import limits
+from trimesh._runtime.tasks import in_trio_block, in_trio_taking
+from trimesh.actor.proc_mesh import ProcMesh
+from trimesh.data.batch import RowBatch
+from trimesh.data.columns import Pad
+from trimesh.data.errors import DataError
+from trimesh.data.feeds import Feed, open_feed
+from trimesh.data.order import Position
+from trimesh.data.reading import ReadingPlan
+from trimesh.data.sources import DataSource
+from trimesh.errors import ShapeError
+from trimesh.tensor.ops.training.rows import team_for_rows
+
+if TYPE_CHECKING:
+    from typing import Self
+
+STATE_VERSION: Final = 1
+
+
+class DataStreamStatistics(msgspec.Struct, frozen=True):
+    """A stream, in numbers of what it has given.
+
+    Attributes:
+        batches: Given.
+        rows: Of those.
+        bytes: Of those rows, each counted once; so many were copied into memory that the ranks read.
+        dropped_batches: Made ready and not given: the stream was moved, or set to another place.
+    """
+
+    batches: int
+    rows: int
+    bytes: int
+    dropped_batches: int
+
+
+class _Sizes(msgspec.Struct, frozen=True):
+    """How a stream cuts rows into batches."""
+
+    batch: int
+    epochs: int | None
+    drop_last: bool
+    prefetch: int
+
+
+class _Production:
+    """What makes batches ready, from one place on, for one mesh; a stream has one at a time."""
+
+    def __init__(self, prefetch: int) -> None:
+        self.scope = trio.CancelScope()
+        self.made, self.ready = trio.open_memory_channel[RowBatch | Exception](prefetch - 1)
+
+
+class DataStream(AsyncIterator[RowBatch]):
+    """Batches of rows on a mesh: `async for batch in stream:`, by one task at a time.
+
+    Attributes:
+        columns: Names of the columns, in the order of the source.
+        rows: Of an epoch; None if that is known only at its end.
+    """
+
+    def __init__(
+        self, feed: Feed, plan: ReadingPlan, sizes: _Sizes, mesh: ProcMesh, along: Any, nursery: trio.Nursery
+    ) -> None:
+        summary = feed.summary
+        self.columns = [column.name for column in summary.columns]
+        self.rows = None if summary.chunks is None else sum(summary.chunks)
+        self._feed = feed
+        self._plan = plan
+        self._sizes = sizes
+        self._team = team_for_rows(mesh)
+        self._along = _checked_along(along, mesh)
+        self._nursery = nursery
+        self._position = Position(0, 0)
+        self._production: _Production | None = None
+        self._returned: list[RowBatch] = []
+        self._given = DataStreamStatistics(0, 0, 0, 0)
+        self._is_closed = False
+
+    # ---- batches ---------------------------------------------------------------------------------------------
+
+    def __anext__(self) -> Any:
+        """Return the next batch.
+
+        Raises:
+            StopAsyncIteration: The last epoch has ended.
+            DataError: A row has no form that a tensor has.
+            OSError: The source cannot be read.
+            MeshErrorGroup: A rank or a loader has ended; once it is restarted, the next call goes on here.
+            trio.BrokenResourceError: The block of the stream has been left.
+
+        Blocking: until the batch is on the mesh, with `loaders` until the ranks have read it; cancellable.
+        """
+        return in_trio_taking(self._advance, self._put_back)
+
+    def __aiter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    async def _advance(self) -> RowBatch:
+        if self._is_closed:
+            raise trio.BrokenResourceError(
+                "batches come while the block of their stream is open, got one that was left"
+            )
+        if self._returned:
+            await trio.lowlevel.checkpoint()
+            return self._give(self._returned.pop())
+        production = self._production
+        if production is None:
+            production = self._production = _Production(self._sizes.prefetch)
+            self._nursery.start_soon(self._produce, production, self._position)
+        try:
+            made = await production.ready.receive()
+        except trio.EndOfChannel:
+            raise StopAsyncIteration from None
+        if isinstance(made, Exception):
+            self._production = None
+            raise made
+        return self._give(made)
+
+    def _give(self, batch: RowBatch) -> RowBatch:
+        self._position = Position(batch.epoch, batch.first_row + batch.rows)
+        self._count(batch, 1)
+        return batch
+
+    def _put_back(self, batch: RowBatch) -> None:
+        """Give a batch again: whoever has taken it, outside of Trio, was cancelled before it had it."""
+        self._position = Position(batch.epoch, batch.first_row)
+        self._count(batch, -1)
+        self._returned.append(batch)
+
+    def _count(self, batch: RowBatch, sign: int) -> None:
+        given = self._given
+        nbytes = sum(column.nbytes(batch.rows) for column in self._feed.summary.columns)
+        self._given = structs.replace(
+            given,
+            batches=given.batches + sign,
+            rows=given.rows + sign * batch.rows,
+            bytes=given.bytes + sign * nbytes,
+        )
+
+    async def _produce(self, production: _Production, position: Position) -> None:
+        with production.scope, production.made:
+            while self._sizes.epochs is None or position.epoch < self._sizes.epochs:
+                try:
+                    made = await self._make(position)
+                except Exception as error:  # noqa: BLE001 - whoever asks for a batch gets it
+                    await production.made.send(error)
+                    return
+                if made is None:
+                    if position.row == 0 and self._sizes.epochs is None:
+                        return  # no rows at all would be epochs without end
+                    position = Position(position.epoch + 1, 0)
+                    continue
+                position = Position(position.epoch, position.row + made.rows)
+                await production.made.send(made)
+
+    async def _make(self, position: Position) -> RowBatch | None:
+        wanted = self._sizes.batch
+        tensors, rows = await self._feed.batch(self._team, self._along, position, wanted)
+        if not rows or (rows < wanted and self._sizes.drop_last):
+            return None
+        return RowBatch(tensors, rows, position.epoch, position.row)
+
+    # ---- where it is -----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the stream is: behind the last batch that it has given. Plain values, for a checkpoint."""
+        return {
+            "version": STATE_VERSION,
+            "epoch": self._position.epoch,
+            "row": self._position.row,
+            "source": self._feed.summary.fingerprint(),
+            "seed": self._plan.seed,
+            "mixed_rows": self._plan.mixed_rows,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, on a mesh of any size: each row of the epoch comes once, the size of batches may differ.
+
+        Raises:
+            DataError: The state is of another source, or of another order.
+        """
+        ours = self.state_dict()
+        for name, what in (
+            ("version", "a state of this version of trimesh"),
+            ("source", "the state of a stream over the same rows"),
+            ("seed", "the state of a stream with the same seed="),
+            ("mixed_rows", "the state of a stream with the same mixed_rows="),
+        ):
+            if state.get(name) != ours[name]:
+                raise DataError(f"a stream goes on from {what}, got {name}={state.get(name)!r}, not {ours[name]!r}")
+        epoch, row = state.get("epoch"), state.get("row")
+        if not (isinstance(epoch, int) and isinstance(row, int) and epoch >= 0 and row >= 0):
+            raise DataError(f"a stream goes on at a row of an epoch, got epoch={epoch!r}, row={row!r}")
+        self._stop_producing()
+        self._position = Position(epoch, row)
+
+    def move_to(self, mesh: ProcMesh, along: str | Sequence[str] | None = None) -> None:
+        """Put what comes next onto other processes, or others of the same mesh: after it was resized, say.
+
+        Batches that were made ready and not given are made again. What was given stays where it is.
+
+        Raises:
+            ShapeError: `along` are no labels of the mesh, or it has holes.
+        """
+        team, checked = team_for_rows(mesh), _checked_along(along, mesh)
+        self._stop_producing()
+        self._team, self._along = team, checked
+
+    def statistics(self) -> DataStreamStatistics:
+        """Return what it has given."""
+        return self._given
+
+    def close(self) -> None:
+        """Give nothing more; its block does this."""
+        self._is_closed = True
+        self._stop_producing()
+
+    def _stop_producing(self) -> None:
+        production, self._production = self._production, None
+        dropped = self._given.dropped_batches + len(self._returned)
+        self._returned.clear()
+        if production is not None:
+            dropped += production.ready.statistics().current_buffer_used
+            production.scope.cancel(reason="the stream was moved, set to another place, or closed")
+        self._given = structs.replace(self._given, dropped_batches=dropped)
+
+    def __repr__(self) -> str:
+        return f"<stream of {', '.join(self.columns)} at row {self._position.row} of epoch {self._position.epoch}>"
+
+
+def open_stream(
+    source: DataSource,
+    mesh: ProcMesh,
+    *,
+    batch: int,
+    along: str | Sequence[str] | None = None,
+    seed: int | None = None,
+    mixed_rows: int = limits.DATA_MIXED_ROWS,
+    pad: Mapping[str, Pad] | None = None,
+    epochs: int | None = 1,
+    drop_last: bool = False,
+    prefetch: int = limits.DATA_PREFETCH,
+    loaders: ProcMesh | None = None,
+) -> AbstractAsyncContextManager[DataStream]:
+    """Feed rows to a mesh: `async with data.open_stream(source, procs, batch=256, along="dp") as stream:`.
+
+    Each column becomes a global tensor whose rows are cut along dimensions of the mesh. Rows are copied once, from what
+    was read into shared memory, and once more by the rank that they are for.
+
+    Args:
+        source: `data.parquet(...)`, `data.arrow_files(...)`, `data.table(...)`, `data.query(...)`.
+        mesh: The processes that train.
+        batch: Rows of a batch, over all ranks.
+        along: The label of the mesh, or several, that rows are cut along; None: every rank has all rows.
+        seed: Rows are mixed by it, in another order in each epoch; None: they come as they are stored.
+        mixed_rows: How many rows, at least, are mixed with each other. Chunks of the source (row groups, record
+            batches) are mixed whole before that; rows of a query only with those near to them.
+        pad: By column, for lists of differing lengths.
+        epochs: How often all rows come; None: without end.
+        drop_last: Leave out the last batch of an epoch if it is shorter.
+        prefetch: Batches that are made ready ahead, at least 1. Each takes memory here and on the ranks.
+        loaders: Processes that read in place of this one: they spare it the decoding, and the rows never pass through
+            it. The ranks must reach their memory (one host, or `tcp`, see rdma.md). Under `Restart`, one that dies is
+            started again, and its rows are read again. None: this process reads, in worker threads.
+
+    Raises:
+        ValueError: A number is out of its bounds; the rows of a query have several loaders.
+        DataError: A column has no form that a tensor has.
+        ShapeError: `along` are no labels of the mesh, or it has holes.
+        ModuleNotFoundError: pyarrow is not installed.
+        OSError: The source cannot be read.
+
+    Blocking: entering looks what there is (footers of files), leaving stops what is made ready; both cancellable.
+    """
+    for name, number in (("batch", batch), ("mixed_rows", mixed_rows), ("prefetch", prefetch), ("epochs", epochs)):
+        if number is not None and number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number!r}")
+    pads = {name: (one.length, one.value) for name, one in (pad or {}).items()}
+    plan = ReadingPlan(seed, mixed_rows, pads)
+    return in_trio_block(_open(source, plan, _Sizes(batch, epochs, drop_last, prefetch), mesh, along, loaders))
+
+
+@asynccontextmanager
+async def _open(
+    source: DataSource, plan: ReadingPlan, sizes: _Sizes, mesh: ProcMesh, along: Any, loaders: ProcMesh | None
+) -> AsyncGenerator[DataStream]:
+    async with open_feed(source, plan, loaders) as feed, trio.open_nursery() as nursery:
+        stream = DataStream(feed, plan, sizes, mesh, along, nursery)
+        try:
+            yield stream
+        finally:
+            stream.close()
+
+
+def _checked_along(along: Any, mesh: ProcMesh) -> Any:
+    labels = () if along is None else (along,) if isinstance(along, str) else tuple(along)
+    for label in labels:
+        if label not in mesh.extent:
+            raise ShapeError(f"rows are cut along labels of the mesh, got {label!r}: it has {list(mesh.extent)}")
+    return labels or None

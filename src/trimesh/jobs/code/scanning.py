@@ -1,0 +1,222 @@
+"""Which files of this machine a tree is made from. Works in a thread: it reads folders, runs git, and hashes contents.
+
+SC-1 What git ignores is left out where a folder belongs to a repository; elsewhere there is nothing that ignores.
+SC-2 A content is hashed again only if size, time or inode of its file have changed since it was.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from trimesh import limits
+from trimesh.jobs.code.manifest import CodeFile, Manifest, digest_of, is_inside
+
+_NEVER: Final = (".git", ".hg", ".svn", "__pycache__", "*.pyc")
+_NO_REPOSITORY: Final = 128
+_LARGEST_NAMED: Final = 3
+
+_Known = tuple[tuple[int, int, int], bytes]
+"""Size, time and inode of a file when it was hashed, and the digest of its content."""
+
+
+class CodeSource(msgspec.Struct, frozen=True):
+    """A file or folder that was given, and its name in the tree ("" is the tree itself)."""
+
+    path: str
+    name: str
+
+
+class TreeScan(msgspec.Struct, frozen=True):
+    """What was found.
+
+    Attributes:
+        manifest: Of the tree.
+        paths: Of a file of this machine with each content, by digest.
+    """
+
+    manifest: Manifest
+    paths: dict[bytes, str]
+
+
+class Scanner:
+    """Finds the files of a tree, again and again.
+
+    Args:
+        paths: Files and folders, absolute or from the working directory. One inside of the working directory keeps its
+            place below it; another one has its last name in the tree.
+        exclude: Patterns of names to leave out, as for `fnmatch`: of a file or folder, or of a path in what was given.
+
+    Raises:
+        TypeError, ValueError: They are no paths or patterns, or two of them would have one name.
+        FileNotFoundError: One is not there.
+    """
+
+    def __init__(self, paths: Sequence[str | os.PathLike[str]], exclude: Sequence[str]) -> None:
+        self.sources = _checked_sources(paths)
+        self._excluded = _pattern_of((*_NEVER, *_checked_patterns(exclude)))
+        self._known: dict[str, _Known] = {}
+
+    def scan(self) -> TreeScan:
+        """Return what there is now.
+
+        Raises:
+            ValueError: It is more than `limits.CODE_FILES_MAX` files or `limits.CODE_BYTES_MAX`.
+            FileNotFoundError: What was given is gone; or git is, in a folder that has a `.gitignore`.
+            OSError: A file cannot be read.
+        """
+        files, paths, known = list[CodeFile](), dict[bytes, str](), dict[str, _Known]()
+        largest, total = list[tuple[int, str]](), 0
+        for name, path in self._found():
+            try:
+                status = os.lstat(path)
+                if stat.S_ISLNK(status.st_mode):
+                    files.append(CodeFile(_checked_name(name), b"", 0, target=_checked_name(os.readlink(path))))
+                if not stat.S_ISREG(status.st_mode):
+                    continue
+                total += status.st_size
+                largest = sorted([*largest, (status.st_size, name)], reverse=True)[:_LARGEST_NAMED]
+                _check_bounds(len(files) + 1, total, largest)
+                known[path] = self._hashed(path, status)
+            except FileNotFoundError:  # removed, and git still knows it; or removed meanwhile
+                continue
+            digest, is_executable = known[path][1], bool(status.st_mode & stat.S_IXUSR)
+            files.append(CodeFile(_checked_name(name), digest, status.st_size, is_executable))
+            paths[digest] = path
+        self._known = known
+        return TreeScan(Manifest.of(files, _import_paths(self.sources)), paths)
+
+    def _hashed(self, path: str, status: os.stat_result) -> _Known:
+        sign = (status.st_size, status.st_mtime_ns, status.st_ino)
+        before = self._known.get(path)
+        if before is not None and before[0] == sign:
+            return before
+        return sign, digest_of(Path(path).read_bytes())
+
+    def _found(self) -> Iterator[tuple[str, str]]:
+        """Yield name in the tree and path of each file."""
+        for source in self.sources:
+            if not os.path.isdir(source.path):
+                if not os.path.lexists(source.path):
+                    raise FileNotFoundError(f"{source.path} is to be on the hosts, and is not there any more")
+                yield source.name, source.path
+                continue
+            for inner in self._below(source.path):
+                name = f"{source.name}/{inner}" if source.name else inner
+                yield name, os.path.join(source.path, inner)
+
+    def _below(self, folder: str) -> Iterator[str]:
+        """Yield the files below a folder, by their names from there."""
+        listed = _listed_by_git(folder)
+        for inner in _walked(folder, self._excluded) if listed is None else listed:
+            if self._is_excluded(inner):
+                continue
+            path = os.path.join(folder, inner)
+            if listed is not None and not os.path.islink(path) and os.path.isdir(path):
+                for deeper in self._below(path):  # a repository of its own
+                    if not self._is_excluded(f"{inner.rstrip('/')}/{deeper}"):
+                        yield f"{inner.rstrip('/')}/{deeper}"
+            else:
+                yield inner
+
+    def _is_excluded(self, inner: str) -> bool:
+        if self._excluded.match(inner):
+            return True
+        parts = inner.rstrip("/").split("/")
+        return any(map(self._excluded.match, parts)) or any(
+            self._excluded.match("/".join(parts[:count])) for count in range(2, len(parts))
+        )
+
+
+def _check_bounds(count: int, total: int, largest: list[tuple[int, str]]) -> None:
+    if count > limits.CODE_FILES_MAX:
+        bound = f"limits.CODE_FILES_MAX ({limits.CODE_FILES_MAX})"
+        raise ValueError(f"hosts.sync takes code, at most {bound} files: name data by exclude=, or in .gitignore")
+    if total > limits.CODE_BYTES_MAX:
+        bound = f"limits.CODE_BYTES_MAX ({limits.CODE_BYTES_MAX} bytes)"
+        named = ", ".join(name for _, name in largest)
+        raise ValueError(
+            f"hosts.sync takes code, at most {bound}; the largest files are {named}: name data by exclude=, or in "
+            ".gitignore"
+        )
+
+
+def _checked_name(name: str) -> str:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"hosts.sync takes files whose names are UTF-8, got {name!r}: exclude it") from None
+    return name
+
+
+def _listed_by_git(folder: str) -> list[str] | None:
+    """Return what git does not ignore below a folder; None if that belongs to no repository."""
+    git = shutil.which("git")
+    if git is None:
+        if Path(folder, ".gitignore").exists():
+            raise FileNotFoundError(f"git says what {folder}/.gitignore means, and is not there: install it")
+        return None
+    command = [git, "-C", folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)  # noqa: S603 - no shell
+    if done.returncode == _NO_REPOSITORY:
+        return None
+    if done.returncode != 0:
+        raise OSError(f"git cannot list {folder}: {done.stderr.decode(errors='replace').strip()}")
+    return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
+
+
+def _walked(folder: str, excluded: re.Pattern[str]) -> Iterator[str]:
+    for place, folders, names in os.walk(folder):
+        inner = os.path.relpath(place, folder)
+        prefix = "" if inner == "." else f"{inner}/"
+        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        folders[:] = [name for name in folders if name not in links and not excluded.match(name)]
+        for name in (*names, *links):
+            yield prefix + name
+
+
+def _checked_sources(paths: Sequence[str | os.PathLike[str]]) -> tuple[CodeSource, ...]:
+    if not paths:
+        raise ValueError('hosts.sync needs files or folders: write hosts.sync("src", "configs"), or hosts.sync(".")')
+    found, here = list[CodeSource](), os.getcwd()
+    for given in paths:
+        path: str = os.fspath(given)
+        whole = os.path.abspath(path)
+        if not os.path.lexists(whole):
+            raise FileNotFoundError(f"hosts.sync needs files or folders that are there, got {path!r}")
+        inner = os.path.relpath(whole, here)
+        name = "" if inner == "." else inner if is_inside(inner) else os.path.basename(whole)
+        for other in found:
+            if name == other.name or _is_below(name, other.name) or _is_below(other.name, name):
+                raise ValueError(f"hosts.sync needs paths with names of their own, got {other.path!r} and {whole!r}")
+        found.append(CodeSource(whole, name))
+    return tuple(found)
+
+
+def _is_below(name: str, folder: str) -> bool:
+    return folder == "" or name.startswith(folder + "/")
+
+
+def _import_paths(sources: Sequence[CodeSource]) -> list[str]:
+    """Return the folders that belong on `sys.path`: those that were given, and those of files that were."""
+    found = [one.name if os.path.isdir(one.path) else one.name.rpartition("/")[0] for one in sources]
+    return list(dict.fromkeys(found))
+
+
+def _checked_patterns(exclude: Sequence[str]) -> Sequence[str]:
+    if isinstance(exclude, str) or not all(isinstance(one, str) and one for one in exclude):
+        raise TypeError(f'exclude must be a list of patterns, as ["*.pt", "runs"], got {exclude!r}')
+    return exclude
+
+
+def _pattern_of(patterns: Sequence[str]) -> re.Pattern[str]:
+    return re.compile("|".join(fnmatch.translate(one.rstrip("/")) for one in patterns))

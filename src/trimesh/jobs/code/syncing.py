@@ -1,0 +1,260 @@
+"""The program's side of `HostMesh.sync`: what it has is compared with what hosts have, and what they lack is sent.
+
+    scan --> manifest --begin--> each host: what is missing --> contents, once each --take--> --finish--> a tree
+                                                                       all have one: what is spawned imports from it
+
+SY-1 All hosts switch at once, when each has the whole tree. Until then what is spawned has the one before.
+SY-2 A file that changes while it is sent is never taken for either of its contents: the tree is scanned again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import trio
+
+from trimesh import limits
+from trimesh._runtime.life import HostCode, JobHosts, Proc, current_proc
+from trimesh._runtime.tasks import in_trio
+from trimesh._runtime.watch import showing
+from trimesh.actor.host_mesh import HostMesh
+from trimesh.jobs.code.keeper import CodeKeeper, Piece
+from trimesh.jobs.code.manifest import Manifest, digest_of
+from trimesh.jobs.code.place import VARIABLE
+from trimesh.jobs.code.scanning import Scanner, TreeScan
+
+_KIND: Final = "sync"
+
+
+class CodeSync:
+    """Code of the program on hosts, while its block is open; see `HostMesh.sync`.
+
+    Attributes:
+        version: How often it has changed there: 1 when the block is entered.
+        digest: Of names and contents.
+        files: How many there are.
+        sent_bytes: Of contents, sent for this version: what a host has had before is not sent again.
+        scanner: Of the program's files.
+    """
+
+    def __init__(self, hosts: JobHosts | None, keepers: CodeKeeper | None, scanner: Scanner, proc: Proc | None) -> None:
+        self.version = 0
+        self.digest = ""
+        self.files = 0
+        self.sent_bytes = 0
+        self._hosts = hosts
+        self._keepers = keepers
+        self.scanner = scanner
+        self._proc = proc
+        self._updating = trio.Lock()
+
+    async def update(self) -> bool:
+        """Bring what has changed since, from any task of the program; return whether anything had.
+
+        What is spawned from then on has it. What runs goes on with what it has begun with.
+
+        Raises:
+            ValueError: It is too much, or a file never stays as it is.
+            OSError: A file cannot be read, or written there.
+            HostLost: In a `MeshErrorGroup`, as of any call.
+
+        Blocking: a checkpoint, cancellable; a cancel leaves the version before.
+
+        Cost: reads the folders, and the files that have changed; sends those contents that a host does not have.
+        """
+        return await in_trio(self._update)()
+
+    async def _update(self) -> bool:
+        if self._hosts is None or self._keepers is None or self._proc is None:
+            return False
+        async with self._updating:
+            for _ in range(limits.CODE_SCANS_MAX):
+                scan = await trio.to_thread.run_sync(self.scanner.scan)
+                data = scan.manifest.encoded()
+                digest = digest_of(data).hex()
+                if digest == self.digest:
+                    return False
+                if await self._bring(scan, data):
+                    self.learn(scan)
+                    return True
+        raise ValueError(
+            f"hosts.sync takes files that stay as they are while they are sent; one was changed "
+            f"limits.CODE_SCANS_MAX ({limits.CODE_SCANS_MAX}) times in a row: name it by exclude="
+        )
+
+    def learn(self, scan: TreeScan) -> None:
+        """Learn that the hosts have this."""
+        self.version += 1
+        self.digest, self.files = digest_of(scan.manifest.encoded()).hex(), len(scan.manifest.files)
+
+    async def _bring(self, scan: TreeScan, manifest: bytes) -> bool:
+        """Let all hosts have a tree; return False if a file has changed meanwhile."""
+        if self._hosts is None or self._keepers is None or self._proc is None:
+            return True
+        keepers = self._keepers
+        self.sent_bytes = 0
+        found = list(await keepers.begin.call(manifest))
+        points = list(keepers.points())
+        leading = {name: rank for rank, (name, _) in reversed(list(enumerate(found)))}
+        ranks = sorted(leading.values())
+        missing = list(dict.fromkeys(digest for rank in ranks for digest in found[rank][1]))
+        # One host of each folder takes contents; where all do, they go as one cast.
+        takers = [keepers] if len(ranks) == len(found) else [keepers.slice(**points[rank]) for rank in ranks]
+        if missing and not await self._send(takers, missing, scan):
+            return False
+        if len(takers) < len(found):
+            await _on_each(takers, "finish")
+        roots = list(await keepers.finish.call())
+        self._hosts.set_code(_KIND, [_code_at(root, scan.manifest) for root in roots])
+        return True
+
+    async def _send(self, takers: Sequence[CodeKeeper], missing: list[bytes], scan: TreeScan) -> bool:
+        assert self._proc is not None
+        pieces = _pieces(missing, scan.paths)
+        with showing(self._proc, "bringing code to the hosts", len(missing)) as progress:
+            piece = await trio.to_thread.run_sync(_next_of, pieces)
+            while piece:
+                self.sent_bytes += sum(len(data) for _, data, _ in piece)
+                ahead = list[Piece]()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_read_ahead, pieces, ahead)
+                    changed = await _on_each(takers, "take", piece)
+                if any(changed):
+                    return False
+                progress.done += sum(is_last for _, _, is_last in piece)
+                [piece] = ahead
+        return True
+
+    async def follow(self) -> None:
+        """Update whenever a file changes, until it is cancelled.
+
+        Raises:
+            ModuleNotFoundError: `watchfiles` of the extra `hosts` is not there.
+        """
+        watchfiles = _watchfiles()
+        paths = [source.path for source in self.scanner.sources]
+        watching = watchfiles.awatch(
+            *paths,
+            watch_filter=None,
+            debounce=limits.CODE_DEBOUNCE_MS,
+            step=limits.CODE_DEBOUNCE_MS // 2,
+            rust_timeout=limits.CODE_WATCH_MS,
+            yield_on_timeout=True,
+        )
+        is_first = True
+        async for changes in watching:
+            if changes or is_first:  # the first time: it may have changed before it was watched
+                await self._update()
+            is_first = False
+
+    def __repr__(self) -> str:
+        return f"<synchronized code, version {self.version}, {self.files} files>"
+
+
+@asynccontextmanager
+async def sync(
+    hosts: HostMesh,
+    job: JobHosts | None,
+    paths: Sequence[str | os.PathLike[str]],
+    exclude: Sequence[str],
+    *,
+    watch: bool,
+) -> AsyncGenerator[CodeSync, None]:
+    """Bring code to hosts; see `HostMesh.sync`."""
+    if job is None:
+        raise ValueError("code is brought to the hosts of a job; this host has it: write `async with job as hosts:`")
+    if watch:
+        _watchfiles()
+    proc = current_proc()
+    if proc.is_simulated:  # its hosts are this process, which has the files; and no thread of it may wait
+        synced = CodeSync(None, None, Scanner(paths, exclude), None)
+        synced.learn(synced.scanner.scan())
+        yield synced
+        return
+    scanner = await trio.to_thread.run_sync(Scanner, paths, exclude)
+    job.check_no_code(_KIND)
+    async with hosts.spawn_procs({}, name="code") as procs, procs.spawn("code", CodeKeeper) as keepers:
+        synced = CodeSync(job, keepers, scanner, proc)
+        await synced.update()
+        failure: Exception | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                if watch:
+                    nursery.start_soon(synced.follow)
+                try:
+                    yield synced
+                except Exception as error:  # noqa: BLE001 - raised again below: the nursery would wrap it
+                    failure = error
+                nursery.cancel_scope.cancel(reason="the block of the synchronized code is left")
+        finally:
+            job.set_code(_KIND, [None] * len(hosts))
+        if failure is not None:
+            raise failure
+
+
+def _watchfiles() -> Any:
+    try:
+        import watchfiles  # noqa: PLC0415 - of an extra
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "hosts.sync(watch=True) needs watchfiles: pip install 'trimesh-actors[hosts]'", name="watchfiles"
+        ) from None
+    return watchfiles
+
+
+def _code_at(root: str, manifest: Manifest) -> HostCode:
+    paths = tuple(os.fsencode(f"{root}/{path}" if path else root) for path in manifest.import_paths)
+    return HostCode(paths, {VARIABLE: root})
+
+
+async def _on_each(takers: Sequence[CodeKeeper], name: str, *args: Any) -> list[Any]:
+    """Call an endpoint of several meshes at once; return all results."""
+    found = list[Any]()
+
+    async def call(keepers: Any) -> None:
+        found.extend(await getattr(keepers, name).call(*args))
+
+    if len(takers) == 1:
+        await call(takers[0])
+    else:
+        async with trio.open_nursery() as nursery:
+            for keepers in takers:
+                nursery.start_soon(call, keepers)
+    return found
+
+
+async def _read_ahead(pieces: Iterator[Piece], found: list[Piece]) -> None:
+    found.append(await trio.to_thread.run_sync(_next_of, pieces))
+
+
+def _next_of(pieces: Iterator[Piece]) -> Piece:
+    return next(pieces, Piece())
+
+
+def _pieces(missing: Sequence[bytes], paths: dict[bytes, str]) -> Iterator[Piece]:
+    """Yield contents in messages of about `limits.CODE_PIECE_BYTES`; one that is gone comes empty, and not as asked."""
+    piece, size = Piece(), 0
+    for digest in missing:
+        for data, is_last in _parts(paths[digest]):
+            piece.append((digest, data, is_last))
+            size += len(data)
+            if size >= limits.CODE_PIECE_BYTES:
+                yield piece
+                piece, size = Piece(), 0
+    if piece:
+        yield piece
+
+
+def _parts(path: str) -> Iterator[tuple[bytes, bool]]:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(limits.CODE_PIECE_BYTES)
+            while following := file.read(limits.CODE_PIECE_BYTES):
+                yield data, False
+                data = following
+            yield data, True
+    except FileNotFoundError:
+        yield b"", True

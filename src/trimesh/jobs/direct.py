@@ -1,0 +1,224 @@
+"""How an agent reaches those of other hosts, and is reached: TCP with TLS inside, by certificates of one authority.
+
+DW-1 Whoever dials checks that it reaches the incarnation that it means, and not what has its address by now; whoever is
+     dialled lets in the incarnations that it expects, and no other. Both names are in certificates; those of an
+     authority of the user's name hosts, and what peers say of their incarnations is believed to those that are named.
+DW-2 An address that means each machine itself is told to other agents only where all hosts are one machine.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import Final
+
+import msgspec
+import trio
+
+from trimesh import limits
+from trimesh._native.tls import TLSContext, TLSHello, TLSSession, TLSVerdict
+from trimesh._runtime.hosts import Connected
+from trimesh._transport.relay.base import HostConnection
+from trimesh.errors import ConfigError, LimitExceeded, LinkLost, leaves
+from trimesh.ids import ProcId
+from trimesh.jobs.addresses import address_in, is_loopback, with_port
+from trimesh.jobs.handshake import SecureSocket, own_hello
+from trimesh.jobs.identity import Credentials
+
+_OFF: Final = "off"
+
+
+class DirectPlace(msgspec.Struct, frozen=True):
+    """Where an agent listens for others, and what they are told of that.
+
+    Attributes:
+        interface: Number of an address of this machine; "" listens nowhere.
+        port: 0 lets the system choose.
+        advertised: What they dial, `host` or `host:port`; none where no other host can reach it.
+    """
+
+    interface: str
+    port: int = 0
+    advertised: tuple[str, ...] = ()
+
+
+NOWHERE: Final = DirectPlace("")
+
+
+def direct_place(wanted: str, advertised: tuple[str, ...], route: str, *, is_one_machine: bool) -> DirectPlace:
+    """Return where an agent listens for others.
+
+    Args:
+        wanted: Setting `direct`.
+        advertised: Setting `direct_advertise`.
+        route: The address of this machine on its way to the program.
+        is_one_machine: Whether all hosts of the job are one machine.
+
+    Raises:
+        ConfigError: This machine has no such address.
+    """
+    if wanted == _OFF:
+        return NOWHERE
+    number = address_in(wanted) if wanted else route
+    if not number:
+        raise ConfigError(
+            f'the setting direct must be an address, a network or an interface of each host, or "off"; got {wanted!r} '
+            f"on {socket.gethostname()}"
+        )
+    if advertised:
+        ports = {int(port) for port in (one.rpartition(":")[2] for one in advertised if one.count(":") == 1)}
+        return DirectPlace(number, ports.pop() if len(ports) == 1 else 0, advertised)
+    address = ipaddress.ip_address(number)
+    if (is_loopback(number) and not is_one_machine) or address.is_link_local or address.is_unspecified:
+        return NOWHERE
+    return DirectPlace(number, 0, (number,))
+
+
+class DirectWays:
+    """See `Ways`.
+
+    Args:
+        context: With the certificate of this agent; outlives it.
+        credentials: The same.
+        own: Its incarnation.
+        mesh: Of its authority.
+        place: Where it listens.
+        nursery: Of its listener.
+    """
+
+    def __init__(
+        self,
+        context: TLSContext,
+        credentials: Credentials,
+        own: ProcId,
+        mesh: bytes,
+        place: DirectPlace,
+        nursery: trio.Nursery,
+    ) -> None:
+        self._context = context
+        self._credentials = credentials
+        self._own = own
+        self._mesh = mesh
+        self._place = place
+        self._nursery = nursery
+        self._expected: dict[ProcId, Connected] = {}
+        self._listening: trio.CancelScope | None = None
+        self._addresses: tuple[str, ...] = ()
+        self._half_open = 0
+
+    # ---- who is dialled --------------------------------------------------------------------------------------
+
+    def listen_for(self, peer: ProcId, connected: Connected) -> tuple[str, ...]:
+        """See `Ways.listen_for`."""
+        self._expected[peer] = connected
+        if self._listening is None and self._place.interface:
+            place = self._place
+            family = socket.AF_INET6 if ":" in place.interface else socket.AF_INET
+            try:
+                sock = socket.create_server((place.interface, place.port), family=family)
+            except OSError:  # an address that is there no more, a port that is taken
+                return ()
+            sock.setblocking(False)  # noqa: FBT003
+            port = sock.getsockname()[1]
+            self._addresses = tuple(with_port(one, port) for one in place.advertised)[: limits.DIRECT_ADDRESSES_MAX]
+            self._listening = trio.CancelScope()
+            self._nursery.start_soon(self._listen, sock, self._listening)
+        return self._addresses
+
+    def forget(self, peer: ProcId) -> None:
+        """See `Ways.forget`."""
+        self._expected.pop(peer, None)
+        if not self._expected and self._listening is not None:
+            self._listening.cancel(reason="no other agent dials here any more")
+            self._listening, self._addresses = None, ()
+
+    async def _listen(self, sock: socket.socket, scope: trio.CancelScope) -> None:
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+        try:
+            with scope:
+                await trio.serve_listeners(self._accept, [listener])
+        finally:
+            listener.socket.close()
+
+    async def _accept(self, stream: trio.SocketStream) -> None:
+        if self._half_open >= limits.DIRECT_HALF_OPEN_MAX:
+            return  # strangers; an agent that is turned away takes the other way, and dials again
+        self._half_open += 1
+        secure: SecureSocket | None = None
+        try:
+            secure = opened = self._secure(stream.socket, is_server=True)
+            await secure.shake_hands(decide=lambda hello: self._decide(hello, opened))
+            peer = secure.tls.peer
+            connected = None if peer is None else self._expected.get(ProcId(peer.incarnation))
+            if connected is not None:
+                connected(secure.hand_over())
+        except (LinkLost, LimitExceeded, OSError):
+            return
+        finally:
+            self._half_open -= 1
+            if secure is not None:
+                secure.close()
+
+    def _decide(self, hello: TLSHello, secure: SecureSocket) -> TLSVerdict:
+        if not self._credentials.accepts(secure.tls.peer_name):
+            return TLSVerdict.NAME
+        is_expected = not hello.is_join and ProcId(hello.incarnation) in self._expected
+        return TLSVerdict.ADMITTED if is_expected else TLSVerdict.INCARNATION
+
+    # ---- who dials -------------------------------------------------------------------------------------------
+
+    async def dial(self, peer: ProcId, addresses: tuple[str, ...]) -> HostConnection:
+        """See `Ways.dial`."""
+        problems = list[str]()
+        with trio.move_on_after(limits.DIRECT_DIAL_SECONDS):
+            for address in addresses:
+                try:
+                    return await self._dial_one(peer, address)
+                except (OSError, ValueError, LinkLost) as error:  # an address that is none is as one of nothing
+                    problems.append(f"{address}: {next(leaves(error.__cause__ or error))}")
+        if not addresses:
+            problems.append("it has no address that other hosts reach")
+        elif len(problems) < len(addresses):
+            problems.append(f"{addresses[len(problems)]}: no answer within {limits.DIRECT_DIAL_SECONDS:g} s")
+        raise LinkLost("; ".join(problems))
+
+    async def _dial_one(self, peer: ProcId, address: str) -> HostConnection:
+        host, _, port = address.rpartition(":")
+        with trio.move_on_after(limits.HOST_DIAL_SECONDS):
+            stream = await trio.open_tcp_stream(host.strip("[]"), int(port))
+            return await self._shake_hands(self._secure(stream.socket, is_server=False, expected=peer), peer)
+        raise LinkLost(f"no answer within {limits.HOST_DIAL_SECONDS:g} s")
+
+    async def over(self, sock: socket.socket, peer: ProcId, *, is_dialler: bool) -> HostConnection:
+        """See `Ways.over`."""
+        try:
+            secure = self._secure(trio.socket.from_stdlib_socket(sock), is_server=not is_dialler, expected=peer)
+        except LimitExceeded as error:
+            sock.close()
+            raise LinkLost(str(error)) from None
+        return await self._shake_hands(secure, peer)
+
+    async def _shake_hands(self, secure: SecureSocket, peer: ProcId) -> HostConnection:
+        try:
+            await secure.shake_hands(decide=lambda hello: self._decide(hello, secure))
+            self._check_foreign(secure.tls, peer)
+            return secure.hand_over()
+        except OSError as error:
+            raise LinkLost(f"the connection broke: {error}") from None
+        finally:
+            secure.close()
+
+    def _check_foreign(self, tls: TLSSession, peer: ProcId) -> None:
+        """Check what a session leaves to its owner where names are not those of a mesh (DW-1)."""
+        if self._credentials.has_names:
+            return
+        if not self._credentials.accepts(tls.peer_name):
+            raise LinkLost(f"its certificate names {tls.peer_name!r}, which is none of the peers")
+        if tls.peer is None or tls.peer.incarnation != peer:
+            raise LinkLost("another incarnation has answered")
+
+    def _secure(self, sock: trio.socket.SocketType, *, is_server: bool, expected: int = 0) -> SecureSocket:
+        hello = own_hello(self._own, self._mesh)
+        has_names = self._credentials.has_names
+        session = self._context.open(hello, is_server=is_server, expected=expected, has_names=has_names)
+        return SecureSocket(sock, session)

@@ -1,0 +1,66 @@
+"""When the hosts of a kept job end, as far as that is known before: by its lease, and by a limit of time of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import trio
+
+from trimesh import limits
+from trimesh.jobs.launcher import LimitedLauncher
+
+
+class ForeseenEnd:
+    """The ends that are known, for the program that is attached.
+
+    Args:
+        name: Of the kept job.
+        seconds_left: Returns those of its lease.
+        launcher: That of the job, if it has a limit of time.
+        wait_job_notice: Waits for the notice that it gives to its own program.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        seconds_left: Callable[[], float],
+        launcher: LimitedLauncher | None,
+        wait_job_notice: Callable[[], Awaitable[str]],
+    ) -> None:
+        self._name = name
+        self._seconds_left = seconds_left
+        self._launcher = launcher
+        self._wait_job_notice = wait_job_notice
+
+    async def wait_notice(self) -> str:
+        """Wait until the first end is so near that a program is to save what it has; return why."""
+        return await _first(partial(self._wait_lease, limits.KEPT_NOTICE_SECONDS), self._wait_job_notice)
+
+    async def wait_end(self, grace: float) -> str:
+        """Wait until a program whose blocks take `grace` seconds has to leave; return why."""
+        seconds = grace + limits.KEPT_LEAVE_SECONDS
+        launcher = self._launcher
+        of_job = trio.sleep_forever if launcher is None else partial(launcher.wait_end, seconds)
+        return await _first(partial(self._wait_lease, seconds), of_job)
+
+    async def _wait_lease(self, seconds: float) -> str:
+        """Wait until so many seconds are left, or half of what is left now; the lease may be extended meanwhile."""
+        ahead = min(seconds, self._seconds_left() / 2)
+        while (left := self._seconds_left()) > ahead:  # noqa: ASYNC110 - a clock that counts sleep has no event
+            await trio.sleep(min(left - ahead, limits.KEPT_LOOK_SECONDS))
+        return f"the lease of the kept job {self._name} ends in {max(left, 0):.0f} s"
+
+
+async def _first(*waits: Callable[[], Awaitable[str]]) -> str:
+    """Return what the first of them returns."""
+    found = list[str]()
+    async with trio.open_nursery() as nursery:
+
+        async def run(wait: Callable[[], Awaitable[str]]) -> None:
+            found.append(await wait())
+            nursery.cancel_scope.cancel(reason="another end is nearer")
+
+        for wait in waits:
+            nursery.start_soon(run, wait)
+    return found[0]

@@ -1,0 +1,313 @@
+"""The program that keeps the hosts of a job: detached, until a lease ends.
+
+    the job's block: agents of the hosts
+        seats: an actor on each, with an agent that waits for a program
+            who attaches: a connection; orders go to the seats, ends of agents come back
+
+KK-1 What is held is held as by any program: whatever ends this process ends it, also on hosts and in schedulers.
+KK-2 One program at a time has the hosts. They are the next one's when each agent of the one before has ended, and
+     nothing of it is left; its death is the end of its connection, which the kernel tells at once.
+KK-3 The lease counts while the machine sleeps. Its end ends all that is attached, and this process; where that does not
+     come to an end in `limits.KEPT_END_SECONDS`, a thread without Python ends it.
+KK-4 Before the job is kept, the end of standard input takes all back: nothing is left of a `keep` that was given up.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+from typing import Any, Final, NoReturn
+
+import msgspec
+import trio
+
+from trimesh import limits
+from trimesh._runtime.system import start_of
+from trimesh._supervision.policy import Restart
+from trimesh._transport.native.host_identity import boot_id
+from trimesh.actor.host_mesh import HostMesh
+from trimesh.config import configured
+from trimesh.errors import ConnectError, ProtocolError, TrimeshError, leaves
+from trimesh.jobs.job import Job
+from trimesh.jobs.kept import state as states
+from trimesh.jobs.kept.attachment import HeldHosts
+from trimesh.jobs.kept.foreseen import ForeseenEnd
+from trimesh.jobs.kept.messages import (
+    Attach,
+    Extend,
+    JobSeen,
+    KeeperRefused,
+    Lines,
+    LookAtJob,
+    Question,
+    check_user,
+    listen,
+)
+from trimesh.jobs.kept.seat import Seat
+from trimesh.jobs.kept.state import KeptState
+from trimesh.jobs.launcher import LimitedLauncher
+from trimesh.jobs.opening import JobRun, open_job_run
+
+_BYTES_MAX: Final = 1 << 24
+_RESTARTS: Final = 16
+"""Losses of hosts in an hour that are made good; more mean that the hosts are no use."""
+
+
+class KeepOrder(msgspec.Struct, frozen=True):
+    """What a keeper is told by its standard input.
+
+    Attributes:
+        name: Of the kept job.
+        lease: In seconds from when the hosts are there.
+        job: Pickled, by who starts the keeper.
+    """
+
+    name: str
+    lease: float
+    job: bytes
+
+
+class KeeperTold(msgspec.Struct, frozen=True):
+    """What a keeper tells who has started it, a line of JSON each: that it has begun, then how that has ended.
+
+    Attributes:
+        pid: Of the keeper.
+        state: Of what is kept now.
+        failure: Why nothing is.
+        is_taken: Whether that is because the name is taken.
+    """
+
+    pid: int
+    state: KeptState | None = None
+    failure: str = ""
+    is_taken: bool = False
+
+
+class Keeper:
+    """Keeps one job."""
+
+    def __init__(self, order: KeepOrder, job: Job) -> None:
+        self._order = order
+        self._job = job
+        self._scope = trio.CancelScope()
+        self._is_kept = False
+        self._is_told = False
+        self._is_over = False
+        self._changed = trio.Event()
+        self._ends_at = 0.0
+        self._state = KeptState(
+            name=order.name,
+            key=os.urandom(16).hex(),
+            kind=type(job).__name__,
+            host=socket.gethostname(),
+            boot=boot_id(),
+            pid=os.getpid(),
+            started=start_of(os.getpid()) or 0,
+            status="starting",
+            since=time.time(),
+            until=0.0,
+            parts=dict(job.parts),
+        )
+        self._held: HeldHosts | None = None
+
+    async def run(self) -> None:
+        """Keep the job until its lease ends, or it is told to stop."""
+        try:
+            states.create(self._state)
+        except ConnectError as error:
+            _tell(KeeperTold(os.getpid(), failure=str(error), is_taken=True))
+            return
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch_signals)
+                nursery.start_soon(self._watch_input)
+                await self._keep()
+                nursery.cancel_scope.cancel()
+        except Exception as error:  # noqa: BLE001 - told, and written for who attaches next
+            self._failed(error)
+        else:
+            states.remove(self._state)
+
+    async def _keep(self) -> None:
+        with self._scope, configured(observe="off", record="off", progress="off", output="discard"):
+            async with open_job_run(self._job) as (hosts, run):
+                await self._hold(hosts, run)
+
+    async def _hold(self, hosts: HostMesh, run: JobRun) -> None:
+        policy = Restart("one_for_one", along="hosts", intensity=_RESTARTS, period=3600.0)
+        async with (
+            hosts.spawn_procs({}, name="seats", supervision=policy) as procs,
+            procs.spawn("seats", Seat) as seats,
+        ):
+            ids = tuple(self._job.host_id(rank) for rank in range(len(hosts)))
+            limited = run.launcher if isinstance(run.launcher, LimitedLauncher) else None
+            foreseen = ForeseenEnd(self._order.name, self._seconds_left, limited, hosts.wait_notice)
+            self._held = HeldHosts(
+                self._job, seats, hosts, ids, run.launcher.interface, foreseen, lambda: run.spares > 0
+            )
+            async with listen(self._state.key) as listener, trio.open_nursery() as nursery:
+                nursery.start_soon(trio.serve_listeners, self._serve, [listener])
+                self._set_lease(self._order.lease)
+                self._update(status="kept", hosts=tuple(hosts.names))
+                self._is_kept = True
+                _tell(KeeperTold(os.getpid(), self._state))
+                _let_go()
+                reason, text = await self._wait_ending()
+                await self._held.end(reason, text)
+                nursery.cancel_scope.cancel(reason=text)
+
+    # ---- the lease -------------------------------------------------------------------------------------------
+
+    def _set_lease(self, seconds: float) -> None:
+        self._ends_at = _awake_clock() + seconds
+        self._state = msgspec.structs.replace(self._state, until=time.time() + seconds)
+        faulthandler.dump_traceback_later(seconds + limits.KEPT_END_SECONDS, exit=True)
+
+    def _seconds_left(self) -> float:
+        return self._ends_at - _awake_clock()
+
+    async def _wait_ending(self) -> tuple[str, str]:
+        """Wait until all is to end, and return why; see `HostLost.reason`."""
+        while self._ends_at - _awake_clock() > 0 and not self._is_told:
+            self._changed = trio.Event()
+            with trio.move_on_after(min(self._ends_at - _awake_clock(), limits.KEPT_LOOK_SECONDS)):
+                await self._changed.wait()
+        self._is_over = True
+        if self._is_told:
+            return "cancelled", f"the kept job {self._state.name} was stopped"
+        return "time limit", f"the lease of the kept job {self._state.name} has ended"
+
+    def _update(self, **changes: Any) -> None:
+        self._state = msgspec.structs.replace(self._state, **changes)
+        states.replace(self._state)
+
+    # ---- what ends it ----------------------------------------------------------------------------------------
+
+    def _stop(self) -> None:
+        self._is_told = True
+        self._changed.set()
+        if not self._is_kept:
+            self._scope.cancel(reason="it was told to stop")
+
+    async def _watch_signals(self) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for _ in signals:
+                self._stop()
+
+    async def _watch_input(self) -> None:
+        async with trio.lowlevel.FdStream(os.dup(0)) as stream:
+            while await stream.receive_some():
+                pass
+        if not self._is_kept:
+            self._stop()
+
+    def _failed(self, error: Exception) -> None:
+        words = "; ".join(str(one) for one in leaves(error))
+        sys.stderr.write(f"trimesh keeper of {self._state.name}: {words}\n")
+        if self._is_kept:
+            self._update(status="ended", words=words)
+        else:
+            states.remove(self._state)
+            _tell(KeeperTold(os.getpid(), failure=words))
+
+    # ---- who asks --------------------------------------------------------------------------------------------
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        """Serve one connection; what it sends ends nothing but itself."""
+        lines = Lines(stream)
+        async with stream:
+            try:
+                check_user(stream.socket)
+                question = await lines.receive(Question)
+                await self._answer(question, lines)
+            except (ConnectError, ProtocolError, trio.BrokenResourceError):
+                return
+
+    async def _answer(self, question: object, lines: Lines) -> None:
+        assert self._held is not None
+        match question:
+            case LookAtJob():
+                await lines.send(JobSeen(self._state, self._held.attached))
+            case Extend(lease=lease) if 0 < lease <= limits.KEPT_LEASE_SECONDS_MAX and not self._is_over:
+                self._set_lease(lease)
+                self._update()
+                self._changed.set()
+                await lines.send(JobSeen(self._state, self._held.attached))
+            case Extend():
+                await lines.send(
+                    KeeperRefused(f"a lease must be a number of seconds of a job that is kept, got {question}")
+                )
+            case Attach(pid=pid, grace=grace):
+                await self._held.serve(lines, pid, grace)
+            case _:
+                raise ProtocolError("a connection to a keeper begins with a question")
+
+
+def _awake_clock() -> float:
+    """Return seconds of a clock that goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _tell(told: KeeperTold) -> None:
+    """Write a line to who has started this process; it may be gone."""
+    try:
+        os.write(1, msgspec.json.encode(told) + b"\n")
+    except OSError:
+        return
+
+
+def _let_go() -> None:
+    """Let go of the pipes of who has started this process."""
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+
+
+def _read_order() -> KeepOrder:
+    """Read the order, and nothing behind it: the end of the input is watched afterwards."""
+    size = int.from_bytes(_read_exactly(4), "little")
+    if size > _BYTES_MAX:
+        raise ProtocolError(f"the order of a keeper has at most {_BYTES_MAX} bytes, got {size}")
+    return msgspec.msgpack.decode(_read_exactly(size), type=KeepOrder)
+
+
+def _read_exactly(size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        part = os.read(0, size - len(data))
+        if not part:
+            raise ProtocolError("the order of a keeper has ended too early")
+        data += part
+    return bytes(data)
+
+
+def _read_job(order: KeepOrder) -> Job:
+    try:
+        job = pickle.loads(order.job)  # of the process that has started this one, by a pipe
+    except Exception as error:
+        raise TrimeshError(
+            f"a job that is kept must be of a class that another process can import, and this one cannot: {error}"
+        ) from error
+    assert isinstance(job, Job)
+    return job
+
+
+def main() -> NoReturn:
+    """Be the keeper that standard input orders. Ends by `os._exit`: nothing of the interpreter is needed any more."""
+    _tell(KeeperTold(os.getpid()))
+    try:
+        order = _read_order()
+        trio.run(Keeper(order, _read_job(order)).run)
+    except (TrimeshError, OSError) as error:
+        _tell(KeeperTold(os.getpid(), failure=str(error)))
+    except BaseException as error:  # noqa: BLE001 - written, and told if there is who hears it
+        sys.stderr.write(f"trimesh keeper: {error!r}\n")
+        _tell(KeeperTold(os.getpid(), failure=repr(error)))
+    sys.stderr.flush()
+    os._exit(0)

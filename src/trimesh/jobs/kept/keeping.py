@@ -1,0 +1,350 @@
+"""What programs and commands do with kept jobs, but for attaching to one."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import msgspec
+import trio
+
+from trimesh import limits
+from trimesh._runtime.system import MARKER, start_of
+from trimesh._runtime.tasks import in_trio
+from trimesh.errors import ConnectError, ProtocolError, SpawnError
+from trimesh.jobs.job import Job
+from trimesh.jobs.kept import state as states
+from trimesh.jobs.kept.messages import (
+    Answer,
+    Attached,
+    Extend,
+    JobSeen,
+    KeeperRefused,
+    Lines,
+    LookAtJob,
+    Question,
+    dial,
+)
+from trimesh.jobs.kept.state import KeptState, checked_kept_name
+
+if TYPE_CHECKING:
+    from trimesh.jobs.kept.keeper import KeeperTold
+
+_BOOT: Final = (
+    "import os, sys\nif os.fork(): os._exit(0)\nsys.path[:] = sys.argv[1:]\n"
+    "from trimesh.jobs.kept.keeper import main\nmain()"
+)
+"""Forks first, so that the keeper is no child of the program that has started it."""
+
+_READ_BYTES: Final = 1 << 16
+
+
+class KeptJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that is kept, or was.
+
+    Attributes:
+        state: What its file says.
+        attached: The program that has its hosts.
+        gone: Why nothing is kept any more; "" while it is.
+    """
+
+    state: KeptState
+    attached: Attached | None = None
+    gone: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of the job."""
+        return self.state.name
+
+    @property
+    def until(self) -> float:
+        """Unix time at which its lease ends."""
+        return self.state.until
+
+
+async def keep(name: str, job: Job, *, lease: float) -> KeptJob:
+    """Start a job that stays after this program: `await jobs.keep("exp7", SSHJob(["n1", "n2"]), lease=7200)`.
+
+    Returns when its hosts are there; `jobs.attach(name)` then has them as a mesh, in this program or another one of
+    this user on this machine. A cancel, and the end of this program before that, leave nothing.
+
+    Args:
+        name: Of the kept job, free among those of this user.
+        job: What is kept; its class must be importable by another process.
+        lease: Seconds, from when the hosts are there, after which all of it ends; see `extend`.
+
+    Raises:
+        TypeError, ValueError: The name, the job or the lease is none.
+        ConnectError: The name is taken.
+        SpawnError: The hosts cannot be had; the text has the words of whoever refused.
+    """
+    checked_kept_name(name)
+    if not isinstance(job, Job):
+        raise TypeError(f"keep takes a job, LocalJob(2) for one, got {job!r}")
+    seconds = checked_lease(lease)
+    check_keepable(job)
+    return await in_trio(partial(_keep, name, job, seconds))()
+
+
+def checked_lease(lease: Any) -> float:
+    """Return the seconds of a lease.
+
+    Raises:
+        ValueError: It is no number of seconds, or too large.
+    """
+    is_number = isinstance(lease, int | float) and not isinstance(lease, bool) and not math.isnan(lease)
+    if not is_number or not 0 < lease <= limits.KEPT_LEASE_SECONDS_MAX:
+        raise ValueError(
+            f"a lease must be a number of seconds, more than 0 and at most limits.KEPT_LEASE_SECONDS_MAX "
+            f"({limits.KEPT_LEASE_SECONDS_MAX:g}), got {lease!r}"
+        )
+    return float(lease)
+
+
+def check_keepable(job: Job) -> None:
+    """Check that a job can be kept.
+
+    Raises:
+        ValueError: Its hosts dial a port that one program holds, or this process is one of a mesh.
+    """
+    if getattr(job, "port", 0) or getattr(job, "advertise", ()):
+        raise ValueError(
+            f"each program that attaches to a kept job listens at a port of its own, so port= and advertise= have no "
+            f"meaning there: leave them out of {job!r}"
+        )
+    if MARKER in os.environ:
+        raise ValueError("a job is kept by a program, not by a process of a mesh, whose end would end it")
+
+
+async def _keep(name: str, job: Job, lease: float) -> KeptJob:
+    from trimesh.jobs.kept.keeper import KeeperTold, KeepOrder  # noqa: PLC0415 - the native library is loaded by it
+
+    if name in states.names():
+        raise ConnectError(taken_words(name))
+    try:
+        text = pickle.dumps(attrs.evolve(job))
+    except Exception as error:
+        raise SpawnError(f"a job that is kept must be picklable, and this is not: {error}") from error
+    order = msgspec.msgpack.encode(KeepOrder(name, lease, text))
+    log = states.open_log(name)
+    try:
+        flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
+        command: list[str] = [sys.executable, *flags, "-c", _BOOT, *sys.path]
+        process = await trio.lowlevel.open_process(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise SpawnError(f"the keeper of {name} cannot be started: {error}") from error
+    finally:
+        os.close(log)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    async with process.stdin as to_keeper, process.stdout as from_keeper:
+        told: KeeperTold | None = None
+        data = bytearray()
+        try:
+            await process.wait()
+            await to_keeper.send_all(len(order).to_bytes(4, "little") + order)
+            while more := await from_keeper.receive_some(_READ_BYTES):
+                data += more
+                for line in data.split(b"\n")[:-1]:
+                    told = msgspec.json.decode(line, type=KeeperTold)
+                if told is not None and (told.state is not None or told.failure):
+                    break
+        except trio.BrokenResourceError:
+            told = None
+        except BaseException:
+            await _take_back(to_keeper, from_keeper, told)
+            raise
+    if told is None or (told.state is None and not told.failure):
+        raise SpawnError(f"the keeper of {name} has ended before it had the hosts: {_last_words(name)}")
+    if told.state is not None:
+        return KeptJob(state=told.state)
+    if told.is_taken:
+        raise ConnectError(told.failure)
+    raise SpawnError(f"the hosts of {name} cannot be had: {told.failure}")
+
+
+async def _take_back(
+    to_keeper: trio.abc.SendStream, from_keeper: trio.abc.ReceiveStream, told: KeeperTold | None
+) -> None:
+    """Have a keeper give up, and wait until it has; one that hangs is killed."""
+    with trio.CancelScope(shield=True):
+        with trio.move_on_after(limits.KEPT_END_SECONDS) as scope:
+            await to_keeper.aclose()
+            while await from_keeper.receive_some(_READ_BYTES):
+                pass
+        if scope.cancelled_caught and told is not None:
+            with suppress(ProcessLookupError):
+                os.kill(told.pid, signal.SIGKILL)
+
+
+def taken_words(name: str) -> str:
+    """Return why a name cannot be taken."""
+    return (
+        f"the name {name!r} is that of a job which is kept, or was: see `trimesh job list`; take another name, or end "
+        f"that one by `trimesh job stop {name}`"
+    )
+
+
+def _last_words(name: str) -> str:
+    try:
+        text = states.log_of(name).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "it has said nothing"
+    return " | ".join(text.splitlines()[-limits.AGENT_LINES_KEPT :]) or "it has said nothing"
+
+
+# ---- asking a keeper --------------------------------------------------------------------------------------------
+
+
+async def reached(name: str) -> tuple[KeptState, Lines]:
+    """Return the state of a kept job, and a connection to its keeper.
+
+    Raises:
+        ConnectError: It is not kept, or not any more, or not here.
+    """
+    state = states.read(checked_kept_name(name))
+    gone = states.why_gone(state)
+    if gone:
+        raise ConnectError(f"the job {name} is not kept any more: {gone}; `trimesh job stop {name}` frees the name")
+    if state.status == "starting":
+        raise ConnectError(f"the job {name} is not there yet: process {state.pid} waits for its hosts; try again later")
+    try:
+        return state, await dial(state.key)
+    except OSError as error:
+        raise ConnectError(f"the keeper of {name}, process {state.pid}, cannot be reached: {error}") from error
+
+
+async def asked(lines: Lines, question: Question, name: str, *, seconds: float = 0.0) -> Any:
+    """Ask a keeper, and return its answer.
+
+    Args:
+        lines: To it.
+        question: What is asked.
+        name: Of the job.
+        seconds: That it may take for what is asked, beside those for an answer.
+
+    Raises:
+        ConnectError: It refuses, does not answer, or has ended.
+    """
+    with trio.move_on_after(seconds + limits.KEPT_ANSWER_SECONDS):
+        try:
+            await lines.send(question)
+            answer: Any = await lines.receive(Answer)
+        except (trio.BrokenResourceError, ProtocolError) as error:
+            raise ConnectError(f"the keeper of {name} cannot be asked: {error}") from error
+        if answer is None:
+            raise ConnectError(f"the keeper of {name} has ended")
+        if isinstance(answer, KeeperRefused):
+            raise ConnectError(f"{name}: {answer.text}")
+        return answer
+    raise ConnectError(
+        f"the keeper of {name} has not answered within limits.KEPT_ANSWER_SECONDS ({limits.KEPT_ANSWER_SECONDS:g} s)"
+    )
+
+
+async def kept() -> list[KeptJob]:
+    """Return the jobs of this user that are kept, with who is attached, and those that were and have not been stopped.
+
+    Raises:
+        ConnectError: The folder of state files cannot be used.
+    """
+    return await in_trio(_kept)()
+
+
+async def _kept() -> list[KeptJob]:
+    found = list[KeptJob]()
+    for name in states.names():
+        try:
+            state = states.read(name)
+        except ConnectError:
+            if states.file_of(name).exists():
+                raise
+            continue  # it has ended at this moment
+        found.append(await _looked(state))
+    return found
+
+
+async def _looked(state: KeptState) -> KeptJob:
+    try:
+        gone = states.why_gone(state)
+        if gone or state.status == "starting":
+            return KeptJob(state=state, gone=gone)
+        _, lines = await reached(state.name)
+        async with lines.stream:
+            seen: JobSeen = await asked(lines, LookAtJob(), state.name)
+    except ConnectError as error:
+        return KeptJob(state=state, gone=str(error))
+    return KeptJob(state=seen.state, attached=seen.attached)
+
+
+async def extend(name: str, *, lease: float) -> KeptJob:
+    """Have the lease of a kept job end so many seconds from now, whether a program is attached or not.
+
+    Raises:
+        ValueError: The lease is none.
+        ConnectError: Nothing is kept by that name.
+    """
+    return await in_trio(partial(_extend, name, checked_lease(lease)))()
+
+
+async def _extend(name: str, lease: float) -> KeptJob:
+    _, lines = await reached(name)
+    async with lines.stream:
+        seen: JobSeen = await asked(lines, Extend(lease), name)
+    return KeptJob(state=seen.state, attached=seen.attached)
+
+
+async def stop(name: str) -> str:
+    """End a kept job, with the program that is attached; return what was done in words.
+
+    Of one that is not kept any more, the name is freed.
+
+    Raises:
+        ConnectError: There is none by that name, or it is on another machine.
+    """
+    return await in_trio(partial(_stop, checked_kept_name(name)))()
+
+
+async def _stop(name: str) -> str:
+    state = states.read(name)
+    gone = states.why_gone(state)
+    if gone:
+        states.remove(state)
+        return f"nothing was kept any more: {gone}"
+    pidfd = os.pidfd_open(state.pid)
+    try:
+        if start_of(state.pid) == state.started:  # it is the keeper that the descriptor is of
+            return await _ended(state, pidfd)
+    finally:
+        os.close(pidfd)
+    return "it has ended, and nothing of it is left"
+
+
+async def _ended(state: KeptState, pidfd: int) -> str:
+    """End a keeper, and return how that went."""
+    text = "it has ended, and nothing of it is left"
+    signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+    signal.pidfd_send_signal(pidfd, signal.SIGCONT)  # it may have been stopped
+    with trio.move_on_after(limits.KEPT_END_SECONDS) as scope:
+        await trio.lowlevel.wait_readable(pidfd)
+    if scope.cancelled_caught:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        await trio.lowlevel.wait_readable(pidfd)
+        text = f"its keeper did not end within {limits.KEPT_END_SECONDS:g} s, and was killed; its hosts end with it"
+    states.remove(state)
+    return text

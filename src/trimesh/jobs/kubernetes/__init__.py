@@ -1,0 +1,6 @@
+"""Hosts that are pods of Kubernetes; no package of Kubernetes is loaded before such a job is entered."""
+
+from trimesh.jobs.kubernetes.job import KubernetesJob
+from trimesh.jobs.kubernetes.manifests import Manifests
+
+__all__ = ["KubernetesJob", "Manifests"]

@@ -1,0 +1,411 @@
+"""Agents in pods: applied, waited for, given their tokens, watched, deleted.
+
+    open      reach the cluster
+    allocate  apply the manifests; wait until the agents of all pods wait for their tokens: in a queue, for images
+    start     for each host: its token goes into the Secret, and its pod is told to look
+    grow      as allocate, for pods that come later: more hosts, or one in the place of a pod that has ended
+    left      all is deleted
+
+KL-1 What is deleted has the label of this run, and the uid that was read with it. What has another is left alone.
+KL-2 An object that may have been made, by a call that was cut off, is looked for by its name.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any, Final
+
+import attrs
+import trio
+
+from trimesh import limits
+from trimesh.errors import SpawnError
+from trimesh.jobs.addresses import address_of, address_towards, is_loopback
+from trimesh.jobs.kubernetes.cluster import CONFLICT, NOT_FOUND, ApiError, Cluster, open_cluster
+from trimesh.jobs.kubernetes.job import KubernetesJob
+from trimesh.jobs.kubernetes.manifests import (
+    FIRST_LABEL,
+    JOBSET_VERSION,
+    RUN_LABEL,
+    Manifest,
+    Manifests,
+    agent_name,
+    manifests_of,
+    more_manifests,
+)
+from trimesh.jobs.kubernetes.pod_batch import PodBatch
+from trimesh.jobs.kubernetes.pods import PodSeen, PodWatch
+from trimesh.jobs.launcher import AgentExit, AgentOrder
+from trimesh.jobs.words import kubernetes as words
+
+_log: Final = logging.getLogger("trimesh")
+_OLDEST: Final = (1, 29)
+"""The first Kubernetes in which a pod that fails need not end the others of its Job."""
+
+
+class KubernetesLauncher:
+    """Starts agents in pods; see `QueuedLauncher` and `GrowingLauncher`."""
+
+    starts_again = False
+
+    def __init__(self, job: KubernetesJob) -> None:
+        self.interface = ""
+        self.port = job.port
+        self.advertised = job.advertise
+        self.hosts: Sequence[str] = [""] * job.pods.count
+        self._job = job
+        self._run = secrets.token_hex(6)
+        self._name = job.name or f"trimesh-{self._run}"
+        self._container = agent_name(job.pods.template)
+        self._cluster: Cluster
+        self._watch: PodWatch
+        self._nursery: trio.Nursery
+        self._addresses: tuple[str, ...] = ()
+        self._batches: list[PodBatch] = []
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[None, None]:
+        """See `Launcher.open`."""
+        async with open_cluster(self._job.namespace) as self._cluster:
+            self._watch = PodWatch(self._cluster, f"{RUN_LABEL}={self._run}", self._container)
+            try:
+                await self._check_version()
+                self.interface = await self._find_interface()
+                async with trio.open_nursery() as self._nursery:
+                    try:
+                        yield
+                    finally:
+                        with trio.CancelScope(shield=True):
+                            await self._delete_all()
+                        self._nursery.cancel_scope.cancel(reason="the hosts are left")
+            except ApiError as error:
+                raise SpawnError(f"Kubernetes, namespace {self._cluster.namespace}: {error}") from error
+
+    async def _check_version(self) -> None:
+        said = await self._cluster.get("/version")
+        found = tuple(int("".join(filter(str.isdigit, str(said.get(key, "0")))) or 0) for key in ("major", "minor"))
+        if found < _OLDEST:
+            raise SpawnError(
+                f"a KubernetesJob needs Kubernetes {_OLDEST[0]}.{_OLDEST[1]}, got {said.get('gitVersion')}"
+            )
+
+    async def _find_interface(self) -> str:
+        if self._job.interface is not None:
+            return await address_of(self._job.interface)
+        found = await address_towards(*self._cluster.server)
+        if is_loopback(found) and not self.advertised:
+            raise SpawnError(
+                f"pods have to reach this program, and the way to the API server leads to {found}: say interface=, the "
+                "address of this machine at which pods reach it, or advertise="
+            )
+        return found
+
+    # ---- pods ------------------------------------------------------------------------------------------------
+
+    async def allocate(self, addresses: tuple[str, ...], say: Callable[[str], None]) -> None:
+        """See `QueuedLauncher.allocate`."""
+        self._addresses = addresses
+        batch = PodBatch(self._name, range(len(self.hosts)))
+        try:
+            has_jobset = await self._has_jobset()
+        except ApiError as error:
+            raise _not_taken(error) from error
+        manifests = manifests_of(
+            self._job.pods, name=self._name, run=self._run, address=addresses, has_jobset=has_jobset
+        )
+        await self._apply(batch, manifests)
+        self._nursery.start_soon(self._watch.run)
+        await self._wait_running(batch, say)
+
+    async def grow(self, count: int, say: Callable[[str], None]) -> Sequence[int]:
+        """Make further pods; see `GrowingLauncher.grow`."""
+        first = len(self.hosts)
+        batch = PodBatch(f"{self._name}-{first}", range(first, first + count))
+        self.hosts = [*self.hosts, *("" for _ in batch.ranks)]  # no other growth takes these places
+        pods = attrs.evolve(self._job.pods, count=count)
+        try:
+            manifests = more_manifests(pods, name=batch.name, run=self._run, address=self._addresses, first=first)
+            await self._apply(batch, manifests)
+            await self._wait_running(batch, say)
+        except BaseException:
+            await self._take_back(batch)
+            raise
+        return batch.ranks
+
+    async def give_back(self, ranks: Sequence[int]) -> None:
+        """See `GrowingLauncher.give_back`."""
+        await self._take_back(self._batch_of(ranks[0]))
+
+    def _batch_of(self, rank: int) -> PodBatch:
+        return next(batch for batch in self._batches if rank in batch.ranks)
+
+    async def _apply(self, batch: PodBatch, manifests: Manifests) -> None:
+        self._batches.append(batch)
+        owner: Manifest | None = None
+        try:
+            for manifest in manifests:
+                made = await self._make(batch, manifest, owner)
+                owner = owner or _owner_of(made)
+        except ApiError as error:
+            raise _not_taken(error) from error
+
+    async def _wait_running(self, batch: PodBatch, say: Callable[[str], None]) -> None:
+        """Wait until the agents of all pods run, and learn their names.
+
+        Raises:
+            SpawnError: One never will.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._beat, batch)
+            await self._watch.until(lambda: self._looked(batch, say))
+            nursery.cancel_scope.cancel()
+        failed = await self._failure(batch)
+        if failed is not None:
+            raise SpawnError(failed)
+        names = {rank: self._watch.hosts[rank].name for rank in batch.ranks}
+        self.hosts = [names.get(rank, name) for rank, name in enumerate(self.hosts)]
+
+    async def _has_jobset(self) -> bool:
+        try:
+            said = await self._cluster.get(f"/apis/{JOBSET_VERSION}")
+        except ApiError as error:
+            if error.status == NOT_FOUND:
+                return False
+            raise
+        resources: list[dict[str, Any]] = said.get("resources") or []
+        return any(one.get("name") == "jobsets" for one in resources)
+
+    async def _make(self, batch: PodBatch, manifest: Manifest, owner: Manifest | None) -> dict[str, Any]:
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        owners = {} if owner is None else {"ownerReferences": [owner]}
+        batch.made.append((kind, name))  # KL-2
+        try:
+            return await self._create({**manifest, "metadata": {**manifest["metadata"], **owners}})
+        except ApiError as error:
+            if 0 < error.status < HTTPStatus.INTERNAL_SERVER_ERROR:  # it was not made, for certain
+                batch.made.pop()
+            if error.status == CONFLICT:
+                raise SpawnError(
+                    f"{kind} {name} is there already in the namespace {self._cluster.namespace}, and is not of this "
+                    "run, so it was left as it is: say another name=, or delete it if it is yours "
+                    f"(kubectl delete {kind.lower()} {name})"
+                ) from error
+            raise
+
+    @trio.lowlevel.enable_ki_protection
+    async def _create(self, manifest: Manifest) -> dict[str, Any]:
+        made = dict[str, Any]()
+        with trio.CancelScope(shield=True):  # to its end, so that it is known what was made
+            made = await self._cluster.create(manifest)
+        return made  # noqa: RET504 - type checkers say that a scope may end its block early
+
+    def _seen(self, batch: PodBatch) -> Sequence[PodSeen]:
+        return [self._watch.hosts[rank] for rank in batch.ranks if rank in self._watch.hosts]
+
+    def _looked(self, batch: PodBatch, say: Callable[[str], None]) -> bool:
+        """Tell whether all pods run, or never will."""
+        seen = self._seen(batch)
+        if self._watch.failure is not None or any(self._over(one) is not None for one in seen):
+            return True
+        running = sum(words.is_running(one.pod, self._container) for one in seen)
+        waiting = [words.waits_for(one.pod) for one in seen if not words.is_running(one.pod, self._container)]
+        said = next((f": {one}" for one in waiting if one), "")
+        say(f"{running} of {len(batch.ranks)} pods run{said}")
+        return running == len(batch.ranks)
+
+    def _over(self, one: PodSeen) -> str | None:
+        return words.hopeless(one.pod) if one.end is None else one.end.text
+
+    async def _failure(self, batch: PodBatch) -> str | None:
+        if self._watch.failure is not None:
+            return f"nothing is known of the pods of {batch.name}: {self._watch.failure}"
+        for one in self._seen(batch):
+            text = self._over(one)
+            if text is not None:
+                log = await self._cluster.log(one.name, self._container)
+                return f"the pod {one.name} cannot be a host: {text}" + (f"; its last words: {log}" if log else "")
+        return None
+
+    async def _beat(self, batch: PodBatch) -> None:
+        """Tell pods that wait for their tokens that the program lives."""
+        while True:
+            await trio.sleep(limits.POD_BEAT_SECONDS)
+            try:
+                await self._cluster.patch("Secret", batch.name, {"data": {"beat": _encoded(str(time.time()))}})
+            except ApiError as error:
+                _log.warning("the pods of %s were not told that this program lives: %s", batch.name, error)
+
+    # ---- agents ----------------------------------------------------------------------------------------------
+
+    async def start(self, rank: int, order: AgentOrder) -> PodAgent:
+        """See `Launcher.start`; a pod that has ended is followed by one that `grow` makes."""
+        batch = self._batch_of(rank)
+        tokens = batch.take(rank, order.token)
+        if tokens is not None:
+            try:
+                data = {str(one): _encoded(f"{token}\n") for one, token in tokens.items()}
+                await self._cluster.patch("Secret", batch.name, {"data": data})
+                await self._hurry(batch, 0)
+                self._nursery.start_soon(self._keep_hurrying, batch)
+            except ApiError as error:
+                batch.gave(error)
+            else:
+                batch.gave(None)
+        await batch.wait_given()
+        return PodAgent(self._watch.hosts[rank], self._cluster, self._container)
+
+    async def _hurry(self, batch: PodBatch, number: int) -> None:
+        """Let kubelets look at the Secret now, as they do when a pod changes; else they look once a minute."""
+        change = {"metadata": {"annotations": {"trimesh-actors/look": f"{self._run}-{number}"}}}
+        late = [one for one in self._seen(batch) if one.end is None and not words.is_ready(one.pod)]
+        bound = trio.CapacityLimiter(limits.KUBERNETES_CALLS_AT_ONCE)
+
+        async def look(one: PodSeen) -> None:
+            async with bound:
+                try:
+                    await self._cluster.patch("Pod", one.name, change)
+                except ApiError as error:
+                    if error.status != NOT_FOUND:
+                        refused.append(error)
+
+        refused = list[ApiError]()
+        async with trio.open_nursery() as nursery:
+            for one in late:
+                nursery.start_soon(look, one)
+        if refused:
+            raise refused[0]
+
+    async def _keep_hurrying(self, batch: PodBatch) -> None:
+        """A kubelet may have looked before it knew of the change."""
+        until, number = trio.current_time() + limits.HOST_JOIN_SECONDS, 1
+        while trio.current_time() < until:
+            await trio.sleep(limits.POD_HURRY_SECONDS)
+            try:
+                await self._hurry(batch, number)
+            except ApiError as error:
+                _log.info("the pods of %s were not told to look: %s", batch.name, error)
+            number += 1
+
+    # ---- the end ---------------------------------------------------------------------------------------------
+
+    async def _delete_all(self) -> None:
+        """Delete what this run has made, and wait until its pods are gone; what cannot be is said."""
+        left = list[str]()
+        with trio.move_on_after(limits.KUBERNETES_END_SECONDS):
+            made = [one for batch in self._batches for one in batch.made]
+            for kind, name in made:
+                left.append(f"{kind} {name}")
+                await self._delete(kind, name)
+                left.pop()
+            if made:
+                left.append(f"pods of {self._name}")
+                await self._wait_no_pods(f"{RUN_LABEL}={self._run}")
+                left.pop()
+        if left:
+            after = f"limits.KUBERNETES_END_SECONDS ({limits.KUBERNETES_END_SECONDS:g} s)"
+            _log.error(
+                "the API server has not deleted %s in the namespace %s within %s; it deletes that %g s after its pods "
+                "have ended, or by: kubectl delete jobset,job,service,secret,pod -l %s=%s",
+                *(left[0], self._cluster.namespace, after, limits.POD_KEPT_SECONDS, RUN_LABEL, self._run),
+            )
+
+    async def _take_back(self, batch: PodBatch) -> None:
+        """Delete pods that have come later; what cannot be deleted now is when all is."""
+        with trio.CancelScope(shield=True), trio.move_on_after(limits.KUBERNETES_END_SECONDS):
+            for kind, name in batch.made:
+                await self._delete(kind, name)
+            await self._wait_no_pods(f"{RUN_LABEL}={self._run},{FIRST_LABEL}={batch.ranks[0]}")
+            if batch in self._batches:
+                self._batches.remove(batch)
+
+    async def _delete(self, kind: str, name: str) -> None:
+        while True:
+            try:
+                found = await self._cluster.read(kind, name)
+                metadata: dict[str, Any] = found["metadata"]
+                labels: dict[str, Any] = metadata.get("labels") or {}
+                if labels.get(RUN_LABEL) == self._run:  # KL-1
+                    await self._cluster.delete(kind, name, metadata["uid"])
+            except ApiError as error:
+                if error.status not in (NOT_FOUND, CONFLICT):
+                    await trio.sleep(limits.KUBERNETES_RETRY_SECONDS)
+                    continue
+            return
+
+    async def _wait_no_pods(self, selector: str) -> None:
+        while True:
+            try:
+                found, _ = await self._cluster.pods(selector)
+                if not found:
+                    return
+            except ApiError as error:
+                if error.status == NOT_FOUND:
+                    return
+            await trio.sleep(limits.KUBERNETES_LOOK_SECONDS)
+
+
+class PodAgent:
+    """An agent in a pod; see `StartedAgent`."""
+
+    def __init__(self, seen: PodSeen, cluster: Cluster, container: str) -> None:
+        self._seen = seen
+        self._cluster = cluster
+        self._container = container
+
+    async def wait(self) -> AgentExit:
+        """See `StartedAgent.wait`."""
+        await self._seen.ended.wait()
+        end = self._seen.end
+        assert end is not None
+        log = ""
+        with trio.move_on_after(limits.AGENT_EXIT_SECONDS / 2):
+            log = await self._cluster.log(self._seen.name, self._container)
+        return AgentExit(end.text, log, end.reason)
+
+    @trio.lowlevel.enable_ki_protection
+    async def stop(self) -> None:
+        """See `StartedAgent.stop`: a pod that runs still is deleted."""
+        status: Mapping[str, Any] = self._seen.pod.get("status") or {}
+        phase = status.get("phase")
+        if phase in ("Succeeded", "Failed") or self._seen.gone.is_set():
+            return
+        with trio.CancelScope(shield=True), trio.move_on_after(limits.KUBERNETES_END_SECONDS):
+            try:
+                await self._cluster.delete("Pod", self._seen.name, self._seen.uid, grace=1)
+            except ApiError as error:
+                if error.status not in (NOT_FOUND, CONFLICT):
+                    _log.warning("the pod %s could not be deleted: %s", self._seen.name, error)
+                return
+            while not await self._is_gone():  # noqa: ASYNC110 - of another machine
+                await trio.sleep(limits.KUBERNETES_LOOK_SECONDS)
+
+    async def _is_gone(self) -> bool:
+        """Ask whether the pod is not there any more; where its watch has ended, nothing tells of it."""
+        try:
+            found = await self._cluster.read("Pod", self._seen.name)
+        except ApiError as error:
+            return error.status == NOT_FOUND
+        return words.uid_of(found) != self._seen.uid
+
+
+def _owner_of(made: dict[str, Any]) -> Manifest:
+    return {
+        "apiVersion": made["apiVersion"],
+        "kind": made["kind"],
+        "name": made["metadata"]["name"],
+        "uid": made["metadata"]["uid"],
+    }
+
+
+def _not_taken(error: ApiError) -> SpawnError:
+    return SpawnError(f"Kubernetes does not take what the hosts need: {error}")
+
+
+def _encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()

@@ -1,0 +1,150 @@
+"""The host's side of `HostMesh.shell`: the actor that has a shell, and the terminal of it.
+
+    keys --port--> terminal --> shell, leader of a session          what it writes --> terminal --port--> the program
+
+SR-1 The terminal is closed with this process, which hangs up all that uses it; what goes on in spite of that is killed
+     with the process, by the mark in its environment.
+SR-2 What the shell has written before its end is sent before its exit code is told.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pwd
+import signal
+import struct
+import subprocess
+import termios
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Final
+
+import trio
+
+from trimesh import limits
+from trimesh._runtime.channels import Port, Receiver
+from trimesh.actor.actor import Actor
+from trimesh.actor.channel import open_channel
+from trimesh.actor.endpoint import endpoint
+from trimesh.jobs.on_hosts.command_runner import host_environment
+
+_ON_TERMINAL: Final = 'exec "$@" <"$0" >"$0" 2>&1'
+"""The first terminal that the leader of a session opens becomes that of the session."""
+
+Size = tuple[int, int]
+"""Rows and columns of a terminal."""
+
+
+class ShellRunner(Actor):
+    """Runs a shell on its host."""
+
+    def __init__(self) -> None:
+        self._ended = trio.Event()
+        self._shown = trio.Event()
+        self._patience = trio.CancelScope()
+        self._code = 0
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncGenerator[None, None]:
+        """Have a terminal, and hang up what is left on it at the end."""
+        self._terminal, self._shell_side = os.openpty()
+        try:
+            async with trio.open_nursery() as self._nursery:
+                yield
+                self._nursery.cancel_scope.cancel(reason="the shell is left")
+        finally:
+            os.close(self._terminal)
+            self._close_shell_side()
+
+    @endpoint(group="start")
+    async def start(
+        self, command: list[str] | None, env: dict[str, str], cwd: str | None, size: Size, output: Port[bytes]
+    ) -> Port[bytes]:
+        """Start the shell, and return where the keys of the user are sent to.
+
+        Args:
+            command: Program and arguments; None for the shell of this user.
+            env: Variables set over those of the host.
+            cwd: Where; None for the home of this user.
+            size: Of the terminal.
+            output: Gets what the shell writes.
+
+        Raises:
+            OSError: It could not be started.
+        """
+        self._resize(size)
+        user = pwd.getpwuid(os.getuid())
+        words = command or [os.environ.get("SHELL") or user.pw_shell or "/bin/sh"]
+        home = user.pw_dir if await trio.Path(user.pw_dir).is_dir() else None
+        process = await trio.lowlevel.open_process(
+            ["sh", "-c", _ON_TERMINAL, os.ttyname(self._shell_side), *words],
+            env={**host_environment(), **env},
+            cwd=cwd or home,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        keys: Port[bytes] = await self._nursery.start(partial(self._run, process, output))
+        return keys
+
+    @endpoint(group="resize")
+    async def resize(self, size: Size) -> None:
+        """Give the terminal another size; programs on it are told."""
+        self._resize(size)
+
+    @endpoint(group="wait")
+    async def wait(self) -> int:
+        """Wait for the end of the shell, and return its exit code: negative, the signal that has ended it."""
+        await self._ended.wait()
+        return self._code
+
+    def _resize(self, size: Size) -> None:
+        rows, columns = (min(max(one, 1), limits.TERMINAL_CELLS_MAX) for one in size)
+        fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    async def _run(
+        self, process: trio.Process, output: Port[bytes], *, task_status: trio.TaskStatus[Port[bytes]]
+    ) -> None:
+        terminal = trio.lowlevel.FdStream(os.dup(self._terminal))
+        try:
+            async with terminal, open_channel(bytes, capacity=limits.FORWARD_CHUNKS) as (port, receiver):
+                task_status.started(port.clone())
+                port.close()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_type, receiver, terminal)
+                    nursery.start_soon(self._show, terminal, output)
+                    self._code = await process.wait()
+                    self._ended.set()
+                    self._close_shell_side()  # so the terminal ends when no other process has it
+                    with trio.move_on_after(limits.TERMINAL_SILENCE_SECONDS) as self._patience:
+                        await self._shown.wait()
+                    nursery.cancel_scope.cancel(reason="the shell has ended")
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGHUP)
+            with trio.CancelScope(shield=True):
+                process.kill()
+                await process.wait()
+            output.close()
+
+    async def _show(self, terminal: trio.lowlevel.FdStream, output: Port[bytes]) -> None:
+        """Send what is written until no process has the terminal; or the shell has ended, and the rest is silent."""
+        with suppress(trio.BrokenResourceError):  # how a terminal ends
+            while data := await terminal.receive_some(limits.FORWARD_CHUNK_BYTES):
+                self._patience.deadline = trio.current_time() + limits.TERMINAL_SILENCE_SECONDS
+                with trio.CancelScope(shield=True):  # what was read would be lost
+                    await output.send(bytes(data))
+        self._shown.set()
+
+    def _close_shell_side(self) -> None:
+        if self._shell_side >= 0:
+            os.close(self._shell_side)
+            self._shell_side = -1
+
+
+async def _type(keys: Receiver[bytes], terminal: trio.lowlevel.FdStream) -> None:
+    async for data in keys:
+        await terminal.send_all(data)

@@ -1,0 +1,165 @@
+"""Spans of calls. Imported by `instrument`, with OpenTelemetry's API."""
+
+from __future__ import annotations
+
+import contextvars
+import time
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
+
+from opentelemetry import context as contexts
+from opentelemetry import metrics, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from trimesh._routing.collector import LocalFailure, Raised
+from trimesh._wire import messages
+from trimesh._wire.observed import label_of
+from trimesh.telemetry import names
+
+if TYPE_CHECKING:
+    from trimesh._runtime.actors import Cell
+    from trimesh._runtime.calls import OutgoingCall
+    from trimesh._runtime.peers import IncomingCall
+
+_SCOPE: Final = "trimesh"
+_PROPAGATOR: Final = TraceContextTextMapPropagator()
+
+
+class _Running:
+    """A span that has not ended, and since when."""
+
+    __slots__ = ("began_at", "method", "span")
+
+    def __init__(self, span: Span, method: str) -> None:
+        self.span = span
+        self.method = method
+        self.began_at = time.perf_counter()
+
+
+class CallSpans:
+    """What makes the spans of the calls of one process; see `Tracing`."""
+
+    def __init__(
+        self, tracer_provider: trace.TracerProvider | None, meter_provider: metrics.MeterProvider | None
+    ) -> None:
+        self._tracer = trace.get_tracer(_SCOPE, tracer_provider=tracer_provider)
+        meter = metrics.get_meter(_SCOPE, meter_provider=meter_provider)
+        bounds = list(names.BUCKETS)
+        self._client, self._server = (
+            meter.create_histogram(name, unit="s", description=text, explicit_bucket_boundaries_advisory=bounds)
+            for name, text in (
+                (names.CLIENT_SECONDS, "from the sending of a call to its outcome"),
+                (names.SERVER_SECONDS, "for which an endpoint has run"),
+            )
+        )
+        self._sent: dict[OutgoingCall, _Running] = {}
+        self._traces: WeakKeyDictionary[IncomingCall, str] = WeakKeyDictionary()
+        self._served: dict[IncomingCall, _Running] = {}
+
+    # ---- calls that are made ---------------------------------------------------------------------------------
+
+    def sends(self, call: OutgoingCall) -> str:
+        """See `Tracing`."""
+        request = call.request
+        attributes: dict[str, Any] = {
+            names.SYSTEM: _SCOPE,
+            names.METHOD: request.what,
+            names.MESH: request.mesh,
+            names.ENDPOINT: request.endpoint,
+            names.MEMBERS: len(call.targets),
+        }
+        kind = SpanKind.PRODUCER if call.is_broadcast else SpanKind.CLIENT
+        span = self._tracer.start_span(request.what, kind=kind, attributes=attributes)
+        self._sent[call] = _Running(span, request.what)
+        carrier = dict[str, str]()
+        _PROPAGATOR.inject(carrier, trace.set_span_in_context(span))
+        return f"{carrier.get('traceparent', '')} {carrier.get('tracestate', '')}".strip()
+
+    def settled(self, call: OutgoingCall) -> None:
+        """See `Tracing`."""
+        running = self._sent.pop(call, None)
+        if running is not None:
+            error = _error_of(call)
+            self._end(running, error, None if call.is_broadcast else self._client)
+
+    # ---- calls that come -------------------------------------------------------------------------------------
+
+    def came(self, call: IncomingCall, trace: str) -> None:
+        """See `Tracing`."""
+        if trace:
+            self._traces[call] = trace
+
+    def began(self, cell: Cell, call: IncomingCall) -> None:
+        """See `Tracing`."""
+        spec = cell.spec
+        method = f"{spec.name}.{call.spec.name}"
+        attributes: dict[str, Any] = {
+            names.SYSTEM: _SCOPE,
+            names.METHOD: method,
+            names.MESH: spec.name,
+            names.ENDPOINT: call.spec.name,
+            names.POINT: label_of("", {label: spec.point[label] for label in spec.point}),
+            names.INCARNATION: spec.incarnation,
+            names.QUEUED: max(0.0, cell.proc.now() - call.received_at),
+        }
+        if call.caller is not None:
+            attributes[names.CALLER] = f"{call.caller.mesh}.{call.caller.endpoint or ''}"
+        parent = _context_of(self._traces.pop(call, ""))
+        if call.is_broadcast:
+            sender = trace.get_current_span(parent).get_span_context()
+            links = [Link(sender)] if sender.is_valid else []
+            span = self._tracer.start_span(
+                method, context=Context(), kind=SpanKind.CONSUMER, links=links, attributes=attributes
+            )
+        else:
+            span = self._tracer.start_span(method, context=parent, kind=SpanKind.SERVER, attributes=attributes)
+        self._served[call] = _Running(span, method)
+
+    def enter(self, call: IncomingCall, context: contextvars.Context) -> None:
+        """See `Tracing`."""
+        running = self._served.get(call)
+        if running is not None:
+            context.run(contexts.attach, trace.set_span_in_context(running.span, Context()))
+
+    def ended(self, call: IncomingCall) -> None:
+        """See `Tracing`."""
+        running = self._served.pop(call, None)
+        if running is None:
+            return
+        error = ""
+        if call.error_text:
+            error = call.error_text.partition(":")[0]
+            running.span.set_status(Status(StatusCode.ERROR, call.error_text))
+        elif call.is_cancelled:
+            error = "cancelled"
+        self._end(running, error, self._server)
+
+    def _end(self, running: _Running, error: str, histogram: metrics.Histogram | None) -> None:
+        span, attributes = running.span, {names.SYSTEM: _SCOPE, names.METHOD: running.method}
+        if error:
+            attributes[names.ERROR] = error
+            span.set_attribute(names.ERROR, error)
+            if error != "cancelled":
+                span.set_status(Status(StatusCode.ERROR))
+        if histogram is not None:
+            histogram.record(time.perf_counter() - running.began_at, attributes, trace.set_span_in_context(span))
+        span.end()
+
+
+def _error_of(call: OutgoingCall) -> str:
+    """Return what the caller knows of the error of a call; empty for none."""
+    outcomes = call.collector.outcomes
+    for outcome in outcomes:
+        if isinstance(outcome, LocalFailure):
+            return type(outcome.error).__name__
+        if isinstance(outcome, Raised | messages.Refused):
+            return names.OTHER
+    return "cancelled" if any(isinstance(one, messages.CancelAck) or one is None for one in outcomes) else ""
+
+
+def _context_of(text: str) -> Context:
+    """Return the context that a trace header names; an empty one for what is none."""
+    parent, _, state = text.partition(" ")
+    return _PROPAGATOR.extract({"traceparent": parent, "tracestate": state}, Context())

@@ -1,0 +1,265 @@
+"""The process groups of the members of an elastic mesh, for one set of members; they can be ended from outside.
+
+gloo has no way to abort: who waits in a collective waits for the bytes of another member, up to the bound of the group.
+So each set of members meets at an address of the loopback network that no other has (of 127.64.0.0/10), and to end its
+groups is to shut down the connections from and to that address: what waits there fails at once.
+
+EG-1 after `end` no collective of these groups waits, and none begins.
+EG-2 an error of a collective is raised when it is known whether the groups have ended: then it says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final, cast
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh
+
+from trimesh import limits
+from trimesh.errors import ConfigError, ShapeError
+from trimesh.tensor.groups.addresses import machine_here
+from trimesh.tensor.groups.group import COLLECTIVES, POINT_TO_POINT, NamedGroup
+from trimesh.tensor.groups.groups import register, unregister
+from trimesh.tensor.groups.host_copies import on_host
+from trimesh.tensor.groups.team_store import TeamStore
+from trimesh.tensor.groups.team_table import Found
+
+__all__ = ["DeviceMesh", "EpochGroup", "MemberGroups"]
+
+_c10d: Any = _distributed_c10d  # whose stub leaves out much
+
+Why = Callable[[], Exception | None]
+"""Returns why the groups have ended; None while they have not."""
+
+
+class EpochGroup(NamedGroup):
+    """Some members of one set, as a process group.
+
+    Args:
+        index: Of this member among them.
+        size: How many there are.
+        name: That torch's registry has it by.
+        why: See `Why`.
+        ended: Set when the groups have ended.
+    """
+
+    def __init__(self, index: int, size: int, name: str, why: Why, ended: threading.Event) -> None:
+        super().__init__(index, size, name)
+        self.inner: Any = None
+        self._why = why
+        self._ended = ended
+
+    def run(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Do something with the other members; return a work that is done.
+
+        Raises:
+            Exception: Why the groups have ended, if they have; else what torch raises.
+        """
+        if (why := self._why()) is not None:
+            raise why
+        inner = self.inner
+        try:
+            work = on_host(getattr(inner, name), args, kwargs, gives=name != "send")
+            if work is None:
+                return None
+            work.wait()
+        except Exception as error:
+            del inner
+            # A member that has died closes its connections before its owner has told us of it.
+            self._ended.wait(limits.GROUP_CAUSE_SECONDS)
+            why = self._why()
+            if why is None:
+                raise
+            raise why from error
+        done: torch.futures.Future[Any] = torch.futures.Future()
+        done.set_result(None)
+        return _c10d._create_work_from_future(done)
+
+
+def _collective(name: str) -> Callable[..., Any]:
+    def collective(self: EpochGroup, *args: Any, **kwargs: Any) -> Any:
+        return self.run(name, args, kwargs)
+
+    collective.__name__ = name
+    return collective
+
+
+for _name in (*COLLECTIVES, *POINT_TO_POINT):
+    if hasattr(dist.ProcessGroup, _name):  # each version of torch has its own
+        setattr(EpochGroup, _name, _collective(_name))
+
+
+class MemberGroups:
+    """All groups of one member of one set.
+
+    Args:
+        name: Of the set, the same at each of its members, and of no other set.
+        places: Coordinates of the members.
+        rank: Of this one among them.
+        ask: Asks the store of the set; see `TeamStore`.
+        why: See `Why`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        places: Sequence[Mapping[str, int]],
+        rank: int,
+        ask: Callable[..., Any],
+        why: Why,
+    ) -> None:
+        self._name = name
+        self._places = places
+        self._rank = rank
+        self._store = TeamStore(cast("Any", partial(_answer, ask)))
+        self._why = why
+        self._ended = threading.Event()
+        self._address = _address_of(name)
+        self._made: dict[str, EpochGroup] = {}
+        self._is_default = False
+
+    @property
+    def whole(self) -> EpochGroup:
+        """The group of all members."""
+        return self._made["all"]
+
+    def make(self) -> None:
+        """Connect all members; each calls it, in a thread.
+
+        Raises:
+            ConfigError: They are on several machines.
+            Exception: Why the groups have ended meanwhile.
+        """
+        self._store.set(f"machine/{self._rank}", machine_here())
+        machines = {self._store.get(f"machine/{rank}") for rank in range(len(self._places))}
+        if len(machines) > 1:
+            raise ConfigError(
+                f"groups of elastic meshes are of the processes of one host, got {len(machines)}: use "
+                "trimesh.distribute, or spawn_procs(rendezvous=True) with the setting collectives"
+            )
+        group = self._group("all", range(len(self._places)))
+        if not dist.is_initialized():
+            c10d._update_default_pg(group)
+            self._is_default = True
+
+    def device_mesh(self, label: str | None) -> DeviceMesh:
+        """Return a device mesh of all members; see `ElasticGroup.device_mesh`."""
+        if label is not None:
+            return DeviceMesh.from_group(self.whole, "cpu", mesh_dim_names=(label,))
+        labels = list(self._places[0])
+        sizes = [1 + max(place[one] for place in self._places) for one in labels]
+        if math.prod(sizes) != len(self._places):
+            raise ShapeError(
+                f"a device mesh needs every place of {dict(zip(labels, sizes, strict=True))!r}, got "
+                f'{len(self._places)} members: name one dimension for all of them, device_mesh("members")'
+            )
+        own = self._places[self._rank]
+        groups: list[Any] = []
+        for one in labels:
+            others = [rank for rank, place in enumerate(self._places) if _differ_only(place, own, one)]
+            groups.append(self._group(f"{one} of { {**own, one: -1}!r}", others))
+        table = torch.arange(len(self._places)).reshape(sizes)
+        return DeviceMesh.from_group(groups, "cpu", mesh=table, mesh_dim_names=tuple(labels))
+
+    def end(self) -> None:
+        """Free whoever waits in one of the groups (EG-1); from any thread, idempotent."""
+        self._ended.set()
+        for descriptor in _connections(self._address):
+            with suppress(OSError):
+                _shut_down(descriptor)
+
+    def close(self) -> None:
+        """Let torch forget the groups."""
+        if self._is_default:
+            c10d._update_default_pg(None)
+        for group in self._made.values():
+            unregister(group, group.full_name)
+        self._made.clear()
+
+    def _group(self, key: str, ranks: Sequence[int]) -> EpochGroup:
+        found = self._made.get(key)
+        if found is not None:
+            return found
+        ranks = list(ranks)
+        made = EpochGroup(ranks.index(self._rank), len(ranks), f"{self._name}/{key}", self._why, self._ended)
+        store = _c10d.PrefixStore(key, self._store)
+        made.inner = _gloo(store, ranks.index(self._rank), len(ranks), self._address)
+        if (why := self._why()) is not None:  # what was connected after the end must not wait either
+            self.end()
+            raise why
+        register(made, made.full_name, ranks, self._store)
+        self._made[key] = made
+        return made
+
+
+def _answer(ask: Callable[..., tuple[int, list[bytes]]], *question: Any, seconds: float | None = None) -> Found:
+    return Found(*ask(*question, seconds=seconds))
+
+
+def _differ_only(one: Mapping[str, int], other: Mapping[str, int], label: str) -> bool:
+    return all(one[name] == other[name] for name in one if name != label)
+
+
+def _gloo(store: Any, index: int, size: int, address: str) -> Any:
+    """Return a group of torch's own."""
+    options = _c10d.ProcessGroupGloo._Options()
+    options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=address)]
+    options._timeout = timedelta(seconds=limits.GROUP_CONNECT_SECONDS)
+    backend = _c10d.ProcessGroupGloo(store, index, size, options)
+    backend._set_default_timeout(timedelta(seconds=limits.COLLECTIVE_SECONDS))
+    made: Any = _c10d.ProcessGroup(store, index, size)
+    kinds = dist.ProcessGroup.BackendType
+    made._set_default_backend(kinds.GLOO)
+    made._register_backend(torch.device("cpu"), kinds.GLOO, backend)
+    return made
+
+
+# ---- connections ---------------------------------------------------------------------------------------------
+
+
+_ADDRESS_BITS: Final = 22
+
+
+def _address_of(name: str) -> str:
+    """Return an address of this machine by which a set of members is known: one of four million."""
+    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % (1 << _ADDRESS_BITS)
+    return socket.inet_ntoa((0x7F400000 | max(number, 1)).to_bytes(4, "big"))
+
+
+def _connections(address: str) -> list[int]:
+    """Return the descriptors of the connections of this process from or to an address."""
+    found: list[int] = []
+    for entry in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if not os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
+                continue
+            one = socket.socket(fileno=os.dup(int(entry)))
+            with one:
+                listens = one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                if one.family == socket.AF_INET and not listens and address in _ends_of(one):
+                    found.append(int(entry))
+    return found
+
+
+def _ends_of(one: socket.socket) -> set[str]:
+    ends = {one.getsockname()[0]}
+    with suppress(OSError):  # it is not connected
+        ends.add(one.getpeername()[0])
+    return ends
+
+
+def _shut_down(descriptor: int) -> None:
+    with socket.socket(fileno=os.dup(descriptor)) as one:
+        one.shutdown(socket.SHUT_RDWR)

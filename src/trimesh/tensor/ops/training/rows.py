@@ -1,0 +1,134 @@
+"""Rows that come from elsewhere, as global tensors: gathered in this process, or lying in memory of others."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from typing import Any
+
+import attrs
+import msgspec
+import torch
+
+from trimesh import limits
+from trimesh.actor.proc_mesh import ProcMesh
+from trimesh.rdma.buffers.buffer import RDMABuffer
+from trimesh.tensor.controller import expected
+from trimesh.tensor.controller.answers import answers
+from trimesh.tensor.controller.call import call_kernel
+from trimesh.tensor.controller.team import Team
+from trimesh.tensor.controller.tensor import MeshTensor
+from trimesh.tensor.controller.upload import Sizes, lent
+from trimesh.tensor.ops.global_tensor import checked_team, global_meta
+from trimesh.tensor.protocol.placement import Cut, cuts_by_label
+from trimesh.tensor.rank.moves import moves_of
+from trimesh.tensor.session.mesh import team_of
+
+LyingRows = tuple[int, int, RDMABuffer]
+"""The first row, how many there are, and where they lie."""
+
+
+def team_for_rows(mesh: ProcMesh) -> Team:
+    """Return the ranks that rows are put onto."""
+    return checked_team(team_of(mesh, "rows of data are put onto"))
+
+
+class RowMemory:
+    """Memory for rows that are gathered here, and then read by the ranks.
+
+    Attributes:
+        memory: Row-major; any thread may write to it before `put`.
+    """
+
+    def __init__(self, team: Team, memory: memoryview, *, is_staged: bool) -> None:
+        self.memory = memory
+        self._team = team
+        self._is_staged = is_staged
+
+    def put(self, size: Sequence[int], dtype: torch.dtype, placements: Sequence[Cut]) -> MeshTensor:
+        """Return what was written as a global tensor; the memory goes back when the ranks have read it.
+
+        Args:
+            size: Of all rows.
+            dtype: Of the elements.
+            placements: How rows are cut.
+        """
+        team = self._team
+        cuts = _cuts(team, placements, len(size))
+        meta = global_meta(team, tuple(size), dtype)
+        body = lent(team, self.memory) if self._is_staged else nullcontext((self.memory, 0))
+        self._is_staged = False
+        with body as (data, move):
+            [made] = call_kernel(team, "distribute", data, move, dtype, Sizes(meta.size), Sizes(cuts), outputs=[meta])
+        return made
+
+    def give_back(self) -> None:
+        """Do without what was written."""
+        if self._is_staged:
+            self._is_staged = False
+            moves_of(self._team.engine.proc).unstage(self.memory)
+
+
+@asynccontextmanager
+async def row_memory(team: Team, sizes: Sequence[int]) -> AsyncGenerator[list[RowMemory]]:
+    """Have memory for some columns, of so many bytes each; what was not put when the block is left goes back.
+
+    Blocking: while ranks have not read what was lent before; cancellable.
+    """
+    found: list[RowMemory] = []
+    try:
+        for nbytes in sizes:
+            if nbytes < limits.TENSOR_LENT_BYTES_MIN or team.engine.proc.is_simulated:
+                found.append(RowMemory(team, memoryview(bytearray(nbytes)), is_staged=False))
+            else:
+                team.engine.flush()
+                memory = await moves_of(team.engine.proc).stage(nbytes)
+                found.append(RowMemory(team, memory, is_staged=True))
+        yield found
+    finally:
+        for one in found:
+            one.give_back()
+
+
+async def rows_of_others(
+    team: Team, columns: Sequence[tuple[tuple[int, ...], torch.dtype, Sequence[LyingRows]]], placements: Sequence[Cut]
+) -> list[MeshTensor]:
+    """Return rows that lie in memory of other processes as global tensors, when all ranks have read what they need.
+
+    Args:
+        team: The ranks.
+        columns: Of each the size, the type, and where its rows lie: one buffer after the other, no gaps.
+        placements: How rows are cut.
+
+    Raises:
+        MeshErrorGroup: A process has ended, or nothing carries bytes to a rank.
+
+    Blocking: until they have read, cancellable; who is cancelled must keep the memory until the ranks have ended.
+    """
+    tensors: list[MeshTensor] = []
+    requests = []
+    for size, dtype, lying in columns:
+        cuts = _cuts(team, placements, len(size))
+        meta = global_meta(team, size, dtype)
+        told: list[Any] = [[first, rows, _fields(buffer)] for first, rows, buffer in lying]
+        data = memoryview(msgspec.msgpack.encode(told))
+
+        def issue(number: int, data: memoryview = data, meta: Any = meta, cuts: tuple[int, ...] = cuts) -> None:
+            operands = (data, meta.dtype, Sizes(meta.size), Sizes(cuts), number)
+            tensors.extend(call_kernel(team, "read_rows", *operands, outputs=[meta]))
+
+        requests.append(team.engine.ask(team, range(len(team.peers)), issue, expected.READ))
+    for request in requests:
+        await answers(request)
+    return tensors
+
+
+def _fields(buffer: RDMABuffer) -> tuple[Any, ...]:
+    """Return its handle as plain values: a point is none, and tells a rank nothing."""
+    handle = buffer.handle
+    origin = attrs.evolve(handle.granted.origin, point=None)
+    return attrs.evolve(handle, granted=msgspec.structs.replace(handle.granted, origin=origin)).fields()
+
+
+def _cuts(team: Team, placements: Sequence[Cut], ndim: int) -> tuple[int, ...]:
+    return cuts_by_label([*placements, *[None] * ndim][:ndim], ndim, team.region.extent)

@@ -1,0 +1,188 @@
+"""Relays of published weights: one process of each host fetches a version, the readers of that host read it there.
+
+    publisher --> host 0 --> hosts 2, 3
+    publisher --> host 1 --> hosts 4, 5 ...
+
+RL-1 what a relay has is whole, and of one version: it pins the version while it reads.
+RL-2 a reader whose relay has ended reads from the publisher; a relay whose source has ended, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import torch
+import trio
+
+from trimesh._runtime.life import current_proc
+from trimesh._runtime.tasks import in_trio_block
+from trimesh.actor.actor import Actor
+from trimesh.actor.endpoint import endpoint
+from trimesh.actor.proc_mesh import ProcMesh
+from trimesh.errors import LinkLost, MeshError, MeshStopped, ProcDied, ProtocolError
+from trimesh.rdma.publications.published import Published
+from trimesh.tensor.publications.shard_publisher import ShardPublisher, publication_of
+from trimesh.tensor.publications.state_publication import Publication
+from trimesh.tensor.publications.state_snapshot import StateSnapshot
+
+_ENDS = (ProcDied, MeshStopped, LinkLost, trio.ClosedResourceError)
+
+
+class WeightRelay(Actor):
+    """Has the newest versions of a publication, whole."""
+
+    def __init__(self, retain: int) -> None:
+        self.shards = ShardPublisher(retain=retain)
+        self.spare: dict[str, torch.Tensor] = {}
+        self.fetched = self.from_origin = 0
+
+    @endpoint
+    def publication(self) -> Published:
+        """Return what its readers need."""
+        return self.shards.handle
+
+    @endpoint(group="relay")
+    async def run(self, origin: Publication, parent: Published | None) -> None:
+        """Fetch each version from another relay, or from the publisher, until that publishes no more."""
+        source = origin if parent is None else publication_of([parent])
+        version = 0
+        while True:
+            try:
+                version = await source.wait_newer(version)
+                async with source.pin() as snapshot:
+                    version = snapshot.version
+                    await snapshot.read_into(self._room(snapshot))
+                await self.shards.publish(self.spare, version=version)
+            except _ENDS:
+                if source is origin:
+                    break
+                source = origin
+                continue
+            self.fetched += 1
+            self.from_origin += source is origin
+        await self.shards.aclose()  # readers find out from the publisher itself why (RL-2)
+
+    @endpoint(group="looks")
+    def counts(self) -> tuple[int, int]:
+        """Return how many versions were fetched, and how many of them from the publisher itself."""
+        return self.fetched, self.from_origin
+
+    def _room(self, snapshot: StateSnapshot) -> Mapping[str, torch.Tensor]:
+        """Return tensors that a version fits, those of the version before if they do."""
+        wanted = snapshot.kinds()
+        if {name: (tuple(one.size()), one.dtype) for name, one in self.spare.items()} != wanted:
+            self.spare = {name: torch.empty(size, dtype=dtype) for name, (size, dtype) in wanted.items()}
+        return self.spare
+
+
+class RelayedPublication(Publication):
+    """A publication that is read from the relay of the reader's host. Made by `open_relays`."""
+
+    __slots__ = ("_origin", "_relays")
+
+    _origin: Publication
+    _relays: Sequence[Published]
+
+    async def _wait_newer(self, version: int) -> int:
+        near = self._near()
+        if near is not None:
+            try:
+                return await near._wait_newer(version)
+            except _ENDS:
+                pass
+        return await self._origin._wait_newer(version)
+
+    @asynccontextmanager
+    async def _pin(self, version: int | None) -> AsyncGenerator[StateSnapshot]:
+        async with AsyncExitStack() as stack:
+            near = self._near()
+            snapshot: StateSnapshot | None = None
+            if near is not None:
+                try:
+                    snapshot = await stack.enter_async_context(near._pin(version))
+                except _ENDS:
+                    pass
+            if snapshot is None:
+                snapshot = await stack.enter_async_context(self._origin._pin(version))
+            yield snapshot
+
+    def _near(self) -> Publication | None:
+        """Return what the relay of this host has; None if there is none."""
+        here = current_proc().bulk.mover.home.host
+        found = next((one for one in self._relays if one.host == here), None)
+        return None if found is None else publication_of([found])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild_relayed, (self._origin, list(self._relays))
+
+    def __repr__(self) -> str:
+        return f"{self._origin!r} by {len(self._relays)} relays"
+
+
+def rebuild_relayed(origin: Any, relays: Any) -> RelayedPublication:
+    """Return a handle on a relayed publication.
+
+    Raises:
+        ProtocolError: The fields name none.
+    """
+    is_list = isinstance(relays, list) and all(isinstance(one, Published) for one in relays)
+    if not isinstance(origin, Publication) or not is_list:
+        raise ProtocolError("a relayed publication must be named by its origin and its relays")
+    made = RelayedPublication.__new__(RelayedPublication)
+    made._members, made._plans, made._publish = origin._members, origin._plans, None
+    made._origin, made._relays = origin, relays
+    return made
+
+
+def open_relays(
+    weights: Publication, procs: ProcMesh, *, fan_out: int = 2, retain: int = 1
+) -> AbstractAsyncContextManager[Publication]:
+    """Let each host fetch a version once, in this block: its readers read it there.
+
+    `async with open_relays(weights, procs.slice(gpus=0)) as relayed:`: one process of each host fetches each version
+    whole, from the publisher or from the relay of another host; readers read it there (`relayed.pin()`), so what a host
+    gets does not grow with its readers, nor what the publisher sends with the hosts.
+
+    Args:
+        weights: What is published.
+        procs: One process of each host; a reader on another host reads from the publisher.
+        fan_out: How many hosts fetch from one other, the publisher's included.
+        retain: How many of the newest versions a relay keeps; each takes the memory of the whole state, and one more
+            is being written.
+
+    Returns:
+        A block that yields a publication, which may be sent to any actor. It ends with the block.
+
+    Raises:
+        TypeError: `weights` is no publication, or `procs` no mesh of processes.
+        ValueError: `fan_out` is below 1, or `retain` out of its bounds.
+    """
+    if not isinstance(weights, Publication):
+        raise TypeError(f"open_relays takes what publication_of or trimesh.publication gives, got {weights!r:.100}")
+    if not isinstance(procs, ProcMesh):
+        raise TypeError(f"relays are in processes, one of each host, got {procs!r:.100}")
+    if fan_out < 1:
+        raise ValueError(f"at least one host fetches from another one, got fan_out={fan_out}")
+    return in_trio_block(_open(weights, procs, fan_out, retain))
+
+
+@asynccontextmanager
+async def _open(weights: Publication, procs: ProcMesh, fan_out: int, retain: int) -> AsyncGenerator[Publication]:
+    async with procs.spawn("weight relays", WeightRelay, retain) as relays, trio.open_nursery() as nursery:
+        handles = list((await relays.publication.call()).values())
+        for index, point in enumerate(relays.points()):
+            parent = None if index < fan_out else handles[index // fan_out - 1]
+            nursery.start_soon(_run, relays.slice(**dict(point)), weights, parent)
+        try:
+            yield rebuild_relayed(weights, handles)
+        finally:
+            nursery.cancel_scope.cancel(reason="the block of the relays is being left")
+
+
+async def _run(relay: Any, weights: Publication, parent: Published | None) -> None:
+    try:
+        await relay.run.call_one(weights, parent)
+    except MeshError:
+        pass  # RL-2: its readers, and the relays below it, read from the publisher

@@ -1,0 +1,106 @@
+"""Versions of tensors whose parts several actors have: each publishes its own, readers get them as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+import torch
+
+from trimesh import limits
+from trimesh.rdma.publications.published import Published
+from trimesh.shape.extent import Extent
+from trimesh.shape.region import Region
+from trimesh.shape.value_mesh import ValueMesh
+from trimesh.tensor.controller.shard_of import ShardOf, shard_of
+from trimesh.tensor.protocol.state_layout import LAYOUT, PartOfState
+from trimesh.tensor.publications.state_publication import Publication, rebuild
+
+
+class ShardPublisher:
+    """What one of several ranks publishes of a set of tensors: an FSDP rank, an actor of a tensor parallel group.
+
+    Each rank makes one in its actor, and publishes its parts under the same numbers. Who has the handles of all of them
+    reads whole versions, by `publication_of`. It ends with the actor that made it.
+
+    Args:
+        retain: How many of the newest versions stay readable, from 1; ranks may be one version apart besides. Each has
+            memory of its own, so what the optimizer changes afterwards does not touch it.
+
+    Raises:
+        ValueError: `retain` is not 1 to `limits.PUBLISHED_SLOTS_MAX - 1`.
+        RuntimeError: No mesh is open here.
+
+    Attributes:
+        handle: What readers need of this rank: an endpoint returns it.
+
+    Example:
+        self.shards = ShardPublisher()                                   # in each trainer; an endpoint returns .handle
+        await self.shards.publish(self.model.state_dict(), version=step)   # of DTensors, say
+
+        weights = publication_of(await trainers.handle.call())           # anywhere
+        async with weights.pin() as snapshot:
+            await snapshot.read_into({"w": ShardOf(mine, size=(4096, 1024), start=(0, 512))})
+    """
+
+    def __init__(self, *, retain: int = 1) -> None:
+        if not 1 <= retain < limits.PUBLISHED_SLOTS_MAX:
+            raise ValueError(f"1 to {limits.PUBLISHED_SLOTS_MAX - 1} versions are retained, got {retain}")
+        self.handle = Published(slots=retain + 1)
+
+    async def publish(self, tensors: Mapping[str, torch.Tensor | ShardOf], *, version: int | None = None) -> int:
+        """Copy this rank's parts of tensors, and make them its latest version; return its number.
+
+        A version is there for readers once every rank has published it.
+
+        Args:
+            tensors: By name, the same names on all ranks: each a `ShardOf`, a `DTensor`, or a whole tensor that this
+                rank alone publishes whole. They must not be written to meanwhile.
+            version: Its number, the same on all ranks; None for one more than the last.
+
+        Raises and blocks as `Published.publish`.
+        """
+        parts: list[PartOfState] = []
+        local: dict[str, Any] = {}
+        for name, value in tensors.items():
+            if not isinstance(name, str) or name == LAYOUT:
+                raise TypeError(f"published tensors are named by texts other than {LAYOUT!r}, got {name!r}")
+            one = shard_of(value)
+            is_here = one.is_first and one.box.count > 0
+            parts.append(
+                PartOfState(
+                    name,
+                    is_global=True,
+                    dtype=str(one.tensor.dtype).removeprefix("torch."),
+                    size=one.size,
+                    start=one.box.start,
+                    part=one.box.size,
+                    is_here=is_here,
+                )
+            )
+            if is_here:
+                local[name] = one.tensor.detach().contiguous()
+        return await self.handle.publish({LAYOUT: bytearray(msgspec.msgpack.encode(parts)), **local}, version=version)
+
+    async def aclose(self) -> None:
+        """Publish nothing any more; see `Published.aclose`."""
+        await self.handle.aclose()
+
+
+def publication_of(handles: ValueMesh[Published] | Iterable[Published]) -> Publication:
+    """Return a handle on what several ranks publish as one: `publication_of(await trainers.handle.call())`.
+
+    It may be sent to any actor. A version is there when every rank has published it, and pinned on all of them, so no
+    reader ever gets parts of two. When one of the ranks has been restarted, make another one, with its new handle.
+
+    Args:
+        handles: `ShardPublisher.handle` of every rank.
+
+    Raises:
+        ProtocolError: There are none, or one of them is something else.
+    """
+    if not isinstance(handles, ValueMesh):
+        found = list(handles)
+        handles = ValueMesh(Region(Extent({"ranks": len(found)})), found)
+    return rebuild(handles)

@@ -1,0 +1,155 @@
+"""`Device` and `RankLink`: the numbers by which a simulation counts time. Pure.
+
+The model, which is all that there is of it:
+
+    an operator     the larger of (operations / flops) and (bytes read and written / memory_bytes_per_second), and
+                    `launch_seconds`; a view only what the rank's Python takes
+    a command       `operator_seconds` of the rank's Python, which runs ahead of the device if that is asynchronous
+    a collective    by a ring of n ranks, (n - 1) steps of `latency_seconds`, and the bytes that a rank sends by
+                    `bytes_per_second`; to add up for all twice the steps, or a tree of them where that is faster
+    the controller  `issue_seconds` a command, before the ranks can execute it
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+_TWICE: Final = frozenset({"allreduce", "allreduce_coalesced", "barrier"})
+_ONCE: Final = frozenset({"broadcast", "reduce", "send", "recv", "recv_anysource"})
+
+
+def _positive(device: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    del device
+    if not (isinstance(value, int | float) and 0 < value < math.inf):
+        raise ValueError(f"{attribute.name} must be a positive number, got {value!r}")
+
+
+def _not_negative(device: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    del device
+    if not (isinstance(value, int | float) and 0 <= value < math.inf):
+        raise ValueError(f"{attribute.name} must be a number that is not negative, got {value!r}")
+
+
+def _rates(device: object, attribute: attrs.Attribute[Mapping[str, float]], value: Mapping[str, float]) -> None:
+    del device
+    if not value or not all(isinstance(rate, int | float) and 0 < rate < math.inf for rate in value.values()):
+        raise ValueError(f"{attribute.name} must have a positive number for each dtype, got {value!r}")
+
+
+@attrs.frozen
+class RankLink:
+    """What joins the ranks along a dimension of a mesh.
+
+    Attributes:
+        latency_seconds: Of one step of a collective, however little is sent.
+        bytes_per_second: That a rank sends, while it receives as many.
+    """
+
+    latency_seconds: float = attrs.field(validator=_not_negative)
+    bytes_per_second: float = attrs.field(validator=_positive)
+
+    def seconds(self, name: str, ranks: int, sent: int) -> float:
+        """Return how long a collective takes.
+
+        Args:
+            name: As methods of torch's process groups are called.
+            ranks: That take part.
+            sent: Bytes that each of them sends, by a ring.
+        """
+        if ranks < 2:
+            return 0.0
+        sending = sent / self.bytes_per_second
+        depth = math.ceil(math.log2(ranks))
+        if name in _ONCE:
+            return depth * self.latency_seconds + sending
+        if name in _TWICE:
+            return min(2 * (ranks - 1), 2 * depth) * self.latency_seconds + sending
+        return (ranks - 1) * self.latency_seconds + sending
+
+
+@attrs.frozen
+class Device:
+    """The numbers of one device, and of what joins it to others: make your own by `attrs.evolve`, or `measure_device`.
+
+    Attributes:
+        name: For reports.
+        flops: Operations a second, by dtype (`{"float32": 67e12}`); a dtype that is not there gets the least of them.
+        memory_bytes_per_second: That are read and written.
+        memory_bytes: That it has.
+        launch_seconds: The least that an operator takes which computes something.
+        operator_seconds: Of the rank's Python for each operation that it executes.
+        issue_seconds: Of the controller for each operation that it issues.
+        link: To devices of the same host.
+        network: To those of others.
+        per_host: Devices of a host: ranks are numbered host by host.
+        is_asynchronous: Whether the rank's Python goes on while the device computes, until it needs a collective.
+    """
+
+    name: str
+    flops: Mapping[str, float] = attrs.field(validator=_rates)
+    memory_bytes_per_second: float = attrs.field(validator=_positive)
+    memory_bytes: int = attrs.field(validator=_positive)
+    launch_seconds: float = attrs.field(validator=_not_negative)
+    operator_seconds: float = attrs.field(validator=_not_negative)
+    issue_seconds: float = attrs.field(validator=_not_negative)
+    link: RankLink
+    network: RankLink
+    per_host: int = attrs.field(validator=_positive)
+    is_asynchronous: bool = True
+
+    def compute_seconds(self, dtype: str, operations: float, moved: float) -> float:
+        """Return how long an operator takes that computes so much, and reads and writes so many bytes."""
+        rate = self.flops.get(dtype) or min(self.flops.values())
+        return max(operations / rate, moved / self.memory_bytes_per_second, self.launch_seconds)
+
+
+DEVICES: Final = {
+    # Data sheet of the SXM version, on which nothing of this has run; seconds of Python are those of an idle CPU.
+    "h100": Device(
+        name="h100",
+        flops={"bfloat16": 989e12, "float16": 989e12, "float32": 67e12, "float64": 67e12, "int8": 1979e12},
+        memory_bytes_per_second=3.35e12,
+        memory_bytes=80_000_000_000,
+        launch_seconds=5e-6,
+        operator_seconds=160e-6,
+        issue_seconds=15e-6,
+        link=RankLink(5e-6, 450e9),
+        network=RankLink(15e-6, 50e9),
+        per_host=8,
+    ),
+    # `measure_device` of two ranks of one thread each, on two cores of a shared virtual machine at a load of 13.
+    "cpu": Device(
+        name="cpu",
+        flops={"float32": 18e9, "float64": 11e9, "bfloat16": 200e9},
+        memory_bytes_per_second=7.3e9,
+        memory_bytes=25_000_000_000,
+        launch_seconds=2.6e-6,
+        operator_seconds=217e-6,
+        issue_seconds=13.5e-6,
+        link=RankLink(1.7e-3, 144e6),
+        network=RankLink(1.7e-3, 144e6),
+        per_host=64,
+        is_asynchronous=False,
+    ),
+}
+"""Devices that `simulate` knows by name."""
+
+
+def device_of(device: Device | str) -> Device:
+    """Return a device that was named, or given.
+
+    Raises:
+        ValueError: There is none of the name.
+        TypeError: It is neither.
+    """
+    if isinstance(device, Device):
+        return device
+    if not isinstance(device, str):
+        raise TypeError(f"a device is a Device, or the name of one, got {device!r}")
+    if device not in DEVICES:
+        raise ValueError(f"a device must be one of {sorted(DEVICES)}, got {device!r}: write Device(...) for another")
+    return DEVICES[device]

@@ -1,0 +1,300 @@
+"""Hosts in network namespaces: a bridge, a cable from it to each, and what can be wrong with those.
+
+    controller --+
+    host 0 ------+-- bridge, in a namespace of its own; nft drops here, tc limits here
+    host 1 ------+
+
+NW-1 Nothing that is disturbed outlives the block of `open_host_network`, and nothing of it is outside its namespaces.
+NW-2 What holds at one moment is written as one table of rules, at once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Generator, Iterable
+from contextlib import ExitStack, contextmanager
+from typing import Final
+
+import attrs
+import trio
+
+from trimesh.testing.plans.vocabulary import Direction, checked_amount
+from trimesh.testing.real.namespaces import NetNamespace, missing_tools
+
+CONTROLLER: Final = -1
+"""The rank of the test's own process among the hosts."""
+
+_TOOLS: Final = ("nsenter", "ip", "tc", "nft", "ss")
+_SUBNET: Final = "198.51.100"
+"""Addresses of documentation (RFC 5737), seen in the namespaces alone."""
+
+_HOSTS_MAX: Final = 200
+_PER_MILLION: Final = 1_000_000
+_BURST_BYTES: Final = 32 * 1024
+_LATENCY: Final = "400ms"
+"""What waits longer than that for its turn on a slow cable is dropped, as by a switch."""
+
+Heal = Callable[[], None]
+
+
+@functools.cache
+def why_no_networks() -> str | None:
+    """Return why there can be no such hosts here, or None."""
+    missing = missing_tools(_TOOLS)
+    if missing:
+        return f"hosts in network namespaces need {', '.join(missing)} (util-linux, iproute2, nftables)"
+    try:
+        with open_host_network(1) as network:
+            network.lose_packets([0], 0.01)()
+    except (OSError, RuntimeError) as error:
+        return f"hosts in network namespaces need root, veth, bridges and nftables of the kernel: {error}"
+    return None
+
+
+@attrs.frozen(eq=False)
+class _Rule:
+    """Frames between two sets of hosts that are dropped, all or by chance.
+
+    Attributes:
+        source, target: Their ranks.
+        probability: Of each frame.
+    """
+
+    source: frozenset[int]
+    target: frozenset[int]
+    probability: float
+
+    @property
+    def text(self) -> str:
+        """It as nft reads it."""
+        chance = f"numgen random mod {_PER_MILLION} < {round(self.probability * _PER_MILLION)} "
+        between = f"iifname {{ {_cables(self.source)} }} oifname {{ {_cables(self.target)} }}"
+        return f"{between} {chance if self.probability < 1 else ''}counter drop"
+
+    def parts(self, rank: int) -> bool:
+        """Tell whether it lets nothing pass from the controller to a host, or back."""
+        from_it = rank in self.source and CONTROLLER in self.target
+        return self.probability == 1 and (from_it or (rank in self.target and CONTROLLER in self.source))
+
+
+class HostNetwork:
+    """Some hosts and the controller, each in a namespace of its own. Made by `open_host_network`.
+
+    Faults add up, and last until what they return is called. Each takes some milliseconds, in which the caller waits.
+
+    Attributes:
+        changed: Tasks that wait for anything to be disturbed or healed.
+    """
+
+    def __init__(self, stack: ExitStack, count: int) -> None:
+        if not 1 <= count <= _HOSTS_MAX:
+            raise ValueError(f"a network has 1 to {_HOSTS_MAX} hosts, got {count!r}")
+        self.changed = trio.lowlevel.ParkingLot()
+        self._bridge = _new_namespace(stack)
+        self._hosts = {rank: _new_namespace(stack) for rank in range(CONTROLLER, count)}
+        self._rules = list[_Rule]()
+        self._rates = dict[int, list[float]]()
+        self._plug_in()
+
+    def _plug_in(self) -> None:
+        lines = ["link add name bridge type bridge mcast_snooping 0", "link set bridge up"]
+        for rank, host in self._hosts.items():
+            lines.append(f"link add name {_cable(rank)} type veth peer name eth0 netns {host.path}")
+            lines.append(f"link set {_cable(rank)} master bridge up")
+        self._bridge.run(["ip", "-batch", "-"], _text(lines))
+        for rank, host in self._hosts.items():
+            address = f"{self.address(rank)}/24"
+            host.run(
+                ["ip", "-batch", "-"], _text(["link set lo up", f"addr add {address} dev eth0", "link set eth0 up"])
+            )
+        self._write_rules()
+
+    def __len__(self) -> int:
+        """Return how many hosts there are, the controller not counted."""
+        return len(self._hosts) - 1
+
+    def address(self, rank: int) -> str:
+        """Return the number of a host's address, or of the controller's."""
+        return f"{_SUBNET}.{rank + 2}"
+
+    def namespace(self, rank: int) -> NetNamespace:
+        """Return where a host is, or the controller."""
+        return self._hosts[rank]
+
+    # ---- what can be wrong -----------------------------------------------------------------------------------
+
+    def cut(self, ranks: Iterable[int], direction: Direction = "both") -> Heal:
+        """Let nothing pass between some hosts and all others, the controller included; return what heals it.
+
+        Args:
+            ranks: Of the hosts. Between themselves everything passes.
+            direction: "a_to_b" lets nothing come to them, "b_to_a" lets nothing leave them.
+        """
+        return self._add(self._between(ranks, direction, 1.0))
+
+    def part(self, ranks: Iterable[int], others: Iterable[int]) -> Heal:
+        """Let nothing pass between some hosts and some others, in either direction; return what heals it.
+
+        Args:
+            ranks: Of the hosts; `CONTROLLER` is one of them.
+            others: Of the others.
+        """
+        one, two = self._checked(ranks), self._checked(others)
+        return self._add([_Rule(one - two, two - one, 1.0), _Rule(two - one, one - two, 1.0)])
+
+    def connections(self, rank: int, other: int) -> int:
+        """Return how many TCP connections there are between two hosts."""
+        command = ["ss", "-H", "-t", "state", "established", "dst", self.address(other)]
+        return len(self._hosts[rank].run(command).splitlines())
+
+    def listening(self, rank: int) -> int:
+        """Return at how many addresses the processes of a host listen for TCP."""
+        return len(self._hosts[rank].run(["ss", "-H", "-t", "-l"]).splitlines())
+
+    def lose_packets(self, ranks: Iterable[int], probability: float, direction: Direction = "both") -> Heal:
+        """Lose packets between some hosts and all others, each with a probability; return what heals it."""
+        return self._add(self._between(ranks, direction, checked_amount("a probability", probability, most=1)))
+
+    def limit(self, ranks: Iterable[int], bits_per_second: float) -> Heal:
+        """Let the cable of each of these hosts carry no more than this in each direction; return what heals it."""
+        rate = checked_amount("bits a second", bits_per_second)
+        chosen = self._checked(ranks)
+        for rank in chosen:
+            self._rates.setdefault(rank, []).append(rate)
+        self._write_rates(chosen)
+
+        def heal() -> None:
+            for rank in chosen:
+                self._rates[rank].remove(rate)
+            self._write_rates(chosen)
+
+        return _once(heal)
+
+    def reset(self, ranks: Iterable[int]) -> int:
+        """Break every TCP connection between these hosts and others, with a reset; return how many there were."""
+        found = 0
+        for rank in sorted(self._checked(ranks)):
+            # ss says of each that the kernel refuses, and goes on: a socket that is closed already is one.
+            killed = self._hosts[rank].run(["ss", "-H", "-K", "-t", "state", "established", "src", self.address(rank)])
+            found += len(killed.splitlines())
+        return found
+
+    def is_cut(self, rank: int) -> bool:
+        """Tell whether a host and the controller cannot talk."""
+        return any(rule.parts(rank) for rule in self._rules)
+
+    async def wait_uncut(self, rank: int) -> None:
+        """Wait until a host and the controller can talk."""
+        await trio.lowlevel.checkpoint()
+        while self.is_cut(rank):
+            await self.changed.park()
+
+    def dropped(self) -> int:
+        """Return how many frames were dropped by what holds now."""
+        text = self._bridge.run(["nft", "list", "chain", "bridge", "faults", "between"])
+        words = text.split()
+        return sum(int(words[at + 1]) for at, word in enumerate(words) if word == "packets")
+
+    # ---- making it so ----------------------------------------------------------------------------------------
+
+    def _checked(self, ranks: Iterable[int]) -> frozenset[int]:
+        chosen = frozenset(ranks)
+        if not chosen or not chosen <= self._hosts.keys():
+            raise ValueError(f"hosts of this network are numbered {CONTROLLER} to {max(self._hosts)}, got {chosen}")
+        return chosen
+
+    def _between(self, ranks: Iterable[int], direction: Direction, probability: float) -> list[_Rule]:
+        inside = self._checked(ranks)
+        outside = frozenset(self._hosts) - inside
+        if not outside:
+            raise ValueError("a cut is between some hosts and the others: there are no others")
+        rules = list[_Rule]()
+        if direction != "b_to_a":
+            rules.append(_Rule(outside, inside, probability))
+        if direction != "a_to_b":
+            rules.append(_Rule(inside, outside, probability))
+        return rules
+
+    def _add(self, rules: list[_Rule]) -> Heal:
+        self._rules += rules
+        self._write_rules()
+
+        def heal() -> None:
+            for rule in rules:
+                self._rules.remove(rule)
+            self._write_rules()
+
+        return _once(heal)
+
+    def _write_rules(self) -> None:
+        self._bridge.run(
+            ["nft", "-f", "-"],
+            _text(
+                [
+                    "table bridge faults",
+                    "delete table bridge faults",
+                    "table bridge faults { chain between { type filter hook forward priority 0; policy accept;",
+                    *(rule.text for rule in self._rules),
+                    "}",
+                    "}",
+                ]
+            ),
+        )
+        self.changed.unpark_all()
+
+    def _write_rates(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            rates = self._rates[rank]
+            ends = ((self._bridge, _cable(rank)), (self._hosts[rank], "eth0"))
+            for namespace, device in ends:
+                if rates:
+                    shape = ["rate", f"{round(min(rates))}bit", "burst", str(_BURST_BYTES), "latency", _LATENCY]
+                    namespace.run(["tc", "qdisc", "replace", "dev", device, "root", "tbf", *shape])
+                else:
+                    namespace.run(["tc", "qdisc", "del", "dev", device, "root"])
+
+
+@contextmanager
+def open_host_network(count: int) -> Generator[HostNetwork, None, None]:
+    """Make a network of so many hosts and the controller, which this thread is, while the body runs.
+
+    What this thread starts then, and the sockets that it makes, are in the controller's namespace. All of it is gone
+    with the block, and with this process, however that ends.
+
+    Raises:
+        OSError, RuntimeError: It cannot be made here, see `why_no_networks`.
+    """
+    with ExitStack() as stack:
+        network = HostNetwork(stack, count)
+        stack.enter_context(network.namespace(CONTROLLER).entered())
+        yield network
+
+
+def _new_namespace(stack: ExitStack) -> NetNamespace:
+    made = NetNamespace()
+    stack.callback(made.close)
+    return made
+
+
+def _cable(rank: int) -> str:
+    return "controller" if rank == CONTROLLER else f"host{rank}"
+
+
+def _cables(ranks: Iterable[int]) -> str:
+    return ", ".join(_cable(rank) for rank in sorted(ranks))
+
+
+def _text(lines: Iterable[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _once(heal: Heal) -> Heal:
+    is_healed = False
+
+    def healed() -> None:
+        nonlocal is_healed
+        if not is_healed:
+            is_healed = True
+            heal()
+
+    return healed

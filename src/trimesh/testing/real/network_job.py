@@ -1,0 +1,136 @@
+"""A job whose hosts are in network namespaces: over a real network, which a test disturbs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import trio
+
+from trimesh import limits
+from trimesh.jobs.child_agent import ChildAgent, start_child
+from trimesh.jobs.job import Job
+from trimesh.jobs.launcher import AgentExit, AgentOrder
+from trimesh.jobs.local import agent_command
+from trimesh.testing.plans.vocabulary import HostFault
+from trimesh.testing.real.host_network import CONTROLLER, HostNetwork
+
+
+@attrs.frozen
+class NetworkJob(Job):
+    """All hosts of a network: agents as those of a `LocalJob`, each in its namespace.
+
+    Attributes:
+        hosts: How many.
+        network: Theirs.
+        direct: Setting `direct` of the agents.
+        agents: That were started last, by the rank of their host.
+    """
+
+    network: HostNetwork = attrs.field(repr=False)
+    direct: str = attrs.field(default="", kw_only=True)
+    hosts: int = attrs.field(init=False, default=attrs.Factory(lambda self: len(self.network), takes_self=True))
+    agents: dict[int, NetworkAgent] = attrs.field(factory=dict[int, Any], init=False, repr=False, eq=False, hash=False)
+
+    @property
+    def agent_env(self) -> Mapping[str, str]:
+        """See `Job.agent_env`."""
+        return {"TRIMESH_DIRECT": self.direct} if self.direct else {}
+
+    def launcher(self) -> NetworkLauncher:
+        """See `Job.launcher`."""
+        return NetworkLauncher(self)
+
+    def disturb(self, fault: HostFault) -> Callable[[], None]:
+        """Make a fault of a host happen; return what heals it.
+
+        Raises:
+            ValueError: There is no such host.
+        """
+        network, hosts = self.network, [fault.host]
+        match fault.kind:
+            case "cut":
+                return network.cut(hosts, fault.direction)
+            case "drop":
+                return network.lose_packets(hosts, fault.amount, fault.direction)
+            case "bandwidth":
+                return network.limit(hosts, 8 * fault.amount)
+            case "reset":
+                network.reset(hosts)
+            case "lose":
+                self.kill_agent(fault.host)
+        return _healed
+
+    def kill_agent(self, rank: int, signum: int = signal.SIGKILL) -> None:
+        """Send a signal to the agent of a host, if it runs."""
+        agent = self.agents.get(rank)
+        if agent is not None and not agent.has_ended:
+            os.kill(agent.pid, signum)
+
+    def host_id(self, rank: int) -> str:
+        """See `Job.host_id`: to buffers they are different machines."""
+        return f"net{rank}"
+
+
+class NetworkLauncher:
+    """Starts agents in the namespaces of a network; see `Launcher`."""
+
+    def __init__(self, job: NetworkJob) -> None:
+        self.hosts: Sequence[str] = [f"net/{rank}" for rank in range(job.hosts)]
+        self.interface = job.network.address(CONTROLLER)
+        self._job = job
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[None, None]:
+        """See `Launcher.open`."""
+        yield
+
+    async def start(self, rank: int, order: AgentOrder) -> NetworkAgent:
+        """See `Launcher.start`."""
+        network = self._job.network
+        command = [*network.namespace(rank).prefix, *agent_command()]
+        agent = NetworkAgent(await start_child(command, self.hosts[rank]), network, rank)
+        self._job.agents[rank] = agent
+        try:
+            await agent.tell(order)
+        except BaseException:
+            await agent.stop()
+            raise
+        return agent
+
+
+class NetworkAgent(ChildAgent):
+    """An agent that its launcher reaches by the network alone, as by ssh: while the host is cut off it learns nothing.
+
+    Attributes:
+        exit_code: Of one that has ended before it was stopped, negative for a signal; else None.
+    """
+
+    def __init__(self, process: trio.Process, network: HostNetwork, rank: int) -> None:
+        super().__init__(process)
+        self.exit_code: int | None = None
+        self._network = network
+        self._rank = rank
+
+    async def exit_of(self, code: int) -> AgentExit:
+        """See `ChildAgent.exit_of`."""
+        await self._network.wait_uncut(self._rank)
+        return await super().exit_of(code)
+
+    async def stop(self) -> None:
+        """See `StartedAgent.stop`: one that is cut off is left to its lease, and killed when that has not ended it."""
+        with trio.CancelScope(shield=True):
+            if self._network.is_cut(self._rank):
+                with trio.move_on_after(limits.AGENT_LEASE_SECONDS + limits.KILL_SECONDS):
+                    await self.ended()
+            if self.has_ended:
+                self.exit_code = self._process.returncode
+            await super().stop()
+
+
+def _healed() -> None:
+    """Heal what is over at once."""
