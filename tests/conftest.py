@@ -45,7 +45,7 @@ def pytest_collection_finish() -> None:
 
 # ---- quick starts ----------------------------------------------------------------------------------------------------
 
-QUICK = frozenset(("actor", "aio", "blocking", "conformance", "rdma", "spmd", "tensor", "testing"))
+QUICK = frozenset(("actor", "aio", "blocking", "conformance", "data", "rdma", "service", "spmd", "tensor", "testing"))
 """Folders whose tests are about what meshes do, so that their spawners may be copies of a template. The others are
 about how processes start and end, or run whole programs."""
 

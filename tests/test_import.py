@@ -28,7 +28,7 @@ def imported() -> dict[str, object]:
     return found
 
 
-OWN_MODULES_MAX = 234
+OWN_MODULES_MAX = 240
 ALL_MODULES_MAX = 500
 """A count, not a time, so that it means the same everywhere. Raise it for what every program needs, and for no more."""
 

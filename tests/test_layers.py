@@ -22,7 +22,7 @@ PLANTED = [
     ("Pure floors", "_routing/collector.py", "import trio"),
     ("No module imports the package itself", "_runtime/life/proc.py", "import trimesh"),
     ("Only _native talks to the native library", "_transport/interface/base.py", "import cffi"),
-    ("Only the tensor floors import torch", "_wire/pickled/payload.py", "import torch"),
+    ("Only the floors of tensors and data import torch", "_wire/pickled/payload.py", "import torch"),
     (
         "Rooms of _runtime",
         "_runtime/actors/cell.py",
@@ -103,7 +103,7 @@ def test_layers_are_documented() -> None:
 RUNTIME = ROOT / "src" / "trimesh" / "_runtime"
 RUNTIME_ROOMS = [
     *("system", "recording", "spawner", "tasks", "values", "peers", "calls", "actors", "channels"),
-    *("deadlock", "services", "watch", "meshes", "observing", "control", "life", "hosts", "programs"),
+    *("deadlock", "services", "watch", "meshes", "debugging", "observing", "control", "life", "hosts", "programs"),
 ]
 """From the ground up. A room imports from rooms below, for annotations, too."""
 

@@ -237,6 +237,22 @@ def test_handler_decides_without_await() -> None:
         assert list(workers.alive().step.call(1).values()) == [2]
 
 
+def test_mesh_of_a_script_grows_and_shrinks() -> None:
+    """K06, P6, P7."""
+    with tb.spawn_procs({"replica": 1}, supervision=trimesh.Isolate()) as procs:
+        workers = procs.spawn("workers", Worker)
+        with procs.membership() as views:
+            assert next(views).extent == {"replica": 1}
+            assert len(procs.resize(replica=3)) == 3
+            assert [point["replica"] for point in next(views).joined] == [1, 2]
+            now = tb.current_view(workers)
+            assert list(now.step.call(1).values()) == [2, 2, 2]
+            procs.resize(replica=1)
+            with pytest.raises(trimesh.MembershipChanged):
+                now.slice(replica=2).step.call_one(1)
+            assert len(tb.current_view(procs)) == 1
+
+
 def test_signatures_are_those_of_trimesh() -> None:
     """K06: all parameters of what is awaited there."""
 
@@ -251,6 +267,8 @@ def test_signatures_are_those_of_trimesh() -> None:
         "on_failure",
         "supervised",
         "replace",
+        "resize",
+        "membership",
         "kill",
         "stop",
         "settled",

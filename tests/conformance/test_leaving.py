@@ -13,7 +13,18 @@ from tests.conformance.meshes import Backend, SimBackend, kinds, only_sim
 from tests.conformance.probe import Probe, Tidy
 
 import trimesh
-from trimesh import Actor, Isolate, MeshErrorGroup, MeshStopped, Port, RemoteCancelled, endpoint, limits, this_proc
+from trimesh import (
+    Actor,
+    Isolate,
+    MeshErrorGroup,
+    MeshStopped,
+    Port,
+    RemoteCancelled,
+    current_point,
+    endpoint,
+    limits,
+    this_proc,
+)
 
 SEEDS = 12
 
@@ -76,6 +87,10 @@ class Worker(Actor):
             await self._work("call_one", servers)
         finally:
             raise error
+
+    @endpoint
+    def point(self) -> int:
+        return current_point()["gpus"]
 
     @endpoint
     async def own(self, work: str, servers: Server, pickle: str) -> None:
@@ -351,7 +366,7 @@ async def test_isolated_background_work_goes_on_after_a_failure(backend: Backend
             await workers.slice(gpus=0).work.broadcast("call_one", servers)
             await servers.ask.call(1)
         await trio.sleep(2 * limits.LEAVING_SECONDS)
-        await workers.slice(gpus=0).start.call("call_one", workers)
+        assert list((await workers.point.call()).values()) == [0, 1]
 
 
 @only_sim

@@ -224,6 +224,30 @@ def test_weight_sync_is_never_torn(with_torch: Example) -> None:
 
 
 @pytest.mark.torch
+def test_training_from_parquet_loses_no_row_with_a_loader(with_torch: Example) -> None:
+    """Two loaders read what DuckDB has written, and one of them is killed."""
+    pytest.importorskip("duckdb", reason="comes with the extra `test`")
+    warned = r"procs: ProcDied: procs\{'loaders': 0/2\} [^\n]*; restarting rank 0 after [^\n]*\n"
+    printed = with_torch("train_from_parquet.py", "--rows", "8000", "--epochs", "1", warns=warned)
+    assert "killed the first loader\n" in printed
+    assert "8000 rows in 16 batches" in printed
+    assert printed.endswith("each row came once an epoch\n")
+
+
+@pytest.mark.torch
+def test_training_over_hosts_loses_nothing_by_the_loss_of_one() -> None:
+    """`make demo HOSTS=2`: the host is replaced, and the loss at the end is that of a run without the accident."""
+    pytest.importorskip("cryptography")
+    warned = r"procs: HostLost: the host [^\n]* was lost [^\n]*; restarting rank 2, 3 after [^\n]*\n"
+    options = ("--hosts", "2", "--steps", "8")
+    printed = run_example("train_bytes_on_hosts.py", *options, warns=warned)
+    undisturbed = run_example("train_bytes_on_hosts.py", *options, "--no-kill")
+    assert re.search(r"SIGKILL to process \d+\n.*HostLost at hosts\{'hosts': 1/2\}: agent exit", printed, re.DOTALL)
+    ends = [re.findall(r"8 steps done, final loss (\d\.\d{4})\n", one) for one in (printed, undisturbed)]
+    assert ends[0] == ends[1] != []
+
+
+@pytest.mark.torch
 @on_each_device
 @pytest.mark.parametrize("program", ["train_module.py", "tensor_parallel.py", "train_bytes_on_mesh.py", "pipeline.py"])
 def test_training_on_a_mesh_has_the_losses_of_plain_torch(
@@ -246,6 +270,22 @@ def test_fully_sharded_training_has_the_losses_of_plain_torch(with_torch: Exampl
 
     assert losses(there) == pytest.approx(losses(here), abs=1e-9)
     assert "a rank holds 2,568 bytes of 10,248" in there
+
+
+@pytest.mark.torch
+def test_plans_are_compared_without_processes(with_torch: Example, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    said = with_torch("simulate_training.py", "--hosts", "2", "--width", "128", "--layers", "1", "--trace", str(trace))
+
+    weights = 4 * (12 * 128 * 128 + 9 * 128)
+    sent = {
+        name: int(count.replace(",", ""))
+        for name, count in re.findall(r"^(.+): .* sends (\S+) along hosts", said, re.MULTILINE)
+    }
+    assert list(sent) == ["data", "fully sharded", "tensor in a host"]
+    assert sent["data"] == sent["fully sharded"] == weights  # added up, or brought together and scattered
+    assert sent["tensor in a host"] < weights // 2
+    assert "simulate_training.py:" in trace.read_text()
 
 
 @pytest.mark.torch
@@ -407,3 +447,14 @@ def test_two_programs_talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "no program of this user publishes 'example-judge'" in printed
     assert facts(r"^'.*': (\d\.\d\d)$", printed) == ["0.15", "1.00"]
     assert [one for one in (tmp_path / "trimesh").rglob("*") if one.is_socket()] == []
+
+
+def test_verl_adapter_dispatches_ends_by_its_deadline_and_tells_of_a_death() -> None:
+    """`RemoteCall`: the deadline is that of the submission; `DP_COMPUTE` cuts and puts together."""
+    printed = run_example("verl_adapter.py", warns=r"(?s).*ProcDied: procs\{'dp': 1/3\}.*")
+    assert printed.splitlines() == [
+        "7 answers of 3 workers, in order",
+        "the first worker sees 7 prompts",
+        "stall has passed its deadline",
+        "lost: [{'dp': 1}]",
+    ]

@@ -38,7 +38,7 @@ class SlurmCluster:
         folder.chmod(0o755)
         self.folder = folder
         self.env: Mapping[str, str] = {"SLURM_CONF": str(folder / "slurm.conf")}
-        self._daemons: list[subprocess.Popen[bytes]] = []
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         for name in ("state", "spool", "log"):
             (folder / name).mkdir()
         (folder / "munge.key").write_bytes(os.urandom(128))
@@ -65,37 +65,47 @@ class SlurmCluster:
             f"SlurmctldPidFile={folder}/ctld.pid\nSlurmdPidFile={folder}/slurmd-%n.pid\n"
             "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nSelectType=select/cons_tres\n"
             "SelectTypeParameters=CR_Core\nSchedulerType=sched/backfill\n"
-            "SchedulerParameters=batch_sched_delay=0,sched_interval=1\nMpiDefault=none\nReturnToService=2\n"
+            "SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1\nMpiDefault=none\nReturnToService=2\n"
             "SlurmdTimeout=10\nKillWait=2\nAccountingStorageType=accounting_storage/none\n"
             "JobAcctGatherType=jobacct_gather/none\n"
             f"NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=1000\n"
             f"NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=1000\n"
             "PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n"
         )
-        self._run("slurmctld", "-D", "-f", self.env["SLURM_CONF"])
+        self.start("slurmctld")
         for node in ("n1", "n2"):
-            self._run("slurmd", "-D", "-N", node, "-f", self.env["SLURM_CONF"])
+            self.start(f"slurmd {node}")
         self._wait(lambda: self.ask("sinfo", "-h", "-t", "idle", "-o", "%D") == "2")
+
+    def start(self, name: str) -> None:
+        """Start a daemon: "slurmctld", "slurmd n1", "slurmd n2"; also again, after `kill`."""
+        command, *node = name.split()
+        self._run(command, "-D", *(argument for one in node for argument in ("-N", one)), "-f", self.env["SLURM_CONF"])
+
+    def kill(self, name: str) -> None:
+        """End a daemon by SIGKILL."""
+        daemon = self._daemons[name]
+        daemon.kill()
+        daemon.wait()
 
     def _run(self, *command: str) -> None:
         path = _path_of(command[0])
         assert path is not None
-        with (self.folder / "log" / f"{len(self._daemons)}-{command[0]}").open("wb") as log:
-            self._daemons.append(
-                subprocess.Popen(
-                    [path, *command[1:]],
-                    env={**os.environ, **self.env},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                )
+        name = " ".join([command[0], *(one for one in command if one in ("n1", "n2"))])
+        with (self.folder / "log" / name).open("ab") as log:
+            self._daemons[name] = subprocess.Popen(
+                [path, *command[1:]],
+                env={**os.environ, **self.env},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
 
     def _wait(self, is_so: object) -> None:
         assert callable(is_so)
         deadline = time.monotonic() + HANG_SECONDS
         while not is_so():
-            if time.monotonic() > deadline or any(one.poll() is not None for one in self._daemons):
+            if time.monotonic() > deadline or any(one.poll() is not None for one in self._daemons.values()):
                 logs = [f"{path.name}: {path.read_text()[-500:]}" for path in (self.folder / "log").iterdir()]
                 raise RuntimeError("Slurm did not start: " + "\n".join(logs))
             time.sleep(0.05)
@@ -111,13 +121,17 @@ class SlurmCluster:
         """Return the jobs that are queued, run, or are being ended."""
         return self.ask("squeue", "-h", "-o", "%i %j %T").splitlines()
 
+    def wait_for(self, state: str, *, is_so: bool = True) -> None:
+        """Wait until a job is in a state, or none is."""
+        self._wait(lambda: any(line.endswith(state) for line in self.jobs()) == is_so)
+
     def wait_idle(self) -> None:
         """Wait until no job is left."""
         self._wait(lambda: not self.jobs() and self.ask("sinfo", "-h", "-t", "idle", "-o", "%D") == "2")
 
     def close(self) -> None:
         """End its daemons, those of nodes first, munge last."""
-        for daemon in reversed(self._daemons):
+        for daemon in reversed(list(self._daemons.values())):
             daemon.terminate()
             daemon.wait()
 

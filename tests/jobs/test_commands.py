@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,28 @@ async def test_output_waits_for_who_takes_it() -> None:
             long = Seen()
             await hosts.slice(hosts=0).run(["sh", "-c", "head -c 20000 /dev/zero | tr '\\0' x"], output=long)
             assert [len(line.text) for line in long.lines] == [8_192, 8_192, 3_616]
+            await check_held(hosts.slice(hosts=0))
+
+
+async def check_held(host: Any) -> None:
+    """A command is held in its writes while the program takes nothing; without a taker it is never held."""
+    command = ["sh", "-c", "echo $$; exec seq 300000"]
+    states = list[str]()
+    numbers = list[int]()
+
+    def hold(line: jobs.OutputLine) -> None:
+        numbers.append(int(line.text))
+        if len(numbers) == 2:  # the program stands still
+            until = time.monotonic() + HANG_SECONDS
+            while states[-50:] != ["S"] * 50 and time.monotonic() < until:
+                stat = Path(f"/proc/{numbers[0]}/stat")
+                states.append(stat.read_text().rpartition(")")[2].split()[0] if stat.exists() else "ended")
+                time.sleep(0.002)
+
+    assert list(await host.run(command, output=hold)) == [0]
+    assert numbers[1:] == list(range(1, 300_001))
+    assert states[-50:] == ["S"] * 50
+    assert list(await host.run(command)) == [0]
 
 
 @pytest.mark.parametrize("pickle", ["on", "off"])

@@ -15,9 +15,10 @@ from trimesh.ids import ProcId
 
 pytest.importorskip("cryptography")
 
+from tests.jobs.strangers import Guest
+
 from trimesh import jobs
 from trimesh._native import tls
-from trimesh._transport.relay.base import HostConnection
 from trimesh.jobs import door as doors
 from trimesh.jobs.agent import HostProgram
 from trimesh.jobs.handshake import SecureSocket, own_hello
@@ -26,23 +27,6 @@ from trimesh.jobs.identity import Authority, JoinToken
 pytestmark = [pytest.mark.real, pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])]
 
 OWN = ProcId(7)
-
-
-class Expected:
-    """A guest that remembers what became of it."""
-
-    def __init__(self) -> None:
-        self.refusals = list[Exception]()
-        self.connections = list[ProcId]()
-
-    def refused(self, error: Exception) -> None:
-        self.refusals.append(error)
-
-    def connected(self, incarnation: ProcId, connection: HostConnection) -> bool:
-        self.connections.append(incarnation)
-        connection.sock.close()
-        connection.tls.free()
-        return True
 
 
 @asynccontextmanager
@@ -60,7 +44,7 @@ def program(door: doors.Door, token: JoinToken) -> HostProgram:
 async def test_token_lets_one_host_in_once() -> None:
     """H7: a second use, a wrong secret and a token of another mesh are refused; the door goes on."""
     async with open_door() as (door, _):
-        guest = Expected()
+        guest = Guest()
         token = door.expect(guest)
         wrong = JoinToken(token.number, bytes(32), token.pin)
         with pytest.raises(HostRefused, match="token"):
@@ -79,7 +63,7 @@ async def test_token_lets_one_host_in_once() -> None:
 async def test_member_needs_a_certificate() -> None:
     """H7: who has none, or one of an incarnation that the door does not know, comes no further than its hello."""
     async with open_door() as (door, authority):
-        guest = Expected()
+        guest = Guest()
         token = door.expect(guest)
         for context in (
             tls.TLSContext(pin=token.pin),

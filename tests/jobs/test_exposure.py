@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import trio
 from tests.patience import HANG_SECONDS
 from tests.runtime.processes import parent_of
 
-from trimesh import Actor, endpoint, this_host
+from trimesh import Actor, endpoint, limits, this_host
 
 pytest.importorskip("cryptography")
 
@@ -26,7 +29,7 @@ LISTENING = "0A"
 
 
 def listening(pids: set[int]) -> list[str]:
-    """Return the addresses at which some processes listen for TCP, as the kernel writes them."""
+    """Return the addresses and ports at which some processes listen for TCP, as the kernel writes them."""
     inodes = set[str]()
     for pid in pids:
         for fd in Path(f"/proc/{pid}/fd").iterdir():
@@ -39,8 +42,13 @@ def listening(pids: set[int]) -> list[str]:
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             _, local, _, state, *_, inode = line.split()[:10]
             if state == LISTENING and f"socket:[{inode}]" in inodes:
-                found.append(local.partition(":")[0])
+                found.append(local)
     return found
+
+
+def ports(pids: set[int]) -> list[int]:
+    """Return the ports at which some processes listen."""
+    return [int(one.partition(":")[2], 16) for one in listening(pids)]
 
 
 def shown_of(pids: set[int]) -> bytes:
@@ -86,7 +94,7 @@ async def test_only_the_program_listens_while_a_job_is_open_and_on_loopback(monk
         ):
             others = await above(look) - {os.getpid()}
             assert len(others) == 8
-            assert listening({os.getpid()}) == ["0100007F"]
+            assert [one.partition(":")[0] for one in listening({os.getpid()})] == ["0100007F"]
             assert listening(others) == []
             shown = shown_of(others)
             assert len(tokens) == 2
@@ -95,3 +103,69 @@ async def test_only_the_program_listens_while_a_job_is_open_and_on_loopback(monk
                 for secret in (encoded.encode(), encoded[20:60].encode(), token.secret, token.secret.hex().encode()):
                     assert secret not in shown
     assert listening({os.getpid()}) == []
+
+
+async def test_strangers_who_say_nothing_disturb_no_mesh_and_keep_no_host_out() -> None:
+    """JD-1: three times as many connections as may be half open; calls go on, and another host joins."""
+    with trio.fail_after(HANG_SECONDS):
+        async with (
+            jobs.LocalJob(2, spares=1) as hosts,
+            hosts.slice(hosts=0).spawn_procs({}) as procs,
+            procs.spawn("look", Look) as look,
+            AsyncExitStack() as strangers,
+        ):
+            (port,) = ports({os.getpid()})
+            for _ in range(3 * limits.TLS_HALF_OPEN_MAX):
+                stranger = await strangers.enter_async_context(await trio.open_tcp_stream("127.0.0.1", port))
+            await stranger.send_all(b"\x16")  # the beginning of a handshake
+            assert len(await above(look)) == 3
+            await hosts.replace({"hosts": 1})
+            async with hosts.spawn_procs({}) as others, others.spawn("look", Look) as two:
+                assert len(await above(two)) == 6
+
+
+async def test_more_hosts_than_may_be_half_open_join_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JD-1: they wait for each other."""
+    monkeypatch.setattr(limits, "TLS_HALF_OPEN_MAX", 1)
+    with trio.fail_after(HANG_SECONDS):
+        async with jobs.LocalJob(4) as hosts, hosts.spawn_procs({}) as procs, procs.spawn("look", Look) as look:
+            assert len(await above(look)) == 12
+
+
+@pytest.mark.stress
+async def test_a_thousand_strangers_who_dribble_leave_calls_as_fast(capsys: pytest.CaptureFixture[str]) -> None:
+    """JD-1: 1,000 connections, each with a byte of a handshake a second; the figures are printed."""
+    strangers = str(Path(__file__).with_name("dribbling.py"))
+    with trio.fail_after(HANG_SECONDS):
+        async with (
+            jobs.LocalJob(1) as hosts,
+            hosts.spawn_procs({}) as procs,
+            procs.spawn("look", Look) as look,
+        ):
+            (port,) = ports({os.getpid()})
+            await latencies(look)
+            before = await latencies(look)
+            command = [sys.executable, strangers, str(port), "1000"]
+            pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            process = await trio.lowlevel.open_process(command, **pipes)
+            assert process.stdin is not None
+            assert process.stdout is not None
+            async with process.stdout:
+                assert await process.stdout.receive_some() == b"all are there\n"
+                during = await latencies(look)
+                await process.stdin.aclose()
+                await process.wait()
+    with capsys.disabled():
+        for name, found in (("before", before), ("during", during)):
+            print(f"\n{name}: p50 {found[500] * 1e6:.0f} us, p99 {found[990] * 1e6:.0f} us", end="")
+    assert during[500] < 2 * before[500], "the half of all calls waits for no stranger"
+
+
+async def latencies(look: Any) -> list[float]:
+    """Return what a thousand calls took, in order of size, in seconds."""
+    found = list[float]()
+    for _ in range(1_000):
+        began = trio.current_time()
+        await look.above.call_one()
+        found.append(trio.current_time() - began)
+    return sorted(found)

@@ -101,7 +101,7 @@ def test_script_runs_on_the_hosts_of_its_job(folder: Path) -> None:
     [
         ("", r"must have a table \[jobs.x\] for the job 'x'; it has none"),
         ("[jobs]\nx = 3", r"jobs must hold a table for each job, \[jobs.NAME\]"),
-        ("[jobs.x]\nhosts = 2", "jobs.x.kind must be one of local, ssh, slurm, got None"),
+        ("[jobs.x]\nhosts = 2", "jobs.x.kind must be one of local, ssh, slurm, kubernetes, got None"),
         ("[jobs.x]\nkind = 'cloud'\nhosts = 2", "got 'cloud'"),
         ("[jobs.x]\nkind = 'local'", "jobs.x.hosts must say which hosts, or how many"),
         ("[jobs.x]\nkind = 'local'\nhosts = 2\ngpus = 8", "jobs.x.gpus is no part of a LocalJob: there are apart"),

@@ -10,17 +10,11 @@ from tests.jobs.joining import hosts_at_a_door
 
 pytest.importorskip("cryptography")
 
-from trimesh import jobs, limits
+from trimesh import jobs
 from trimesh._native import tls
 from trimesh.testing import LAUNCHER_CASES, LauncherSubject, check_launcher
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])]
-
-
-@pytest.fixture(autouse=True)
-def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host is given up after a second: its agent, in a process of its own, has the lease of users."""
-    monkeypatch.setattr(limits, "HOST_LEASE_SECONDS", 1.0)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import trio
 from tests.patience import HANG_SECONDS
 from tests.runtime.processes import parent_of
 
-from trimesh import Actor, HostLost, MeshErrorGroup, ProcDied, ShapeError, endpoint, leaves, origin
+from trimesh import Actor, HostLost, MeshErrorGroup, ProcDied, ShapeError, endpoint, leaves, limits, origin
 
 pytest.importorskip("cryptography")
 
@@ -102,12 +102,7 @@ async def test_end_of_an_agent_is_the_loss_of_its_host() -> None:
         ):
             places = list(await workers.where.call())
             os.kill(places[3][1], signal.SIGKILL)
-            started = trio.current_time()
-            try:
-                await workers.sleep.call()
-            finally:
-                lasted = trio.current_time() - started
-    assert lasted < 2
+            await workers.sleep.call()
     assert len(list(leaves(caught.value))) == 1, caught.value.exceptions
     (lost,) = [leaf for leaf in leaves(caught.value) if isinstance(leaf, HostLost)]
     assert (lost.reason, lost.point and dict(lost.point)) == ("agent exit", {"hosts": 1})
@@ -188,6 +183,21 @@ async def test_processes_without_pickle_print_with_their_coordinates(capsys: pyt
             await workers.say.call("COLOUR")
     lines = capsys.readouterr().out.splitlines()
     assert sorted(lines) == ["procs[hosts=0,gpus=0] | green", "procs[hosts=1,gpus=0] | green"]
+
+
+async def test_same_lines_of_many_processes_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    """H12: over hosts; all is shown when the block is left."""
+    with trio.fail_after(HANG_SECONDS):
+        async with (
+            jobs.LocalJob(2) as hosts,
+            hosts.spawn_procs({"gpus": 6}, env={"COLOUR": "green"}) as procs,
+            procs.spawn("workers", Worker) as workers,
+        ):
+            await workers.say.call("COLOUR")
+    *shown, count = capsys.readouterr().out.splitlines()
+    assert len(set(shown)) == limits.OUTPUT_SAME_SHOWN
+    assert all(line.endswith("] | green") for line in shown)
+    assert count == "procs | (x4 more) green"
 
 
 async def test_hosts_of_a_job_refuse_what_they_cannot_do_yet() -> None:

@@ -78,28 +78,32 @@ def test_agents_on_nodes(case: str, cluster: SlurmCluster, monkeypatch: pytest.M
 async def test_nodes_of_the_allocation_around_the_program_are_used(
     cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H13: what others own is not touched: the allocation is there afterwards. Too few nodes are said in words."""
+    """H13: what others own is not touched: the allocation is there afterwards. Too few nodes are said in words.
+
+    H27: its other nodes are those that a job gets more of.
+    """
     async with trio.open_nursery() as nursery:
         salloc = partial(trio.run_process, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
-        holder = await nursery.start(salloc, ["salloc", "-N1", "cat"])
+        holder = await nursery.start(salloc, ["salloc", "-N2", "cat"])
         with trio.fail_after(HANG_SECONDS):
             await until(cluster, "RUNNING")
             number = cluster.jobs()[0].split()[0]
             monkeypatch.setenv("SLURM_JOB_ID", number)
             monkeypatch.setenv("SLURM_JOB_NODELIST", cluster.ask("squeue", "-h", "-j", number, "-o", "%N"))
             monkeypatch.setenv("SLURM_NTASKS", "7")
-            async with (
-                jobs.SlurmJob(1) as hosts,
-                hosts.spawn_procs({"gpus": 1}) as procs,
-                procs.spawn("workers", Worker) as workers,
-            ):
-                assert list(await workers.variable.call("SLURM_JOB_ID")) == [number]
-                assert list(await workers.variable.call("SLURMD_NODENAME")) == list(hosts.names)
+            async with jobs.SlurmJob(1) as one:
+                hosts = await one.grow(1)
+                with pytest.raises(SpawnError, match="has 0 nodes that are no host"):
+                    await hosts.grow(1)
+                async with hosts.spawn_procs({"gpus": 1}) as procs, procs.spawn("workers", Worker) as workers:
+                    assert list(await workers.variable.call("SLURM_JOB_ID")) == [number] * 2
+                    assert list(await workers.variable.call("SLURMD_NODENAME")) == list(hosts.names)
+                    assert len(set(hosts.names)) == 2
             assert [line.split()[0] for line in cluster.jobs()] == [number]
             with pytest.raises(MeshErrorGroup) as caught:
-                async with jobs.SlurmJob(2):
-                    pytest.fail("the allocation has one node")
-            assert "needs 2 nodes, and the allocation" in str(next(iter(leaves(caught.value))))
+                async with jobs.SlurmJob(3):
+                    pytest.fail("the allocation has two nodes")
+            assert "needs 3 nodes, and the allocation" in str(next(iter(leaves(caught.value))))
         await holder.stdin.aclose()
 
 
@@ -143,6 +147,74 @@ async def test_what_slurm_refuses_is_said_in_its_words() -> None:
     (error,) = leaves(caught.value)
     assert isinstance(error, SpawnError)
     assert "invalid partition specified: nope" in str(error)
+
+
+async def test_parts_of_a_mapping_have_resources_of_their_own(cluster: SlurmCluster) -> None:
+    """H13: a heterogeneous job; its components start together, and each part has the nodes of its own."""
+    parts = {"trainers": {"hosts": 1, "cpus": 2, "memory": "200M"}, "loaders": 1}
+    with trio.fail_after(2 * HANG_SECONDS):
+        async with jobs.SlurmJob(parts, cpus=1, time=5) as hosts:
+            rows = cluster.ask("squeue", "-h", "-o", "%N %C %m").splitlines()
+            node_of = {cpus: node for node, cpus, _ in (row.split() for row in rows)}
+            assert hosts["trainers"].names == (node_of["2"],)
+            assert hosts["loaders"].names == (node_of["1"],)
+            async with hosts.spawn_procs({"gpus": 1}) as procs, procs.spawn("workers", Worker) as workers:
+                assert list(await workers.variable.call("SLURMD_NODENAME")) == list(hosts.names)
+
+
+async def test_limit_of_time_is_told_before_and_the_block_is_left_while_the_hosts_live(
+    cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H26: first a notice, then a cancel in which the program can still save."""
+    monkeypatch.setattr(limits, "SLURM_LEAVE_SECONDS", 45.0)
+    saved = list[str]()
+    with trio.fail_after(2 * HANG_SECONDS), pytest.raises(MeshErrorGroup) as caught:
+        async with (
+            jobs.SlurmJob(1, time=1, notice=56.0) as hosts,
+            hosts.spawn_procs({"gpus": 1}) as procs,
+            procs.spawn("workers", Worker) as workers,
+        ):
+            saved.append(await hosts.wait_notice())
+            assert cluster.jobs()[0].endswith("RUNNING")
+            try:
+                await workers.sleep.call()
+            finally:
+                with trio.CancelScope(shield=True):
+                    saved += [str(one) for one in await workers.variable.call("SLURMD_NODENAME")]
+    (lost,) = leaves(caught.value)
+    assert isinstance(lost, HostLost)
+    assert lost.reason == "time limit"
+    assert "left while they live" in str(lost)
+    assert "reaches its limit of time in" in saved[0]
+    assert saved[1:] == ["n1"]
+
+
+async def test_queue_is_told_in_the_words_of_slurm(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """H13: what the job waits for, and how many come before it."""
+    monkeypatch.setattr(limits, "PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(limits, "SLURM_QUEUE_LOOK_SECONDS", 0.2)
+    texts, told = list[str](), trio.Event()
+
+    def say(text: str) -> None:
+        texts.append(text)
+        if "ahead of it in debug" in text:
+            told.set()
+
+    with trio.fail_after(HANG_SECONDS):
+        async with jobs.SlurmJob(2, options=("--exclusive",)):
+            async with trio.open_nursery() as nursery:
+
+                async def wait_in_queue() -> None:
+                    launcher = jobs.SlurmJob(1, options=("--exclusive",)).launcher()
+                    launcher.tell_by(say)
+                    async with launcher.open():
+                        pytest.fail("the nodes are taken")
+
+                nursery.start_soon(wait_in_queue)
+                await told.wait()
+                nursery.cancel_scope.cancel()
+            assert [line.split()[2] for line in cluster.jobs() if "COMPLETING" not in line] == ["RUNNING"]
+    assert "is PENDING" in texts[-1]
 
 
 PROGRAM = """

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from trimesh.jobs import SlurmJob
-from trimesh.jobs.words.slurm import fields_of, granted, job_state, last_words, node_address
+from trimesh.jobs.words.slurm import (
+    ahead_of,
+    fields_of,
+    granted,
+    job_state,
+    last_words,
+    node_address,
+    node_words,
+    queued_job,
+    seconds_of,
+)
 
 JOB = (
     "JobId=1 JobName=tm UserId=root(0) GroupId=root(0) MCS_label=N/A Account=(null) QOS=(null) JobState={state} "
@@ -49,9 +60,119 @@ def test_records_and_lines_are_read() -> None:
     assert fields_of(JOB.format(state="RUNNING", why="None"))["NodeList"] == "n[1-2]"
     assert node_address(NODE) == "127.0.0.1"
     assert node_address("") == ""
-    assert granted("trimesh-job 12 n[1-2]") == ("12", "n[1-2]")
+    assert granted("trimesh-job 12 n[1-2]") == ("12", ("n[1-2]",))
+    assert granted("trimesh-job 12 n1 n[2-3]") == ("12", ("n1", "n[2-3]"))
     assert granted("salloc: Granted job allocation 12") is None
     assert last_words(["salloc: error: no", "", "srun: x"]) == "no; x"
+
+
+def of_json(version: str, state: object, why: str, flags: object = None) -> str:
+    """What `squeue --json` writes of a job with a limit of 4 hours that has begun at second 1000."""
+
+    def number(value: int) -> object:
+        return value if version == "22.05" else {"set": True, "infinite": False, "number": value}
+
+    listed = [state, *(flags or [])] if version in ("23.11", "24.05", "25.05") else state  # type: ignore[misc]
+    job = {
+        "job_id": 7,
+        "job_state": listed,
+        "state_reason": why,
+        "partition": "h100",
+        "start_time": number(1000),
+        "time_limit": number(240),
+        "nodes": "n[1-2]",
+    }
+    return msgspec.json.encode({"meta": {"Slurm": {"release": version}}, "errors": [], "jobs": [job]}).decode()
+
+
+VERSIONS = ("22.05", "23.02", "23.11", "24.05", "25.05")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    "state", ["NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED", "TIMEOUT", "REVOKED", "NEW_ONE", ""]
+)
+def test_json_of_each_version_says_the_same_as_text(version: str, state: str) -> None:
+    """H13: an unknown state is dead, in any form."""
+    said = job_state(of_json(version, state, "NodeDown", ["COMPLETING"]))
+    text = job_state(JOB.format(state=state, why="NodeDown"))
+    assert (said.is_alive, said.reason, said.text) == (False, text.reason, text.text)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_json_of_each_version_has_times_and_queues(version: str) -> None:
+    said = job_state(of_json(version, "RUNNING", "None", ["RESIZING"]), now=1600.0)
+    assert (said.is_alive, said.run_seconds, said.limit_seconds) == (True, 600.0, 14_400.0)
+    queued = queued_job(of_json(version, "PENDING", "Priority"))
+    assert queued is not None
+    assert queued.text(2) == (
+        "Slurm job 7 is PENDING (Priority), 2 jobs ahead of it in h100, to start at 1970-01-01T00:16:40Z"
+    )
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"jobs": 3}', '{"jobs": [3]}', '{"jobs": [{"job_state": {"a": 1}}]}'])
+def test_json_of_no_known_form_is_a_job_that_does_not_live(text: str) -> None:
+    assert not job_state(text).is_alive
+    assert job_state(text).state == ""
+
+
+def test_times_and_queues_are_read_from_text() -> None:
+    assert [seconds_of(text) for text in ("00:05:00", "2-04:00:00", "59:59", "UNLIMITED", "Partition_Limit", "")] == [
+        *(300.0, 187_200.0, 3599.0),
+        *(None, None, None),
+    ]
+    queued = queued_job("5+0|debug|PENDING|Resources|N/A\n5+1|debug|PENDING|None|N/A\n")
+    assert queued is not None
+    assert queued.text(ahead_of("3\n4+0\n4+1\n5+0\n5+1\n", queued.number)) == (
+        "Slurm job 5 is PENDING (Resources), 2 jobs ahead of it in debug"
+    )
+    assert queued.text(ahead_of("3\n", queued.number)) == "Slurm job 5 is PENDING (Resources)"
+    late = queued_job("8|h100|PENDING|Priority|2026-11-25T17:00:00")
+    assert late is not None
+    assert late.text(1).endswith("1 job ahead of it in h100, to start at 2026-11-25T17:00:00")
+    assert queued_job("") is None
+
+
+def test_states_of_nodes_are_read_from_text_and_json() -> None:
+    down = (
+        "NodeName=n2 Arch=x86_64 State=DOWN*+DRAIN ThreadsPerCore=1 Reason=Not responding [slurm@2026-11-25T16:00:00]"
+    )
+    assert node_words(down) == "DOWN*+DRAIN (Not responding)"
+    assert node_words(NODE) == ""
+    old = '{"nodes": [{"name": "n2", "state": "down", "state_flags": ["DRAIN"], "reason": "Not responding"}]}'
+    new = '{"nodes": [{"name": "n2", "state": ["DOWN", "DRAIN"], "reason": "Not responding"}]}'
+    groups = '{"sinfo": [{"node": {"state": ["DOWN", "DRAIN"]}, "reason": {"description": "Not responding"}}]}'
+    assert [node_words(text) for text in (old, new, groups)] == ["DOWN+DRAIN (Not responding)"] * 3
+    assert node_words("{}") == ""
+
+
+def test_parts_with_resources_of_their_own_are_components() -> None:
+    """Slurm hands an amount of memory on to the next component that says none: those come first."""
+    parts = {"a": {"hosts": 2, "memory": "64G"}, "b": 1, "c": {"hosts": 3, "gpus": 0, "options": ["--constraint=x"]}}
+    job = SlurmJob(parts, gpus=8, partition="h100", account="ml")
+    assert job.parts == {"a": 2, "b": 1, "c": 3}
+    assert [one.ranks for one in job.components("x")] == [(2,), (3, 4, 5), (0, 1)]
+    alone = ["--job-name=x", "--ntasks-per-node=1", "--partition=h100", "--account=ml"]
+    first, second, third = (set(one.options) - set(alone) for one in job.components("x"))
+    assert first == {"--nodes=1", "--gpus-per-node=8"}
+    assert second == {"--nodes=3", "--constraint=x"}
+    assert third == {"--nodes=2", "--gpus-per-node=8", "--mem=64G"}
+    assert job.salloc_options("x").count(":") == 2
+    assert job == SlurmJob(parts, gpus=8, partition="h100", account="ml")
+
+
+@pytest.mark.parametrize(
+    ("parts", "match"),
+    [
+        ({"a": {"gpus": 8}}, "how many hosts it has"),
+        ({"a": {"hosts": 1, "gpu": 8}}, "takes hosts, gpus, cpus, memory, partition, options"),
+        ({"a": {"hosts": 1, "gpus": "8"}}, "got 'gpus': '8' of 'a'"),
+        ({"a": {"hosts": 0}}, "number from 1"),
+    ],
+)
+def test_wrong_parts_are_said(parts: object, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        SlurmJob(parts)  # type: ignore[arg-type]
 
 
 def test_arguments_are_those_that_were_asked_for() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +11,12 @@ from typing import Any
 
 import pytest
 import trio
+from tests.jobs.orphans import check_killed_program
 from tests.jobs.sshd import SSHServer, missing
 from tests.patience import HANG_SECONDS
 from tests.runtime.processes import is_there, parent_of
 
-from trimesh import Actor, HostLost, MeshErrorGroup, SpawnError, endpoint, leaves, limits
+from trimesh import Actor, HostLost, MeshErrorGroup, SpawnError, endpoint, leaves
 
 pytest.importorskip("cryptography")
 
@@ -139,11 +139,8 @@ async def test_killed_agent_is_a_lost_host(server: SSHServer) -> None:
     assert not is_there(agents[0])
 
 
-async def test_stopped_agent_is_killed_over_the_same_connection(
-    server: SSHServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_stopped_agent_is_killed_over_the_same_connection(server: SSHServer) -> None:
     """H2, H4: an agent that hears nothing, not even that its standard input was closed."""
-    monkeypatch.setattr(limits, "HOST_LEASE_SECONDS", 1.0)
     agent = 0
     with trio.fail_after(HANG_SECONDS), pytest.raises(MeshErrorGroup) as caught:
         async with (
@@ -160,44 +157,9 @@ async def test_stopped_agent_is_killed_over_the_same_connection(
     assert not is_there(agent)
 
 
-PROGRAM = """
-import os, sys, trio
-from trimesh import jobs, Actor, endpoint
-
-class W(Actor):
-    @endpoint
-    async def pids(self) -> list[int]:
-        agent = int(open(f"/proc/{os.getppid()}/stat").read().rpartition(")")[2].split()[1])
-        return [os.getpid(), os.getppid(), agent]
-
-async def main():
-    job = jobs.SSHJob(["n1", "n2"], options=("-F", sys.argv[1]))
-    async with job as hosts, hosts.spawn_procs({"gpus": 1}) as procs, procs.spawn("w", W) as w:
-        print(*[pid for pids in await w.pids.call() for pid in pids], flush=True)
-        await trio.sleep_forever()
-
-trio.run(main)
-"""
-
-
 def test_nothing_is_left_after_the_program_was_killed(server: SSHServer) -> None:
     """H2: ssh ends with its standard input, the agent with that, and everything on its host with it."""
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(server.config)], stdout=subprocess.PIPE, text=True
-    ) as program:
-        assert program.stdout is not None
-        pids = [int(word) for word in program.stdout.readline().split()]
-        pidfds = [os.pidfd_open(pid) for pid in pids]
-        program.kill()
-
-    async def wait_gone() -> None:
-        with trio.fail_after(HANG_SECONDS):
-            for pidfd in pidfds:
-                await trio.lowlevel.wait_readable(pidfd)
-                os.close(pidfd)
-
-    assert len(pids) == 6
-    trio.run(wait_gone)
+    check_killed_program(f"jobs.SSHJob(['n1', 'n2'], options={server.options!r})", hosts=2, gpus=1)
 
 
 async def test_what_ssh_refuses_is_said_with_the_name_of_the_host(server: SSHServer, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trimesh import Actor, endpoint, this_host, this_proc
+from trimesh import Actor, configured, endpoint, this_host, this_proc
 
 pytestmark = pytest.mark.real
 
@@ -16,10 +16,17 @@ class Stopping(Actor):
         return "went on"
 
 
-async def test_breakpoint_says_what_to_do_instead() -> None:
-    async with this_host().spawn_procs({}) as procs, this_host().spawn_procs({}, env={"PYTHONBREAKPOINT": "0"}) as off:
-        with pytest.raises(RuntimeError, match=r"breakpoint\(\) needs a terminal.* this_proc\(\)"):
-            await (await procs.spawn("stopping", Stopping)).stop.call_one()
+@pytest.mark.parametrize("setting", ["debug", "observe"])
+async def test_breakpoint_to_which_no_terminal_can_come_says_so(setting: str) -> None:
+    with configured(**{setting: "off"}):
+        async with this_host().spawn_procs({}) as procs:
+            stopping = await procs.spawn("stopping", Stopping)
+            with pytest.raises(RuntimeError, match=rf"TRIMESH_{setting.upper()}=off rules out.* this_proc\(\)"):
+                await stopping.stop.call_one()
+
+
+async def test_debugger_of_the_environment_stays() -> None:
+    async with this_host().spawn_procs({}, env={"PYTHONBREAKPOINT": "0"}) as off:
         assert await (await off.spawn("stopping", Stopping)).stop.call_one() == "went on"
 
 

@@ -88,7 +88,7 @@ def test_tls_members_meet_and_know_each_other(stage: Stage) -> None:
 
     assert ends.server.state is State.ASKING
     assert ends.server.half_open == 1
-    assert ends.server.peer == stage.hello(CLIENT)._replace(protocol=4)
+    assert ends.server.peer == stage.hello(CLIENT)._replace(protocol=6)
     assert ends.server.peer_name == f"trimesh://{stage.authority.mesh.hex()}/{CLIENT:016x}"
     ends.server.answer(TLSVerdict.ADMITTED)
     ends.settle()
@@ -234,6 +234,15 @@ def test_tls_join_by_a_token_gives_a_certificate_and_works_once(stage: Stage) ->
     told = again.ends.client.peer
     assert told is not None
     assert told.versions == ("", "", "")
+
+
+def test_tls_proof_of_a_token_is_of_one_session(stage: Stage) -> None:
+    """What both ends of a session know is no other session's, so a proof that was heard opens nothing."""
+    tokens = TokenLedger(stage.authority.pin)
+    first, second = (Joined(stage, tokens.issue(0.0), tokens).ends for _ in range(2))
+
+    assert first.client.exporter == first.server.exporter
+    assert first.client.exporter != second.client.exporter
 
 
 def test_tls_join_with_an_old_token_is_refused(stage: Stage) -> None:

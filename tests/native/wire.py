@@ -16,8 +16,8 @@ from trimesh import limits
 HELLO, MESSAGE, FRAGMENT, BYE, BEAT, CREDIT, RELEASE, RETIRE = 1, 2, 3, 4, 5, 6, 7, 8
 CONTROL, DATA = 0, 1
 MORE = 1
-VERSION = 4
-ABI = 12
+VERSION = 6
+ABI = 13
 WORD = (1 << 64) - 1
 PAGE = 4096
 

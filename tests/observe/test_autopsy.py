@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from tests.memory_groups import memory_group
 from tests.observe.victims import Worker
 from tests.patience import HANG_SECONDS
 
@@ -51,9 +52,12 @@ class Victim:
         while (seen := observe.autopsy(pid=self.pid)).cause.kind != kind:
             assert time.monotonic() < ends_at, seen.cause
         assert seen.ended == "running"
-        os.kill(self.pid, signal.SIGSTOP)  # so that it sees none of them end: at once, however busy the machine
-        for pid in (*self.workers, self.pid):
-            os.kill(pid, signal.SIGKILL)
+        for sent in (
+            signal.SIGSTOP,
+            signal.SIGKILL,
+        ):  # stopped first: none sees another end
+            for pid in (*self.workers, self.pid):
+                os.kill(pid, sent)
         self.wait()
         return observe.autopsy()
 
@@ -68,9 +72,14 @@ class Victim:
 
 
 @contextmanager
-def victim(way: str) -> Generator[Victim, None, None]:
+def victim(way: str, *before: str) -> Generator[Victim, None, None]:
+    """Run a program; what stands before its command may put it into a group, say."""
     process = subprocess.Popen(
-        [sys.executable, VICTIMS, way], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [*before, sys.executable, VICTIMS, way],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
     with process:
         try:
@@ -106,6 +115,20 @@ def test_culprit_of_a_run_that_hung_is_named(
     said = capfd.readouterr().out
     assert f"run {one.pid}  " in said
     assert f"culprit: {found.cause.text}" in said
+
+
+def test_rank_that_the_kernel_kills_for_want_of_memory_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    """Q6, Q7: the tenth incident: the largest process of a group, while the others do nothing wrong."""
+    with memory_group(320 << 20) as group:
+        join = f'echo $$ > {group}/cgroup.procs; exec "$@"'
+        with victim("leaks", "sh", "-c", join, "sh") as one:
+            code = one.wait()
+        found = observe.autopsy()
+    assert (code, found.ended) == (1, "error"), found.cause
+    assert (found.cause.kind, found.cause.name) == ("died", "procs[gpus=2]")
+    assert "SIGKILL (out of memory)" in found.cause.text
+    assert run(["autopsy"]) == 0
+    assert f"culprit: {found.cause.text}" in capfd.readouterr().out
 
 
 def said_until(capfd: pytest.CaptureFixture[str], parts: tuple[str, ...], *arguments: str) -> list[str]:

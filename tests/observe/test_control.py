@@ -7,6 +7,8 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +21,7 @@ import trio.testing
 from tests.patience import HANG_SECONDS
 
 from trimesh import Actor, ConnectError, configured, endpoint, limits, observe, this_host
+from trimesh._runtime.control import RunClient
 
 pytestmark = pytest.mark.real
 T = TypeVar("T")
@@ -50,7 +53,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("patient")
 async def test_run_is_asked_from_outside(folder: Path):
     """Q3: while a block is open, in a folder that only this user may enter; nothing is left of it."""
+    before = time.time()
     async with this_host().spawn_procs({"gpus": 2}) as procs:
+        entered = time.time()
         keepers = await procs.spawn("keepers", Keeper)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keepers.hold.call)
@@ -62,6 +67,7 @@ async def test_run_is_asked_from_outside(folder: Path):
         assert {call.name for call in seen.calls} == {"keepers[gpus=0]", "keepers[gpus=1]"}
         assert seen.job is not None
         assert seen.job.pid == os.getpid()
+        assert before <= seen.job.started_at <= entered
         for path in (folder, folder / ".runs"):
             assert path.stat().st_mode & 0o777 == 0o700
     assert list((folder / ".runs").iterdir()) == []
@@ -159,3 +165,75 @@ def test_socket_of_a_killed_run_is_removed(folder: Path):
     assert len(os.listdir(folder / ".runs")) == 1
     assert observe.runs() == []
     assert os.listdir(folder / ".runs") == []
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user as well")
+
+ANOTHER_USER = """
+import os, socket, sys
+sock = socket.socket(socket.AF_UNIX) if sys.argv[1] == "connect" else socket.socket(fileno=int(sys.argv[2]))
+os.setgroups([])
+os.setgid(65_534)
+os.setuid(65_534)
+if sys.argv[1] == "connect":
+    try:
+        sock.connect(sys.argv[2])
+        sock.sendall(b"\\0\\0\\0\\x0d\\x81\\xa4kind\\xa5views")
+        print("answered" if sock.recv(1) else "closed")
+    except OSError as error:
+        print(type(error).__name__)
+else:
+    sock.listen()
+    print("listens", flush=True)
+    sys.stdin.read()
+"""
+
+
+def another_user(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-c", ANOTHER_USER, *arguments], capture_output=True, text=True, check=False)
+    assert not done.stderr, done.stderr
+    return done.stdout.strip()
+
+
+@as_root
+async def test_other_users_are_not_answered(folder: Path):
+    """Q3: the folder keeps them out; were it open, the socket would still close: the kernel says who they are."""
+    async with this_host().spawn_procs({"gpus": 1}):
+        [name] = os.listdir(folder / ".runs")
+        runs = os.open(folder / ".runs", os.O_RDONLY)  # paths of sockets have at most 107 bytes
+        try:
+            path = f"/proc/{os.getpid()}/fd/{runs}/{name}"
+            assert await trio.to_thread.run_sync(another_user, "connect", path) == "PermissionError"
+        finally:
+            os.close(runs)
+        short = Path(tempfile.gettempdir()) / f"trimesh-test-{os.getpid()}"  # a folder that all may enter
+        os.link(folder / ".runs" / name, short)
+        try:
+            os.chmod(short, 0o777)
+            said = await trio.to_thread.run_sync(another_user, "connect", str(short))
+            assert said in ("closed", "ConnectionResetError", "BrokenPipeError")
+        finally:
+            os.unlink(short)
+        assert len((await trio.to_thread.run_sync(asked)).procs) == 2
+
+
+@as_root
+def test_socket_that_another_user_listens_at_is_not_asked(folder: Path):
+    """Q3: whoever has put it there."""
+    folder.mkdir(mode=0o700)
+    (folder / ".runs").mkdir(mode=0o700)
+    runs = os.open(folder / ".runs", os.O_RDONLY)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(f"/proc/self/fd/{runs}/1-abc")
+        os.close(runs)
+        command = [sys.executable, "-c", ANOTHER_USER, "listen", str(sock.fileno())]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen(command, text=True, pass_fds=[sock.fileno()], **pipes) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "listens\n"
+            assert observe.runs() == []
+            with pytest.raises(ConnectError, match="no run of this user"):
+                observe.find_run()
+            with pytest.raises(ConnectError, match="the run 1-abc is of another user"):
+                RunClient(1, "1-abc")
+            process.communicate()

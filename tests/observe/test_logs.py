@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import os
 import re
 from collections.abc import Iterator
 
@@ -13,6 +15,7 @@ import trio
 from tests.observe.test_incidents import Shell, cancelled_at_the_end
 
 from trimesh import Actor, Isolate, endpoint, limits, observe, this_host
+from trimesh._runtime.observing.view import memory_of
 from trimesh._runtime.system.output import STDERR, STDOUT, OutputLog
 from trimesh._runtime.system.records import OutputChunk
 
@@ -45,6 +48,19 @@ class Speaker(Actor):
     @endpoint
     async def wait(self) -> None:
         await trio.sleep_forever()
+
+    @endpoint(thread=True)
+    def storm(self, lines: int) -> None:
+        for number in range(lines):
+            print(f"line {number} of a storm that says nothing but that it is one, again and again")
+
+    @endpoint(concurrency=2, group="awake")
+    async def awake(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+STORM_ROUNDS = 2
+STORM_LINES = 50_000
 
 
 class Listing(logging.Handler):
@@ -113,6 +129,32 @@ def test_a_storm_of_lines_is_kept_within_its_bound(monkeypatch: pytest.MonkeyPat
     assert len(log.after(1_999)) == 1
     log.keep([OutputChunk("a[n=0]", STDERR, 7, (b"\xff",))])
     assert [(row.number, row.dropped, row.text) for row in log.after(2_000)] == [(2_001, 7, ""), (2_002, 0, "\ufffd")]
+
+
+@pytest.mark.stress
+async def test_ranks_that_write_at_full_speed_hold_nothing_up(monkeypatch: pytest.MonkeyPatch):
+    """Q3, O8: ten ranks, lines as fast as they go: what is not shown is counted, memory is bounded, no rank is lost."""
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    before = memory_of(os.getpid())
+    async with this_host().spawn_procs({"gpus": 10}) as procs:
+        speakers = await procs.spawn("speakers", Speaker)
+        async with trio.open_nursery() as nursery:
+            for _ in range(STORM_ROUNDS):
+                nursery.start_soon(speakers.storm.call, STORM_LINES)
+            calls = 0
+            while len(nursery.child_tasks):
+                assert len((await speakers.awake.call()).values()) == 10
+                calls += 1
+                await trio.sleep(0.05)
+        with observe.find_run() as run:
+            kept = await trio.to_thread.run_sync(run.output)
+        states = {proc.state for proc in (await observe.snapshot()).procs}
+    grown = memory_of(os.getpid()) - before
+    assert states == {"running"}
+    assert sum(len(row.text) for row in kept) <= limits.OBSERVED_OUTPUT_BYTES
+    assert sum(row.dropped for row in kept) > 0
+    assert grown < 64 << 20, (grown, calls)
 
 
 def rows(*said: tuple[float, str, str]) -> Iterator[observe.OutputRow]:

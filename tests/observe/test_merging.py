@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import time
+
+import pytest
+
 from trimesh import observe
-from trimesh._wire.observed import CallRow, ProcRow, ProcView, WaitRow, decode_views, encode
+from trimesh._wire.observed import ActorRow, CallRow, ProcRow, ProcView, WaitRow, decode_views, encode
 from trimesh.observe.merging import merge
 
 
@@ -62,3 +67,36 @@ def test_of_four_thousand_processes_each_is_there_once():
     seen = merge(decode_views(data), 0.0)
     assert sorted(int(row.id) for row in seen.procs) == list(range(4097))
     assert sorted(int(row.proc) for row in seen.calls) == list(range(1, 4097))
+
+
+def test_four_thousand_processes_are_drawn_in_a_second():
+    """Q1: from the bytes of an answer to the text on the terminal, with one in a hundred that is stuck."""
+    pytest.importorskip("rich")
+    from rich.console import Console
+
+    from trimesh.cli.processes import process_tree
+
+    stack = 'File "train.py", line 3 in step\n' * 5
+    views = tuple(
+        ProcView(
+            proc=ProcRow(
+                id=str(rank),
+                parent="0",
+                name=f"procs[hosts={rank // 8},gpus={rank % 8}]",
+                mesh="procs",
+                point={"hosts": rank // 8, "gpus": rank % 8},
+                state="stuck" if rank % 100 == 0 else "running",
+                stack=stack if rank % 100 == 0 else "",
+            ),
+            actors=(ActorRow(proc=str(rank), name=f"trainer[gpus={rank}]", mesh="trainer", cls="Trainer"),),
+            calls=(CallRow(id=f"0.{rank}@{rank}", proc=str(rank), name="a", mesh="a", endpoint="e", state="running"),),
+        )
+        for rank in range(1, 4097)
+    )
+    data = encode((ProcView(proc=ProcRow(id="0"), children=tuple(view.proc for view in views)), *views))
+    shown = io.StringIO()
+    begun = time.process_time()
+    Console(file=shown, width=200, highlight=False).print(process_tree(merge(decode_views(data), 0.0)))
+    assert time.process_time() - begun < 1.0
+    assert shown.getvalue().count("stuck") == 40
+    assert "procs[hosts=62,gpus=4]" in shown.getvalue()

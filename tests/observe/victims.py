@@ -1,4 +1,4 @@
-"""Programs that hang or fail, each in its own way: `python victims.py WAY`."""
+"""Programs that hang or fail, each in its own way: `python victims.py WAY`. They begin when their input has ended."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from trimesh import Actor, current_point, endpoint, jobs, this_host
+from trimesh import Actor, current_point, endpoint, jobs, limits, this_host
 
 
 class Worker(Actor):
     """Does what brings a run to a standstill."""
+
+    def __init__(self) -> None:
+        self.other_asks = trio.Event()
 
     @endpoint
     def rank(self) -> int:
@@ -60,7 +64,14 @@ class Worker(Actor):
 
     @endpoint
     async def ask(self, other: Any) -> None:
+        """Ask another one when it is asking, too: neither can answer."""
+        await other.begun.call_one()
+        await self.other_asks.wait()
         await other.ask_back.call_one()
+
+    @endpoint(group="begun")
+    def begun(self) -> None:
+        self.other_asks.set()
 
     @endpoint
     async def ask_back(self) -> None:
@@ -82,6 +93,19 @@ async def within(seconds: float, call: Any, *args: Any) -> None:
         await call(*args)
 
 
+SHORT: dict[str, Callable[[Any], Awaitable[Any]]] = {
+    "fails": lambda workers: workers.fail.call(3),
+    "dies": lambda workers: workers.die.call(1),
+    "well": lambda workers: workers.rank.call(),
+}
+
+
+async def begin(workers: Any) -> None:
+    """Say who works, and wait for the end of the input."""
+    print(*(await workers.rank.call()).values(), flush=True)
+    await trio.to_thread.run_sync(sys.stdin.read)
+
+
 async def hang(workers: Any, way: str) -> None:
     async with trio.open_nursery() as nursery:
         match way:
@@ -91,6 +115,9 @@ async def hang(workers: Any, way: str) -> None:
                 nursery.start_soon(workers.slice(gpus=1).hold_the_gil.call_one)
             case "leaks":
                 nursery.start_soon(workers.slice(gpus=2).leak.call_one)
+            case "floods":
+                for _ in range(limits.MAILBOX_MESSAGES + 3):
+                    nursery.start_soon(workers.slice(gpus=2).wait.call_one)
             case "slow":
                 nursery.start_soon(workers.step.call, 2)
             case "left":
@@ -99,18 +126,14 @@ async def hang(workers: Any, way: str) -> None:
                 for rank in (0, 1):
                     one, other = workers.slice(gpus=rank), workers.slice(gpus=1 - rank)
                     nursery.start_soon(within, 1_000.0, one.ask.call_one, other)
-            case "fails":
-                await workers.fail.call(3)
-            case "dies":
-                await workers.die.call(1)
-            case "well":
-                await workers.rank.call()
+            case _:
+                await SHORT[way](workers)
 
 
 async def main(way: str) -> None:
     async with this_host().spawn_procs({"gpus": 4}) as procs:
         workers = await procs.spawn("workers", Worker)
-        print(*(await workers.rank.call()).values(), flush=True)
+        await begin(workers)
         await hang(workers, way)
 
 
@@ -118,7 +141,7 @@ async def main_on_hosts() -> None:
     """Lose a host: its agent is killed while its processes are called."""
     async with jobs.LocalJob(2) as hosts, hosts.spawn_procs({"gpus": 1}) as procs:
         workers = await procs.spawn("workers", Worker)
-        print(*(await workers.rank.call()).values(), flush=True)
+        await begin(workers)
         agents = list((await workers.agent.call()).values())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(workers.wait.call)

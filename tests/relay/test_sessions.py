@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 import trio
+import trio.testing
 from tests.native.tls_ends import Ends
 from tests.patience import HANG_SECONDS
 
@@ -96,6 +98,26 @@ async def test_either_side_opens_channels_by_numbers_of_its_own(both: Both) -> N
         await stream.aclose()
 
 
+async def test_small_pieces_of_several_channels_share_a_frame(both: Both) -> None:
+    """What several processes of a host have answered when the thread has its turn: here, when there is a connection."""
+    channels = [await both.channel() for _ in range(6)]
+    both.dialled.session.drop_connection()
+    await both.dialler.wait(SessionInterrupted)
+    await both.dialled.wait(SessionInterrupted)
+    before = both.dialled.session.statistics().frames_sent
+    for number, (_, other, _) in enumerate(channels):
+        await other.send_all(b"reply %d" % number)
+    await trio.testing.wait_all_tasks_blocked()
+    await both.connect()
+
+    for number, (near, _, _) in enumerate(channels):
+        assert await receive_exactly(near, 7) == b"reply %d" % number
+    assert both.dialled.session.statistics().frames_sent - before < len(channels) // 2
+    for near, other, _ in channels:
+        await near.aclose()
+        await other.aclose()
+
+
 async def test_end_of_each_direction_crosses_on_its_own(both: Both) -> None:
     near, other, number = await both.channel()
     async with near, other:
@@ -144,6 +166,24 @@ async def test_limits_of_channels_are_told_before_anything_is_taken(both: Both) 
     assert far.fileno() >= 0
     far.close()
     await near.aclose()
+
+
+@pytest.mark.parametrize("both", [("native", "native")], ids="-".join, indirect=True)
+async def test_table_of_channels_that_is_full_refuses_one_more_alone(both: Both) -> None:
+    """H3: what is there goes on; when a channel has ended, there is room for one."""
+    for _ in range(limits.HOST_CHANNELS_MAX):
+        near, far = socket.socketpair()
+        with near:
+            both.dialler.session.open_channel(far, b"")
+    near, far = socket.socketpair()
+    with near, far:
+        with pytest.raises(LimitExceeded, match="too many channels"):
+            both.dialler.session.open_channel(far, b"")
+        await both.dialler.control.send_all(b"goes on")
+        assert await receive_exactly(both.dialled.control, 7) == b"goes on"
+        both.dialled.session.refuse_channel((await both.dialled.wait(OpenedChannel)).channel)
+        await both.dialler.wait(ChannelEnded)
+        both.dialler.session.open_channel(far.dup(), b"")
 
 
 async def test_broken_connections_lose_and_double_nothing(both: Both) -> None:
@@ -326,9 +366,9 @@ class Foreign:
             plain = plain[step.plain_taken :]
             await self._stream.send_all(step.wire)
 
-    async def resume(self, *, is_new: bool) -> None:
+    async def resume(self, *, is_new: bool, session: int = 77) -> None:
         """Begin, or go on."""
-        await self.send(encode(Frame(FrameKind.RESUME, 0, 0, 0, Resume(77, 0, is_new).encode())))
+        await self.send(encode(Frame(FrameKind.RESUME, 0, 0, 0, Resume(session, 0, is_new).encode())))
 
     async def close(self) -> None:
         """End the connection."""
@@ -359,6 +399,45 @@ async def test_frames_that_break_the_rules_end_the_session_in_words(kind: str, c
             await foreign.close()
     assert down.ending is SessionEnding.PROTOCOL
     assert says in down.reason
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize("kind", ["native", "trio"])
+async def test_session_that_is_not_this_one_is_refused(kind: str, is_new: bool, all_wires: Wires) -> None:
+    """H5: a session that began before or after this one, with the same host, by a right certificate."""
+    with trio.fail_after(HANG_SECONDS):
+        async with open_end(kind, is_dialler=False) as end:
+            foreign = Foreign.attach(end, all_wires)
+            await foreign.resume(is_new=True)
+            await end.wait(SessionResumed)
+            await foreign.close()
+            await end.wait(SessionInterrupted)
+            foreign = Foreign.attach(end, all_wires)
+            await foreign.resume(is_new=is_new, session=78)
+            down = await end.wait(SessionDown)
+            await foreign.close()
+    assert down.ending is SessionEnding.PROTOCOL
+    assert "session" in down.reason
+
+
+@pytest.mark.parametrize("kind", ["native", "trio"])
+async def test_bytes_beyond_the_window_end_the_session(kind: str, all_wires: Wires) -> None:
+    """H3: what a peer may have under way is bounded by this side, whatever the peer counts."""
+    size = limits.HOST_WINDOW_BYTES // 8
+    frames = [Frame(FrameKind.OPEN, 1, 0, 0, b"")]
+    frames += [Frame(FrameKind.DATA, 1, 1 + number, 0, bytes(size)) for number in range(8)]
+    with trio.fail_after(HANG_SECONDS):
+        async with open_end(kind, is_dialler=False) as end:
+            foreign = Foreign.attach(end, all_wires)
+            await foreign.resume(is_new=True)
+            for frame in frames:
+                await foreign.send(encode(frame))
+            assert (await end.wait(OpenedChannel)).channel == 1
+            await foreign.send(encode(Frame(FrameKind.DATA, 1, 9, 0, b"x")))
+            down = await end.wait(SessionDown)
+            await foreign.close()
+    assert down.ending is SessionEnding.PROTOCOL
+    assert "more" in down.reason
 
 
 @pytest.mark.parametrize("kind", ["native", "trio"])

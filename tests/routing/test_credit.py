@@ -53,6 +53,26 @@ def test_little_that_waits_does_not_hold_up_a_large_message():
     assert window.has_room(899)
 
 
+@given(
+    st.integers(1, 4),
+    st.integers(0, 20),
+    st.integers(0, 10),
+    st.lists(st.tuples(st.integers(0, 25), st.booleans()), max_size=20),
+)
+def test_try_sent_is_has_room_and_sent(messages_max: int, bytes_max: int, report: int, steps: list[tuple[int, bool]]):
+    one, other = (SendWindow(messages_max, bytes_max, report) for _ in range(2))
+    for nbytes, is_taken in steps:
+        has_room = one.has_room(nbytes)
+        if has_room:
+            one.sent(nbytes)
+        assert other.try_sent(nbytes) is has_room
+        if is_taken and one.waiting:
+            total = one.acknowledged_total + 1
+            assert one.acknowledged(total)
+            assert other.acknowledged(total)
+        assert (one.waiting, one.sent_total) == (other.waiting, other.sent_total)
+
+
 def test_total_that_is_late_or_repeated_does_no_harm():
     window = SendWindow(10, 1_000)
     for _ in range(5):

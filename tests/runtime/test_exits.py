@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from tests.memory_groups import memory_group
 from tests.runtime.conftest import SERVE, Start, ask, hear, nested, new_id, spec_of, tell
 from tests.runtime.processes import Controller, freeze, state, suspended, wait_gone
 
@@ -299,43 +300,17 @@ def test_oom_ledger_explains_as_many_kills_as_were_counted() -> None:
     assert not ledger.claim(8, 3.0 + limits.OOM_CLAIM_SECONDS + 0.1)
 
 
-@pytest.fixture
-def memory_group() -> Iterator[Path]:
-    """A cgroup with 256 MiB of memory (v1, or v2 where its controller is on)."""
-    for parent, limit in (
-        (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
-        (Path("/sys/fs/cgroup"), "memory.max"),
-    ):
-        group = parent / f"trimesh-test-{os.getpid()}"
-        with contextlib.suppress(OSError):
-            group.mkdir()
-            try:
-                (group / limit).write_text(str(256 << 20))
-                with contextlib.suppress(OSError):
-                    (group / "memory.swap.max").write_text("0")
-            except OSError:
-                group.rmdir()
-                continue
-            yield group
-            for _ in range(100):
-                with contextlib.suppress(OSError):
-                    group.rmdir()
-                    return
-                time.sleep(0.01)
-            return
-    pytest.skip("no cgroup with a memory controller can be made here")
-
-
 @real
-async def test_out_of_memory_is_told_from_a_kill(memory_group: Path) -> None:
+async def test_out_of_memory_is_told_from_a_kill() -> None:
     """Z10: by the kernel's own count, in a group with a limit; a plain SIGKILL after it is not mistaken."""
-    controller = Controller("report_oom", str(memory_group / "cgroup.procs"))
-    try:
-        assert await controller.line() == [signal.SIGKILL, 1]
-        assert await controller.line() == [signal.SIGKILL, 0]
-        assert await controller.wait() == 0
-    finally:
-        controller.close()
+    with memory_group(256 << 20) as group:
+        controller = Controller("report_oom", str(group / "cgroup.procs"))
+        try:
+            assert await controller.line() == [signal.SIGKILL, 1]
+            assert await controller.line() == [signal.SIGKILL, 0]
+            assert await controller.wait() == 0
+        finally:
+            controller.close()
 
 
 # ---- the ladder ------------------------------------------------------------------------------------------------------

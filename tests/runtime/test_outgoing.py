@@ -115,7 +115,7 @@ async def test_call_to_one_waits_for_its_reply():
         nursery.start_soon(call.wait)
         await trio.testing.wait_all_tasks_blocked()
         stage.returned(0, call)
-    assert call.collector.outcomes[0] == Returned(b"value", [])
+    assert call.collector.outcomes[0] == Returned(b"value")
     stage.check_clean()
 
 
@@ -393,3 +393,56 @@ async def test_answer_without_a_payload_is_no_none(pickled: bool):
     """What a peer sends is decoded, whatever it is: only a broadcast has no value."""
     proc = Proc(ProcId(1), RecordingTransport(), seed=1, pickled=pickled)
     assert isinstance(value_of(proc, Returned(b""), REQUEST, 0), Err)
+
+
+async def test_call_may_wait_for_itself_only_while_nothing_is_taken_before_it():
+    """C8: what waits for room in a mailbox that is taken from gets its turn, and is not searched for deadlocks."""
+    stage = Stage.of(1)
+    first, second, third = calls = [stage.call(limits.MAILBOX_BYTES) for _ in range(3)]
+    stuck = stage.proc.deadlocks._stuck
+    async with trio.open_nursery() as nursery:
+        for call in calls:
+            nursery.start_soon(call.wait)
+        await trio.testing.wait_all_tasks_blocked()
+        assert stuck() == stuck() == [second, third]
+        stage.returned(0, first)
+        assert [call.is_unsent for call in calls] == [False, False, True]
+        assert stuck() == []
+        assert stuck() == stuck() == [third]
+        stage.returned(0, second, dequeued=2)
+        assert stuck() == []
+        stage.returned(0, third, dequeued=3)
+    stage.check_clean()
+
+
+async def test_deadlock_is_looked_for_soon_after_the_last_message_was_taken(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+):
+    """C8: looks do not grow rarer while messages are taken."""
+    stage = Stage.of(1)
+    calls = [stage.call(limits.MAILBOX_BYTES) for _ in range(200)]
+    stuck = stage.proc.deadlocks._stuck
+    found_at: list[float] = []
+
+    def noted() -> Sequence[OutgoingCall]:
+        found = stuck()
+        if found:
+            found_at.append(trio.current_time())
+        return found
+
+    monkeypatch.setattr(stage.proc.deadlocks, "_stuck", noted)
+    async with trio.open_nursery() as nursery:
+        for call in calls:
+            nursery.start_soon(call.wait)
+        nursery.start_soon(stage.proc.deadlocks._watch)
+        for number, call in enumerate(calls[:-2], 1):
+            await trio.sleep(limits.DEADLOCK_SEARCH_SECONDS)
+            stage.returned(0, call, dequeued=number)
+        stopped_at = trio.current_time()
+        found_at.clear()
+        await trio.sleep(10)
+        assert found_at[0] - stopped_at < 5 * limits.DEADLOCK_SEARCH_SECONDS
+        for number, call in enumerate(calls[-2:], len(calls) - 1):
+            stage.returned(0, call, dequeued=number)
+        nursery.cancel_scope.cancel()
+    stage.check_clean()

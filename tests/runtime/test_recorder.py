@@ -44,7 +44,7 @@ def recorder(path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[FlightRec
     monkeypatch.setattr(limits, "RECORD_ROWS", 8)
     monkeypatch.setattr(limits, "RECORD_HALF_BYTES", 1_024)
     monkeypatch.setattr(limits, "RECORD_NAMES_BYTES", 64)
-    made = FlightRecorder(path, FlightHead(proc=observed.ProcRow(id="5")))
+    made = FlightRecorder(path, FlightHead(proc=observed.ProcRow(id="5")), lambda: 4.0)
     yield made
     made.end()
 
@@ -71,6 +71,7 @@ def test_calls_are_there_with_their_outcomes(recorder: FlightRecorder, path: Pat
         (3, 9, flight.CANCELLED),
         (4, 9, flight.RUNNING),
     ]
+    assert [(call.waited, call.lasted) for call in found.calls] == [(3.0, 3.0)] * 3 + [(3.0, 0.0)]
     assert found.calls[0].name == CallName("m", {"n": 0}, "step")
     assert [(one.number, one.text) for one in found.records if isinstance(one, RaisedError)] == [
         (numbers[1], "ValueError: no")
@@ -153,5 +154,5 @@ def test_end_in_good_order_is_written_once(recorder: FlightRecorder, path: Path)
 def test_file_that_is_there_is_not_written_over(path: Path) -> None:
     path.write_bytes(b"mine")
     with pytest.raises(FileExistsError):
-        FlightRecorder(path, FlightHead(proc=observed.ProcRow(id="5")))
+        FlightRecorder(path, FlightHead(proc=observed.ProcRow(id="5")), lambda: 4.0)
     assert path.read_bytes() == b"mine"

@@ -17,6 +17,15 @@ from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.caller import capture_caller
 from trimesh._runtime.spawner.socket import BrokerSocket, broker_pair, memfd_of
 from trimesh._runtime.system import records
+from trimesh._runtime.system.records import (
+    AgentReady,
+    Arriving,
+    ConnectedDirect,
+    Listening,
+    Parted,
+    Relayed,
+    Tunnel,
+)
 from trimesh.errors import LimitExceeded, ProtocolError
 
 
@@ -68,6 +77,7 @@ RECORDS = [
     wire.ExitOf(1, 2),
     wire.Flush(1),
     wire.OutputTaken(),
+    wire.CastChannel(),
     wire.Retire(),
     wire.Stop(),
     wire.Ready(),
@@ -77,7 +87,13 @@ RECORDS = [
     wire.Connected(1),
     wire.ConnectFailed(1, "text", is_gone=True),
     wire.Incoming(5),
-    wire.AgentReady("n1", 7),
+    AgentReady("n1", 7),
+    ConnectedDirect(7),
+    Arriving(7, 8),
+    Listening(8, ("10.0.0.7:4000", "[::1]:4000")),
+    Tunnel(8),
+    Relayed(8, "10.0.0.7:4000: no answer within 0.5 s"),
+    Parted(8, is_lost=False),
     wire.ExitKnown(1, None),
     wire.Output((records.OutputChunk("m", 1, 0, (b"line",)),)),
     wire.Flushed(1),

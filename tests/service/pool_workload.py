@@ -47,6 +47,7 @@ class Ledger:
     order: list[int] = attrs.field(factory=list[int])
     is_quiet: bool = False
     breaches: list[str] = attrs.field(factory=list[str])
+    leaving: set[int] = attrs.field(factory=set[int])
     groups: dict[str, set[int]] = attrs.field(factory=dict[str, set[int]])
 
     def breach(self, rule: str, text: str) -> None:
@@ -181,7 +182,9 @@ async def disturb(pool: Any, chaos: Any, ledger: Ledger) -> None:
                 await pool.resize(REPLICAS)
             case "cancel":
                 group = dice.choice(["red", "blue"])
-                wanted, ended = len(ledger.groups.get(group, ())), pool.statistics()
+                members = ledger.groups.get(group, set())
+                wanted, ended = len(members - ledger.leaving), pool.statistics()
+                ledger.leaving |= members  # a replica that lags keeps them for a while
                 under_way = ended.running + ended.queued + ended.arriving
                 found = pool.cancel(group=group, reason="group")
                 # A request whose caller is just being woken by its end is not under way any more.
@@ -249,13 +252,15 @@ def counts_close(pool: Any, ledger: Ledger) -> None:
         ledger.breach("PW-5", f"counts do not close: {found}")
 
 
-async def pool_workload(mesh: Any, chaos: Any) -> None:
-    """Run it, and raise what broke a rule first."""
+async def pool_workload(mesh: Any, chaos: Any, *, is_elastic: bool = False) -> None:
+    """Run it, and raise what broke a rule first; where the pool is elastic, resizes end and start processes."""
     ledger = Ledger()
     LEDGERS[:] = [ledger]
     replicas = await mesh.spawn("replicas", Replica)
     plan = chaos.plan(kill=2, lag=1, slow=1, delay=1, every=(0.5, 4), max_down=1)
-    async with open_pool(replicas, concurrency=CONCURRENCY, queue=QUEUE) as pool, trio.open_nursery() as nursery:
+    elastic: dict[str, Any] = {"along": "gpus", "procs": mesh} if is_elastic else {}
+    pools = open_pool(replicas, concurrency=CONCURRENCY, queue=QUEUE, **elastic)
+    async with pools as pool, trio.open_nursery() as nursery:
         nursery.start_soon(sample, pool, ledger)
         async with chaos.safety(plan, duration=3_000), trio.open_nursery() as work:
             work.start_soon(disturb, pool, chaos, ledger)

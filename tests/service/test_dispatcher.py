@@ -35,6 +35,27 @@ def test_load_goes_to_zero_when_all_have_ended():
     assert [(one.running, one.cost) for one in machine.replicas] == [(0, 0.0), (0, 0.0)]
 
 
+def test_replicas_that_come_and_go_are_known_at_the_next_request():
+    machine = dispatcher(replicas=2, concurrency=10)
+
+    def serving() -> list[int]:
+        return [one.index for one in machine.serving()]
+
+    assert serving() == [0, 1]
+    machine.add()
+    assert serving() == [0, 1, 2]
+    machine.set_up(0, is_up=False)
+    assert serving() == [1, 2]
+    machine.set_drained(1, is_drained=True)
+    assert serving() == [2]
+    machine.set_absent(2, is_absent=True)
+    assert serving() == [0]
+    machine.set_absent(2, is_absent=False)
+    machine.set_drained(1, is_drained=False)
+    machine.set_up(0, is_up=True)
+    assert serving() == [0, 1, 2]
+
+
 def test_request_that_is_made_again_keeps_its_place():
     machine = dispatcher(replicas=1)
     first, second = submitted(machine), submitted(machine)

@@ -8,18 +8,28 @@ import pytest
 import trio
 from tests.patience import HANG_SECONDS
 
-from trimesh import Actor, Isolate, ProcDied, endpoint
+import trimesh
+from trimesh import Actor, Isolate, ProcDied, endpoint, jobs
 from trimesh.rdma import Published, VersionGone
 from trimesh.testing import simulate
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
-from trimesh.service.weights import Publication, ShardOf, ShardPublisher, publication_of  # noqa: E402 - needs torch
+from trimesh.service.weights import (  # noqa: E402 - needs torch
+    Publication,
+    ShardOf,
+    ShardPublisher,
+    elastic_publication,
+    open_relays,
+    publication_of,
+)
 from trimesh.tensor.controller.shard_of import shard_of  # noqa: E402 - needs torch
 
 pytestmark = pytest.mark.torch
 both = pytest.mark.mesh_backend("sim", "proc")
 TRAINERS = 4
+LISTENING = {"TRIMESH_RDMA_ADDRESS": "127.0.0.1"}
+"""Of processes whose memory those of other hosts read."""
 ROWS, COLUMNS = 10, 7
 """Rows are cut in 3, 3, 3 and 1."""
 
@@ -183,3 +193,124 @@ def test_dtensors_say_which_part_a_rank_has(rank: int) -> None:
             shard_of(partial)
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.mesh_backend("proc")
+@simulate(per_host={"gpus": TRAINERS})
+async def test_plans_are_computed_once_for_two_layouts(mesh):
+    """Y10: versions of the same layout are read by the plan of the first."""
+    trainers = await mesh.spawn("trainers", Trainer)
+    weights = publication_of(await trainers.publication.call())
+    for version in range(1, 4):
+        await publish(trainers, version)
+        mine = torch.zeros([ROWS, 3])
+        async with weights.pin() as snapshot:
+            await snapshot.read_into({"weight": ShardOf(mine, size=(ROWS, COLUMNS), start=(0, 2))})
+        assert (mine == whole(version)[:, 2:5]).all()
+    assert weights._plans.computed == 1
+
+
+class ElasticTrainer(Actor):
+    """Has as many rows as there are ranks to share them."""
+
+    def __init__(self) -> None:
+        self.shards = ShardPublisher()
+
+    @endpoint
+    async def publication(self) -> Published:
+        return self.shards.handle
+
+    @endpoint
+    async def publish(self, ranks: list[int], rank: int, version: int) -> None:
+        begin = ROWS * ranks.index(rank) // len(ranks)
+        end = ROWS * (ranks.index(rank) + 1) // len(ranks)
+        rows = whole(version)[begin:end]
+        await self.shards.publish({"weight": ShardOf(rows, size=(ROWS, COLUMNS), start=(begin, 0))}, version=version)
+
+
+class Puller(Actor):
+    """Reads the whole weight of a version above one."""
+
+    @endpoint(concurrency=2)
+    async def pull(self, weights: Publication, above: int) -> tuple[int, bool]:
+        await weights.wait_newer(above)
+        async with weights.pin() as snapshot:
+            found = await snapshot.read()
+            return snapshot.version, bool((found["weight"] == whole(snapshot.version)).all())
+
+    @endpoint
+    async def near(self, weights: Publication) -> str:
+        """Name where this process reads."""
+        return repr(weights._near()._members.item(ranks=0))  # type: ignore[attr-defined]
+
+
+@both
+@simulate(seeds=5, per_host={"gpus": 2}, supervision=Isolate())
+async def test_readers_follow_publishers_that_come_and_go(mesh, faults):
+    """Y12: after a growth, a shrinking and a death, a reader gets the first version of the new layout, whole."""
+    trainers = await mesh.spawn("trainers", ElasticTrainer)
+    weights = elastic_publication(trainers)
+    async with trimesh.this_proc().spawn("puller", Puller) as puller:
+        version = 0
+
+        async def step(ranks: list[int]) -> None:
+            nonlocal version
+            version += 1
+            now = await trimesh.current_view(trainers)
+            async with trio.open_nursery() as nursery:
+                for rank in ranks:
+                    nursery.start_soon(now.slice(gpus=rank).publish.call_one, ranks, rank, version)
+            with trio.fail_after(HANG_SECONDS):
+                assert await puller.pull.call_one(weights, version - 1) == (version, True)
+
+        await step([0, 1])
+        await mesh.resize(gpus=4)
+        await step([0, 1, 2, 3])
+        await mesh.resize(gpus=3)
+        await step([0, 1, 2])
+        faults.kill(mesh.slice(gpus=1))
+        await step([0, 2])
+        await step([0, 2])
+
+
+@both
+@simulate(seeds=5, per_host={"gpus": 3}, supervision=Isolate())
+async def test_readers_of_a_host_read_from_its_relay_while_that_lives(mesh, faults):
+    """Y13: then from the publisher."""
+    trainer = await mesh.slice(gpus=2).spawn("trainer", ElasticTrainer)
+    puller = await mesh.slice(gpus=1).spawn("puller", Puller)
+    weights = publication_of([await trainer.publication.call_one()])
+    async with open_relays(weights, mesh.slice(gpus=0)) as relayed:
+        await trainer.publish.call_one([2], 2, 1)
+        with trio.fail_after(HANG_SECONDS):
+            assert await puller.pull.call_one(relayed, 0) == (1, True)
+        assert "weight relays" in await puller.near.call_one(relayed)
+        faults.kill(mesh.slice(gpus=0))
+        await trainer.publish.call_one([2], 2, 2)
+        with trio.fail_after(HANG_SECONDS):
+            assert await puller.pull.call_one(relayed, 1) == (2, True)
+
+
+@pytest.mark.executed("agents of hosts are processes of their own")
+async def test_relays_fetch_a_version_once_for_each_host() -> None:
+    """Y13: over three hosts, in a chain: readers read on their own host, the first relay alone from the publisher."""
+    with trio.fail_after(2 * HANG_SECONDS):
+        async with (
+            jobs.LocalJob(3, apart=True) as hosts,
+            hosts.spawn_procs({"gpus": 2}, supervision=Isolate(), preload=("torch",), env=LISTENING) as procs,
+        ):
+            trainer = await procs.slice(hosts=0, gpus=1).spawn("trainer", ElasticTrainer)
+            pullers = await procs.spawn("pullers", Puller)
+            weights = publication_of([await trainer.publication.call_one()])
+            async with open_relays(weights, procs.slice(gpus=0), fan_out=1) as relayed:
+                for version in (1, 2):
+                    await trainer.publish.call_one([1], 1, version)
+                    found = await pullers.pull.call(relayed, version - 1)
+                    assert set(found.values()) == {(version, True)}
+                near = await pullers.near.call(relayed)
+                assert len({repr(one) for one in near.values()}) == 3
+                assert all(near.item(hosts=host, gpus=0) == near.item(hosts=host, gpus=1) for host in range(3))
+                await procs.kill([{"hosts": 1, "gpus": 0}])
+                await trainer.publish.call_one([1], 1, 3)
+                for host in (0, 1, 2):  # without its relay, or the relay above it
+                    assert await pullers.slice(hosts=host, gpus=1).pull.call_one(relayed, 2) == (3, True)

@@ -218,10 +218,11 @@ def _ignore_budgets(real: Callable[..., Any]) -> Callable[..., Any]:
 def _leave_zombies(real: Callable[..., Any]) -> Callable[..., Any]:
     del real
 
-    async def discard_members(self: ProcMembers, members: Sequence[Any]) -> None:
-        """Kill nobody."""
+    async def discard(self: ProcMembers) -> None:
+        """Forget the mesh, and end nothing of it."""
+        self._forget()
 
-    return discard_members
+    return discard
 
 
 MUTATIONS: Final = {
@@ -245,7 +246,7 @@ MUTATIONS: Final = {
     "double-reply": Mutation("a cancelled call is answered twice", ((IncomingCall, "_end", _reply_twice),), "OR-1", 0),
     "restart-order": Mutation(
         "the actors of a restarted process are made in reverse",
-        ((ProcMembers, "_follow", _restart_in_reverse),),
+        ((ProcMembers, "follow", _restart_in_reverse),),
         "W-4",
         0,
     ),
@@ -261,9 +262,11 @@ MUTATIONS: Final = {
         "OR-2",
         2,
     ),
-    "deadline-ignored": Mutation("the budget of a call is not kept", ((Proc, "_call", _ignore_budgets),), "OR-5", 0),
+    "deadline-ignored": Mutation(
+        "the budget of a call is not kept", ((Proc, "take_call", _ignore_budgets),), "OR-5", 0
+    ),
     "zombie": Mutation(
-        "what has started of a failed spawn is left", ((ProcMembers, "_discard_members", _leave_zombies),), "OR-8", 0
+        "what has started of a failed spawn is left", ((ProcMembers, "_discard", _leave_zombies),), "OR-8", 0
     ),
 }
 """By name."""

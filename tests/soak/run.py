@@ -2,6 +2,7 @@
 
     python -m tests.soak.run --schedules 10000 --processes 2 --first-seed 0
     python -m tests.soak.run --mutation all                             # find each planted bug anew
+    python -m tests.soak.run --workload hosts --minutes 60              # real hosts in network namespaces, see there
 
 Process k of n takes every nth seed from `first-seed + k` on. A line of progress comes every few seconds; the last line
 says how many schedules there were, and how many in a second. A breach ends all: what it was, and the line that repeats
@@ -38,6 +39,9 @@ WORKLOADS: Final = {
     "loop": ("tests.service.loop_workload", "tests/service/test_loop_workload.py::test_loop_whatever_happens"),
 }
 """Modules with `run_schedule(seed)`, and the test that runs one of its seeds."""
+
+HOSTS: Final = "hosts"
+"""The workload that is not simulated: `tests.jobs.network.chaos`."""
 
 MUTATION_SEEDS: Final = 1_000
 """Seeds within which a planted bug must be found."""
@@ -161,11 +165,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--schedules", type=int, default=10_000)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--first-seed", type=lambda text: int(text, 0), default=0)
-    parser.add_argument("--workload", choices=WORKLOADS, default="mixed")
+    parser.add_argument("--workload", choices=[*WORKLOADS, HOSTS], default="mixed")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of the workload hosts")
     parser.add_argument("--mutation", choices=["all", *MUTATIONS], help="find a planted bug instead")
     options = parser.parse_args(arguments)
     if options.mutation is not None:
         return search(MUTATIONS if options.mutation == "all" else [options.mutation], MUTATION_SEEDS)
+    if options.workload == HOSTS:
+        chaos = importlib.import_module("tests.jobs.network.chaos")
+        return int(chaos.main(["--minutes", str(options.minutes), "--seed", str(options.first_seed)]))
     return soak(options.schedules, options.processes, options.first_seed, options.workload)
 
 

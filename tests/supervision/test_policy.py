@@ -25,7 +25,7 @@ from trimesh._supervision.policy import (
     judge,
 )
 from trimesh._supervision.units import check_units, units_of
-from trimesh.errors import ActorFailed, HostLost, LinkLost, ProcDied, ShapeError, Unresponsive
+from trimesh.errors import ActorFailed, LinkLost, ProcDied, ShapeError, Unresponsive
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
 
@@ -67,7 +67,7 @@ def test_fail_fast_fails_on_all_but_silence(kind: type[Exception]) -> None:
     assert judge(FailFast(on=(kind,)), kind, Ending.ERROR, has_ended=False) is Verdict.FAIL
 
 
-@pytest.mark.parametrize("kind", [HostLost, LinkLost, ActorFailed])
+@pytest.mark.parametrize("kind", [LinkLost, ActorFailed])
 def test_restart_fails_on_an_end_that_it_does_not_name(kind: type[Exception]) -> None:
     assert judge(Restart(), kind, Ending.ERROR, has_ended=True) is Verdict.FAIL
     assert judge(Restart(), kind, Ending.ERROR, has_ended=False) is Verdict.NOTE

@@ -5,20 +5,23 @@ Each is found by a body that passes without it, under the same seeds.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import pytest
 import trio
 from tests.testing.actors import Worker
+from tests.transport import casts
 from tests.transport import test_host_session as sessions
 
 from trimesh import HostLost, Isolate, MeshErrorGroup, leaves, limits
 from trimesh._runtime.hosts import ManyHosts
 from trimesh._runtime.peers.losses import HostLoss, ToldLosses
+from trimesh._transport.messages.casting import CastBody
 from trimesh._transport.relay.base import SessionEnding
 from trimesh._transport.relay.frames import Frame, Resume
-from trimesh._transport.relay.session import HostSession
+from trimesh._transport.relay.session import HostSession, ManyData
 from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId
 from trimesh.jobs.identity.tokens import TokenLedger, proof_of
@@ -123,6 +126,38 @@ def end_leases_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HostSession, "tick", late)
 
 
+def folded_pieces_come_each() -> None:
+    for seed in range(3):
+        sessions.test_small_pieces_of_several_channels_share_frames_and_none_is_lost_or_doubled(seed)
+
+
+def drop_one_of_what_was_folded(patch: pytest.MonkeyPatch) -> None:
+    many = HostSession._many
+
+    def but_the_last(self: HostSession, payload: bytes) -> Any:
+        return ManyData(many(self, payload).pieces[:-1])
+
+    patch.setattr(HostSession, "_many", but_the_last)
+
+
+def each_leaf_of_a_cast_is_settled() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        casts.make_small(patch)
+        for seed in range(SEEDS):
+            casts.run(random.Random(seed))
+
+
+def lose_a_leaf_of_a_cast(patch: pytest.MonkeyPatch) -> None:
+    ready = CastBody.ready
+
+    def but_the_last(self: CastBody, where: bytes) -> None:
+        if len(self._waiting) > 1:
+            self._waiting.popitem()
+        ready(self, where)
+
+    patch.setattr(CastBody, "ready", but_the_last)
+
+
 def token_admits_once() -> None:
     ledger = TokenLedger(bytes(32))
     token, exporter, host = ledger.issue(0.0), b"e" * 32, ProcId(7)
@@ -154,6 +189,8 @@ IN_SESSIONS: Final[list[tuple[Plant, Callable[[], None]]]] = [
     (grant_too_much, windows_bound_what_is_under_way),
     (end_leases_late, silence_ends_a_session_in_time),
     (keep_used_tokens, token_admits_once),
+    (drop_one_of_what_was_folded, folded_pieces_come_each),
+    (lose_a_leaf_of_a_cast, each_leaf_of_a_cast_is_settled),
 ]
 
 

@@ -7,7 +7,19 @@ from typing import Any
 import pytest
 import trio
 
-from trimesh import Actor, HostLost, Isolate, MeshErrorGroup, ShapeError, current_rank, endpoint, leaves, limits, origin
+from trimesh import (
+    Actor,
+    HostLost,
+    Isolate,
+    MeshErrorGroup,
+    Restart,
+    ShapeError,
+    current_rank,
+    endpoint,
+    leaves,
+    limits,
+    origin,
+)
 from trimesh.testing import simulate
 
 
@@ -162,3 +174,63 @@ async def test_fault_of_a_host_that_is_not_there_is_refused(mesh: Any, faults: A
     with pytest.raises(ValueError, match="a direction is one of"):
         faults.host(0).cut("sideways")
     assert len(mesh) == 4
+
+
+@simulate(seeds=60, hosts=3, per_host={"gpus": 2}, supervision=Restart("one_for_one", along="hosts", intensity=9))
+async def test_lost_agent_is_started_again_with_what_ran_there(mesh: Any, faults: Any) -> None:
+    """H20: by any loss; calls that run there fail with it, those that come later wait; what ran elsewhere goes on."""
+    async with mesh.spawn("counters", Counter) as counters:
+        expected = [1] * 6
+        assert list(await counters.add.call()) == expected
+        for index, fault in enumerate(("lose", "cut", "lose")):
+            rank = index % 2
+            host, heals = faults.host(rank), list[Any]()
+            under_way = list[Exception]()
+
+            async def sleep(rank: int = rank, under_way: list[Exception] = under_way) -> None:
+                try:
+                    await counters.slice(hosts=rank).sleep.call()
+                except MeshErrorGroup as group:
+                    under_way.extend(leaves(group))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(sleep)
+                await trio.sleep(0.5)
+                if fault == "cut":
+                    heals.append(host.cut())
+                else:
+                    host.lose()
+            assert {type(one) for one in under_way} == {HostLost}
+            for heal in heals:
+                heal()
+            expected = [1 if place // 2 == rank else count + 1 for place, count in enumerate(expected)]
+            assert list(await counters.add.call()) == expected
+            assert list(await counters.rank.call()) == list(range(6))
+
+
+@simulate(seeds=10, hosts=2)
+async def test_simulated_job_grows(mesh: Any, host_mesh: Any, faults: Any) -> None:
+    """H27: a new host has processes of its own, and is lost as any; two growths are one after the other."""
+    found = list[int]()
+
+    async def grow(count: int) -> None:
+        found.append(len(await host_mesh.grow(count)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(grow, 1)
+        nursery.start_soon(grow, 2)
+    assert found in ([3, 5], [4, 5])
+    grown = await host_mesh.grow(1)
+    assert dict(grown.extent) == {"hosts": 6}
+    assert dict(host_mesh.extent) == {"hosts": 2}
+    async with mesh.spawn("counters", Counter) as counters:
+        with pytest.raises(MeshErrorGroup) as caught:
+            async with (
+                grown.slice(hosts=slice(-1, None)).spawn_procs({"gpus": 1}) as procs,
+                procs.spawn("others", Counter) as others,
+            ):
+                assert sorted(last for *_, last in await counters.add_to.call(others, 1)) == [1, 2, 3, 4]
+                faults.host(5).lose()
+                await others.sleep.call()
+        assert {dict(one.point or {})["hosts"] for one in leaves(caught.value) if isinstance(one, HostLost)} == {5}
+        assert list(await counters.add.call()) == [1] * 4

@@ -118,7 +118,11 @@ class Fake:
     def wake(self) -> None:
         self.asked.append("wake")
 
-    def take(self, handler: object) -> None:
+    def look(self) -> int:
+        return 1
+
+    def hand_over(self, handler: object, n: int) -> None:
+        assert n == 1
         self.asked.append("take")
 
 

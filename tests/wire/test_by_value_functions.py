@@ -208,3 +208,14 @@ def test_local_cached_function_and_cell_arrive(home: Side, away: Side) -> None:
     assert cells[1].cell_contents == 5
     with pytest.raises(ValueError, match="empty"):
         _ = cells[0].cell_contents
+
+
+def test_code_keeps_its_file(home: Side, away: Side, script: Script) -> None:
+    """V2: tracebacks and stacks of the other process name it, also for what is defined inside."""
+    main = script("def outer():\n    def inner(): pass\n    return inner")
+    file = main.outer.__code__.co_filename
+
+    outer = home.send(main.outer, away)
+
+    assert not file.startswith("<dyn")
+    assert (outer.__code__.co_filename, outer().__code__.co_filename) == (file, file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 
 import pytest
@@ -17,8 +18,8 @@ HEAD = FlightHead(proc=observed.ProcRow(id="5", pid=7), started_at=1000.0, trio_
 NAME = CallName("trainers", {"gpus": 1}, "step")
 
 
-def row(number: int, outcome: int = 0, name: int = 0) -> bytes:
-    return flight.ROW.pack(100.0 + number, 9, number, name | outcome << 24, number)
+def row(number: int, outcome: int = 0, name: int = 0, lasted: float = 0.5) -> bytes:
+    return flight.ROW.pack(100.0 + number, 9, number, name | outcome << 24, lasted, 0.25, number)
 
 
 def whole(*, numbers: tuple[int, ...] = (1, 2, 3), halves: tuple[bytes, bytes] | None = None) -> bytes:
@@ -52,6 +53,18 @@ def test_whole_file_says_what_was_written() -> None:
     ]
     assert [type(record) for record in found.records] == [RaisedError, LeftBlock]
     assert flight.read_head(whole()[: flight.PAGE_BYTES]) == (HEAD, 0.0)
+
+
+@pytest.mark.parametrize("lasted", [math.nan, math.inf, -1.0])
+def test_times_of_calls_that_are_none_count_as_not_known(lasted: float) -> None:
+    """FL-2."""
+    data = bytearray(whole())
+    at = flight.PAGE_BYTES + NAMES + 1 * flight.ROW_BYTES
+    data[at : at + flight.ROW_BYTES] = row(1, lasted=lasted)
+    assert [(call.waited, call.lasted) for call in flight.read_flight(bytes(data)).calls[:2]] == [
+        (0.25, 0.0),
+        (0.25, 0.5),
+    ]
 
 
 def test_newer_half_comes_last() -> None:

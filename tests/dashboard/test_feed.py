@@ -1,0 +1,92 @@
+"""Looks at a run: only while a browser follows, and what is left of a run that does not answer."""
+
+from __future__ import annotations
+
+import json
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from tests.dashboard.rigged import RiggedSource
+from tests.patience import HANG_SECONDS
+
+pytest.importorskip("cyclopts")
+
+from trimesh.cli.dashboard.feed import PageFeed
+from trimesh.errors import ConnectError
+from trimesh.observe import RunSnapshot
+
+
+def told(event: bytes) -> tuple[str, Any]:
+    kind, data = event.decode().rstrip("\n").split("\n")
+    return kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+
+async def test_run_is_asked_only_while_a_browser_follows():
+    """DX-4: once at the start, so that the first browser has something at once."""
+    source = RiggedSource(1, 2, is_well=True)
+    feed = PageFeed(source, every=0.001)
+    with trio.fail_after(HANG_SECONDS):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(feed.run)
+            while feed.seen is None:  # noqa: ASYNC110 - what is looked for is not ours to change
+                await trio.sleep(0.001)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert source.looks == 1
+            numbers = list[int]()
+            async with aclosing(feed.follow()) as events:
+                assert told(await anext(events))[0] == "history"
+                while len(numbers) < 4:
+                    kind, board = told(await anext(events))
+                    assert kind == "board"
+                    numbers.append(board["number"])
+            assert numbers == sorted(set(numbers))
+            assert feed.followers == 0
+            nursery.cancel_scope.cancel()
+
+
+async def test_slow_follower_gets_the_newest_board():
+    """FW-1: and those in between not at all."""
+    feed = PageFeed(RiggedSource(1, 2, is_well=True), every=0.001)
+    with trio.fail_after(HANG_SECONDS):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(feed.run)
+            async with aclosing(feed.follow()) as events:
+                await anext(events)
+                first = told(await anext(events))[1]["number"]
+                while feed.seen is None or feed.seen.board.number < first + 5:  # noqa: ASYNC110 - as above
+                    await trio.sleep(0.001)
+                assert told(await anext(events))[1]["number"] >= first + 5
+            nursery.cancel_scope.cancel()
+
+
+class FadingSource(RiggedSource):
+    """Answers, does not, answers, and then has ended."""
+
+    def snapshot(self) -> RunSnapshot:
+        if self.looks == 1:
+            self.looks += 1
+            raise ConnectError("process 4242 has not answered within 10 s")
+        self.is_gone = self.looks > 3
+        return super().snapshot()
+
+
+async def test_what_was_seen_last_stays():
+    """FW-2: while the run is silent; it is live again when it answers; in the end it says what it has died of."""
+    feed = PageFeed(FadingSource(1, 2, is_well=True), every=0.001)
+    states = list[str]()
+    with trio.fail_after(HANG_SECONDS):
+        async with trio.open_nursery() as nursery:
+            async with aclosing(feed.follow()) as events:
+                await anext(events)
+                nursery.start_soon(feed.run)
+                while not states or states[-1] != "ended":
+                    board = told(await anext(events))[1]
+                    states += [board["state"]] if board["state"] not in states[-1:] else []
+                    assert board["meshes"]
+                    assert (board["said"] != "") == (board["state"] != "live")
+            assert board["problems"][0]["kind"] == "ended"
+            nursery.cancel_scope.cancel()
+    assert states == ["live", "silent", "live", "ended"]

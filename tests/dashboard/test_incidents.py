@@ -1,0 +1,254 @@
+"""Staged incidents: what the page says first names the culprit (docs/how-to/find-a-culprit.md)."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, closing, contextmanager
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from tests.dashboard.rigged import RiggedSource
+from tests.memory_groups import memory_group
+from tests.patience import HANG_SECONDS
+
+pytest.importorskip("cyclopts")
+pytest.importorskip("anycorn", reason="comes with the extra `dashboard`")
+
+from tests.dashboard.asking import act, ask, entered, serving
+
+from trimesh import limits
+from trimesh._native import tls
+from trimesh.cli.dashboard.board import Board, see
+from trimesh.cli.dashboard.feed import PageFeed
+from trimesh.cli.dashboard.problems import Problem
+from trimesh.cli.dashboard.source import RunSource
+from trimesh.errors import ConnectError
+from trimesh.observe import RunSnapshot
+
+pytestmark = pytest.mark.real
+VICTIMS = Path(__file__).parents[1] / "observe" / "victims.py"
+
+
+class StagedSource(RunSource):
+    """A run that begins to fail when it has been looked at."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        super().__init__(process.pid)
+        self._input = process.stdin
+
+    def snapshot(self) -> RunSnapshot:
+        """Return what all say; then let the program begin."""
+        seen = super().snapshot()
+        if self._input is not None:
+            self._input.close()
+            self._input = None
+        return seen
+
+
+@contextmanager
+def staged(way: str, *before: str, waits: bool = False) -> Iterator[RunSource]:
+    """Run a program that comes to a standstill in some way.
+
+    Args:
+        way: How.
+        before: What stands before its command.
+        waits: Let it do so only once the page has been drawn, see `last`.
+    """
+    command, given = [*before, sys.executable, str(VICTIMS), way], subprocess.PIPE if waits else subprocess.DEVNULL
+    with subprocess.Popen(
+        command, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            source = StagedSource(process)
+            try:
+                yield source
+            finally:
+                source.close()
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+
+def first(source: RunSource, kind: str, is_whole: Callable[[Problem], bool] = lambda _: True) -> Problem:
+    """Return the first problem, once it is of a kind, and all of it is there."""
+    ends_at = time.monotonic() + HANG_SECONDS
+    found: list[Problem] = []
+    while time.monotonic() < ends_at:
+        found = list(see(source.snapshot()).board.problems)
+        if found and found[0].kind == kind and is_whole(found[0]):
+            return found[0]
+    raise AssertionError(f"the page does not begin with {kind!r}: {found}")
+
+
+async def last(source: RunSource) -> Board:
+    """Return the board of a run that has ended."""
+    feed = PageFeed(source, every=0.05)
+    with trio.fail_after(HANG_SECONDS):
+        async with trio.open_nursery() as nursery, aclosing(feed.follow()) as parts:
+            nursery.start_soon(feed.run)
+            async for _ in parts:
+                if feed.seen is not None and feed.seen.board.state == "ended":
+                    nursery.cancel_scope.cancel()
+                    return feed.seen.board
+    raise AssertionError
+
+
+@pytest.fixture
+def early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lasts for half a second counts as long."""
+    monkeypatch.setattr(limits, "STALL_SECONDS", 0.5)
+
+
+def test_rank_that_computes_without_a_checkpoint():
+    with staged("computes") as source:
+        one = first(source, "stuck")
+    assert one.names == ("procs[gpus=2]",)
+    assert "in compute" in one.at
+
+
+def test_calls_that_wait_for_each_other_under_a_deadline():
+    with staged("deadlock") as source:
+        one = first(source, "deadlock")
+    assert {"workers[gpus=0]", "workers[gpus=1]"} == set(one.names)
+    assert "the first deadline ends it" in one.text
+    assert any("workers[gpus=0].ask" in line for line in one.chain)
+
+
+@pytest.mark.usefixtures("early")
+def test_slow_rank_among_many():
+    with staged("slow") as source:
+        one = first(source, "alone")
+    assert one.names == ("workers[gpus=2]",)
+    assert "workers.step" in one.title
+    assert "in step" in one.at
+
+
+def test_full_mailbox():
+    with staged("floods") as source:
+        one = first(source, "full", lambda one: "in wait" in one.at)
+    assert one.names == ("workers[gpus=2]",)
+    assert "workers[gpus=2].wait holds it" in one.text
+
+
+@pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])
+async def test_host_that_was_lost():
+    with staged("loses a host", waits=True) as source:
+        one = (await last(source)).problems[0]
+    assert one.kind == "ended"
+    assert "HostLost" in one.title
+    assert "agent" in one.title
+
+
+async def test_rank_that_the_kernel_kills_for_want_of_memory():
+    with memory_group(320 << 20) as group:
+        join = f'echo $$ > {group}/cgroup.procs; exec "$@"'
+        with staged("leaks", "sh", "-c", join, "sh", waits=True) as source:
+            one = (await last(source)).problems[0]
+    assert (one.kind, one.names) == ("ended", ("procs[gpus=2]",))
+    assert "SIGKILL (out of memory)" in one.title
+    assert "workers[gpus=2].leak" in one.text
+
+
+@pytest.mark.stress
+@pytest.mark.usefixtures("early")
+def test_collective_that_waits_for_a_rank_that_has_left():
+    """Its ranks do not turn their loops, which is said first; who has left is said, too."""
+    with staged("left") as source:
+        first(source, "stuck", lambda one: one.count == 3)
+        found = see(source.snapshot()).board.problems
+    assert [name for one in found if one.kind == "absent" for name in one.names] == ["workers[gpus=1]"]
+
+
+@pytest.mark.stress
+def test_rank_that_leaks_memory():
+    with staged("leaks") as source:
+        one = first(source, "memory")
+    assert one.names == ("procs[gpus=2]",)
+
+
+def test_command_serves_the_run_and_says_what_it_has_died_of():
+    """The whole way: the command, its address, what a browser would ask, a kill by the page, the end of the run."""
+    with staged("slow") as source:
+        command = [sys.executable, "-m", "trimesh.cli", "dashboard", "--pid", str(source.pid), "--every", "0.1"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as page:
+            try:
+                assert page.stdout is not None
+                address = page.stdout.readline()
+                match = re.fullmatch(r"http://127.0.0.1:([0-9]+)/\?token=(.+)\n", address)
+                assert match is not None
+                browser = Visitor(int(match[1]), match[2])
+                assert sorted(mesh["name"] for mesh in browser.board("live")["meshes"]) == [
+                    "controller",
+                    "procs",
+                    "workers",
+                ]
+                detail = browser.get("/api/detail?name=procs:procs:3")
+                assert detail["activity"]["proc"]["name"] == "procs[gpus=3]"
+                assert "workers.step" in browser.get("/api/tasks?mesh=procs&seconds=60")["stream"]["endpoints"]
+                browser.kill(detail["activity"]["proc"]["id"])
+                assert "procs[gpus=3] has died first" in browser.board("ended")["problems"][0]["title"]
+                assert page.stdout.readline() not in ("", address)
+                page.send_signal(signal.SIGINT)
+                assert page.wait(HANG_SECONDS) == 0
+            finally:
+                page.kill()
+
+
+class Visitor:
+    """A browser, as far as this test needs one."""
+
+    def __init__(self, port: int, token: str) -> None:
+        self.port, self.cookie = port, ""
+        with closing(self._request(f"/?token={token}")) as answer:
+            self.cookie = (answer.getheader("set-cookie") or "").partition(";")[0]
+
+    def _request(self, path: str, method: str = "GET", body: bytes | None = None, **headers: str) -> HTTPResponse:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=HANG_SECONDS)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path, body, {"cookie": self.cookie, "connection": "close", **named})
+        return connection.getresponse()
+
+    def get(self, path: str) -> Any:
+        """Return what is answered."""
+        with closing(self._request(path)) as answer:
+            return json.loads(answer.read())
+
+    def board(self, state: str) -> Any:
+        """Return the first board that has a state."""
+        with closing(self._request("/api/stream")) as answer:
+            while line := answer.readline():
+                if line.startswith(b"data: {") and (board := json.loads(line[6:]))["state"] == state:
+                    return board
+        raise AssertionError("the stream has ended")
+
+    def kill(self, target: str) -> None:
+        """Kill a process, as the page does it."""
+        body = json.dumps({"target": target}).encode()
+        token, origin = self.get("/api/session")["act"], f"http://127.0.0.1:{self.port}"
+        headers = {"origin": origin, "content_type": "application/json", "x_trimesh_token": token}
+        with closing(self._request("/api/kill", "POST", body, **headers)) as answer:
+            assert answer.status == 200, answer.read()
+
+
+async def test_act_that_is_refused_says_why():
+    """As the run says it."""
+
+    class Refusing(RiggedSource):
+        def kill(self, proc_id: str) -> None:
+            raise ConnectError("its process has ended, or belongs to another one of the run")
+
+    async with serving(Refusing(1, 2)) as server:
+        answer = await act(server, "kill", "7", await entered(server))
+        assert (answer.status, json.loads(answer.text)["error"][:21]) == (502, "its process has ended")
+        assert (await ask(server, "/api/session")).status == 401

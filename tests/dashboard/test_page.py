@@ -1,0 +1,258 @@
+"""The page in a real browser: how fast it is, what keys do, what shapes say, and what hostile names cannot do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+from tests.dashboard.browser import MISSING, Browser, Chromium, Tab, running_chromium, visiting
+from tests.dashboard.rigged import RiggedSource, WaitingSource
+from tests.patience import HANG_SECONDS
+
+pytest.importorskip("cyclopts")
+pytest.importorskip("anycorn", reason="comes with the extra `dashboard`")
+
+from tests.dashboard.asking import serving
+
+from trimesh._wire.observed import EventRow, OutputRow, ProcView
+from trimesh.cli.dashboard.serving import PageServer
+
+pytestmark = [pytest.mark.real, pytest.mark.skipif(MISSING is not None, reason=MISSING or "")]
+
+HOSTILE = "<img src=x onerror=window.owned=1>\x1b]0;x\x07\u202e"
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    """A browser for the tests of this file."""
+    with running_chromium(tmp_path_factory.mktemp("chromium")) as running:
+        yield running
+
+
+async def opened(browser: Browser, server: PageServer) -> Tab:
+    """Return a tab in which the page shows a run."""
+    tab = await browser.new_tab()
+    await tab.send("Performance.enable", timeDomain="threadTicks")
+    await tab.open(server.address)
+    await tab.until("performance.getEntriesByName('trimesh:shown').length")
+    return tab
+
+
+async def spent(tab: Tab) -> float:
+    """Return the processor time that the page has taken in its thread, drawing included, in seconds."""
+    metrics = (await tab.send("Performance.getMetrics"))["metrics"]
+    return float(next(one["value"] for one in metrics if one["name"] == "TaskDuration"))
+
+
+async def test_four_thousand_ranks_are_drawn_in_time(chromium: Chromium):
+    """First paint in less than 1 s, a frame in less than 50 ms: of a processor, which other work may share."""
+    with trio.fail_after(HANG_SECONDS):
+        async with visiting(chromium) as browser, serving(RiggedSource(), every=0.5) as server:
+            tab = await opened(browser, server)
+            first = await spent(tab)
+            paint = await tab.eval("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+            before = await tab.eval("performance.getEntriesByName('trimesh:frame').length")
+            await tab.until(f"performance.getEntriesByName('trimesh:frame').length >= {before + 5}")
+            frames = await tab.eval("performance.getEntriesByName('trimesh:frame').length") - before
+            frame = (await spent(tab) - first) / frames
+            shown = await tab.eval("performance.getEntriesByName('trimesh:shown')[0].startTime")
+            print(f"4,096 ranks: shown after {first * 1e3:.0f} ms of a processor, a frame {frame * 1e3:.1f} ms;")
+            print(f"by the clock, beside other work: first paint {paint:.0f} ms, all shown {shown:.0f} ms")
+            assert first < 1.0
+            assert frame < 0.050
+            assert tab.said == []
+            assert "4,097 processes: 1 dead, 1 silent, 1 stopped, 2 stuck" in await tab.text("header")
+
+
+DIFFERENCES = """(async () => {
+    const { WORDS, sprite } = await import('./static/cells.js');
+    const grey = (letter, side) => {
+        const { width, height } = sprite(letter, side, 1);
+        const data = sprite(letter, side, 1).getContext('2d').getImageData(0, 0, width, height).data;
+        const on = matchMedia('(prefers-color-scheme: dark)').matches ? 18 : 255;
+        return Array.from({ length: width * height }, (_, at) => {
+            const [r, g, b, a] = data.slice(at * 4, at * 4 + 4);
+            return (a / 255) * (0.2126 * r + 0.7152 * g + 0.0722 * b) + (1 - a / 255) * on;
+        });
+    };
+    const found = [];
+    const letters = Object.keys(WORDS);
+    for (const side of [9, 16, 32]) for (const one of letters) for (const other of letters) if (one < other) {
+        const [a, b] = [grey(one, side), grey(other, side)];
+        found.push([a.filter((value, at) => Math.abs(value - b[at]) > 24).length / a.length, one, other, side]);
+    }
+    return found.sort((a, b) => a[0] - b[0])[0];
+})()"""
+
+
+async def test_states_differ_without_colour(chromium: Chromium):
+    """In grey, in both schemes, also in small cells: each two states differ in a part of their pixels that is seen."""
+    with trio.fail_after(HANG_SECONDS):
+        async with visiting(chromium) as browser, serving(RiggedSource(1, 8)) as server:
+            for scheme in ("light", "dark"):
+                tab = await browser.new_tab()
+                await tab.scheme(scheme)
+                await tab.open(server.address)
+                await tab.until("performance.getEntriesByName('trimesh:shown').length")
+                share, *pair = await tab.eval(DIFFERENCES)
+                assert share > 0.08, (scheme, pair, share)
+
+
+async def test_keys_do_what_the_mouse_does(chromium: Chromium):
+    """Tabs, problems, ranks, nearer, a kill that is asked for twice; and the answer of a run that is told."""
+    source = RiggedSource(4, 8, is_well=False)
+    with trio.fail_after(HANG_SECONDS):
+        async with visiting(chromium) as browser, serving(source, every=0.1) as server:
+            tab = await opened(browser, server)
+            titles = {
+                "2": "calls",
+                "3": "waits",
+                "4": "tasks",
+                "5": "rates",
+                "6": "links",
+                "7": "logs",
+                "8": "stacks",
+                "9": "events",
+            }
+            for key, name in titles.items():
+                await tab.press(key)
+                await tab.until(f"document.querySelector('main').getAttribute('aria-label') === '{name}'")
+                await tab.until("document.querySelector('main').innerText.length > 3")
+            await tab.press("7")
+            await tab.until("document.querySelector('.logs').innerText.includes('loss')")
+            await tab.press("n")
+            await tab.until("document.activeElement.className === 'problem'")
+            await tab.press("Escape", "m")
+            await tab.until("document.activeElement.className === 'cells'")
+            await tab.press("Home", "ArrowRight", "ArrowRight", "ArrowDown")
+            await tab.until("document.querySelector('.detail h2')")
+            name = await tab.text(".detail h2")
+            assert name.startswith("trainers[hosts=")
+            side = await tab.eval("document.querySelector('.cells .all').style.height")
+            await tab.press("+", "+")
+            await tab.until(f"document.querySelector('.cells .all').style.height !== '{side}'")
+            await tab.until("[...document.querySelectorAll('.detail .danger')].length")
+            await tab.eval("document.querySelector('.detail .danger').focus()")
+            await tab.press("Enter")
+            await tab.until("document.querySelector('dialog').open")
+            assert name in await tab.text("dialog")
+            await tab.press("Tab", "Enter")
+            await tab.until("!document.querySelector('dialog').open")
+            await tab.until("document.querySelector('.answer')")
+            assert [what for what, _ in source.acts] == ["kill"]
+            await tab.press("Escape")
+            await tab.until("!document.querySelector('.detail')")
+            await tab.press("/", "n", "o", "x")
+            await tab.until("document.querySelector('.meshes').innerText.includes('no mesh has nox')")
+            assert tab.said == []
+
+
+class HostileSource(WaitingSource):
+    """A run whose names, lines, errors and output are chosen by an enemy."""
+
+    def views(self) -> list[ProcView]:
+        """Return what each process says, with other words."""
+        [root, *rest] = super().views()
+        calls = tuple(
+            msgspec.structs.replace(call, endpoint=HOSTILE, at=HOSTILE, caller=HOSTILE, stack=(HOSTILE,))
+            for call in root.calls
+        )
+        event = EventRow(number=1, at=1.0, kind="Died", name=HOSTILE, text=HOSTILE, is_failure=True, causes=(HOSTILE,))
+        job = root.job and msgspec.structs.replace(root.job, command=HOSTILE)
+        changed = [
+            msgspec.structs.replace(
+                view,
+                proc=msgspec.structs.replace(
+                    view.proc, name=HOSTILE + view.proc.id, mesh=HOSTILE, host=HOSTILE, stack=HOSTILE
+                ),
+                actors=tuple(msgspec.structs.replace(actor, cls=HOSTILE, mesh=HOSTILE) for actor in view.actors),
+                calls=(),
+            )
+            for view in rest
+        ]
+        return [msgspec.structs.replace(root, children=(), calls=calls, events=(event,), job=job), *changed]
+
+    def output(self, after: int) -> list[OutputRow]:
+        """Return one line."""
+        return [] if after else [OutputRow(number=1, at=1.0, name=HOSTILE, text=HOSTILE)]
+
+
+async def test_hostile_names_stay_texts(chromium: Chromium):
+    """DB-3: on every tab: no element, no script, no escape is made of them, and they are shown."""
+    with trio.fail_after(HANG_SECONDS):
+        async with visiting(chromium) as browser, serving(HostileSource(1, 8), every=0.1) as server:
+            tab = await opened(browser, server)
+            for key in "123456789":
+                await tab.press(key)
+                await tab.until("document.querySelector('main').innerText.length > 3")
+                if key not in "45":
+                    await tab.until("document.body.innerText.includes('<img src=x onerror=window.owned=1>')")
+            await tab.press("n")
+            await tab.until("document.querySelector('.detail')")
+            assert (
+                await tab.eval(
+                    "document.images.length + document.querySelectorAll('main script, iframe, object').length"
+                )
+                == 0
+            )
+            assert await tab.eval("window.owned === undefined")
+            shown = str(await tab.eval("document.documentElement.outerHTML"))
+            assert "\\x1b]0;x\\x07\\u202e" in shown
+            assert not [char for char in ("\x1b", "\x07", "\u202e") if char in shown]
+            assert tab.said == []
+
+
+async def test_other_sites_in_the_same_browser_get_nothing(chromium: Chromium):
+    """GU-1, GU-2: a page of another origin, with the visitor's cookies; a name that was turned to this address."""
+    source = RiggedSource(1, 8)
+    with trio.fail_after(HANG_SECONDS):
+        async with visiting(chromium) as browser, serving(source) as server, serving(RiggedSource(1, 1)) as other:
+            tab = await opened(browser, server)
+            here = f"http://127.0.0.1:{server.port}"
+            await tab.open(f"http://localhost:{other.port}/")  # a refusal, whose policy would forbid all: it is lifted
+            await tab.send("Page.setBypassCSP", enabled=True)
+            await tab.open(f"http://localhost:{other.port}/?x")
+            await tab.until("document.body.innerText.includes('token')")
+            tried = (
+                "Promise.all(['api/session', 'api/stream', 'static/page.js'].map((path) =>"
+                f" fetch('{here}/' + path, {{credentials: 'include'}}).then(() => 'read', () => 'refused')))"
+            )
+            assert await tab.eval(tried) == ["refused"] * 3
+            options = "{method: 'POST', mode: 'no-cors', credentials: 'include', body: '{\"target\": \"1\"}'}"
+            assert (
+                await tab.eval(f"fetch('{here}/api/kill', {options}).then((a) => a.type, () => 'refused')") == "refused"
+            )
+            await tab.open(f"http://rebound.test:{server.port}/?token={server.door.token}")
+            await tab.until("document.body.innerText.includes('not available under this name')")
+            assert source.acts == []
+
+
+async def test_page_works_below_a_prefix_and_by_another_name(chromium: Chromium):
+    """As by a proxy, and by `ssh -L`."""
+    with trio.fail_after(HANG_SECONDS):
+        async with visiting(chromium) as browser, serving(RiggedSource(1, 8), prefix="/runs/a") as server:
+            tab = await browser.new_tab()
+            await tab.open(server.address.replace("127.0.0.1", "localhost"))
+            await tab.until("performance.getEntriesByName('trimesh:shown').length")
+            assert await tab.eval("location.href") == f"http://localhost:{server.port}/runs/a/"
+            await tab.press("5")
+            await tab.until("document.querySelector('.chart canvas')")
+            assert tab.said == []
+
+
+@pytest.mark.stress
+async def test_pictures_for_people(chromium: Chromium, tmp_path: Path):
+    """Writes what is to be looked at: both schemes, all tabs."""
+    async with visiting(chromium) as browser, serving(WaitingSource(), every=0.5) as server:
+        tab = await opened(browser, server)
+        for scheme in ("light", "dark"):
+            await tab.scheme(scheme)
+            for key in "123456789":
+                await tab.press(key)
+                await tab.until("document.querySelector('main').innerText.length > 3")
+                await tab.picture(tmp_path / f"{scheme}-{key}.png")
+        print(f"pictures are in {tmp_path}")
+        assert tab.said == []

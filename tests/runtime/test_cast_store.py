@@ -1,0 +1,187 @@
+"""Bodies of casts at a host: sent by the controller's side, kept by the agent's, mapped by a process."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from tests.patience import HANG_SECONDS
+
+from trimesh import limits
+from trimesh._runtime.hosts.cast_frames import ANSWER, NOWHERE, REQUEST, CastRequest, receive_exactly
+from trimesh._runtime.hosts.cast_sender import CastSender
+from trimesh._runtime.hosts.cast_store import keep_casts
+from trimesh._transport.messages.assembly import AssemblyError
+from trimesh._transport.messages.casting import CastLeaf
+from trimesh._transport.messages.chunked import IMMUTABLE
+from trimesh._transport.messages.host_memory import WHERE, HostMemoryError, map_bodies
+from trimesh._transport.messages.outgoing import Completion
+
+SIZE = 300_000
+
+
+def maps() -> int:
+    """Return how many memories of casts this process has mapped or open."""
+    with open("/proc/self/maps", encoding="ascii", errors="replace") as file:
+        mapped = sum("trimesh-cast" in line for line in file)
+    links = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.islink(entry.path)]
+    return mapped + sum("trimesh-cast" in link for link in links)
+
+
+class Process:
+    """A process of the host, as the link of its leaf has it."""
+
+    def __init__(self) -> None:
+        self.where = b""
+        self.answered = trio.Event()
+        self.in_chunks = False
+
+    def offer(self, leaf: CastLeaf, where: bytes) -> None:
+        self.where = where
+        self.answered.set()
+
+    def send_chunks(self, leaf: CastLeaf) -> None:
+        self.in_chunks = True
+        leaf.leave()
+        self.answered.set()
+
+
+@asynccontextmanager
+async def agent() -> AsyncGenerator[trio.SocketStream, None]:
+    """Run the agent's side; gives the controller's end of the channel."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_casts, theirs)
+        with trio.fail_after(HANG_SECONDS):
+            async with trio.SocketStream(trio.socket.from_stdlib_socket(ours)) as stream:
+                yield stream
+
+
+async def keep(stream: trio.SocketStream, number: int, data: bytes) -> bytes:
+    """Have the agent keep bytes; return where they are."""
+    await stream.send_all(REQUEST.pack(CastRequest.KEEP, number, len(data)) + data)
+    answer = await receive_exactly(stream.socket, ANSWER.size)
+    assert answer is not None
+    said, where = ANSWER.unpack(answer)
+    assert said == number
+    return bytes(where)
+
+
+async def test_cast_is_carried_once_mapped_by_each_process_and_let_go():
+    """H6."""
+    async with trio.open_nursery() as nursery:
+        sender = CastSender(lambda sock: nursery.start_soon(keep_casts, sock))
+        nursery.start_soon(sender.run)
+        array, text = bytearray(os.urandom(SIZE)), os.urandom(100)
+        body = sender.caster.begin([array, text], 2)
+        assert body is not None
+        completion = Completion(2)
+        leaves = [CastLeaf(b"head", [array, text], 1, completion, body) for _ in range(2)]
+        processes = [Process(), Process()]
+        with trio.fail_after(HANG_SECONDS):
+            for leaf, process in zip(leaves, processes, strict=True):
+                leaf.begin(process)
+            for process in processes:
+                await process.answered.wait()
+            assert processes[0].where == processes[1].where
+            first, second = (map_bodies(process.where, (SIZE, 100 | IMMUTABLE)) for process in processes)
+            first[0][:4] = b"mine"
+            assert second == [array, text]
+            assert bytes(first[0][:4]) == b"mine", "what is mapped is private"
+            assert type(second[1].obj) is bytes
+            for leaf in leaves:
+                leaf.finish()
+            await completion.event.wait()
+            del first
+            assert second[0] == array, "a view keeps the memory that was let go"
+            del second
+            while maps():
+                await trio.lowlevel.checkpoint()
+        assert sender.caster.kept == 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_channel_that_ends_sends_casts_in_chunks():
+    async with trio.open_nursery() as nursery:
+        sender = CastSender(socket.socket.close)
+        nursery.start_soon(sender.run)
+        body = sender.caster.begin([bytes(SIZE)], 2)
+        assert body is not None
+        process = Process()
+        CastLeaf(b"head", [bytes(SIZE)], 1, Completion(1), body).begin(process)
+
+        with trio.fail_after(HANG_SECONDS):
+            await process.answered.wait()
+
+        assert process.in_chunks
+        assert sender.caster.begin([bytes(SIZE)], 2) is None
+        nursery.cancel_scope.cancel()
+
+
+async def test_host_without_memory_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch):
+    async with agent() as stream:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "memfd_create", refuse)
+            assert await keep(stream, 1, bytes(SIZE)) == NOWHERE
+        assert await keep(stream, 2, bytes(SIZE)) != NOWHERE
+
+
+def refuse(*_: object) -> int:
+    raise OSError("there is none")
+
+
+REQUESTS = {
+    "an unknown kind": [bytes([3]) + REQUEST.pack(CastRequest.KEEP, 1, 64)[1:]],
+    "no zeros": [b"\1\1" + REQUEST.pack(CastRequest.KEEP, 1, 64)[2:]],
+    "nothing to keep": [REQUEST.pack(CastRequest.KEEP, 1, 0)],
+    "too much": [REQUEST.pack(CastRequest.KEEP, 1, limits.HOST_CAST_BYTES + 1)],
+    "bytes to let go": [REQUEST.pack(CastRequest.LET_GO, 1, 5)],
+    "what is not kept": [REQUEST.pack(CastRequest.LET_GO, 1, 0)],
+    "a number twice": [REQUEST.pack(CastRequest.KEEP, 1, 64), bytes(64), REQUEST.pack(CastRequest.KEEP, 1, 64)],
+    "too much together": [
+        REQUEST.pack(CastRequest.KEEP, 1, 64),
+        bytes(64),
+        REQUEST.pack(CastRequest.KEEP, 2, limits.HOST_CAST_BYTES),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_request_that_breaks_the_rules_ends_the_channel_and_keeps_nothing(name: str):
+    """HK-1."""
+    async with agent() as stream:
+        for data in REQUESTS[name]:
+            await stream.send_all(data)
+        while await stream.receive_some():
+            pass
+    assert maps() == 0
+
+
+async def test_only_memory_that_was_made_for_it_is_mapped():
+    async with agent() as stream:
+        pid, fd, size, drawn = WHERE.unpack(await keep(stream, 1, bytes(SIZE + 32)))
+        table = (SIZE + 32,)
+        assert len(map_bodies(WHERE.pack(pid, fd, size, drawn), table)) == 1
+        other = os.memfd_create("other")
+        for wrong in ((pid, fd, size, drawn ^ 1), (pid, fd + 999, size, drawn), (pid, other, size, drawn)):
+            with pytest.raises(HostMemoryError):
+                map_bodies(WHERE.pack(*wrong), table)
+        os.close(other)
+        there = WHERE.pack(pid, fd, size, drawn)
+        for said, words in ((b"short", table), (there, (64,)), (WHERE.pack(pid, fd, 0, 1), ())):
+            with pytest.raises(AssemblyError):
+                map_bodies(said, words)
+
+
+async def test_memory_that_can_change_is_not_mapped():
+    size = 128
+    fd = os.memfd_create("trimesh-cast-0000000000000007", os.MFD_ALLOW_SEALING)
+    os.write(fd, bytes(size))
+    with pytest.raises(HostMemoryError):
+        map_bodies(WHERE.pack(os.getpid(), fd, size, 7), (size,))
+    os.close(fd)
