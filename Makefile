@@ -82,8 +82,8 @@ setup-dev:  ## the environment of `make check` and the rest
 
 # ---- run ---------------------------------------------------------------------------------------------------
 
-demo: setup  ## train on four processes, kill one, carry on
-	$(PY) examples/train_bytes.py
+demo: setup  ## train on four processes, kill one, carry on; with HOSTS=3 on three hosts, one of which is killed
+	$(PY) $(if $(HOSTS),examples/train_bytes_on_hosts.py --hosts $(HOSTS),examples/train_bytes.py)
 
 test: setup  ## all tests but the stress runs
 	$(PYTEST) -m 'not stress' -n $(WORKERS) $(PYTEST_ARGS)
@@ -162,9 +162,10 @@ coverage: setup-dev  ## branch coverage of the pure floors by their own tests; f
 stress: setup  ## minutes of repetition under bad conditions
 	.ci/stress $(PY) $(STRESS_RUNS)
 
-soak: setup  ## SCHEDULES of a WORKLOAD (mixed, pool, loop) in simulation, every rule watched
+# WORKLOAD=hosts runs for MINUTES: real hosts in network namespaces, which suffer; it needs root and nftables.
+soak: setup  ## SCHEDULES of a WORKLOAD (mixed, pool, loop, or hosts: for MINUTES), every rule watched
 	$(PY) -m tests.soak.run --schedules $(SCHEDULES) --processes $(WORKERS) --first-seed $(FIRST_SEED) \
-		--workload $(WORKLOAD)
+		--workload $(WORKLOAD) --minutes $(MINUTES)
 
 tensor-fuzz: setup  ## PROGRAMS of random operations on global tensors, compared with plain torch
 	$(PY) -m tests.tensor.judge --programs $(PROGRAMS) --first-seed $(FIRST_SEED) --seconds $(SECONDS)

@@ -27,6 +27,9 @@ class Scale:
         model_mebibytes: Size of the published state dict.
         offered_mebibytes: What a slow consumer is offered, in messages of 1 MiB.
         link_mebibytes: What moves over a link while small calls use it.
+        hosts: Of a job that is entered.
+        idle_hosts: Of a job that does nothing, for `idle_seconds`.
+        idle_seconds: That.
     """
 
     calls: int
@@ -41,6 +44,9 @@ class Scale:
     model_mebibytes: int
     offered_mebibytes: int
     link_mebibytes: int
+    hosts: int
+    idle_hosts: int
+    idle_seconds: float
 
     def for_peer(self) -> Scale:
         """Return what a peer does of it: fewer of what takes some of them seconds, once a round of the slowest."""
@@ -67,6 +73,9 @@ FULL = Scale(
     model_mebibytes=1024,
     offered_mebibytes=2048,
     link_mebibytes=1024,
+    hosts=16,
+    idle_hosts=64,
+    idle_seconds=20.0,
 )
 SMOKE = Scale(
     calls=50,
@@ -81,6 +90,9 @@ SMOKE = Scale(
     model_mebibytes=16,
     offered_mebibytes=32,
     link_mebibytes=16,
+    hosts=2,
+    idle_hosts=2,
+    idle_seconds=0.5,
 )
 
 

@@ -1,6 +1,7 @@
-"""Bytes between two hosts: a channel of a session, beside asyncio's streams with ssl, both over TLS on the loopback.
+"""Bytes between two hosts, beside asyncio's streams with ssl, both over TLS on the loopback; then meshes over hosts.
 
-Both ends are in one process, so the echo of asyncio takes no turn of another process, and Python's share is the same.
+Both ends of a session are in one process, so the echo of asyncio takes no turn of another process, and Python's share
+is the same. The hosts of meshes are agents on this machine (`host_meshes`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.scale import Metric, Samples, Scale
+from bench.workloads.host_meshes import calls, idle, joins, killed_agents, openssl_alone, partitions
 
 if TYPE_CHECKING:
     import trio
@@ -23,6 +25,18 @@ METRICS = [
     Metric("host_bulk", "bytes to another host", "MiB/s", is_rate=True),
     Metric("ssl_echo", "100 B by asyncio and ssl and back", "us", quantiles=(0.5, 0.99)),
     Metric("ssl_bulk", "bytes by asyncio and ssl", "MiB/s", is_rate=True),
+    Metric("openssl_bulk", "bytes by OpenSSL alone in one thread, both ends", "MiB/s", is_rate=True),
+    Metric("host_call", "call_one to another host", "us", quantiles=(0.5, 0.99)),
+    Metric("host_call_pinned", "the same, all on one core", "us", quantiles=(0.5, 0.99)),
+    Metric("one_host_call_pinned", "call_one on one host, on one core", "us", quantiles=(0.5, 0.99)),
+    Metric("hosts_entered", "a job of 16 hosts until they are ready", "s"),
+    Metric("hosts_called", "a job of 16 hosts until each has answered a call", "s"),
+    Metric("agent_killed", "SIGKILL of an agent to the waiter's exception", "ms", quantiles=(0.5, 1.0)),
+    Metric("host_cut_off", "partition to the waiter's HostLost", "s", quantiles=(0.5, 1.0), goals=(4, 4)),
+    Metric("isolated_gone", "partition to the end of the isolated process", "s", quantiles=(0.5, 1.0), goals=(4, 4)),
+    Metric("idle_program", "processor of the program of 64 idle hosts, in a second", "ms"),
+    Metric("idle_host", "processor of one of 64 idle hosts, in a second", "ms"),
+    Metric("idle_memory", "private memory of one of 64 idle hosts", "MiB"),
 ]
 
 LACKS = dict.fromkeys(("monarch", "ray", "xoscar"), "it has no sessions between hosts that can be used by themselves")
@@ -37,6 +51,8 @@ async def trimesh_side(scale: Scale) -> Samples:
     found: Samples = {}
     await _session(scale, found)
     await trio.to_thread.run_sync(lambda: asyncio.run(_asyncio(scale, found)))
+    for measure in (calls, joins, killed_agents, partitions, idle):
+        await measure(scale, found)
     return found
 
 
@@ -97,6 +113,7 @@ async def _asyncio(scale: Scale, found: Samples) -> None:
     client.load_verify_locations(cadata=credentials.authority.decode())
     client.check_hostname = False
     mebibytes = max(16, scale.link_mebibytes // 4)
+    found["openssl_bulk"] = [openssl_alone(mebibytes, server, client)]
     is_done = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
