@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from tests.conformance.supervised import reading
 from tests.patience import HANG_SECONDS
 
@@ -17,11 +19,40 @@ from trimesh import Died, Isolate, ProcDied, ShapeError, limits, this_host
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
 from trimesh.tensor.rank.function_parts import Here  # noqa: E402 - imports torch
+from trimesh.tensor.rank.moves import Moves  # noqa: E402
 
 pytestmark = [pytest.mark.real, pytest.mark.torch]
 
 LARGE = 1 << 20
 """Elements that do not fit into a message."""
+
+
+async def test_who_sends_waits_for_room_unless_the_schedule_bounds_what_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "TENSOR_MOVE_BYTES", 10)
+    lender = SimpleNamespace(revoke=lambda: None, granted=lambda _: None)
+    bulk = SimpleNamespace(take_block=lambda nbytes: memoryview(bytearray(nbytes)), register=lambda *_: lender)
+    proc: Any = SimpleNamespace(on_gone=[], bulk=bulk)
+    reader: Any = object()
+    moves = Moves(proc)
+    moves.lend((0, 1), await moves.stage(8), [reader])  # type: ignore[arg-type]
+    at_once = await moves.stage(8, False)
+    staged: list[memoryview] = []
+
+    async def stage() -> None:
+        staged.append(await moves.stage(8))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stage)
+        nursery.start_soon(stage)
+        await trio.testing.wait_all_tasks_blocked()
+        assert staged == []
+        moves.unstage(at_once)
+        await trio.testing.wait_all_tasks_blocked()
+        assert staged == []  # the first is still to be read
+        moves.take_back((0, 1))  # type: ignore[arg-type]
+    assert len(staged) == 2
 
 
 async def test_tensor_moves_rank_by_rank_and_from_one_to_all() -> None:

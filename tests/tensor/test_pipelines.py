@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +16,14 @@ torch = pytest.importorskip("torch", reason="torch is an extra")
 
 from tests.tensor.gpt import GPT, LENGTH, VOCABULARY, Stage, optimizer_of  # noqa: E402 - after the skip
 
-from trimesh.tensor import ParallelPlan, Pipeline  # noqa: E402
+from trimesh.tensor import Device, ParallelPlan, Pipeline, RankLink, profile, simulate  # noqa: E402
 from trimesh.tensor.parallel.schedule import (  # noqa: E402
     Schedule,
     Turn,
     idle_share,
     issue_order,
     kept_most,
+    needs_one_place,
     turns_of_ranks,
 )
 
@@ -77,6 +80,96 @@ def test_interleaved_stages_wait_less() -> None:
     assert idle_share(issue_order("interleaved", 8, 8, 4), 8, 4) == pytest.approx(9 / 57)
     with pytest.raises(ValueError, match="groups of 5, got 7: choose a multiple"):
         issue_order("interleaved", 10, 7, 5)
+
+
+@pytest.mark.parametrize("batches", [1, 2, 3, 8])
+def test_ranks_that_keep_one_copy_for_others_go_on_but_for_interleaved_stages(batches: int) -> None:
+    for stages in (1, 2, 3, 4):
+        assert needs_one_place(issue_order("1f1b", stages, batches), stages, stages)
+        assert needs_one_place(issue_order("gpipe", stages, batches), stages, stages)
+    # Each of two ranks sends the second micro-batch before it takes the first one back, which the other keeps.
+    assert needs_one_place(issue_order("interleaved", 4, batches, 2), 4, 2) == (batches < 3)
+
+
+FREE_LINK = RankLink(0.0, 1e15)
+COMPUTING = Device(
+    name="computing", flops={"float32": 1e9}, memory_bytes_per_second=1e15, memory_bytes=10**9, launch_seconds=0.0,
+    operator_seconds=0.0, issue_seconds=0.0, link=FREE_LINK, network=FREE_LINK, per_host=64, is_asynchronous=False,
+)  # fmt: skip
+"""A device on which products alone take time."""
+
+
+def square(given: Any, goal: Any) -> Any:
+    return (given - goal).square().mean()
+
+
+def linear_stages(count: int) -> list[Any]:
+    return [nn.Linear(64, 64, bias=False) for _ in range(count)]
+
+
+@pytest.mark.parametrize(("schedule", "places", "stages"), [("1f1b", 4, 4), ("gpipe", 2, 2), ("interleaved", 2, 4)])
+def test_ranks_wait_as_long_as_the_schedule_says(schedule: Schedule, places: int, stages: int) -> None:
+    told = Pipeline.explain(linear_stages(stages), {"pp": places}, "pp", microbatches=4, schedule=schedule)
+    with simulate({"pp": places}, device=COMPUTING) as mesh:
+        made = Pipeline(linear_stages(stages), mesh, "pp", microbatches=4, schedule=schedule)
+        mesh.begin_anew()
+        made.step(torch.zeros(256, 64), torch.zeros(256, 64), square)
+        report = mesh.report()
+    one = 2 * 64 * 64 * 64 / 1e9
+    idle = 1 - 3 * one * 4 * stages / places / report.seconds
+    assert told.idle - 0.05 < idle < told.idle + 0.01  # the first stage has no gradient of its input to find
+
+
+def test_what_an_interrupted_step_has_sent_is_taken() -> None:
+    def failing(given: Any, goal: Any) -> Any:
+        if len(losses) == 2:
+            raise ValueError("no third loss")
+        losses.append(square(given, goal))
+        return losses[-1]
+
+    losses: list[Any] = []
+    with simulate({"pp": 2}) as mesh:
+        made = Pipeline(linear_stages(2), mesh, "pp", microbatches=4)
+        with pytest.raises(ValueError, match="no third loss"):
+            made.step(torch.zeros(8, 64), torch.zeros(8, 64), failing)
+        mesh.report()  # all that was issued is done
+        engine = losses[0]._held.team.engine
+        assert engine._sent == {}
+
+
+def order_in(path: Path, names: dict[str, str], tracks: dict[int, int]) -> dict[int, list[str]]:
+    """Return what ranks have computed, sent and received, in order, by a trace."""
+    found: dict[int, list[str]] = {place: [] for place in tracks.values()}
+    events = [one for one in json.loads(path.read_text())["traceEvents"] if one["ph"] == "X"]
+    for event in sorted(events, key=lambda one: one["ts"]):
+        name = names.get(event["name"].partition(" ")[2])
+        if event["pid"] in tracks and name is not None:
+            found[tracks[event["pid"]]].append(name)
+    return found
+
+
+@pytest.mark.real
+async def test_ranks_send_before_they_compute_what_is_next_as_in_the_simulation(tmp_path: Path) -> None:
+    batch = torch.zeros(16, 64)
+    with simulate({"pp": 2}, device=COMPUTING) as mesh:
+        made = Pipeline(linear_stages(2), mesh, "pp", microbatches=4)
+        mesh.begin_anew()
+        made.step(batch, batch, square)
+        mesh.report()
+        mesh.write_trace(tmp_path / "simulated.json")
+    names = {"mm": "compute", "copy for others": "send", "to_mesh": "receive"}
+    simulated = order_in(tmp_path / "simulated.json", names, {1: 0, 2: 1})
+
+    async with this_host().spawn_procs({"pp": 2}, preload=PRELOAD) as procs:
+        made = Pipeline(linear_stages(2), procs, "pp", microbatches=4)
+        async with profile(procs, tmp_path / "real.json"):
+            made.step(batch, batch, square)
+    names = {"aten::mm": "compute", "trimesh::send_parts": "send", "trimesh::receive_parts": "receive"}
+    real = order_in(tmp_path / "real.json", names, {2: 0, 3: 1})
+
+    assert real == simulated
+    assert real[0][:5] == ["compute", "send", "compute", "send", "receive"]
+    assert real[1][:5] == ["receive", "compute", "compute", "compute", "send"]
 
 
 def test_a_pipeline_is_explained_by_sizes_alone() -> None:

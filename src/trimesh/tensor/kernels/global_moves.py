@@ -47,9 +47,17 @@ class _Kept:
 
 
 def send_parts(
-    rank: Rank, team: TeamOnRank, value: DTensor | Poison, move: int, targets: Sequence[int]
+    rank: Rank,
+    team: TeamOnRank,
+    value: DTensor | Poison,
+    move: int,
+    targets: Sequence[int],
+    waits: bool,  # noqa: FBT001 - operands have no names
 ) -> KeptPlacements | Poison:
-    """Offer this rank's part of a tensor, or its error, to the processes of all ranks of the target."""
+    """Offer this rank's part of a tensor, or its error, to the processes of all ranks of the target.
+
+    For `waits` see `Moves.stage`.
+    """
     moves = moves_of(rank.outside.proc)
     if isinstance(value, Poison):
         rank.leave(team, value)
@@ -61,7 +69,7 @@ def send_parts(
         cuts = [getattr(one, "dim", WHOLE) for one in lying.placements]
         here = rank.outside.proc.proc_id
         mine, others = _readers(team, lying, targets, here)
-        what, part = _staged(rank, moves, box, local if mine and box.count else None)
+        what, part = _staged(rank, moves, box, local if mine and box.count else None, waits=waits)
     except BaseException as error:
         poison = Poison(team.number, team.done, "trimesh::send_parts", error)
         _offer(rank, moves, move, targets, poison, poison.what)
@@ -107,13 +115,15 @@ def _unravel(place: int, shape: Sequence[int]) -> list[int]:
     return found
 
 
-def _staged(rank: Rank, moves: Moves, box: Box, local: torch.Tensor | None) -> tuple[Any, Any]:
+def _staged(rank: Rank, moves: Moves, box: Box, local: torch.Tensor | None, *, waits: bool) -> tuple[Any, Any]:
     """Return a copy of a part for others, and what it is; nothing if there is none."""
     if local is None:
         return b"", None
     part = Part(box, local.dtype, 0)
     is_small = part.nbytes <= limits.TENSOR_INLINE_BYTES
-    memory = memoryview(bytearray(part.nbytes)) if is_small else rank.outside.run_in_trio(moves.stage, part.nbytes)
+    memory = (
+        memoryview(bytearray(part.nbytes)) if is_small else rank.outside.run_in_trio(moves.stage, part.nbytes, waits)
+    )
     fill(memory, part, local)
     return bytes(memory) if is_small else memory, part.fields()
 

@@ -24,8 +24,8 @@ def same(_: Rank, __: TeamOnRank, value: torch.Tensor) -> torch.Tensor:
     return value
 
 
-def send(rank: Rank, team: TeamOnRank, value: Any, move: int, routes: Routes) -> None:
-    """Offer a copy of a tensor, or its error, to the processes of some ranks."""
+def send(rank: Rank, team: TeamOnRank, value: Any, move: int, routes: Routes, waits: bool) -> None:  # noqa: FBT001
+    """Offer a copy of a tensor, or its error, to the processes of some ranks; for `waits` see `Moves.stage`."""
     outside = rank.outside
     moves = moves_of(outside.proc)
     here = outside.proc.proc_id
@@ -42,7 +42,7 @@ def send(rank: Rank, team: TeamOnRank, value: Any, move: int, routes: Routes) ->
     else:
         nbytes = math.prod(value.size()) * value.element_size()
         is_small = nbytes <= limits.TENSOR_INLINE_BYTES
-        memory = memoryview(bytearray(nbytes)) if is_small else outside.run_in_trio(moves.stage, nbytes)
+        memory = memoryview(bytearray(nbytes)) if is_small else outside.run_in_trio(moves.stage, nbytes, waits)
         if nbytes:
             torch.frombuffer(memory, dtype=value.dtype).view(value.size()).copy_(value)
         what = bytes(memory) if is_small else memory

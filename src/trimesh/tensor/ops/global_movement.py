@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,16 +28,23 @@ def global_to_mesh(tensor: MeshTensor, target: Team) -> MeshTensor:
         apply: Any = _MoveParts.apply
         made: MeshTensor = apply(tensor, target, None)
         return made
-    return _moved(tensor, target, None)[0]
+    return send_global(tensor, target)[0]()
 
 
-def _moved(tensor: MeshTensor, target: Team, like: MeshTensor | None) -> tuple[MeshTensor, MeshTensor]:
-    """Move a tensor; return it, and how it lay.
+def send_global(
+    tensor: MeshTensor, target: Team, like: MeshTensor | None = None, *, waits: bool = True
+) -> tuple[Callable[[], MeshTensor], MeshTensor]:
+    """Send a tensor; return what lets the target take it, to be called once, and how it lay.
 
     Args:
         tensor: What moves.
         target: The ranks.
         like: How another one lay, which it is to lie as; None to be cut along the labels that the target has, too.
+        waits: Whether ranks of the source wait where much that they have sent was not read yet: where other commands
+            come before the target takes it, only if none of these waits for the source.
+
+    Raises:
+        RuntimeError: The processes are simulated.
     """
     source = tensor._held.team
     engine = source.engine
@@ -47,14 +56,15 @@ def _moved(tensor: MeshTensor, target: Team, like: MeshTensor | None) -> tuple[M
     labels = list(source.region.extent)
     same = Sizes(labels.index(label) if label in labels else WHOLE for label in target.region.extent)
     move = engine.shapes.new_number()
-    [layout] = call_kernel(source, "send_parts", tensor, move, Sizes(ids[1]), outputs=[nothing])
+    [layout] = call_kernel(source, "send_parts", tensor, move, Sizes(ids[1]), waits, outputs=[nothing])
     # The target may be waited for without anything else being sent: what it waits for must be under way.
     engine.flush_team(source)
     layouts = [] if like is None else [like]
-    [made] = call_kernel(
-        target, "receive_parts", move, Sizes(ids[0]), same, meta.dtype, Sizes(meta.size), layouts, outputs=[meta]
-    )
-    return made, layout
+    receive = partial(
+        call_kernel, target, "receive_parts", move, Sizes(ids[0]), same, meta.dtype, Sizes(meta.size), layouts,
+        outputs=[meta],
+    )  # fmt: skip
+    return lambda: receive()[0], layout
 
 
 class _MoveParts(torch.autograd.Function):
@@ -63,8 +73,8 @@ class _MoveParts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: MeshTensor, target: Team, like: MeshTensor | None) -> MeshTensor:
         ctx.source = tensor._held.team
-        made, ctx.layout = _moved(tensor, target, like)
-        return made
+        receive, ctx.layout = send_global(tensor, target, like)
+        return receive()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

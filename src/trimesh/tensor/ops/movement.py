@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from trimesh.tensor.controller.team import Team
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.controller.upload import Sizes
 from trimesh.tensor.issue.fetching import checked
-from trimesh.tensor.ops.global_movement import global_to_mesh
+from trimesh.tensor.ops.global_movement import global_to_mesh, send_global
+from trimesh.tensor.ops.global_tensor import checked_team
 from trimesh.tensor.protocol.box import contiguous_strides
 from trimesh.tensor.session.mesh import team_of
 
@@ -55,6 +57,28 @@ def to_mesh(tensor: torch.Tensor, target: ProcMesh) -> MeshTensor:
     return _moved(found, team, pairs)
 
 
+def send_to_mesh(tensor: torch.Tensor, target: ProcMesh, *, waits: bool = True) -> Callable[[], MeshTensor]:
+    """Send a tensor to other ranks now, and let them take it later.
+
+    Args:
+        tensor: What moves; autograd does not see it.
+        target: The ranks.
+        waits: See `send_global`.
+
+    Returns:
+        What lets the target take it, and returns it there. It must be called, once: the source keeps a copy until then.
+
+    Raises:
+        ShapeError, TypeError, ProcDied, MeshStopped: See `MeshTensor.to_mesh`.
+    """
+    found = checked(tensor.detach())
+    team = team_of(target, "tensors move to")
+    if found._meta.is_global:
+        checked_team(team)
+        return send_global(found, team, waits=waits)[0]
+    return _sent(found, team, _pairs(found._held.team, team), waits=waits)
+
+
 def _local(tensor: torch.Tensor, name: str) -> MeshTensor:
     found = checked(tensor)
     if found._meta.is_global:
@@ -88,6 +112,10 @@ def _sliced(tensor: MeshTensor, part: Team) -> MeshTensor:
 
 
 def _moved(tensor: MeshTensor, target: Team, pairs: Pairs) -> MeshTensor:
+    return _sent(tensor, target, pairs)()
+
+
+def _sent(tensor: MeshTensor, target: Team, pairs: Pairs, *, waits: bool = True) -> Callable[[], MeshTensor]:
     source, meta = tensor._held.team, tensor._meta
     ids = [[peer.proc_id for peer in team.peers] for team in (source, target)]
     engine = source.engine
@@ -95,13 +123,13 @@ def _moved(tensor: MeshTensor, target: Team, pairs: Pairs) -> MeshTensor:
         raise RuntimeError("tensors of a simulated mesh cannot move to other processes: use real ones for this test")
     meta = _contiguous(target, meta)
     move = engine.shapes.new_number()
-    call_kernel(source, "send", tensor, move, _routes(pairs, ids[1], len(ids[0])))
+    call_kernel(source, "send", tensor, move, _routes(pairs, ids[1], len(ids[0])), waits)
     # The target may be waited for without anything else being sent: what it waits for must be under way.
     engine.flush_team(source)
     back = tuple((other, one) for one, other in pairs)
     routes = _routes(back, ids[0], len(ids[1]))
-    [made] = call_kernel(target, "receive", move, routes, meta.dtype, Sizes(meta.size), outputs=[meta])
-    return made
+    receive = partial(call_kernel, target, "receive", move, routes, meta.dtype, Sizes(meta.size), outputs=[meta])
+    return lambda: receive()[0]
 
 
 def _routes(pairs: Pairs, ids: Sequence[int], places: int) -> Routes:

@@ -105,6 +105,40 @@ def idle_share(order: Sequence[Turn], stages: int, ranks: int) -> float:
     return 1 - busy / (ranks * max(free))
 
 
+def needs_one_place(order: Sequence[Turn], stages: int, ranks: int) -> bool:
+    """Return whether an order goes on where each rank keeps one copy for others at most, and waits with the next.
+
+    It then goes on wherever ranks keep more. Where one would wait for ever, as interleaved stages do, ranks must not
+    wait at all: the schedule bounds what they keep.
+    """
+    own = [[turn for turn in order if turn.stage % ranks == rank] for rank in range(ranks)]
+    sent: set[Turn] = set()
+    unread: list[Turn | None] = [None] * ranks
+    computed: set[Turn] = set()
+    is_moving = True
+    while is_moving:
+        is_moving = False
+        for rank, turns in enumerate(own):
+            while turns:
+                turn = turns[0]
+                before = _needed(turn, stages)
+                if before is not None and before.stage != turn.stage and turn not in computed:
+                    if before not in sent:
+                        break
+                    if unread[before.stage % ranks] == before:
+                        unread[before.stage % ranks] = None
+                computed.add(turn)
+                reader = turn.stage + (1 if turn.is_forward else -1)
+                if 0 <= reader < stages and reader % ranks != rank:
+                    if unread[rank] is not None:
+                        break
+                    unread[rank] = turn
+                sent.add(turn)
+                turns.pop(0)
+                is_moving = True
+    return not any(own)
+
+
 def _needed(turn: Turn, stages: int) -> Turn | None:
     """Return the turn of another stage that comes before; of the last stage its own forward pass."""
     if turn.is_forward:

@@ -11,7 +11,8 @@ rides in the command, or in the reply. Where nothing carries bytes between two p
 an offer with all of them.
 
 Everything here runs in Trio's thread, but for `kept`, which is the rank's own. Nothing can wait in a ring: the
-controller issues both halves of a move one after the other, so that each waits only for what was issued before it.
+controller issues both halves of a move one after the other, so that each waits only for what was issued before it; or
+it has found that its order of commands needs no more than room for one copy (stages of pipelines), or is not to wait.
 What the controller has to read never waits for room: it may be waiting without `await`, and reads nothing then.
 """
 
@@ -98,12 +99,20 @@ class Moves:
 
     # ---- the source ------------------------------------------------------------------------------------------
 
-    async def stage(self, nbytes: int) -> memoryview:
-        """Return memory for a copy that others will read; wait while too much has not been read yet."""
-        while (memory := self.stage_now(nbytes)) is None:
-            self._room = trio.Event()
+    async def stage(self, nbytes: int, waits: bool = True) -> memoryview:  # noqa: FBT001, FBT002 - by position
+        """Return memory for a copy that others will read.
+
+        Args:
+            nbytes: How much.
+            waits: Whether to wait while too much has not been read yet; where not, whoever issues the commands bounds
+                what is under way.
+        """
+        await trio.lowlevel.checkpoint()
+        while waits and self._is_full(nbytes):
+            if self._room.is_set():
+                self._room = trio.Event()
             await self._room.wait()
-        return memory
+        return self._take(nbytes)
 
     async def stage_if_room(self, nbytes: int) -> memoryview | None:
         """Do what `stage_now` does, for the thread of a rank."""
@@ -112,8 +121,12 @@ class Moves:
 
     def stage_now(self, nbytes: int) -> memoryview | None:
         """Return memory for a copy that others will read, or None if too much has not been read yet."""
-        if self.lent_bytes + nbytes > limits.TENSOR_MOVE_BYTES and self._lent:
-            return None
+        return None if self._is_full(nbytes) else self._take(nbytes)
+
+    def _is_full(self, nbytes: int) -> bool:
+        return bool(self._lent) and self.lent_bytes + nbytes > limits.TENSOR_MOVE_BYTES
+
+    def _take(self, nbytes: int) -> memoryview:
         self.lent_bytes += nbytes
         with contextlib.suppress(LimitExceeded, OSError):  # it is faster there, and works elsewhere
             return self.proc.bulk.take_block(nbytes)

@@ -56,7 +56,7 @@ def _sent(rank: Rank) -> Sent:
     return found
 
 
-def send(rank: Rank, _: TeamOnRank, value: torch.Tensor, move: int, _routes: Any) -> None:
+def send(rank: Rank, _: TeamOnRank, value: torch.Tensor, move: int, *_how: Any) -> None:
     """See `moves.send`."""
     meter = meter_of(rank)
     meter.copy_out(value.numel() * value.element_size())
@@ -79,7 +79,7 @@ def receive(
     return made
 
 
-def send_parts(rank: Rank, team: TeamOnRank, value: Any, move: int, _targets: Sequence[int]) -> KeptPlacements:
+def send_parts(rank: Rank, team: TeamOnRank, value: Any, move: int, *_how: Any) -> KeptPlacements:
     """See `global_moves.send_parts`."""
     del team
     layout = KeptPlacements(value.placements)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -10,14 +11,19 @@ import torch
 from torch import nn
 
 from trimesh.actor.proc_mesh import ProcMesh
+from trimesh.errors import MeshError
 from trimesh.tensor.ops.global_tensor import distribute
-from trimesh.tensor.ops.movement import to_mesh
+from trimesh.tensor.ops.movement import send_to_mesh, to_mesh
 from trimesh.tensor.ops.training.modules import module_to_mesh
-from trimesh.tensor.parallel.schedule import Schedule, issue_order
+from trimesh.tensor.parallel.schedule import Schedule, issue_order, needs_one_place
 from trimesh.tensor.parallel.stages import PipelineExplanation, Plans, explained, places_of, plans_of
 from trimesh.tensor.protocol.placement import Cut
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+_Coming = Callable[[], torch.Tensor]
+"""Lets the ranks of a stage take what has been sent to them."""
 
 
 @attrs.define(eq=False)
@@ -44,9 +50,9 @@ class Pipeline:
 
     Stage `i` is moved onto `mesh.slice(**{label: i})`, in place; interleaved, where there are several times as many
     stages as places along `label`, onto that of `i` modulo their number. The stages compute at the same time, each on
-    another micro-batch: every rank has its own part of the commands, in the order of the schedule, and waits for
-    nothing but what comes from other stages. A parameter that several stages have, as tied embeddings, is there once
-    for each, with the same gradient, so that optimizers keep the copies equal.
+    another micro-batch: every rank has its own part of the commands, in the order of the schedule, sends what others
+    need as soon as it has it, and waits for nothing but what comes from other stages. A parameter that several stages
+    have, as tied embeddings, is there once for each, with the same gradient, so that optimizers keep the copies equal.
 
     Args:
         stages: Each takes one tensor and returns one: what the one before has returned.
@@ -61,6 +67,7 @@ class Pipeline:
     Attributes:
         stages: The modules. Make an optimizer for each: `[AdamW(one.parameters()) for one in pipeline.stages]`.
         meshes: Theirs.
+        waits: Whether ranks wait while much that they have sent was not read: see `needs_one_place`.
 
     Raises:
         ShapeError: There are not as many stages as the dimension has, or see `module_to_mesh`.
@@ -87,6 +94,7 @@ class Pipeline:
         if microbatches < 1:
             raise ValueError(f"a batch is cut into at least one micro-batch, got {microbatches}")
         self._order = issue_order(schedule, len(stages), microbatches, places)
+        self.waits = needs_one_place(self._order, len(stages), places)
         self._count, self._inputs = microbatches, list(inputs)
         named = [dict(stage.named_parameters()) for stage in stages]
         plans = plans_of(plan, len(stages))
@@ -156,11 +164,15 @@ class Pipeline:
                 f"{len(goal)} goals"
             )
         step = _Step(self, batch.chunk(self._count), goal.chunk(self._count), loss)
-        for turn in self._order:
-            if turn.is_forward:
-                step.forward(turn.stage, turn.batch)
-            else:
-                step.backward(turn.stage, turn.batch)
+        try:
+            for turn in self._order:
+                if turn.is_forward:
+                    step.forward(turn.stage, turn.batch)
+                else:
+                    step.backward(turn.stage, turn.batch)
+        except BaseException:
+            step.abandon()
+            raise
         self._add_shared(step.before)
         return torch.stack(step.losses).sum()
 
@@ -229,7 +241,7 @@ class _Step:
         self._pipeline, self._batches, self._goals, self._loss = pipeline, batches, goals, loss
         self._last = len(pipeline.stages) - 1
         self._passed: dict[tuple[int, int], _Passed] = {}
-        self._grads: dict[tuple[int, int], torch.Tensor] = {}
+        self._coming: dict[tuple[int, int, bool], _Coming] = {}
         self.losses: list[torch.Tensor] = []
         self.before = pipeline.grads_before()
 
@@ -239,21 +251,34 @@ class _Step:
         if stage == 0:
             given = pipeline.put(0, self._batches[batch])
         else:
-            given = _at(self._passed[stage - 1, batch].made.detach(), pipeline.meshes[stage]).requires_grad_()
+            given = self._coming.pop((stage, batch, True))().requires_grad_()
         made = pipeline.stages[stage](given)
         if stage == self._last:
             made = self._loss(made, pipeline.put(stage, self._goals[batch])) / len(self._batches)
             self.losses.append(made.detach())
+        else:
+            self._send(made, stage + 1, batch, is_forward=True)
         self._passed[stage, batch] = _Passed(given, made)
 
     def backward(self, stage: int, batch: int) -> None:
         """Run the backward pass of one micro-batch at one stage, and send the gradient to the one before."""
         passed = self._passed.pop((stage, batch))
-        grad = None if stage == self._last else self._grads.pop((stage, batch))
+        grad = None if stage == self._last else self._coming.pop((stage, batch, False))()
         torch.autograd.backward(passed.made, grad)
         if stage > 0:
             assert passed.given.grad is not None
-            self._grads[stage - 1, batch] = _at(passed.given.grad, self._pipeline.meshes[stage - 1])
+            self._send(passed.given.grad, stage - 1, batch, is_forward=False)
+
+    def abandon(self) -> None:
+        """Let what has been sent be taken by those that it was sent to, who need it no more: it is kept until then."""
+        for receive in self._coming.values():
+            with suppress(MeshError):  # what has ended keeps nothing
+                receive()
+
+    def _send(self, tensor: torch.Tensor, stage: int, batch: int, *, is_forward: bool) -> None:
+        """Send something to a stage now: what its own ranks compute next must not come before it."""
+        pipeline = self._pipeline
+        self._coming[stage, batch, is_forward] = send_to_mesh(tensor, pipeline.meshes[stage], waits=pipeline.waits)
 
 
 def _at(tensor: Any, mesh: ProcMesh) -> torch.Tensor:
