@@ -49,6 +49,7 @@ WORKLOADS = [
     "restart",
     "rdma",
     "publish",
+    "weights",
     "tensors",
     "global_tensors",
     "hosts",

@@ -111,8 +111,7 @@ int32_t tm_link_open(tm_bus *bus, const tm_link_options *options, uint32_t *link
 /* End the link with TM_RECORD_DOWN (EXITED) as soon as the process behind `pidfd` has ended. Duplicated. */
 int32_t tm_link_watch_pid(tm_bus *bus, uint32_t link, int32_t pidfd);
 
-/* This side is going to say goodbye, when it has sent what it still has: until then the peer's goodbye does not end the
- * link. */
+/* This side will say goodbye, when it has sent what it still has: until then that of the peer does not end the link. */
 int32_t tm_link_leave(tm_bus *bus, uint32_t link);
 
 /* Say goodbye after everything sent so far. TM_FULL: no room yet, try again after the next SPACE or UP record.
@@ -201,8 +200,7 @@ int32_t tm_flush(tm_bus *bus);
 
 /* Offsets count from the start of the link's view. Body bytes of a message are all bodies one after the other; the
  * table of their sizes (n_bodies times uint64, little endian) is at `sizes_offset`; a size above 2^63 is no size but
- * names a body in shared memory (its size are the lower 40 bits), which `tm_body_take` lends. Borrowed until
- * `tm_poll_done`.
+ * names a body in shared memory (its size: the lower 40 bits), which `tm_body_take` lends. Until `tm_poll_done`.
  * The peer can still write there: read once, trust nothing. */
 typedef struct {
     uint32_t link;
@@ -294,8 +292,7 @@ int32_t tm_fault_get_count(tm_bus *bus, uint32_t index, tm_fault_count *count_ou
 int32_t tm_arm(tm_bus *bus);
 
 /* Prepare to wait for many things, the bell among them: `tm_flush`, then `tm_arm`; the bell is rung if something has
- * come already, for the wait to end at once. The bell counts each time that it is rung, not while it is readable
- * (EPOLLET).
+ * come already, for the wait to end at once. The bell counts each time that it is rung, not while readable (EPOLLET).
  *
  * `poller` is a descriptor that is readable when there is anything to wake for, or -1. With one, the bell is polled
  * for a while first. To be given when nothing else is to be done in `spin_us`. It spins only after traffic, when the
@@ -450,9 +447,8 @@ typedef struct {
 /* A transfer by tcp may also end with TM_ERR_PEER, or with what the system says of a connection that is lost or refused
  * (TM_ERR_ERRNO - ECONNRESET, ...): the process may have ended, or not. */
 
-/* Begin a transfer. TM_OK: it has ended already, `done_out` says how, also of one that was refused. TM_UNDER_WAY:
- * `done_out->id` names it. TM_FULL: limit TRANSFERS_MAX are under way. TM_ERR_ARGUMENT: no such attachment, or the 8
- * bytes of an atomic operation are not aligned. */
+/* Begin a transfer. TM_OK: it has ended already, as `done_out` says, or was refused. TM_UNDER_WAY: `done_out->id` names
+ * it. TM_FULL: TRANSFERS_MAX are under way. TM_ERR_ARGUMENT: no attachment, or 8 bytes to change are not aligned. */
 int32_t tm_transfer_begin(tm_mover *mover, const tm_transfer *transfer, tm_done *done_out);
 
 /* Have a transfer end soon, with TM_ERR_CANCELLED unless it was faster; its record follows all the same. */
@@ -467,12 +463,17 @@ typedef struct {
 } tm_view;
 
 /* Look at granted memory in a block of a process of this host where it lies: `size` bytes at `offset`. The grant counts
- * as in use until `tm_view_close`. Fails as transfers do; TM_ERR_UNREACHABLE: it is no block, or not of this host. */
+ * as in use until `tm_view_close`. `mode`: 0 = to be read, 1 = also written, 2 = read by the mapping of transfers,
+ * which stays. Fails as transfers do; TM_ERR_UNREACHABLE: it is no block, or not of this host. */
 int32_t tm_view_open(tm_mover *mover, uint32_t attachment, const tm_grant *grant, uint64_t offset, uint64_t size,
-                     uint32_t writable, tm_view *view_out);
+                     uint32_t mode, tm_view *view_out);
 int32_t tm_view_close(tm_mover *mover, uint64_t handle);
 
-/* Unmap a block (of its whole size), or a view, that has outlived its mover. By any thread. */
+/* Copy rows of `size` bytes that do not overlap; `is_huge`: no cache holds all of which this is a part. Any thread. */
+int32_t tm_copy_rows(uint8_t *into, uint64_t into_step, const uint8_t *from, uint64_t from_step, uint64_t size,
+                     uint64_t rows, uint32_t is_huge);
+
+/* Unmap a block (of its whole size), or a view with its own mapping, that has outlived its mover. By any thread. */
 int32_t tm_unmap(uint8_t *bytes, uint64_t size);
 
 /* ---- TLS between hosts ---- */
@@ -663,8 +664,7 @@ typedef struct {
 /* Take an event: 1, or 0 when there is none. */
 int32_t tm_relay_poll(tm_relay *relay, tm_relay_event *event_out);
 
-/* Connections, frames sent and received, bytes of channels sent and received, frames sent again, duplicates dropped,
- * bytes kept, open channels. */
+/* Connections, frames and bytes of channels sent and received, sent again, duplicates, bytes kept, open channels. */
 typedef struct { uint64_t counts[9]; } tm_relay_counts;
 
 int32_t tm_relay_get_counts(tm_relay *relay, uint32_t session, tm_relay_counts *counts_out);

@@ -62,6 +62,7 @@ class Program(Actor):
 
     @endpoint(thread=True)
     def back_to_trio_sync(self) -> float:
+        trio.from_thread.check_cancelled()
         return trio.from_thread.run_sync(trio.current_time)
 
     @endpoint

@@ -4,6 +4,7 @@ const std = @import("std");
 const ledger = @import("../grants/ledger.zig");
 const limits = @import("../limits.zig");
 const status = @import("../status.zig");
+const streaming = @import("../system/streaming.zig");
 const sys = @import("../system/sys.zig");
 const transfer = @import("../copying/transfer.zig");
 const views = @import("../grants/view.zig");
@@ -233,7 +234,7 @@ export fn tm_view_open(
     grant: ?*const transfer.GrantName,
     offset: u64,
     size: u64,
-    writable: u32,
+    mode: u32,
     view_out: ?*views.Opened,
 ) i32 {
     var why: i32 = 0;
@@ -242,8 +243,9 @@ export fn tm_view_open(
     out.* = .{ .bytes = null, .handle = 0 };
     const name = grant orelse return status.ERR_ARGUMENT;
     const one = self.findAttachment(id) orelse return status.ERR_ARGUMENT;
-    if (size == 0 or writable > 1) return status.ERR_ARGUMENT;
-    const rights = if (writable == 1) ledger.RIGHT_READ | ledger.RIGHT_WRITE else ledger.RIGHT_READ;
+    const how = std.enums.fromInt(views.Mode, mode) orelse return status.ERR_ARGUMENT;
+    if (size == 0) return status.ERR_ARGUMENT;
+    const rights = if (how == .write) ledger.RIGHT_READ | ledger.RIGHT_WRITE else ledger.RIGHT_READ;
     return self.openView(one, &.{
         .place = name.place,
         .generation = name.generation,
@@ -251,13 +253,34 @@ export fn tm_view_open(
         .rights = rights,
         .offset = offset,
         .size = size,
-    }, writable == 1, out);
+    }, how, out);
 }
 
 export fn tm_view_close(mover: ?*Mover, handle: u64) i32 {
     var why: i32 = 0;
     const self = live(mover, &why) orelse return why;
     return if (self.closeView(handle)) status.OK else status.ERR_ARGUMENT;
+}
+
+export fn tm_copy_rows(
+    into: ?[*]u8,
+    into_step: u64,
+    from: ?[*]const u8,
+    from_step: u64,
+    size: u64,
+    rows: u64,
+    is_huge: u32,
+) i32 {
+    const to = into orelse return status.ERR_ARGUMENT;
+    const source = from orelse return status.ERR_ARGUMENT;
+    streaming.copyRows(
+        .{ .first = to, .step = @intCast(into_step) },
+        .{ .first = source, .step = @intCast(from_step) },
+        @intCast(size),
+        @intCast(rows),
+        is_huge != 0,
+    );
+    return status.OK;
 }
 
 export fn tm_unmap(bytes: ?[*]u8, size: u64) i32 {

@@ -72,6 +72,22 @@ pub const Access = struct {
         return null;
     }
 
+    /// Have the range mapped, by the mapping of its block that all accesses share. False: it lies in none, or the block
+    /// cannot be mapped.
+    pub fn hold(self: *Access) bool {
+        const terms = &self.terms;
+        if (self.own != null or terms.block == 0) return false;
+        const mapped = self.attachment.hold(terms.block) orelse return false;
+        // The size is the mapping's own: what the ledger says of the range is not believed.
+        if (terms.block_offset > mapped.bytes or terms.size > mapped.bytes - terms.block_offset) {
+            Attachment.letGo(mapped);
+            return false;
+        }
+        self.mapped = mapped;
+        self.here = mapped.pages.? + @as(usize, @intCast(terms.block_offset + self.offset));
+        return true;
+    }
+
     /// Whether what was moved so far counts: AC-2.
     pub fn look(self: *const Access) i32 {
         if (self.own) |own| return if (own.now() == self.word) status.OK else status.ERR_REVOKED;

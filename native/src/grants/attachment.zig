@@ -4,8 +4,8 @@
 //! AT-1 A home is believed only as far as it is found true: the start time of the process, asked for while a pidfd of
 //! it shows no end; seals, size, head and epoch of the ledger. AT-2 What a ledger says of a block is held against the
 //! block's own descriptor: inode, size, seals. After that no access to the mapping can fail. AT-3 A block stays mapped
-//! while a transfer goes through it; otherwise as long as the ledger names it. AT-4 What is mapped outlives the program
-//! of its owner: a process that calls exec goes on, and its ledger never changes again. But its descriptor is closed.
+//! while a transfer or view goes through it; otherwise as long as the ledger names it. AT-4 What is mapped outlives the
+//! program of its owner: a process that calls exec goes on, and its ledger never changes again, but is closed.
 
 const std = @import("std");
 const ledger = @import("ledger.zig");
@@ -63,7 +63,7 @@ pub const Mapped = struct {
     inode: u64,
     /// Its number over there.
     block: u32,
-    /// Transfers that go through it; atomic.
+    /// Transfers and views that go through it; atomic.
     uses: u32,
     stamp: u64,
 
@@ -72,7 +72,8 @@ pub const Mapped = struct {
         self.pages = null;
     }
 
-    fn isIdle(self: *const Mapped) bool {
+    /// Whether it is mapped, and nothing goes through it.
+    pub fn isIdle(self: *const Mapped) bool {
         return self.pages != null and @atomicLoad(u32, &self.uses, .acquire) == 0;
     }
 };
@@ -321,9 +322,9 @@ pub const Attachment = struct {
 
     // ---- the end ----
 
-    /// Give everything back. Nothing may go through it any more.
+    /// Give everything back, but for blocks that an open view shows. No transfer may go through it any more.
     pub fn deinit(self: *Attachment, own_table: *const ledger.Table) void {
-        for (self.blocks[0..self.blocks_used]) |*one| if (one.pages != null) one.drop();
+        for (self.blocks[0..self.blocks_used]) |*one| if (one.isIdle()) one.drop();
         if (self.table) |table| {
             if (table != own_table) sys.unmap(@ptrCast(@alignCast(table)), ledger.Table.BYTES);
         }

@@ -1,5 +1,6 @@
 //! Views: parts of blocks, of other processes or of this one, mapped for a while where they lie. Each is a mapping of
-//! its own, so that it can be read-only, and holds a claim on its grant as long as it is open.
+//! its own, so that it can be read-only, and holds a claim on its grant as long as it is open. One that is *shared* is
+//! by the mapping that transfers have, which stays: what was touched once does not fault again in the next view.
 
 const std = @import("std");
 const block = @import("block.zig");
@@ -13,9 +14,13 @@ const View = struct {
     generation: u32,
     is_open: bool,
     pages: [*]align(4096) u8,
+    /// 0: they are not its own.
     bytes: u64,
     access: Access,
 };
+
+/// As in trimesh.h.
+pub const Mode = enum(u32) { read = 0, write = 1, shared = 2 };
 
 /// As in trimesh.h.
 pub const Opened = extern struct { bytes: ?[*]u8, handle: u64 };
@@ -31,7 +36,7 @@ pub const Views = struct {
         self: *Views,
         access: *Access,
         size: u64,
-        writable: bool,
+        mode: Mode,
         blocks: *block.Blocks,
         out: *Opened,
     ) i32 {
@@ -40,6 +45,8 @@ pub const Views = struct {
         if (size > limits.BLOCK_BYTES_MAX or terms.block_offset > limits.BLOCK_BYTES_MAX) return status.ERR_DENIED;
         if (terms.block == 0 or (access.own != null and own == null)) return status.ERR_UNREACHABLE;
         const place = self.freePlace() orelse return status.ERR_LIMIT;
+        if (mode == .shared and access.hold()) return self.openShared(place, access, out);
+        const writable = mode == .write;
         const at = terms.block_offset + access.offset; // judged: no overflow
         const first = std.mem.alignBackward(u64, at, 4096);
         const bytes = std.mem.alignForward(u64, @max(1, size) + (at - first), 4096);
@@ -56,6 +63,20 @@ pub const Views = struct {
             sys.unmap(pages, @intCast(bytes));
             return now;
         }
+        out.bytes = pages + @as(usize, @intCast(at - first));
+        out.handle = self.fill(place, pages, bytes, access);
+        return status.OK;
+    }
+
+    fn openShared(self: *Views, place: u32, access: *Access, out: *Opened) i32 {
+        const now = access.look();
+        if (now != status.OK) return now; // who closes the access lets go of the mapping
+        out.* = .{ .bytes = access.here, .handle = self.fill(place, access.mapped.?.pages.?, 0, access) };
+        return status.OK;
+    }
+
+    /// Have a place hold an open view. Its handle.
+    fn fill(self: *Views, place: u32, pages: [*]align(4096) u8, bytes: u64, access: *const Access) u64 {
         const row = &self.rows[place];
         row.* = .{
             .generation = row.generation + 1,
@@ -64,11 +85,7 @@ pub const Views = struct {
             .bytes = bytes,
             .access = access.*,
         };
-        out.* = .{
-            .bytes = pages + @as(usize, @intCast(at - first)),
-            .handle = @as(u64, row.generation) << 32 | place,
-        };
-        return status.OK;
+        return @as(u64, row.generation) << 32 | place;
     }
 
     fn freePlace(self: *Views) ?u32 {
@@ -91,7 +108,7 @@ pub const Views = struct {
 
     fn closeRow(row: *View) *attachment.Attachment {
         const of = row.access.attachment;
-        sys.unmap(row.pages, @intCast(row.bytes));
+        if (row.bytes > 0) sys.unmap(row.pages, @intCast(row.bytes));
         row.access.close();
         row.is_open = false;
         return of;

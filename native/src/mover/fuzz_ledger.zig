@@ -104,7 +104,7 @@ fn fuzzLedger(_: void, smith: *Smith) !void {
         if (smith.boolWeighted(3, 1)) {
             var seen: views.Opened = undefined;
             const wanted = asked.wanted();
-            if (reader.openView(one, &wanted, false, &seen) == status.OK) {
+            if (reader.openView(one, &wanted, .read, &seen) == status.OK) {
                 std.mem.doNotOptimizeAway(seen.bytes.?[0] +% seen.bytes.?[@intCast(asked.size - 1)]);
                 try testing.expect(reader.closeView(seen.handle));
             }

@@ -418,7 +418,7 @@ pub const Mover = struct {
         self: *Mover,
         one: *Attachment,
         wanted: *const ledger.Wanted,
-        writable: bool,
+        mode: views.Mode,
         out: *views.Opened,
     ) i32 {
         self.calling.lock(); // a block is opened
@@ -427,7 +427,7 @@ pub const Mover = struct {
             return unreachableFor(one);
         var why: i32 = 0;
         var access = Access.open(one, self.self, &self.grants, wanted, &why) orelse return why;
-        const rc = self.views.open(&access, wanted.size, writable, &self.blocks, out);
+        const rc = self.views.open(&access, wanted.size, mode, &self.blocks, out);
         if (rc == status.OK) _ = @atomicRmw(u32, &one.uses, .Add, 1, .acquire) else access.close();
         return if (rc == status.ERR_UNREACHABLE) unreachableFor(one) else rc;
     }

@@ -109,7 +109,7 @@ test "a view and its claim outlive their mover" {
     var seen: views.Opened = undefined;
     const asked = stage.request(.read, stage.block[0..10]);
     const wanted = asked.wanted();
-    try testing.expectEqual(status.OK, stage.reader.openView(stage.of, &wanted, false, &seen));
+    try testing.expectEqual(status.OK, stage.reader.openView(stage.of, &wanted, .read, &seen));
     try testing.expectEqualSlices(u8, stage.block[0..10], seen.bytes.?[0..10]);
     try testing.expectEqual(status.FULL, stage.owner.revoke(&stage.name));
 
@@ -121,6 +121,29 @@ test "a view and its claim outlive their mover" {
     stage.owner.destroy();
     for (seen.bytes.?[0..10], 0..) |byte, i| try testing.expectEqual(@as(u8, @truncate(i *% 31)), byte);
     sys.unmap(@ptrCast(@alignCast(seen.bytes.?)), 4096);
+}
+
+test "a shared view leaves its mapping to transfers and later views, and outlives its mover" {
+    var stage = try Stage.init(8192);
+    var seen: views.Opened = undefined;
+    const asked = stage.request(.read, stage.block[0..5]);
+    const wanted = asked.wanted();
+    try testing.expectEqual(status.OK, stage.reader.openView(stage.of, &wanted, .shared, &seen));
+    try testing.expectEqualSlices(u8, stage.block[0..5], seen.bytes.?[0..5]);
+    const first = seen.bytes.?;
+    stage.owner.table.blocks[stage.number].inode += 1; // the ledger names it no more; a look at another block is next
+    try testing.expect(stage.of.hold(stage.number) == null);
+    try testing.expectEqual(1, stage.of.blocks[0].uses);
+    stage.owner.table.blocks[stage.number].inode -= 1;
+    try testing.expect(stage.reader.closeView(seen.handle));
+    try testing.expect(stage.of.blocks[0].isIdle());
+
+    try testing.expectEqual(status.OK, stage.reader.openView(stage.of, &wanted, .shared, &seen));
+    try testing.expectEqual(first, seen.bytes.?);
+    try testing.expectEqual(status.FULL, stage.owner.revoke(&stage.name));
+    stage.reader.destroy();
+    stage.owner.destroy();
+    for (seen.bytes.?[0..5], 0..) |byte, i| try testing.expectEqual(@as(u8, @truncate(i *% 31)), byte);
 }
 
 test "views of more than there can be are refused" {
@@ -135,7 +158,7 @@ test "views of more than there can be are refused" {
     for ([_]u64{ terms.size, 1 << 50, 8192, 4097 }) |size| {
         var wanted = asked.wanted();
         wanted.size = size;
-        const rc = stage.reader.openView(stage.of, &wanted, false, &seen);
+        const rc = stage.reader.openView(stage.of, &wanted, .read, &seen);
         try testing.expect(rc == status.ERR_UNREACHABLE or rc == status.ERR_DENIED);
     }
 }

@@ -21,6 +21,28 @@ pub fn copy(into: []u8, from: []const u8) void {
     @memcpy(into[tail..], from[tail..]);
 }
 
+/// Rows of memory: `step` bytes from the beginning of one to that of the next.
+pub fn Rows(comptime Pointer: type) type {
+    return struct { first: Pointer, step: usize };
+}
+
+/// Copy `count` rows of `size` bytes, which do not overlap. Huge: caches do not hold all that is being copied.
+pub fn copyRows(into: Rows([*]u8), from: Rows([*]const u8), size: usize, count: usize, is_huge: bool) void {
+    if (size == into.step and size == from.step) {
+        return copyRow(into.first[0 .. size * count], from.first[0 .. size * count], is_huge);
+    }
+    for (0..count) |row| {
+        copyRow((into.first + row * into.step)[0..size], (from.first + row * from.step)[0..size], is_huge);
+    }
+}
+
+fn copyRow(into: []u8, from: []const u8, is_huge: bool) void {
+    if (is_huge and into.len >= STREAMED_ROW_BYTES_MIN) copy(into, from) else @memcpy(into, from);
+}
+
+/// A shorter row is two lines that only a part of is stored to for each few that are whole.
+const STREAMED_ROW_BYTES_MIN = 1024;
+
 fn overlap(into: []const u8, from: []const u8) bool {
     const distance = @intFromPtr(into.ptr) -% @intFromPtr(from.ptr);
     return distance < from.len or 0 -% distance < into.len;
@@ -75,5 +97,21 @@ test "memory that overlaps is copied as if it did not" {
         for (&both, 0..) |*byte, i| byte.* = @truncate(i);
         copy(both[at[0]..][0..300], both[at[1]..][0..300]);
         for (both[at[0]..][0..300], at[1]..) |byte, i| try std.testing.expectEqual(@as(u8, @truncate(i)), byte);
+    }
+}
+
+test "rows are copied to where they belong, and nothing between them is touched" {
+    var source: [6 * 2048]u8 = undefined;
+    for (&source, 0..) |*byte, i| byte.* = @truncate(i *% 13 +% i / 256);
+    for ([_]bool{ false, true }) |is_huge| {
+        for ([_]usize{ 1, 8, 100, 1024, 1500, 2048 }) |size| {
+            var into: [6 * 2048]u8 = @splat(0);
+            const step = @min(2048, size + 7);
+            copyRows(.{ .first = &into, .step = step }, .{ .first = &source, .step = 2048 }, size, 6, is_huge);
+            for (0..6) |row| {
+                try std.testing.expectEqualSlices(u8, source[row * 2048 ..][0..size], into[row * step ..][0..size]);
+                for (into[row * step + size .. (row + 1) * step]) |byte| try std.testing.expectEqual(0, byte);
+            }
+        }
     }
 }

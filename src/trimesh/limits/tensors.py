@@ -37,11 +37,18 @@ TENSOR_DRAIN_SECONDS: Final = 10.0
 """Leaving a block says what its ranks are at when none has told of progress for so long: a step takes less, and a
 collective that only some ranks have called takes COLLECTIVE_SECONDS."""
 
-RESHARD_PLANS: Final = 8
-"""Plans of one reader of published weights that are kept: one for each set of tensors that it asks for, and layout."""
+RESHARD_PLANS: Final = 16
+"""Plans of a process that reads published weights that are kept: one for each set of tensors that it asks for, and
+layout. A loop of RL reads two or three models."""
 
 RESHARD_CHUNK_BYTES: Final = 1 << 26
 """Copied out of the memory of others in one piece, in a thread: a cancel waits for that, some 20 ms."""
+
+RESHARD_STREAM_BYTES_MIN: Final = 8 << 20
+"""A reader that copies as much out of the memory of others stores past the caches, which would not hold it."""
+
+RESHARD_ROW_BYTES_MIN: Final = 64
+"""Shorter rows, a cache line, are left to torch, which copies single elements in the order that suits them."""
 
 GROUP_CONNECT_SECONDS: Final = 30.0
 """A member of an elastic group waits this long for the connections of the others, all of which have joined: one that

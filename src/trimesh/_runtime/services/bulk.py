@@ -278,12 +278,14 @@ class Bulk:
         except TrimeshInternalError:  # an address that no handle of ours asks for
             raise TransferError(End.DENIED) from None
 
-    async def view(self, granted: Granted, offset: int, nbytes: int, *, writable: bool) -> memoryview:
-        """Return granted memory where it lies; raises as `move` does."""
+    async def view(
+        self, granted: Granted, offset: int, nbytes: int, *, writable: bool, is_shared: bool = False
+    ) -> memoryview:
+        """Return granted memory where it lies, see `Attachment.view`; raises as `move` does."""
         attachment = await self._enter(granted)
         await trio.lowlevel.checkpoint()
         try:
-            return attachment.view(granted.grant, offset, nbytes, writable=writable)
+            return attachment.view(granted.grant, offset, nbytes, writable=writable, is_shared=is_shared)
         except TransferError as error:
             await self._raise(granted, attachment, error.end)
 

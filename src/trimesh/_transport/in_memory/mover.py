@@ -392,7 +392,7 @@ class MemoryAttachment(Attachment):
         """Wait until a transfer of this process has ended."""
         await self.mover.wait_for_room()
 
-    def view(self, grant: Grant, offset: int, nbytes: int, *, writable: bool) -> memoryview:
+    def view(self, grant: Grant, offset: int, nbytes: int, *, writable: bool, is_shared: bool = False) -> memoryview:
         """Return granted memory of a block where it lies; see `Attachment.view`.
 
         Raises:

@@ -237,8 +237,16 @@ class Attachment(ABC):
         """Wait until a transfer of this process has ended."""
 
     @abstractmethod
-    def view(self, grant: Grant, offset: int, nbytes: int, *, writable: bool) -> memoryview:
+    def view(self, grant: Grant, offset: int, nbytes: int, *, writable: bool, is_shared: bool = False) -> memoryview:
         """Return granted memory of a block where it lies; the grant is in use until the last view of it is gone.
+
+        Args:
+            grant: The memory over there.
+            offset: Where the part that is shown begins.
+            nbytes: How long that is.
+            writable: Whether it may be written.
+            is_shared: Show it by the mapping that transfers use, which stays when the view has gone: the next one has
+                no page faults. Nothing keeps whoever goes by addresses from writing to it.
 
         Raises:
             TransferError, OSError: It cannot be had.

@@ -9,6 +9,7 @@ only puts a note into a queue, which the thread of the Trio loop empties. What o
 
 from __future__ import annotations
 
+import enum
 import errno
 import os
 import threading
@@ -231,13 +232,14 @@ class NativeMover(Mover):
         Args:
             span: The memory.
             give_back: Does that, as long as the mover is there.
-            mapped: How many bytes to unmap when it is not.
+            mapped: How many bytes to unmap when it is not; 0 for memory that stays mapped.
         """
         return lent_memory(span.address, span.nbytes, partial(self._note, give_back, span.address, mapped))
 
     def _note(self, give_back: Callable[[], object], address: int, mapped: int) -> None:
         if self._is_closed:
-            self.library.lib.tm_unmap(self.library.ffi.cast("uint8_t *", address), mapped)
+            if mapped:
+                self.library.lib.tm_unmap(self.library.ffi.cast("uint8_t *", address), mapped)
             return
         self._let_go.append(give_back)
         try:
@@ -411,7 +413,7 @@ class NativeAttachment(Attachment):
         """Wait until a transfer of this process has ended."""
         await self.mover.wait_for_room()
 
-    def view(self, grant: Grant, offset: int, nbytes: int, *, writable: bool) -> memoryview:
+    def view(self, grant: Grant, offset: int, nbytes: int, *, writable: bool, is_shared: bool = False) -> memoryview:
         """Return granted memory of a block where it lies; see `Attachment.view`.
 
         Raises:
@@ -421,14 +423,15 @@ class NativeAttachment(Attachment):
         mover.tidy()
         if self._is_closed:
             raise TransferError(End.CANCELLED)
+        lib = mover.library.lib
+        mode = _ViewMode.WRITE if writable else _ViewMode.SHARED if is_shared else _ViewMode.READ
         out = mover.library.ffi.new("tm_view *")
-        code = mover.library.lib.tm_view_open(
-            mover.handle, self.number, mover.grant_of(grant), offset, nbytes, int(writable), out
-        )
+        code = lib.tm_view_open(mover.handle, self.number, mover.grant_of(grant), offset, nbytes, mode, out)
         if code < 0:
             raise _error_of(code, "looking at memory", "VIEWS_MAX")
         address, handle = int(mover.library.ffi.cast("uintptr_t", out.bytes)), int(out.handle)
-        view = mover.lend(Span(address, nbytes), partial(self._close_view, handle), nbytes)
+        own = nbytes if mode is not _ViewMode.SHARED else 0
+        view = mover.lend(Span(address, nbytes), partial(self._close_view, handle), own)
         return view if writable else view.toreadonly()
 
     def _close_view(self, handle: int) -> None:
@@ -441,6 +444,14 @@ class NativeAttachment(Attachment):
             if self.mover.handle != self.mover.library.ffi.NULL:
                 code = self.mover.library.lib.tm_attachment_close(self.mover.handle, self.number)
                 status.check(code, "ending an attachment")
+
+
+class _ViewMode(enum.IntEnum):
+    """As `tm_view_open` has it."""
+
+    READ = 0
+    WRITE = 1
+    SHARED = 2
 
 
 _ALL: Final = sum(one.value for one in Carrier)

@@ -13,15 +13,15 @@ from trimesh.rdma.memory.handle import Handle
 
 @asynccontextmanager
 @trio.lowlevel.enable_ki_protection
-async def mapped(handle: Handle, *, writable: bool) -> AsyncGenerator[memoryview, None]:
-    """Give the memory of a handle to a block; see `RDMABuffer.map`."""
+async def mapped(handle: Handle, *, writable: bool, is_shared: bool = False) -> AsyncGenerator[memoryview, None]:
+    """Give the memory of a handle to a block; see `RDMABuffer.map`, and `Attachment.view` for `is_shared`."""
     if not handle.granted.block or handle.is_on_device:
         raise ValueError(
             "only memory from trimesh.rdma.allocate can be mapped, got a buffer over other memory: "
             "copy it by read_into, or let the owner make it of allocate"
         )
     bulk = current_proc().bulk
-    view = await bulk.view(handle.granted, handle.offset, handle.nbytes, writable=writable)
+    view = await bulk.view(handle.granted, handle.offset, handle.nbytes, writable=writable, is_shared=is_shared)
     try:
         yield view
     finally:

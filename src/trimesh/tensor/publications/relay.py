@@ -131,7 +131,7 @@ def rebuild_relayed(origin: Any, relays: Any) -> RelayedPublication:
     if not isinstance(origin, Publication) or not is_list:
         raise ProtocolError("a relayed publication must be named by its origin and its relays")
     made = RelayedPublication.__new__(RelayedPublication)
-    made._members, made._plans, made._publish = origin._members, origin._plans, None
+    made._members, made._publish = origin._members, None
     made._origin, made._relays = origin, relays
     return made
 

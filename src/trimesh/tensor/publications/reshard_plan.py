@@ -10,6 +10,7 @@ import attrs
 import torch
 
 from trimesh import limits
+from trimesh._runtime.life import current_proc
 from trimesh.errors import ProtocolError
 from trimesh.tensor.protocol.box import Box
 from trimesh.tensor.protocol.state_layout import PartOfState, read_parts
@@ -76,7 +77,7 @@ class ReshardPlan:
 
 
 class ReshardPlans:
-    """The plans of one reader of one publication; the newest few are kept.
+    """The plans of a process that reads publications, by whatever handles; those that were used last are kept.
 
     Attributes:
         computed: How many were computed.
@@ -97,9 +98,7 @@ class ReshardPlans:
             ProtocolError: They do not say the same of a tensor.
         """
         found = self._parts.get(layouts)
-        if found is None:
-            found = _keep(self._parts, layouts, _parts_of(layouts))
-        return found
+        return _keep(self._parts, layouts, _parts_of(layouts) if found is None else found)
 
     def plan(self, layouts: tuple[bytes, ...], wanted: Mapping[str, Box]) -> ReshardPlan:
         """Return how to read some boxes of tensors.
@@ -111,12 +110,24 @@ class ReshardPlans:
         found = self._plans.get(key)
         if found is None:
             self.computed += 1
-            found = _keep(self._plans, key, _plan_of(self.parts(layouts), wanted))
-        return found
+            found = _plan_of(self.parts(layouts), wanted)
+        return _keep(self._plans, key, found)
+
+
+def reshard_plans() -> ReshardPlans:
+    """Return the plans of this process.
+
+    Raises:
+        RuntimeError: No mesh is open here.
+    """
+    found = current_proc().above.setdefault(ReshardPlans, ReshardPlans())
+    assert isinstance(found, ReshardPlans)
+    return found
 
 
 def _keep(kept: OrderedDict[Hashable, T], key: Hashable, value: T) -> T:
     kept[key] = value
+    kept.move_to_end(key)
     while len(kept) > limits.RESHARD_PLANS:
         kept.popitem(last=False)
     return value

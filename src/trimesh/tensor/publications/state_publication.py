@@ -23,7 +23,6 @@ from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.issue.fetching import checked
 from trimesh.tensor.ops.global_tensor import checked_team
 from trimesh.tensor.protocol.state_layout import LAYOUT
-from trimesh.tensor.publications.reshard_plan import ReshardPlans
 from trimesh.tensor.publications.state_snapshot import StateSnapshot, state_snapshot
 
 
@@ -34,10 +33,9 @@ class Publication:
     there when every rank has published its part; a reader pins it on all of them, so that it never gets parts of two.
     """
 
-    __slots__ = ("_members", "_plans", "_publish")
+    __slots__ = ("_members", "_publish")
 
     _members: ValueMesh[Published]
-    _plans: ReshardPlans
     _publish: Callable[[], Awaitable[int]] | None
 
     def __init__(self) -> None:
@@ -116,7 +114,7 @@ class Publication:
                     if version is not None:
                         raise
                 seen = latest  # one rank has gone on already, or never had it: the others get there
-            yield await state_snapshot(latest, parts, self._plans)
+            yield await state_snapshot(latest, parts)
 
     def shard(self, coordinates: Mapping[str, int] | None = None, /, **coords: int) -> Published:
         """Return what one rank publishes: its own tensors, and its parts of global ones, by their names.
@@ -146,7 +144,7 @@ def rebuild(members: Any) -> Publication:
 
 def _publication(members: ValueMesh[Published], publish: Callable[[], Awaitable[int]] | None) -> Publication:
     made = Publication.__new__(Publication)
-    made._members, made._publish, made._plans = members, publish, ReshardPlans()
+    made._members, made._publish = members, publish
     return made
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 
 import attrs
@@ -14,11 +14,19 @@ from trimesh import limits
 from trimesh._runtime.life import current_proc
 from trimesh._runtime.tasks import in_trio
 from trimesh.rdma.buffers.buffer import RDMABuffer
+from trimesh.rdma.buffers.view import mapped
 from trimesh.rdma.publications.snapshot import Snapshot
 from trimesh.tensor.controller.shard_of import ShardOf, shard_of
 from trimesh.tensor.protocol.state_layout import LAYOUT
-from trimesh.tensor.publications.mapped_memory import flat_over
-from trimesh.tensor.publications.reshard_plan import PlannedRead, ReshardPlan, ReshardPlans, StateParts, dtype_of
+from trimesh.tensor.publications.mapped_memory import RowCopy, flat_over, rows_of
+from trimesh.tensor.publications.reshard_plan import (
+    PlannedRead,
+    ReshardPlan,
+    ReshardPlans,
+    StateParts,
+    dtype_of,
+    reshard_plans,
+)
 
 
 @attrs.define(eq=False)
@@ -111,7 +119,8 @@ class _Reading:
         self._plan = plan
         self._tensors = tensors
         self._is_near = {rank for rank, one in enumerate(ranks) if one.host == current_proc().bulk.mover.home.host}
-        self._copies: list[tuple[int, Callable[[], object]]] = []
+        self._copies: list[Callable[[], object]] = []
+        self._rows: list[RowCopy] = []
 
     async def run(self) -> None:
         """Read all that is planned.
@@ -127,12 +136,15 @@ class _Reading:
                         await self._read_directly(name, one)
                     elif one.rank in self._is_near:
                         if one.rank not in views:
-                            views[one.rank] = await stack.enter_async_context(self._ranks[one.rank].whole().map())
+                            views[one.rank] = await stack.enter_async_context(_shown(self._ranks[one.rank]))
                         self._copy_later(name, one, views[one.rank])
                     else:
                         await self._read_apart(name, one)
             try:
-                await self._copy()
+                is_huge = sum(rows.nbytes for rows in self._rows) >= limits.RESHARD_STREAM_BYTES_MIN
+                self._copies += [partial(rows.run, is_huge=is_huge) for rows in self._rows]
+                if self._copies:
+                    await trio.to_thread.run_sync(run_all, self._copies)
             finally:
                 self._copies.clear()  # what they read is there no longer
 
@@ -159,23 +171,21 @@ class _Reading:
         flat = flat_over(view, dtype, offset, one.length)
         target = self._tensors[name][one.target]
         source = flat.as_strided(one.size, one.strides)
+        if (alike := rows_of(target, source)) is not None:
+            self._rows += alike.cut(limits.RESHARD_CHUNK_BYTES)
+            return
         rows = max(1, limits.RESHARD_CHUNK_BYTES * one.size[0] // max(1, target.nbytes)) if one.size else 1
         if not one.size or rows >= one.size[0]:
-            self._copies.append((target.nbytes, partial(_put, target, source)))
+            self._copies.append(partial(_put, target, source))
             return
         for begin in range(0, one.size[0], rows):
             some = target[begin : begin + rows]
-            self._copies.append((some.nbytes, partial(_put, some, source[begin : begin + rows])))
+            self._copies.append(partial(_put, some, source[begin : begin + rows]))
 
-    async def _copy(self) -> None:
-        while self._copies:
-            some: list[Callable[[], object]] = []
-            nbytes = 0
-            while self._copies and (not some or nbytes + self._copies[-1][0] <= limits.RESHARD_CHUNK_BYTES):
-                size, copy = self._copies.pop()
-                nbytes += size
-                some.append(copy)
-            await trio.to_thread.run_sync(_run_all, some)
+
+def _shown(rank: Snapshot) -> AbstractAsyncContextManager[memoryview]:
+    """Return the memory of a version, mapped as it is for transfers: so that later versions have no page faults."""
+    return mapped(rank.whole().handle, writable=False, is_shared=True)
 
 
 def _put(target: torch.Tensor, source: torch.Tensor) -> None:
@@ -183,12 +193,14 @@ def _put(target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
 
 
-def _run_all(calls: Sequence[Callable[[], object]]) -> None:
+def run_all(calls: Sequence[Callable[[], object]]) -> None:
+    """Copy, in one thread: each change of threads costs more than a piece where all cores copy."""
     for call in calls:
+        trio.from_thread.check_cancelled()
         call()
 
 
-async def state_snapshot(version: int, ranks: Sequence[Snapshot], plans: ReshardPlans) -> StateSnapshot:
+async def state_snapshot(version: int, ranks: Sequence[Snapshot]) -> StateSnapshot:
     """Return a version that is pinned on all ranks."""
     layouts: list[bytes] = []
     for snapshot in ranks:
@@ -196,5 +208,5 @@ async def state_snapshot(version: int, ranks: Sequence[Snapshot], plans: Reshard
         data = bytearray(buffer.nbytes)
         await buffer.read_into(data)
         layouts.append(bytes(data))
-    told = tuple(layouts)
+    told, plans = tuple(layouts), reshard_plans()
     return StateSnapshot(version, plans.parts(told).sizes, ranks, told, plans)

@@ -58,6 +58,7 @@ class SimThreads:
     def installed(self) -> Generator[None, None, None]:
         """Run what actors give to `trio.to_thread` in this way, while a simulation runs."""
         real, back, back_sync = trio.to_thread.run_sync, trio.from_thread.run, trio.from_thread.run_sync
+        check = trio.from_thread.check_cancelled
 
         async def run_sync(
             function: Callable[..., Any],
@@ -83,7 +84,17 @@ class SimThreads:
         def run_back_sync(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
             return back_sync(function, *args, **options) if self.time.in_thread is None else function(*args)
 
+        def check_cancelled() -> None:
+            if self.time.in_thread is None:  # else it runs while nothing else does, a cancel included
+                check()
+
         path: Any = trio._path  # noqa: SLF001 - it has the function by its own name
-        changes = [(trio.to_thread, "run_sync", run_sync), (path, "run_sync", run_sync)]
-        with replaced([*changes, (trio.from_thread, "run", run_back), (trio.from_thread, "run_sync", run_back_sync)]):
+        changes = [
+            (trio.to_thread, "run_sync", run_sync),
+            (path, "run_sync", run_sync),
+            (trio.from_thread, "run", run_back),
+            (trio.from_thread, "run_sync", run_back_sync),
+            (trio.from_thread, "check_cancelled", check_cancelled),
+        ]
+        with replaced(changes):
             yield
