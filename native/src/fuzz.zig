@@ -4,6 +4,7 @@
 //! Frames are made from the fuzzer's numbers and given a right check, because random bytes never get past it.
 
 const std = @import("std");
+const fuzz_input = @import("fuzz_input.zig");
 const body = @import("protocol/body.zig");
 const frame = @import("protocol/frame.zig");
 const limits = @import("limits.zig");
@@ -15,7 +16,7 @@ const shelf = @import("rings/shelf.zig");
 const socket = @import("system/socket.zig");
 const sys = @import("system/sys.zig");
 
-const Smith = std.testing.Smith;
+const Smith = fuzz_input.Smith;
 const testing = std.testing;
 
 const EPOCH = 7;
@@ -64,7 +65,7 @@ fn fuzzHeader(_: void, smith: *Smith) !void {
 }
 
 test "fuzz: headers" {
-    try testing.fuzz({}, fuzzHeader, .{});
+    try fuzz_input.feed(fuzzHeader);
 }
 
 fn greet(inbound: *session.Inbound) !void {
@@ -139,7 +140,7 @@ fn fuzzSession(_: void, smith: *Smith) !void {
 }
 
 test "fuzz: session" {
-    try testing.fuzz({}, fuzzSession, .{});
+    try fuzz_input.feed(fuzzSession);
 }
 
 /// A stream that gives out what the fuzzer wants, in pieces of its choice.
@@ -227,7 +228,7 @@ fn consume(rx: *ring.Consumer) !void {
 }
 
 test "fuzz: pump" {
-    try testing.fuzz({}, fuzzPump, .{});
+    try fuzz_input.feed(fuzzPump);
 }
 
 fn someRef(smith: *Smith) u32 {
@@ -290,7 +291,7 @@ fn fuzzShelf(_: void, smith: *Smith) !void {
 }
 
 test "fuzz: shelf" {
-    try testing.fuzz({}, fuzzShelf, .{});
+    try fuzz_input.feed(fuzzShelf);
 }
 
 test {

@@ -27,6 +27,7 @@ test {
     _ = @import("grants/grants.zig");
     _ = @import("links/greeting.zig");
     _ = @import("grants/ledger.zig");
+    _ = @import("fuzz.zig");
     _ = @import("limits.zig");
     _ = @import("links/link.zig");
     _ = @import("system/loading.zig");

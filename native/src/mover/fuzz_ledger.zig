@@ -2,6 +2,7 @@
 //! their destination and the block that the ledger truly names.
 
 const std = @import("std");
+const fuzz_input = @import("../fuzz_input.zig");
 const ledger = @import("../grants/ledger.zig");
 const limits = @import("../limits.zig");
 const Mover = @import("mover.zig").Mover;
@@ -12,7 +13,7 @@ const transfer = @import("../copying/transfer.zig");
 const views = @import("../grants/view.zig");
 const attachment = @import("../grants/attachment.zig");
 
-const Smith = std.testing.Smith;
+const Smith = fuzz_input.Smith;
 const testing = std.testing;
 
 /// The fuzzer keeps what one input asked for in a buffer of bounded size.
@@ -122,5 +123,5 @@ fn fuzzLedger(_: void, smith: *Smith) !void {
 }
 
 test "fuzz: ledger" {
-    try testing.fuzz({}, fuzzLedger, .{});
+    try fuzz_input.feed(fuzzLedger);
 }

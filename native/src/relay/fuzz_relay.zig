@@ -2,6 +2,7 @@
 //! anywhere. Run with the others, see fuzz.zig.
 
 const std = @import("std");
+const fuzz_input = @import("../fuzz_input.zig");
 const channels = @import("channels.zig");
 const frames = @import("frame.zig");
 const limits = @import("../limits.zig");
@@ -9,7 +10,7 @@ const machines = @import("machine.zig");
 const resends = @import("resend.zig");
 const stage = @import("stage.zig");
 
-const Smith = std.testing.Smith;
+const Smith = fuzz_input.Smith;
 const testing = std.testing;
 
 const TURNS_MAX = 64;
@@ -28,7 +29,7 @@ fn fuzzHeader(_: void, smith: *Smith) !void {
 }
 
 test "fuzz: headers between hosts" {
-    try testing.fuzz({}, fuzzHeader, .{});
+    try fuzz_input.feed(fuzzHeader);
 }
 
 fn forge(smith: *Smith, to: *[frames.BYTES]u8, number: u64) void {
@@ -122,7 +123,7 @@ fn turn(smith: *Smith, side: *stage.Side) !void {
 }
 
 test "fuzz: a session between hosts" {
-    try testing.fuzz({}, fuzzMachine, .{});
+    try fuzz_input.feed(fuzzMachine);
 }
 
 /// Two honest sides lose nothing, whatever becomes of their connections.
@@ -157,7 +158,7 @@ fn fuzzPair(_: void, smith: *Smith) !void {
 }
 
 test "fuzz: two sides of a session" {
-    try testing.fuzz({}, fuzzPair, .{});
+    try fuzz_input.feed(fuzzPair);
 }
 
 comptime {

@@ -2,13 +2,14 @@
 //! nothing goes where it was not asked for. Run with the others, see fuzz.zig.
 
 const std = @import("std");
+const fuzz_input = @import("../fuzz_input.zig");
 const asking = @import("asking.zig");
 const limits = @import("../limits.zig");
 const serving = @import("serving.zig");
 const status = @import("../status.zig");
 const wire = @import("wire.zig");
 
-const Smith = std.testing.Smith;
+const Smith = fuzz_input.Smith;
 const testing = std.testing;
 
 const EPOCH = 7;
@@ -89,7 +90,7 @@ fn fuzzServing(_: void, smith: *Smith) !void {
 }
 
 test "fuzz: serving" {
-    try testing.fuzz({}, fuzzServing, .{});
+    try fuzz_input.feed(fuzzServing);
 }
 
 /// Whatever an owner answers, bytes belong only where they were asked for, and each request ends once.
@@ -147,5 +148,5 @@ fn forgeAnswer(smith: *Smith, one: *const asking.Asking) wire.Answer {
 }
 
 test "fuzz: asking" {
-    try testing.fuzz({}, fuzzAsking, .{});
+    try fuzz_input.feed(fuzzAsking);
 }

@@ -2,6 +2,7 @@
 //! the engine is one that passes bytes on. Run with the others, see fuzz.zig.
 
 const std = @import("std");
+const fuzz_input = @import("../fuzz_input.zig");
 const hellos = @import("hello.zig");
 const limits = @import("../limits.zig");
 const session = @import("session.zig");
@@ -10,7 +11,7 @@ const status = @import("../status.zig");
 const tls = @import("tls.zig");
 const Wire = @import("wire.zig").Wire;
 
-const Smith = std.testing.Smith;
+const Smith = fuzz_input.Smith;
 const testing = std.testing;
 
 const Session = session.Session(stage.OpenEngine);
@@ -42,7 +43,7 @@ fn forge(smith: *Smith, bytes: *[hellos.BYTES]u8) void {
 }
 
 test "fuzz: hello" {
-    try testing.fuzz({}, fuzzHello, .{});
+    try fuzz_input.feed(fuzzHello);
 }
 
 /// Whatever comes, in pieces of any size, and whatever its owner does meanwhile: nothing is given out before the peer
@@ -112,7 +113,7 @@ fn turn(smith: *Smith, one: *Session, from: []const u8, was_admitted: bool) !usi
 }
 
 test "fuzz: session of hosts" {
-    try testing.fuzz({}, fuzzSession, .{});
+    try fuzz_input.feed(fuzzSession);
 }
 
 /// A server with OpenSSL, and what a client's first flight was once; shared by all inputs, as making them takes longer.
@@ -180,7 +181,7 @@ fn fuzzDialled(_: void, smith: *Smith) !void {
 }
 
 test "fuzz: first flight" {
-    try testing.fuzz({}, fuzzDialled, .{});
+    try fuzz_input.feed(fuzzDialled);
 }
 
 /// Bytes wait, leave and are counted in their order, whatever the room.
@@ -207,5 +208,5 @@ fn fuzzWire(_: void, smith: *Smith) !void {
 }
 
 test "fuzz: wire of a session" {
-    try testing.fuzz({}, fuzzWire, .{});
+    try fuzz_input.feed(fuzzWire);
 }
