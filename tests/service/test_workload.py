@@ -95,7 +95,7 @@ async def disturb(mesh: Any, pool: Any, faults: Any, rng: random.Random) -> None
             faults.loop(mesh.slice(gpus=index)).lag(0.5)
 
 
-@simulate(seeds=40, per_host={"gpus": 3}, **HEALED)
+@simulate(seeds=15, per_host={"gpus": 3}, **HEALED)
 async def test_loop_under_kills_stalls_and_pauses(mesh, faults):
     """Y1, Y5, Y7, Y8: one outcome a request, each sample counted once, nothing trained too late, no worker starved."""
     rng = random.Random(random.random())

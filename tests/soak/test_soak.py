@@ -16,8 +16,8 @@ from trimesh.testing import simulate
 
 ROOT = Path(__file__).parents[2]
 
-SCHEDULES = 120
-"""Some ten seconds."""
+SCHEDULES = 60
+"""Some five seconds."""
 
 NEAR = 300
 """Seeds that are tried when the one of the table does not show a bug any more."""

@@ -59,7 +59,7 @@ async def test_mesh_over_simulated_hosts_has_their_coordinates(mesh: Any, host_m
         assert dict(others.extent) == {"cpus": 1}
 
 
-@simulate(seeds=40, hosts=2, per_host={"gpus": 2}, sometimes=("calls waited for the connection",))
+@simulate(seeds=15, hosts=2, per_host={"gpus": 2}, sometimes=("calls waited for the connection",))
 async def test_short_cut_loses_and_doubles_nothing(mesh: Any, faults: Any, chaos: Any) -> None:
     """H3: a host that is cut off for less than the leases gets what was sent, once, in order, and no process ends."""
     async with mesh.spawn("counters", Counter) as counters:
@@ -89,7 +89,7 @@ async def test_short_cut_loses_and_doubles_nothing(mesh: Any, faults: Any, chaos
         assert between == list(range(1, 21))
 
 
-@simulate(seeds=40, hosts=3)
+@simulate(seeds=15, hosts=3)
 async def test_long_cut_is_one_lost_host_and_nothing_runs_there(host_mesh: Any, faults: Any) -> None:
     """H2, H4: the host's side has ended before the program gives it up; one failure, with its place."""
     with pytest.raises(MeshErrorGroup) as caught:
@@ -108,7 +108,7 @@ async def test_long_cut_is_one_lost_host_and_nothing_runs_there(host_mesh: Any, 
     assert where.host == "simulated/1"
 
 
-@simulate(seeds=40, hosts=2)
+@simulate(seeds=15, hosts=2)
 async def test_cut_between_the_leases_is_the_end_of_the_agent(host_mesh: Any, faults: Any) -> None:
     """H2: healed after the host's side has ended and before the program's has, it is known at once."""
     with pytest.raises(MeshErrorGroup) as caught:
@@ -126,7 +126,7 @@ async def test_cut_between_the_leases_is_the_end_of_the_agent(host_mesh: Any, fa
     assert lost.reason == "agent exit"
 
 
-@simulate(seeds=40, hosts=3, per_host={"gpus": 2}, supervision=Isolate())
+@simulate(seeds=15, hosts=3, per_host={"gpus": 2}, supervision=Isolate())
 async def test_mesh_that_isolates_its_dead_goes_on_without_a_lost_host(mesh: Any, faults: Any) -> None:
     """H4: nothing stale is delivered when the cut is healed, and the others count on."""
     async with mesh.spawn("counters", Counter) as counters:
@@ -151,7 +151,7 @@ async def test_mesh_that_isolates_its_dead_goes_on_without_a_lost_host(mesh: Any
             await counters.slice(hosts=1, gpus=0).add.call_one()
 
 
-@simulate(seeds=40, hosts=2)
+@simulate(seeds=15, hosts=2)
 async def test_lost_agent_is_one_failure(host_mesh: Any, faults: Any) -> None:
     """H4: told when it happens; the other host takes further meshes until the block of the job is left."""
     with pytest.raises(MeshErrorGroup) as caught:
@@ -176,7 +176,7 @@ async def test_fault_of_a_host_that_is_not_there_is_refused(mesh: Any, faults: A
     assert len(mesh) == 4
 
 
-@simulate(seeds=60, hosts=3, per_host={"gpus": 2}, supervision=Restart("one_for_one", along="hosts", intensity=9))
+@simulate(seeds=25, hosts=3, per_host={"gpus": 2}, supervision=Restart("one_for_one", along="hosts", intensity=9))
 async def test_lost_agent_is_started_again_with_what_ran_there(mesh: Any, faults: Any) -> None:
     """H20: by any loss; calls that run there fail with it, those that come later wait; what ran elsewhere goes on."""
     async with mesh.spawn("counters", Counter) as counters:
