@@ -34,26 +34,31 @@ fn feedRandom(comptime target: fn (void, *Smith) anyerror!void) !void {
 pub const Smith = struct {
     source: if (builtin.fuzz) *std.testing.Smith else std.Random,
 
+    /// Any value of an integer or bool.
     pub inline fn value(smith: *Smith, comptime T: type) T {
         if (builtin.fuzz) return smith.source.value(T);
         return if (T == bool) smith.source.boolean() else smith.source.int(T);
     }
 
+    /// A number of a range, both ends included.
     pub inline fn valueRangeAtMost(smith: *Smith, comptime T: type, at_least: T, at_most: T) T {
         if (builtin.fuzz) return smith.source.valueRangeAtMost(T, at_least, at_most);
         return smith.source.intRangeAtMost(T, at_least, at_most);
     }
 
+    /// True as often as the weights say.
     pub inline fn boolWeighted(smith: *Smith, false_weight: u64, true_weight: u64) bool {
         if (builtin.fuzz) return smith.source.boolWeighted(false_weight, true_weight);
         return smith.source.uintLessThan(u64, false_weight + true_weight) >= false_weight;
     }
 
+    /// A place in something so long.
     pub inline fn index(smith: *Smith, len: usize) usize {
         if (builtin.fuzz) return smith.source.index(len);
         return smith.source.uintLessThan(usize, len);
     }
 
+    /// Fill `out` with any bytes.
     pub inline fn bytes(smith: *Smith, out: []u8) void {
         if (builtin.fuzz) return smith.source.bytes(out);
         smith.source.bytes(out);
