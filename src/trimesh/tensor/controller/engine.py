@@ -121,7 +121,6 @@ class Engine:
     _teams: dict[Region, Team] = attrs.field(factory=dict["Region", Team])
     _by_number: dict[int, Team] = attrs.field(factory=dict[int, Team])
     _opened: set[Peer] = attrs.field(factory=set["Peer"])
-    _refs: int = 1
     _requests: dict[int, RankRequest] = attrs.field(factory=dict[int, RankRequest])
 
     @property
@@ -130,9 +129,10 @@ class Engine:
         return self.owned.info.name
 
     def new_refs(self, number: int) -> int:
-        """Return the first of some unused refs."""
-        first = self._refs
-        self._refs += number
+        """Return the first of some refs that no mesh of this process uses: a recording may have those of several."""
+        shapes = self.shapes
+        first = shapes.refs
+        shapes.refs = first + number
         return first
 
     @property
@@ -178,7 +178,7 @@ class Engine:
     def switch_to(self, team: Team) -> None:
         """Keep the order of commands on ranks that both teams have."""
         for other in self._by_number.values():
-            if other is not team and other.stream and not set(other.peers).isdisjoint(team.peers):
+            if other is not team and other.stream and team.shares_order(other):
                 self.flush_team(other)
         self.current = team
 
@@ -269,6 +269,16 @@ class Engine:
                 raise trio.TooSlowError(f"the deadline passed before {what}")
             seconds = min(left, seconds)
         self.proc.pump(seconds)
+
+    def post_around(self, team: Team) -> None:
+        """Send what was issued to teams that have ranks of this one, and look at no answer: more is to follow it."""
+        for other in self._by_number.values():
+            if other is not team and other.stream and team.shares_order(other):
+                self._post(other)
+
+    def post(self, team: Team) -> None:
+        """Send what was issued to a team, and look at no answer."""
+        self._post(team)
 
     def _post(self, team: Team) -> None:
         first, stream, bodies = team.take()

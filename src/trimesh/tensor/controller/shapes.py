@@ -29,12 +29,14 @@ class Shapes:
         fake: Makes the fake tensors.
         plans: By operation and metadata of its arguments.
         generation: How often they have been forgotten.
+        refs: The first of the numbers of tensors on ranks that no mesh of this process has used.
     """
 
     recorder: Recorder | None = None
     fake: FakeTensorMode = attrs.field(factory=FakeTensorMode)
     plans: dict[tuple[Any, ...], Plan] = attrs.field(factory=dict[tuple[Any, ...], Plan])
     generation: int = 0
+    refs: int = 1
     _numbers: int = 0
     _metas: dict[tuple[Any, ...], Meta] = attrs.field(factory=dict[tuple[Any, ...], Meta])
 
@@ -42,6 +44,12 @@ class Shapes:
         """Return a number for a plan, a team, a request; none is used twice in this process."""
         self._numbers += 1
         return self._numbers
+
+    def new_numbers(self, count: int) -> int:
+        """Return the first of as many."""
+        first = self._numbers + 1
+        self._numbers += count
+        return first
 
     def meta(
         self,

@@ -87,6 +87,11 @@ class Team:
         """For people."""
         return f"{self.engine.name}{dict(self.region.extent)!r}"
 
+    def shares_order(self, other: Team) -> bool:
+        """Whether commands of both must stay in order: some rank has both, or nothing runs beside anything else."""
+        engine = self.engine
+        return not engine.has_values or (engine is other.engine and not set(self.peers).isdisjoint(other.peers))
+
     def free(self, ref: int) -> None:
         """Forget a tensor, with the next commands. May be called from anywhere, by the collector, at any time."""
         self._freed.append(ref)

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from trimesh._runtime.life import current_proc
 from trimesh.tensor.controller.plan import Meta
-from trimesh.tensor.controller.recording import Recorder, Recording, compare
+from trimesh.tensor.controller.recording import Recorder, TeamRecording, compare
 from trimesh.tensor.controller.team import Team
 from trimesh.tensor.controller.tensor import MeshTensor, make
 from trimesh.tensor.issue.watched import Watched
@@ -28,24 +28,43 @@ R = TypeVar("R")
 
 
 @attrs.frozen
+class _OfTeam:
+    """What the ranks of one view keep of a function.
+
+    Attributes:
+        team: The ranks.
+        number: Of the recording there.
+        places: Which of the tensors among the arguments are theirs.
+        results: How many tensors of theirs it returns.
+    """
+
+    team: Team
+    number: int
+    places: Sequence[int]
+    results: int
+
+
+@attrs.frozen
 class _Replayable:
     """What the ranks keep of a function.
 
     Attributes:
-        team: The ranks.
-        number: Of the recording.
+        teams: By view.
+        order: In which order their parts run: places in `teams`, and the part.
+        moves: How many numbers of moves it takes.
         key: What it was recorded with: metadata and values of the arguments.
-        metas: Of what it returns.
+        metas: Of what it returns: the place in `teams`, and the metadata.
         leaves: What else it returns, with None in the place of tensors.
         is_tensor: By leaf, whether it is one.
         tree: How they are put together.
         watched, surroundings: What must be as it was.
     """
 
-    team: Team
-    number: int
+    teams: Sequence[_OfTeam]
+    order: Sequence[tuple[int, int]]
+    moves: int
     key: Sequence[Any]
-    metas: Sequence[Meta]
+    metas: Sequence[tuple[int, Meta]]
     leaves: Sequence[Any]
     is_tensor: Sequence[bool]
     tree: pytree.TreeSpec
@@ -90,16 +109,16 @@ class Compiled(Generic[P, R]):
         """Forget what was recorded: the next call is an ordinary one. The ranks let go of what it had captured."""
         found, self._replayable = self._replayable, None
         self._key = self._before = None
-        if found is not None and not found.team.is_lost and not found.team.engine.is_closed:
-            found.team.emit_words(FORGET, found.number)
+        for one in () if found is None else found.teams:
+            if not one.team.is_lost and not one.team.engine.is_closed:
+                one.team.emit_words(FORGET, one.number)
 
     def _record(self, key: Sequence[Any], tensors: Sequence[MeshTensor], call: Callable[[], R]) -> R:
         team = tensors[0]._held.team if tensors else active_team()
         shapes = shapes_of(current_proc()) if team is None else team.engine.shapes
         if shapes.recorder is not None:
             return call()  # part of a recording already
-        formals = list(dict.fromkeys(tensor._held.ref for tensor in tensors))
-        recorder = shapes.recorder = Recorder(formals)
+        recorder = shapes.recorder = Recorder({tensor._held.ref: tensor._held.team for tensor in tensors})
         watched, around = Watched(), Surroundings.of(self._function)
         try:
             with watched.watching():
@@ -107,12 +126,12 @@ class Compiled(Generic[P, R]):
         finally:
             shapes.recorder = None
         before, self._before = self._before, recorder
-        if recorder.team is None:
+        recorder.end()
+        if not recorder.commands:
             raise RecordingError(f"{self._function!r} computes nothing on a mesh, so there is nothing to record")
         if before is not None:
             self._before = None
-            assert isinstance(recorder.team, Team)
-            result = self._keep(key, before, recorder, recorder.team, result, watched, around)
+            result = self._keep(key, before, recorder, result, watched, around)
         given: R = result
         return given
 
@@ -121,15 +140,14 @@ class Compiled(Generic[P, R]):
         key: Sequence[Any],
         before: Recorder,
         after: Recorder,
-        team: Team,
         result: Any,
         watched: Watched,
         around: Surroundings,
     ) -> Any:
         leaves, tree = pytree.tree_flatten(result)
         outs = [leaf for leaf in leaves if isinstance(leaf, MeshTensor)]
-        metas = [out._meta for out in outs]
-        results = [out._held.ref for out in outs]
+        metas = [(out._held.team, out._meta) for out in outs]
+        results = {out._held.ref: out._held.team for out in outs}
         # What the caller gets must not be what the next replay writes to.
         given = pytree.tree_map_only(MeshTensor, torch.Tensor.detach, result)
         del outs, result
@@ -137,31 +155,56 @@ class Compiled(Generic[P, R]):
         values = [None if is_one else leaf for leaf, is_one in zip(leaves, is_tensor, strict=True)]
         del leaves
         gc.collect()  # a graph of autograd that only the collector finds would count as kept
-        freed = {ref for one in after.commands for ref in one.freed} | set(team.take_freed())
-        engine = team.engine
-        recording = compare(before, after, results, freed, engine.new_refs(len(after.formals)))
+        freed = {ref for one in after.commands for ref in one.freed}
+        teams = [team for team in after.teams if isinstance(team, Team)]
+        for team in teams:
+            team.engine.post_around(team)  # which may use what is forgotten
+            freed.update(team.take_freed())
+        recording = compare(before, after, results, freed, teams[0].engine.new_refs(len(after.formals)))
         around.check_own(self.__name__, Surroundings.of(self._function))
-        number = engine.new_refs(1)
-        body = len(team.bodies)
-        team.bodies += after.bodies
-        _send(team, number, body, recording)
-        self._replayable = _Replayable(team, number, key, metas, values, is_tensor, tree, watched, around)
+        kept = [_sent(team, one) for team, one in zip(teams, recording.of_teams, strict=True)]
+        places = [(teams.index(team), meta) for team, meta in metas]
+        self._replayable = _Replayable(
+            kept, recording.order, recording.moves, key, places, values, is_tensor, tree, watched, around
+        )
         return given
 
 
-def _send(team: Team, number: int, body: int, recording: Recording) -> None:
+def _sent(team: Team, recording: TeamRecording) -> _OfTeam:
+    """Let the ranks of a team keep what they do."""
+    team.engine.post_around(team)
+    number = team.engine.new_refs(1)
+    body = len(team.bodies)
+    team.bodies += recording.bodies
     carried = [list(pair) for pair in recording.carried]
     team.emit_words(
-        RECORD, number, body, recording.stream, recording.formals, recording.results, recording.captured, carried
+        RECORD, number, body, recording.streams, recording.formals, recording.results, recording.captured, carried
     )
+    return _OfTeam(team, number, recording.places, len(recording.results))
 
 
 def _replay(found: _Replayable, tensors: Sequence[MeshTensor]) -> Any:
-    team = found.team
-    first = team.engine.new_refs(len(found.metas))
-    team.emit_words(REPLAY, found.number, first, list(dict.fromkeys(tensor._held.ref for tensor in tensors)))
-    team.engine.flush_team(team)
-    made = iter([make(meta, team, first + index) for index, meta in enumerate(found.metas)])
+    given = list(dict.fromkeys(tensor._held.ref for tensor in tensors))
+    firsts = [one.team.engine.new_refs(one.results) for one in found.teams]
+    move = found.teams[0].team.engine.shapes.new_numbers(found.moves)
+    for one in found.teams:
+        one.team.check()
+    # Nothing of the ranks is looked at meanwhile: some would wait for others whose part is not issued any more.
+    for place, part in found.order:
+        one = found.teams[place]
+        own = [given[index] for index in one.places] if part == 0 else []
+        one.team.engine.post_around(one.team)
+        one.team.emit_words(REPLAY, one.number, part, firsts[place], own, move)
+    for one in found.teams:
+        one.team.engine.post(one.team)
+    for one in found.teams:
+        one.team.engine.flush_team(one.team)
+    left = list(firsts)
+    results: list[MeshTensor] = []
+    for place, meta in found.metas:
+        results.append(make(meta, found.teams[place].team, left[place]))
+        left[place] += 1
+    made = iter(results)
     leaves = [next(made) if is_tensor else leaf for leaf, is_tensor in zip(found.leaves, found.is_tensor, strict=True)]
     return pytree.tree_unflatten(leaves, found.tree)
 
@@ -210,7 +253,7 @@ def compile(function: Callable[P, R]) -> Compiled[P, R]:  # noqa: A001 - as torc
     calls before have left in parameters and other tensors. None of the Python code of the function runs again.
 
     Args:
-        function: Takes and returns tensors of one mesh, and data. It may contain a whole training step: forward,
+        function: Takes and returns tensors on meshes, and data. It may contain a whole training step: forward,
             backward, optimizer. Data among its arguments must stay the same.
 
     Returns:
@@ -220,6 +263,7 @@ def compile(function: Callable[P, R]) -> Compiled[P, R]:  # noqa: A001 - as torc
         RecordingError: By its calls: the function looks at values, or does something else in its third call than in its
             second; or a replay is asked for with other shapes or values.
 
-    Cost: a replay is one message of some 20 bytes, whatever the function does.
+    Cost: a replay is one message of some 20 bytes for each view that the function computes on, whatever it does there;
+    one for each part between which other views that have some of the ranks compute.
     """
     return Compiled(function)

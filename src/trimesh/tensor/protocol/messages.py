@@ -19,10 +19,11 @@ A stream of commands is one flat list. A command is a number, then its operands:
     DEFINE   number, description    from now on `number` is the operation that the description says
     FREE     [ref, ...]             forget these tensors
     RESET                           forget every definition
-    RECORD   number, body, stream, formals, results, captured, carried
-                                    from now on `number` is these commands, whose bodies begin at `body`
-    REPLAY   number, first, [ref, ...]
-                                    run them with these tensors for the formal ones; results are `first` and after it
+    RECORD   number, body, [stream, ...], formals, results, captured, carried
+                                    from now on `number` is these commands, in parts, whose bodies begin at `body`
+    REPLAY   number, part, first, [ref, ...], move
+                                    run one part of them: before the first one these tensors become the formal ones,
+                                    after the last one results are `first` and after it; moves are numbered from `move`
     FORGET   number                 forget these commands
     n >= FIRST_SIGNATURE            first output, then what the description of `n` says: refs, numbers, bodies
 
@@ -45,6 +46,10 @@ RECORD: Final = 3
 REPLAY: Final = 4
 FORGET: Final = 5
 FIRST_SIGNATURE: Final = 16
+
+MOVE_OPERANDS: Final = {"send": 1, "receive": 0, "send_parts": 1, "receive_parts": 0}
+"""Kernels that send tensors or take them, and which of their operands is the number of the move: each run of what was
+recorded has numbers of its own."""
 
 REF: Final = "r"
 NUMBER: Final = "n"

@@ -13,7 +13,7 @@ from trimesh.tensor.protocol import messages
 from trimesh.tensor.protocol.messages import FIRST_SIGNATURE, FREE
 from trimesh.tensor.rank.kernel import Kernels
 from trimesh.tensor.rank.rank import Command, Free, Step
-from trimesh.tensor.rank.replay import Forget, Replay, ReplayRecord
+from trimesh.tensor.rank.replay import Forget, Replay, ReplayRecord, varying
 from trimesh.tensor.rank.signature import Signature, define
 
 
@@ -62,12 +62,12 @@ class CommandReader:
                 self._signatures[number] = define(description, self.device, self.kernels)
             case [messages.RESET]:
                 self._signatures.clear()
-            case [messages.RECORD, int(number), int(body), [*stream], formals, results, captured, [*carried]]:
-                inner = self.read(stream, bodies[body:])
+            case [messages.RECORD, int(number), int(body), [*streams], formals, results, captured, [*carried]]:
+                parts = [list(map(varying, self.read(stream, bodies[body:]))) for stream in streams]
                 pairs = [(one, other) for one, other in map(_refs, carried)]
-                steps.append(ReplayRecord(number, inner, _refs(formals), _refs(results), _refs(captured), pairs))
-            case [messages.REPLAY, int(number), int(first), formals]:
-                steps.append(Replay(number, first, _refs(formals)))
+                steps.append(ReplayRecord(number, parts, _refs(formals), _refs(results), _refs(captured), pairs))
+            case [messages.REPLAY, int(number), int(part), int(first), formals, int(move)]:
+                steps.append(Replay(number, part, first, _refs(formals), move))
             case [messages.FORGET, int(number)]:
                 steps.append(Forget(number))
             case _:
@@ -79,7 +79,7 @@ _WORDS: Final = {
     messages.DEFINE: 3,
     messages.RESET: 1,
     messages.RECORD: 8,
-    messages.REPLAY: 4,
+    messages.REPLAY: 6,
     messages.FORGET: 2,
 }
 

@@ -3,34 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 
+from trimesh.tensor.protocol.messages import MOVE_OPERANDS
 from trimesh.tensor.rank.poison import Poison
 from trimesh.tensor.rank.rank import Command, Rank, Step, TeamOnRank
 
 
 @attrs.frozen(eq=False)
+class VaryingCommand:
+    """A command of a recording that is not the same in each run.
+
+    Attributes:
+        command: With bodies that no run may write to, and a move that counts from 0.
+        move: Which of its operands is the number of a move; None for none.
+    """
+
+    command: Command
+    move: int | None
+
+    def execute(self, rank: Rank, team: TeamOnRank, first_move: int = 0) -> None:
+        """Run it with copies of its bodies: what is made of them may be written to."""
+        operands: list[Any] = [
+            memoryview(bytearray(operand)) if kind == "b" else operand
+            for kind, operand in zip(self.command.signature.kinds, self.command.operands, strict=True)
+        ]
+        if self.move is not None:
+            operands[self.move] += first_move
+        attrs.evolve(self.command, operands=operands).execute(rank, team)
+
+
+def varying(step: Step) -> Step:
+    """Return a command of a recording as that keeps it."""
+    if isinstance(step, Command):
+        kernel = step.signature.kernel
+        move = None if kernel is None else MOVE_OPERANDS.get(kernel.name)
+        if move is not None or "b" in step.signature.kinds:
+            return VaryingCommand(step, move)
+    return step
+
+
+@attrs.define(eq=False)
 class ReplayRecord:
     """Keep commands.
 
     Attributes:
         number: Of the recording.
-        steps: The commands.
+        parts: The commands, in parts: between two of them others may come, of teams that have some of the ranks.
         formals: Refs that stand for what a replay is given.
         results: Refs of what it gives back.
         captured: Refs of what was there before; kept as long as the recording.
         carried: (kept by a replay, captured by the next).
         held: The captured tensors.
+        borrowed: Those of them that a replay has put there.
     """
 
     number: int
-    steps: Sequence[Step]
+    parts: Sequence[Sequence[Step]]
     formals: Sequence[int]
     results: Sequence[int]
     captured: Sequence[int]
     carried: Sequence[tuple[int, int]]
     held: dict[int, object] = attrs.field(factory=dict[int, object])
+    borrowed: Sequence[int] = ()
 
     def execute(self, rank: Rank, team: TeamOnRank) -> None:
         """See `Step`."""
@@ -40,56 +77,62 @@ class ReplayRecord:
         team.recordings[self.number] = self
         team.done += 1
 
+    def begin(self, values: dict[int, Any], formals: Sequence[int]) -> None:
+        """Put there what a replay reads."""
+        self.borrowed = [ref for ref in self.held if ref not in values]  # its own handle is gone at the controller
+        for ref in self.borrowed:
+            values[ref] = self.held[ref]
+        for kept, captured in self.carried:
+            if kept in values:
+                values[captured] = values[kept]
+        for formal, given in zip(self.formals, formals, strict=True):
+            if given in values:
+                values[formal] = values[given]
+
+    def end(self, values: dict[int, Any], first: int) -> None:
+        """Take that away, and give results their numbers."""
+        for index, ref in enumerate(self.results):
+            values[first + index] = values.pop(ref)
+        for ref in (*self.formals, *(captured for _, captured in self.carried), *self.borrowed):
+            found = values.pop(ref, None)
+            if ref in self.held and type(found) is Poison:
+                self.held[ref] = found
+
 
 @attrs.frozen
 class Replay:
-    """Run kept commands.
+    """Run a part of kept commands.
 
     Attributes:
         number: Of the recording.
-        first: Ref of its first result.
-        formals: The tensors that it is given.
+        part: Which one.
+        first: Ref of its first result, in the last part.
+        formals: The tensors that it is given, in the first part.
+        first_move: What moves are numbered from.
     """
 
     number: int
+    part: int
     first: int
     formals: Sequence[int]
+    first_move: int
 
     def execute(self, rank: Rank, team: TeamOnRank) -> None:
         """See `Step`."""
-        number, values = team.done, rank.values
+        number = team.done
         recording = team.recordings[self.number]
         assert isinstance(recording, ReplayRecord)
-        borrowed = [ref for ref in recording.held if ref not in values]  # its own handle is gone at the controller
-        for ref in borrowed:
-            values[ref] = recording.held[ref]
-        for kept, captured in recording.carried:
-            if kept in values:
-                values[captured] = values[kept]
-        for formal, given in zip(recording.formals, self.formals, strict=True):
-            if given in values:
-                values[formal] = values[given]
-        for step in recording.steps:
-            _fresh(step).execute(rank, team)
+        if self.part == 0:
+            recording.begin(rank.values, self.formals)
+        for step in recording.parts[self.part]:
+            if type(step) is VaryingCommand:
+                step.execute(rank, team, self.first_move)
+            else:
+                step.execute(rank, team)
             team.done = number  # all of it counts as one
-        for index, ref in enumerate(recording.results):
-            values[self.first + index] = values.pop(ref)
-        for ref in (*recording.formals, *(captured for _, captured in recording.carried), *borrowed):
-            found = values.pop(ref, None)
-            if ref in recording.held and type(found) is Poison:
-                recording.held[ref] = found
+        if self.part == len(recording.parts) - 1:
+            recording.end(rank.values, self.first)
         team.done = number + 1
-
-
-def _fresh(step: Step) -> Step:
-    """Return a command with copies of its bodies: what is made of them may be written to."""
-    if isinstance(step, Command) and "b" in step.signature.kinds:
-        copies = [
-            memoryview(bytearray(operand)) if kind == "b" else operand
-            for kind, operand in zip(step.signature.kinds, step.operands, strict=True)
-        ]
-        return attrs.evolve(step, operands=copies)
-    return step
 
 
 @attrs.frozen

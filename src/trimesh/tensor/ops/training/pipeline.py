@@ -12,6 +12,7 @@ from torch import nn
 
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import MeshError
+from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.ops.global_tensor import distribute
 from trimesh.tensor.ops.movement import send_to_mesh, to_mesh
 from trimesh.tensor.ops.training.modules import module_to_mesh
@@ -21,6 +22,9 @@ from trimesh.tensor.protocol.placement import Cut
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
+
+Batch = torch.Tensor | Sequence[torch.Tensor]
+"""Rows that are to be cut into micro-batches, or these."""
 
 _Coming = Callable[[], torch.Tensor]
 """Lets the ranks of a stage take what has been sent to them."""
@@ -142,28 +146,25 @@ class Pipeline:
             stages, extent, label, microbatches=microbatches, schedule=schedule, plan=plan, example=example
         )
 
-    def step(self, batch: torch.Tensor, goal: torch.Tensor, loss: Loss) -> torch.Tensor:
+    def step(self, batch: Batch, goal: Batch, loss: Loss) -> torch.Tensor:
         """Run the forward and the backward pass of a batch; gradients are added to those of the parameters.
 
         Args:
-            batch: Of this process, for the first stage.
-            goal: Of this process, for `loss`.
+            batch: Of this process, for the first stage; or its micro-batches, on the mesh of that as `put` returns
+                them, which a function under `trimesh.compile` takes as arguments.
+            goal: The same for the last stage, where `loss` gets it.
             loss: Takes what the last stage returns and the goal, and returns the mean over rows.
 
         Returns:
             The loss of the batch, a number on the mesh of the last stage, detached.
 
         Raises:
-            ValueError: The rows cannot be cut into equal micro-batches.
+            ValueError: The rows cannot be cut into equal micro-batches, or there are not as many.
+            TypeError: Micro-batches with a whole batch of goals, or the other way round.
 
         Blocking: no checkpoint; nothing is waited for.
         """
-        if len(batch) % self._count or len(goal) != len(batch):
-            raise ValueError(
-                f"a batch is cut by rows into {self._count} equal micro-batches, got {len(batch)} rows and "
-                f"{len(goal)} goals"
-            )
-        step = _Step(self, batch.chunk(self._count), goal.chunk(self._count), loss)
+        step = _Step(self, *self._cut(batch, goal), loss)
         try:
             for turn in self._order:
                 if turn.is_forward:
@@ -202,8 +203,26 @@ class Pipeline:
                     parameter.grad.mul_(own)
         return total
 
+    def _cut(self, batch: Batch, goal: Batch) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        count = self._count
+        if not isinstance(batch, torch.Tensor) and not isinstance(goal, torch.Tensor):
+            if not len(batch) == len(goal) == count:
+                raise ValueError(
+                    f"a step takes {count} micro-batches and as many goals, got {len(batch)} and {len(goal)}"
+                )
+            return batch, goal
+        if not isinstance(batch, torch.Tensor) or not isinstance(goal, torch.Tensor):
+            raise TypeError("a step takes a batch and its goals, or micro-batches and theirs, got one of each")
+        if len(batch) % count or len(goal) != len(batch):
+            raise ValueError(
+                f"a batch is cut by rows into {count} equal micro-batches, got {len(batch)} rows and {len(goal)} goals"
+            )
+        return batch.chunk(count), goal.chunk(count)
+
     def put(self, stage: int, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of this process on the mesh of a stage, cut as inputs are."""
+        """Return a tensor of this process on the mesh of a stage, cut as inputs are; one of a mesh as it is."""
+        if isinstance(tensor, MeshTensor):
+            return tensor
         cuts = [*self._inputs, *[None] * tensor.ndim][: tensor.ndim]
         return distribute(tensor, self.meshes[stage], cuts)
 
