@@ -35,6 +35,31 @@ def test_load_goes_to_zero_when_all_have_ended():
     assert [(one.running, one.cost) for one in machine.replicas] == [(0, 0.0), (0, 0.0)]
 
 
+def test_a_request_that_finds_room_goes_where_it_would_go_from_the_queue():
+    at_once, queued = dispatcher(replicas=3, concurrency=2), dispatcher(replicas=3, concurrency=2)
+    for number in range(6):
+        request = PoolRequest(cost=1 + number % 3)
+        assert at_once.grant(request)
+        other = submitted(queued, cost=1 + number % 3)
+        queued.take()
+        assert (request.state, request.replica, request.number) == ("running", other.replica, other.number)
+    last = PoolRequest()
+    assert not at_once.grant(last)  # no replica has room
+    assert (last.state, at_once.submitted) == ("new", 6)
+
+
+def test_a_request_goes_past_nothing_that_waits():
+    machine = dispatcher(replicas=1, concurrency=2)
+    machine.pauses = 1
+    assert not machine.grant(PoolRequest())
+    first = submitted(machine)
+    machine.pauses = 0
+    assert not machine.grant(PoolRequest(priority=1))
+    assert [request for request, _ in machine.take()] == [first]
+    assert not machine.grant(PoolRequest(session="chat"))  # whose place may be another one
+    assert machine.grant(PoolRequest())
+
+
 def test_replicas_that_come_and_go_are_known_at_the_next_request():
     machine = dispatcher(replicas=2, concurrency=10)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, assert_type
 
+import trimesh.aio
 import trimesh.blocking as tb
 from trimesh import Actor, ProcMesh, endpoint
 from trimesh.blocking import service as blocking
@@ -37,6 +39,16 @@ async def pooled(procs: ProcMesh) -> None:
         async with pool.rolling() as replicas:
             async for replica in replicas:
                 assert_type(replica, Generator)
+
+
+async def pooled_in_asyncio() -> None:
+    async with trimesh.aio.open_trio(), trimesh.aio.spawn_procs({"replica": 2}) as procs:
+        generators = await procs.spawn("generators", Generator)
+        async with open_pool(generators, along="replica") as pool, pool.paused("keep"):
+            assert_type(pool, Pool[Generator])
+            assert_type(await pool[Generator.generate]("a", tokens=2), list[int])
+            assert_type(await asyncio.create_task(pool[Generator.generate]("a")), list[int])
+            await pool[Generator.generate](1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 async def stored(pool: Pool[Generator]) -> None:

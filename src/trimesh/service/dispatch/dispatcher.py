@@ -24,6 +24,7 @@ class Dispatcher:
         pauses: How many blocks hold the queue back.
         submitted: Requests that were taken in.
         ended: Those that are over.
+        measures: Whether it matters how long replicas have requests.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Dispatcher:
         self._route = route
         self._given = 0
         self._rule = rule
+        self.measures = rule is not None
         self._limits = [ReplicaLimit(replica, rule) for replica in self.replicas]
         self._serving: Sequence[Replica] | None = None  # until one comes or goes
 
@@ -55,11 +57,6 @@ class Dispatcher:
     def running(self) -> int:
         """Requests that replicas run."""
         return sum(replica.running for replica in self.replicas)
-
-    @property
-    def measures(self) -> bool:
-        """Whether it matters how long replicas have requests."""
-        return self._rule is not None
 
     def has_room(self, size: int) -> bool:
         """Whether the queue can take a request of so many bytes."""
@@ -70,6 +67,23 @@ class Dispatcher:
         request.number = self.submitted
         self.submitted += 1
         self._put(request)
+
+    def grant(self, request: PoolRequest) -> bool:
+        """Take a request in and give it to a replica at once, as `submit` and `take` would; return whether it has one.
+
+        False: something waits before it, or no replica has room. Then nothing was changed.
+        """
+        if self.pauses or self.waiting.count or request.session is not None:
+            return False
+        serving = self.serving()
+        candidates = [one for one in serving if one.running < one.limit]
+        if not candidates:
+            return False
+        replica = self._route.choose(request, candidates, serving)
+        request.number = self.submitted
+        self.submitted += 1
+        self._give(request, replica)
+        return True
 
     def withdraw(self, request: PoolRequest) -> None:
         """Let a request go that waits: its caller has left, or it was cancelled."""

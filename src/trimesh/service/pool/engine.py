@@ -97,12 +97,15 @@ class PoolEngine:
         self._down = trio.Event()
         self._changed: trio.Event | None = None  # made by who waits for it
         self._idempotent: dict[str, bool] = {}
+        self._names = set[str]()
 
     # ---- one call --------------------------------------------------------------------------------------------
 
     async def run(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], options: CallOptions) -> Any:
         """Run an endpoint on one replica; see `Pool`."""
-        getattr(self.mesh, name)  # raises `AttributeError` that names the endpoints
+        if name not in self._names:
+            getattr(self.mesh, name)  # raises `AttributeError` that names the endpoints
+            self._names.add(name)
         if self.is_closed:
             raise MeshStopped(self._closed_text)
         size = estimate_bytes((args, kwargs)) if args or kwargs else 0
@@ -115,7 +118,7 @@ class PoolEngine:
         self.calls[request] = call
         try:
             with call.scope:
-                if not self._let_in(call, options):
+                if not self._is_granted(request) and not self._let_in(call, options):
                     call.news = trio.Event()
                     self.arrivals.append(call)
                     self.pump()
@@ -144,6 +147,10 @@ class PoolEngine:
             self.counts.cancelled += 1
         else:
             self.counts.failed += 1
+
+    def _is_granted(self, request: PoolRequest) -> bool:
+        """Give a request to a replica at once, unless something waits: then it has neither a place nor an event."""
+        return not self.arrivals and self.dispatcher.grant(request)
 
     def _let_in(self, call: PoolCall, options: CallOptions) -> bool:
         """Take a call into the queue, if there is room; else return False.
@@ -175,23 +182,21 @@ class PoolEngine:
             if not self._look(index):
                 self._send_elsewhere(call)
                 continue
-            begun = trio.current_time() if self.dispatcher.measures else 0.0
+            dispatcher = self.dispatcher
+            begun = trio.current_time() if dispatcher.measures else 0.0
             try:
                 result = await self._run_on(index, call)
             except Exception as error:
                 if not self._is_end_of(call, error):
-                    self._end(request, begun)
+                    dispatcher.end(request, trio.current_time() - begun if dispatcher.measures else None)
                     raise
                 self._see_down(index)
                 if not self._may_try_again(call, error):
                     raise
                 self._send_elsewhere(call)
                 continue
-            self._end(request, begun)
+            dispatcher.end(request, trio.current_time() - begun if dispatcher.measures else None)
             return result
-
-    def _end(self, request: PoolRequest, begun: float) -> None:
-        self.dispatcher.end(request, trio.current_time() - begun if self.dispatcher.measures else None)
 
     def _run_on(self, index: int, call: PoolCall) -> Awaitable[Any]:
         endpoint: Endpoint[..., Any] = getattr(self.views[index], call.name)
@@ -242,7 +247,8 @@ class PoolEngine:
                     self.arrivals.remove(call)
             case _:
                 pass
-        self.pump()
+        if self.dispatcher.waiting.count or self.arrivals or self._changed is not None:
+            self.pump()
 
     # ---- who gets what ---------------------------------------------------------------------------------------
 
