@@ -68,7 +68,7 @@ class ProgramTemplate:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", BOOT, str(theirs.fileno()), *sys.path],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **spawner_process._ONE_THREAD, prctl.MARKER: prctl.marker_of(0, 0)},
+                env={**os.environ, **spawner_process.ONE_THREAD, prctl.MARKER: prctl.marker_of(0, 0)},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )

@@ -84,7 +84,7 @@ class SpawnerTemplate:
             self._process = subprocess.Popen(
                 [sys.executable, *flags, "-c", BOOT, str(theirs.fileno()), ",".join(modules), *sys.path],
                 stdin=subprocess.DEVNULL,
-                env={**env, **spawner_process._ONE_THREAD, prctl.MARKER: prctl.marker_of(0, 0)},
+                env={**env, **spawner_process.ONE_THREAD, prctl.MARKER: prctl.marker_of(0, 0)},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -96,7 +96,7 @@ class SpawnerTemplate:
         if os.getpid() != self._owner:  # a fork of the test: a copy would not be its child
             return self._execute(passed, streams, root_id)
         request = {
-            "env": {**os.environ, **spawner_process._ONE_THREAD},
+            "env": {**os.environ, **spawner_process.ONE_THREAD},
             "root": root_id,
             "path": sys.path,
             "controller": os.getpid(),

@@ -9,6 +9,7 @@ it. A connection that breaks is dialled again.
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import secrets
@@ -25,7 +26,16 @@ import trio
 from trimesh import limits
 from trimesh._native import status
 from trimesh._native.tls import TLSContext, TLSError, TLSSession
-from trimesh._runtime.hosts import HostAgent, HostSessions, Neighbours, SessionPipe, SpawnerProcess, open_agent
+from trimesh._runtime.hosts import (
+    HostAgent,
+    HostSessions,
+    Neighbours,
+    SessionPipe,
+    SpawnerProcess,
+    can_fork_spawners,
+    fork_spawner,
+    open_agent,
+)
 from trimesh._transport.relay.base import SessionDown, SessionInterrupted
 from trimesh._transport.relay.native import open_relay
 from trimesh.config import current
@@ -105,7 +115,7 @@ class HostProgram:
         self._state = state
         self._token = JoinToken.parse(order.token)
         self._spawner = None if prepared is None else prepared.spawner
-        self._own = ProcId(secrets.randbelow(ID_MAX) + 1) if prepared is None else prepared.own
+        self._own = _new_incarnation() if prepared is None else prepared.own
         self._own_pki: Credentials | None = None
         self._controller = ProcId(0)
         self._route = ""
@@ -351,14 +361,28 @@ async def _dial(addresses: tuple[str, ...], connect_seconds: float) -> trio.Sock
 
 def main() -> NoReturn:
     """Be the agent that standard input orders."""
-    be_agent(lambda: AgentOrder.parse(_read_line()))
+    be_agent(lambda: AgentOrder.parse(_read_line()), prepared=_forked())
 
 
 def main_prepared() -> NoReturn:
     """Be the agent that standard input orders, once it does; what takes time is done before."""
-    own = ProcId(secrets.randbelow(ID_MAX) + 1)
-    prepared = PreparedAgent(own, SpawnerProcess.start(own))
+    prepared = _forked()
+    if prepared is None:
+        own = _new_incarnation()
+        prepared = PreparedAgent(own, SpawnerProcess.start(own))
     be_agent(lambda: AgentOrder.parse(_read_line()), prepared=prepared)
+
+
+def _forked() -> PreparedAgent | None:
+    """Return this agent with a spawner that is forked from it, where that can be; it has seen no order, so no token."""
+    if not can_fork_spawners():
+        return None
+    own = _new_incarnation()
+    return PreparedAgent(own, fork_spawner(own))
+
+
+def _new_incarnation() -> ProcId:
+    return ProcId(secrets.randbelow(ID_MAX) + 1)
 
 
 def be_agent(
@@ -379,6 +403,7 @@ def be_agent(
         prepared: See `HostProgram`.
     """
     code, text = 0, ""
+    gc.enable()  # what has imported this has disabled it, and none of that is garbage
     try:
         order = read_order()
         os.environ.update(order.env)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -12,11 +13,13 @@ from typing import Final
 import attrs
 import trio
 
-from trimesh.jobs.child_agent import ChildAgent, start_child
+from trimesh._runtime.hosts import marked
+from trimesh.jobs.child_agent import AgentProcess, ChildAgent, start_child
+from trimesh.jobs.forked import AgentTemplate
 from trimesh.jobs.job import Job, checked_hosts
 from trimesh.jobs.launcher import AgentOrder
 
-_BOOT: Final = "import sys; sys.path[:] = sys.argv[1:]; from trimesh.jobs.agent import {0}; {0}()"
+_BOOT: Final = "import gc, sys; gc.disable(); sys.path[:] = sys.argv[1:]; from trimesh.jobs.agent import {0}; {0}()"
 
 
 @attrs.frozen
@@ -61,11 +64,19 @@ class LocalLauncher:
     def __init__(self, count: int) -> None:
         self.hosts: Sequence[str] = ()
         self._add(count)
+        self._template: AgentTemplate | None = None
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None, None]:
         """See `Launcher.open`."""
-        yield
+        if len(self.hosts) == 1:  # nothing is gained
+            yield
+            return
+        self._template = AgentTemplate.start()
+        try:
+            yield
+        finally:
+            await self._template.close()
 
     def _add(self, count: int) -> Sequence[int]:
         ranks = range(len(self.hosts), len(self.hosts) + count)
@@ -83,13 +94,20 @@ class LocalLauncher:
 
     async def start(self, rank: int, order: AgentOrder) -> ChildAgent:
         """See `Launcher.start`."""
-        agent = ChildAgent(await start_child(agent_command(), self.hosts[rank]))
+        agent = ChildAgent(await self._process_for(self.hosts[rank]))
         try:
             await agent.tell(order)
         except BaseException:
             await agent.stop()
             raise
         return agent
+
+    async def _process_for(self, host: str) -> AgentProcess:
+        if self._template is not None and self._template.is_like_this:
+            forked = await self._template.fork(host)
+            if forked is not None:
+                return forked
+        return await start_child(agent_command(), host, marked(dict(os.environ)))
 
 
 def agent_command(entry: str = "main") -> list[str]:

@@ -89,5 +89,20 @@ def main() -> None:
     agent.main()
 
 
+def serve() -> None:
+    """Be the template of agents."""
+    from trimesh.jobs import agent
+    from trimesh.jobs.forked import process
+
+    be_agent: Any = agent.main
+
+    def be_staged() -> None:
+        stage_agents()
+        be_agent()
+
+    vars(agent)["main"] = be_staged
+    process.serve()
+
+
 if __name__ == "__main__":
     main()

@@ -9,6 +9,7 @@ from trimesh._runtime.hosts.job_place import JobPlace, Successors
 from trimesh._runtime.hosts.neighbours import Connected, Neighbours, Ways
 from trimesh._runtime.hosts.remote_host import RemoteHost, open_remote_host
 from trimesh._runtime.hosts.session_pipe import SessionPipe
+from trimesh._runtime.spawner.forking import can_fork_spawners, fork_spawner, import_for_spawners, marked
 from trimesh._runtime.spawner.process import SpawnerProcess
 
 __all__ = [
@@ -25,6 +26,10 @@ __all__ = [
     "SpawnerProcess",
     "Successors",
     "Ways",
+    "can_fork_spawners",
+    "fork_spawner",
+    "import_for_spawners",
+    "marked",
     "open_agent",
     "open_hosts_proc",
     "open_remote_host",

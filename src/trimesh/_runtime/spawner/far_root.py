@@ -22,7 +22,7 @@ from trimesh.ids import ProcId
 
 NoticeHook = Callable[[Received], None]
 
-_MODULES = (records.ENTRY.partition(":")[0], "trimesh._runtime.life.local_host")
+MODULES = (records.ENTRY.partition(":")[0], "trimesh._runtime.life.local_host")
 
 
 class FarRoot:
@@ -67,7 +67,7 @@ class FarRoot:
         Raises:
             SpawnError: They cannot.
         """
-        self.client.post(wire.Hello(self._controller, _MODULES + self._modules, self._own))
+        self.client.post(wire.Hello(self._controller, MODULES + self._modules, self._own))
         await self.client.wait_ready(self._ready, "start")
 
     @trio.lowlevel.enable_ki_protection

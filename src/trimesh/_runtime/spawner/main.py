@@ -88,7 +88,7 @@ def _start(root: BrokerSocket, controller_pidfd: int, marker: prctl.ProcessMarke
     for name in hello.modules:
         boot.import_preload(name)
         check_forkable(name)
-    _load_native()
+    load_native()
     kept_fds = frozenset(_open_fds() - own_fds)
     preload_env = {name: value for name, value in os.environb.items() if env.get(name) != value}
     for stream in (sys.stdout, sys.stderr):
@@ -101,7 +101,7 @@ def _start(root: BrokerSocket, controller_pidfd: int, marker: prctl.ProcessMarke
     return Spawner(root, hello.root_id, controller_pidfd, marker, preload_env, kept_fds)
 
 
-def _load_native() -> None:
+def load_native() -> None:
     """Load the native library for all workers, where they are going to use it; it starts no thread by that."""
     if "trimesh._native.lib" in sys.modules:
         from trimesh._native import lib  # noqa: PLC0415 - not otherwise

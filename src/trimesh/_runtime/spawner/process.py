@@ -1,4 +1,4 @@
-"""The spawner as its controller sees it: a child process, started by exec."""
+"""The spawner as its controller sees it: a child process, started by exec; or forked, see `forking`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -26,12 +27,31 @@ _BOOT: Final = (
     "from trimesh._runtime.spawner.main import main; main(sys.argv[1:4])"
 )
 
-_ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """numpy and torch start threads when they are imported, unless told so (rule O2); workers get counts of their own."""
 
 
 _STOP_SECONDS: Final = limits.KILL_SECONDS + 2 * limits.EXIT_REPORT_SECONDS
 """A spawner that was told to stop gives up stuck workers after `KILL_SECONDS` and needs moments for the rest."""
+
+
+class SpawnerChild(Protocol):
+    """A child process: of `subprocess.Popen` what is used here."""
+
+    pid: int
+    returncode: int | None
+
+    def kill(self) -> None:
+        """Kill it, unless it was reaped."""
+
+    def wait(self) -> int:
+        """Wait until it has ended, reap it and return its exit code (negative for a signal)."""
+        ...
+
+
+BeginChild = Callable[[list[int], list[int | None], int], SpawnerChild]
+"""Begins the process of a spawner, from descriptors that are passed (the broker socket, a pidfd of this process), what
+its standard streams are (None: those of this process), and the root of its family."""
 
 
 class SpawnerProcess:
@@ -42,7 +62,7 @@ class SpawnerProcess:
         pid: Of the spawner.
     """
 
-    def __init__(self, broker: BrokerSocket, process: subprocess.Popen[bytes], pidfd: int) -> None:
+    def __init__(self, broker: BrokerSocket, process: SpawnerChild, pidfd: int) -> None:
         self.broker = broker
         self.pid = process.pid
         self._process = process
@@ -58,10 +78,19 @@ class SpawnerProcess:
         Raises:
             SpawnError: The interpreter cannot be started.
         """
-        if not has_proc():
-            raise SpawnError(f"cannot start the spawner{refusals()}")
         if not sys.executable:
             raise SpawnError("processes are started with sys.executable, which is empty in this embedded interpreter")
+        return cls.begin(root_id, _execute)
+
+    @classmethod
+    def begin(cls, root_id: int, begin: BeginChild) -> SpawnerProcess:
+        """Begin a spawner in this way; see `start`.
+
+        Raises:
+            SpawnError: It cannot be done.
+        """
+        if not has_proc():
+            raise SpawnError(f"cannot start the spawner{refusals()}")
         try:
             with ExitStack() as undo:
                 streams = [None if _is_stream(fd) else subprocess.DEVNULL for fd in (1, 2)]
@@ -69,7 +98,7 @@ class SpawnerProcess:
                 own_pidfd = os.pidfd_open(os.getpid())
                 undo.callback(os.close, own_pidfd)
                 passed = [_above_streams(fd, undo) for fd in (theirs.fileno(), own_pidfd)]
-                process = _execute(passed, streams, root_id)
+                process = begin(passed, streams, root_id)
                 pidfd = _open_pidfd(process)
                 kept = socket.socket(fileno=ours.detach())
         except OSError as error:
@@ -144,7 +173,7 @@ def _execute(passed: list[int], streams: list[int | None], root_id: int) -> subp
         stdin=subprocess.DEVNULL,
         stdout=streams[0],
         stderr=streams[1],
-        env={**os.environ, **_ONE_THREAD, prctl.MARKER: prctl.marker_of(root_id, root_id)},
+        env={**os.environ, **ONE_THREAD, prctl.MARKER: prctl.marker_of(root_id, root_id)},
         pass_fds=passed,
         start_new_session=True,
     )
@@ -159,7 +188,7 @@ def _above_streams(fd: int, undo: ExitStack) -> int:
     return copy
 
 
-def _open_pidfd(process: subprocess.Popen[bytes]) -> int:
+def _open_pidfd(process: SpawnerChild) -> int:
     try:
         return os.pidfd_open(process.pid)
     except OSError:  # no descriptor is left

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 import trio
 
 from trimesh import limits
+from trimesh._runtime.hosts import marked
 from trimesh.actor.actor import Actor
 from trimesh.actor.endpoint import endpoint
 from trimesh.errors import SpawnError
@@ -95,4 +96,4 @@ class WaitingAgent(ChildAgent):
 async def _start() -> WaitingAgent:
     # In the process group of this process, whose end kills the group: also an agent that a signal has stopped.
     command, host = agent_command("main_prepared"), socket.gethostname()
-    return WaitingAgent(await start_child(command, host, host_environment(), is_apart=False))
+    return WaitingAgent(await start_child(command, host, marked(host_environment()), is_apart=False))

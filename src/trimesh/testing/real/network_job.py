@@ -12,6 +12,7 @@ import attrs
 import trio
 
 from trimesh import limits
+from trimesh._runtime.hosts import marked
 from trimesh.jobs.child_agent import ChildAgent, start_child
 from trimesh.jobs.job import Job
 from trimesh.jobs.launcher import AgentExit, AgentOrder
@@ -93,7 +94,7 @@ class NetworkLauncher:
         """See `Launcher.start`."""
         network = self._job.network
         command = [*network.namespace(rank).prefix, *agent_command()]
-        agent = NetworkAgent(await start_child(command, self.hosts[rank]), network, rank)
+        agent = NetworkAgent(await start_child(command, self.hosts[rank], marked(dict(os.environ))), network, rank)
         self._job.agents[rank] = agent
         try:
             await agent.tell(order)
