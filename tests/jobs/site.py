@@ -34,10 +34,10 @@ class Site:
         self.authority = folder / "authority.pem"
         self.authority.write_bytes(builder.sign(self._key, hashes.SHA256()).public_bytes(_PEM))
 
-    def host(self, name: str, *peers: str) -> jobs.OwnPKI:
-        """Certify a host; return what it is told of the files, with other peers if some are named."""
+    def host(self, name: str, *peers: str, hours: float = 1) -> jobs.OwnPKI:
+        """Certify a host for so long; return what it is told of the files, with other peers if some are named."""
         key = ec.generate_private_key(ec.SECP256R1())
-        builder = self._builder(x509.Name([]), key.public_key())
+        builder = self._builder(x509.Name([]), key.public_key(), hours)
         names = x509.SubjectAlternativeName([x509.DNSName(name)])
         chain = builder.add_extension(names, critical=True).sign(self._key, hashes.SHA256()).public_bytes(_PEM)
         form = serialization.PrivateFormat.PKCS8
@@ -48,8 +48,10 @@ class Site:
         files = [str(one) for one in (places["chain"], places["key"], self.authority)]
         return jobs.OwnPKI(*files, peers=peers or self._peers)
 
-    def _builder(self, subject: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    def _builder(
+        self, subject: x509.Name, public: ec.EllipticCurvePublicKey, hours: float = 1
+    ) -> x509.CertificateBuilder:
         now = datetime.now(UTC)
         builder = x509.CertificateBuilder().subject_name(subject).issuer_name(self._name).public_key(public)
         builder = builder.serial_number(x509.random_serial_number())
-        return builder.not_valid_before(now - timedelta(minutes=5)).not_valid_after(now + timedelta(hours=1))
+        return builder.not_valid_before(now - timedelta(minutes=5)).not_valid_after(now + timedelta(hours=hours))

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from ctypes.util import find_library
+from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -20,7 +21,7 @@ from cyclopts import Parameter
 
 from trimesh._runtime.system import read_sources
 from trimesh.config import JOBS_TABLE, Settings, reread
-from trimesh.errors import ConfigError, ConnectError
+from trimesh.errors import ConfigError, ConnectError, TrimeshError
 from trimesh.observe import ObservedRun, runs
 
 _FILES_MIN: Final = 4096
@@ -85,7 +86,7 @@ def _of_settings() -> Iterator[Finding]:
 
 
 def _of_jobs() -> Iterator[Finding]:
-    """Yield a finding for each job of the file that does without TLS."""
+    """Yield a finding for each job of the file that does without TLS, and for each that has certificates of its own."""
     jobs: dict[str, dict[str, Any]] = {}
     with suppress(msgspec.ValidationError):  # it is told to whoever takes a job from it
         jobs = msgspec.convert(read_sources().table.get(JOBS_TABLE, {}), dict[str, dict[str, Any]])
@@ -95,6 +96,22 @@ def _of_jobs() -> Iterator[Finding]:
                 f"sessions between its hosts are without TLS (insecure = {job['insecure']!r}): who is there reads all"
             )
             yield Finding(f"jobs.{name}", "insecure", text)
+        if "pki" in job:
+            yield _of_certificates(name)
+
+
+def _of_certificates(name: str) -> Finding:
+    """Return what is found of the certificate files of a job, as this host has them."""
+    from trimesh.jobs import named_job  # noqa: PLC0415 - most files name no certificates
+    from trimesh.jobs.identity.looking import look_at  # noqa: PLC0415
+
+    try:
+        pki = named_job(name).pki
+        assert pki is not None
+        until = look_at(pki.read(), datetime.now(UTC))
+    except (TrimeshError, ImportError) as error:  # the second: `cryptography` is an extra
+        return Finding(f"jobs.{name}.pki", "forbids", f"the job cannot be entered on this host: {error}")
+    return Finding(f"jobs.{name}.pki", "ok", f"key and certificates fit and are valid until {until:%Y-%m-%d %H:%M %Z}")
 
 
 def _of_run(run: ObservedRun) -> Iterator[Finding]:

@@ -1,7 +1,8 @@
 """What the program and the template say to each other; PURE.
 
 A request is one byte with three descriptors: standard input and error of the agent, and the socket of its answers. The
-first of those is its number, with a pidfd, or why it could not be forked; the second is its exit code.
+first of those is its number, with a pidfd, told by the copy once it leads its session; or why it could not be forked.
+The last one is its exit code, told by the template.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class _Template:
         pid = os.fork()
         if pid == 0:
             try:
-                _be_copy(stdin, stderr, parent)
+                _be_copy(stdin, stderr, told, parent)
             except BaseException:  # noqa: BLE001 - it must not run on as the template
                 traceback.print_exc()
             finally:
@@ -97,8 +97,6 @@ class _Template:
             raise
         self._copies[pidfd] = pid, told
         self._poll.register(pidfd, select.POLLIN)
-        with suppress(OSError):  # the one that has asked was cancelled: the standard input is closed, too
-            socket.send_fds(told, [NUMBER.pack(pid)], [pidfd])
 
     def _reap(self, pidfd: int) -> None:
         pid, told = self._copies.pop(pidfd)
@@ -110,13 +108,15 @@ class _Template:
         told.close()
 
 
-def _be_copy(stdin: int, stderr: int, parent: int) -> NoReturn:
+def _be_copy(stdin: int, stderr: int, told: socket.socket, parent: int) -> NoReturn:
     os.setsid()
     set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
     os.dup2(stdin, 0)
     os.dup2(stderr, 2)
+    with suppress(OSError):  # the one that has asked was cancelled: the standard input is closed, too
+        socket.send_fds(told, [NUMBER.pack(os.getpid())], [os.pidfd_open(os.getpid())])
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2:
             with suppress(OSError):  # the descriptor of the listing itself

@@ -100,7 +100,9 @@ class AgentTemplate:
             if not data:
                 return None
             if not fds:
-                raise SpawnError(f"cannot start the agent of {host}: {data.decode(errors='replace')}")
+                is_code = len(data) == NUMBER.size
+                text = f"it has ended: {NUMBER.unpack(data)[0]}" if is_code else data.decode(errors="replace")
+                raise SpawnError(f"cannot start the agent of {host}: {text}")
             ours.pop_all()
         in_stream, err_stream = trio.lowlevel.FdStream(stdin), trio.lowlevel.FdStream(stderr)
         return TemplateChild(NUMBER.unpack(data)[0], fds[0], in_stream, err_stream, told)
