@@ -50,6 +50,7 @@ def module_to_mesh(module: M, mesh: ProcMesh, plan: ParallelPlan | Patterns | No
     Raises:
         ShapeError: Placements do not fit their tensor and the mesh, a pattern fits no name, or two patterns of a
             `ParallelPlan` disagree. Nothing was moved.
+        TypeError: `torch.compile` has been at the module, or at one in it.
         RuntimeError: See `ProcMesh.activate`.
 
     Blocking: no checkpoint.
@@ -60,6 +61,7 @@ def module_to_mesh(module: M, mesh: ProcMesh, plan: ParallelPlan | Patterns | No
     team = checked_team(team_of(mesh, "a global tensor is on"))
     tensors = named_tensors(module)
     _check_local(tensors)
+    _check_plain(module)
     if isinstance(plan, ParallelPlan):
         lying = plan.resolved(tensors, team.region.extent)
         check_exchanges(plan.exchanges, module, team.region.extent)
@@ -112,6 +114,17 @@ def optimizer_to_mesh(optimizer: torch.optim.Optimizer) -> None:
             if is_local and value.ndim and value.size() == parameter.size():
                 kept[name] = put_like(value, parameter)
     update_parts(optimizer)
+
+
+def _check_plain(module: nn.Module) -> None:
+    for name, one in module.named_modules():
+        # Torch's compiler reads the code of handles rather than run it, and leaves half of what it has tried behind.
+        if hasattr(one, "_orig_mod") or getattr(one, "_compiled_call_impl", None) is not None:
+            raise TypeError(
+                f"a module that torch.compile has been at ({name or 'the module itself'!r}) cannot move onto a mesh, "
+                "got one: compile what runs on the ranks, in a function under @trimesh.remote, or record whole steps "
+                "by trimesh.compile"
+            )
 
 
 def _check_local(tensors: Sequence[NamedTensor]) -> None:
