@@ -45,6 +45,12 @@ def private_bytes(pid: int) -> int:
     )
 
 
+def processor_seconds(pid: int) -> float:
+    """Return the processor time that all threads of a process have had."""
+    tasks = Path(f"/proc/{pid}/task")
+    return sum(int((tasks / thread / "schedstat").read_text().split()[0]) for thread in os.listdir(tasks)) / 1e9
+
+
 def resident_bytes(pid: int) -> int:
     """Return the memory that a process has mapped and touched (RSS), shared or not."""
     return _sizes(Path(f"/proc/{pid}/status"))["VmRSS"]

@@ -34,6 +34,7 @@ WORKLOADS = [
     "round_trip",
     "pipeline",
     "in_flight",
+    "observed",
     "services",
     "mesh_call",
     "payload",

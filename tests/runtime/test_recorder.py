@@ -40,11 +40,17 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def recorder(path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[FlightRecorder, None, None]:
+def clock() -> list[float]:
+    """Return what the clock of the recorder shows."""
+    return [4.0]
+
+
+@pytest.fixture
+def recorder(path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> Generator[FlightRecorder, None, None]:
     monkeypatch.setattr(limits, "RECORD_ROWS", 8)
     monkeypatch.setattr(limits, "RECORD_HALF_BYTES", 1_024)
     monkeypatch.setattr(limits, "RECORD_NAMES_BYTES", 64)
-    made = FlightRecorder(path, FlightHead(proc=observed.ProcRow(id="5")), lambda: 4.0)
+    made = FlightRecorder(path, FlightHead(proc=observed.ProcRow(id="5")), lambda: clock[0])
     yield made
     made.end()
 
@@ -89,6 +95,20 @@ def test_newest_calls_are_kept_and_old_ones_change_nothing(recorder: FlightRecor
     found = read(path)
     assert [call.call for call in found.calls] == [2, 3, 4, 5, 6, 7, 8]
     assert {call.outcome for call in found.calls} == {flight.RUNNING}
+
+
+def test_row_that_is_used_again_says_nothing_of_the_call_before(
+    recorder: FlightRecorder, path: Path, clock: list[float]
+) -> None:
+    """Neither its end nor its outcome, while the next one runs and when that has returned."""
+    calls = calls_of(recorder)
+    for number in range(1, 9):
+        calls.ended(calls.began(Taken(number)), Taken(number, error_text="no"))
+    clock[0] = 5.0
+    number = calls.began(Taken(9))
+    assert read(path).calls[-1].outcome == flight.RUNNING
+    calls.ended(number, Taken(9))
+    assert [call.outcome for call in read(path).calls[-2:]] == [flight.RAISED, flight.RETURNED]
 
 
 def test_names_that_do_not_fit_are_left_out(recorder: FlightRecorder, path: Path) -> None:

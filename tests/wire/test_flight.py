@@ -14,12 +14,28 @@ from trimesh._wire.flight import CallName, FlightHead, LeftBlock, RaisedError
 from trimesh.errors import ProtocolError
 
 ROWS, NAMES, HALF = 4, 128, 512
-HEAD = FlightHead(proc=observed.ProcRow(id="5", pid=7), started_at=1000.0, trio_at=100.0, ticks=3, boot="b")
+HEAD = FlightHead(
+    proc=observed.ProcRow(id="5", pid=7), started_at=1000.0, trio_at=100.0, clock_at=10.0, ticks=3, boot="b"
+)
 NAME = CallName("trainers", {"gpus": 1}, "step")
 
 
-def row(number: int, outcome: int = 0, name: int = 0, lasted: float = 0.5) -> bytes:
-    return flight.ROW.pack(100.0 + number, 9, number, name | outcome << 24, lasted, 0.25, number)
+def row(number: int, outcome: int = 0, name: int = 0, ended_after: float = 0.25, end_of: int = 0) -> bytes:
+    """Return the row of a call that came at Unix time 1000 + `number`, and was taken 0.25 s later.
+
+    Args:
+        number: Of the call.
+        outcome: RUNNING writes no end.
+        name: What is called.
+        ended_after: Seconds from when it was taken.
+        end_of: The call whose outcome stands in the row; 0 for its own.
+    """
+    began_at = 10.25 + number
+    end = flight.END.pack(
+        began_at + ended_after if outcome else 0.0,
+        flight.not_returned(end_of or number, outcome) if outcome > flight.RETURNED else 0,
+    )
+    return flight.ROW.pack(100.0 + number, began_at, 9, number, name, number) + end
 
 
 def whole(*, numbers: tuple[int, ...] = (1, 2, 3), halves: tuple[bytes, bytes] | None = None) -> bytes:
@@ -55,16 +71,31 @@ def test_whole_file_says_what_was_written() -> None:
     assert flight.read_head(whole()[: flight.PAGE_BYTES]) == (HEAD, 0.0)
 
 
-@pytest.mark.parametrize("lasted", [math.nan, math.inf, -1.0])
-def test_times_of_calls_that_are_none_count_as_not_known(lasted: float) -> None:
-    """FL-2."""
+def first_with(replaced: bytes) -> flight.FlightCall:
+    """Return the first call of a file with another row in its place."""
     data = bytearray(whole())
     at = flight.PAGE_BYTES + NAMES + 1 * flight.ROW_BYTES
-    data[at : at + flight.ROW_BYTES] = row(1, lasted=lasted)
-    assert [(call.waited, call.lasted) for call in flight.read_flight(bytes(data)).calls[:2]] == [
-        (0.25, 0.0),
-        (0.25, 0.5),
-    ]
+    data[at : at + flight.ROW_BYTES] = replaced
+    return flight.read_flight(bytes(data)).calls[0]
+
+
+@pytest.mark.parametrize("outcome", [flight.RETURNED, flight.RAISED, flight.CANCELLED])
+def test_calls_have_their_times_and_outcomes(outcome: int) -> None:
+    call = first_with(row(1, outcome))
+    assert (call.at, call.waited, call.lasted, call.outcome) == (1001.0, 0.25, 0.5, outcome)
+
+
+@pytest.mark.parametrize("ended_after", [math.nan, math.inf, -1e-6, -5.0])
+def test_ends_that_are_none_of_their_row_leave_the_call_running(ended_after: float) -> None:
+    """FL-1, FL-2: the row that this one replaces had ended before this call was taken."""
+    call = first_with(row(1, flight.RAISED, ended_after=ended_after))
+    assert (call.outcome, call.waited, call.lasted) == (flight.RUNNING, 0.25, 0.0)
+
+
+def test_outcome_of_the_call_before_is_none_of_this_one() -> None:
+    """FL-1: a call that has returned leaves the outcome of the one whose row it has taken."""
+    call = first_with(row(1, flight.RAISED, end_of=5))
+    assert (call.outcome, call.lasted) == (flight.RETURNED, 0.5)
 
 
 def test_newer_half_comes_last() -> None:
@@ -86,10 +117,7 @@ def test_torn_record_ends_its_half() -> None:
 
 
 def test_calls_of_names_that_did_not_fit_are_there() -> None:
-    data = bytearray(whole())
-    at = flight.PAGE_BYTES + NAMES + 1 * flight.ROW_BYTES
-    data[at : at + flight.ROW_BYTES] = row(1, name=flight.NO_NAME)
-    assert flight.read_flight(bytes(data)).calls[0].name is None
+    assert first_with(row(1, name=flight.NO_NAME)).name is None
 
 
 @pytest.mark.parametrize("size", [0, 1, flight.PAGE_BYTES - 1, flight.PAGE_BYTES, len(whole()) - 1])

@@ -5,7 +5,8 @@
 A process that is killed may leave anything half-written, and whoever may write into the folder may put anything there:
 
 FL-1 The number of a row is written last: a row that was being written looks like the one that it replaces, so the
-     oldest one of a full ring is left out. So is all that follows a torn record of a half.
+     oldest one of a full ring is left out. So is all that follows a torn record of a half. An end says itself whether
+     it is that of its row.
 FL-2 Whatever the bytes are, reading them raises `ProtocolError`, or returns what they say.
 FL-3 The newer half of the log, and the older one until it is needed again, are there: at least one half of what fits.
 """
@@ -24,7 +25,7 @@ from trimesh._wire import observed
 from trimesh._wire.memory.regions import Buffer
 from trimesh.errors import ProtocolError
 
-VERSION: Final = 2
+VERSION: Final = 3
 MAGIC: Final = b"trimesh flight\0\0"
 
 FIXED: Final = struct.Struct("<16sIIIII4xdQ")
@@ -35,16 +36,17 @@ ENDED_AT: Final = 40
 NAMES_USED: Final = 48
 PAGE_BYTES: Final = 4096
 
-ROW: Final = struct.Struct("<dQQIffxxxxQ")
-"""Trio time at which the call came, the process that asks, its number for the call, name and outcome, seconds from its
-coming to its end and to its start, number from 1."""
+ROW: Final = struct.Struct("<ddQQQQ")
+"""What is written when a slot takes a call: Trio time at which the call came, time of the record's clock, the process
+that asks, its number for the call, name, number from 1."""
 
-ROW_BYTES: Final = 48
-OUTCOME: Final = 27
-"""Where the outcome of a row is: the highest byte of the name."""
+END: Final = struct.Struct("<dQ")
+"""After that in a row, when a call ends: time of the record's clock, not before that in `ROW`; and for a call that has
+not returned its number and outcome, as `not_returned` puts them together. What it replaces says neither of the new
+call."""
 
-END: Final = struct.Struct("<Bf")
-"""What is written at `OUTCOME` when the call ends: outcome, and seconds since it came."""
+ROW_BYTES: Final = 64
+"""Of both: a line of a processor's cache, of which a call touches one."""
 
 RUNNING, RETURNED, RAISED, CANCELLED = range(4)
 NO_NAME: Final = 0xFFFFFF
@@ -56,6 +58,9 @@ RECORD: Final = struct.Struct("<II")
 """Before a record: bytes and CRC-32. No bytes end the half."""
 
 _NAME: Final = struct.Struct("<H")
+_WHOLE_ROW: Final = struct.Struct(ROW.format + END.format[1:])
+
+assert _WHOLE_ROW.size == ROW_BYTES, "a row is what is written at both moments"
 
 
 class FlightHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +71,7 @@ class FlightHead(msgspec.Struct, frozen=True, kw_only=True):
         job: Of the controller; None for any other process.
         started_at: Unix time at which the record was begun.
         trio_at: Trio time at that moment.
+        clock_at: Time at that moment of the clock by which calls begin and end.
         ticks: When the process was started, in ticks since the boot: a pid that is used again has other ticks.
         boot: Identity of the boot.
     """
@@ -74,6 +80,7 @@ class FlightHead(msgspec.Struct, frozen=True, kw_only=True):
     job: observed.JobRow | None = None
     started_at: float = 0.0
     trio_at: float = 0.0
+    clock_at: float = 0.0
     ticks: int = 0
     boot: str = ""
 
@@ -158,8 +165,8 @@ class FlightCall(msgspec.Struct, frozen=True):
         call: Its number for the call; 0 for a broadcast.
         name: What is called; None if that is not known any more.
         outcome: RUNNING, RETURNED, RAISED or CANCELLED.
-        waited: Seconds from its coming until a slot took it, to 7 digits.
-        lasted: Seconds from its coming to its end, to 7 digits; 0.0 while it runs.
+        waited: Seconds from its coming until a slot took it.
+        lasted: Seconds from its coming to its end; 0.0 while it runs.
     """
 
     number: int
@@ -205,6 +212,11 @@ def first_page(head: FlightHead, rows: int, names: int, half: int) -> bytes:
     return FIXED.pack(MAGIC, VERSION, rows, names, half, len(data), 0.0, 0) + data
 
 
+def not_returned(number: int, outcome: int) -> int:
+    """Return what says of the call of a number that it has ended by RAISED or CANCELLED."""
+    return number << 2 | outcome
+
+
 def framed(data: bytes) -> bytes:
     """Return a record as it stands in the log."""
     return RECORD.pack(len(data), zlib.crc32(data)) + data
@@ -238,8 +250,7 @@ def read_flight(data: Buffer) -> Flight:
         raise ProtocolError(f"a flight record of {file_bytes(rows, names, half)} bytes is cut off at {len(view)}")
     known = list(_names(view[PAGE_BYTES : PAGE_BYTES + min(used, names)]))
     at = PAGE_BYTES + names
-    unix_offset = head.started_at - head.trio_at
-    found = list(_calls(view[at : at + rows * ROW_BYTES], known, unix_offset))
+    found = list(_calls(view[at : at + rows * ROW_BYTES], known, head))
     at += rows * ROW_BYTES
     halves = [view[at : at + half], view[at + half : at + 2 * half]]
     records = [one for part in sorted(halves, key=_generation) if _generation(part) for one in _records(part)]
@@ -256,7 +267,7 @@ def _checked(view: memoryview) -> tuple[tuple[int, int, int, float, int], Flight
     if size > PAGE_BYTES - FIXED.size or file_bytes(rows, names, half) > limits.RECORD_FILE_BYTES_MAX:
         raise ProtocolError(f"a flight record has at most {limits.RECORD_FILE_BYTES_MAX} bytes")
     head = _decoded(view[FIXED.size : FIXED.size + size], FlightHead)
-    if not abs(head.started_at) < _TIME_MAX or not abs(head.trio_at) < _TIME_MAX:
+    if not all(abs(one) < _TIME_MAX for one in (head.started_at, head.trio_at, head.clock_at)):
         raise ProtocolError("a flight record must have begun at a time")
     return (rows, names, half, ended_at if 0 < ended_at < _TIME_MAX else 0.0, used), head
 
@@ -286,24 +297,22 @@ def _names(area: memoryview) -> Iterator[CallName]:
         at += size
 
 
-def _calls(area: memoryview, names: list[CallName], unix_offset: float) -> Iterator[FlightCall]:
+def _calls(area: memoryview, names: list[CallName], head: FlightHead) -> Iterator[FlightCall]:
     rows = len(area) // ROW_BYTES
-    found: list[tuple[float, int, int, int, float, float, int]] = list(ROW.iter_unpack(area))
-    newest = max((row[6] for at, row in enumerate(found) if row[6] % rows == at), default=0)
-    for place, (came_at, caller, call, name, lasted, waited, number) in enumerate(found):
-        outcome = name >> 24
-        if not number or number % rows != place or number <= newest - rows + 1 or outcome > CANCELLED:
+    found: list[tuple[float, float, int, int, int, int, float, int]] = list(_WHOLE_ROW.iter_unpack(area))
+    newest = max((row[5] for at, row in enumerate(found) if row[5] % rows == at), default=0)
+    unix_offset, trio_offset = head.started_at - head.trio_at, head.trio_at - head.clock_at
+    for place, (came_at, began_at, caller, call, name, number, ended_at, end) in enumerate(found):
+        if not number or number % rows != place or number <= newest - rows + 1:
             continue
-        if not abs(came_at) < _TIME_MAX:
+        if not abs(came_at) < _TIME_MAX or not abs(began_at) < _TIME_MAX:
             continue
-        known = names[name & NO_NAME] if name & NO_NAME < len(names) else None
-        yield FlightCall(
-            number, came_at + unix_offset, caller, call, known, outcome, _seconds(waited), _seconds(lasted)
-        )
-
-
-def _seconds(found: float) -> float:
-    return found if 0 <= found < _TIME_MAX else 0.0
+        outcome, waited, lasted = RUNNING, max(0.0, began_at + trio_offset - came_at), 0.0
+        if began_at <= ended_at < _TIME_MAX:
+            outcome = end & 3 if end >> 2 == number else RETURNED
+            lasted = waited + ended_at - began_at if outcome else 0.0
+        known = names[name] if name < len(names) else None
+        yield FlightCall(number, came_at + unix_offset, caller, call, known, outcome, waited, lasted)
 
 
 def _generation(half: memoryview) -> int:

@@ -45,7 +45,7 @@ OBSERVED_ROWS: Final = 10_000
 """Rows of one table of a snapshot: 4,096 processes are shown whole, and drawn in less than a second."""
 
 RECORD_ROWS: Final = 8_192
-"""Newest calls of one process in its flight record, 48 bytes each: those of half a second at full speed."""
+"""Newest calls of one process in its flight record, 64 bytes each: those of half a second at full speed."""
 
 RECORD_NAMES_BYTES: Final = 65_536
 """Names of endpoints of actors in one flight record: some thousand. Calls of others are kept without a name."""

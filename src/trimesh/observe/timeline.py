@@ -20,8 +20,8 @@ from trimesh.observe.culprit import name_of
 from trimesh.observe.examining import OUTCOMES
 from trimesh.observe.flights import RunRecords
 
-_SLACK_SECONDS: Final = 4e-6
-"""By which times that are kept to 7 digits may err within a minute."""
+_SLACK_SECONDS: Final = 1e-6
+"""By which times of two calls may err: Unix times are kept to a quarter of a microsecond, and are sums of such."""
 
 
 class Timeline:

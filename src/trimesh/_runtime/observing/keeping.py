@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("trimesh")
 _THIN_OUT_LOOKS = 30
+_CLOCK_READINGS = 5
 
 
 class FlightRecord:
@@ -119,18 +121,36 @@ def record_worker(proc: ObservedProc, config: WorkerConfig) -> FlightRecord | No
 
 
 def _opened(proc: ObservedProc, folder: Path, row: observed.ProcRow, job: observed.JobRow | None) -> FlightRecord:
+    now, clock_at, trio_at, started_at = _clocks()
     head = flight.FlightHead(
         proc=row,
         job=job,
-        started_at=time.time(),
-        trio_at=proc.now(),
+        started_at=started_at,
+        trio_at=trio_at,
+        clock_at=clock_at,
         ticks=start_of(proc.pid) or 0,
         boot=boot_id(),
     )
     try:
-        return FlightRecord(proc, FlightRecorder(folder / row.id, head, trio.lowlevel.current_clock().current_time))
+        return FlightRecord(proc, FlightRecorder(folder / row.id, head, now))
     except ValueError as error:  # names of a kilobyte
         raise OSError(str(error)) from None
+
+
+def _clocks() -> tuple[Callable[[], float], float, float, float]:
+    """Return the clock of a record, and what it, Trio's and the system's show at one moment.
+
+    Trio's own clock is `perf_counter` and a constant, in Python: of the two, the function in C is the record's.
+    """
+    clock = trio.lowlevel.current_clock()
+    now = time.perf_counter if type(clock).__name__ == "SystemClock" else clock.current_time
+    found = list[tuple[float, float, float, float]]()
+    for _ in range(_CLOCK_READINGS):  # one of them is not interrupted
+        before = now()
+        trio_at, unix_at = clock.current_time(), time.time()
+        found.append((now() - before, before, trio_at, unix_at))
+    _, clock_at, trio_at, unix_at = min(found)
+    return now, clock_at, trio_at, unix_at
 
 
 def _remove_own(path: Path) -> None:

@@ -1,6 +1,6 @@
 """The flight record of this process: a mapped file, which the kernel keeps however the process ends.
 
-    a slot takes a call --> one row (`CallRecorder.began`) --> outcome and end, five bytes (`CallRecorder.ended`)
+    a slot takes a call --> its row (`CallRecorder.began`) --> the time of its end (`CallRecorder.ended`)
     events, looks at the own tables, errors --> the log (`FlightRecorder.note`)
 
 RW-1 Nothing here waits, makes a system call, or raises, once the file is open: its pages were reserved.
@@ -17,14 +17,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from trimesh import limits
 from trimesh._runtime.system.forks import ForgottenInChildren
 from trimesh._wire import flight
 from trimesh._wire.flight import CANCELLED, RAISED
 
-assert (flight.ROW_BYTES, flight.OUTCOME, flight.RETURNED) == (48, 27, 1), "what closures have as numbers"
+assert (flight.ROW_BYTES, flight.ROW.size) == (1 << 6, 6 << 3), "what closures have as numbers"
 _GENERATION: Final = flight.HALF
 _CLOSING: Final = struct.Struct("<d")
 _USED: Final = struct.Struct("<Q")
@@ -73,13 +73,10 @@ class FlightRecorder:
     Args:
         path: Of the file, which must not be there.
         head: Whose it is.
-        now: Returns the Trio time, as that at which calls have come.
+        now: Returns the time of the record's clock, as `head.clock_at` does; it is called twice for each call.
 
     Attributes:
         path: Of the file.
-        now: Returns the Trio time.
-        count: Calls so far.
-        rows: Their rows.
 
     Raises:
         OSError: The file cannot be made, or there is no room for it.
@@ -96,31 +93,26 @@ class FlightRecorder:
         "_halves",
         "_map",
         "_names",
+        "_rows",
         "_used",
         "_view",
-        "count",
-        "now",
         "path",
-        "rows",
-        "rows_max",
     )
 
     def __init__(self, path: Path, head: flight.FlightHead, now: Callable[[], float]) -> None:
         self.path = path
-        self.now: Final = now
-        self.rows_max: Final = limits.RECORD_ROWS
+        rows = limits.RECORD_ROWS
         self._half: Final = limits.RECORD_HALF_BYTES
         names = limits.RECORD_NAMES_BYTES
-        page = flight.first_page(head, self.rows_max, names, self._half)
-        size = flight.file_bytes(self.rows_max, names, self._half)
+        page = flight.first_page(head, rows, names, self._half)
+        size = flight.file_bytes(rows, names, self._half)
         self._map = _map_new(path, size)
         self._view = memoryview(self._map)
         self._view[: len(page)] = page
         at = flight.PAGE_BYTES + names
-        self.rows = self._view[at : at + self.rows_max * flight.ROW_BYTES]
-        at += self.rows.nbytes
+        self._rows = _Rows(self._view[at : at + rows * flight.ROW_BYTES], now, self.raised)
+        at += rows * flight.ROW_BYTES
         self._halves = [self._view[at : at + self._half], self._view[at + self._half : at + 2 * self._half]]
-        self.count = 0
         self._used = 0
         self._names = 0
         self._generation = 0
@@ -132,7 +124,7 @@ class FlightRecorder:
 
     def of_actor(self, mesh: str, point: dict[str, int]) -> CallRecorder:
         """Return what records the calls of one actor."""
-        return CallRecorder(self, mesh, point)
+        return self._rows.recorder(lambda endpoint: self.define(flight.CallName(mesh, point, endpoint)))
 
     def define(self, name: flight.CallName) -> int:
         """Return the number of a name among the names; one that says so when there is no room for more."""
@@ -189,9 +181,8 @@ class FlightRecorder:
     def forget(self) -> None:
         """Write into memory of this process alone from now on."""
         _open.discard(self)
-        views = [self.rows, *self._halves, self._view]
+        views = [*self._rows.forget(), *self._halves, self._view]
         self._view = memoryview(bytearray(flight.PAGE_BYTES + limits.RECORD_NAMES_BYTES))
-        self.rows = memoryview(bytearray(self.rows.nbytes))
         self._halves = [memoryview(bytearray(self._half)) for _ in range(2)]
         for view in views:
             view.release()
@@ -202,11 +193,6 @@ class FlightRecorder:
 class CallRecorder:
     """Records the calls of one actor.
 
-    Args:
-        file: The record of the process.
-        mesh: Of the actor; empty for one of the runtime.
-        point: Its coordinates.
-
     Attributes:
         began: Write that a slot has taken a call; return its number.
         ended: Write how the call of a number has ended, however it has.
@@ -214,47 +200,72 @@ class CallRecorder:
 
     __slots__ = ("began", "ended")
 
-    def __init__(self, file: FlightRecorder, mesh: str, point: dict[str, int]) -> None:
-        self.began = _begins(file, lambda endpoint: flight.CallName(mesh, point, endpoint))
-        self.ended = _ends(file)
+    def __init__(self, began: Callable[[RecordedCall], int], ended: Callable[[int, RecordedCall], None]) -> None:
+        self.began = began
+        self.ended = ended
 
 
-# On the way of every call: closures take half the time of methods, and numbers instead of names the last tenth.
+class _Rows:
+    """The rows of all calls of this process.
 
+    Args:
+        rows: Their memory.
+        now: Returns the time of the record's clock.
+        raised: Told of the number of a call and the text of its error.
 
-def _begins(file: FlightRecorder, name_of: Callable[[str], flight.CallName]) -> Callable[[RecordedCall], int]:
-    pack, mask, names, now = flight.ROW.pack_into, file.rows_max - 1, dict[str, int](), file.now
+    Attributes:
+        recorder: Returns what records the calls of one actor; its argument returns the number of the name of an
+            endpoint.
+        forget: Go on in memory of this process alone; return the views of the memory until then.
+    """
 
-    def began(call: RecordedCall) -> int:
-        file.count = number = file.count + 1
-        endpoint = call.spec.name
-        try:
-            name = names[endpoint]
-        except KeyError:
-            name = names[endpoint] = file.define(name_of(endpoint))
-        at = (number & mask) * 48  # ROW_BYTES
-        came_at = call.received_at
-        pack(file.rows, at, came_at, call.peer.proc_id, call.call_id, name, 0.0, now() - came_at, number)
-        return number
+    __slots__ = ("forget", "recorder")
 
-    return began
+    def __init__(self, rows: memoryview, now: Callable[[], float], raised: Callable[[int, str], None]) -> None:
+        # On the way of every call: closures that share variables take a third of the time of methods.
+        pack, mask, count = flight.ROW.pack_into, rows.nbytes // flight.ROW_BYTES - 1, 0
+        times, words = rows.cast("d"), rows.cast("Q")
 
+        def recorder(name_of: Callable[[str], int]) -> CallRecorder:
+            names = dict[str, int]()
 
-def _ends(file: FlightRecorder) -> Callable[[int, RecordedCall], None]:
-    pack, mask, now = flight.END.pack_into, file.rows_max - 1, file.now
+            def began(call: RecordedCall) -> int:
+                nonlocal count
+                count = number = count + 1
+                endpoint = call.spec.name
+                try:
+                    name = names[endpoint]
+                except KeyError:
+                    name = names[endpoint] = name_of(endpoint)
+                at = (number & mask) << 6  # ROW_BYTES
+                pack(rows, at, call.received_at, now(), call.peer.proc_id, call.call_id, name, number)
+                return number
 
-    def ended(number: int, call: RecordedCall) -> None:
-        if file.count - number > mask:
-            return  # its row is that of another call now
-        outcome = 1  # RETURNED
-        if call.error_text:
-            outcome = RAISED
-            file.raised(number, call.error_text)
-        elif call.cancelled_by is not None:
-            outcome = CANCELLED
-        pack(file.rows, (number & mask) * 48 + 27, outcome, now() - call.received_at)  # ROW_BYTES, OUTCOME
+            return CallRecorder(began, ended)
 
-    return ended
+        def ended(number: int, call: RecordedCall) -> None:
+            if call.cancelled_by is not None or call.error_text:
+                failed(number, call)
+            if count - number <= mask:  # else its row is that of another call now
+                times[((number & mask) << 3) + 6] = now()  # after the words of ROW
+
+        def failed(number: int, call: RecordedCall) -> None:
+            if count - number > mask:
+                return
+            if call.error_text:
+                raised(number, call.error_text)
+            outcome = RAISED if call.error_text else CANCELLED
+            words[((number & mask) << 3) + 7] = flight.not_returned(number, outcome)
+
+        def forget() -> list[memoryview[Any]]:
+            nonlocal rows, times, words
+            views: list[memoryview[Any]] = [times, words, rows]
+            rows = memoryview(bytearray(rows.nbytes))
+            times, words = rows.cast("d"), rows.cast("Q")
+            return views
+
+        self.recorder: Final = recorder
+        self.forget: Final = forget
 
 
 def _map_new(path: Path, size: int) -> mmap.mmap:
