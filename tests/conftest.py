@@ -11,6 +11,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 from tests.sharing import pytest_xdist_make_scheduler
 from tests.spawner_template import CLONE_CALLS, WARM, WARM_WITH_TORCH, SpawnerTemplate
 
@@ -18,6 +19,10 @@ from trimesh._runtime.spawner import process as spawner_process
 from trimesh.testing import zombie_guard
 
 __all__ = ["pytest_xdist_make_scheduler"]  # pytest finds hooks here
+
+# A machine with two cores and other work has no deadline for an example, nor for making one.
+settings.register_profile("loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("loaded")
 
 # ---- what the shell has taken away -----------------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@ So each set of members meets at an address of the loopback network that no other
 groups is to shut down the connections from and to that address: what waits there fails at once.
 
 EG-1 after `end` no collective of these groups waits, and none begins.
-EG-2 an error of a collective is raised when it is known whether the groups have ended: then it says so.
+EG-2 an error of a collective, or of connecting the members, is raised when it is known whether the groups have ended:
+     then it says so.
 """
 
 from __future__ import annotations
@@ -77,10 +78,7 @@ class EpochGroup(NamedGroup):
             work.wait()
         except Exception as error:
             del inner
-            # A member that has died closes its connections before its owner has told us of it.
-            self._ended.wait(limits.GROUP_CAUSE_SECONDS)
-            why = self._why()
-            if why is None:
+            if (why := _cause(self._why, self._ended)) is None:
                 raise
             raise why from error
         done: torch.futures.Future[Any] = torch.futures.Future()
@@ -195,13 +193,25 @@ class MemberGroups:
         ranks = list(ranks)
         made = EpochGroup(ranks.index(self._rank), len(ranks), f"{self._name}/{key}", self._why, self._ended)
         store = _c10d.PrefixStore(key, self._store)
-        made.inner = _gloo(store, ranks.index(self._rank), len(ranks), self._address)
+        try:
+            made.inner = _gloo(store, ranks.index(self._rank), len(ranks), self._address)
+        except Exception as error:
+            if (why := _cause(self._why, self._ended)) is None:
+                raise
+            raise why from error
         if (why := self._why()) is not None:  # what was connected after the end must not wait either
             self.end()
             raise why
         register(made, made.full_name, ranks, self._store)
         self._made[key] = made
         return made
+
+
+def _cause(why: Why, ended: threading.Event) -> Exception | None:
+    """Return why the groups have ended, if that is why something has failed (EG-2)."""
+    # A member that has died closes its connections before its owner has told us of it.
+    ended.wait(limits.GROUP_CAUSE_SECONDS)
+    return why()
 
 
 def _answer(ask: Callable[..., tuple[int, list[bytes]]], *question: Any, seconds: float | None = None) -> Found:
