@@ -116,10 +116,10 @@ async def attached_program(name: str) -> AsyncGenerator[Attached, None]:
                 await process.wait()
 
 
-async def double_on(name: str) -> list[int]:
+async def double_on(name: str, pki: jobs.OwnPKI | None = None) -> list[int]:
     """Attach, call an actor on each host, and return what they say."""
     async with (
-        jobs.attach(name) as hosts,
+        jobs.attach(name, pki=pki) as hosts,
         hosts.spawn_procs({}) as procs,
         procs.spawn("workers", Worker) as workers,
     ):
