@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 
 from tests.spawner_template import CLONE_CALLS, REQUEST_BYTES_MAX, SpawnerTemplate
 from tests.spawner_template import serve as serve_spawners
+from tests.told_losses import tell_losses
 
 from trimesh._runtime.spawner import process as spawner_process
 from trimesh._runtime.system import prctl
@@ -40,7 +41,7 @@ BOOT = (
 IS_POSSIBLE = os.uname().machine in CLONE_CALLS and not os.environ.get("CI_FULL")
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-"""Runs a program with options, in the folder `cwd`, for `seconds` at most."""
+"""Runs a program with options, in the folder `cwd`, for `seconds` at most; see `ProgramTemplate.run`."""
 
 
 @contextlib.contextmanager
@@ -53,8 +54,11 @@ def running() -> Generator[Run, None, None]:
         yield template.run
 
 
-def executed(program: Path, *options: str, cwd: Path, seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run a program as a user does."""
+def executed(
+    program: Path, *options: str, cwd: Path, seconds: float, losses: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program as a user does; its losses are not told."""
+    del losses
     command = [sys.executable, program, *options]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=seconds, check=False)
 
@@ -74,8 +78,17 @@ class ProgramTemplate:
             )
         assert self._socket.recv(REQUEST_BYTES_MAX), "the template of programs has not started"
 
-    def run(self, program: Path, *options: str, cwd: Path, seconds: float) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, program: Path, *options: str, cwd: Path, seconds: float, losses: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Run a program and return what came of it.
+
+        Args:
+            program: It.
+            options: For it.
+            cwd: Its folder.
+            seconds: How long it may take.
+            losses: A file for each `HostLost` that it makes, see `tests.told_losses`.
 
         Raises:
             TimeoutError: It took longer than that; it has been killed.
@@ -83,7 +96,7 @@ class ProgramTemplate:
         command = [str(program), *options]
         with contextlib.ExitStack() as stack:
             said = [stack.enter_context(open(os.memfd_create(name), "w+b")) for name in ("out", "err")]
-            request = {"command": command, "cwd": str(cwd)}
+            request = {"command": command, "cwd": str(cwd), "losses": "" if losses is None else str(losses)}
             socket.send_fds(self._socket, [pickle.dumps(request)], [file.fileno() for file in said])
             self._socket.settimeout(seconds)
             try:
@@ -125,7 +138,7 @@ def serve(number: int) -> NoReturn:
         if pid == 0:
             requests.close()
             request = pickle.loads(data)
-            become(request["command"], request["cwd"], fds)
+            become(request["command"], request["cwd"], fds, request["losses"])
         for fd in fds:
             os.close(fd)
         requests.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
@@ -151,7 +164,7 @@ class ForkedTemplate(SpawnerTemplate):
         os.waitpid(self._pid, 0)
 
 
-def become(command: Sequence[str], cwd: str, fds: Sequence[int]) -> NoReturn:
+def become(command: Sequence[str], cwd: str, fds: Sequence[int], losses: str = "") -> NoReturn:
     """Run a program in this copy as an interpreter runs a script, and end with its exit status."""
     os.chdir(cwd)
     for number, fd in enumerate(fds, 1):
@@ -160,6 +173,8 @@ def become(command: Sequence[str], cwd: str, fds: Sequence[int]) -> NoReturn:
     os.environ.pop(prctl.MARKER)
     spawners = ForkedTemplate()
     spawner_process._execute = spawners.execute  # type: ignore[assignment]
+    if losses:
+        tell_losses(losses)
     gc.enable()
     sys.argv[:] = command
     sys.path.insert(0, str(Path(command[0]).resolve().parent))

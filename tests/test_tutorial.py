@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.program_template import Run, running
+from tests.program_template import IS_POSSIBLE, Run, running
+from tests.told_losses import losses_told
 from website.tutorial import Command, File, differences, pages, steps
 
 COMMAND_SECONDS = 100.0
@@ -40,14 +41,29 @@ def programs(with_torch: bool) -> list[Command]:
 
 def check(run: Run, command: Command, folder: Path) -> None:
     """Run a program and compare what it prints."""
-    done = run(folder / command.line.removeprefix("python "), cwd=folder, seconds=COMMAND_SECONDS)
-    assert differences(command, done.stdout, done.stderr) == ""
+    name = command.line.removeprefix("python ")
+    losses = folder / f"{name}.losses"
+    done = run(folder / name, cwd=folder, seconds=COMMAND_SECONDS, losses=losses)
+    said = differences(command, done.stdout, done.stderr)
+    if said:
+        pytest.fail(f"{said}\n{losses_told(losses)}", pytrace=False)
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("command", programs(with_torch=False), ids=lambda command: command.line)
 def test_program_prints_what_the_tutorial_says(command: Command, run: Run, folder: Path) -> None:
     check(run, command, folder)
+
+
+@pytest.mark.real
+@pytest.mark.skipif(not IS_POSSIBLE, reason="losses of programs that are executed are not told")
+def test_output_that_differs_is_told_with_the_hosts_that_were_lost(run: Run, folder: Path) -> None:
+    (folder / "loses.py").write_text("from trimesh import HostLost\nHostLost('gone', host='n1', reason='lease')\n")
+
+    with pytest.raises(pytest.fail.Exception) as failure:
+        check(run, Command("python loses.py", ("nothing",)), folder)
+
+    assert ".host='n1' .point=None .reason='lease' gone" in str(failure.value)
 
 
 @pytest.mark.real
