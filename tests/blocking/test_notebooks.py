@@ -9,6 +9,7 @@ import re
 import select
 import signal
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.patience import HANG_SECONDS
 
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
+traitlets = pytest.importorskip("traitlets", reason="traitlets is not installed")
 pytest.importorskip("ipykernel", reason="ipykernel is not installed")
 
 pytestmark = [pytest.mark.real, pytest.mark.executed("the kernel is a program of its own")]
@@ -77,14 +79,18 @@ async with trimesh.aio.spawn_procs({"gpus": 1}) as more:
 """The mesh is left open: the end of the kernel closes it."""
 
 
-def test_mesh_lives_over_cells() -> None:
+def client_of(notebook: Any, folder: Path, **options: Any) -> Any:
+    """Return what drives a kernel, by sockets in a folder: a port that was free may be taken once it is bound."""
+    sockets = {"KernelManager": {"transport": "ipc", "ip": str(folder / "kernel")}}
+    return nbclient.NotebookClient(
+        notebook, timeout=HANG_SECONDS, kernel_name="python3", config=traitlets.config.Config(sockets), **options
+    )
+
+
+def test_mesh_lives_over_cells(tmp_path: Path) -> None:
     """Z01, C01, E01, K04, K06: past an interrupt, an error and a death; the end of the kernel leaves nothing."""
     notebook: Any = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in CELLS.values()])
-    asyncio.run(
-        nbclient.NotebookClient(
-            notebook, timeout=HANG_SECONDS, allow_errors=True, kernel_name="python3"
-        ).async_execute()
-    )
+    asyncio.run(client_of(notebook, tmp_path, allow_errors=True).async_execute())
     shown = {name: cell.outputs for name, cell in zip(CELLS, notebook.cells, strict=True)}
 
     def value_of(name: str) -> str:
@@ -116,17 +122,17 @@ def test_mesh_lives_over_cells() -> None:
     assert value_of("call last") == "(6,)"
 
 
-def test_output_of_ranks_is_under_the_cell_that_runs() -> None:
+def test_output_of_ranks_is_under_the_cell_that_runs(tmp_path: Path) -> None:
     """K06: not under the one in which the mesh was opened. Closing has shown all of it."""
     cells = [CELLS["define"], CELLS["open"], CELLS["spawn"], 'workers.say.call("said by a rank")\nprocs.close()']
     notebook: Any = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
-    asyncio.run(nbclient.NotebookClient(notebook, timeout=HANG_SECONDS, kernel_name="python3").async_execute())
+    asyncio.run(client_of(notebook, tmp_path).async_execute())
 
     said = "".join(output.text for output in notebook.cells[3].outputs)
     assert sorted(said.splitlines()) == [f"procs[gpus={rank}] | said by a rank" for rank in (0, 1)]
 
 
-def test_what_takes_long_is_shown_under_the_cell_until_it_is_done() -> None:
+def test_what_takes_long_is_shown_under_the_cell_until_it_is_done(tmp_path: Path) -> None:
     """Q9: one line of HTML."""
     waits = """
 import pathlib, tempfile, time
@@ -152,22 +158,22 @@ with tb.spawn_procs({"gpus": 2}, setup=wait):
     drawn.unlink()
 """
     notebook: Any = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(waits)])
-    asyncio.run(nbclient.NotebookClient(notebook, timeout=HANG_SECONDS, kernel_name="python3").async_execute())
+    asyncio.run(client_of(notebook, tmp_path).async_execute())
 
     (shown,) = notebook.cells[0].outputs  # which was drawn at least once: the processes have waited for that
     assert (shown.output_type, shown.data["text/html"]) == ("display_data", "")
 
 
 @pytest.mark.parametrize("end", ["killed", "restarted", "restarted at once"])
-def test_kernel_that_ends_leaves_no_process(end: str) -> None:
+def test_kernel_that_ends_leaves_no_process(end: str, tmp_path: Path) -> None:
     """K06: however it ends; the kernel that takes its place opens a mesh of its own."""
-    asyncio.run(_end_kernel(end))
+    asyncio.run(_end_kernel(end, tmp_path))
 
 
-async def _end_kernel(end: str) -> None:
+async def _end_kernel(end: str, folder: Path) -> None:
     sources = [CELLS["define"], CELLS["open"], CELLS["spawn"], "workers.pids.call().values()"]
     notebook: Any = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in sources])
-    client = nbclient.NotebookClient(notebook, timeout=HANG_SECONDS, kernel_name="python3")
+    client = client_of(notebook, folder)
     async with client.async_setup_kernel():
         for index, cell in enumerate(notebook.cells):
             await client.async_execute_cell(cell, index)
