@@ -68,6 +68,35 @@ async def test_items_wait_until_they_are_received(proc: Proc):
     port.close()
 
 
+async def test_item_of_a_traced_sender_is_taken_out_of_its_envelope(proc: Proc):
+    """Q12: the receiver's process is not traced."""
+    peer, link = meet(proc, 2)
+    port, home, transit = open_and_send(proc, peer)
+    traced = messages.TracedItem("00-1-2-01", messages.encode(item(proc, transit.channel, "first")))
+    receive(proc, link, traced, item(proc, transit.channel, "second"))
+    assert [home.receive_nowait(), home.receive_nowait()] == ["first", "second"]
+    port.close()
+
+
+@pytest.mark.parametrize("number", range(4))
+async def test_broken_envelope_ends_the_link(proc: Proc, number: int):
+    """E12."""
+    peer, link = meet(proc, 2)
+    port, home, transit = open_and_send(proc, peer)
+    inner = messages.encode(item(proc, transit.channel, 1))
+    wrong = [
+        messages.TracedItem("x" * (limits.TRACE_CONTEXT_CHARS_MAX + 1), inner),
+        messages.TracedItem("", b"no message"),
+        messages.TracedItem("", messages.encode(messages.TracedItem("", inner))),
+        messages.TracedItem("", messages.encode(messages.Dropped(transit.channel, 1))),
+    ]
+    receive(proc, link, wrong[number])
+    assert link.aborted
+    with pytest.raises(trio.WouldBlock):
+        home.receive_nowait()
+    port.close()
+
+
 @pytest.mark.parametrize("number", range(6))
 async def test_holder_that_breaks_the_rules_loses_its_link(proc: Proc, number: int):
     """E12: nothing reaches a receiver, nothing else is touched."""

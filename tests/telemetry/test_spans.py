@@ -27,10 +27,12 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from trimesh import Actor, endpoint, jobs, telemetry, this_host, this_proc
+from trimesh import Actor, endpoint, jobs, limits, open_channel, telemetry, this_host, this_proc
 from trimesh._runtime.actors.cell import Cell
 from trimesh._runtime.actors.serve import Server
 from trimesh._runtime.calls import invocation
+from trimesh._runtime.channels.port import Port
+from trimesh._runtime.channels.receiver import Home
 from trimesh._runtime.life.proc import Proc
 from trimesh.telemetry import names
 
@@ -58,6 +60,19 @@ class Step(Actor):
     async def count(self) -> Any:
         yield 1
         yield 2
+
+    @endpoint
+    async def send(self, port: Any, count: int) -> None:
+        async with port:
+            for number in range(count):
+                await port.send(number)
+
+    @endpoint
+    async def take(self, to: Any) -> list[int]:
+        async with open_channel(int, capacity=0) as (port, receiver):
+            await to.send(port)
+            await port.aclose()
+            return [number async for number in receiver]
 
 
 class Recorded:
@@ -117,6 +132,60 @@ def sorted_spans(recorded: Recorded, name: str) -> list[ReadableSpan]:
     return sorted(recorded.spans(name), key=lambda span: span.kind.name)
 
 
+def linked(span: Any) -> list[int]:
+    """Return the numbers of the spans that a span, which may not have ended, is linked to."""
+    return [link.context.span_id for link in span.links]
+
+
+async def test_item_links_its_receiver_to_its_sender(recorded: Recorded):
+    """Q12: once for each span that has sent, and only where a span sends and another one receives."""
+    tracer = recorded.provider.get_tracer("program")
+    async with this_proc().spawn("steps", Step) as steps, open_channel(int, capacity=4) as (port, receiver):
+        with tracer.start_as_current_span("receiving") as receiving:
+            await steps.send.call_one(port.clone(), 3)
+            assert [receiver.receive_nowait(), await receiver.receive()] == [0, 1]
+            port.send_nowait(7)
+            with tracer.start_as_current_span("other") as other:
+                assert await receiver.receive() == 2
+        [_, served] = sorted_spans(recorded, "steps.send")
+        assert linked(receiving) == linked(other) == [served.context.span_id]
+        assert await receiver.receive() == 7  # outside of all spans
+        await port.send(8)
+        with tracer.start_as_current_span("lone") as lone:
+            assert await receiver.receive() == 8  # from outside of all spans
+    assert linked(lone) == []
+
+
+async def test_span_has_links_to_a_bound(recorded: Recorded, monkeypatch: pytest.MonkeyPatch):
+    """A task may receive items of any number of spans in one span."""
+    monkeypatch.setattr(limits, "TRACE_LINKS_MAX", 2)
+    tracer = recorded.provider.get_tracer("program")
+    senders: list[int] = []
+    async with open_channel(int, capacity=4) as (port, receiver):
+        for number in range(3):
+            with tracer.start_as_current_span("sending") as sending:
+                await port.send(number)
+            senders.append(sending.get_span_context().span_id)
+        with tracer.start_as_current_span("receiving") as receiving:
+            assert [await receiver.receive() for _ in range(3)] == [0, 1, 2]
+    assert linked(receiving) == senders[:2]
+
+
+async def test_long_trace_state_stays_behind(recorded: Recorded):
+    """What is longer than its receiver takes ends no link: the call and the item go without it."""
+    state = trace.TraceState([(f"vendor{number}", "x" * 200) for number in range(8)])
+    origin = trace.NonRecordingSpan(trace.SpanContext(5, 6, True, trace.TraceFlags(1), state))
+    tracer = recorded.provider.get_tracer("program")
+    async with this_proc().spawn("steps", Step) as steps, open_channel(int, capacity=1) as (port, receiver):
+        with trace.use_span(origin):
+            assert await steps.step.call_one(5) == 5
+            await port.send(6)
+        with tracer.start_as_current_span("receiving") as receiving:
+            assert await receiver.receive() == 6
+    assert linked(receiving) == [6]
+    assert {span.context.trace_id for span in recorded.spans("steps.step")} == {5}
+
+
 async def test_durations_have_fine_buckets_and_no_ranks(recorded: Recorded):
     """Q12: a label of a metric has no value for each rank, and a call of 30 us is told from one of 300 us."""
     async with this_proc().spawn("first", Step) as first:
@@ -147,6 +216,9 @@ async def test_untraced_process_runs_what_it_always_does():
         (Cell, "_call_recorder"),
         (Server, "_context_of"),
         (invocation, "_post_at_once"),
+        (Port, "_encode"),
+        (Home, "arrived"),
+        (Home, "_decode"),
     ]
     before = [getattr(place, name) for place, name in seams]
     telemetry.instrument(tracer_provider=TracerProvider())
@@ -227,6 +299,30 @@ async def test_trace_over_processes_and_hosts(recorded: Recorded):
     assert {int.from_bytes(span.trace_id, "big") for span in (passed, asking, served)} == {client.context.trace_id}
     points = {one.key: one.value.string_value for one in served.attributes}
     assert points[names.POINT] == "[hosts=0,gpus=1]"
+
+
+async def test_items_link_spans_of_two_processes(recorded: Recorded):
+    """Q12: those that a process sends, and those that it receives."""
+    collector = Collector()
+    try:
+        async with this_host().spawn_procs({"gpus": 1}, setup=Exporting(collector.server_port)) as procs:
+            steps = await procs.spawn("steps", Step)
+            with recorded.provider.get_tracer("program").start_as_current_span("training") as training:
+                async with open_channel(capacity=1) as (port, receiver), trio.open_nursery() as nursery:
+                    nursery.start_soon(steps.take.call_one, port.clone())
+                    there = await receiver.receive()
+                    await there.send(5)
+                    await there.aclose()
+                    nursery.start_soon(steps.send.call_one, port.clone(), 1)
+                    assert await receiver.receive() == 0
+    finally:
+        await trio.to_thread.run_sync(collector.shutdown)
+        collector.server_close()
+    served = {span.name: span for _, span in collector.spans if span.kind == Span.SPAN_KIND_SERVER}
+    take, send = served["steps.take"], served["steps.send"]
+    assert linked(training) == [int.from_bytes(span.span_id, "big") for span in (take, send)]
+    assert [int.from_bytes(link.span_id, "big") for link in take.links] == [training.get_span_context().span_id]
+    assert not send.links
 
 
 async def test_callee_that_is_not_traced_takes_the_call(recorded: Recorded):

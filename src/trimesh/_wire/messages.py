@@ -275,6 +275,18 @@ class PortItem(Message, frozen=True, tag=21):
     payload: bytes
 
 
+class TracedItem(Message, frozen=True, tag=13):
+    """A `PortItem` that was sent within a span.
+
+    Attributes:
+        trace: As in `TracedCall`.
+        item: The head of the item.
+    """
+
+    trace: Annotated[str, msgspec.Meta(max_length=limits.TRACE_CONTEXT_CHARS_MAX)]
+    item: bytes
+
+
 class Room(Message, frozen=True, tag=22):
     """Home to holder: items of this holding that the receiver has taken so far.
 
@@ -443,7 +455,7 @@ Terminal = Return | Error | CancelAck | Refused
 _Calls = (
     Call | TracedCall | Return | Error | CancelAck | Refused | Cancel | Credit | Define | ActorFailure | Item | Taken
 )
-_Channels = Carried | InTransit | Accepted | Dropped | Settle | Settled | PortItem | Room | Ended | Recall
+_Channels = Carried | InTransit | Accepted | Dropped | Settle | Settled | PortItem | TracedItem | Room | Ended | Recall
 _Supervision = Finished | Silent
 _Deadlocks = Suspect | Look | Seen | Break | Broken | Circle
 _Publications = Subscribe | Published | Unpinned

@@ -119,7 +119,10 @@ DEBUG_HOLDS_MAX: Final = 16_384
 """Threads of one run that are held at a time: four for each of 4,096 ranks."""
 
 TRACE_CONTEXT_CHARS_MAX: Final = 1_024
-"""Of the trace context of one call: 55 of a traceparent, and a tracestate, of which W3C wants 512 to be passed on."""
+"""Of the trace context of one call or item: 55 of a traceparent, and a tracestate, of which W3C wants 512 passed on."""
+
+TRACE_LINKS_MAX: Final = 1_024
+"""Senders of items that one span is linked to: they are remembered while it lives; the SDK keeps 128 unless told."""
 
 OBSERVED_OUTPUT_BYTES: Final = 1 << 20
 """Newest lines that a controller keeps for those who look on: some ten thousand."""

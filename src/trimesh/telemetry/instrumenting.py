@@ -15,12 +15,13 @@ _put_back: list[Callable[[], None]] = []
 
 
 def instrument(*, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None) -> None:
-    """Have the calls of this process traced and measured. Idempotent.
+    """Have the calls of this process traced and measured, and items of channels linked. Idempotent.
 
     Call it in the program before the outermost block, and in each process by `spawn_procs(setup=...)`: actors that are
     spawned before it are not traced. A call is one span of kind CLIENT at its caller, whatever the number of members,
     and a child of kind SERVER at each of them, where what the endpoint does belongs to it. A broadcast is a span of
-    kind PRODUCER; at the members a span of kind CONSUMER, in a trace of its own, links to it.
+    kind PRODUCER; at the members a span of kind CONSUMER, in a trace of its own, links to it. A span in which an item
+    of a channel is received gets a link to the span in which it was sent.
 
     Args:
         tracer_provider: Where spans go; None for the one that is set in OpenTelemetry.

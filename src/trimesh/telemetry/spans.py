@@ -1,4 +1,4 @@
-"""Spans of calls. Imported by `instrument`, with OpenTelemetry's API."""
+"""Spans of calls, links of items. Imported by `instrument`, with OpenTelemetry's API."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from weakref import WeakKeyDictionary
 from opentelemetry import context as contexts
 from opentelemetry import metrics, trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from trimesh import limits
 from trimesh._routing.collector import LocalFailure, Raised
 from trimesh._wire import messages
 from trimesh._wire.observed import label_of
@@ -39,7 +40,7 @@ class _Running:
 
 
 class CallSpans:
-    """What makes the spans of the calls of one process; see `Tracing`."""
+    """What makes the spans of the calls of one process, and links for its items; see `Tracing`."""
 
     def __init__(
         self, tracer_provider: trace.TracerProvider | None, meter_provider: metrics.MeterProvider | None
@@ -57,6 +58,7 @@ class CallSpans:
         self._sent: dict[OutgoingCall, _Running] = {}
         self._traces: WeakKeyDictionary[IncomingCall, str] = WeakKeyDictionary()
         self._served: dict[IncomingCall, _Running] = {}
+        self._linked: WeakKeyDictionary[Span, set[str]] = WeakKeyDictionary()
 
     # ---- calls that are made ---------------------------------------------------------------------------------
 
@@ -73,9 +75,7 @@ class CallSpans:
         kind = SpanKind.PRODUCER if call.is_broadcast else SpanKind.CLIENT
         span = self._tracer.start_span(request.what, kind=kind, attributes=attributes)
         self._sent[call] = _Running(span, request.what)
-        carrier = dict[str, str]()
-        _PROPAGATOR.inject(carrier, trace.set_span_in_context(span))
-        return f"{carrier.get('traceparent', '')} {carrier.get('tracestate', '')}".strip()
+        return _header_of(trace.set_span_in_context(span))
 
     def settled(self, call: OutgoingCall) -> None:
         """See `Tracing`."""
@@ -136,6 +136,25 @@ class CallSpans:
             error = "cancelled"
         self._end(running, error, self._server)
 
+    # ---- items of channels -----------------------------------------------------------------------------------
+
+    def sends_item(self) -> str:
+        """See `Tracing`."""
+        return _header_of(None)
+
+    def received_item(self, trace: str) -> None:
+        """See `Tracing`."""
+        span = get_current_span()
+        if not span.is_recording():
+            return
+        linked = self._linked.setdefault(span, set())
+        if trace in linked or len(linked) >= limits.TRACE_LINKS_MAX:
+            return  # one sender may send any number of items, and the SDK keeps few links of a span
+        sender = get_current_span(_context_of(trace)).get_span_context()
+        if sender.is_valid:
+            linked.add(trace)
+            span.add_link(sender)
+
     def _end(self, running: _Running, error: str, histogram: metrics.Histogram | None) -> None:
         span, attributes = running.span, {names.SYSTEM: _SCOPE, names.METHOD: running.method}
         if error:
@@ -157,6 +176,18 @@ def _error_of(call: OutgoingCall) -> str:
         if isinstance(outcome, Raised | messages.Refused):
             return names.OTHER
     return "cancelled" if any(isinstance(one, messages.CancelAck) or one is None for one in outcomes) else ""
+
+
+def _header_of(context: Context | None) -> str:
+    """Return the header for the span of a context, None for the current one; empty without a span.
+
+    A trace state that is too long stays behind, as W3C Trace Context allows: what the receiver refuses ends the link.
+    """
+    carrier = dict[str, str]()
+    _PROPAGATOR.inject(carrier, context)
+    parent = carrier.get("traceparent", "")
+    text = f"{parent} {carrier.get('tracestate', '')}".strip()
+    return text if len(text) <= limits.TRACE_CONTEXT_CHARS_MAX else parent
 
 
 def _context_of(text: str) -> Context:

@@ -171,11 +171,11 @@ class Proc:
         serve_reports(self)
         self.deadlocks: Deadlocks = Deadlocks(self)
         from trimesh._runtime.debugging.holds import Holds  # noqa: PLC0415 - loaded with the first block
-        from trimesh._runtime.life.traced import take_traced  # noqa: PLC0415
+        from trimesh._runtime.life.traced import serve_traced  # noqa: PLC0415
         from trimesh._runtime.observing.asking import Inquiries  # noqa: PLC0415
         from trimesh._runtime.watch.journal import Journal  # noqa: PLC0415
 
-        self.routes[messages.TracedCall] = take_traced
+        serve_traced(self)
         self.journal, self.inquiries, self.holds = Journal(), Inquiries(self), Holds(self)
         self.now: Clock = trio.current_time
         self.is_simulated: bool = seed is not None

@@ -1,11 +1,13 @@
-r"""The seam for tracing: what is done around calls while a tracer looks, and nothing at all otherwise.
+r"""The seam for tracing: what is done around calls and items while a tracer looks, and nothing at all otherwise.
 
 `trace_calls` puts functions in the place of others, and what it returns puts those back. So a call of a process that is
-not traced runs the same byte codes as if there were no such thing. Where only the caller is traced, the callee takes
-the call out of its envelope, and that is all.
+not traced runs the same byte codes as if there were no such thing. Where only the sender is traced, the receiver takes
+the call or the item out of its envelope, and that is all.
 
     caller   `Proc.begin` --head in a TracedCall--> callee `take_traced` -> `Cell.deliver`
              `Proc.forget` <--outcome--               slot: `began`, `_context_of`, endpoint, `ended`
+    port     `Port._encode` --head in a TracedItem--> home `take_traced_item` -> `Home.arrived`
+                                                      receiver: `Home._decode`
 """
 
 from __future__ import annotations
@@ -13,28 +15,35 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
 import msgspec
 
 from trimesh._runtime.actors.cell import Cell
 from trimesh._runtime.actors.serve import Server
 from trimesh._runtime.calls import invocation
+from trimesh._runtime.channels.port import Port
+from trimesh._runtime.channels.receiver import Home, ReturnedItem, WaitingItem
 from trimesh._runtime.peers.parcel import Parcel, SpreadParcel
 from trimesh._wire import messages
 from trimesh.errors import ProtocolError
 
 if TYPE_CHECKING:
     from trimesh._runtime.calls.outgoing import OutgoingCall
+    from trimesh._runtime.channels.holding import Holding
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.incoming import IncomingCall
     from trimesh._runtime.peers.peer import Peer
+    from trimesh._runtime.peers.process import CarriedHoldings
+
+Seam: TypeAlias = tuple[Any, str, Any]
+"""A class or module, the name of a function there, what is put in its place."""
 
 _arriving: Final[ContextVar[str]] = ContextVar("trimesh_arriving_trace", default="")
 
 
 class Tracing(Protocol):
-    """What looks at calls."""
+    """What looks at calls and items."""
 
     def sends(self, call: OutgoingCall) -> str:
         """Learn of a call that is about to be sent; return the trace context that travels with it."""
@@ -55,6 +64,13 @@ class Tracing(Protocol):
     def ended(self, call: IncomingCall) -> None:
         """Learn that it runs no more."""
 
+    def sends_item(self) -> str:
+        """Learn that the running code sends an item; return the trace context that travels with it, or nothing."""
+        ...
+
+    def received_item(self, trace: str) -> None:
+        """Learn that the running code has received an item that has come with a trace context."""
+
 
 class _Recorder:
     """Tells the recorder of an actor, and a tracer, when its calls begin and end."""
@@ -71,6 +87,32 @@ class _Recorder:
 
         self.began = began
         self.ended = ended
+
+
+class _ComeItem(messages.PortItem, frozen=True):
+    """An item that was taken out of its envelope; never sent.
+
+    Attributes:
+        trace: The context that it has come with.
+    """
+
+    trace: str = ""
+
+
+class _TracedWaitingItem(WaitingItem, frozen=True):
+    """A waiting item of such a message.
+
+    Attributes:
+        trace: The same.
+    """
+
+    trace: str = ""
+
+
+def serve_traced(proc: Proc) -> None:
+    """Take calls and items of processes that are traced."""
+    proc.routes[messages.TracedCall] = take_traced
+    proc.routes[messages.TracedItem] = take_traced_item
 
 
 def take_traced(peer: Peer, message: messages.TracedCall, bodies: list[memoryview]) -> None:
@@ -93,12 +135,40 @@ def take_traced(peer: Peer, message: messages.TracedCall, bodies: list[memoryvie
         _arriving.reset(token)
 
 
+def take_traced_item(peer: Peer, message: messages.TracedItem, bodies: list[memoryview]) -> None:
+    """Take an item out of its envelope.
+
+    Raises:
+        ProtocolError: There is none in it, or its sender may not send it.
+    """
+    item = messages.decode(message.item)
+    if type(item) is not messages.PortItem:
+        raise ProtocolError(f"what is traced must be a PortItem, got a {type(item).__name__}")
+    come = _ComeItem(item.channel, item.payload, message.trace)
+    cast("Proc", peer.proc).routes[messages.PortItem](peer, come, bodies)
+
+
 def trace_calls(tracing: Tracing) -> Callable[[], None]:
     """Have a tracer look at the calls of this process, and at those that come to actors which are spawned from now on.
+
+    It also looks at the items of channels that are sent and received here.
 
     Returns:
         What puts everything back.
     """
+    seams = [*_seams_of_calls(tracing), *_seams_of_items(tracing)]
+    before = [(place, name, getattr(place, name)) for place, name, _ in seams]
+    for place, name, function in seams:
+        setattr(place, name, function)
+
+    def put_back() -> None:
+        for place, name, function in before:
+            setattr(place, name, function)
+
+    return put_back
+
+
+def _seams_of_calls(tracing: Tracing) -> list[Seam]:
     from trimesh._runtime.life.proc import Proc  # noqa: PLC0415 - it imports this module
 
     begin, forget, deliver = Proc.begin, Proc.forget, Cell.deliver
@@ -132,7 +202,7 @@ def trace_calls(tracing: Tracing) -> Callable[[], None]:
         recorder = recorder_of(self)
         return recorder if self.spec.home is None else _Recorder(self, recorder, tracing)
 
-    seams: list[tuple[Any, str, Any]] = [
+    return [
         (Proc, "begin", traced_begin),
         (Proc, "forget", traced_forget),
         (Cell, "deliver", traced_deliver),
@@ -140,15 +210,33 @@ def trace_calls(tracing: Tracing) -> Callable[[], None]:
         (Cell, "_call_recorder", traced_recorder),
         (invocation, "_post_at_once", _never_at_once),  # broadcasts take the long way, by `begin`
     ]
-    before = [(place, name, getattr(place, name)) for place, name, _ in seams]
-    for place, name, function in seams:
-        setattr(place, name, function)
 
-    def put_back() -> None:
-        for place, name, function in before:
-            setattr(place, name, function)
 
-    return put_back
+def _seams_of_items(tracing: Tracing) -> list[Seam]:
+    encode, arrived, decode = Port._encode, Home.arrived, Home._decode  # noqa: SLF001 - a seam of the same package
+
+    def traced_encode(self: Port[Any], holding: Holding, value: object) -> Parcel:
+        parcel, trace = encode(self, holding, value), tracing.sends_item()
+        if not trace:
+            return parcel
+        # Room for items is counted in bytes of their values, so the envelope takes none.
+        return msgspec.structs.replace(parcel, head=messages.encode(messages.TracedItem(trace, parcel.head)))
+
+    def traced_arrived(
+        self: Home, peer: Peer, message: messages.PortItem, bodies: list[memoryview], carried: CarriedHoldings | None
+    ) -> None:
+        items = self._items
+        waiting = len(items)
+        arrived(self, peer, message, bodies, carried)
+        if type(message) is _ComeItem and len(items) > waiting:  # a channel that is over keeps none
+            items[-1] = _TracedWaitingItem(*msgspec.structs.astuple(items[-1]), message.trace)
+
+    def traced_decode(self: Home, item: WaitingItem | ReturnedItem) -> Any:
+        if type(item) is _TracedWaitingItem:
+            tracing.received_item(item.trace)
+        return decode(self, item)
+
+    return [(Port, "_encode", traced_encode), (Home, "arrived", traced_arrived), (Home, "_decode", traced_decode)]
 
 
 def _never_at_once(*_: object) -> bool:

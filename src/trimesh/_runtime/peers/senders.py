@@ -58,6 +58,7 @@ SENDERS: Final[dict[type[messages.Message], Sender]] = {
     messages.Settle: _ANY,
     messages.Settled: _ANY,
     messages.PortItem: _ANY,
+    messages.TracedItem: _ANY,
     messages.Room: _ANY,
     messages.Ended: _ANY,
     messages.Recall: _ANY,
