@@ -26,6 +26,8 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.runtime.frames import RecordingTransport
+from tests.runtime.test_channels import item, meet, open_and_send, receive
 
 from trimesh import Actor, endpoint, jobs, limits, open_channel, telemetry, this_host, this_proc
 from trimesh._runtime.actors.cell import Cell
@@ -34,6 +36,8 @@ from trimesh._runtime.calls import invocation
 from trimesh._runtime.channels.port import Port
 from trimesh._runtime.channels.receiver import Home
 from trimesh._runtime.life.proc import Proc
+from trimesh._wire import messages
+from trimesh.ids import ProcId
 from trimesh.telemetry import names
 
 pytestmark = pytest.mark.real
@@ -169,6 +173,20 @@ async def test_span_has_links_to_a_bound(recorded: Recorded, monkeypatch: pytest
         with tracer.start_as_current_span("receiving") as receiving:
             assert [await receiver.receive() for _ in range(3)] == [0, 1, 2]
     assert linked(receiving) == senders[:2]
+
+
+async def test_traced_item_that_comes_after_the_end_is_dropped(recorded: Recorded):
+    """No port is left, so nothing keeps what its sender should not have sent."""
+    proc = Proc(ProcId(1), RecordingTransport(), seed=1)
+    peer, link = meet(proc, 2)
+    port, home, transit = open_and_send(proc, peer)
+    receive(proc, link, messages.Dropped(transit.channel, 1))
+    home.dropped(proc.me, 1)
+    receive(proc, link, messages.TracedItem("", messages.encode(item(proc, transit.channel, 1))))
+    assert not link.aborted
+    with pytest.raises(trio.EndOfChannel):
+        home.receive_nowait()
+    port.close()
 
 
 async def test_long_trace_state_stays_behind(recorded: Recorded):
