@@ -213,10 +213,12 @@ def _seams_of_calls(tracing: Tracing) -> list[Seam]:
 
 
 def _seams_of_items(tracing: Tracing) -> list[Seam]:
-    encode, arrived, decode = Port._encode, Home.arrived, Home._decode  # noqa: SLF001 - a seam of the same package
+    port: Any = Port
+    encode, arrived, decode = port._encode, Home.arrived, Home._decode  # noqa: SLF001 - a seam of the same package
 
     def traced_encode(self: Port[Any], holding: Holding, value: object) -> Parcel:
-        parcel, trace = encode(self, holding, value), tracing.sends_item()
+        parcel: Parcel = encode(self, holding, value)
+        trace = tracing.sends_item()
         if not trace:
             return parcel
         # Room for items is counted in bytes of their values, so the envelope takes none.
@@ -229,7 +231,7 @@ def _seams_of_items(tracing: Tracing) -> list[Seam]:
         waiting = len(items)
         arrived(self, peer, message, bodies, carried)
         if type(message) is _ComeItem and len(items) > waiting:  # a channel that is over keeps none
-            items[-1] = _TracedWaitingItem(*msgspec.structs.astuple(items[-1]), message.trace)
+            items[-1] = _TracedWaitingItem(**msgspec.structs.asdict(items[-1]), trace=message.trace)
 
     def traced_decode(self: Home, item: WaitingItem | ReturnedItem) -> Any:
         if type(item) is _TracedWaitingItem:
