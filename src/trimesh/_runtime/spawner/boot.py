@@ -147,7 +147,7 @@ def leave_spawner(start: WorkerStart) -> None:
     for fd, target in ((start.stdout, 1), (start.stderr, 2)):
         if fd is not None:
             os.dup2(fd, target)
-    close_others({0, 1, 2, start.link, start.broker, *start.lifelines, *start.kept})
+    prctl.close_others({0, 1, 2, start.link, start.broker, *start.lifelines, *start.kept})
 
 
 def take_privileges(start: WorkerStart) -> None:
@@ -165,14 +165,6 @@ def take_privileges(start: WorkerStart) -> None:
     prctl.set_parent_death_signal(signal.SIGKILL)  # the kernel forgets it where users or capabilities change
     if os.getppid() != start.spawner_pid:
         os._exit(EXIT_REFUSED)
-
-
-def close_others(kept: set[int]) -> None:
-    """Close every descriptor of this process that is not in `kept`."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in kept:
-            with contextlib.suppress(OSError):  # the descriptor of the listing itself
-                os.close(int(name))
 
 
 def handled_signals() -> tuple[int, ...]:

@@ -97,10 +97,7 @@ def _be_spawner(passed: list[int], streams: list[int | None], parent: int) -> No
     for number, stream in enumerate(streams, 1):
         if stream is not None:
             os.dup2(nothing, number)
-    for name in os.listdir("/proc/self/fd"):
-        if (fd := int(name)) > 2 and fd not in passed:
-            with suppress(OSError):  # the descriptor of the listing itself
-                os.close(fd)
+    prctl.close_others({0, 1, 2, *passed})
     os.environ.update(ONE_THREAD)
     gc.disable()
     main.main([*map(str, passed), str(parent)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -97,3 +98,11 @@ def signal_group(pidfd: int, signum: int) -> bool:
             raise
         return False
     return True
+
+
+def close_others(kept: set[int]) -> None:
+    """Close every descriptor of this process that is not in `kept`."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
+                os.close(int(name))

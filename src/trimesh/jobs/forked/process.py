@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from trimesh._runtime.hosts import import_for_spawners
-from trimesh._runtime.system import set_parent_death_signal, set_process_name
+from trimesh._runtime.system import close_others, set_parent_death_signal, set_process_name
 from trimesh.jobs import agent
 from trimesh.jobs.forked.messages import LEFT_SECONDS, NUMBER, REQUEST_FDS, TEXT_BYTES_MAX
 
@@ -117,9 +117,6 @@ def _be_copy(stdin: int, stderr: int, told: socket.socket, parent: int) -> NoRet
     os.dup2(stderr, 2)
     with suppress(OSError):  # the one that has asked was cancelled: the standard input is closed, too
         socket.send_fds(told, [NUMBER.pack(os.getpid())], [os.pidfd_open(os.getpid())])
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2:
-            with suppress(OSError):  # the descriptor of the listing itself
-                os.close(int(name))
+    close_others({0, 1, 2})
     set_process_name("trimesh-agent")
     agent.main()
