@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import trio
-from tests.conformance.meshes import Backend, SimBackend, only_sim
+from tests.conformance.meshes import Backend, SimBackend, attempt, only_sim
 from tests.conformance.nodes import Node, no_deadline
+from tests.conformance.test_stalls import listening
+from tests.patience import HANG_SECONDS
 
 import trimesh
 from trimesh import Actor, DeadlockError, endpoint
@@ -18,8 +20,13 @@ class Visitor(Node):
 
     @endpoint
     async def visit_within(self, seconds: float, other: Any) -> int:
-        with trio.fail_after(seconds):
+        with trio.fail_after(seconds) as self.scope:
             return await other.ping.call_one()
+
+    @endpoint(group="watch", concurrency=100)
+    async def expire(self) -> None:
+        """Let the time of `visit_within` be over."""
+        self.scope.deadline = trio.current_time()
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -30,11 +37,15 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 async def test_deadlock_that_a_deadline_ends_is_said(backend: Backend, caplog: pytest.LogCaptureFixture):
     """C8: a line in the log, and a note on the error that the deadline has made."""
-    async with no_deadline(), backend.procs() as procs:
+    async with listening() as said, no_deadline() as nursery, backend.procs() as procs:
         nodes = await procs.spawn("nodes", Visitor)
         one = nodes.slice(gpus=1)
+        visiting = attempt(nursery, one.visit_within.call_one, HANG_SECONDS, one)
+        await said.wait(1)
+        await one.wait_entered.call_one(0)  # what is logged is told to the callers in the next step
+        await one.expire.call_one()
         with pytest.raises(trio.TooSlowError) as caught:
-            await one.visit_within.call_one(0.5, one)
+            await visiting.result()
         assert await one.ping.call_one() == 1
     heading = "nodes{'gpus': 1/2}.ping waits for itself"
     assert [text.splitlines()[0] for text in told(caplog)] == [f"{heading}, until a deadline ends it:"]

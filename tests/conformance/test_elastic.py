@@ -13,6 +13,7 @@ from tests.conformance.probe import Tidy
 from tests.conformance.supervised import Fragile, Ledger, kill_and_see, kill_and_wait, reading, remake, restart
 from tests.conformance.test_actor_restarts import Numbered
 from tests.conformance.test_isolation import Held
+from tests.patience import HANG_SECONDS
 
 import trimesh
 from trimesh import (
@@ -119,7 +120,7 @@ async def test_who_leaves_cleans_up_within_the_grace(backend: Backend):
     """P6: actors in reverse spawn order, then the process; longer than the grace it is ended by force."""
     async with (
         backend.procs({"gpus": 1}, name="home") as home,
-        backend.procs({"replica": 2}, supervision=Isolate(), grace=1.0) as procs,
+        backend.procs({"replica": 2}, supervision=Isolate(), grace=HANG_SECONDS) as procs,
     ):
         diary: Any = await home.spawn("diary", Ledger)
         await procs.spawn("first", Tidy, 0.1, tell=diary)
@@ -128,7 +129,7 @@ async def test_who_leaves_cleans_up_within_the_grace(backend: Backend):
         notes = await diary.seen.call_one()
         assert notes == ["cleaning 1", "clean 1"] * 2
         assert len(procs.alive()) == 1
-        await procs.resize(replica=2)
+    async with backend.procs({"replica": 2}, supervision=Isolate(), grace=0.2) as procs:
         stubborn = await procs.spawn("stubborn", Tidy, 100.0)
         await procs.resize(replica=1)
         with pytest.raises(MembershipChanged):
@@ -365,11 +366,18 @@ async def test_cancelled_growth_leaves_nothing(backend: Backend):
 
 async def test_cancelled_shrinking_ends_at_once_who_leaves(backend: Backend):
     """P6: it is decided once it has begun."""
-    async with backend.procs({"replica": 2}, supervision=Isolate(), grace=1000.0) as procs:
-        slow = await procs.spawn("slow", Tidy, 1000.0)
-        with trio.move_on_after(0.2) as scope:
-            await procs.resize(replica=1)
-        assert scope.cancelled_caught
+    async with (
+        backend.procs({"gpus": 1}, name="home") as home,
+        backend.procs({"replica": 2}, supervision=Isolate(), grace=1000.0) as procs,
+        trio.open_nursery() as nursery,
+    ):
+        diary: Any = await home.spawn("diary", Ledger)
+        slow = await procs.spawn("slow", Tidy, 1000.0, tell=diary)
+        shrinking = attempt(nursery, _resize, procs, 1)
+        await diary.wait.call_one("cleaning 1")
+        shrinking.cancel()
+        await shrinking.over.wait()
+        assert shrinking.cancelled
         assert len(await trimesh.current_view(procs)) == len(procs.alive()) == 1
         assert procs._owned.members.members[1].gone.is_set()
         with pytest.raises(MembershipChanged):
