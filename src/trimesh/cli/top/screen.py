@@ -2,6 +2,8 @@
 
 TP-1 The run is asked in a thread, one question at a time: a run that does not answer holds up no key.
 TP-2 The row that was chosen stays chosen, wherever it moves to.
+TP-3 An answer may come at any moment: before a screen has its parts, where it waits for them, and after all screens are
+     closed, where it is dropped.
 """
 
 from __future__ import annotations
@@ -37,15 +39,18 @@ class DetailScreen(ModalScreen[None]):
     def __init__(self, proc_id: str) -> None:
         super().__init__()
         self.proc_id = proc_id
+        self._text = Text()
 
     def compose(self) -> ComposeResult:
         """Make its parts."""
         with VerticalScroll():
-            yield Static(id="detail")
+            yield Static(self._text, id="detail")
 
     def show(self, text: Text) -> None:
-        """Show a text."""
-        self.query_one("#detail", Static).update(text)
+        """Show a text, now or as soon as the screen has its parts (TP-3)."""
+        self._text = text
+        for part in self.query("#detail").results(Static):
+            part.update(text)
 
 
 class TopApp(App[None]):
@@ -125,7 +130,8 @@ class TopApp(App[None]):
     def lost(self, words: str) -> None:
         """Show that the run has ended; what was seen last stays."""
         self._is_asking = False
-        self.query_one("#summary", Static).update(Text(one_line(words), style="red"))
+        if self.is_running:  # TP-3
+            self.query_one("#summary", Static).update(Text(one_line(words), style="red"))
 
     # ---- rows ------------------------------------------------------------------------------------------------
 
@@ -136,6 +142,8 @@ class TopApp(App[None]):
 
     def arrange(self) -> None:
         """Show the rows that are wanted, in their order."""
+        if not self.is_running:
+            return  # TP-3
         table, current = self.table, self.current
         wanted = chosen(self._rows, self.column, self.query_one("#filter", Input).value)
         self.shown = wanted[: limits.TOP_ROWS_MAX]
@@ -194,8 +202,8 @@ class TopApp(App[None]):
     @on(DataTable.RowSelected)
     def _row_entered(self, event: Any) -> None:
         screen = DetailScreen(str(event.row_key.value))
+        self._show_detail(screen)
         self.push_screen(screen)
-        self.call_after_refresh(self._show_detail, screen)
 
     def _show_detail(self, screen: DetailScreen) -> None:
         found = next((one for one in self._rows if one.proc.id == screen.proc_id), None)
