@@ -23,7 +23,7 @@ async def test_revoked_buffer_of_a_device(backend: Backend):
         handle = await owner.handle.call_one()
         with pytest.raises(LinkLost, match="CUDA device of owner"):
             await handle.read_into(bytearray(SIZE))
-        assert await owner.revoke.call_one() < limits.REVOKE_SECONDS / 2
+        assert await owner.revoke.call_one() < limits.REVOKE_SECONDS
         for use in (handle.read_into(bytearray(SIZE)), handle.write_from(bytes(SIZE))):
             with pytest.raises(trio.ClosedResourceError, match="revoked"):
                 await use

@@ -13,8 +13,12 @@ from tests.conformance.meshes import Backend, SimBackend, member, only_real, onl
 from tests.conformance.probe import Probe
 from tests.conformance.supervised import kill_and_see, reading
 from tests.conformance.test_stalls import Sleeper
+from tests.patience import HANG_SECONDS
 
 from trimesh import Isolate, endpoint, observe, this_host
+
+WORK = ("doze", "hold_the_gil", "compute")
+"""Endpoints that keep the loop of their process from running; on a rank each."""
 
 
 class Busy(Sleeper):
@@ -46,11 +50,16 @@ class Relay(Probe):
             await self.gate.wait()
 
 
+async def look(**options: int) -> Any:
+    """Ask all; on a busy machine none is silent because its answer takes half a second."""
+    return await observe.snapshot(seconds=HANG_SECONDS, **options)
+
+
 async def test_snapshot_has_every_process_and_actor(backend: Backend):
     """Q1: the controller and its processes, each with what lives there."""
     async with backend.procs({"gpus": 3}) as procs:
         await procs.spawn("probes", Probe)
-        seen = await observe.snapshot()
+        seen = await look()
 
         assert [(proc.name, proc.state) for proc in seen.procs] == [
             ("controller", "running"),
@@ -75,7 +84,7 @@ async def test_snapshot_has_processes_of_processes(backend: Backend):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(owners.own.call_one)
             await owners.wait.call_one("own")
-            seen = await observe.snapshot()
+            seen = await look()
             await owners.open_gate.call_one()
 
         names = {proc.name: proc for proc in seen.procs}
@@ -86,7 +95,7 @@ async def test_snapshot_has_processes_of_processes(backend: Backend):
 async def test_rows_of_a_table_are_cut_at_its_end(backend: Backend):
     """Q1: the number of what is left out is said."""
     async with backend.procs({"gpus": 3}):
-        seen = await observe.snapshot(rows_max=2)
+        seen = await look(rows_max=2)
         assert [proc.name for proc in seen.procs] == ["controller", "procs[gpus=0]"]
         assert seen.cut == {"procs": 2, "links": 4}  # each link is told by both ends
 
@@ -95,7 +104,7 @@ async def test_failures_come_first_and_are_kept(backend: Backend):
     """Q1: a process that has ended is there as dead until its place is taken, with how it ended."""
     async with backend.procs({"gpus": 3}, supervision=Isolate()) as procs, reading(procs) as log:
         await kill_and_see(backend, procs, log, 1)
-        seen = await observe.snapshot()
+        seen = await look()
         assert (seen.procs[0].name, seen.procs[0].state) == ("procs[gpus=1]", "dead")
         assert "SIGKILL" in seen.procs[0].last_event
         assert [(one.kind, one.name) for one in seen.failures] == [("Died", "procs[gpus=1]")]
@@ -114,7 +123,7 @@ async def test_call_says_who_asked_and_what_it_waits_for(backend: Backend):
                 nursery.start_soon(_note_within, one, 50.0)
                 while not await _is_queued("note"):
                     await trio.lowlevel.checkpoint()
-                seen = await observe.snapshot()
+                seen = await look()
             assert not scope.cancelled_caught
             await one.open_gate.call_one()
 
@@ -125,7 +134,7 @@ async def test_call_says_who_asked_and_what_it_waits_for(backend: Backend):
         assert running.at.endswith("in wait_for_gate")
         assert "probe.py:" in running.at
         assert running.left is not None
-        assert running.left > 50  # that of the test
+        assert running.left > (50 if backend.is_sim else 0)  # that of the test
         assert queued.state == "queued"
         assert [(wait.kind, wait.call) for wait in queued.waits] == [("slot", running.id)]
         assert queued.left is not None
@@ -138,7 +147,7 @@ async def _note_within(probe: Any, seconds: float) -> None:
 
 
 async def _is_queued(name: str) -> bool:
-    return any(call.state == "queued" and call.endpoint == name for call in (await observe.snapshot()).calls)
+    return any(call.state == "queued" and call.endpoint == name for call in (await look()).calls)
 
 
 @pytest.mark.by_value
@@ -150,7 +159,7 @@ async def test_chain_of_calls_leads_to_the_culprit(backend: Backend):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(nodes.slice(gpus=0).hand_on.call_one, nodes.slice(gpus=1), probes.slice(gpus=2))
             await probes.slice(gpus=2).wait.call_one("hold")
-            seen = await observe.snapshot()
+            seen = await look()
             nursery.cancel_scope.cancel()
 
         graph = observe.WaitGraph(seen)
@@ -192,14 +201,14 @@ async def test_process_whose_loop_does_not_run_is_there_with_its_stack(backend: 
             while True:
                 seen = await observe.snapshot()
                 found = {proc.name: proc for proc in seen.procs}
-                states = [found[f"procs[gpus={rank}]"].state for rank in range(4)]
-                if states == ["silent", "silent", "stuck", "running"]:
+                told = [found[f"procs[gpus={rank}]"] for rank in range(4)]
+                states = [proc.state for proc in told]
+                stacks = [f"in {name}" in proc.stack for name, proc in zip(WORK, told, strict=False)]
+                if states == ["silent", "silent", "stuck", "running"] and all(stacks):  # none has yet to begin
                     break
             await meet(*paths)
             over.touch()
 
-        for rank, endpoint_name in enumerate(("doze", "hold_the_gil", "compute")):
-            assert f"in {endpoint_name}" in found[f"procs[gpus={rank}]"].stack
         calls = {call.endpoint: call for call in seen.calls}
         assert {name: call.state for name, call in calls.items()} == {
             "doze": "sent",
