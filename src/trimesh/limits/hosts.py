@@ -251,6 +251,10 @@ POD_KEPT_SECONDS: Final = 600.0
 AGENT_STATE_SECONDS: Final = 5.0
 """An agent with a file of its state says there so often that it runs; who looks at it counts minutes."""
 
+FAR_EXIT_REPORT_SECONDS: Final = HOST_LEASE_SECONDS + AGENT_EXIT_SECONDS + 1.0
+"""From the end of a link to a process of another host to its exit report: its agent may be unheard for the lease of the
+host, and why it said goodbye may come later; a second more, so that the loss of the host is told first."""
+
 assert AGENT_EXIT_SECONDS < FAR_LINK_LEASE_SECONDS
 assert POD_BEAT_SECONDS * 4 < POD_WAIT_SECONDS
 

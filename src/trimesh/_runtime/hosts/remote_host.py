@@ -67,6 +67,11 @@ class RemoteChild:
         """Name of the limit of its silence."""
         return "FAR_LINK_LEASE_SECONDS"
 
+    @property
+    def report_seconds(self) -> float:
+        """See `HostChild.report_seconds`."""
+        return limits.FAR_EXIT_REPORT_SECONDS
+
     def signal(self, signum: int) -> None:
         """Send a signal to its process group; never blocks."""
         self._host.signal(self.proc_id, signum)

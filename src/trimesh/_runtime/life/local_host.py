@@ -46,6 +46,11 @@ class LocalChild:
         """Process id."""
         return self.child.pid
 
+    @property
+    def report_seconds(self) -> float:
+        """See `HostChild.report_seconds`."""
+        return limits.EXIT_REPORT_SECONDS
+
     def signal(self, signum: int) -> None:
         """Send a signal to its process group."""
         self.child.signal(signum)

@@ -4,7 +4,8 @@ r"""One child process, as the process that owns it sees it.
         \------------------\--------------------------+--> gone
 
 A process is gone when both its exit report and the end of its link are in: what it sent before it died has then been
-read. When one of the two is missing for `limits.EXIT_REPORT_SECONDS`, the other decides.
+read. When one of the two is missing for `limits.EXIT_REPORT_SECONDS`, the other decides. It is waited for longer on
+another host (`limits.FAR_EXIT_REPORT_SECONDS`), so that the loss of the host comes first.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 import trio
@@ -32,6 +33,9 @@ from trimesh.shape.point import Point
 
 if TYPE_CHECKING:
     from trimesh._runtime.peers.host import HostChild, LaunchRequest
+
+_PARTS: Final = 4
+"""A wait for news of an end is counted by parts: a stop of this very process, in which nothing is read, takes one."""
 
 
 class OwningProc(MeshProc, ParentProc, Protocol):
@@ -196,8 +200,11 @@ class Member:
 
     @trio.lowlevel.enable_ki_protection
     async def _wait_for_the_other(self) -> None:
-        with trio.move_on_after(limits.EXIT_REPORT_SECONDS):
-            await self.gone.wait()
+        seconds = limits.EXIT_REPORT_SECONDS if self.child is None else self.child.report_seconds
+        for _ in range(_PARTS):
+            if not self.gone.is_set():
+                with trio.move_on_after(seconds / _PARTS):
+                    await self.gone.wait()
         if not self.gone.is_set():
             if self._report is None and self.child is not None:
                 self.child.signal(signal.SIGKILL)

@@ -79,6 +79,11 @@ class HostChild(Protocol):
         ...
 
     @property
+    def report_seconds(self) -> float:
+        """From the end of its link until its exit report, or the loss of its host, at the latest."""
+        ...
+
+    @property
     def pid(self) -> int:
         """Process id."""
         ...

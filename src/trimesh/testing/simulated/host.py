@@ -15,7 +15,7 @@ from typing import Protocol
 import attrs
 import trio
 
-from trimesh import config
+from trimesh import config, limits
 from trimesh._runtime.actors.agent import run_with_agent
 from trimesh._runtime.actors.context import set_proc_of_task
 from trimesh._runtime.life.family import Family
@@ -94,6 +94,11 @@ class SimChild:
     def lease(self) -> str:
         """Name of the limit of its silence."""
         return "FAR_LINK_LEASE_SECONDS" if self.is_far else "LEASE_SECONDS"
+
+    @property
+    def report_seconds(self) -> float:
+        """See `HostChild.report_seconds`."""
+        return limits.FAR_EXIT_REPORT_SECONDS if self.is_far else limits.EXIT_REPORT_SECONDS
 
     def signal(self, signum: int) -> None:
         """End the process: SIGTERM and SIGKILL both end it at once, without clean-up."""
