@@ -455,8 +455,9 @@ async def test_frame_that_was_cut_comes_once_and_whole(kind: str, all_wires: Wir
             await end.wait(SessionInterrupted)
             foreign = Foreign.attach(end, all_wires)
             await foreign.resume(is_new=False)
-            await foreign.send(first + second)
+            await foreign.send(first + second + encode(Frame(FrameKind.OPEN, 1, 2, 0, b"")))
             assert await receive_exactly(end.control, 6) == b"second"
+            await end.wait(OpenedChannel)  # which comes behind what was counted
             assert end.session.statistics().duplicates == 1
             await foreign.close()
 
