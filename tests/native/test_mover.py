@@ -21,8 +21,9 @@ SMALL = 5_000
 LARGE = 3 * limits.INLINE_BYTES_MAX + 17
 MORE_THAN_CACHES = (8 << 20) + 100
 HUGE = 128 << 20
-MANY = 48
-"""That many huge transfers take a second at least, together: whatever happens meanwhile is in the middle of them."""
+MANY = 256
+"""That many huge transfers take five seconds at least, together: whatever happens meanwhile is in the middle of them,
+also where this process has to wait for its turn."""
 
 
 def wait_revoked(pair: Pair, grant: dict[str, Any]) -> None:
