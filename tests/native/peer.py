@@ -43,6 +43,9 @@ class Peer:
         elif command == "hold-gil":
             libc.usleep(int(float(argument) * 1e6))
             link.send(b"let go")
+        elif command == "hold-gil-until-told":
+            libc.read(0, ctypes.create_string_buffer(1), 1)
+            link.send(b"let go")
         elif command == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         elif command == "exit":
