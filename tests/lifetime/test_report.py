@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.lifetime.processes import stop
 from tests.lifetime.program import Program
+from tests.patience import HANG_SECONDS
 
 from trimesh import limits
 
@@ -24,7 +26,8 @@ def paragraph(text: str, pid: int) -> str:
 def test_stopping_is_logged_once(tmp_path: Path) -> None:
     """M4: after 2 s, at WARNING: members with pid, state, tasks, and what is left of the grace."""
     enough = tmp_path / "enough"
-    with Program(tmp_path, "hold", {"actor": "Stubborn", "arguments": [None, str(enough)], "grace": 600.0}) as program:
+    plan = {"actor": "Stubborn", "arguments": [None, str(enough)], "grace": 600.0, "answer_seconds": HANG_SECONDS}
+    with Program(tmp_path, "hold", plan) as program:
         program.say("open")
         pids = program.event("open")["pids"]
         program.say("leave")
@@ -74,7 +77,8 @@ def test_quick_stopping_is_not_logged(tmp_path: Path) -> None:
 
 def test_dump_shows_every_call_and_stack(tmp_path: Path) -> None:
     """M4: also of processes that hold the GIL in C, or are stopped, whose own interpreters cannot be asked."""
-    plan = {"size": 3, "dump": True, "ask": False, "during": [["sleep"], ["hold_gil_at", 600, 1]]}
+    plan: dict[str, Any] = {"size": 3, "dump": True, "ask": False, "during": [["sleep"], ["hold_gil_at", 600, 1]]}
+    plan["answer_seconds"] = 1.5  # two do not answer, so all of it passes
     with Program(tmp_path, "hold", plan) as program:
         program.say("open")
         program.event("open")

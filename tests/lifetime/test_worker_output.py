@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.lifetime.program import Program
+from tests.patience import HANG_SECONDS
 
 pytestmark = pytest.mark.real
 
@@ -52,6 +53,7 @@ def test_output_may_be_inherited_or_discarded(tmp_path: Path) -> None:
 def test_last_words_are_in_the_error(output: str, tmp_path: Path) -> None:
     """O7: also of what nobody was shown."""
     plan: dict[str, Any] = {"size": 1, "during": [["leave", 1, "good bye\n"]], "options": {"output": output}}
+    plan["limits"] = {"EXIT_REPORT_SECONDS": HANG_SECONDS}  # a busy spawner may say it later than a program waits
     with Program(tmp_path, "hold", plan) as program:
         program.say("open")
         [leaf] = program.event("raised")["error"]["leaves"]

@@ -16,6 +16,7 @@ from guest import run_as_guest
 from stage import describe, hear, plan, say
 
 from trimesh import ProcDied, cancel_on, dump, limits, this_host
+from trimesh._runtime.watch import report
 
 PLAN = plan(
     size=2,  # processes
@@ -37,6 +38,7 @@ PLAN = plan(
     warm=False,  # one spawner for all rounds, which outlives deaths
     options={},  # of spawn_procs
     limits={},  # bounds of the controller, by name
+    answer_seconds=None,  # for processes to say what they do, in reports of the controller
     rubbish=None,  # kind of own sockets that get bytes that are no messages
     dump=False,  # tell what `dump` writes once the test says "dump"
     terminal=None,  # path of the terminal that shall control this process
@@ -138,6 +140,8 @@ if PLAN.ignored is not None:
     signal.signal(signal.Signals[PLAN.ignored], signal.SIG_IGN)
 for bound, value in PLAN.limits.items():
     setattr(limits, bound, value)
+if PLAN.answer_seconds is not None:
+    report.TASKS_SECONDS = PLAN.answer_seconds
 if PLAN.terminal is not None:
     os.open(PLAN.terminal, os.O_RDWR)  # the first terminal that a session leader opens becomes its own
 if PLAN.runner == "guest":
