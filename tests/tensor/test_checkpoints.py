@@ -30,8 +30,8 @@ COLUMNS, ROWS = ["*.q", "*.k", "*.v", "*.gate", "*.up", "*embed"], ["*.out", "*.
 
 
 def names(path: Path) -> list[str]:
-    """Return what is in a directory."""
-    return sorted(one.name for one in path.iterdir())
+    """Return what is in a directory, but for what a failure may leave there."""
+    return sorted(one.name for one in path.iterdir() if not one.match(".*.unfinished"))
 
 
 class Training:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,15 +66,35 @@ async def test_ranks_keep_what_is_held() -> None:
         assert after - before < 32 * 1024
 
 
-async def test_issuing_waits_for_ranks_that_are_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_issuing_waits_for_ranks_that_are_far_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from trimesh.tensor.controller.engine import Engine
+
     monkeypatch.setattr(trimesh.limits, "TENSOR_COMMANDS_AHEAD", 64)
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    waited: list[str] = []
+    wait_now = Engine.wait_now
+
+    def opening(self: Engine, what: str) -> None:
+        if not waited:
+            gate.write_bytes(b"")  # comes back once the rank is there
+        waited.append(what)
+        wait_now(self, what)
+
+    @trimesh.remote(propagate=lambda t: t)
+    def held(t: Any) -> Any:
+        gate.read_bytes()
+        return t
+
+    monkeypatch.setattr(Engine, "wait_now", opening)
     async with this_host().spawn_procs({"gpus": 1}, preload=("torch",)) as procs:
         with procs.activate():
-            t = torch.ones(200, 200)
+            t = held(torch.ones(8, 8))
         team = t._held.team
         ahead = 0
-        for _ in range(500):
-            t = t @ t / 200
+        for _ in range(100):
+            t = t @ t / 8
             ahead = max(ahead, team.issued - team.executed)
         assert 64 <= ahead <= 64 + trimesh.limits.TENSOR_BATCH_COMMANDS
+        assert waited[0] == "the ranks caught up with what was issued"
         assert t[0, 0].item() == pytest.approx(1)

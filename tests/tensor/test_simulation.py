@@ -296,14 +296,14 @@ def test_a_trace_names_operators_by_the_line_that_issued_them(tmp_path: Path) ->
 
 
 def test_what_needs_processes_is_refused_and_nothing_is_left() -> None:
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     with simulate({"gpus": 2}) as mesh:
         there = trimesh.distribute(torch.zeros(4), mesh, ["gpus"])
         with pytest.raises(RuntimeError, match="is simulated and has no processes: actors are spawned in processes"):
             mesh.spawn("one", Actor)
         assert mesh.slice(gpus=0).size() == 1
         assert repr(mesh) == "<processes simulated{'gpus': 2}>"
-    assert threading.active_count() == threads
+    assert threads.issuperset(threading.enumerate())  # some that wait for work may have ended
     assert not torch.distributed.is_initialized()
     with pytest.raises(MeshStopped, match="the block of the simulation has been left"):
         there + 1
