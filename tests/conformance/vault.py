@@ -6,7 +6,7 @@ import trio
 from tests.conformance.probe import Notes
 
 import trimesh
-from trimesh import Actor, ProcDied, RDMABuffer, endpoint
+from trimesh import Actor, ProcDied, RDMABuffer, endpoint, limits
 
 SMALL = 1000
 LARGE = 1 << 20
@@ -54,10 +54,14 @@ class Vault(Actor):
         self.memory[start : start + len(data)] = data
 
     @endpoint(concurrency=100)
-    async def revoke(self) -> float:
-        """Return how long it took."""
-        before = trio.current_time()
-        await self.buffer.aclose()
+    async def revoke(self, patience: float = limits.REVOKE_SECONDS) -> float:
+        """Return how long it took, where transfers have so many seconds to end."""
+        seconds, before = limits.REVOKE_SECONDS, trio.current_time()
+        limits.REVOKE_SECONDS = patience  # type: ignore[misc]
+        try:
+            await self.buffer.aclose()
+        finally:
+            limits.REVOKE_SECONDS = seconds  # type: ignore[misc]
         return trio.current_time() - before
 
     @endpoint

@@ -95,6 +95,7 @@ async def test_process_is_stuck_for_a_while(mesh, faults, fault):
     assert trio.current_time() - start >= 0.25
 
 
+@pytest.mark.usefixtures("long_lease")
 @both
 @simulate(seeds=3)
 async def test_stopped_process_goes_on(mesh, faults):

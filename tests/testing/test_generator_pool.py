@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -10,15 +12,23 @@ import numpy as np
 import pytest
 import trio
 from tests.patience import HANG_SECONDS
+from tests.testing.actors import is_exact
 
 import trimesh
 from trimesh import Actor, Backoff, Died, ProcDied, Restart, Restarted, Retry, endpoint
 from trimesh.testing import simulate
 
 PROMPTS = 1_000
+"""At least, where time is virtual. Real processes are given some until enough has happened beside them."""
+
 GENERATORS = 4
 PROMPT_SECONDS = 0.3
-"""With 32 prompts under way: ten seconds for all of them, and more for those that a death interrupts."""
+"""With 32 prompts under way: ten seconds for a thousand, and more for those that a death interrupts."""
+
+KILL_SECONDS = 1.0
+KILLS = 5
+VERSIONS = 10
+"""So many deaths, each healed, and so many versions of weights make a run."""
 
 WEIGHTS = 1 << 18
 """Numbers of 8 bytes: 2 MiB, which travel in a segment."""
@@ -82,21 +92,38 @@ class Trainer(Actor):
 class Beside:
     """What goes on beside the answers."""
 
-    published: int = 0
     kills: int = 0
+    answers: dict[int, list[Answer]] = attrs.field(factory=dict[int, list[Answer]])
     events: Counter[type] = attrs.field(factory=Counter[type])
     news: trio.Event = attrs.field(factory=trio.Event)
+
+    def prompts(self) -> Iterator[int]:
+        """Yield prompts until enough has happened."""
+        for prompt in itertools.count():
+            if (prompt >= PROMPTS or not is_exact()) and self.is_enough():
+                return
+            self.answers[prompt] = []
+            yield prompt
+
+    def is_enough(self) -> bool:
+        """Tell whether generators have died and come back, and all have answered, by new weights, too."""
+        given = [answer for found in self.answers.values() for answer in found]
+        return (
+            min(self.kills, self.events[Died], self.events[Restarted]) >= KILLS
+            and {rank for rank, _ in {answer.generator for answer in given}} == set(range(GENERATORS))
+            and any(incarnation >= 1 for _, incarnation in {answer.generator for answer in given})
+            and max(answer.version for answer in given) >= VERSIONS
+        )
 
     async def publish(self, trainer: Any) -> None:
         while True:
             await trainer.publish.call_one()
-            self.published += 1
             await trio.sleep(0.2)
 
     async def kill(self, mesh: Any, faults: Any) -> None:
         """Kill one generator every second, in turn; a slow machine first gets the one before back."""
         while True:
-            await trio.sleep(1)
+            await trio.sleep(KILL_SECONDS)
             while self.events[Restarted] < self.kills:
                 await self.news.wait()
             faults.kill(mesh.slice(gpus=self.kills % GENERATORS))
@@ -114,32 +141,25 @@ class Beside:
 @pytest.mark.mesh_backend("sim", "proc")
 @simulate(seeds=3, per_host={"gpus": GENERATORS + 1}, supervision=POLICY)
 async def test_each_prompt_is_answered_once_while_generators_die(mesh, faults):
-    """R07, R08, R09, C6, C7: a thousand prompts, a kill every second, new weights five times a second."""
+    """R07, R08, R09, C6, C7: many prompts, a kill every second, new weights five times a second."""
     generators = await mesh.slice(gpus=slice(0, GENERATORS)).spawn("generators", Generator)
     trainer = await mesh.slice(gpus=GENERATORS).spawn("trainer", Trainer, generators)
     beside = Beside()
-    answers: dict[int, list[Answer]] = {prompt: [] for prompt in range(PROMPTS)}
 
     async with trio.open_nursery() as nursery:
         await nursery.start(beside.watch, mesh)
         nursery.start_soon(beside.kill, mesh, faults)
         nursery.start_soon(beside.publish, trainer)
         patient = generators.generate.options(retry=Retry(50, on=(ProcDied,)))
-        async with patient.map(range(PROMPTS), window=8 * GENERATORS) as results:
+        async with patient.map(beside.prompts(), window=8 * GENERATORS) as results:
             async for prompt, answer in results:
-                answers[prompt].append(answer)
+                beside.answers[prompt].append(answer)
         nursery.cancel_scope.cancel()
 
-    assert {prompt: [answer.text for answer in found] for prompt, found in answers.items()} == {
-        prompt: [f"answer {prompt}"] for prompt in range(PROMPTS)
+    assert beside.is_enough()
+    assert {prompt: [answer.text for answer in found] for prompt, found in beside.answers.items()} == {
+        prompt: [f"answer {prompt}"] for prompt in range(len(beside.answers))
     }
-    given = [answer for found in answers.values() for answer in found]
-    assert {answer.generator[0] for answer in given} == set(range(GENERATORS))
-    assert max(incarnation for _, incarnation in {answer.generator for answer in given}) >= 1
-    assert beside.kills >= 5
-    assert beside.events[Died] >= 5
-    assert beside.events[Restarted] >= 5
-    assert max(answer.version for answer in given) >= 10
     with trio.fail_after(HANG_SECONDS):  # all of them live, and take the last weights, once the last death is over
         while not all(await trainer.publish.call_one()):
             pass

@@ -166,7 +166,7 @@ class Locker(Actor):
     async def work(self, path: str) -> None:
         await trio.Path(path).touch(exist_ok=False)
         try:
-            await trio.sleep(1)
+            await trio.sleep_forever()
         finally:
             os.unlink(path)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.patience import HANG_SECONDS
 
 import trimesh
 from trimesh import Actor, endpoint
@@ -67,7 +68,7 @@ class Program(Actor):
 
     @endpoint
     async def write(self, path: str) -> str:
-        with trio.fail_after(5):
+        with trio.fail_after(HANG_SECONDS):
             async with await trio.open_file(path, "w") as file:
                 await file.write("text")
             return await trio.Path(path).read_text()
