@@ -15,7 +15,7 @@ pytest.importorskip("cyclopts")
 from trimesh.cli.commands import run
 from trimesh.cli.text import clean, duration, one_line, size
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("patient")]
 
 
 class Keeper(Actor):

@@ -20,7 +20,7 @@ import trio
 import trio.testing
 from tests.patience import HANG_SECONDS
 
-from trimesh import Actor, ConnectError, configured, endpoint, limits, observe, this_host
+from trimesh import Actor, ConnectError, configured, endpoint, observe, this_host
 from trimesh._runtime.control import RunClient
 
 pytestmark = pytest.mark.real
@@ -42,12 +42,6 @@ def found_by(function: Callable[[], T]) -> T:
 def asked() -> observe.RunSnapshot:
     with observe.find_run() as run:
         return run.snapshot()
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop may take its time to answer: it runs, however busy the machine is."""
-    monkeypatch.setattr(limits, "OBSERVE_LOOP_SECONDS", HANG_SECONDS)
 
 
 @pytest.mark.usefixtures("patient")
@@ -196,6 +190,7 @@ def another_user(*arguments: str) -> str:
 
 
 @as_root
+@pytest.mark.usefixtures("patient")
 async def test_other_users_are_not_answered(folder: Path):
     """Q3: the folder keeps them out; were it open, the socket would still close: the kernel says who they are."""
     async with this_host().spawn_procs({"gpus": 1}):

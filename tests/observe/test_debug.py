@@ -23,10 +23,6 @@ from trimesh._runtime.debugging.pausing import scopes_around
 pytestmark = pytest.mark.real
 
 
-PATIENCE = 2.0
-"""Seconds of the deadlines that are paused: for a call to get where it is held, on a busy machine."""
-
-
 class Stopping(Actor):
     @endpoint
     async def stop(self, number: int) -> int:
@@ -43,8 +39,11 @@ class Stopping(Actor):
 
     @endpoint
     async def pass_on(self, other: Any, number: int) -> int:
-        with trio.fail_after(PATIENCE):
-            return int(await other.stop.call_one(number))
+        with trio.fail_after(HANG_SECONDS) as scope:
+            before = scope.deadline
+            found = int(await other.stop.call_one(number))
+        assert scope.deadline > before
+        return found
 
     @endpoint
     async def fail(self, shard: int) -> None:
@@ -154,7 +153,7 @@ async def test_deadlines_of_what_waits_are_paused():
     async with this_host().spawn_procs({"gpus": 2}) as procs:
         stopping = await procs.spawn("stopping", Stopping)
         async with trio.open_nursery() as nursery:
-            scope = trio.CancelScope(deadline=trio.current_time() + PATIENCE)
+            scope = trio.CancelScope(deadline=trio.current_time() + HANG_SECONDS)
 
             async def ask() -> None:
                 with scope:
@@ -165,14 +164,12 @@ async def test_deadlines_of_what_waits_are_paused():
             with trio.fail_after(HANG_SECONDS):
                 while scope.deadline != float("inf"):  # noqa: ASYNC110 - the runtime sets it
                     await trio.sleep(0.01)
-            assert not scope.cancel_called
-            await trio.sleep_until(ends_at + 0.3)
             [row] = await held()
             session = await attached(row)
             await session.hear("prompt")
             await session.ask("c", "ended")
     assert results == [41]
-    assert ends_at < scope.deadline < trio.current_time() + PATIENCE
+    assert ends_at < scope.deadline < trio.current_time() + HANG_SECONDS
 
 
 async def test_terminal_that_goes_lets_it_go_on():
@@ -189,11 +186,18 @@ async def test_terminal_that_goes_lets_it_go_on():
 
 async def test_no_terminal_comes(caplog: pytest.LogCaptureFixture):
     """Q11: it says where to come, and goes on after `debug_wait`."""
+
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records]
+
     with configured(debug_wait=0.1):
         async with this_host().spawn_procs({"gpus": 1}) as procs:
             stopping = await procs.spawn("stopping", Stopping)
             assert await stopping.stop.call_one(1) == 3
-    texts = [record.getMessage() for record in caplog.records]
+            with trio.fail_after(HANG_SECONDS):
+                while not [text for text in told() if "goes on" in text]:  # noqa: ASYNC110 - may come after the answer
+                    await trio.sleep(0.01)
+    texts = told()
     assert any(f"trimesh debug --pid {os.getpid()} 'procs[gpus=0]'" in text for text in texts)
     assert "stopping[gpus=0].stop goes on: no debugger has come" in texts
 

@@ -15,7 +15,7 @@ pytest.importorskip("cyclopts")
 
 from trimesh.cli.commands import run
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("patient")]
 
 HOSTILE = "a\x1b]0;owned\x07\x1b[2J\x9b31m\r\x08\u202e\u2066z"
 """A title and a cleared screen, by ESC and by the one-byte CSI; a carriage return, a backspace, turned directions."""

@@ -23,7 +23,7 @@ pytest.importorskip("cyclopts")
 
 from trimesh.cli.logs import is_at, log_lines
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("patient")]
 
 
 class Speaker(Actor):

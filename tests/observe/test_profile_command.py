@@ -10,7 +10,7 @@ import pytest
 import trio
 from tests.conformance.test_observe import Busy
 
-from trimesh import this_host
+from trimesh import observe, this_host
 
 pytest.importorskip("cyclopts")
 
@@ -30,6 +30,9 @@ async def test_profile_names_the_ranks_that_compute(tmp_path: Path):
         async with trio.open_nursery() as nursery:
             for rank in (1, 2):
                 nursery.start_soon(busy.slice(gpus=rank).compute.call_one, str(over))
+            seen = ""
+            while seen.count("in compute") < 2:
+                seen = "".join(call.at for call in (await observe.snapshot()).calls)
             code = await trio.to_thread.run_sync(run, ["profile", str(file), "--seconds", "1"])
             await trio.Path(over).touch()
     lines = file.read_text(encoding="utf-8").splitlines()
