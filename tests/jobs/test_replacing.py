@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+import trio.testing
 from tests.jobs.joining import joining
 from tests.patience import HANG_SECONDS
 from tests.runtime.processes import is_there, parent_of, wait_gone
@@ -59,6 +60,11 @@ class Worker(Actor):
     async def agent(self) -> int:
         """Return the process id of the agent of its host."""
         return parent_of(os.getppid())
+
+    @endpoint
+    async def stay(self) -> None:
+        """Answer nothing."""
+        await trio.sleep_forever()
 
 
 async def until(workers: Any) -> list[int]:
@@ -308,17 +314,18 @@ async def test_words_of_a_lost_host_name_its_place() -> None:
         async with jobs.LocalJob(2, spares=1) as hosts, running(hosts) as workers:
             for _ in range(2):
                 name = hosts.names[1]
-                await killed(workers, 1)
-                while True:
-                    try:
-                        await workers.add.call()
-                    except MeshErrorGroup as group:
-                        [lost] = leaves(group)
-                        where = origin(lost)
-                        assert isinstance(lost, HostLost)
-                        assert where is not None
-                        seen.append((lost.host, dict(lost.point or {})))
-                        break
+                far = workers.slice(hosts=1)
+                agent = next(iter(await far.agent.call()))
+                with pytest.raises(BaseExceptionGroup) as caught:
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(far.stay.call)  # sent before: a later call waits for the next host
+                        await trio.testing.wait_all_tasks_blocked()
+                        os.kill(agent, signal.SIGKILL)
+                [lost] = leaves(caught.value)
+                where = origin(lost)
+                assert isinstance(lost, HostLost)
+                assert where is not None
+                seen.append((lost.host, dict(lost.point or {})))
                 assert seen[-1] == (name, {"hosts": 1})
                 await until(workers)
     assert len({name for name, _ in seen}) == 2

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -92,7 +93,9 @@ def check_kill(
     with program:
         try:
             run = _wait_for(program, stage, folder)
-            pidfds |= {pid: os.pidfd_open(pid) for pid in run.pids}
+            for pid in run.pids:
+                with suppress(ProcessLookupError):  # of the other host, which is ending
+                    pidfds[pid] = os.pidfd_open(pid)
             kill(run)
             (folder / "go").touch()
             if is_held:
