@@ -42,6 +42,11 @@ DEAD_SECONDS = 60.0
 """A simulated process that was killed unwinds all the same: it waits in vain for acknowledgements and its grace."""
 
 
+PATIENT = ("EXIT_REPORT_SECONDS", "STOPPING_LOG_SECONDS")
+"""Limits of the controller that end no wait for ever, and that a machine which stands still for a second reaches: a
+death is told without how it was, and that a block is slow to stop is logged."""
+
+
 class Backend(ABC):
     """Where the processes of a test come from.
 
@@ -156,7 +161,9 @@ class RealBackend(Backend):
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None, None]:
-        with trio.fail_after(HANG_SECONDS):
+        with pytest.MonkeyPatch.context() as patch, trio.fail_after(HANG_SECONDS):
+            for name in PATIENT:
+                patch.setattr(limits, name, HANG_SECONDS)
             yield
 
     def kill(self, mesh: Any, rank: int) -> None:

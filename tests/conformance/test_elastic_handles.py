@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import trio
-from tests.conformance.meshes import Backend, attempt
+from tests.conformance.meshes import Backend, attempt, member
 from tests.conformance.supervised import Ledger
 
 import trimesh
 from trimesh import Isolate, MembershipChanged, MeshErrorGroup, endpoint, leaves
+from trimesh._runtime.life.current import current_proc
+from trimesh.ids import ProcId
 
 SHAPE = {"replica": 2, "gpus": 2}
 
@@ -40,6 +42,12 @@ class Away(Ledger):
         self.mesh = await trimesh.current_view(self.mesh)
         return dict(self.mesh.extent)
 
+    @endpoint(group="watch", concurrency=100)
+    async def wait_gone(self, proc_ids: list[int]) -> None:
+        """Return when the ends of processes are known here."""
+        while any(current_proc().death_of(ProcId(one)) is None for one in proc_ids):  # noqa: ASYNC110
+            await trio.sleep(0.001)
+
     @endpoint
     async def look(self) -> int:
         return len(await trimesh.current_view(self.mesh))
@@ -59,8 +67,10 @@ async def test_other_processes_learn_who_has_left_and_who_has_come(backend: Back
         assert await away.ranks.call_one() == [0, 1, 2, 3]
         assert await away.look_again.call_one() == {"replica": 3, "gpus": 2}
         assert await away.ranks.call_one() == [0, 1, 2, 3, 4, 5]
+        grown = await trimesh.current_view(ledgers)
         await procs.resize(replica=1)
-        await trio.sleep(0.1)  # until the ends of the processes are known there
+        # A call that is sent before the ends of the processes are known there is told how they have ended.
+        await away.wait_gone.call_one([int(member(grown, rank).proc_id) for rank in range(2, 6)])
         for _ in range(2):
             with pytest.raises(MeshErrorGroup) as caught:
                 await away.ranks.call_one()

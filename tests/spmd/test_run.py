@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 from tests.patience import HANG_SECONDS
-from tests.runtime.processes import is_there
+from tests.runtime.processes import is_there, wait_gone
 
 import trimesh
 from trimesh import MeshErrorGroup, leaves, this_host
@@ -56,7 +56,7 @@ async def test_cancel_leaves_nothing(tmp_path: Path) -> None:
         pids = [int(pid) for file in files for pid in (await trio.to_thread.run_sync(file.read_text)).split()]
         assert [is_there(pid) for pid in pids] == [True] * 4
         nursery.cancel_scope.cancel()
-    assert [is_there(pid) for pid in pids] == [False] * 4
+    await wait_gone(pids)
 
 
 def rank_and_size(extra: int) -> tuple[int, int, int]:
