@@ -7,7 +7,7 @@ const std = @import("std");
 pub const ABI_VERSION: u32 = 14;
 
 /// The bytes on the wire; one more at every change of them.
-pub const PROTOCOL_VERSION: u8 = 6;
+pub const PROTOCOL_VERSION: u8 = 7;
 
 // ---- shared with trimesh/limits/ ----
 

@@ -86,17 +86,17 @@ def sent(hosts: Any) -> list[int]:
 
 def under_a_cast(patch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
     """Do something, once, when some of a body is on its way."""
-    send, waiting = cast_sender._send_all, [act]
+    send, waiting = cast_sender.send_everything, [act]
 
-    async def some(channel: Any, data: memoryview) -> None:
-        if data.nbytes > MEBIBYTE and waiting:
+    async def some(channel: Any, data: bytes | memoryview) -> None:
+        if len(data) > MEBIBYTE and waiting:
             now = waiting.pop()
             await send(channel, data[:MEBIBYTE])
             now()
             data = data[MEBIBYTE:]
         await send(channel, data)
 
-    patch.setattr(cast_sender, "_send_all", some)
+    patch.setattr(cast_sender, "send_everything", some)
 
 
 @asynccontextmanager
@@ -187,3 +187,51 @@ async def test_lost_host_under_a_cast_is_lost_for_its_ranks_only(monkeypatch: py
         assert {type(one) for one in found} == {HostLost}
         assert {dict(one.point or {})["hosts"] for one in found if isinstance(one, HostLost)} == {1}
         assert [one[:2] for one in await actors.slice(hosts=0).read.call(2, data)] == [(2, len(data))] * 2
+
+
+@pytest.fixture
+def is_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each host feed one other, whatever the size."""
+    monkeypatch.setattr(limits, "HOST_CAST_HOP_BYTES", 1)
+
+
+@pytest.mark.usefixtures("is_chain")
+async def test_hosts_feed_each_other() -> None:
+    """H6: a large cast to three hosts leaves the program once."""
+    data = bytearray(os.urandom(3 * MEBIBYTE))
+    async with readers(3) as (hosts, actors):
+        before = sent(hosts)
+
+        for number in range(3):
+            found = list(await actors.read.call(number, data))
+            assert found == [(number, len(data), bytes(data[-4:]))] * 6
+
+        assert sum(sent(hosts)) - sum(before) < 3 * (len(data) + limits.HOST_CAST_BYTES_MIN)
+
+
+@pytest.mark.usefixtures("is_chain")
+async def test_host_whose_feeder_is_lost_is_sent_the_cast_by_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H4, HB-4."""
+    data = bytearray(8 * MEBIBYTE)
+    async with readers(3, supervision=Isolate()) as (_, actors):
+        agent = await actors.slice(hosts=0, gpus=0).agent.call_one()
+        under_a_cast(monkeypatch, lambda: os.kill(agent, signal.SIGKILL))
+
+        await actors.read.broadcast(1, data)
+
+        assert [len(seen) for seen in await actors.slice(hosts=slice(1, 3)).all_seen.call()] == [1] * 4
+
+
+@pytest.mark.usefixtures("is_chain")
+async def test_hosts_that_cannot_reach_each_other_are_sent_a_cast_by_the_program(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """HB-4, NB-5: nothing goes through the program's host for that, so there is nothing to warn of."""
+    data = bytearray(os.urandom(MEBIBYTE))
+    monkeypatch.setenv("TRIMESH_DIRECT", "off")
+    async with readers(3) as (hosts, actors):
+        for number in range(2):
+            assert list(await actors.read.call(number, data)) == [(number, len(data), bytes(data[-4:]))] * 6
+        casters = [one.host._casts.caster for one in hosts._owned.host.hosts]
+        assert [len(caster.unfed) for caster in casters] == [1, 1, 0]
+    assert not caplog.records

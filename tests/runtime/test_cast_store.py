@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import partial
+from itertools import chain
 
 import pytest
 import trio
@@ -14,12 +17,14 @@ from tests.patience import HANG_SECONDS
 from trimesh import limits
 from trimesh._runtime.hosts.cast_frames import ANSWER, NOWHERE, REQUEST, CastRequest, receive_exactly
 from trimesh._runtime.hosts.cast_sender import CastSender
-from trimesh._runtime.hosts.cast_store import keep_casts
+from trimesh._runtime.hosts.cast_store import HostCasts
 from trimesh._transport.messages.assembly import AssemblyError
+from trimesh._transport.messages.cast_tree import begin_casts
 from trimesh._transport.messages.casting import CastLeaf
 from trimesh._transport.messages.chunked import IMMUTABLE
 from trimesh._transport.messages.host_memory import WHERE, HostMemoryError, map_bodies
 from trimesh._transport.messages.outgoing import Completion
+from trimesh.ids import ProcId
 
 SIZE = 300_000
 
@@ -56,7 +61,7 @@ async def agent() -> AsyncGenerator[trio.SocketStream, None]:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(keep_casts, theirs)
+        nursery.start_soon(HostCasts(None).serve, theirs)
         with trio.fail_after(HANG_SECONDS):
             async with trio.SocketStream(trio.socket.from_stdlib_socket(ours)) as stream:
                 yield stream
@@ -64,18 +69,18 @@ async def agent() -> AsyncGenerator[trio.SocketStream, None]:
 
 async def keep(stream: trio.SocketStream, number: int, data: bytes) -> bytes:
     """Have the agent keep bytes; return where they are."""
-    await stream.send_all(REQUEST.pack(CastRequest.KEEP, number, len(data)) + data)
+    await stream.send_all(REQUEST.pack(CastRequest.KEEP, number, len(data), 0) + data)
     answer = await receive_exactly(stream.socket, ANSWER.size)
     assert answer is not None
-    said, where = ANSWER.unpack(answer)
-    assert said == number
+    said, agent, where = ANSWER.unpack(answer)
+    assert (said, agent) == (number, 0)
     return bytes(where)
 
 
 async def test_cast_is_carried_once_mapped_by_each_process_and_let_go():
     """H6."""
     async with trio.open_nursery() as nursery:
-        sender = CastSender(lambda sock: nursery.start_soon(keep_casts, sock))
+        sender = CastSender(lambda sock: nursery.start_soon(HostCasts(None).serve, sock))
         nursery.start_soon(sender.run)
         array, text = bytearray(os.urandom(SIZE)), os.urandom(100)
         body = sender.caster.begin([array, text], 2)
@@ -135,18 +140,112 @@ def refuse(*_: object) -> int:
     raise OSError("there is none")
 
 
+class Agents:
+    """Three hosts in a chain, with what carries casts to each.
+
+    Attributes:
+        senders: By agent.
+        apart: Agents that no other one reaches.
+        cut: An agent to which feeds break in the middle.
+    """
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self._hosts = {agent: HostCasts(_Feeds(self, ProcId(agent))) for agent in (1, 2, 3)}
+        self.senders = {agent: CastSender(partial(self._open, agent), agent, self) for agent in (1, 2, 3)}
+        self.apart = set[int]()
+        self.cut = 0
+        for sender in self.senders.values():
+            nursery.start_soon(sender.run)
+
+    def _open(self, agent: int, sock: socket.socket) -> None:
+        self._nursery.start_soon(self._hosts[agent].serve, sock)
+
+    def feed(self, own: ProcId, peer: int, number: int, sock: socket.socket) -> None:
+        if peer == self.cut:
+            self.cut = 0
+            self._nursery.start_soon(self._break, own, peer, number, sock)
+        else:
+            self._hosts[peer].take_feed(own, number, sock)
+
+    async def _break(self, own: ProcId, peer: int, number: int, sock: socket.socket) -> None:
+        ours, theirs = socket.socketpair()
+        sock.setblocking(False)
+        with ours, trio.socket.from_stdlib_socket(sock) as feed:
+            self._hosts[peer].take_feed(own, number, theirs)
+            ours.send(await feed.recv(SIZE // 2))
+
+    async def cast(self, *bodies: bytes) -> list[list[memoryview]]:
+        """Cast to two processes of each host; return what one of each has mapped."""
+        with trio.fail_after(HANG_SECONDS):
+            begun = begin_casts(bodies, {sender.caster: 2 for sender in self.senders.values()})
+            told = Completion(6)
+            leaves = {body: [CastLeaf(b"", bodies, 1, told, body) for _ in range(2)] for body in begun.values()}
+            found = list[list[memoryview]]()
+            for body, of_host in leaves.items():
+                for leaf in of_host:
+                    process = Process()
+                    leaf.begin(process)
+                    await process.answered.wait()
+                    assert not process.in_chunks
+                found.append(map_bodies(process.where, [len(one) for one in bodies]))
+            for leaf in chain.from_iterable(leaves.values()):
+                leaf.finish()
+            while any(sender.caster.kept for sender in self.senders.values()):
+                await trio.lowlevel.checkpoint()
+            return found
+
+
+class _Feeds:
+    def __init__(self, agents: Agents, own: ProcId) -> None:
+        self._agents = agents
+        self._own = own
+
+    async def meet(self, peer: ProcId) -> bool:
+        await trio.lowlevel.checkpoint()
+        return peer not in self._agents.apart
+
+    def open_feed(self, peer: ProcId, number: int, fd: int) -> bool:
+        self._agents.feed(self._own, peer, number, socket.socket(fileno=fd))
+        return True
+
+
+@pytest.mark.parametrize("why", ["each is fed", "one is out of reach", "a feed breaks"])
+async def test_hosts_feed_each_other(monkeypatch: pytest.MonkeyPatch, why: str):
+    """H6, HB-4, HK-4: all of them have it, and nothing is left."""
+    monkeypatch.setattr(limits, "HOST_CAST_HOP_BYTES", 1)
+    data = os.urandom(2 * SIZE)
+    async with trio.open_nursery() as nursery:
+        agents = Agents(nursery)
+        match why:
+            case "one is out of reach":
+                agents.apart = {2}
+            case "a feed breaks":
+                agents.cut = 3
+        for _ in range(2):
+            assert await agents.cast(data[:SIZE], data[SIZE:]) == [[data[:SIZE], data[SIZE:]]] * 3
+        assert agents.senders[1].caster.unfed == ({2} if why == "one is out of reach" else set())
+        assert agents.senders[2].caster.unfed == ({3} if why == "a feed breaks" else set())
+        nursery.cancel_scope.cancel()
+    gc.collect()
+    assert maps() == 0
+
+
 REQUESTS = {
-    "an unknown kind": [bytes([3]) + REQUEST.pack(CastRequest.KEEP, 1, 64)[1:]],
-    "no zeros": [b"\1\1" + REQUEST.pack(CastRequest.KEEP, 1, 64)[2:]],
-    "nothing to keep": [REQUEST.pack(CastRequest.KEEP, 1, 0)],
-    "too much": [REQUEST.pack(CastRequest.KEEP, 1, limits.HOST_CAST_BYTES + 1)],
-    "bytes to let go": [REQUEST.pack(CastRequest.LET_GO, 1, 5)],
-    "what is not kept": [REQUEST.pack(CastRequest.LET_GO, 1, 0)],
-    "a number twice": [REQUEST.pack(CastRequest.KEEP, 1, 64), bytes(64), REQUEST.pack(CastRequest.KEEP, 1, 64)],
+    "an unknown kind": [bytes([5]) + REQUEST.pack(CastRequest.KEEP, 1, 64, 0)[1:]],
+    "no zeros": [b"\1\1" + REQUEST.pack(CastRequest.KEEP, 1, 64, 0)[2:]],
+    "nothing to keep": [REQUEST.pack(CastRequest.KEEP, 1, 0, 0)],
+    "too much": [REQUEST.pack(CastRequest.KEEP, 1, limits.HOST_CAST_BYTES + 1, 0)],
+    "bytes to let go": [REQUEST.pack(CastRequest.LET_GO, 1, 5, 0)],
+    "fed by nobody": [REQUEST.pack(CastRequest.FED, 1, 64, 0)],
+    "bytes to feed": [REQUEST.pack(CastRequest.FEED, 1, 64, 7)],
+    "too many to feed": [REQUEST.pack(CastRequest.FEED, 1, 0, 7)] * (limits.HOST_CASTS_MAX + 1),
+    "what is not kept": [REQUEST.pack(CastRequest.LET_GO, 1, 0, 0)],
+    "a number twice": [REQUEST.pack(CastRequest.KEEP, 1, 64, 0), bytes(64), REQUEST.pack(CastRequest.KEEP, 1, 64, 0)],
     "too much together": [
-        REQUEST.pack(CastRequest.KEEP, 1, 64),
+        REQUEST.pack(CastRequest.KEEP, 1, 64, 0),
         bytes(64),
-        REQUEST.pack(CastRequest.KEEP, 2, limits.HOST_CAST_BYTES),
+        REQUEST.pack(CastRequest.KEEP, 2, limits.HOST_CAST_BYTES, 0),
     ],
 }
 

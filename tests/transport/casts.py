@@ -7,7 +7,7 @@ import random
 import pytest
 
 from trimesh import limits
-from trimesh._transport.messages.casting import CastLeaf, HostCaster
+from trimesh._transport.messages.casting import CastBody, CastLeaf, HostCaster
 
 
 def make_small(patch: pytest.MonkeyPatch) -> None:
@@ -73,8 +73,10 @@ class Cast:
         told: How many leaves have said that they have left.
     """
 
-    def __init__(self, caster: HostCaster, leaves: int, bodies: tuple[bytes, ...]) -> None:
-        body = caster.begin(bodies, leaves)
+    def __init__(
+        self, caster: HostCaster, leaves: int, bodies: tuple[bytes, ...], begun: CastBody | None = None
+    ) -> None:
+        body = caster.begin(bodies, leaves) if begun is None else begun
         if body is None:
             raise NoRoomError
         self.offers: list[list[bytes]] = [[] for _ in range(leaves)]

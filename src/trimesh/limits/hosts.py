@@ -52,6 +52,18 @@ HOST_CAST_ALIGNMENT: Final = 64
 HOST_CAST_READ_BYTES: Final = 1 << 18
 """What an agent takes of bodies at once: as much as the window of their channel holds."""
 
+HOST_CAST_TREE_HOSTS_MIN: Final = 3
+"""Hosts of one cast from which on some are fed by others. With two the program sends one copy more than it would, and
+needs no session between them."""
+
+HOST_CAST_HOP_BYTES: Final = 1 << 22
+"""What could be sent while the first piece of a body passes through a host: its agent has to wake up twice and holds a
+window of 256 KiB, some 1.5 ms, at 25 Gbit/s. By it the number of hosts that each one feeds is chosen."""
+
+HOST_CAST_FEED_SECONDS: Final = 2.0
+"""How long an agent waits for a direct connection to one that it is to feed: a dial, its handshake, and once more. Then
+the program sends the bodies itself."""
+
 # ---- sessions between two hosts -----------------------------------------------------------------------------
 
 HOST_FRAME_HEADER_BYTES: Final = 32

@@ -17,7 +17,7 @@ from math import prod
 import msgspec
 import trio
 
-from trimesh._runtime.hosts.cast_store import keep_casts
+from trimesh._runtime.hosts.cast_store import HostCasts
 from trimesh._runtime.hosts.context import context_here
 from trimesh._runtime.hosts.neighbours import Neighbours
 from trimesh._runtime.hosts.session_pipe import SessionPipe
@@ -50,6 +50,7 @@ class HostAgent:
         self._spawners = spawners
         self._host_id = host_id
         self._neighbours = neighbours
+        self._casts = HostCasts(neighbours)
         self._pipe = pipe
         self._has_queued = trio.Event()
 
@@ -60,7 +61,7 @@ class HostAgent:
             nursery.start_soon(self._write)
             nursery.start_soon(self._watch_spawners)
             if self._neighbours is not None:
-                nursery.start_soon(self._neighbours.serve, self._send, self._spawners.post)
+                nursery.start_soon(self._neighbours.serve, self._send, self._spawners.post, self._casts.take_feed)
             try:
                 await self._read(nursery)
             except OSError as error:
@@ -68,6 +69,7 @@ class HostAgent:
             except ProtocolError as error:
                 reason = f"the controller broke the protocol: {error}"
             nursery.cancel_scope.cancel()
+        self._casts.close()
         return reason
 
     async def _read(self, nursery: trio.Nursery) -> None:
@@ -87,7 +89,7 @@ class HostAgent:
                 case wire.Connected() | wire.ConnectFailed() | wire.ExitKnown():
                     self._spawners.post(record, received.fds)
                 case wire.CastChannel() if len(received.fds) == 1:
-                    nursery.start_soon(keep_casts, socket.socket(fileno=received.fds[0]))
+                    nursery.start_soon(self._casts.serve, socket.socket(fileno=received.fds[0]))
                 case Arriving() | Listening() | Tunnel() | Parted():
                     self._take_from_neighbours(received)
                 case wire.Stop():

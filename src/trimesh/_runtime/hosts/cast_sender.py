@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import trio
 
-from trimesh._runtime.hosts.cast_frames import ANSWER, NOWHERE, REQUEST, CastRequest, receive_exactly
+from trimesh._runtime.hosts.cast_frames import ANSWER, NOWHERE, REQUEST, CastRequest, receive_exactly, send_everything
 from trimesh._transport.messages.casting import CastBody, HostCaster
 from trimesh.errors import LimitExceeded
 
@@ -21,13 +21,14 @@ class CastSender:
 
     Args:
         open_channel: Joins a socket, which it takes over, to a new channel of casts.
+        agent, circle: See `HostCaster`.
 
     Attributes:
         caster: Of the links to processes of the host.
     """
 
-    def __init__(self, open_channel: Callable[[socket.socket], None]) -> None:
-        self.caster = HostCaster(self._wake)
+    def __init__(self, open_channel: Callable[[socket.socket], None], agent: int = 0, circle: object = None) -> None:
+        self.caster = HostCaster(self._wake, agent, circle)
         self._open_channel = open_channel
         self._has_work = trio.Event()
 
@@ -51,8 +52,11 @@ class CastSender:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send, channel, nursery.cancel_scope)
             while (data := await receive_exactly(channel, ANSWER.size)) is not None:
-                number, where = ANSWER.unpack(data)
-                self.caster.answered(number, b"" if where == NOWHERE else where)
+                number, agent, where = ANSWER.unpack(data)
+                if agent:
+                    self.caster.could_not_feed(agent, number)
+                else:
+                    self.caster.answered(number, b"" if where == NOWHERE else where)
             nursery.cancel_scope.cancel()
 
     async def _send(self, channel: trio.socket.SocketType, scope: trio.CancelScope) -> None:
@@ -60,7 +64,7 @@ class CastSender:
         with suppress(OSError):
             while True:
                 if caster.let_go:  # first, as it makes room over there
-                    await _send_all(channel, memoryview(REQUEST.pack(CastRequest.LET_GO, caster.let_go.popleft(), 0)))
+                    await send_everything(channel, REQUEST.pack(CastRequest.LET_GO, caster.let_go.popleft(), 0, 0))
                 elif caster.bodies:
                     await self._send_bodies(channel, caster.bodies.popleft())
                 else:
@@ -69,11 +73,13 @@ class CastSender:
         scope.cancel()
 
     async def _send_bodies(self, channel: trio.socket.SocketType, body: CastBody) -> None:
-        await _send_all(channel, memoryview(REQUEST.pack(CastRequest.KEEP, body.number, body.size)))
+        number, source = body.number, body.source  # it may be numbered anew while this waits
+        for other in body.fed.copy():
+            if other in body.fed:
+                await send_everything(channel, REQUEST.pack(CastRequest.FEED, other.number, 0, other.owner.agent))
+        if source is not None:
+            await send_everything(channel, REQUEST.pack(CastRequest.FED, number, body.size, source.owner.agent))
+            return
+        await send_everything(channel, REQUEST.pack(CastRequest.KEEP, number, body.size, 0))
         for piece in body.pieces():
-            await _send_all(channel, piece)
-
-
-async def _send_all(channel: trio.socket.SocketType, data: memoryview) -> None:
-    while data:
-        data = data[await channel.send(data) :]
+            await send_everything(channel, piece)

@@ -1,9 +1,13 @@
 """Bodies of casts in the agent of a host: each enters once, into memory that the processes of the host map.
 
-    channel of casts --> CastStore: sealed memory without a name --> mapped by processes, by this process's descriptor
+    channel of casts, or another agent --> CastStore --> processes of the host map it, by this process's descriptor
+                                                     --> agents of other hosts are fed from it, as it comes
 
-HK-1 What is kept is bounded, whatever the controller says. HK-2 Memory that was let go stays for as long as a process
-has mapped it, and is given back with the last view of it.
+HK-1 What is kept is bounded, whatever the controller says.
+HK-2 Memory that was let go stays for as long as a process has mapped it, and is given back with the last view of it.
+HK-3 A host that takes bodies slowly holds up no other one: they are fed from memory.
+HK-4 Who was to feed says that it could not, whatever the reason; but of its own memory the controller hears by its
+     answer.
 """
 
 from __future__ import annotations
@@ -12,13 +16,106 @@ import fcntl
 import os
 import secrets
 import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
 
 import trio
 
 from trimesh import limits
-from trimesh._runtime.hosts.cast_frames import ANSWER, NOWHERE, REQUEST, CastRequest, read_request, receive_exactly
+from trimesh._runtime.hosts.cast_frames import (
+    ANSWER,
+    NOWHERE,
+    REQUEST,
+    CastRequest,
+    read_request,
+    receive_exactly,
+    send_everything,
+)
 from trimesh._transport.messages.host_memory import SEALS, WHERE, memory_name
-from trimesh.errors import ProtocolError
+from trimesh.errors import LimitExceeded, ProtocolError
+from trimesh.ids import ProcId
+
+
+class Feeds(Protocol):
+    """Ways to the agents of other hosts; see `Neighbours`."""
+
+    async def meet(self, peer: ProcId) -> bool:
+        """Begin a session with an agent, if need be, and return whether it is connected directly."""
+        ...
+
+    def open_feed(self, peer: ProcId, number: int, fd: int) -> bool:
+        """Join a socket to a new channel that feeds an agent; False, and `fd` stays the caller's: there is no session.
+
+        Raises:
+            LimitExceeded: There are too many channels; `fd` is closed.
+        """
+        ...
+
+
+class KeptCast:
+    """Memory for the bodies of one cast, which the store owns.
+
+    Attributes:
+        size: Bytes.
+        fd: Its descriptor; -1 if the system gives none, then what is written is dropped.
+        written: Bytes that have come.
+        is_broken: Whether the system has no memory for them.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.written = 0
+        self.is_broken = False
+        self._scopes = list[trio.CancelScope]()
+        self._is_closed = False
+        self._drawn = secrets.randbits(64)
+        self._has_more = trio.Event()
+        try:
+            self.fd = os.memfd_create(memory_name(self._drawn), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError:
+            self.fd = -1
+            self.is_broken = True
+
+    def write(self, data: memoryview) -> None:
+        """Add the next bytes; the end of memory breaks it, and nothing else."""
+        self.written += data.nbytes
+        while data and not (self.is_broken or self._is_closed):
+            try:
+                data = data[os.write(self.fd, data) :]
+            except OSError:
+                self.is_broken = True
+                os.ftruncate(self.fd, 0)
+        self._has_more.set()
+        self._has_more = trio.Event()
+
+    async def wait_more(self) -> None:
+        """Wait until more has come."""
+        await self._has_more.wait()
+
+    def open_scope(self) -> trio.CancelScope:
+        """Return a scope for a task that fills it or feeds from it, which ends with it."""
+        scope = trio.CancelScope()
+        self._scopes.append(scope)
+        if self._is_closed:
+            scope.cancel(reason="the cast was let go")
+        return scope
+
+    def where(self) -> bytes:
+        """Seal it, and return what says where it is, or `NOWHERE`."""
+        if self.is_broken:
+            return NOWHERE
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SEALS)
+        return WHERE.pack(os.getpid(), self.fd, self.size, self._drawn)
+
+    def close(self) -> None:
+        """End its tasks, and give the memory back."""
+        self._is_closed = True
+        for scope in self._scopes:
+            scope.cancel(reason="the cast was let go")
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
 
 class CastStore:
@@ -30,20 +127,21 @@ class CastStore:
 
     def __init__(self) -> None:
         self.kept = 0
-        self._casts: dict[int, tuple[int, int]] = {}  # descriptor (-1: it could not be kept) and size
+        self._casts: dict[int, KeptCast] = {}
+        self._last = 0
 
     def open(self, number: int, size: int) -> KeptCast:
         """Begin to keep bytes.
 
         Raises:
-            ProtocolError: The number was used, or there is no room.
+            ProtocolError: The number is not larger than all before, or there is no room.
         """
-        if number in self._casts:
-            raise ProtocolError(f"a cast has a number of its own, got {number} again")
+        if number <= self._last:
+            raise ProtocolError(f"numbers of casts grow, got {number} after {self._last}")
         if len(self._casts) == limits.HOST_CASTS_MAX or self.kept + size > limits.HOST_CAST_BYTES:
             raise ProtocolError(f"an agent keeps {limits.HOST_CAST_BYTES} bytes of casts, got {size} more")
-        one = KeptCast(size)
-        self._casts[number] = one.fd, size
+        self._last = number
+        one = self._casts[number] = KeptCast(size)
         self.kept += size
         return one
 
@@ -56,10 +154,12 @@ class CastStore:
         found = self._casts.pop(number, None)
         if found is None:
             raise ProtocolError(f"what is let go was kept, got cast {number}")
-        fd, size = found
-        self.kept -= size
-        if fd >= 0:
-            os.close(fd)
+        self.kept -= found.size
+        found.close()
+
+    def is_over(self, number: int) -> bool:
+        """Return whether a cast that comes with this number is not wanted any more."""
+        return number <= self._last and number not in self._casts
 
     def close(self) -> None:
         """Keep nothing more."""
@@ -67,72 +167,210 @@ class CastStore:
             self.let_go(number)
 
 
-class KeptCast:
-    """Memory for the bodies of one cast, which the store owns.
-
-    Attributes:
-        fd: Its descriptor; -1 if the system gives none, then what is written is dropped.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._drawn = secrets.randbits(64)
-        self._is_broken = False
-        try:
-            self.fd = os.memfd_create(memory_name(self._drawn), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        except OSError:
-            self.fd = -1
-
-    def write(self, data: memoryview) -> None:
-        """Add the next bytes; the end of memory breaks it, and nothing else."""
-        while data and self.fd >= 0 and not self._is_broken:
-            try:
-                data = data[os.write(self.fd, data) :]
-            except OSError:
-                self._is_broken = True
-                os.ftruncate(self.fd, 0)
-
-    def where(self) -> bytes:
-        """Seal it, and return what says where it is, or `NOWHERE`."""
-        if self.fd < 0 or self._is_broken:
-            return NOWHERE
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SEALS)
-        return WHERE.pack(os.getpid(), self.fd, self._size, self._drawn)
-
-
-async def keep_casts(sock: socket.socket) -> None:
-    """Keep what comes on the channel of casts, until it ends or the controller breaks its rules; both close it.
+class HostCasts:
+    """Serves the channel of casts of one controller, and what other agents feed.
 
     Args:
-        sock: Taken over.
+        feeds: Ways to those; None: there are none.
     """
-    store = CastStore()
-    sock.setblocking(False)  # noqa: FBT003
-    with trio.socket.from_stdlib_socket(sock) as channel:
-        try:
-            while (data := await receive_exactly(channel, REQUEST.size)) is not None:
-                kind, number, size = read_request(data)
-                if kind is CastRequest.LET_GO:
-                    store.let_go(number)
-                elif not await _keep(channel, store, number, size):
+
+    def __init__(self, feeds: Feeds | None) -> None:
+        self._feeds = feeds
+        self._store = CastStore()
+        self._answers: Callable[[bytes], None] = _drop
+        self._awaited: dict[tuple[ProcId, int], tuple[KeptCast, trio.Event]] = {}
+        self._early: dict[tuple[ProcId, int], socket.socket] = {}
+        self._is_serving = False
+        self._is_over = False
+
+    async def serve(self, sock: socket.socket) -> None:
+        """Keep and feed what comes on the channel, until it ends or the controller breaks its rules; both close it.
+
+        Args:
+            sock: Taken over.
+        """
+        sock.setblocking(False)  # noqa: FBT003
+        with trio.socket.from_stdlib_socket(sock) as channel:
+            if self._is_serving:
+                return  # a controller has one
+            self._is_serving = True
+            try:
+                async with trio.open_nursery() as nursery:
+                    answers = _Answers(channel)
+                    self._answers = answers.put
+                    nursery.start_soon(answers.send)
+                    with suppress(OSError, ProtocolError):  # what it sees not to be kept, it sends in chunks
+                        await self._read(channel, answers, nursery)
+                    nursery.cancel_scope.cancel(reason="the channel of casts is over")
+            finally:
+                self.close()
+
+    def close(self) -> None:
+        """Keep and take nothing more. Idempotent."""
+        self._is_over = True
+        self._answers = _drop
+        self._store.close()
+        for early in self._early.values():
+            early.close()
+        self._early.clear()
+
+    async def _read(self, channel: trio.socket.SocketType, answers: _Answers, nursery: trio.Nursery) -> None:
+        others = list[tuple[ProcId, int]]()  # that the next cast is fed to
+        while (data := await receive_exactly(channel, REQUEST.size)) is not None:
+            await answers.wait_room()
+            kind, number, size, agent = read_request(data)
+            if kind is CastRequest.LET_GO:
+                self._store.let_go(number)
+                continue
+            if kind is CastRequest.FEED:
+                if len(others) == limits.HOST_CASTS_MAX:
+                    raise ProtocolError(f"an agent feeds {limits.HOST_CASTS_MAX} others a cast, got one more")
+                others.append((ProcId(agent), number))
+                continue
+            cast = self._store.open(number, size)
+            for other in others:
+                nursery.start_soon(self._feed, cast, *other)
+            others.clear()
+            if kind is CastRequest.KEEP:
+                if not await _fill(cast, channel):
                     return
-        except (OSError, ProtocolError):  # the controller sends in chunks what it sees not to be kept
+                self._answer(number, cast.where())
+            else:
+                nursery.start_soon(self._be_fed, cast, number, ProcId(agent))
+
+    def _answer(self, number: int, where: bytes, agent: int = 0) -> None:
+        self._answers(ANSWER.pack(number, agent, where))
+
+    # ---- from another agent ----------------------------------------------------------------------------------
+
+    def take_feed(self, peer: ProcId, number: int, sock: socket.socket) -> None:
+        """Take the channel by which another agent feeds a cast; the controller may say so later.
+
+        Args:
+            peer: That agent.
+            number: Of the cast here.
+            sock: Taken over.
+        """
+        key = peer, number
+        if (
+            self._is_over
+            or self._store.is_over(number)
+            or key in self._early
+            or len(self._early) == limits.HOST_CASTS_MAX
+        ):
+            sock.close()
             return
+        self._early[key] = sock
+        if key in self._awaited:
+            self._awaited[key][1].set()
+
+    async def _be_fed(self, cast: KeptCast, number: int, peer: ProcId) -> None:
+        """Keep what another agent feeds. If it does not, the controller hears that from it, and lets the cast go."""
+        key, has_come = (peer, number), trio.Event()
+        for early in [one for one in self._early if self._store.is_over(one[1])]:
+            self._early.pop(early).close()
+        self._awaited[key] = cast, has_come
+        try:
+            with cast.open_scope():
+                if self._feeds is not None:
+                    await self._feeds.meet(peer)
+                if key not in self._early:
+                    await has_come.wait()
+                sock = self._early.pop(key)
+                sock.setblocking(False)  # noqa: FBT003
+                with trio.socket.from_stdlib_socket(sock) as channel, suppress(OSError):
+                    if await _fill(cast, channel):
+                        self._answer(number, cast.where())
+                        await channel.send(b"\0")
         finally:
-            store.close()
+            del self._awaited[key]
+
+    # ---- to another agent ------------------------------------------------------------------------------------
+
+    async def _feed(self, cast: KeptCast, peer: ProcId, number: int) -> None:
+        """Feed another agent; tell the controller if that fails."""
+        with cast.open_scope():
+            is_fed = False
+            with suppress(OSError, LimitExceeded):
+                is_fed = await self._try_to_feed(cast, peer, number)
+            if not is_fed and not cast.is_broken:  # HK-4
+                self._answer(number, NOWHERE, peer)
+
+    async def _try_to_feed(self, cast: KeptCast, peer: ProcId, number: int) -> bool:
+        feeds = self._feeds
+        if feeds is None:
+            return False
+        with trio.move_on_after(limits.HOST_CAST_FEED_SECONDS) as patience:
+            if not await feeds.meet(peer):
+                return False
+        if patience.cancelled_caught:
+            return False
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)  # noqa: FBT003
+        with trio.socket.from_stdlib_socket(ours) as channel:
+            fd = theirs.detach()
+            if not feeds.open_feed(peer, number, fd):
+                os.close(fd)
+                return False
+            await _pour(cast, channel)
+            return not cast.is_broken and bool(await channel.recv(1))
 
 
-async def _keep(channel: trio.socket.SocketType, store: CastStore, number: int, size: int) -> bool:
-    """Keep the bodies of one cast, and answer. Return whether all of them have come."""
-    one = store.open(number, size)
-    piece = memoryview(bytearray(min(size, limits.HOST_CAST_READ_BYTES)))
-    while size:
-        n = await channel.recv_into(piece[:size])
+async def _fill(cast: KeptCast, channel: trio.socket.SocketType) -> bool:
+    """Take the bytes of a cast; return whether all of them have come."""
+    piece = memoryview(bytearray(min(cast.size, limits.HOST_CAST_READ_BYTES)))
+    while cast.written < cast.size:
+        n = await channel.recv_into(piece[: cast.size - cast.written])
         if not n:
             return False
-        one.write(piece[:n])
-        size -= n
-    answer = memoryview(ANSWER.pack(number, one.where()))
-    while answer:
-        answer = answer[await channel.send(answer) :]
+        cast.write(piece[:n])
     return True
+
+
+async def _pour(cast: KeptCast, channel: trio.socket.SocketType) -> None:
+    """Send the bytes of a cast as they come.
+
+    They are copied: what `sendfile` has handed to a socket cannot be sealed until it was read there.
+    """
+    sent = 0
+    piece = memoryview(bytearray(min(cast.size, limits.HOST_CAST_READ_BYTES)))
+    while sent < cast.size and not cast.is_broken:
+        if sent == cast.written:
+            await cast.wait_more()
+            continue
+        n = os.preadv(cast.fd, [piece[: cast.written - sent]], sent)
+        await send_everything(channel, piece[:n])
+        sent += n
+
+
+class _Answers:
+    """Answers that wait for room in the channel: one for each cast that is kept, one for each feed."""
+
+    def __init__(self, channel: trio.socket.SocketType) -> None:
+        self._channel = channel
+        self._waiting = bytearray()
+        self._has_some = trio.Event()
+        self._has_room = trio.Event()
+
+    def put(self, answer: bytes) -> None:
+        self._waiting += answer
+        self._has_some.set()
+
+    async def wait_room(self) -> None:
+        """Wait until no more answers wait than casts can be kept: who reads none is not read."""
+        while len(self._waiting) > limits.HOST_CASTS_MAX * ANSWER.size:
+            await self._has_room.wait()
+
+    async def send(self) -> None:
+        with suppress(OSError):  # the reader sees the end, too
+            while True:
+                await self._has_some.wait()
+                self._has_some = trio.Event()
+                data, self._waiting = bytes(self._waiting), bytearray()
+                await send_everything(self._channel, data)
+                self._has_room.set()
+                self._has_room = trio.Event()
+
+
+def _drop(answer: bytes) -> None:
+    del answer

@@ -1,9 +1,9 @@
-r"""Sessions of an agent with the agents of other hosts: made when processes of the two hosts are first linked.
+r"""Sessions of an agent with the agents of other hosts: made when processes of the two are first linked, or one is fed.
 
-    Connect, Arriving or Listening names another agent --> a session, without a connection yet; channels may be opened
+    Connect, Arriving, Listening or a feed names another agent --> a session, without a connection yet, with channels
         the one of the larger number:  listens, and says where, by way of the controller
         the one of the smaller number: dials these addresses --> direct
-                                            \-- none answers --> a tunnel through the controller, TLS inside --> relayed
+            \-- none answers, and processes are to be linked --> a tunnel through the controller, TLS inside --> relayed
     a connection that breaks, or a way that has become possible, is only another connection of the same session
 
 NB-1 Two agents have one session, however many processes: which of them dials is decided by their numbers. It belongs
@@ -12,7 +12,8 @@ NB-2 What is sent is numbered in the session, so that no change of the way loses
 NB-3 Which hosts are lost is the controller's to say: then the session ends at once, and for good. An agent that does
      not answer is dialled until then, or until the lease of the session is over.
 NB-4 A question whose answer is to come over a session is answered, also when that ends first.
-NB-5 An agent listens while it has a session in which the other one dials, and at no other time.
+NB-5 A session of which only feeds are wanted goes through no controller, which can send the bodies itself.
+NB-6 An agent listens while it has a session in which the other one dials, and at no other time.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import math
 import secrets
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import trio
@@ -30,7 +32,7 @@ from trimesh._runtime.hosts.family_hosts import HostSessions
 from trimesh._runtime.hosts.session_pipe import SessionPipe
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.socket import Received, close_all
-from trimesh._runtime.system.records import Arriving, Listening, Parted, Relayed, Tunnel
+from trimesh._runtime.system.records import Arriving, CastFeed, Listening, Parted, Relayed, Tunnel
 from trimesh._transport.relay.base import HostConnection, Relay, Session
 from trimesh.errors import LimitExceeded, LinkLost, ProtocolError
 from trimesh.ids import ID_MAX, ProcId
@@ -80,6 +82,13 @@ class Answered(Protocol):
         """Take it; owns `fds`. One that was not asked for is let go."""
 
 
+class Fed(Protocol):
+    """Takes the channel by which another agent feeds a cast."""
+
+    def __call__(self, peer: ProcId, number: int, sock: socket.socket) -> None:
+        """Take it; owns `sock`."""
+
+
 class _Neighbour:
     """Another agent, and the session with it.
 
@@ -92,6 +101,8 @@ class _Neighbour:
         interrupted: Set when the session has lost its connection.
         is_relayed: Whether the connection is a tunnel.
         is_said: Whether the controller knows that it was one.
+        linked: Set once processes are to be linked by it.
+        tried: Set once it was connected, or could not be directly.
         awaited: Questions that are answered over the session.
         scope: Of its task.
     """
@@ -105,6 +116,8 @@ class _Neighbour:
         self.interrupted = trio.Event()
         self.is_relayed = False
         self.is_said = False
+        self.linked = trio.Event()
+        self.tried = trio.Event()
         self.awaited = set[int]()
         self.scope = trio.CancelScope()
 
@@ -128,11 +141,12 @@ class Neighbours:
         self._lost = set[ProcId]()
         self._tell: Tell = _drop
         self._answered: Answered = _drop
+        self._fed: Fed = _close
         self._nursery: trio.Nursery | None = None
 
-    async def serve(self, tell: Tell, answered: Answered) -> None:
+    async def serve(self, tell: Tell, answered: Answered, fed: Fed) -> None:
         """Serve until it is cancelled; there are no sessions before."""
-        self._tell, self._answered = tell, answered
+        self._tell, self._answered, self._fed = tell, answered, fed
         try:
             async with trio.open_nursery() as self._nursery:
                 await trio.sleep_forever()
@@ -150,7 +164,28 @@ class Neighbours:
         one = self._with(peer)
         if one is None:
             return False
+        one.linked.set()
         one.pipe.put(answer, (fd,))
+        return True
+
+    async def meet(self, peer: ProcId) -> bool:
+        """Begin a session with an agent, if need be, and return whether it is connected directly."""
+        one = self._with(peer)
+        if one is None:
+            return False
+        await one.tried.wait()
+        return one.pipe.session.is_connected and not one.is_relayed
+
+    def open_feed(self, peer: ProcId, number: int, fd: int) -> bool:
+        """Join a socket to a new channel that feeds an agent; False, and `fd` stays the caller's: there is no session.
+
+        Raises:
+            LimitExceeded: There are too many channels; `fd` is closed.
+        """
+        one = self._known.get(peer)
+        if one is None:
+            return False
+        one.pipe.put(CastFeed(number), (fd,))
         return True
 
     def take(self, received: Received) -> None:
@@ -162,6 +197,7 @@ class Neighbours:
                 if one is None:
                     self._answered(wire.ConnectFailed(request, "there is no session with its host"))
                 else:
+                    one.linked.set()
                     one.awaited.add(request)
             case Listening(agent=agent, addresses=addresses):
                 one = self._with(ProcId(agent))
@@ -226,9 +262,13 @@ class Neighbours:
                     await one.pipe.wait_readable()
                     continue
                 record = received.record
+                if isinstance(record, CastFeed):
+                    if received.fds:  # else there is no descriptor left, and the channel has ended
+                        self._fed(one.peer, record.number, socket.socket(fileno=received.fds[0]))
+                    continue
                 if not isinstance(record, wire.Connected):
                     close_all(received.fds)
-                    raise ProtocolError(f"another agent sends answers, got {type(record).__name__}")
+                    raise ProtocolError(f"another agent sends answers and casts, got {type(record).__name__}")
                 one.awaited.discard(record.request)
                 if received.fds:
                     self._answered(record, received.fds)
@@ -254,6 +294,7 @@ class Neighbours:
 
     def _end(self, one: _Neighbour) -> None:
         self._forget(one)
+        one.tried.set()
         self._sessions.end(one.pipe)
         for request in one.awaited:
             self._answered(wire.ConnectFailed(request, "the session with its host is over"))
@@ -261,8 +302,10 @@ class Neighbours:
     # ---- who is dialled --------------------------------------------------------------------------------------
 
     def _expect(self, one: _Neighbour) -> None:
-        addresses = self._ways.listen_for(one.peer, one.pipe.session.attach)
+        addresses = self._ways.listen_for(one.peer, partial(_attach, one))
         self._tell(Listening(one.peer, addresses))
+        if not addresses:
+            one.tried.set()
 
     def _take_tunnel(self, peer: ProcId, fds: tuple[int, ...]) -> None:
         one = self._with(peer)
@@ -274,9 +317,10 @@ class Neighbours:
     @trio.lowlevel.enable_ki_protection
     async def _accept_tunnel(self, one: _Neighbour, sock: socket.socket) -> None:
         try:
-            one.pipe.session.attach(await self._ways.over(sock, one.peer, is_dialler=False))
+            connection = await self._ways.over(sock, one.peer, is_dialler=False)
         except LinkLost:
             return  # the other side dials again
+        _attach(one, connection, is_relayed=True)
 
     # ---- who dials -------------------------------------------------------------------------------------------
 
@@ -288,15 +332,21 @@ class Neighbours:
         while True:
             failure = await self._dial(one)
             if failure is not None and not session.is_connected:
-                await self._dig(one, failure)
+                one.tried.set()
+                if one.linked.is_set():  # NB-5
+                    await self._dig(one, failure)
             while session.is_connected and not one.is_relayed:
                 patience = limits.DIRECT_RETRY_SECONDS
                 await self._wait_interrupted(one, math.inf)
             if session.is_connected:
                 await self._wait_interrupted(one, patience if one.addresses else math.inf)
                 patience = min(2 * patience, limits.DIRECT_RETRY_SECONDS_MAX)
-            else:
+            elif one.linked.is_set():
                 await trio.sleep(limits.HOST_REDIAL_SECONDS)
+            else:
+                with trio.move_on_after(patience):
+                    await one.linked.wait()
+                patience = min(2 * patience, limits.DIRECT_RETRY_SECONDS_MAX)
 
     async def _wait_interrupted(self, one: _Neighbour, seconds: float) -> None:
         with trio.move_on_after(seconds):
@@ -309,8 +359,7 @@ class Neighbours:
             connection = await self._ways.dial(one.peer, one.addresses)
         except LinkLost as error:
             return str(error)
-        one.is_relayed = False
-        one.pipe.session.attach(connection)
+        _attach(one, connection)
         return None
 
     async def _dig(self, one: _Neighbour, failure: str) -> None:
@@ -324,11 +373,21 @@ class Neighbours:
             connection = await self._ways.over(ours, one.peer, is_dialler=True)
         except LinkLost:
             return
-        one.is_relayed = True
-        one.pipe.session.attach(connection)
+        _attach(one, connection, is_relayed=True)
         if not one.is_said:
             one.is_said = True
             self._tell(Relayed(one.peer, failure[: limits.REASON_CHARS_MAX]))
+
+
+def _attach(one: _Neighbour, connection: HostConnection, *, is_relayed: bool = False) -> None:
+    one.is_relayed = is_relayed
+    one.pipe.session.attach(connection)
+    one.tried.set()
+
+
+def _close(peer: ProcId, number: int, sock: socket.socket) -> None:
+    del peer, number
+    sock.close()
 
 
 def _drop(record: wire.AnyRecord, fds: tuple[int, ...] = ()) -> None:

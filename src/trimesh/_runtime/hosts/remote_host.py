@@ -117,7 +117,7 @@ class RemoteHost:
         self._siblings = siblings
         self._agents = agents
         self._pipe = pipe
-        self._casts = CastSender(self._open_casts)
+        self._casts = CastSender(self._open_casts, pipe.session.peer, agents)
         self._accept = accept_links(proc, transport, self._casts.caster)
         self._hooks: dict[ProcId, OnExit] = {}
         self._launching: dict[ProcId, ExitReport | None] = {}

@@ -26,6 +26,7 @@ from trimesh._runtime.system.records import (
     ENTRY,
     AgentReady,
     Arriving,
+    CastFeed,
     ConnectedDirect,
     Count,
     ExitRecord,
@@ -399,6 +400,7 @@ AnyRequest = (
     | Answer
     | Join
     | Arriving
+    | CastFeed
     | Listening
     | Tunnel
     | Parted

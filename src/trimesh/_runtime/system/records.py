@@ -169,6 +169,16 @@ class Relayed(Record, frozen=True, tag=True):
     text: str
 
 
+class CastFeed(Record, frozen=True, tag=True):
+    """One agent to another: the bodies of a cast, on this channel; see `hosts/cast_frames`.
+
+    Attributes:
+        number: Of the cast at the host that is fed.
+    """
+
+    number: Id
+
+
 class Parted(Record, frozen=True, tag=True):
     """Two agents have no session any more: one of the two has lost it, or, to an agent, its host is lost.
 

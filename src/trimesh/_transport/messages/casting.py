@@ -7,13 +7,22 @@
                 <--TAKEN, or REFUSED--
     HostCaster  --let go-->
 
+Where three hosts or more take part they are a tree (see `cast_tree`): the sender sends bodies to some, whose agents
+feed them to others, which keep them and answer as if the sender had sent them.
+
+    HostCaster a   --FEED b, bodies-->     the agent of a  --bodies-->  the agent of b
+    HostCaster b   --FED by a-->                                        the agent of b
+                   <--where they are--
+
 Each link has a `CastLeaf`: a large message of its own, which sends no chunks. So it holds back what may not pass it,
 and goes on as a chunked message, which it is, when the other host cannot keep the bodies or its process cannot map
 them.
 
     HB-1 Every leaf is settled once: taken, sent in chunks, or its link has ended.
     HB-2 What the other host keeps is bounded; a cast for which there is no room now goes in chunks, and waits for none.
-    HB-3 What all leaves have left is let go, whatever became of them.
+    HB-3 What all leaves have left is let go, whatever became of them; at a host that feeds others, once those have
+         answered, too.
+    HB-4 A host that cannot be fed is sent the bodies by the sender itself, and that one feeds it no more.
 
 PURE but for memory; what carries bodies and answers is in `_runtime/hosts`.
 """
@@ -48,28 +57,31 @@ class CastBody:
     """The bodies of one cast at one host.
 
     Args:
+        owner: Of the casts to its host.
         number: Of the cast at its host.
         bodies: As sent.
         leaves: How many links are offered them.
-        on_left: Called when all leaves have been settled.
 
     Attributes:
-        number: See there.
+        owner, number: See there.
+        leaves: How many links and other hosts have not had them.
         size: Bytes with what lies between bodies.
+        source: Whose host feeds them to this one; None: the sender sends them, or it has them.
+        fed: Those at other hosts that this one feeds, and that have not answered.
         where: What says to the processes of the host where they are; b"" before they are there.
         has_failed: Whether they will never be.
     """
 
-    def __init__(
-        self, number: int, bodies: Sequence[memoryview], leaves: int, on_left: Callable[[CastBody], None]
-    ) -> None:
-        self.number: Final = number
+    def __init__(self, owner: HostCaster, number: int, bodies: Sequence[memoryview], leaves: int) -> None:
+        self.owner: Final = owner
+        self.number = number
+        self.source: CastBody | None = None
+        self.fed: list[CastBody] = []
         self.size: Final = sum(body.nbytes + padding(body.nbytes) for body in bodies)
         self.where = b""
         self.has_failed = False
         self._bodies = bodies
-        self._leaves = leaves
-        self._on_left = on_left
+        self.leaves = leaves
         self._waiting: dict[CastLeaf, LeafLink] = {}
 
     def pieces(self) -> Iterator[memoryview]:
@@ -101,6 +113,8 @@ class CastBody:
         What was offered is answered, or its link ends.
         """
         self.has_failed = True
+        for other in self.fed.copy():
+            other.owner.send_itself(other)
         waiting, self._waiting = self._waiting, {}
         for leaf, link in waiting.items():
             link.send_chunks(leaf)
@@ -108,9 +122,28 @@ class CastBody:
     def leave(self, leaf: CastLeaf) -> None:
         """Note that a leaf needs them no more."""
         self._waiting.pop(leaf, None)
-        self._leaves -= 1
-        if not self._leaves:
-            self._on_left(self)
+        self.count_down()
+
+    def count_down(self) -> None:
+        """Note that a link, or another host, has had them."""
+        self.leaves -= 1
+        if not self.leaves:
+            self.owner.left(self)
+
+    # ---- in a tree -------------------------------------------------------------------------------------------
+
+    def feed(self, other: CastBody) -> None:
+        """Have this host feed another one, which was begun after it."""
+        other.source = self
+        self.fed.append(other)
+        self.leaves += 1
+
+    def part(self) -> None:
+        """Note that it needs its source no more: it has answered, or never will. Idempotent."""
+        source, self.source = self.source, None
+        if source is not None:
+            source.fed.remove(self)
+            source.count_down()
 
 
 class CastLeaf(ChunkedMessage):
@@ -163,39 +196,54 @@ class HostCaster:
 
     Args:
         wake: Called when there is something to carry.
+        agent: Incarnation of its agent.
+        circle: Hosts whose agents may talk to each other have the same; None: they may not.
 
     Attributes:
+        agent, circle: See there.
         bodies: Those that wait to be carried, in order.
         let_go: Numbers of those that were carried, or are being carried, and that no leaf needs.
         kept: Bytes that the host keeps, or will.
+        unfed: Agents that this one could not feed.
     """
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], agent: int = 0, circle: object = None) -> None:
+        self.agent: Final = agent
+        self.circle: Final = circle
         self.bodies = deque[CastBody]()
         self.let_go = deque[int]()
         self.kept = 0
+        self.unfed = set[int]()
         self._wake = wake
         self._casts: dict[int, CastBody] = {}
         self._last = 0
         self._is_closed = False
 
-    def begin(self, bodies: Sequence[Buffer], leaves: int) -> CastBody | None:
-        """Begin a cast to `leaves` processes; None: it does not pay, or there is no room for it now (HB-2)."""
+    def begin(self, bodies: Sequence[Buffer], leaves: int, *, at_least: int = 2) -> CastBody | None:
+        """Begin a cast to `leaves` processes; None: it does not pay, or there is no room for it now (HB-2).
+
+        Args:
+            bodies: As sent.
+            leaves: How many links are offered them.
+            at_least: So many pay.
+        """
         views = [memoryview(body).cast("B") for body in bodies if memoryview(body).nbytes]
         size = sum(view.nbytes + padding(view.nbytes) for view in views)
         is_full = len(self._casts) == limits.HOST_CASTS_MAX or self.kept + size > limits.HOST_CAST_BYTES
-        if self._is_closed or leaves < 2 or size < limits.HOST_CAST_BYTES_MIN or is_full:
+        if self._is_closed or leaves < at_least or size < limits.HOST_CAST_BYTES_MIN or is_full:
             return None
         self._last += 1
-        body = self._casts[self._last] = CastBody(self._last, views, leaves, self._left)
+        body = self._casts[self._last] = CastBody(self, self._last, views, leaves)
         self.kept += body.size
         self.bodies.append(body)
         self._wake()
         return body
 
-    def _left(self, body: CastBody) -> None:
+    def left(self, body: CastBody) -> None:
+        """Let go of bodies that no leaf and no other host needs any more."""
         if self._casts.pop(body.number, None) is None:
             return
+        body.part()
         self.kept -= body.size
         if body in self.bodies:
             self.bodies.remove(body)
@@ -211,10 +259,36 @@ class HostCaster:
         body = self._casts.get(number)
         if body is None:
             return
+        body.part()
         if where:
             body.ready(where)
         else:
             body.fail()
+
+    def could_not_feed(self, agent: int, number: int) -> None:
+        """Learn that the host has not fed another one; nothing if that one has answered meanwhile."""
+        for body in self._casts.values():
+            for other in body.fed:
+                if (other.owner.agent, other.number) == (agent, number):
+                    self.unfed.add(agent)
+                    other.owner.send_itself(other)
+                    return
+
+    def send_itself(self, body: CastBody) -> None:
+        """Have the sender send what another host was to feed (HB-4), and what this one was to feed to others."""
+        body.part()
+        if self._is_closed or body in self.bodies:
+            return
+        for other in body.fed.copy():
+            other.owner.send_itself(other)
+        if self._casts.pop(body.number, None) is None:
+            return  # it was kept for those only
+        self.let_go.append(body.number)
+        self._last += 1
+        body.number = self._last
+        self._casts[body.number] = body
+        self.bodies.append(body)
+        self._wake()
 
     def close(self) -> None:
         """Have all casts from now on, and those that are under way, go in chunks. Idempotent."""
@@ -222,4 +296,5 @@ class HostCaster:
         self.bodies.clear()
         self.let_go.clear()
         for body in list(self._casts.values()):
+            body.part()
             body.fail()

@@ -11,6 +11,7 @@ from trimesh import limits
 from trimesh._native import status
 from trimesh._native.lib import Library
 from trimesh._transport.interface.base import Buffer, Lane, LinkGroup
+from trimesh._transport.messages.cast_tree import begin_casts
 from trimesh._transport.messages.casting import CastBody, CastLeaf, HostCaster
 from trimesh._transport.messages.chunked import ChunkedMessage, goes_in_chunks
 from trimesh._transport.messages.outgoing import Bodies, Completion, Outgoing
@@ -118,17 +119,13 @@ class NativeGroup(LinkGroup):
         return completion.event
 
     def _begin_casts(self, bodies: Sequence[Buffer]) -> dict[GroupedLink, CastBody]:
-        """Begin a cast to each other host that several links lead to; return which links take part."""
+        """Begin a cast to the other hosts; return which links take part."""
         by_host: dict[HostCaster, list[GroupedLink]] = {}
         for link in self._links:
             if link.caster is not None and link.is_open():
                 by_host.setdefault(link.caster, []).append(link)
-        found: dict[GroupedLink, CastBody] = {}
-        for caster, links in by_host.items():
-            body = caster.begin(bodies, len(links))
-            if body is not None:
-                found.update(dict.fromkeys(links, body))
-        return found
+        begun = begin_casts(bodies, {caster: len(links) for caster, links in by_host.items()})
+        return {link: body for caster, body in begun.items() for link in by_host[caster]}
 
     def _send(self, head: bytes, spans: Bodies, clear: Sequence[GroupedLink]) -> list[tuple[GroupedLink, Any]]:
         """Send to links by one call; return those that have no room for all of it, with how far they are."""
