@@ -10,8 +10,9 @@ SPAWN_SECONDS: Final = 60.0
 TERM_SECONDS: Final = 0.5
 """From SIGTERM to SIGKILL in the stop ladder."""
 
-EXIT_REPORT_SECONDS: Final = 1.0
-"""From the loss of a link to the spawner's exit report; after it the death is reported without a diagnosis."""
+EXIT_REPORT_SECONDS: Final = 2.0
+"""From the loss of a link to the spawner's exit report, or what others answer about an end: a millisecond, but a second
+where all cores are busy. After it the death is told without a diagnosis."""
 
 STOPPING_LOG_SECONDS: Final = 2.0
 """A block that has been stopping for this long says once what it waits for (rule M4)."""

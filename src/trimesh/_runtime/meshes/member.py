@@ -13,7 +13,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import trio
@@ -22,6 +22,7 @@ from trimesh import limits
 from trimesh._runtime.meshes.process import MeshProc, ParentProc
 from trimesh._runtime.peers.deaths import DeathOf, died, left, link_lost, stopped
 from trimesh._runtime.peers.peer import Peer
+from trimesh._runtime.system.child import wait_for_news
 from trimesh._runtime.system.exits import ExitReport, process_state
 from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.reference import MemberInfo
@@ -33,9 +34,6 @@ from trimesh.shape.point import Point
 
 if TYPE_CHECKING:
     from trimesh._runtime.peers.host import HostChild, LaunchRequest
-
-_PARTS: Final = 4
-"""A wait for news of an end is counted by parts: a stop of this very process, in which nothing is read, takes one."""
 
 
 class OwningProc(MeshProc, ParentProc, Protocol):
@@ -201,10 +199,7 @@ class Member:
     @trio.lowlevel.enable_ki_protection
     async def _wait_for_the_other(self) -> None:
         seconds = limits.EXIT_REPORT_SECONDS if self.child is None else self.child.report_seconds
-        for _ in range(_PARTS):
-            if not self.gone.is_set():
-                with trio.move_on_after(seconds / _PARTS):
-                    await self.gone.wait()
+        await wait_for_news(self.gone.wait, seconds)
         if not self.gone.is_set():
             if self._report is None and self.child is not None:
                 self.child.signal(signal.SIGKILL)

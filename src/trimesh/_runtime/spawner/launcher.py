@@ -35,7 +35,16 @@ from trimesh._runtime.spawner.process import SpawnerProcess
 from trimesh._runtime.spawner.siblings import Siblings
 from trimesh._runtime.spawner.socket import BrokerSocket, Received, close_all, stream_of
 from trimesh._runtime.system import exits, prctl, records
-from trimesh._runtime.system.child import Child, ExitHook, LaunchSpec, config_of, end_child, name_of, output_of
+from trimesh._runtime.system.child import (
+    Child,
+    ExitHook,
+    LaunchSpec,
+    config_of,
+    end_child,
+    name_of,
+    output_of,
+    wait_for_news,
+)
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.system.forks import ForgottenInChildren
 from trimesh.errors import LimitExceeded, LinkLost, SpawnError
@@ -311,8 +320,7 @@ class ProcLauncher:
     @trio.lowlevel.enable_ki_protection
     async def _await_report(self, child: Child) -> None:
         ended_at = time.monotonic_ns()
-        with trio.move_on_after(0 if self._client.lost is not None else limits.EXIT_REPORT_SECONDS):
-            await child.wait_exited()
+        await wait_for_news(child.wait_exited, 0 if self._client.lost is not None else limits.EXIT_REPORT_SECONDS)
         self._finish(child, ExitReport.unknown(child.proc_id, child.pid, ended_at))
 
     # ---- begin and end -----------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 
 import msgspec
 import trio
@@ -21,6 +21,8 @@ from trimesh.ids import ProcId
 
 OutputMode = Literal["forward", "inherit", "discard"] | os.PathLike[str]
 ExitHook = Callable[[ExitReport], None]
+
+_NEWS_PARTS: Final = 4
 
 
 class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +70,17 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     extra: bytes = b""
     is_far: bool = False
     record: str = ""
+
+
+async def wait_for_news(wait: Callable[[], Awaitable[object]], seconds: float) -> None:
+    """Wait for news of an end, for at most so many seconds.
+
+    They are counted by parts: a stop of this very process, in which it reads nothing, takes one of them.
+    """
+    for _ in range(_NEWS_PARTS):
+        with trio.move_on_after(seconds / _NEWS_PARTS):
+            await wait()
+            return
 
 
 class Child:
