@@ -12,6 +12,7 @@ import trio
 from tests.aio.engines import Broken, Budget, Engine, Keeper
 from tests.aio.loops import Test
 from tests.conformance.probe import Probe
+from tests.patience import HANG_SECONDS
 
 import trimesh
 from trimesh import MeshErrorGroup, leaves, this_host
@@ -78,9 +79,17 @@ async def test_deadline_cancels_the_task_and_travels_on():
     async with this_host().spawn_procs({"gpus": 1}) as procs:
         engine = await procs.spawn("engine", Engine)
         budget = await procs.spawn("budget", Budget)
-        with pytest.raises(trio.TooSlowError):
-            with trio.fail_after(0.05):
+        limit = trio.CancelScope(deadline=trio.current_time() + HANG_SECONDS)
+
+        async def hold() -> None:
+            with limit:
                 await engine.hold.call_one("slow")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hold)
+            await engine.wait_for.call_one("slow")
+            limit.deadline = trio.current_time()
+        assert limit.cancelled_caught
         assert "slow cancelled" in await engine.seen_so_far.call_one()
         with trio.fail_after(1000):
             assert 900 < await engine.remaining_there.call_one(budget) <= 1000
@@ -196,9 +205,17 @@ def test_engines_of_an_asyncio_program(run: Callable[[Test], None]) -> None:
         async with trimesh.aio.spawn_procs({"gpus": 1}) as procs:
             engine = await procs.spawn("engine", Engine)
             assert await engine.square.call_one(7) == 49
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.05):
+            limit = asyncio.timeout(HANG_SECONDS)
+
+            async def hold() -> None:
+                async with limit:
                     await engine.hold.call_one("short")
+
+            held = asyncio.create_task(hold())
+            await engine.wait_for.call_one("short")
+            limit.reschedule(asyncio.get_running_loop().time())
+            with pytest.raises(TimeoutError):
+                await held
             assert "short cancelled" in await engine.seen_so_far.call_one()
 
     run(main)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import trio
 from tests.conformance.probe import Probe
+from tests.patience import HANG_SECONDS
 
 import trimesh
 from trimesh import Actor, ActorMesh, MeshErrorGroup, ProcMesh, endpoint
@@ -31,7 +32,7 @@ def test_listing_of_asyncio(run):
     async def main():
         # fmt: off
         async with trimesh.aio.spawn_procs({"gpus": 4}) as procs:         # inside a running asyncio loop: Trio as its guest, the same objects  # noqa: E501
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(HANG_SECONDS):
                 await (await procs.spawn("w", Worker)).step.call(1)
         # fmt: on
 

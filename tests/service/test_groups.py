@@ -82,16 +82,13 @@ async def test_each_set_of_members_has_a_group_of_its_own(mesh, faults):
         for rank in range(3):
             nursery.start_soon(meet, members.slice(dp=rank), rank)
 
-        async def has_met() -> bool:
-            return len((await members.slice(dp=0).looks.call_one())[0]) == 1
+        async def have_met(count: int, *ranks: int) -> bool:
+            return all([len((await members.slice(dp=rank).looks.call_one())[0]) == count for rank in ranks])
 
-        await until(has_met)
+        await until(lambda: have_met(1, 0, 1, 2))
         faults.kill(mesh.slice(dp=1))
 
-        async def has_met_again() -> bool:
-            return len((await members.slice(dp=0).looks.call_one())[0]) == 2
-
-        await until(has_met_again)
+        await until(lambda: have_met(2, 0, 2))
         seen, ended = await members.slice(dp=2).looks.call_one()
         assert [len(places) for _, places, _ in seen] == [3, 2]
         assert [rank for _, _, rank in seen] == [2, 1]

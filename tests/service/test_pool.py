@@ -54,6 +54,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Caller(Actor):
+    def __init__(self) -> None:
+        self.over = trio.Event()
+
     @endpoint
     async def ask(self, pool: Any, prompt: str) -> Any:
         async with pool.session("of the caller") as session:
@@ -61,9 +64,13 @@ class Caller(Actor):
             return found, session.moved
 
     @endpoint
-    async def pause(self, pool: Any, seconds: float) -> None:
+    async def pause(self, pool: Any) -> None:
         async with pool.paused("wait"):
-            await trio.sleep(seconds)
+            await self.over.wait()
+
+    @endpoint(group="ends")
+    def end_pause(self) -> None:
+        self.over.set()
 
     @endpoint
     async def count(self, pool: Any) -> int:
@@ -374,8 +381,9 @@ async def test_any_actor_may_hold_a_pool(mesh):
         with pytest.raises(RuntimeError, match="for the owner"):
             await caller.count.call_one(pool)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(caller.pause.call_one, pool, 0.5)
+            nursery.start_soon(caller.pause.call_one, pool)
             await until(lambda: pool.statistics().is_paused)
+            await caller.end_pause.call_one()
         assert not pool.statistics().is_paused
 
 
@@ -388,7 +396,7 @@ async def test_pause_ends_with_its_holder(mesh, faults):
 
         async def hold() -> None:
             with pytest.raises(ProcDied):
-                await caller.pause.call_one(pool, 1000.0)
+                await caller.pause.call_one(pool)
 
         nursery.start_soon(hold)
         await trio.sleep(5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -17,12 +18,37 @@ from trimesh.testing import simulate
 
 
 class Alone(Generator):
-    """Has an endpoint of which one runs at a time."""
+    """Has endpoints that wait until those of their round are let go; of one, one runs at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = defaultdict[int, trio.Event](trio.Event)
+        self.gates = defaultdict[int, trio.Event](trio.Event)
+
+    async def _wait(self, round_: int) -> int:
+        self.begun[round_].set()
+        await self.gates[round_].wait()
+        return trimesh.current_rank()
 
     @endpoint
-    async def alone(self, seconds: float) -> int:
-        await trio.sleep(seconds)
-        return trimesh.current_rank()
+    async def alone(self) -> int:
+        return await self._wait(0)
+
+    @endpoint(concurrency=8, group="many")
+    async def hold(self, round_: int) -> int:
+        return await self._wait(round_)
+
+    @endpoint(concurrency=8, group="many", idempotent=True)
+    async def hold_again(self, round_: int) -> int:
+        return await self._wait(round_)
+
+    @endpoint(group="gates", concurrency=8)
+    async def wait_begun(self, round_: int) -> None:
+        await self.begun[round_].wait()
+
+    @endpoint(group="gates", concurrency=8)
+    async def let_go(self, round_: int) -> None:
+        self.gates[round_].set()
 
 
 @both
@@ -36,13 +62,17 @@ async def test_pool_grows_and_shrinks_with_its_processes(mesh):
             found: list[int] = []
 
             async def ask() -> None:
-                found.append((await pool.generate("x", 0.05))[1])
+                found.append(await pool.hold(0))
 
             for _ in range(9):
                 nursery.start_soon(ask)
-            await trio.sleep(0.01)
+            now = await trimesh.current_view(generators)
+            await now.wait_begun.call(0)
             assert [one.running for one in pool.statistics().replicas] == [1, 1, 1]
-            await pool.resize(2)
+            async with trio.open_nursery() as resizing:
+                resizing.start_soon(pool.resize, 2)
+                await until(lambda: pool.statistics().replicas[2].is_drained)
+                await now.let_go.call(0)
             await chat.generate("x")
         assert set(found) == {0, 2, 4}
         assert pool.statistics().succeeded == 10
@@ -64,18 +94,19 @@ async def test_pool_follows_what_others_do_to_its_processes(mesh):
     async with open_pool(generators, along="replica", concurrency=1, procs=mesh, health=health) as pool:
         outcomes: list[Any] = []
 
-        async def ask(name: str) -> None:
+        async def ask(name: str, round_: int) -> None:
             try:
-                outcomes.append(await pool.options(group=name)[getattr(Alone, name)]("x", 0.3))
+                outcomes.append(await pool.options(group=name)[getattr(Alone, name)](round_))
             except trimesh.MembershipChanged as error:
                 outcomes.append(error.maybe_executed)
 
         async with trio.open_nursery() as nursery:
-            for name in ("generate", "again"):
-                nursery.start_soon(ask, "generate")
-                nursery.start_soon(ask, name)
-                await trio.sleep(0.1)
+            for round_, name in enumerate(("hold", "hold_again")):
+                nursery.start_soon(ask, "hold", round_)
+                nursery.start_soon(ask, name, round_)
+                await (await trimesh.current_view(generators)).wait_begun.call(round_)
                 await mesh.resize(replica=1)
+                await (await trimesh.current_view(generators)).let_go.call(round_)
                 await until(lambda: not pool.statistics().running)
                 await mesh.resize(replica=2)
                 await until(lambda: len(pool.statistics().replicas) == 2)
@@ -96,15 +127,17 @@ async def test_request_that_has_not_begun_goes_elsewhere_when_its_replica_leaves
 
         async def ask() -> None:
             try:
-                outcomes.append(await pool.alone(0.3))
+                outcomes.append(await pool.alone())
             except trimesh.MembershipChanged as error:
                 outcomes.append(error.maybe_executed)
 
         async with trio.open_nursery() as nursery:
             for _ in range(4):
                 nursery.start_soon(ask)
-            await trio.sleep(0.1)
+            await generators.wait_begun.call(0)
+            assert [one.running for one in pool.statistics().replicas] == [2, 2]
             await mesh.resize(replica=1)
+            await (await trimesh.current_view(generators)).let_go.call(0)
         assert sorted(map(repr, outcomes)) == ["0", "0", "0", "True"]
         assert pool.statistics().retried == 1
 
