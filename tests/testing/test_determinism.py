@@ -97,8 +97,8 @@ def test_trace_tells_names_and_no_numbers_of_this_run(tmp_path: Path):
     assert text.startswith("# trimesh trace 1 seed=0x1\n")
     assert "  dispatch  w{gpus=1}  slow for controller" in text
     assert "  receive   w" not in text
-    ids = {str(child.proc_id) for child in simulation.world.children.values()} | {str(os.getpid())}
-    assert ids.isdisjoint(re.findall(r"[\d.]+", text))  # whole numbers: a pid of 2000 is in a time of 0.002000
+    ids = {str(child.proc_id) for child in simulation.world.children.values()}
+    assert ids.isdisjoint(re.findall(r"\d+", text))
 
 
 def test_trace_hash_stands_for_everything():
