@@ -94,9 +94,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("test", "leftover"),
     [
-        ("child", r"process \d+ \(python.*, state [RS], parent \d+\): .*time\.sleep\(30\)"),
+        ("child", r"process \d+ \(python.*, state [RSD], parent \d+\): .*time\.sleep\(30\)"),
         ("unreaped", r"process \d+ \(python.*, state [RXZ]"),
-        ("orphan_in_its_own_session", r"orphaned process \d+ \(python.*, state S.*time\.sleep\(30\)"),
+        ("orphan_in_its_own_session", r"orphaned process \d+ \(python.*, state [RSD], .*time\.sleep\(30\)"),
         ("orphaned_fork", r"orphaned process \d+ .*pytest"),
         ("descriptor", r"descriptor \d+ -> .*test_leaks\.py"),
         ("thread", r"thread \d+ \(left over\)"),
