@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.jobs.ports import free_ports
 from tests.patience import HANG_SECONDS
 
 _COMMANDS = ("salloc", "srun", "scancel", "scontrol", "sinfo", "squeue", "slurmctld", "slurmd", "munged")
@@ -57,7 +58,7 @@ class SlurmCluster:
             *(f"--pid-file={folder}/munge.pid", f"--log-file={folder}/log/munge", f"--seed-file={folder}/seed"),
         )
         self._wait(munge.exists)
-        ports = _free_ports(3)
+        ports = free_ports(3)
         (folder / "slurm.conf").write_text(
             f"ClusterName=tm\nSlurmctldHost={host}(127.0.0.1)\nSlurmUser=root\nAuthType=auth/munge\n"
             f"AuthInfo=socket={munge}\nCredType=cred/munge\nSlurmctldPort={ports[0]}\n"
@@ -134,14 +135,3 @@ class SlurmCluster:
         for daemon in reversed(list(self._daemons.values())):
             daemon.terminate()
             daemon.wait()
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [int(sock.getsockname()[1]) for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()

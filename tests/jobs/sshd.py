@@ -10,6 +10,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from tests.jobs.ports import free_ports
 from tests.patience import HANG_SECONDS
 
 _PRIVILEGES = Path("/run/sshd")
@@ -44,7 +45,7 @@ class SSHServer:
     def __init__(self, folder: Path) -> None:
         folder.chmod(0o700)
         self.folder = folder
-        self.port = _free_port()
+        [self.port] = free_ports(1)
         for name in ("host", "user", "stranger"):
             subprocess.run(
                 ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(folder / name)], check=True
@@ -107,9 +108,3 @@ class SSHServer:
         """End it."""
         self._process.terminate()
         self._process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])

@@ -166,16 +166,17 @@ async def test_limit_of_time_is_told_before_and_the_block_is_left_while_the_host
     cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H26: first a notice, then a cancel in which the program can still save."""
-    monkeypatch.setattr(limits, "SLURM_LEAVE_SECONDS", 45.0)
+    monkeypatch.setattr(limits, "SLURM_LIMIT_LOOK_SECONDS", 0.5)
     saved = list[str]()
     with trio.fail_after(2 * HANG_SECONDS), pytest.raises(MeshErrorGroup) as caught:
         async with (
-            jobs.SlurmJob(1, time=1, notice=56.0) as hosts,
+            jobs.SlurmJob(1, time=10, notice=600.0) as hosts,
             hosts.spawn_procs({"gpus": 1}) as procs,
             procs.spawn("workers", Worker) as workers,
         ):
             saved.append(await hosts.wait_notice())
             assert cluster.jobs()[0].endswith("RUNNING")
+            monkeypatch.setattr(limits, "SLURM_LEAVE_SECONDS", 600.0)
             try:
                 await workers.sleep.call()
             finally:
