@@ -30,6 +30,13 @@ PLACE = DirectPlace(HERE, 0, (HERE,))
 ONE, TWO, THREE = ProcId(1), ProcId(2), ProcId(3)
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what is to be late is: both sides are in this process, which a busy machine may keep waiting."""
+    monkeypatch.setattr(limits, "HOST_DIAL_SECONDS", HANG_SECONDS)
+    monkeypatch.setattr(limits, "DIRECT_DIAL_SECONDS", HANG_SECONDS)
+
+
 @attrs.frozen
 class Agent:
     """An agent's ways, and the connections of others that were let in."""
