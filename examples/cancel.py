@@ -1,9 +1,11 @@
 """A deadline in this process cancels endpoints in others; prints what each side sees.
 
-Run it: python examples/cancel.py
+Run it: python examples/cancel.py [seconds]
 """
 
 from __future__ import annotations
+
+import sys
 
 import trio
 
@@ -31,12 +33,12 @@ class Cook(Actor):
         return f"dish {trimesh.current_rank()}"
 
 
-async def main() -> None:
+async def main(limit: float) -> None:
     async with this_host().spawn_procs({"cook": 2}) as procs:
         cooks = await procs.spawn("cooks", Cook)
         began = trio.current_time()
 
-        with trio.move_on_after(0.5) as scope:
+        with trio.move_on_after(limit) as scope:
             await cooks.roast.call(3600)
         assert scope.cancelled_caught
         # The call ended only after both endpoints had unwound: nothing that it started is still running.
@@ -48,4 +50,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    trio.run(main)
+    trio.run(main, float(sys.argv[1]) if len(sys.argv) > 1 else 0.5)

@@ -19,6 +19,7 @@ class Server(trimesh.aio.Actor):
         self.waiting: list[tuple[str, asyncio.Future[str]]] = []
         self.largest_batch = 0
         self.cancelled = 0
+        self.begun = asyncio.Event()
 
     @endpoint(concurrency=100)  # @ray.remote(max_concurrency=100)
     async def generate(self, prompt: str) -> str:
@@ -43,10 +44,16 @@ class Server(trimesh.aio.Actor):
     @endpoint(concurrency=100)
     async def wait_forever(self) -> None:
         """Stay until cancelled."""
+        self.begun.set()
         try:
             await asyncio.Event().wait()
         finally:
             self.cancelled += 1
+
+    @endpoint(concurrency=100)
+    async def wait_begun(self) -> None:
+        """Wait until one stays."""
+        await self.begun.wait()
 
     @endpoint(concurrency=100)
     async def facts(self) -> tuple[int, int]:
@@ -64,12 +71,12 @@ async def main() -> None:
         async with server.tokens.stream("one word after the other") as words:
             print("tokens:", " ".join([word async for _, word in words]))
 
-        try:
-            async with asyncio.timeout(0.1):  # ray.cancel(...)
-                await server.wait_forever.call_one()
-        except TimeoutError:
-            batch, cancelled = await server.facts.call_one()
-            print(f"batches of up to {batch}; cancelled calls that have unwound: {cancelled}")
+        call = asyncio.create_task(server.wait_forever.call_one())
+        await server.wait_begun.call_one()
+        call.cancel()  # ray.cancel(...)
+        await asyncio.wait([call])
+        batch, cancelled = await server.facts.call_one()
+        print(f"batches of up to {batch}; cancelled calls that have unwound: {cancelled}")
 
 
 if __name__ == "__main__":
