@@ -133,7 +133,8 @@ async def test_changes_are_brought_as_they_are_made(project: Path) -> None:
         async with jobs.LocalJob(1) as hosts:
             async with hosts.sync("src", "configs", watch=True) as synced:
                 for version in (2, 3):
-                    (project / "src" / "synchronized_module.py").write_text(f"VALUE = {version}0\n")
+                    (project / "new").write_text(f"VALUE = {version}0\n")
+                    (project / "new").replace(project / "src" / "synchronized_module.py")  # never half of it
                     while synced.version < version:  # noqa: ASYNC110 - files and a thread that looks at them
                         await trio.sleep(0.01)
                     assert [one[0] for one in await reading(hosts)] == [version * 10]
