@@ -16,7 +16,7 @@ import trio
 from tests.patience import HANG_SECONDS
 from tests.runtime.processes import see, state
 
-from trimesh import Actor, endpoint, jobs
+from trimesh import Actor, endpoint, jobs, limits
 from trimesh.jobs.kept.state import KeptState
 from trimesh.testing import zombie_guard
 
@@ -58,6 +58,7 @@ def kept_in(folder: Path) -> Generator[None, None, None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(folder))
         patch.delenv(zombie_guard.MARKER, raising=False)
+        patch.setattr(limits, "AGENT_EXIT_SECONDS", 6.0)  # for the words of a keeper on a busy machine
         yield
 
 
