@@ -92,10 +92,19 @@ class Attached:
     Attributes:
         process: It.
         pids: Of what it has started on the hosts: workers, spawners, agents.
+        pidfds: Of those, which cannot come to mean others.
     """
 
     process: trio.Process
     pids: list[int]
+    pidfds: list[int]
+
+    async def wait_gone(self) -> None:
+        """Wait until all that it has started has ended; what is left fails the test."""
+        with trio.move_on_after(HANG_SECONDS / 2) as scope:  # the test says what is left before it is given up
+            for pidfd in self.pidfds:
+                await trio.lowlevel.wait_readable(pidfd)
+        assert not scope.cancelled_caught, [see(pid) for pid in self.pids]
 
 
 @asynccontextmanager
@@ -103,6 +112,7 @@ async def attached_program(name: str) -> AsyncGenerator[Attached, None]:
     """Run `PROGRAM` while the body does; it is killed then."""
     process = await trio.lowlevel.open_process([sys.executable, "-c", PROGRAM, name], stdout=subprocess.PIPE)
     assert process.stdout is not None
+    pidfds = list[int]()
     async with process.stdout as stdout:
         try:
             line = b""
@@ -110,8 +120,12 @@ async def attached_program(name: str) -> AsyncGenerator[Attached, None]:
                 more = await stdout.receive_some()
                 assert more, "the program has ended"
                 line += more
-            yield Attached(process, [int(word) for word in line.split()])
+            pids = [int(word) for word in line.split()]
+            pidfds += map(os.pidfd_open, pids)
+            yield Attached(process, pids, pidfds)
         finally:
+            for pidfd in pidfds:
+                os.close(pidfd)
             process.kill()
             with trio.CancelScope(shield=True):
                 await process.wait()

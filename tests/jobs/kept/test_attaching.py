@@ -90,12 +90,12 @@ async def test_hosts_of_a_killed_program_are_clean_and_free(signum: signal.Signa
             assert len(attached.pids) == 6
             attached.process.send_signal(signum)
             if signum is signal.SIGSTOP:
-                await wait_gone(attached.pids)
+                await attached.wait_gone()
                 with pytest.raises(ConnectError, match=f"process {attached.process.pid} on"):
                     await double_on("lab")
                 attached.process.kill()
             assert await double_on("lab") == [42]
-            await wait_gone(attached.pids)
+            await attached.wait_gone()
 
 
 @pytest.mark.stress

@@ -54,8 +54,8 @@ async def test_hosts_by_ssh_are_kept(tmp_path: Path) -> None:
             await jobs.keep("lab", jobs.SSHJob(["n1", "n2"], options=server.options), lease=600)
             async with attached_program("lab") as attached:
                 attached.process.kill()
-            assert await double_on("lab") == [42, 42]
-            await wait_gone(attached.pids)
+                assert await double_on("lab") == [42, 42]
+                await attached.wait_gone()
             held = [*below(keeper_of(tmp_path, "lab")), *below(server.pid)]
             os.kill(keeper_of(tmp_path, "lab"), signal.SIGKILL)
             await wait_gone([pid for pid in held if pid != server.pid])
@@ -81,8 +81,8 @@ async def test_nodes_of_slurm_are_kept(tmp_path: Path, monkeypatch: pytest.Monke
                 [before] = cluster.jobs()
                 async with attached_program("lab") as attached:
                     attached.process.kill()
-                assert await double_on("lab") == [42, 42]
-                await wait_gone(attached.pids)
+                    assert await double_on("lab") == [42, 42]
+                    await attached.wait_gone()
                 assert cluster.jobs() == [before]
                 keeper = keeper_of(tmp_path, "lab")
                 if is_killed:
@@ -109,8 +109,8 @@ async def test_pods_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             await jobs.keep("lab", jobs.KubernetesJob(2, image=IMAGE, interface="127.0.0.1"), lease=600)
             async with attached_program("lab") as attached:
                 attached.process.kill()
-            assert await double_on("lab") == [42, 42]
-            await wait_gone(attached.pids)
+                assert await double_on("lab") == [42, 42]
+                await attached.wait_gone()
             keeper = keeper_of(tmp_path, "lab")
             await jobs.extend("lab", lease=0.1)
             await wait_gone([keeper])
