@@ -8,7 +8,18 @@ from collections.abc import Sequence
 import msgspec
 
 from trimesh._wire import observed
-from trimesh._wire.observed import ActorRow, CallRow, EventRow, LinkRow, OutputRow, ProcRow, ProcView, WaitRow
+from trimesh._wire.observed import (
+    ActorRow,
+    CallRow,
+    EventRow,
+    LinkRow,
+    OutputRow,
+    PinRow,
+    ProcRow,
+    ProcView,
+    PublicationRow,
+    WaitRow,
+)
 from trimesh.errors import ConnectError
 from trimesh.observe import Cause, RunSnapshot
 from trimesh.observe.merging import merge
@@ -144,6 +155,28 @@ class RiggedSource:
         return Cause(
             kind="died", text="trainers[hosts=154,gpus=2] has died first: SIGKILL", name="trainers[hosts=154,gpus=2]"
         )
+
+
+class KeepingSource(RiggedSource):
+    """A rank holds a lock in C, another one keeps a version of a third one, and those of a fourth one are not read."""
+
+    def views(self) -> list[ProcView]:
+        """Return what each process says."""
+        [root, *views] = super().views()
+        names = {view.proc.id: view for view in views}
+        silent = msgspec.structs.replace(names["2"].proc, state="silent", kernel_state="S", stack=STACK)
+        children = tuple(silent if one.id == silent.id else one for one in root.children)
+        pin = PinRow(proc="4", version=1, seconds=75.0)
+        rows = {
+            "3": PublicationRow(proc="3", number=1, latest=2, slots=2, pins=(pin,), pinned=(1,), is_waiting=True),
+            "5": PublicationRow(proc="5", number=2, latest=40, slots=2, unread=40, unread_seconds=75.0),
+        }
+        said = [
+            msgspec.structs.replace(view, publications=(rows[proc_id],)) if proc_id in rows else view
+            for proc_id, view in names.items()
+            if proc_id != silent.id
+        ]
+        return [msgspec.structs.replace(root, children=children), *said]
 
 
 class WaitingSource(RiggedSource):

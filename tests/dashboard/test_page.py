@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import trio
 from tests.dashboard.browser import MISSING, Browser, Chromium, Tab, running_chromium, visiting
-from tests.dashboard.rigged import RiggedSource, WaitingSource
+from tests.dashboard.rigged import KeepingSource, RiggedSource, WaitingSource
 from tests.patience import HANG_SECONDS
 
 pytest.importorskip("cyclopts")
@@ -147,6 +147,33 @@ async def test_keys_do_what_the_mouse_does(chromium: Chromium):
             await tab.until("!document.querySelector('.detail')")
             await tab.press("/", "n", "o", "x")
             await tab.until("document.querySelector('.meshes').innerText.includes('no mesh has nox')")
+            assert tab.said == []
+
+
+KINDS = "[...document.querySelectorAll('.problem .kind')].map((one) => one.innerText)"
+
+
+async def test_lock_in_c_kept_version_and_unread_versions_are_shown(chromium: Chromium):
+    """Each has its sign, who and what to do; a click on the first two opens the process, its line is below."""
+    with trio.fail_after(HANG_SECONDS):
+        async with visiting(chromium) as browser, serving(KeepingSource(1, 8, is_well=True)) as server:
+            tab = await opened(browser, server)
+            await tab.until(f"{KINDS}.join() === 'silent,pinned,unread'")
+            signs = "[...document.querySelectorAll('.problem .sign')].map((one) => one.innerText.trim())"
+            assert (await tab.eval(signs))[1:] == ["⌖", "∅"]
+            silent, pinned, unread = [
+                await tab.eval(f"document.querySelectorAll('.problem')[{at}].innerText") for at in range(3)
+            ]
+            assert "in trainer[hosts=0,gpus=1].step" in silent
+            assert 'File "train.py", line 88 in backward' in silent
+            assert "py-spy dump --native --pid 10001 on node0" in silent
+            assert "trainers[hosts=0,gpus=3] has version 1 of trainers[hosts=0,gpus=2] pinned for 1 min 15 s" in pinned
+            assert "publish waits" in pinned
+            assert "trainers[hosts=0,gpus=4] has published 40 versions" in unread
+            await tab.eval("document.querySelectorAll('.problem')[1].click()")
+            await tab.until("document.querySelector('.detail h2').innerText === 'trainers[hosts=0,gpus=3]'")
+            await tab.press("6")
+            await tab.until("document.querySelector('main').innerText.includes('1 by trainers[hosts=0,gpus=3]')")
             assert tab.said == []
 
 

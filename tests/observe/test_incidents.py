@@ -83,6 +83,7 @@ async def test_rank_that_computes_without_a_checkpoint(trimesh_command: Shell, t
             await meet(held)
             over.touch()
     assert any("test_observe.py" in line and "in compute" in line for line in lines)
+    assert any("no Python code runs" in line and "py-spy dump --native --pid" in line for line in lines)
     assert any("busy[gpus=2].compute waits for no call" in line and "in compute" in line for line in waits.splitlines())
 
 

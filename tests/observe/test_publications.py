@@ -9,7 +9,7 @@ import pytest
 import trio
 from tests.patience import HANG_SECONDS
 
-from trimesh import Actor, endpoint, observe, rdma, this_host
+from trimesh import Actor, endpoint, limits, observe, rdma, this_host
 
 pytestmark = pytest.mark.real
 
@@ -38,16 +38,22 @@ async def told(is_it: Callable[[observe.PublicationRow], bool]) -> observe.Publi
     raise AssertionError("it goes on until it is left")
 
 
-async def test_publication_is_told_with_its_readers():
-    """The latest version, who reads, what is pinned; a `publish` that waits for readers says so."""
+async def test_publication_is_told_with_its_readers(monkeypatch: pytest.MonkeyPatch):
+    """The latest version, who reads, who has pinned what; whose pin a `publish` waits for; what has not been read."""
+    monkeypatch.setattr(limits, "STALL_SECONDS", 0.0)
+    monkeypatch.setattr(limits, "UNREAD_SECONDS", 0.0)
     async with this_host().spawn_procs({"gpus": 2}) as procs:
         publisher = await procs.slice(gpus=0).spawn("publisher", Publisher)
         assert [(one.latest, one.readers) for one in await publications()] == [(0, ())]
         weights = await publisher.publish.call_one()
         [row] = await publications()
         assert (row.member, row.latest, row.slots, row.pinned, row.is_waiting) == ("publisher", 1, 2, (), False)
+        assert (row.unread, row.pins) == (1, ())
         assert row.nbytes >= 100
         async with weights.pin():
+            [pin] = (await told(lambda one: bool(one.pins))).pins
+            assert (pin.version, pin.seconds) == (1, 0.0)
+            assert not observe.kept_versions(await observe.snapshot())
             await publisher.publish.call_one()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(publisher.publish.call_one)
@@ -56,5 +62,13 @@ async def test_publication_is_told_with_its_readers():
                 seen = await observe.snapshot()
                 assert seen.job is not None
                 assert row.readers == (seen.job.id,)
+                [kept] = observe.kept_versions(seen)
+                assert (kept.holders, kept.publishers, kept.versions) == (("controller",), ("publisher",), (1,))
+                assert (kept.kept, kept.slots, kept.is_waiting) == (1, 2, True)
                 nursery.cancel_scope.cancel()
-        await told(lambda one: not one.is_waiting and not one.pinned)
+        await told(lambda one: not one.is_waiting and not one.pinned and not one.unread)
+        assert not observe.unread_versions(await observe.snapshot())
+        for _ in range(3):
+            await publisher.publish.call_one()
+        [unread] = observe.unread_versions(await observe.snapshot())
+        assert (unread.publishers, unread.count, unread.readers) == (("publisher",), 3, ("controller",))

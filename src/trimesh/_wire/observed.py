@@ -80,6 +80,9 @@ class ProcRow(_Row, frozen=True):
         stalled_seconds: For how long its Trio loop had not run when that was last heard of; 0.0 when it runs.
         memory_bytes: Resident memory; 0 if that is not known.
         stack: Stack of the main thread, innermost call first, of a process that does not run.
+        kernel_state: Of the main thread of a silent process, the kernel's letter: "R" while C code computes, "S" while
+            it waits in the operating system, "D" while it waits there for a disk or another device; empty if that is
+            not known.
         last_event: What happened to it last; empty for nothing.
         record: File of its flight record; empty without one.
         stack_fd: Where a process of this host writes its stack; see `trimesh._runtime.watch.stack`.
@@ -97,6 +100,7 @@ class ProcRow(_Row, frozen=True):
     stalled_seconds: float = 0.0
     memory_bytes: int = 0
     stack: str = ""
+    kernel_state: str = ""
     last_event: str = ""
     record: str = ""
     stack_fd: int = -1
@@ -217,6 +221,21 @@ class GrantRow(_Row, frozen=True):
     nbytes: int = 0
 
 
+class PinRow(_Row, frozen=True):
+    """A version of a publication that one process has pinned.
+
+    Attributes:
+        proc: The process.
+        version: What it has pinned.
+        seconds: Since a `publish` has first found that version pinned in a slot that it wanted to write; 0.0 if none
+            has.
+    """
+
+    proc: str
+    version: int
+    seconds: float = 0.0
+
+
 class PublicationRow(_Row, frozen=True):
     """Versions of tensors that one process publishes; see `trimesh.rdma.Published`.
 
@@ -230,6 +249,10 @@ class PublicationRow(_Row, frozen=True):
         nbytes: Memory of its slots.
         readers: The processes that read it, as far as the publisher has met them.
         is_waiting: Whether a `publish` waits, as readers have pinned all versions but the latest.
+        pins: Who has pinned them.
+        unread: Versions that were published since a reader has let one go, or the last reader has ended; 0 while one is
+            pinned.
+        unread_seconds: Since the first of them was published.
     """
 
     proc: str
@@ -241,6 +264,9 @@ class PublicationRow(_Row, frozen=True):
     nbytes: int = 0
     readers: tuple[str, ...] = ()
     is_waiting: bool = False
+    pins: tuple[PinRow, ...] = ()
+    unread: int = 0
+    unread_seconds: float = 0.0
 
 
 class EventRow(_Row, frozen=True):

@@ -11,6 +11,7 @@ import msgspec
 from cyclopts import Parameter
 
 from trimesh.cli.calling import wait_lines
+from trimesh.cli.publishing import publication_lines
 from trimesh.cli.text import clean, duration, one_line, size
 from trimesh.observe import Autopsy, DeadProc
 from trimesh.observe import autopsy as examine
@@ -68,6 +69,11 @@ def autopsy_lines(found: Autopsy, *, shows_all: bool) -> Iterator[str]:
             yield f"  {_clock(event.at)}  {event.kind}  {clean(event.name)}  {one_line(event.text)}"
         if len(events) < len(found.events):
             yield f"  and {len(found.events) - len(events)} more (--all shows them)"
+    kept = list(publication_lines(found.snapshot))
+    if kept:
+        yield ""
+        yield "publications:"
+        yield from (f"  {line}" for line in kept)
     waits = list(wait_lines(found.snapshot))
     if waits:
         yield ""

@@ -7,7 +7,8 @@ from collections import defaultdict
 from rich.text import Text
 from rich.tree import Tree
 
-from trimesh.cli.text import FINE, clean, common, more, one_line, program_lines, size, state_of
+from trimesh.cli.publishing import publication_lines
+from trimesh.cli.text import FINE, clean, common, more, one_line, program_lines, silence, size, state_of
 from trimesh.observe import ActorRow, ProcRow
 from trimesh.observe.merging import RunSnapshot
 
@@ -36,6 +37,8 @@ def process_tree(snapshot: RunSnapshot, *, shows_all: bool = False) -> Tree:
             _add(tree, proc, children, actors, shows_all=shows_all)
     for failure in snapshot.failures[:_SHOWN]:
         tree.add(Text(f"{failure.kind} {clean(failure.name)}: {one_line(failure.text)}", style="red"))
+    for line in publication_lines(snapshot):
+        tree.add(Text(line, style="red"))
     for table, count in snapshot.cut.items():
         tree.add(Text(f"{count} {table} were left out", style="dim"))
     return tree
@@ -53,6 +56,8 @@ def _add(
     if proc.state not in FINE and proc.stack:
         for line in program_lines(proc.stack):
             branch.add(Text(line, style="yellow"))
+    if proc.state == "silent":
+        branch.add(Text(silence(proc), style="yellow"))
     for actor in actors.get(proc.id, ()):
         branch.add(Text(_actor_line(actor)))
     shown = 0

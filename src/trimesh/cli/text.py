@@ -53,6 +53,21 @@ def state_of(proc: ProcRow) -> str:
     return proc.state
 
 
+_SILENCE: Final = {
+    "R": "C code computes there, and may hold the GIL",
+    "S": "C code sleeps there in the operating system, for a lock, say, and may hold the GIL meanwhile",
+    "D": "it waits in the kernel for a disk, or another device",
+}
+
+
+def silence(proc: ProcRow) -> str:
+    """Return what is known of a silent process, and which command shows more."""
+    words = _SILENCE.get(proc.kernel_state, "C code holds the GIL, or it waits in the operating system")
+    where = f" on {clean(proc.host)}" * bool(proc.host)
+    look = f"; py-spy dump --native --pid {proc.pid}{where} shows the lines of C" * bool(proc.pid)
+    return f"no Python code runs: {words}{look}"
+
+
 def call_line(call: CallRow) -> str:
     """Return one line on a call."""
     parts = [f"{call.name}.{call.endpoint}", call.state, duration(call.age)]
@@ -68,6 +83,11 @@ def call_line(call: CallRow) -> str:
 def more(count: int, what: str) -> str:
     """Return a line on what is not shown."""
     return f"and {count} {what} more (--all shows them)"
+
+
+def some(names: Sequence[str]) -> str:
+    """Return the first of some names, and how many more there are."""
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def common(rows: Sequence[str]) -> str:

@@ -23,6 +23,10 @@ OBSERVED_TEXT_CHARS: Final = 500
 OBSERVED_BYTES_MAX: Final = 64 << 20
 """One answer of a control socket: 4,096 processes with ten calls each say 20 MB."""
 
+UNREAD_SECONDS: Final = 30.0
+"""For which versions are published and written over unread before that is said: a reader that has begun takes its first
+version sooner, and people who look want to know within a minute."""
+
 PROGRESS_SECONDS: Final = 2.0
 """What takes longer shows that it does: people wonder after two seconds."""
 

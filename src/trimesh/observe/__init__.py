@@ -14,6 +14,7 @@ from trimesh._wire.observed import (
     JobRow,
     LinkRow,
     OutputRow,
+    PinRow,
     ProcRow,
     PublicationRow,
     WaitRow,
@@ -26,6 +27,7 @@ from trimesh.observe.flights import RunRecords, find_records, read_record, read_
 from trimesh.observe.formatting import Coordinates, JsonLogFormatter, LogFormatter
 from trimesh.observe.merging import RunSnapshot
 from trimesh.observe.prometheus import prometheus_text
+from trimesh.observe.publishing import KeptVersions, UnreadVersions, kept_versions, unread_versions
 from trimesh.observe.run import DebugTerminal, ObservedRun, find_run, runs
 from trimesh.observe.stacks import SharedStack, shared_stacks
 from trimesh.observe.timeline import Timeline, trace_bytes
@@ -46,11 +48,13 @@ __all__ = [
     "HostRow",
     "JobRow",
     "JsonLogFormatter",
+    "KeptVersions",
     "LastCall",
     "LinkRow",
     "LogFormatter",
     "ObservedRun",
     "OutputRow",
+    "PinRow",
     "ProcActivity",
     "ProcRow",
     "PublicationRow",
@@ -58,6 +62,7 @@ __all__ = [
     "RunSnapshot",
     "SharedStack",
     "Timeline",
+    "UnreadVersions",
     "WaitGraph",
     "WaitRow",
     "activity_between",
@@ -65,6 +70,7 @@ __all__ = [
     "calls_of",
     "find_records",
     "find_run",
+    "kept_versions",
     "prometheus_text",
     "read_record",
     "read_records",
@@ -72,5 +78,6 @@ __all__ = [
     "shared_stacks",
     "snapshot",
     "trace_bytes",
+    "unread_versions",
     "watch",
 ]

@@ -16,6 +16,7 @@ import msgspec
 from trimesh._wire import flight, observed
 from trimesh.observe.flights import RunRecords
 from trimesh.observe.merging import RunSnapshot, program_line
+from trimesh.observe.publishing import kept_versions
 from trimesh.observe.waiting import WaitGraph
 
 _ENDS: Final = ("Died", "Failed", "GaveUp", "Unacknowledged")
@@ -30,9 +31,10 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: "died" (a member), "raised" (an error has left the outermost block), "deadlock", "stuck" (a process whose
-            loop did not run), "left behind" (members that have not come out of a call, or have alone), "memory" (a
-            process with far more than the others), "waiting" (what all others waited for), "stopped" (by Ctrl-C,
-            while nothing of that was seen), or "none".
+            loop did not run), "pinned" (a reader that kept a version, for whose room a `publish` waited), "left behind"
+            (members that have not come out of a call, or have alone), "memory" (a process with far more than the
+            others), "waiting" (what all others waited for), "stopped" (by Ctrl-C, while nothing of that was seen), or
+            "none".
         name: The culprit: a process or actor, as `ps` shows it; empty for none.
         call: What it did: `mesh[label=0].endpoint`; empty if that is not known.
         text: For people: one sentence.
@@ -67,7 +69,7 @@ def cause_of(
     is_interrupted = left_by.startswith("KeyboardInterrupt")
     found = _died(records, events) or (None if is_interrupted or not left_by else _raised(records, left_by))
     found = found or _deadlock(snapshot) or _stuck(records, snapshot, events, states)
-    found = found or _left_behind(records, snapshot) or _grown(records) or _waited_for(snapshot)
+    found = found or _pinned(snapshot) or _left_behind(records, snapshot) or _grown(records) or _waited_for(snapshot)
     if found is not None:
         return found
     if is_interrupted:
@@ -166,6 +168,23 @@ def _stuck(
         text=text + f"; nor did those of {', '.join(others[:4])}" * bool(others),
         at=program_line(stack),
         stack=stack,
+    )
+
+
+def _pinned(snapshot: RunSnapshot) -> Cause | None:
+    """Find the readers that kept versions, so that a `publish` waited for one."""
+    one = next((one for one in kept_versions(snapshot) if one.is_waiting), None)
+    if one is None:
+        return None
+    holders, publishers = ", ".join(one.holders[:4]), ", ".join(one.publishers[:4])
+    versions = ", ".join(map(str, one.versions))
+    call = one.call
+    return Cause(
+        kind="pinned",
+        name=one.holders[0],
+        call="" if call is None else f"{call.name}.{call.endpoint}",
+        text=f"{holders} kept version {versions} of {publishers} pinned; a publish waited {one.seconds:.1f} s for it",
+        at="" if call is None else call.at,
     )
 
 

@@ -276,5 +276,6 @@ def _ended_calls(records: RunRecords) -> set[str]:
 
 
 def _without(view: observed.ProcView, state: str, ended: set[str]) -> observed.ProcView:
-    calls = () if state in ("ended", "dead") else tuple(call for call in view.calls if call.id not in ended)
-    return msgspec.structs.replace(view, calls=calls)
+    if state in ("ended", "dead"):
+        return msgspec.structs.replace(view, calls=(), publications=())
+    return msgspec.structs.replace(view, calls=tuple(call for call in view.calls if call.id not in ended))

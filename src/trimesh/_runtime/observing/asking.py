@@ -20,6 +20,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.observing.view import look, proc_name
 from trimesh._runtime.peers.parcel import Parcel
+from trimesh._runtime.system.exits import process_state
 from trimesh._runtime.watch.stack import Report, read_report, request_report
 from trimesh._wire import messages, observed, watching
 from trimesh.errors import ProtocolError
@@ -184,7 +185,13 @@ def _view_of(member: Member, report: Report) -> observed.ProcView:
     stack = "" if report.is_in_loop else report.stack
     seconds = member.stall.seconds
     if view is None:
-        proc = observed.ProcRow(id=proc_name(member.peer.proc_id), state=state, stack=stack, stalled_seconds=seconds)
+        proc = observed.ProcRow(
+            id=proc_name(member.peer.proc_id),
+            state=state,
+            stack=stack,
+            stalled_seconds=seconds,
+            kernel_state=process_state(member.pid) if state == "silent" else "",
+        )
         return observed.ProcView(proc=proc)
     proc = msgspec.structs.replace(view.proc, state=state, stack=stack, stalled_seconds=seconds)
     return msgspec.structs.replace(view, proc=proc)

@@ -130,6 +130,7 @@ class _Look:
             actors=tuple(actors[: limits.RECORD_CALLS]),
             calls=tuple(shown),
             links=tuple(links[: limits.RECORD_CALLS]),
+            publications=tuple(self._late_publications())[: limits.RECORD_CALLS],
             job=job_of(proc, self._record_folder()) if self._is_controller else None,
             cut={"calls": len(calls) - len(shown)} if len(calls) > len(shown) else {},
         )
@@ -187,6 +188,13 @@ class _Look:
     def _grants(self) -> Iterator[observed.GrantRow]:
         for one in self._proc.bulk.registrations():
             yield observed.GrantRow(proc=self._me, kind="buffer", nbytes=one.span.nbytes)
+
+    def _late_publications(self) -> Iterator[observed.PublicationRow]:
+        """Yield those in whose way a pin is, or whose versions are written over unread."""
+        for tell in self._proc.bulk.publications:
+            for row in tell():
+                if row.unread > row.slots or any(pin.seconds for pin in row.pins):
+                    yield row
 
     def _links(self) -> Iterator[observed.LinkRow]:
         for peer in self._proc.peers():

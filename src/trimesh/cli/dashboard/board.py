@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
@@ -28,8 +28,6 @@ from trimesh.observe import (
 )
 
 _LARGEST: Final = 40
-
-_Owned = TypeVar("_Owned", GrantRow, PublicationRow)
 
 
 class CallGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,8 +182,10 @@ def see(later: RunSnapshot, earlier: RunSnapshot | None = None, *, number: int =
         calls=tuple(_group(calls) for calls in groups[:most]),
         waits=wait_picture(later),
         links=tuple(_links(later, earlier, names)),
-        grants=tuple(_named(grant, names) for grant in later.grants[:_LARGEST]),
-        publications=tuple(_named(one, names) for one in later.publications[:_LARGEST]),
+        grants=tuple(
+            msgspec.structs.replace(grant, proc=names.get(grant.proc, grant.proc)) for grant in later.grants[:_LARGEST]
+        ),
+        publications=tuple(_publication(one, names) for one in later.publications[:_LARGEST]),
         host_count=len(later.hosts),
         hosts=tuple(sorted(later.hosts, key=lambda host: -host.failed)[:most]),
         largest=tuple(_largest(later)),
@@ -241,8 +241,11 @@ def _links(later: RunSnapshot, earlier: RunSnapshot | None, names: dict[str, str
     return [use(link) for link in later.links[:_LARGEST]]
 
 
-def _named(row: _Owned, names: dict[str, str]) -> _Owned:
-    return msgspec.structs.replace(row, proc=names.get(row.proc, row.proc))
+def _publication(row: PublicationRow, names: dict[str, str]) -> PublicationRow:
+    """Return a row with names of processes in place of their ids."""
+    pins = tuple(msgspec.structs.replace(pin, proc=names.get(pin.proc, pin.proc)) for pin in row.pins)
+    readers = tuple(names.get(reader, reader) for reader in row.readers)
+    return msgspec.structs.replace(row, proc=names.get(row.proc, row.proc), pins=pins, readers=readers)
 
 
 def _largest(seen: RunSnapshot) -> list[tuple[str, int]]:

@@ -16,8 +16,18 @@ from typing import Final
 import msgspec
 
 from trimesh import limits
-from trimesh.cli.text import FINE, common, duration, one_line, program_lines, size
-from trimesh.observe import CallRow, Cause, EventRow, ProcRow, RunSnapshot, WaitGraph
+from trimesh.cli.publishing import kept_text, kept_title, unread_text, unread_title
+from trimesh.cli.text import FINE, common, duration, one_line, program_lines, silence, size, some
+from trimesh.observe import (
+    CallRow,
+    Cause,
+    EventRow,
+    ProcRow,
+    RunSnapshot,
+    WaitGraph,
+    kept_versions,
+    unread_versions,
+)
 
 _MENDED: Final = ("Restarted", "Started")
 _GROWN: Final = 3
@@ -27,7 +37,6 @@ _FEW: Final = 4
 
 _WORDS: Final = {
     "stuck": "computes without a checkpoint: its Trio loop does not run",
-    "silent": "runs no Python code: C code holds the GIL, or it waits in the operating system",
     "stopped": "was stopped by a signal, or by a debugger",
     "dead": "has died",
 }
@@ -37,8 +46,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is wrong.
 
     Attributes:
-        kind: "ended", "failure", "deadlock", "dead", "silent", "stopped", "stuck", "waited for", "full", "alone",
-            "absent", "memory", "mended".
+        kind: "ended", "failure", "deadlock", "dead", "silent", "stopped", "stuck", "waited for", "full", "pinned",
+            "alone", "absent", "memory", "unread", "mended".
         title: Who, and what.
         text: The rest in words.
         names: The members, at most four.
@@ -73,11 +82,13 @@ def problems(seen: RunSnapshot, cause: Cause | None = None) -> list[Problem]:
     found += [one for one in failures if one.kind == "failure"]
     found += _deadlocks(graph)
     told = {event.name for event in seen.failures}
-    found += _procs([proc for proc in seen.procs if proc.state != "dead" or proc.name not in told])
+    found += _procs(seen, [proc for proc in seen.procs if proc.state != "dead" or proc.name not in told])
     found += _full(seen)
+    found += _pinned(seen)
     found += _waited_for(graph)
     found += _odd(seen)
     found += _grown(seen.procs)
+    found += _unread(seen)
     return [*found, *(one for one in failures if one.kind != "failure")]
 
 
@@ -104,7 +115,7 @@ def _failures(seen: RunSnapshot) -> Iterator[Problem]:
         names = tuple(dict.fromkeys(event.name for event in events))
         yield Problem(
             kind="mended" if mended else "failure",
-            title=f"{_some(names)} {kind.lower()}",
+            title=f"{some(names)} {kind.lower()}",
             text=text,
             names=names[:_FEW],
             count=len(names),
@@ -112,10 +123,6 @@ def _failures(seen: RunSnapshot) -> Iterator[Problem]:
             when=first.at,
             is_sure=not mended,
         )
-
-
-def _some(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _deadlocks(graph: WaitGraph) -> Iterator[Problem]:
@@ -139,7 +146,7 @@ def _called(call: CallRow) -> str:
     return f"{call.name}.{call.endpoint}"
 
 
-def _procs(procs: Sequence[ProcRow]) -> Iterator[Problem]:
+def _procs(seen: RunSnapshot, procs: Sequence[ProcRow]) -> Iterator[Problem]:
     groups = dict[tuple[str, str, str], list[ProcRow]]()
     for proc in procs:
         if proc.state not in FINE:
@@ -149,15 +156,29 @@ def _procs(procs: Sequence[ProcRow]) -> Iterator[Problem]:
         longest = max(proc.stalled_seconds for proc in members)
         names = tuple(proc.name for proc in members)
         last = members[0].last_event if state == "dead" else ""
+        words = silence(members[0]) if state == "silent" else _WORDS.get(state, "")
+        if state in ("silent", "stuck"):
+            words = _with_call(words, seen, members[0])
         yield Problem(
             kind=state,
-            title=f"{_some(names)} {state}{f' for {duration(longest)}' * bool(longest)}",
-            text=last or _WORDS.get(state, ""),
+            title=f"{some(names)} {state}{f' for {duration(longest)}' * bool(longest)}",
+            text=last or words,
             names=names[:_FEW],
             count=len(names),
             at=line,
             chain=tuple(program_lines(members[0].stack, 8))[1:],
+            when=seen.taken_at - longest if longest else 0.0,
         )
+
+
+def _with_call(words: str, seen: RunSnapshot, proc: ProcRow) -> str:
+    """Return the words on a process with the oldest call that it has begun, or may have, and who asked when."""
+    calls = [call for call in seen.calls if call.proc == proc.id and call.state in ("running", "sent")]
+    if not calls:
+        return words
+    call = max(calls, key=lambda one: one.age)
+    by = f" by {call.caller}" * bool(call.caller)
+    return f"in {_called(call)}, asked{by} {duration(call.age)} ago: {words}"
 
 
 def _waited_for(graph: WaitGraph) -> Iterator[Problem]:
@@ -196,6 +217,36 @@ def _full(seen: RunSnapshot) -> Iterator[Problem]:
         )
 
 
+def _pinned(seen: RunSnapshot) -> Iterator[Problem]:
+    """Yield the readers that keep versions which are in the way of a `publish`."""
+    for one in kept_versions(seen):
+        yield Problem(
+            kind="pinned",
+            title=kept_title(one),
+            text=kept_text(one),
+            names=one.holders[:_FEW],
+            count=len(one.holders),
+            at="" if one.call is None else one.call.at,
+            chain=() if one.call is None else one.call.stack[1:],
+            when=seen.taken_at - one.seconds,
+            is_sure=one.is_waiting,
+        )
+
+
+def _unread(seen: RunSnapshot) -> Iterator[Problem]:
+    """Yield the publishers whose versions no process has read for long."""
+    for one in unread_versions(seen):
+        yield Problem(
+            kind="unread",
+            title=unread_title(one),
+            text=unread_text(one),
+            names=one.publishers[:_FEW],
+            count=len(one.publishers),
+            when=seen.taken_at - one.seconds,
+            is_sure=False,
+        )
+
+
 def _odd(seen: RunSnapshot) -> Iterator[Problem]:
     """Yield the few members that alone are in a call for long, and the few that alone are not."""
     members = defaultdict[str, set[str]](set)
@@ -212,10 +263,10 @@ def _odd(seen: RunSnapshot) -> Iterator[Problem]:
         oldest = max(calls, key=lambda call: call.age)
         text = f"for {duration(oldest.age)}"
         if len(members[mesh]) > 2 and 0 < len(others) <= few:
-            title = f"{_some(others)} is not in {mesh}.{endpoint}, in which {len(names)} others are"
+            title = f"{some(others)} is not in {mesh}.{endpoint}, in which {len(names)} others are"
             yield Problem(kind="absent", title=title, text=text, names=tuple(others[:_FEW]), is_sure=False)
         elif len(others) > 1 and len(names) <= few:
-            title = f"{_some(names)} alone is in {mesh}.{endpoint}; {len(others)} others are not"
+            title = f"{some(names)} alone is in {mesh}.{endpoint}; {len(others)} others are not"
             chain, at = oldest.stack[1:], oldest.at
             yield Problem(kind="alone", title=title, text=text, names=names[:_FEW], at=at, chain=chain, is_sure=False)
 
@@ -231,9 +282,7 @@ def _grown(procs: Sequence[ProcRow]) -> Iterator[Problem]:
         if len(rows) > 2 and large:
             worst = max(large, key=lambda proc: proc.memory_bytes)
             names = tuple(proc.name for proc in large)
-            title = (
-                f"{_some(names)} has {size(worst.memory_bytes)} of memory, where others of {mesh} have {size(usual)}"
-            )
+            title = f"{some(names)} has {size(worst.memory_bytes)} of memory, where others of {mesh} have {size(usual)}"
             yield Problem(kind="memory", title=title, names=names[:_FEW], count=len(names), is_sure=False)
 
 

@@ -170,9 +170,20 @@ def holds(row: bytes | bytearray | memoryview, lease: int, slot: int, version: i
 
 def pinned(board: memoryview, slot: int, leases: Sequence[int]) -> set[int]:
     """Return the versions that readers have pinned in a slot, by the leases that their rows have."""
+    return set(_pins_in(board, slot, leases).values())
+
+
+def pins(board: memoryview, slot: int, leases: Sequence[int]) -> dict[int, int]:
+    """Return the versions that readers have pinned in a slot, by their processes."""
+    readers = readers_of(board[HEAD_BYTES:])
+    return {readers[row]: version for row, version in _pins_in(board, slot, leases).items()}
+
+
+def _pins_in(board: memoryview, slot: int, leases: Sequence[int]) -> dict[int, int]:
+    """Return what each row of a reader has pinned in a slot."""
     cells = board[HEAD_BYTES:].cast("Q")[2 + slot :: _ROW_WORDS].tolist()
     return {
-        word - pin_word(leases[row], 0)
+        row: word - pin_word(leases[row], 0)
         for row, word in enumerate(cells)
         if word and lease_of(word) == leases[row] and word != pin_word(leases[row], 0)
     }

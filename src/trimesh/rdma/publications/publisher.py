@@ -22,7 +22,7 @@ from trimesh import limits
 from trimesh._runtime.actors import find_cell
 from trimesh._runtime.peers import Parcel, Peer
 from trimesh._wire import messages
-from trimesh._wire.observed import PublicationRow, label_of
+from trimesh._wire.observed import PinRow, PublicationRow, label_of
 from trimesh.ids import ProcId
 from trimesh.rdma.buffers.buffer import RDMABuffer
 from trimesh.rdma.memory.allocation import allocate
@@ -66,6 +66,11 @@ class Publisher:
     """Of each row."""
     _unpinned: trio.Event = attrs.field(factory=trio.Event)
     _is_waiting: bool = False
+    _met_at: dict[int, float] = attrs.field(factory=dict[int, float])
+    """Versions that a `publish` has found pinned, and when it first did."""
+    _unread: int = 0
+    """Versions since a reader has let one go, and when the first of them was published."""
+    _unread_at: float = 0.0
     _lock: trio.Lock = attrs.field(factory=trio.Lock)
     _context: contextvars.Context = attrs.field(factory=contextvars.copy_context)
     """Of the actor that has made it: what it grants ends with that, whoever publishes."""
@@ -109,6 +114,9 @@ class Publisher:
             board.write_slot(self._words, index, slot)
             await self._swap(index, 0, number)
             self.latest, self._latest_slot, self._versions[index] = number, index, number
+            if not self._unread:
+                self._unread_at = self.proc.now()
+            self._unread += 1
             board.write_header(self._words, number, is_closed=self.is_closed)
         self._meet()
         self._tell()
@@ -127,7 +135,9 @@ class Publisher:
                     await self._swap(index, version, 0)
                 if version not in board.pinned(self._words, index, self._leases):
                     self._versions[index] = 0
+                    self._met_at.pop(version, None)
                     return index
+                self._met_at.setdefault(version, self.proc.now())
                 await self._swap(index, 0, version)  # BO-1
             self._meet()  # one of those that have pinned all versions may have ended
             self._is_waiting = True
@@ -180,6 +190,7 @@ class Publisher:
 
     def unpinned(self) -> None:
         """Learn that a reader has left a cell."""
+        self._unread = 0
         self._unpinned.set()
         self._unpinned = trio.Event()
 
@@ -200,10 +211,7 @@ class Publisher:
 
     def row(self) -> PublicationRow:
         """Return what there is to say of it, also in another thread than that of the Trio loop."""
-        words = self._words
-        pinned = set[int]()
-        if words:
-            pinned = {one for index in range(self.count) for one in board.pinned(words, index, self._leases)}
+        pins, now = self._pins(), self.proc.now()
         spec = None if self._cell is None else self._cell.spec
         return PublicationRow(
             proc=f"{self.proc.proc_id:x}",
@@ -211,11 +219,25 @@ class Publisher:
             member="" if spec is None else label_of(spec.name, {label: spec.point[label] for label in spec.point}),
             latest=self.latest,
             slots=self.count,
-            pinned=tuple(sorted(pinned)),
+            pinned=tuple(sorted({pin.version for pin in pins})),
             nbytes=sum(room.nbytes for room in list(self._rooms) if room is not None),
             readers=tuple(f"{reader:x}" for reader in list(self._readers)),
             is_waiting=self._is_waiting,
+            pins=tuple(pins),
+            unread=0 if pins else self._unread,
+            unread_seconds=now - self._unread_at if self._unread and not pins else 0.0,
         )
+
+    def _pins(self) -> list[PinRow]:
+        words, now = self._words, self.proc.now()
+        if not words:
+            return []
+        met_at = dict(self._met_at)
+        found = [pin for index in range(self.count) for pin in board.pins(words, index, self._leases).items()]
+        return [
+            PinRow(proc=f"{reader:x}", version=version, seconds=now - met_at.get(version, now))
+            for reader, version in sorted(found, key=lambda pin: (pin[1], pin[0]))
+        ]
 
     # ---- the end ---------------------------------------------------------------------------------------------
 

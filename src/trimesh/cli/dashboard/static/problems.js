@@ -13,9 +13,11 @@ const SIGNS = {
   deadlock: "⟳",
   "waited for": "⏳",
   full: "▤",
+  pinned: "⌖",
   alone: "1",
   absent: "?",
   memory: "▲",
+  unread: "∅",
   mended: "✓",
 };
 
