@@ -160,14 +160,17 @@ async def test_lock_in_c_kept_version_and_unread_versions_are_shown(chromium: Ch
             tab = await opened(browser, server)
             await tab.until(f"{KINDS}.join() === 'silent,pinned,unread'")
             signs = "[...document.querySelectorAll('.problem .sign')].map((one) => one.innerText.trim())"
-            assert (await tab.eval(signs))[1:] == ["⌖", "∅"]
+            assert (await tab.eval(signs))[1:] == ["◉", "∅"]
             silent, pinned, unread = [
                 await tab.eval(f"document.querySelectorAll('.problem')[{at}].innerText") for at in range(3)
             ]
             assert "in trainer[hosts=0,gpus=1].step" in silent
             assert 'File "train.py", line 88 in backward' in silent
             assert "py-spy dump --native --pid 10001 on node0" in silent
-            assert "trainers[hosts=0,gpus=3] has version 1 of trainers[hosts=0,gpus=2] pinned for 1 min 15 s" in pinned
+            assert (
+                "trainers[hosts=0,gpus=3] has version 1 of trainers[hosts=0,gpus=2] pinned, in the way of publish for 1 min 15 s"
+                in pinned
+            )
             assert "publish waits" in pinned
             assert "trainers[hosts=0,gpus=4] has published 40 versions" in unread
             await tab.eval("document.querySelectorAll('.problem')[1].click()")

@@ -60,7 +60,7 @@ def test_reader_that_keeps_a_version_is_named_with_its_call():
     row = published(0, PinRow(proc="r1", version=4, seconds=LONG), PinRow(proc="r2", version=9, seconds=LONG))
     [one] = told(row, calls=(IN_KEEP,))
     assert (one.kind, one.names, one.at, one.is_sure) == ("pinned", ("readers[gpus=1]",), "line 7", False)
-    assert one.title == "readers[gpus=1] has version 4 of trainer[gpus=0] pinned for 5.0 s in the way of publish"
+    assert one.title == "readers[gpus=1] has version 4 of trainer[gpus=0] pinned, in the way of publish for 5.0 s"
     assert one.when == 1_000.0 - LONG
     assert "1 of 3 slots cannot be written to" in one.text
     assert "reader[gpus=1].keep" in one.text
@@ -69,20 +69,20 @@ def test_reader_that_keeps_a_version_is_named_with_its_call():
 
 
 def test_reader_that_keeps_versions_of_many_ranks_is_told_once():
-    """KV-3"""
+    """UV-3"""
     rows = [published(rank, PinRow(proc="r1", version=4, seconds=LONG + rank)) for rank in range(3)]
     [one] = told(*rows)
-    assert "version 4 of trainer[gpus=0] and 2 more pinned for 7.0 s" in one.title
+    assert "version 4 of trainer[gpus=0] and 2 more pinned, in the way of publish for 7.0 s" in one.title
 
 
 def test_reader_that_reads_is_not_told():
-    """KV-1: it has a version for a moment, or no `publish` wants its memory."""
+    """UV-1: it has a version for a moment, or no `publish` wants its memory."""
     brief = PinRow(proc="r1", version=4, seconds=LONG / 2)
     assert told(published(0, brief), published(1, PinRow(proc="r1", version=4))) == []
 
 
 def test_publisher_whose_versions_are_not_read_is_named():
-    """KV-2: by all of its ranks; a replica that is not read beside one that is, is as it should be."""
+    """UV-2: by all of its ranks; a replica that is not read beside one that is, is as it should be."""
     [one] = told(published(0, unread=40), published(1, unread=41), published(1, number=2, unread=1))
     assert (one.kind, one.names, one.is_sure) == ("unread", ("trainer[gpus=0]", "trainer[gpus=1]"), False)
     assert one.title == "trainer[gpus=0] and 1 more has published 40 versions in 1 min 39 s that no process has read"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import aclosing
 
@@ -39,7 +40,9 @@ async def told(is_it: Callable[[observe.PublicationRow], bool]) -> observe.Publi
 
 
 async def test_publication_is_told_with_its_readers(monkeypatch: pytest.MonkeyPatch):
-    """The latest version, who reads, who has pinned what; whose pin a `publish` waits for; what has not been read."""
+    """The latest version, who reads, who has pinned what; whose pin a `publish` waits for, also in the
+    flight records; what has not been read.
+    """
     monkeypatch.setattr(limits, "STALL_SECONDS", 0.0)
     monkeypatch.setattr(limits, "UNREAD_SECONDS", 0.0)
     async with this_host().spawn_procs({"gpus": 2}) as procs:
@@ -65,6 +68,9 @@ async def test_publication_is_told_with_its_readers(monkeypatch: pytest.MonkeyPa
                 [kept] = observe.kept_versions(seen)
                 assert (kept.holders, kept.publishers, kept.versions) == (("controller",), ("publisher",), (1,))
                 assert (kept.kept, kept.slots, kept.is_waiting) == (1, 2, True)
+                while (cause := observe.autopsy(pid=os.getpid()).cause).kind != "pinned":  # noqa: ASYNC110 - of a file
+                    await trio.sleep(0.05)
+                assert (cause.name, "version 1 of publisher pinned" in cause.text) == ("controller", True)
                 nursery.cancel_scope.cancel()
         await told(lambda one: not one.is_waiting and not one.pinned and not one.unread)
         assert not observe.unread_versions(await observe.snapshot())

@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from trimesh import Actor, current_point, endpoint, jobs, limits, rdma, this_host
+from trimesh import Actor, current_point, endpoint, jobs, limits, this_host
 
 
 class Worker(Actor):
@@ -21,8 +21,6 @@ class Worker(Actor):
 
     def __init__(self) -> None:
         self.other_asks = trio.Event()
-        self.has_pinned = trio.Event()
-        self.weights: rdma.Published | None = None
 
     @endpoint
     def rank(self) -> int:
@@ -83,25 +81,6 @@ class Worker(Actor):
         return
 
     @endpoint
-    async def publish(self, versions: int) -> rdma.Published:
-        """Publish some versions; two at a time have memory."""
-        self.weights = self.weights or rdma.Published()
-        for number in range(versions):
-            await self.weights.publish({"w": bytes([number])})
-        return self.weights
-
-    @endpoint
-    async def keep(self, weights: rdma.Published) -> None:
-        """Pin a version, and never let it go."""
-        async with weights.pin():
-            self.has_pinned.set()
-            await trio.sleep_forever()
-
-    @endpoint(group="begun")
-    async def wait_pinned(self) -> None:
-        await self.has_pinned.wait()
-
-    @endpoint
     def fail(self, rank: int) -> None:
         if current_point()["gpus"] == rank:
             raise ValueError("no such shard")
@@ -146,11 +125,6 @@ async def hang(workers: Any, way: str) -> None:
                 nursery.start_soon(workers.step.call, 2)
             case "left":
                 nursery.start_soon(workers.meet_in_c.call, 1)
-            case "keeps a version":  # for whose room its publisher waits
-                publisher, reader = workers.slice(gpus=0), workers.slice(gpus=2)
-                nursery.start_soon(reader.keep.call_one, await publisher.publish.call_one(1))
-                await reader.wait_pinned.call_one()
-                nursery.start_soon(publisher.publish.call_one, 2)
             case "deadlock":  # under a deadline, so that no call is failed for it
                 for rank in (0, 1):
                     one, other = workers.slice(gpus=rank), workers.slice(gpus=1 - rank)

@@ -15,11 +15,8 @@ def kept_title(one: KeptVersions) -> str:
     has = "has" if len(one.holders) == 1 else "have"
     numbers = ", ".join(map(str, one.versions))
     plural = "s" * (len(one.versions) > 1)
-    return f"{some(one.holders)} {has} version{plural} {numbers} of {some(one.publishers)} pinned for {_long(one)}"
-
-
-def _long(one: KeptVersions) -> str:
-    return f"{duration(one.seconds)} in the way of publish"
+    kept = f"version{plural} {numbers} of {some(one.publishers)}"
+    return f"{some(one.holders)} {has} {kept} pinned, in the way of publish for {duration(one.seconds)}"
 
 
 def kept_text(one: KeptVersions) -> str:

@@ -1,9 +1,9 @@
 """Publications of a snapshot that do not go on as they should: versions that readers keep, versions without readers.
 
-KV-1 A pin counts when a `publish` has found it in its way, and that for as long as a process may stall: until then a
+UV-1 A pin counts when a `publish` has found it in its way, and that for as long as a process may stall: until then a
      reader reads, and memory that no `publish` wants does not matter.
-KV-2 Of publications that each rank of a mesh makes, readers may read one for all: they are unread when all of them are.
-KV-3 Publications of one mesh that the same readers keep are told together.
+UV-2 Of publications that each rank of a mesh makes, readers may read one for all: they are unread when all of them are.
+UV-3 Publications of one mesh that the same readers keep are told together.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class UnreadVersions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kept_versions(seen: RunSnapshot) -> list[KeptVersions]:
-    """Return the versions that are in the way of a `publish`; those for which one waits come first (KV-1)."""
+    """Return the versions that are in the way of a `publish`; those for which one waits come first (UV-1)."""
     procs = {proc.id: proc for proc in seen.procs}
     groups = defaultdict[tuple[_Group, tuple[str, ...]], list[observed.PublicationRow]](list)
     for row in seen.publications:
@@ -94,7 +94,7 @@ def kept_versions(seen: RunSnapshot) -> list[KeptVersions]:
 
 
 def unread_versions(seen: RunSnapshot) -> list[UnreadVersions]:
-    """Return the publications whose versions have not been read for long, those of one mesh as one (KV-2)."""
+    """Return the publications whose versions have not been read for long, those of one mesh as one (UV-2)."""
     procs = {proc.id: proc for proc in seen.procs}
     groups = defaultdict[_Group, list[observed.PublicationRow]](list)
     for row in seen.publications:

@@ -13,7 +13,7 @@ const SIGNS = {
   deadlock: "⟳",
   "waited for": "⏳",
   full: "▤",
-  pinned: "⌖",
+  pinned: "◉",
   alone: "1",
   absent: "?",
   memory: "▲",
