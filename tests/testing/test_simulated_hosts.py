@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -165,6 +167,31 @@ async def test_lost_agent_is_one_failure(host_mesh: Any, faults: Any) -> None:
     assert (lost.reason, dict(lost.point or {})) == ("agent exit", {"hosts": 1})
     async with host_mesh.slice(hosts=0).spawn_procs({"gpus": 2}) as procs, procs.spawn("c", Counter) as counters:
         assert list(await counters.add.call()) == [1, 1]
+
+
+class Slow(Counter):
+    """Takes a second to end."""
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncGenerator[None, None]:
+        yield
+        await trio.sleep(1)
+
+
+@simulate(seeds=10, hosts=2, supervision=Isolate())
+async def test_host_lost_while_actors_end_does_not_fail_an_isolated_mesh(mesh: Any, faults: Any) -> None:
+    """P1: as little as the death of a process does."""
+    async with trio.open_nursery() as nursery:
+        async with mesh.spawn("slow", Slow) as slow:
+            assert list(await slow.add.call()) == [1] * len(mesh)
+            nursery.start_soon(_lose_later, faults)
+    async with mesh.slice(hosts=0).spawn("c", Counter) as counters:
+        assert list(await counters.add.call()) == [1] * len(counters)
+
+
+async def _lose_later(faults: Any) -> None:
+    await trio.sleep(0.5)
+    faults.host(1).lose()
 
 
 @simulate(seeds=10, hosts=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trimesh._runtime.calls.invocation import Err, Result
-from trimesh.errors import LinkLost, MeshErrorGroup, MeshStopped, ProcDied, Unresponsive
+from trimesh.errors import HostLost, LinkLost, MeshErrorGroup, MeshStopped, ProcDied, Unresponsive
 
 
 def is_silent(result: Result) -> bool:
@@ -15,7 +15,7 @@ def is_silent(result: Result) -> bool:
 
 def news_of(results: Sequence[Result]) -> list[Exception]:
     """Return the errors that are told nowhere else: a lost process is its block's, a silent one is killed."""
-    known = (ProcDied, LinkLost, MeshStopped, Unresponsive)
+    known = (ProcDied, HostLost, LinkLost, MeshStopped, Unresponsive)
     return [
         result.error
         for result in results
