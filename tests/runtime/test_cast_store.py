@@ -182,7 +182,7 @@ class Agents:
             told = Completion(6)
             leaves = {body: [CastLeaf(b"", bodies, 1, told, body) for _ in range(2)] for body in begun.values()}
             found = list[list[memoryview]]()
-            for body, of_host in leaves.items():
+            for of_host in leaves.values():
                 for leaf in of_host:
                     process = Process()
                     leaf.begin(process)

@@ -181,10 +181,9 @@ class Slow(Counter):
 @simulate(seeds=10, hosts=2, supervision=Isolate())
 async def test_host_lost_while_actors_end_does_not_fail_an_isolated_mesh(mesh: Any, faults: Any) -> None:
     """P1: as little as the death of a process does."""
-    async with trio.open_nursery() as nursery:
-        async with mesh.spawn("slow", Slow) as slow:
-            assert list(await slow.add.call()) == [1] * len(mesh)
-            nursery.start_soon(_lose_later, faults)
+    async with trio.open_nursery() as nursery, mesh.spawn("slow", Slow) as slow:
+        assert list(await slow.add.call()) == [1] * len(mesh)
+        nursery.start_soon(_lose_later, faults)
     async with mesh.slice(hosts=0).spawn("c", Counter) as counters:
         assert list(await counters.add.call()) == [1] * len(counters)
 
