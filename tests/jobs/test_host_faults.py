@@ -10,7 +10,7 @@ import pytest
 import trio
 from tests.jobs.orphans import check_killed_program
 from tests.patience import HANG_SECONDS
-from tests.runtime.processes import is_there, parent_of
+from tests.runtime.processes import parent_of, wait_gone
 
 from trimesh import Actor, HostLost, MeshErrorGroup, endpoint, leaves
 
@@ -79,7 +79,7 @@ async def test_silent_agent_is_lost_after_its_lease() -> None:
     (lost,) = leaves(caught.value)
     assert isinstance(lost, HostLost)
     assert lost.reason == "lease"
-    assert not is_there(agent)
+    await wait_gone([agent])
 
 
 async def test_loss_of_an_idle_host_ends_the_block_of_the_job() -> None:

@@ -14,7 +14,7 @@ import trio
 from tests.jobs.orphans import check_killed_program
 from tests.jobs.sshd import SSHServer, missing
 from tests.patience import HANG_SECONDS
-from tests.runtime.processes import is_there, parent_of
+from tests.runtime.processes import parent_of, wait_gone
 
 from trimesh import Actor, HostLost, MeshErrorGroup, SpawnError, endpoint, leaves
 
@@ -91,7 +91,7 @@ async def test_hosts_by_ssh_are_a_mesh_and_nothing_is_left(server: SSHServer) ->
             agents = list(await workers.agent.call())
             assert len(set(agents)) == 3
             assert not [pid for pid in agents if b"green" in arguments(pid) or b"trimesh-join" in arguments(pid)]
-        assert not [pid for pid in agents if is_there(pid)]
+        await wait_gone(agents)
 
 
 async def test_jump_host_is_used_as_it_is_configured(server: SSHServer) -> None:
@@ -136,7 +136,7 @@ async def test_killed_agent_is_a_lost_host(server: SSHServer) -> None:
     (lost,) = leaves(caught.value)
     assert isinstance(lost, HostLost)
     assert (lost.host, lost.reason, dict(lost.point or {})) == ("n2", "agent exit", {"hosts": 1})
-    assert not is_there(agents[0])
+    await wait_gone(agents[:1])
 
 
 async def test_stopped_agent_is_killed_over_the_same_connection(server: SSHServer) -> None:
@@ -154,7 +154,7 @@ async def test_stopped_agent_is_killed_over_the_same_connection(server: SSHServe
     (lost,) = leaves(caught.value)
     assert isinstance(lost, HostLost)
     assert lost.reason == "lease"
-    assert not is_there(agent)
+    await wait_gone([agent])
 
 
 def test_nothing_is_left_after_the_program_was_killed(server: SSHServer) -> None:
