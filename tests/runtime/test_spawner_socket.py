@@ -20,6 +20,7 @@ from trimesh._runtime.system import records
 from trimesh._runtime.system.records import (
     AgentReady,
     Arriving,
+    CastFeed,
     ConnectedDirect,
     Listening,
     Parted,
@@ -94,6 +95,7 @@ RECORDS = [
     Tunnel(8),
     Relayed(8, "10.0.0.7:4000: no answer within 0.5 s"),
     Parted(8, is_lost=False),
+    CastFeed(7),
     wire.ExitKnown(1, None),
     wire.Output((records.OutputChunk("m", 1, 0, (b"line",)),)),
     wire.Flushed(1),
