@@ -178,7 +178,7 @@ class HostCasts:
         self._feeds = feeds
         self._store = CastStore()
         self._answers: Callable[[bytes], None] = _drop
-        self._awaited: dict[tuple[ProcId, int], tuple[KeptCast, trio.Event]] = {}
+        self._awaited: dict[tuple[ProcId, int], trio.Event] = {}
         self._early: dict[tuple[ProcId, int], socket.socket] = {}
         self._is_serving = False
         self._is_over = False
@@ -262,14 +262,14 @@ class HostCasts:
             return
         self._early[key] = sock
         if key in self._awaited:
-            self._awaited[key][1].set()
+            self._awaited[key].set()
 
     async def _be_fed(self, cast: KeptCast, number: int, peer: ProcId) -> None:
         """Keep what another agent feeds. If it does not, the controller hears that from it, and lets the cast go."""
         key, has_come = (peer, number), trio.Event()
         for early in [one for one in self._early if self._store.is_over(one[1])]:
             self._early.pop(early).close()
-        self._awaited[key] = cast, has_come
+        self._awaited[key] = has_come
         try:
             with cast.open_scope():
                 if self._feeds is not None:
@@ -300,10 +300,10 @@ class HostCasts:
         feeds = self._feeds
         if feeds is None:
             return False
-        with trio.move_on_after(limits.HOST_CAST_FEED_SECONDS) as patience:
-            if not await feeds.meet(peer):
-                return False
-        if patience.cancelled_caught:
+        is_met = False
+        with trio.move_on_after(limits.HOST_CAST_FEED_SECONDS):
+            is_met = await feeds.meet(peer)
+        if not is_met:
             return False
         ours, theirs = socket.socketpair()
         ours.setblocking(False)  # noqa: FBT003

@@ -22,7 +22,6 @@ import math
 import secrets
 import socket
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
 import trio
@@ -120,6 +119,12 @@ class _Neighbour:
         self.tried = trio.Event()
         self.awaited = set[int]()
         self.scope = trio.CancelScope()
+
+    def attach(self, connection: HostConnection, *, is_relayed: bool = False) -> None:
+        """Have the session go on over a connection."""
+        self.is_relayed = is_relayed
+        self.pipe.session.attach(connection)
+        self.tried.set()
 
 
 class Neighbours:
@@ -302,7 +307,7 @@ class Neighbours:
     # ---- who is dialled --------------------------------------------------------------------------------------
 
     def _expect(self, one: _Neighbour) -> None:
-        addresses = self._ways.listen_for(one.peer, partial(_attach, one))
+        addresses = self._ways.listen_for(one.peer, one.attach)
         self._tell(Listening(one.peer, addresses))
         if not addresses:
             one.tried.set()
@@ -320,7 +325,7 @@ class Neighbours:
             connection = await self._ways.over(sock, one.peer, is_dialler=False)
         except LinkLost:
             return  # the other side dials again
-        _attach(one, connection, is_relayed=True)
+        one.attach(connection, is_relayed=True)
 
     # ---- who dials -------------------------------------------------------------------------------------------
 
@@ -359,7 +364,7 @@ class Neighbours:
             connection = await self._ways.dial(one.peer, one.addresses)
         except LinkLost as error:
             return str(error)
-        _attach(one, connection)
+        one.attach(connection)
         return None
 
     async def _dig(self, one: _Neighbour, failure: str) -> None:
@@ -373,16 +378,10 @@ class Neighbours:
             connection = await self._ways.over(ours, one.peer, is_dialler=True)
         except LinkLost:
             return
-        _attach(one, connection, is_relayed=True)
+        one.attach(connection, is_relayed=True)
         if not one.is_said:
             one.is_said = True
             self._tell(Relayed(one.peer, failure[: limits.REASON_CHARS_MAX]))
-
-
-def _attach(one: _Neighbour, connection: HostConnection, *, is_relayed: bool = False) -> None:
-    one.is_relayed = is_relayed
-    one.pipe.session.attach(connection)
-    one.tried.set()
 
 
 def _close(peer: ProcId, number: int, sock: socket.socket) -> None:

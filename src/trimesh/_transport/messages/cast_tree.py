@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from trimesh import limits
 from trimesh._transport.interface.base import Buffer
-from trimesh._transport.messages.casting import CastBody, HostCaster, padding
+from trimesh._transport.messages.casting import CastBody, HostCaster, kept_bytes
 
 
 def begin_casts(bodies: Sequence[Buffer], leaves: Mapping[HostCaster, int]) -> dict[HostCaster, CastBody]:
@@ -20,7 +20,7 @@ def begin_casts(bodies: Sequence[Buffer], leaves: Mapping[HostCaster, int]) -> d
         bodies: As sent.
         leaves: Processes that take part, by host.
     """
-    size = sum(memoryview(body).nbytes + padding(memoryview(body).nbytes) for body in bodies)
+    size = kept_bytes(memoryview(body).nbytes for body in bodies)
     if size < limits.HOST_CAST_BYTES_MIN:
         return {}
     circles: dict[int, list[HostCaster]] = {}

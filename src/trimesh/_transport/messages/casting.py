@@ -30,7 +30,7 @@ PURE but for memory; what carries bodies and answers is in `_runtime/hosts`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
 from trimesh import limits
@@ -41,6 +41,11 @@ from trimesh._transport.messages.chunked import ChunkedMessage, Told
 def padding(size: int) -> int:
     """Return how many bytes follow a body of `size`, so that the next one lies where an array may begin."""
     return -size % limits.HOST_CAST_ALIGNMENT
+
+
+def kept_bytes(sizes: Iterable[int]) -> int:
+    """Return how many bytes bodies of these sizes take at a host, with what lies between them."""
+    return sum(size + padding(size) for size in sizes)
 
 
 class LeafLink(Protocol):
@@ -77,7 +82,7 @@ class CastBody:
         self.number = number
         self.source: CastBody | None = None
         self.fed: list[CastBody] = []
-        self.size: Final = sum(body.nbytes + padding(body.nbytes) for body in bodies)
+        self.size: Final = kept_bytes(body.nbytes for body in bodies)
         self.where = b""
         self.has_failed = False
         self._bodies = bodies
@@ -228,7 +233,7 @@ class HostCaster:
             at_least: So many pay.
         """
         views = [memoryview(body).cast("B") for body in bodies if memoryview(body).nbytes]
-        size = sum(view.nbytes + padding(view.nbytes) for view in views)
+        size = kept_bytes(view.nbytes for view in views)
         is_full = len(self._casts) == limits.HOST_CASTS_MAX or self.kept + size > limits.HOST_CAST_BYTES
         if self._is_closed or leaves < at_least or size < limits.HOST_CAST_BYTES_MIN or is_full:
             return None

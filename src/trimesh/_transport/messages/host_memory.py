@@ -14,7 +14,7 @@ from typing import Final
 
 from trimesh import limits
 from trimesh._transport.messages.assembly import AssemblyError
-from trimesh._transport.messages.casting import padding
+from trimesh._transport.messages.casting import kept_bytes, padding
 from trimesh._transport.messages.chunked import IMMUTABLE
 from trimesh._wire.memory.large_bytes import new_bytes
 
@@ -49,7 +49,7 @@ def map_bodies(where: bytes, words: Sequence[int]) -> list[memoryview]:
         raise AssemblyError("an offer of bodies that says nothing about where they are")
     pid, fd, size, drawn = WHERE.unpack(where)
     sizes = [word & ~IMMUTABLE for word in words]
-    if size != sum(one + padding(one) for one in sizes) or not 0 < size <= limits.HOST_CAST_BYTES:
+    if size != kept_bytes(sizes) or not 0 < size <= limits.HOST_CAST_BYTES:
         raise AssemblyError(f"an offer of {size} bytes of bodies that does not fit their table")
     try:
         whole = memoryview(_map(f"/proc/{pid}/fd/{fd}", size, memory_name(drawn)))

@@ -124,6 +124,8 @@ class NativeGroup(LinkGroup):
         for link in self._links:
             if link.caster is not None and link.is_open():
                 by_host.setdefault(link.caster, []).append(link)
+        if not by_host:
+            return {}
         begun = begin_casts(bodies, {caster: len(links) for caster, links in by_host.items()})
         return {link: body for caster, body in begun.items() for link in by_host[caster]}
 
