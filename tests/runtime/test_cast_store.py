@@ -15,7 +15,7 @@ import trio
 from tests.patience import HANG_SECONDS
 
 from trimesh import limits
-from trimesh._runtime.hosts.cast_frames import ANSWER, NOWHERE, REQUEST, CastRequest, receive_exactly
+from trimesh._runtime.hosts.cast_frames import ANSWER, NOWHERE, REQUEST, CastRequest
 from trimesh._runtime.hosts.cast_sender import CastSender
 from trimesh._runtime.hosts.cast_store import HostCasts
 from trimesh._transport.messages.assembly import AssemblyError
@@ -24,6 +24,7 @@ from trimesh._transport.messages.casting import CastLeaf
 from trimesh._transport.messages.chunked import IMMUTABLE
 from trimesh._transport.messages.host_memory import WHERE, HostMemoryError, map_bodies
 from trimesh._transport.messages.outgoing import Completion
+from trimesh._transport.relay.streams import receive_exactly
 from trimesh.ids import ProcId
 
 SIZE = 300_000

@@ -20,8 +20,6 @@ import struct
 from enum import IntEnum
 from typing import Final
 
-import trio
-
 from trimesh import limits
 from trimesh._transport.messages.host_memory import WHERE
 from trimesh.errors import ProtocolError
@@ -61,21 +59,3 @@ def read_request(data: bytes) -> tuple[CastRequest, int, int, int]:
     if (agent == 0) is (kind in _WITH_AGENT) or agent > ID_MAX:
         raise ProtocolError(f"FED and FEED name an agent, got {agent} for {kind.name}")
     return kind, number, size, agent
-
-
-async def receive_exactly(sock: trio.socket.SocketType, size: int) -> bytes | None:
-    """Return so many bytes, or None at the end of the channel."""
-    found = bytearray()
-    while len(found) < size:
-        data = await sock.recv(size - len(found))
-        if not data:
-            return None
-        found += data
-    return bytes(found)
-
-
-async def send_everything(sock: trio.socket.SocketType, data: bytes | memoryview) -> None:
-    """Send all of it."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[await sock.send(rest) :]

@@ -11,8 +11,9 @@ from contextlib import suppress
 
 import trio
 
-from trimesh._runtime.hosts.cast_frames import ANSWER, NOWHERE, REQUEST, CastRequest, receive_exactly, send_everything
+from trimesh._runtime.hosts.cast_frames import ANSWER, NOWHERE, REQUEST, CastRequest
 from trimesh._transport.messages.casting import CastBody, HostCaster
+from trimesh._transport.relay.streams import receive_exactly, send_everything
 from trimesh.errors import LimitExceeded
 
 

@@ -38,6 +38,7 @@ from trimesh._transport.relay.session import (
     HostSession,
     Resumed,
 )
+from trimesh._transport.relay.streams import send_everything
 from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId
 
@@ -197,7 +198,7 @@ class TrioSession:
                 if link.wire_out:
                     wire = bytes(link.wire_out)
                     link.wire_out.clear()
-                    await _send_all(link.sock, wire)
+                    await send_everything(link.sock, wire)
                 elif self._has_bye:
                     self._part()
                     return
@@ -333,7 +334,7 @@ class TrioSession:
         while data := await end.get():
             if not is_broken:
                 try:
-                    await _send_all(sock, data)
+                    await send_everything(sock, data)
                 except OSError:  # its process is gone: the rest is for nothing
                     is_broken = True
             self._machine.consumed(end.channel, len(data))
@@ -420,9 +421,3 @@ class _End:
     def cut(self) -> None:
         """End both directions at once."""
         self.scope.cancel(reason="the channel is gone")
-
-
-async def _send_all(sock: trio.socket.SocketType, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[await sock.send(view) :]
