@@ -26,6 +26,7 @@ from trimesh.errors import ConnectError, leaves
 pytest.importorskip("cyclopts")
 
 from trimesh.cli.commands import run
+from trimesh.cli.dashboard.problems import problems
 
 pytestmark = pytest.mark.real
 
@@ -181,6 +182,35 @@ def test_leak_in_one_rank_is_seen_while_the_run_lives(capfd: pytest.CaptureFixtu
                 break
     assert max(sizes, key=lambda name: sizes[name]) == "procs[gpus=2]"
     assert sizes["procs[gpus=2]"] > 300 > 3 * sizes["procs[gpus=1]"]
+
+
+@pytest.mark.parametrize(
+    ("way", "kind", "culprit", "told"),
+    [
+        ("keeps", "pinned", "procs[gpus=2]", "procs[gpus=2] has version "),
+        ("publishes in vain", "unread", "workers[gpus=0]", "workers[gpus=0] has published "),
+    ],
+)
+def test_versions_that_are_kept_or_not_read_are_named_by_all(
+    way: str, kind: str, culprit: str, told: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Q1, Q2, Q6, Q7: by `ps` and `calls --waits`, the page, a stack, and the autopsy of the dead."""
+    monkeypatch.setattr(limits, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(limits, "UNREAD_SECONDS", 0.2)
+    with victim(way) as one:
+        pid = ("--pid", str(one.pid))
+        for command in (("ps",), ("calls", "--waits")):
+            said_until(capfd, (f"{kind}: {told}",), *command, *pid)
+        said_until(capfd, ("workers.publish x1: workers[gpus=0]", "in publish"), "stack", *pid)
+        with observe.find_run(one.pid) as asked:
+            [problem] = [problem for problem in problems(asked.snapshot()) if problem.kind == kind]
+        found = one.killed_when(lambda seen: seen.cause.kind == kind)
+    assert told in problem.title
+    assert problem.names == (culprit,)
+    assert (found.ended, found.cause.kind, found.cause.name) == ("killed", kind, culprit), found.cause
+    assert "workers[gpus=0]" in found.cause.text
+    assert run(["autopsy"]) == 0
+    assert f"culprit: {found.cause.text}" in capfd.readouterr().out
 
 
 def test_host_that_was_lost_is_named() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from trimesh import Actor, current_point, endpoint, jobs, limits, this_host
+from trimesh import Actor, current_point, endpoint, jobs, limits, rdma, this_host
 
 
 class Worker(Actor):
@@ -81,6 +81,21 @@ class Worker(Actor):
         return
 
     @endpoint
+    async def publish(self, versions: int) -> rdma.Published:
+        """Publish some versions; further calls go on with the same weights."""
+        if not hasattr(self, "weights"):
+            self.weights = rdma.Published()
+        for _ in range(versions):
+            await self.weights.publish({"w": b"x" * 100})
+        return self.weights
+
+    @endpoint
+    async def keep(self, weights: rdma.Published) -> None:
+        """Stay in the block in which a version is pinned."""
+        async with weights.pin():
+            await trio.sleep_forever()
+
+    @endpoint
     def fail(self, rank: int) -> None:
         if current_point()["gpus"] == rank:
             raise ValueError("no such shard")
@@ -125,6 +140,12 @@ async def hang(workers: Any, way: str) -> None:
                 nursery.start_soon(workers.step.call, 2)
             case "left":
                 nursery.start_soon(workers.meet_in_c.call, 1)
+            case "keeps":
+                weights = await workers.slice(gpus=0).publish.call_one(1)
+                nursery.start_soon(workers.slice(gpus=2).keep.call_one, weights)
+                nursery.start_soon(workers.slice(gpus=0).publish.call_one, 1_000)
+            case "publishes in vain":
+                nursery.start_soon(workers.slice(gpus=0).publish.call_one, 1 << 40)
             case "deadlock":  # under a deadline, so that no call is failed for it
                 for rank in (0, 1):
                     one, other = workers.slice(gpus=rank), workers.slice(gpus=1 - rank)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from itertools import chain
 from typing import Annotated, Final
 
 import msgspec
@@ -25,6 +26,7 @@ from trimesh.cli.doctor import doctor
 from trimesh.cli.logs import logs
 from trimesh.cli.processes import process_tree
 from trimesh.cli.profile import profile
+from trimesh.cli.publishing import publication_lines
 from trimesh.cli.report import report
 from trimesh.cli.running import run_script
 from trimesh.cli.text import FINE, clean, one_line
@@ -115,7 +117,8 @@ def calls(*, pid: Pid = None, stuck: Flag = False, waits: Flag = False, all: All
     Args:
         pid: Of the controller.
         stuck: Only those that have waited for longer than a process may stall, or whose process does not run.
-        waits: Draw who waits for whom, and what all wait for in the end.
+        waits: Draw who waits for whom, and what all wait for in the end; then the versions of publications that are
+            kept from a `publish`, or that no process reads.
         all: Show each call; else those that differ only in their member are one.
         json: Print one JSON document: a list of calls, or with --waits of culprits.
 
@@ -127,7 +130,8 @@ def calls(*, pid: Pid = None, stuck: Flag = False, waits: Flag = False, all: All
     if json:
         _print_json(WaitGraph(seen).culprits() if waits else found)
     else:
-        _print_lines(wait_lines(seen) if waits else call_lines(found, shows_all=all))
+        shown = chain(wait_lines(seen), publication_lines(seen)) if waits else call_lines(found, shows_all=all)
+        _print_lines(shown)
     return FOUND if stuck and found else 0
 
 

@@ -2,6 +2,7 @@
 
 CU-1 A failure that was mended (its member serves again) is no culprit; nor is an end that was asked for.
 CU-2 Of a call to many members, the few that have not come out of it are, or the few that have, when the rest waits.
+CU-3 A call that only runs says less than versions that no process reads; a call that others wait for says more.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import msgspec
 from trimesh._wire import flight, observed
 from trimesh.observe.flights import RunRecords
 from trimesh.observe.merging import RunSnapshot, program_line
-from trimesh.observe.publishing import kept_versions
+from trimesh.observe.publishing import kept_versions, unread_versions
 from trimesh.observe.waiting import WaitGraph
 
 _ENDS: Final = ("Died", "Failed", "GaveUp", "Unacknowledged")
@@ -33,8 +34,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
         kind: "died" (a member), "raised" (an error has left the outermost block), "deadlock", "stuck" (a process whose
             loop did not run), "pinned" (a reader that kept a version, for whose room a `publish` waited), "left behind"
             (members that have not come out of a call, or have alone), "memory" (a process with far more than the
-            others), "waiting" (what all others waited for), "stopped" (by Ctrl-C, while nothing of that was seen), or
-            "none".
+            others), "waiting" (what all others waited for), "unread" (versions that were published, and that no process
+            has read), "stopped" (by Ctrl-C, while nothing of that was seen), or "none".
         name: The culprit: a process or actor, as `ps` shows it; empty for none.
         call: What it did: `mesh[label=0].endpoint`; empty if that is not known.
         text: For people: one sentence.
@@ -69,7 +70,8 @@ def cause_of(
     is_interrupted = left_by.startswith("KeyboardInterrupt")
     found = _died(records, events) or (None if is_interrupted or not left_by else _raised(records, left_by))
     found = found or _deadlock(snapshot) or _stuck(records, snapshot, events, states)
-    found = found or _pinned(snapshot) or _left_behind(records, snapshot) or _grown(records) or _waited_for(snapshot)
+    found = found or _pinned(snapshot) or _left_behind(records, snapshot) or _grown(records)
+    found = found or _waited_for(snapshot, by=1) or _unread(snapshot) or _waited_for(snapshot)
     if found is not None:
         return found
     if is_interrupted:
@@ -252,9 +254,20 @@ def _grown(records: RunRecords) -> Cause | None:
     return None
 
 
-def _waited_for(snapshot: RunSnapshot) -> Cause | None:
+def _unread(snapshot: RunSnapshot) -> Cause | None:
+    """Find the publisher whose versions no process has read, for longest."""
+    one = max(unread_versions(snapshot), key=lambda one: one.seconds, default=None)
+    if one is None:
+        return None
+    publishers = ", ".join(one.publishers[:4])
+    text = f"{publishers} published {one.count} versions in {one.seconds:.1f} s, and no process has read one of them"
+    return Cause(kind="unread", name=one.publishers[0], text=text)
+
+
+def _waited_for(snapshot: RunSnapshot, by: int = 0) -> Cause | None:
+    """Find the call that most others waited for, but not fewer than some; of those with as many the oldest."""
     graph = WaitGraph(snapshot)
-    found = [one for one in graph.culprits() if one.call.state != "sending"]
+    found = [one for one in graph.culprits() if one.call.state != "sending" and one.waiters >= by]
     if not found:
         return None
     one = found[0]
