@@ -11,6 +11,7 @@ import trio
 
 from trimesh._routing.collector import RankState
 from trimesh._runtime.system.exits import process_state
+from trimesh._runtime.watch.folding import fold
 from trimesh._runtime.watch.stack import TASKS_SECONDS, Report, read_report, request_report
 from trimesh._runtime.watch.task_tree import describe_actors, describe_threads, is_in_loop
 from trimesh.ids import AGENT
@@ -81,8 +82,7 @@ def _lines(proc: WatchedProc, asked: Asked) -> Iterator[str]:
     yield f"trimesh: process {proc.pid} on {proc.host_name}"
     for block in proc.stopping_blocks:
         yield f"  block {block.name} is being left, {grace_left(block.deadline)}"
-    for member in asked.members:
-        yield from _describe_member(proc, member, asked.reports.get(member))
+    yield from _describe_members(proc, asked)
     for call in proc.unended_calls():
         yield from _describe_outgoing(proc, call)
     for peer in proc.peers():
@@ -118,10 +118,18 @@ async def describe_waiting(proc: WatchedProc, members: Sequence[WatchedMember]) 
     while not asked.is_answered:  # noqa: ASYNC110 - another process answers, by a file
         await trio.sleep(_POLL_SECONDS)
     others = len(members) - len(waiting)
-    lines = [line for member in waiting for line in _describe_member(proc, member, asked.reports.get(member))]
+    lines = _describe_members(proc, asked)
     if waiting and others:
         lines.append(f"  and for nothing of {others} other {'process' if others == 1 else 'processes'}")
     return lines
+
+
+def _describe_members(proc: WatchedProc, asked: Asked) -> list[str]:
+    """Return lines on those that were asked; those of which the same is to be said are told once."""
+    return fold(
+        (member.label, member.pid, [*_describe_member(proc, member, asked.reports.get(member))])
+        for member in asked.members
+    )
 
 
 def _describe_member(proc: WatchedProc, member: WatchedMember, report: Report | None) -> Iterator[str]:
