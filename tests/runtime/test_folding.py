@@ -11,7 +11,7 @@ def told(rank: int, *lines: str, doing: str = "called ranks.step for 2.0 s") -> 
 
 
 def test_same_is_said_once_with_the_names_of_the_others():
-    """M4, FO-1: ages and points are not part of it; FO-2: the first is shown whole."""
+    """M4, FD-1: ages and points are not part of it; FD-2: the first is shown whole."""
     many = [told(rank, f"    ranks{{'gpus': {rank}/8}}.step runs, 1.{rank} s old") for rank in range(8)]
     assert fold(many) == [
         *many[0][2],

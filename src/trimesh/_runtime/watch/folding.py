@@ -1,7 +1,7 @@
 """Processes of which the same is said are told once; PURE.
 
-FO-1 The same is what differs only in ages, in the pid, and in where in its mesh the process or its actor is.
-FO-2 The first of them stands for all, whole; the others are named after it.
+FD-1 The same is what differs only in ages, in the pid, and in where in its mesh the process or its actor is.
+FD-2 The first of them stands for all, whole; the others are named after it.
 """
 
 from __future__ import annotations

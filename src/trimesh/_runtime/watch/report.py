@@ -11,7 +11,6 @@ import trio
 
 from trimesh._routing.collector import RankState
 from trimesh._runtime.system.exits import process_state
-from trimesh._runtime.watch.folding import fold
 from trimesh._runtime.watch.stack import TASKS_SECONDS, Report, read_report, request_report
 from trimesh._runtime.watch.task_tree import describe_actors, describe_threads, is_in_loop
 from trimesh.ids import AGENT
@@ -126,6 +125,8 @@ async def describe_waiting(proc: WatchedProc, members: Sequence[WatchedMember]) 
 
 def _describe_members(proc: WatchedProc, asked: Asked) -> list[str]:
     """Return lines on those that were asked; those of which the same is to be said are told once."""
+    from trimesh._runtime.watch.folding import fold  # noqa: PLC0415 - most blocks end
+
     return fold(
         (member.label, member.pid, [*_describe_member(proc, member, asked.reports.get(member))])
         for member in asked.members
