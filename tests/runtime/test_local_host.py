@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import signal
 import socket
@@ -17,11 +18,14 @@ import trio
 from tests.patience import HANG_SECONDS
 from tests.runtime.processes import count_fds, spawners_here, state, wait_until_all
 
-from trimesh import Actor, ProcDied, endpoint, limits, this_host
+from trimesh import Actor, MeshErrorGroup, ProcDied, endpoint, limits, this_host
+from trimesh._runtime.life.controller import lease_proc
 from trimesh._runtime.life.local_host import LocalHost, accept_links
 from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.spawner import process as spawner_process
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.socket import BrokerSocket
+from trimesh._transport.native import transport
 from trimesh._transport.native.transport import NativeTransport
 from trimesh.ids import ProcId
 
@@ -191,3 +195,42 @@ async def test_stopped_spawner_does_not_keep_a_block_for_its_output() -> None:
             (spawner,) = spawners_here()
             os.kill(spawner, signal.SIGSTOP)
         os.kill(spawner, signal.SIGCONT)
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The spawners that have been begun, as children of this process."""
+    found = list[Any]()
+    execute = spawner_process._execute
+
+    def executed(*args: Any) -> Any:
+        found.append(execute(*args))
+        return found[-1]
+
+    monkeypatch.setattr(spawner_process, "_execute", executed)
+    return found
+
+
+async def test_spawner_that_no_host_has_taken_is_killed_and_reaped(begun: list[Any]) -> None:
+    """The block was cancelled, say, while the program made itself ready."""
+    async with lease_proc(for_host=True):
+        (spawner,) = begun
+        assert spawner.returncode is None
+
+    assert spawner.returncode == -signal.SIGKILL
+
+
+async def test_spawner_starts_before_its_program_is_ready_and_ends_when_it_cannot_be(
+    begun: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        assert [spawner.returncode for spawner in begun] == [None]
+        raise OSError(errno.EMFILE, "no descriptor is left")
+
+    monkeypatch.setattr(transport, "NativeTransport", refuse)
+
+    with pytest.raises(MeshErrorGroup) as caught:
+        await this_host().spawn_procs({"n": 1}).__aenter__()
+
+    assert [str(error).startswith("this process cannot be made ready") for error in caught.value.exceptions] == [True]
+    assert [spawner.returncode for spawner in begun] == [-signal.SIGKILL]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import trio
@@ -16,11 +16,12 @@ import trio
 from trimesh._runtime.actors.agent import run_with_agent
 from trimesh._runtime.actors.context import set_proc_of_run, set_proc_of_task
 from trimesh._runtime.life.current import find_proc
-from trimesh._runtime.life.family import Family
+from trimesh._runtime.life.family import Family, Preload
 from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.spawner.siblings import Siblings
 from trimesh._runtime.system.system_calls import refusals
 from trimesh._runtime.tasks.interrupt import run_to_end
-from trimesh.config import reread
+from trimesh.config import Settings, reread
 from trimesh.errors import SpawnError, TrimeshInternalError
 from trimesh.ids import ID_MAX, ProcId
 from trimesh.shape.extent import Extent
@@ -28,6 +29,9 @@ from trimesh.shape.extent import Extent
 if TYPE_CHECKING:
     from trimesh._runtime.control.socket import ControlSocket
     from trimesh._runtime.observing.keeping import FlightRecord
+    from trimesh._runtime.peers.host import Host
+    from trimesh._runtime.spawner.process import SpawnerProcess
+    from trimesh._transport.native.transport import NativeTransport
 
 
 class _Controller:
@@ -37,10 +41,15 @@ class _Controller:
     left then, need it until they have been.
     """
 
-    def __init__(self, proc: Proc, family: Family, control: ControlSocket | None) -> None:
+    def __init__(
+        self, proc: Proc, transport: NativeTransport, control: ControlSocket | None, spawner: SpawnerProcess | None
+    ) -> None:
         self.proc = proc
         self.control = control
-        self.family = family
+        self.family = Family(proc, self._open_host)
+        self.family.siblings = Siblings()
+        self._transport = transport
+        self._spawner = spawner
         self.users = 0
         self.scope: trio.CancelScope = trio.CancelScope(shield=True)
         self.ready = trio.Event()
@@ -67,11 +76,20 @@ class _Controller:
             if self.control is not None:
                 self.control.close()
             self.proc.transport.close()
+            if self._spawner is not None:
+                self._spawner.abandon()
             if self.record is not None:
                 self.record.end_run(self.error or self.left_by)
                 self.left_by = None
             self.ready.set()
             self.closed.set()
+
+    def _open_host(self, preload: Preload) -> AbstractAsyncContextManager[Host]:
+        from trimesh._runtime.life.local_host import open_local_host  # noqa: PLC0415 - see `_start`
+
+        assert self.family.siblings is not None
+        spawner, self._spawner = self._spawner, None
+        return open_local_host(self.proc, self._transport, preload, self.family.siblings, spawner)
 
 
 _of_run: trio.lowlevel.RunVar[_Controller | None] = trio.lowlevel.RunVar("trimesh_controller", default=None)
@@ -79,11 +97,16 @@ _of_run: trio.lowlevel.RunVar[_Controller | None] = trio.lowlevel.RunVar("trimes
 
 @asynccontextmanager
 @trio.lowlevel.enable_ki_protection
-async def lease_proc(pickled: bool | None = None) -> AsyncGenerator[tuple[Proc, Family], None]:  # noqa: FBT001 - None is neither
+async def lease_proc(
+    pickled: bool | None = None,  # noqa: FBT001 - None is neither
+    *,
+    for_host: bool = False,
+) -> AsyncGenerator[tuple[Proc, Family], None]:
     """Use the `Proc` of this process while a block is open.
 
     Args:
         pickled: Whether values are to be pickled; None takes what the family does, and the setting in a new one.
+        for_host: Whether the host of this machine is what the block uses next.
 
     Raises:
         ValueError: The family does otherwise.
@@ -95,7 +118,7 @@ async def lease_proc(pickled: bool | None = None) -> AsyncGenerator[tuple[Proc, 
         check_mode(proc, pickled)
         yield proc, proc.family  # a worker, or a simulated process: its Proc lives as long as it does
         return
-    controller = _of_run.get() or _start(pickled)
+    controller = _of_run.get() or _start(pickled, for_host=for_host)
     check_mode(controller.proc, pickled)
     controller.users += 1
     try:
@@ -140,36 +163,50 @@ def _check(controller: _Controller) -> None:
         raise TrimeshInternalError("the runtime of this process has failed; please report this") from controller.error
 
 
-def _start(pickled: bool | None) -> _Controller:  # noqa: FBT001 - see lease_proc
+def _start(pickled: bool | None, *, for_host: bool) -> _Controller:  # noqa: FBT001 - see lease_proc
     settings = reread()
-    # The native library is loaded here, when the first block is entered, not by `import trimesh`. What `Proc` imports
-    # comes before it takes descriptors: an import that finds none left says nothing that a user could act on.
-    from trimesh._runtime.control.socket import ControlSocket  # noqa: PLC0415
-    from trimesh._runtime.debugging import holds  # noqa: PLC0415
-    from trimesh._runtime.life import traced  # noqa: PLC0415
-    from trimesh._runtime.life.local_host import open_local_host  # noqa: PLC0415
-    from trimesh._runtime.observing.keeping import record_run  # noqa: PLC0415
-    from trimesh._runtime.services import linked_moves  # noqa: PLC0415
-    from trimesh._runtime.spawner.siblings import Siblings  # noqa: PLC0415
-    from trimesh._runtime.watch import journal as _  # noqa: F401, PLC0415
-    from trimesh._transport.native.transport import NativeTransport  # noqa: PLC0415
-
-    del holds, linked_moves, traced  # only loaded
     proc_id = ProcId(secrets.randbelow(ID_MAX) + 1)
+    with ExitStack() as undo:
+        spawner = None
+        if for_host:
+            # Its interpreter takes longer to start than all that is done here, and does so on another core.
+            from trimesh._runtime.spawner.process import SpawnerProcess  # noqa: PLC0415 - see below
+
+            spawner = SpawnerProcess.start(proc_id)
+            undo.callback(spawner.abandon)
+        controller = _prepared(proc_id, settings, pickled, spawner)
+        undo.pop_all()
+    _of_run.set(controller)
+    set_proc_of_run(controller.proc)
+    trio.lowlevel.spawn_system_task(controller.run, name="trimesh")
+    return controller
+
+
+def _prepared(
+    proc_id: ProcId,
+    settings: Settings,
+    pickled: bool | None,  # noqa: FBT001 - see lease_proc
+    spawner: SpawnerProcess | None,
+) -> _Controller:
     try:
+        # The native library is loaded here, when the first block is entered, not by `import trimesh`. What `Proc`
+        # imports comes before its transport takes descriptors.
+        from trimesh._runtime.control.socket import ControlSocket  # noqa: PLC0415
+        from trimesh._runtime.debugging import holds  # noqa: PLC0415
+        from trimesh._runtime.life import local_host, traced  # noqa: PLC0415
+        from trimesh._runtime.observing.keeping import record_run  # noqa: PLC0415
+        from trimesh._runtime.services import linked_moves  # noqa: PLC0415
+        from trimesh._runtime.watch import journal as _  # noqa: F401, PLC0415
+        from trimesh._transport.native.transport import NativeTransport  # noqa: PLC0415
+
+        del holds, linked_moves, local_host, traced  # only loaded
         transport = NativeTransport(proc_id, settings=settings)
     except OSError as error:  # descriptors, memory or threads are wanting
         raise SpawnError(f"this process cannot be made ready for meshes: {error}{refusals()}") from error
-    is_pickled = settings.pickle == "on" if pickled is None else pickled
-    proc, siblings = Proc(proc_id, transport, pickled=is_pickled), Siblings()
-    proc.family = Family(proc, lambda preload: open_local_host(proc, transport, preload, siblings))
-    proc.family.siblings = siblings
-    controller = _Controller(
-        proc, proc.family, ControlSocket(proc, proc.inquiries) if settings.observe == "on" else None
-    )
+    proc = Proc(proc_id, transport, pickled=settings.pickle == "on" if pickled is None else pickled)
+    control = ControlSocket(proc, proc.inquiries) if settings.observe == "on" else None
+    controller = _Controller(proc, transport, control, spawner)
+    proc.family = controller.family
     if settings.record == "on":
         controller.record = record_run(proc)
-    _of_run.set(controller)
-    set_proc_of_run(proc)
-    trio.lowlevel.spawn_system_task(controller.run, name="trimesh")
     return controller

@@ -14,6 +14,7 @@ from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.host import Host, LaunchRequest, NoLinkError
 from trimesh._runtime.peers.losses import HostLoss
 from trimesh._runtime.spawner.launcher import ProcLauncher, open_spawner
+from trimesh._runtime.spawner.process import SpawnerProcess
 from trimesh._runtime.spawner.siblings import Siblings
 from trimesh._runtime.spawner.socket import FarSocket
 from trimesh._runtime.system.child import Child, LaunchSpec
@@ -185,7 +186,11 @@ def accept_links(
 
 @asynccontextmanager
 async def open_local_host(
-    proc: Proc, transport: NativeTransport, preload: tuple[str, ...], siblings: Siblings
+    proc: Proc,
+    transport: NativeTransport,
+    preload: tuple[str, ...],
+    siblings: Siblings,
+    process: SpawnerProcess | None = None,
 ) -> AsyncGenerator[Host, None]:
     """Start a spawner for the controller; leaving ends it and all that it has started.
 
@@ -194,7 +199,10 @@ async def open_local_host(
         transport: Its links.
         preload: Modules that the spawner imports.
         siblings: The controller's other spawners.
+        process: See `open_spawner`.
     """
     incoming = accept_links(proc, transport)
-    async with open_spawner(proc.proc_id, preload=preload, incoming=incoming, siblings=siblings) as launcher:
+    async with open_spawner(
+        proc.proc_id, preload=preload, incoming=incoming, siblings=siblings, process=process
+    ) as launcher:
         yield LocalHost(transport, launcher)

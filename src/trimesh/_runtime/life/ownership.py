@@ -147,7 +147,7 @@ async def _open_host(
     """Use this process and this machine's host; what keeps them from starting is raised as every start's (X1)."""
     async with AsyncExitStack() as stack:
         try:
-            proc, family = await stack.enter_async_context(lease_proc(pickled))
+            proc, family = await stack.enter_async_context(lease_proc(pickled, for_host=True))
             host = await stack.enter_async_context(family.host(preload))
         except SpawnError as error:
             raise MeshErrorGroup(f"{name} could not be started", [error], mesh=name) from None

@@ -359,7 +359,6 @@ class ProcLauncher:
 
 
 _launchers: ForgottenInChildren[ProcLauncher] = ForgottenInChildren()
-_processes: ForgottenInChildren[SpawnerProcess] = ForgottenInChildren()
 
 
 @asynccontextmanager
@@ -371,6 +370,7 @@ async def open_spawner(
     incoming: IncomingHook | None = None,
     entry: str = records.ENTRY,
     siblings: Siblings | None = None,
+    process: SpawnerProcess | None = None,
 ) -> AsyncGenerator[ProcLauncher, None]:
     """Start a spawner; this process is the controller of the family.
 
@@ -382,6 +382,7 @@ async def open_spawner(
             socket. Must not raise. Without it connections are closed.
         entry: What workers will run; its module is imported before they are forked.
         siblings: The other spawners of this process: their workers and those of this one can connect to each other.
+        process: One that was started for `root_id` and has not been told anything, owned from here on; None starts it.
 
     Raises:
         SpawnError: The spawner cannot be started, or a module cannot be preloaded; the text carries its traceback.
@@ -389,7 +390,7 @@ async def open_spawner(
     Blocking: entering waits until everything is imported (about 0.2 s without `preload`); leaving kills and reaps
         whatever is left, shielded, at most some `limits.KILL_SECONDS`.
     """
-    process = SpawnerProcess.start(root_id)
+    process = process or SpawnerProcess.start(root_id)
     try:
         launcher = ProcLauncher(
             process.broker,
@@ -401,12 +402,10 @@ async def open_spawner(
             siblings=siblings,
             spawner_pid=process.pid,
         )
-        _processes.add(process)
         begin, end = partial(launcher._wait_ready, entry), partial(launcher._stop_family, process)  # noqa: SLF001
         async with _serving(launcher, begin, end):
             yield launcher
     finally:
-        _processes.discard(process)
         process.close()
 
 

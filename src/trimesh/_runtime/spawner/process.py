@@ -19,6 +19,7 @@ from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.client import SpawnerClient
 from trimesh._runtime.spawner.socket import BrokerSocket, broker_pair
 from trimesh._runtime.system import exits, prctl
+from trimesh._runtime.system.forks import ForgottenInChildren
 from trimesh._runtime.system.system_calls import has_proc, refusals
 from trimesh.errors import SpawnError
 
@@ -67,6 +68,7 @@ class SpawnerProcess:
         self.pid = process.pid
         self._process = process
         self._pidfd = pidfd
+        _open.add(self)
 
     @classmethod
     def start(cls, root_id: int) -> SpawnerProcess:
@@ -152,8 +154,15 @@ class SpawnerProcess:
             exits.log_abandoned("the spawner", self.pid)
         return exit_code == 0
 
+    def abandon(self) -> None:
+        """End one that was never told anything, so has no workers. Blocking: until the kernel has killed it."""
+        self._process.kill()
+        self._process.wait()
+        self.close()
+
     def close(self) -> None:
         """Give back the descriptors."""
+        _open.discard(self)
         self.broker.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
@@ -163,6 +172,9 @@ class SpawnerProcess:
         """In a forked child: the spawner is a child of another process."""
         self._process.returncode = 0
         self.close()
+
+
+_open: Final[ForgottenInChildren[SpawnerProcess]] = ForgottenInChildren()
 
 
 def _execute(passed: list[int], streams: list[int | None], root_id: int) -> subprocess.Popen[bytes]:
