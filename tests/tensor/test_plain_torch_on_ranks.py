@@ -45,7 +45,8 @@ async def test_the_compiler_of_torch_is_for_functions_on_ranks_and_not_for_modul
         with procs.activate():
             x, w = torch.linspace(0, 1, 12).reshape(4, 3), torch.eye(3)
         here, there = w.clone().requires_grad_(), torch.eye(3, requires_grad=True)
-        found, expected = compiled_hidden(x, here), hidden(torch.linspace(0, 1, 12).reshape(4, 3), there)
+        plain = torch.linspace(0, 1, 12).reshape(4, 3)
+        found, expected = compiled_hidden(x, here), hidden(plain, there)
         found.sum().backward()
         expected.sum().backward()
         assert torch.allclose(await trimesh.fetch_shard(found, gpus=1), expected)
@@ -57,6 +58,26 @@ async def test_the_compiler_of_torch_is_for_functions_on_ranks_and_not_for_modul
             with pytest.raises(TypeError, match="cannot move onto a mesh, got one: compile what runs on the ranks"):
                 trimesh.module_to_mesh(module, procs)
             assert type(next(module.parameters())) is nn.Parameter
+
+        rows = trimesh.distribute(torch.eye(4), procs, ["gpus", None])
+        moved = trimesh.module_to_mesh(nn.Linear(4, 3), procs)
+        compiled = torch.compile(hidden, backend="eager")
+        of_both = torch.compile(lambda here: here + x.sum(), backend="eager")
+        reduced = torch.compile(lambda t: t.reduce("gpus"), backend="eager")
+        for refused in (
+            lambda: compiled(x, w),
+            lambda: compiled(rows, rows),
+            lambda: of_both(torch.ones(3)),
+            lambda: reduced(x),
+            lambda: torch.compile(moved, backend="eager")(rows),
+        ):
+            with pytest.raises(
+                TypeError, match="cannot compile operations on tensors of a mesh, got some in a compiled"
+            ):
+                refused()
+        kept_out = torch.compiler.disable(lambda: hidden(x, w))
+        around = torch.compile(lambda: [kept_out()], backend="eager")
+        assert torch.allclose(await trimesh.fetch_shard(around()[0], gpus=0), hidden(plain, torch.eye(3)))
 
 
 async def test_functions_on_ranks_make_distributed_tensors_of_the_memory_of_theirs() -> None:

@@ -11,11 +11,15 @@ from typing import Any
 
 import torch
 
+from trimesh.tensor.controller.compiling import is_traced
+
 
 def _operator(name: str, function: Callable[[Any, Any], Any]) -> Any:
     plain = getattr(torch.Tensor, name)
 
     def operator(self: torch.Tensor, other: Any) -> Any:
+        if is_traced():  # the compiler takes `plain` for this very function, and calls it for ever
+            return function(self, other)
         result = plain(self, other)
         if result is NotImplemented and isinstance(other, torch.Tensor):
             return function(self, other)

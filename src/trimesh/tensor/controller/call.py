@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
+from trimesh.tensor.controller.compiling import check_not_compiled
 from trimesh.tensor.controller.plan import FRESH, Meta, Plan
 from trimesh.tensor.controller.team import Team
 from trimesh.tensor.controller.tensor import MeshTensor, make
@@ -33,6 +34,7 @@ def call_kernel(
     Returns:
         The new tensors.
     """
+    check_not_compiled()
     operands: list[Any] = []
     key: list[Any] = [name]
 

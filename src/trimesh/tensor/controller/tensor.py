@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import torch
 
 from trimesh.tensor.controller.binary import WithOperators
+from trimesh.tensor.controller.compiling import check_not_compiled
 
 if TYPE_CHECKING:
     from trimesh.actor.proc_mesh import ProcMesh
@@ -62,6 +63,7 @@ class MeshTensor(WithOperators):
     ) -> Any:
         """Run an operation on the ranks: see `issue`."""
         del types
+        check_not_compiled()
         return cls._above.issue(func, args, kwargs or {})
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
