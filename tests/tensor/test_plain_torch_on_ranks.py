@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -25,18 +26,59 @@ def compiled_hidden(x: Any, w: Any) -> Any:
     return torch.compile(hidden, backend="aot_eager", fullgraph=True)(x, w)
 
 
-@trimesh.remote(propagate=lambda x, _: (x, torch.empty(3)))
-def doubled_and_summed(x: Any, group: Any) -> tuple[Any, Any]:
-    """Look at the tensors of the ranks as one `DTensor`, on their memory."""
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor, Shard
+def placed(kind: str) -> Any:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
 
-    mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=("gpus",))
-    rows = DTensor.from_local(x, mesh, [Shard(0)])
-    rows.mul_(2)
-    local = rows.to_local()
-    assert local.data_ptr() == x.data_ptr()
-    return local, rows.sum(0).full_tensor()
+    kinds = {
+        "whole": Replicate(),
+        "parts": Partial(),
+        "largest": Partial("max"),
+        "strided": _StridedShard(0, split_factor=2),
+    }
+    return kinds.get(kind) or Shard(int(kind))
+
+
+@trimesh.remote(propagate="inspect")
+def pointers(*tensors: Any) -> Any:
+    return [torch.tensor([getattr(one, "_local_tensor", one).data_ptr()]) for one in tensors]
+
+
+@trimesh.remote(propagate="inspect")
+def joined_and_apart(t: Any, mesh: Any, kind: str) -> Any:
+    """Make a `DTensor` of the tensors of the ranks, and one of each again."""
+    from torch.distributed.tensor import DTensor
+
+    whole = DTensor.from_local(t, mesh, [placed(kind)])
+    return whole, whole.to_local()
+
+
+@trimesh.remote(propagate="inspect")
+def made_wrong(t: Any, group: Any, mesh: Any, kind: str) -> Any:
+    """Make what is no global tensor."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+
+    if kind == "other mesh":
+        return DTensor.from_local(t, DeviceMesh.from_group(group, "cpu"), [placed("0")])
+    if kind == "uneven":
+        rows = t[: 1 + group.rank()]
+        return DTensor.from_local(rows, mesh, [placed("0")], shape=torch.Size([3, 3]), stride=(3, 1))
+    return DTensor.from_local(t, mesh, [placed(kind)])
+
+
+@trimesh.remote
+def scaled_and_squared(t: Any, factor: float) -> Any:
+    return (t * factor).square()
+
+
+@trimesh.remote(propagate=lambda t, _: t)
+def tripled_in_place(t: Any, mesh: Any) -> Any:
+    """Write to a `DTensor` by torch's own rules."""
+    assert t.device_mesh is mesh
+    assert mesh.mesh_dim_names == ("gpus",)
+    assert t.sum().full_tensor() == 66  # by a collective
+    return t.mul_(3)
 
 
 @pytest.mark.stress  # dynamo alone takes seconds to import, here and there
@@ -80,13 +122,57 @@ async def test_the_compiler_of_torch_is_for_functions_on_ranks_and_not_for_modul
         assert torch.allclose(await trimesh.fetch_shard(around()[0], gpus=0), hidden(plain, torch.eye(3)))
 
 
-async def test_functions_on_ranks_make_distributed_tensors_of_the_memory_of_theirs() -> None:
+async def test_global_tensors_are_distributed_tensors_in_functions_and_back_on_the_same_memory() -> None:
     async with this_host().spawn_procs({"gpus": 2}, preload=("torch", "torch.distributed.tensor")) as procs:
+        plain, mesh = torch.arange(12.0).reshape(4, 3), procs.device_mesh()
         with procs.activate():
-            x = torch.linspace(0, 1, 12).reshape(4, 3)
-        back, total = doubled_and_summed(x, procs.process_group("gpus"))
-        plain = torch.linspace(0, 2, 12).reshape(4, 3)
-        assert torch.allclose(await trimesh.fetch_shard(total, gpus=0), 2 * plain.sum(0))
-        assert torch.allclose(await trimesh.fetch_shard(x, gpus=0), plain)  # written through the DTensor
-        back.add_(1)  # and what came back is the same memory
-        assert torch.allclose(await trimesh.fetch_shard(x, gpus=1), plain + 1)
+            own = torch.arange(12.0).reshape(4, 3) + procs.rank_tensor("gpus")
+        wholes = {"0": torch.cat([plain, plain + 1]), "1": torch.cat([plain, plain + 1], 1), "parts": 2 * plain + 1}
+        for kind in ("0", "1", "parts"):
+            whole, part = joined_and_apart(own, mesh, kind)
+            assert torch.equal(await trimesh.fetch(whole), wholes[kind])
+            seen = [torch.stack(list(one.values())) for one in await trimesh.fetch(pointers(own, whole, part))]
+            assert torch.equal(seen[0], seen[1])
+            assert torch.equal(seen[0], seen[2])
+        whole, _ = joined_and_apart(trimesh.replicate(plain, procs).local([None, None]), mesh, "whole")
+        assert await trimesh.placements(whole * 1) == [None, None]
+
+        x = trimesh.distribute(plain, procs, ["gpus", None])
+        row = x[1]  # gathered, and a view all the same
+        again = tripled_in_place(x, mesh)
+        again.add_(1)
+        for found in (x, again):
+            assert torch.equal(await trimesh.fetch(found), 3 * plain + 1)
+        assert torch.equal(await trimesh.fetch(row), 3 * plain[1] + 1)
+
+        here, there = plain.clone().requires_grad_(), trimesh.distribute(plain, procs, [None, "gpus"]).requires_grad_()
+        scaled_and_squared(there, 2.0).sum().backward()
+        (here * 2.0).square().sum().backward()
+        assert torch.equal(await trimesh.fetch(there.grad), here.grad)
+
+
+async def test_distributed_tensors_that_are_no_global_ones_are_refused_in_words() -> None:
+    async with this_host().spawn_procs({"gpus": 2}, preload=("torch", "torch.distributed.tensor")) as procs:
+        mesh, group = procs.device_mesh(), procs.process_group("gpus")
+        with procs.activate():
+            own = torch.arange(12.0).reshape(4, 3)
+        for kind, said in {
+            "other mesh": "on the device mesh of the ranks.*`procs.device_mesh\\(\\)` as an argument",
+            "uneven": r"cut as torch.chunk cuts, \[\d, 3\] of \[3, 3\] on this rank, got",
+            "largest": r"cut, whole, or in parts of a sum .* got .*t.redistribute",
+            "strided": r"cut, whole, or in parts of a sum .* got .*t.redistribute",
+        }.items():
+            with pytest.RaisesGroup(*[pytest.RaisesExc(TypeError, match=said)] * 2):
+                made_wrong(own, group, mesh, kind)
+        x = trimesh.distribute(torch.eye(4), procs, ["gpus", None])
+        apart = trimesh.remote(scaled_and_squared.function, returns_global=False)(x, 1.0)
+        with pytest.RaisesGroup(*[pytest.RaisesExc(TypeError, match="returned DTensor float32.*`returns_global`")] * 2):
+            await trimesh.fetch(apart)
+        with pytest.RaisesGroup(
+            *[pytest.RaisesExc(TypeError, match=r"returned a DTensor: return t.full_tensor\(\)")] * 2
+        ):
+            await trimesh.call_on_shard_and_fetch(scaled_and_squared, x, 1.0)
+        with pytest.RaisesGroup(pytest.RaisesExc(TypeError, match=r"write device_mesh\(\) of the view")):
+            await trimesh.call_on_shard_and_fetch(scaled_and_squared, own.slice_mesh(gpus=0), mesh)
+        with pytest.raises(TypeError, match="is an argument of functions under"):
+            pickle.dumps(mesh)

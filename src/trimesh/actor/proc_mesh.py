@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
 
 from trimesh._runtime.life import (
@@ -26,7 +26,7 @@ from trimesh._runtime.watch import EventStream, MeshStatistics
 from trimesh._supervision.policy import Policy, checked_policy
 from trimesh._supervision.units import check_units
 from trimesh.actor.actor import Actor
-from trimesh.actor.procs.mesh_tensors import tensors
+from trimesh.actor.procs.mesh_tensors import MakesTensors
 from trimesh.actor.spawning import Spawning, borrowing, check_arguments, checked_class, checked_name, handle_on
 from trimesh.actor.view import statistics_of_procs
 from trimesh.errors import ShapeError
@@ -37,17 +37,14 @@ from trimesh.shape.region import Region
 from trimesh.shape.shaped import Shaped
 
 if TYPE_CHECKING:
-    import torch
-
     from trimesh.events.membership import MembershipView
-    from trimesh.tensor.groups.process_group import ProcessGroup
 
 P = ParamSpec("P")
 A = TypeVar("A", bound=Actor)
 R = TypeVar("R")
 
 
-class ProcMesh(Shaped):
+class ProcMesh(MakesTensors, Shaped):
     """A mesh of processes, or a view of some of them."""
 
     def __init__(
@@ -154,77 +151,6 @@ class ProcMesh(Shaped):
                 "actors are spawned by the block that owns the processes, or by others where that has written "
                 "spawn_procs(..., shared=True)"
             )
-
-    def activate(self, *, global_tensors: bool = False) -> AbstractContextManager[None]:
-        """Return the block in which torch makes its tensors on the ranks of this view: one on each.
-
-        `with procs.activate(): t = torch.rand(3, 4)`. It is in force in the task that has entered it and in those that
-        it starts, and nests. Operations on tensors of a mesh need no activation.
-
-        Args:
-            global_tensors: Whether they are global ones instead, as of `trimesh.replicate`: for what code makes beside
-                global tensors (a mask, the first state of an LSTM, the counters of a fused optimizer).
-
-        Raises:
-            ShapeError: Global tensors are asked for, and ranks are missing in the extent of this view.
-            RuntimeError: This is a reference, or `this_proc()`.
-            ImportError: torch is not installed.
-
-        Blocking: no checkpoint; what is issued is sent on its way without waiting for it.
-        """
-        self._check_owned("tensors are made by the block that owns the processes")
-        return tensors().activate(self._owned_here(), self._shown, is_global=global_tensors)
-
-    def rank_tensor(self, label: str) -> torch.Tensor:
-        """Return a tensor on each process of this view: its own index along a dimension, an int64 of no dimension.
-
-        Args:
-            label: A dimension of this view.
-
-        Raises:
-            ShapeError: There is no such dimension.
-            RuntimeError: This is a reference.
-
-        Blocking: no checkpoint.
-        """
-        self._check_owned("tensors are made by the block that owns the processes")
-        return tensors().rank_tensor(self._owned_here(), self._shown, label)
-
-    def run(self, function: Callable[..., R] | str, /, *args: Any, **kwargs: Any) -> R:
-        """Run a function on every rank of this view, with its own part of each tensor; return its tensors.
-
-        It is `trimesh.remote(function)(...)` while this view is active, and waits for nothing; global tensors are given
-        to it by their parts (`t.local()`), which waits as `.item()` does.
-
-        Args:
-            function: As `trimesh.remote` takes it, and best one that is defined once: it is sent once.
-            *args: Tensors on these ranks, and other values.
-            **kwargs: Like `args`.
-
-        Raises:
-            TypeError: A tensor is not on these ranks, has gradients though it is global, or see `trimesh.remote`.
-            RuntimeError: This is a reference.
-
-        Blocking: no checkpoint.
-        """
-        result: R = tensors().run(self, function, args, kwargs)
-        return result
-
-    def process_group(self, dims: str | Sequence[str]) -> ProcessGroup:
-        """Return what is, as an argument of a remote function, a `torch.distributed.ProcessGroup` on each rank.
-
-        Its members are the ranks, of those that the function runs on, that differ in these dimensions only. The
-        function needs a `propagate`: it cannot be tried out where there is no group.
-
-        Args:
-            dims: A dimension of this view, or several.
-
-        Raises:
-            ShapeError: There is no such dimension.
-
-        Blocking: no checkpoint; ranks connect when they use it first.
-        """
-        return tensors().process_group(self._shown, dims)
 
     def alive(self) -> Self:
         """Return the view without the members whose end is known here."""

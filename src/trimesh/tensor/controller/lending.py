@@ -38,7 +38,10 @@ class _Loan(Guarded):
 def reduce_tensor(tensor: MeshTensor, sink: Sink) -> Any:
     """Say how a mesh tensor travels to the actors beside its ranks."""
     if tensor._meta.is_global:
-        raise TypeError(f"an endpoint takes a tensor that each rank has, got {tensor!r}: write t.local()")
+        raise TypeError(
+            f"an endpoint takes a tensor that each rank has, got {tensor!r}: write t.local(), or a function under "
+            "@trimesh.remote, which gets a DTensor"
+        )
     team = tensor._held.team
     team.check()
     team.engine.flush_team(team)  # what computes it goes ahead of the call

@@ -1,4 +1,4 @@
-"""`ProcessGroup`: what a remote function is given to do something with the other ranks by `torch.distributed`."""
+"""What a remote function is given to work with the other ranks by `torch.distributed`: groups, a device mesh."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import attrs
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
 
     from trimesh.tensor.rank.rank import Rank, TeamOnRank
 
@@ -49,3 +50,43 @@ class SentGroup:
         from trimesh.tensor.groups.groups import torch_group  # noqa: PLC0415 - takes a second, at the ranks only
 
         return torch_group(rank, team, self.labels)
+
+
+@attrs.frozen
+class RanksDeviceMesh:
+    """Stands, at the controller, for torch's device mesh of the ranks that a remote function runs on.
+
+    Attributes:
+        labels: Its dimensions.
+    """
+
+    labels: tuple[str, ...]
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse; see `ProcessGroup`."""
+        raise TypeError(
+            f"the device mesh of ranks is an argument of functions under @trimesh.remote, got the one along "
+            f"{self.labels} for something else: in actors use that of a group of theirs, group.device_mesh()"
+        )
+
+
+@attrs.frozen
+class SentDeviceMesh:
+    """What becomes of a `RanksDeviceMesh` on its way to the ranks.
+
+    Attributes:
+        labels: Its dimensions.
+    """
+
+    labels: tuple[str, ...]
+
+    def on_rank(self, rank: Rank, team: TeamOnRank) -> DeviceMesh:
+        """Return the device mesh of a rank's team."""
+        from trimesh.tensor.groups.groups import device_mesh  # noqa: PLC0415 - takes a second, at the ranks only
+
+        if tuple(team.extent) != self.labels:
+            raise TypeError(
+                f"a remote function gets the device mesh of the ranks that it runs on, along {tuple(team.extent)}, got "
+                f"one along {self.labels}: write device_mesh() of the view that its tensors are on"
+            )
+        return device_mesh(rank, team)

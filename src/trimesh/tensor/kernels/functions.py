@@ -11,10 +11,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from trimesh._wire.memory.regions import STOP
+from trimesh.tensor.dtensor.own_dtensors import adopted, lent_to_function
+from trimesh.tensor.groups.groups import device_mesh
+from trimesh.tensor.protocol.box import contiguous_strides
 from trimesh.tensor.rank.function_parts import LocalMeta, Named, OnRank, meta_of, put_together, take_apart
 from trimesh.tensor.rank.kernel import Kernel
 from trimesh.tensor.rank.poison import Poison
 from trimesh.tensor.rank.rank import Rank, TeamOnRank
+from trimesh.tensor.rules.arguments import is_global
 
 Body = memoryview
 
@@ -85,8 +89,10 @@ def function(
     metas: Sequence[Sequence[Any]],
 ) -> list[torch.Tensor] | None:
     """Call a function; return the tensors in its result, which must have the metadata that the controller expects."""
-    name, result = _call(rank, team, number, tensors, payload, bodies)
-    return _checked(name, result, metas) or None
+    with lent_to_function(rank, tensors):
+        name, result = _call(rank, team, number, tensors, payload, bodies)
+    made = _checked(name, result, metas)
+    return [_strided(rank, team, name, one, meta[1]) for one, meta in zip(made, metas, strict=True)] or None
 
 
 def function_graph(
@@ -101,27 +107,27 @@ def function_graph(
 ) -> list[Any]:
     """Do the same and keep what its gradient needs: the last of the outputs."""
     inputs = [one.detach().requires_grad_(index in needed) for index, one in enumerate(tensors)]
-    with torch.enable_grad():
+    with lent_to_function(rank, tensors), torch.enable_grad():
         name, result = _call(rank, team, number, inputs, payload, bodies)
-        made = _checked(name, result, metas)
-    return [*(one.detach() for one in made), _Graph([inputs[index] for index in needed], made)]
+    made = _checked(name, result, metas)
+    results = [_strided(rank, team, name, one.detach(), meta[1]) for one, meta in zip(made, metas, strict=True)]
+    return [*results, _Graph([inputs[index] for index in needed], made)]
 
 
 def function_backward(
-    _: Rank, __: TeamOnRank, graph: _Graph, grads: Sequence[torch.Tensor], given: Sequence[int]
+    rank: Rank, team: TeamOnRank, graph: _Graph, grads: Sequence[torch.Tensor], given: Sequence[int]
 ) -> list[torch.Tensor]:
     """Return the gradients of what a call was given, from those of some of what it has returned."""
     pairs = [(graph.outputs[index], grad) for index, grad in zip(given, grads, strict=True)]
     pairs = [(output, grad) for output, grad in pairs if output.requires_grad]
     found: Sequence[torch.Tensor | None] = [None] * len(graph.inputs)
-    if pairs:
-        outputs, wanted = zip(*pairs, strict=True)
-        # Kept, for it may be asked for again; it goes when the controller lets go of it.
-        found = torch.autograd.grad(outputs, graph.inputs, wanted, allow_unused=True, retain_graph=True)
-    return [
-        torch.zeros_like(one, memory_format=torch.contiguous_format) if grad is None else grad.contiguous()
-        for one, grad in zip(graph.inputs, found, strict=True)
-    ]
+    with lent_to_function(rank, grads):
+        if pairs:
+            outputs, wanted = zip(*pairs, strict=True)
+            # Kept, for it may be asked for again; it goes when the controller lets go of it.
+            found = torch.autograd.grad(outputs, graph.inputs, wanted, allow_unused=True, retain_graph=True)
+    every = [torch.zeros_like(one) if grad is None else grad for one, grad in zip(graph.inputs, found, strict=True)]
+    return [_strided(rank, team, "its gradient", one.detach(), contiguous_strides(one.size())) for one in every]
 
 
 def function_fetch(
@@ -143,7 +149,13 @@ def function_fetch(
         reply(request, poison)
         return
     try:
-        _, result = _call(rank, team, number, tensors, payload, bodies)
+        with lent_to_function(rank, tensors):
+            name, result = _call(rank, team, number, tensors, payload, bodies)
+        if any(is_global(one) for one in pytree.tree_leaves(result)):
+            raise TypeError(
+                f"what is fetched of a function must be values of a rank, {name} returned a DTensor: return "
+                "t.full_tensor() or t.to_local()"
+            )
         # Copies: what comes next may write to them before their bytes have left.
         reply(request, pytree.tree_map_only(torch.Tensor, lambda one: one.detach().cpu().clone(), result))
     except BaseException as error:
@@ -162,7 +174,10 @@ def function_inspect(
 ) -> _Graph:
     """Call a function, keep what it returns, and tell the controller its metadata."""
     try:
-        made, parts = take_apart(*_call(rank, team, number, tensors, payload, bodies))
+        with lent_to_function(rank, tensors):
+            name, result = _call(rank, team, number, tensors, payload, bodies)
+        made, parts = take_apart(name, result)
+        made = [_strided(rank, team, name, one, one.stride()) for one in made]
     except BaseException as error:
         rank.outside.reply(request, Poison(team.number, team.done, "trimesh::function", error))
         raise
@@ -199,18 +214,23 @@ def _decode(rank: Rank, payload: Body, bodies: Sequence[Body], what: str) -> Any
 
 def _checked(name: str, result: Any, metas: Sequence[Sequence[Any]]) -> list[torch.Tensor]:
     made, _ = take_apart(name, result)
-    expected = [LocalMeta(tuple(size), tuple(stride), dtype) for size, stride, dtype in metas]
+    expected = [LocalMeta(tuple(size), tuple(stride), dtype, parts) for size, stride, dtype, parts in metas]
     found = list(map(meta_of, made))
-    if [(one.size, one.dtype) for one in found] != [(one.size, one.dtype) for one in expected]:
+    if [(one.size, one.dtype, one.is_global) for one in found] != [
+        (one.size, one.dtype, one.is_global) for one in expected
+    ]:
         raise TypeError(
             f"a remote function must return what its propagation says, {name} returned "
-            f"{_shown(found)} here and was to return {_shown(expected)}: see `propagate` of trimesh.remote"
+            f"{_shown(found)} here and was to return {_shown(expected)}: see `propagate` and `returns_global` of "
+            "trimesh.remote"
         )
-    return [_strided(one, meta.stride) for one, meta in zip(made, expected, strict=True)]
+    return made
 
 
-def _strided(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+def _strided(rank: Rank, team: TeamOnRank, name: str, tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     """Return a tensor laid out as the controller believes: what comes next is planned by that."""
+    if is_global(tensor):
+        return adopted(name, tensor, device_mesh(rank, team), stride)
     if tuple(tensor.stride()) == tuple(stride):
         return tensor
     made = torch.empty_strided(tensor.size(), stride, dtype=tensor.dtype, device=tensor.device)
@@ -218,7 +238,13 @@ def _strided(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
 
 
 def _shown(metas: Sequence[LocalMeta]) -> str:
-    return ", ".join(f"{str(one.dtype).removeprefix('torch.')}{list(one.size)}" for one in metas) or "no tensor"
+    return (
+        ", ".join(
+            f"{'DTensor ' if one.is_global else ''}{str(one.dtype).removeprefix('torch.')}{list(one.size)}"
+            for one in metas
+        )
+        or "no tensor"
+    )
 
 
 KERNELS: Final = (

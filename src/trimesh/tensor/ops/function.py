@@ -25,9 +25,10 @@ from trimesh.tensor.controller.shapes import Shapes
 from trimesh.tensor.controller.team import Team
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.controller.upload import Sizes
-from trimesh.tensor.groups.process_group import ProcessGroup, SentGroup
+from trimesh.tensor.groups.process_group import ProcessGroup, RanksDeviceMesh, SentDeviceMesh, SentGroup
 from trimesh.tensor.issue import checks
 from trimesh.tensor.issue.fetching import place_of
+from trimesh.tensor.ops.global_tensor import checked_team
 from trimesh.tensor.protocol.box import contiguous_strides
 from trimesh.tensor.rank.function_parts import LocalMeta, Named, Operand, put_together, take_apart
 from trimesh.tensor.session.activation import active_team, nothing_active
@@ -87,7 +88,9 @@ class RemoteFunction(Generic[P, R]):
         function: The function itself; None if it was given by its name.
     """
 
-    def __init__(self, function: Callable[P, R] | str, propagate: Propagate) -> None:
+    def __init__(
+        self, function: Callable[P, R] | str, propagate: Propagate, *, returns_global: bool | None = None
+    ) -> None:
         if isinstance(function, str):
             module, dot, name = function.rpartition(".")
             if not dot:
@@ -102,6 +105,7 @@ class RemoteFunction(Generic[P, R]):
         if not (propagate in (None, "cached", "inspect") or callable(propagate)):
             raise ValueError(f"propagate must be None, 'cached', 'inspect' or a function, got {propagate!r}")
         self._propagate = propagate
+        self._returns_global = returns_global
         self._numbers: WeakKeyDictionary[Team, int] = WeakKeyDictionary()
         self._cache: dict[Any, _Made] = {}
 
@@ -147,6 +151,8 @@ class RemoteFunction(Generic[P, R]):
                 tensors.append(leaf)
             elif isinstance(leaf, ProcessGroup):
                 leaves[index] = SentGroup(leaf.labels)
+            elif isinstance(leaf, RanksDeviceMesh):
+                leaves[index] = SentDeviceMesh(leaf.labels)
         team = tensors[0]._held.team if tensors else active_team()
         if team is None:
             raise RuntimeError(
@@ -155,10 +161,8 @@ class RemoteFunction(Generic[P, R]):
             )
         if any(isinstance(leaf, torch.Tensor) for leaf in leaves) or any(one._held.team is not team for one in tensors):
             raise checks.explain(self, args, kwargs)
-        if any(one._meta.is_global for one in tensors):
-            raise TypeError(
-                f"{self.__qualname__} takes a tensor on each rank, got parts of a global one: write t.local()"
-            )
+        if self._returns_global or any(one._meta.is_global for one in tensors):
+            checked_team(team)
         values = team.engine.proc.values
         if not values.is_pickled:
             raise TypeError("remote functions are pickled, which this mesh refuses (pickle='off'): write endpoints")
@@ -231,7 +235,12 @@ class RemoteFunction(Generic[P, R]):
             ) from error
         tensors, parts = take_apart(self.__qualname__, result)
         device = call.team.engine.device
-        return _Made([shapes.meta(one.size(), one.stride(), one.dtype, device) for one in tensors], parts)
+        is_global = self._returns_global
+        if is_global is None:
+            is_global = any(one._meta.is_global for one in call.tensors)
+        return _Made(
+            [shapes.meta(one.size(), one.stride(), one.dtype, device, is_global=is_global) for one in tensors], parts
+        )
 
     def _imported(self) -> Callable[..., Any]:
         if self.function is not None:
@@ -258,14 +267,15 @@ class RemoteFunction(Generic[P, R]):
                 f"a remote function must return tensors of the same size, stride and dtype on every rank, "
                 f"{self.__qualname__} returned {told} on the first and {found[different][0]} at place {different}"
             )
-        metas = [shapes.meta(one.size, one.stride, one.dtype, device) for one in told]
+        metas = [shapes.meta(one.size, one.stride, one.dtype, device, is_global=one.is_global) for one in told]
         return put_together(parts, call_kernel(team, "function_parts", *kept, outputs=metas))
 
     def __repr__(self) -> str:
         return f"<remote function {self.__qualname__}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RemoteFunction, (self.function or self._reference(), self._propagate)
+        make = functools.partial(RemoteFunction, returns_global=self._returns_global)
+        return make, (self.function or self._reference(), self._propagate)
 
 
 def _example(shapes: Shapes) -> Callable[[Any], Any]:
@@ -279,7 +289,7 @@ def _example(shapes: Shapes) -> Callable[[Any], Any]:
 
 
 def _metas(made: _Made) -> _Metas:
-    return _Metas(_Metas((Sizes(meta.size), Sizes(meta.stride), meta.dtype)) for meta in made.metas)
+    return _Metas(_Metas((Sizes(meta.size), Sizes(meta.stride), meta.dtype, meta.is_global)) for meta in made.metas)
 
 
 def _opaque(team: Team) -> Meta:
@@ -319,22 +329,31 @@ class _Differentiable(torch.autograd.Function):
 
 
 def _row_major(team: Team, meta: Meta) -> Meta:
-    return team.engine.shapes.meta(meta.size, contiguous_strides(meta.size), meta.dtype, meta.device)
+    strides = contiguous_strides(meta.size)
+    return team.engine.shapes.meta(meta.size, strides, meta.dtype, meta.device, is_global=meta.is_global)
 
 
 @overload
-def remote(function: str, /, *, propagate: Propagate = None) -> RemoteFunction[..., Any]: ...
+def remote(
+    function: str, /, *, propagate: Propagate = None, returns_global: bool | None = None
+) -> RemoteFunction[..., Any]: ...
 @overload
-def remote(function: Callable[P, R], /, *, propagate: Propagate = None) -> RemoteFunction[P, R]: ...
+def remote(
+    function: Callable[P, R], /, *, propagate: Propagate = None, returns_global: bool | None = None
+) -> RemoteFunction[P, R]: ...
 @overload
-def remote(*, propagate: Propagate = None) -> Callable[[Callable[P, R]], RemoteFunction[P, R]]: ...
-def remote(function: Any = None, /, *, propagate: Propagate = None) -> Any:
+def remote(
+    *, propagate: Propagate = None, returns_global: bool | None = None
+) -> Callable[[Callable[P, R]], RemoteFunction[P, R]]: ...
+def remote(function: Any = None, /, *, propagate: Propagate = None, returns_global: bool | None = None) -> Any:
     """Let a function run on every rank of a mesh when it is called here: `@trimesh.remote`.
 
     Its arguments are tensors of one mesh, in lists, tuples and dicts, and whatever can be pickled beside them; each
-    rank gets its own tensors. It returns tensors. Without tensors among its arguments it runs on the active mesh. It is
-    sent once, by its name if ranks can import it, else by value, as endpoints' classes are. What it raises poisons its
-    results. A gradient is computed on the ranks, by torch; a second one of that is not.
+    rank gets its own tensors. A global tensor is a `DTensor` there, on the memory of its parts and the mesh that
+    `procs.device_mesh()` stands for, and torch's own rules hold for it. It returns tensors. Without tensors among its
+    arguments it runs on the active mesh. It is sent once, by its name if ranks can import it, else by value, as
+    endpoints' classes are. What it raises poisons its results. A gradient is computed on the ranks, by torch; a second
+    one of that is not.
 
     Args:
         function: The function, or its name: "package.module.function".
@@ -342,8 +361,11 @@ def remote(function: Any = None, /, *, propagate: Propagate = None) -> Any:
             on tensors without data; "cached", the same once for arguments that are alike; a function, by running that
             in its place (it returns example tensors, or a `torch.Size`); "inspect", by running it on the ranks and
             waiting for what they say, which blocks as `.item()` does, and gives no gradients.
+        returns_global: Whether the tensors that it returns are `DTensor`s, which are global tensors here, on the same
+            memory; None for exactly if some of its arguments are. "inspect" asks each of them.
 
     Raises:
+        ShapeError: Of a call: a tensor is global, and ranks are missing in the view.
         TypeError: Of a call: the tensors are not on the same ranks, or what it returns cannot be found out so.
         RuntimeError: Of a call: it has no tensors, and no mesh is active.
 
@@ -353,8 +375,8 @@ def remote(function: Any = None, /, *, propagate: Propagate = None) -> Any:
             return t * factor
     """
     if function is None:
-        return lambda found: RemoteFunction(found, propagate)
-    return RemoteFunction(function, propagate)
+        return lambda found: RemoteFunction(found, propagate, returns_global=returns_global)
+    return RemoteFunction(function, propagate, returns_global=returns_global)
 
 
 async def call_on_shard_and_fetch(

@@ -11,9 +11,9 @@ from trimesh import limits
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.ops.function import RemoteFunction
-from trimesh.tensor.session.mesh import activate, process_group, rank_tensor, team_of
+from trimesh.tensor.session.mesh import activate, device_mesh, process_group, rank_tensor, team_of
 
-__all__ = ["activate", "process_group", "rank_tensor", "run"]
+__all__ = ["activate", "device_mesh", "process_group", "rank_tensor", "run"]
 
 
 @lru_cache(maxsize=limits.TENSOR_RUN_FUNCTIONS)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import trio
+from torch.utils import _pytree as pytree
 
 from trimesh import limits
 from trimesh._runtime.calls import Request, invoke
@@ -15,6 +16,7 @@ from trimesh._runtime.services import TENSORS
 from trimesh.actor.endpoint import Endpoint
 from trimesh.actor.verbs import bare, bind
 from trimesh.ids import MeshId
+from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.ops.function import remote
 from trimesh.tensor.protocol import messages
 from trimesh.tensor.rank.function_parts import Here
@@ -52,6 +54,11 @@ def rref(
     view, spec = endpoint._mesh, endpoint._spec
     bind(view, spec, args, kwargs)
     view.check_open()
+    if any(isinstance(one, MeshTensor) and one._meta.is_global for one in pytree.tree_leaves((args, kwargs))):
+        raise TypeError(
+            f"rref calls an endpoint with a tensor that each rank has, got a global one for {spec.name}: "
+            "write t.local(), or a function under @trimesh.remote, which gets a DTensor"
+        )
     how: Any = propagate
     if callable(propagate):
         example = propagate

@@ -29,11 +29,13 @@ class LocalMeta:
 
     Attributes:
         size, stride, dtype: As torch's.
+        is_global: Whether it is a part of one tensor, of which these are said.
     """
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+    is_global: bool = False
 
 
 @attrs.frozen
@@ -70,7 +72,8 @@ class Here:
 
 def meta_of(tensor: torch.Tensor) -> LocalMeta:
     """Return the metadata of a tensor."""
-    return LocalMeta(tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype)
+    is_global = hasattr(tensor, "_local_tensor")
+    return LocalMeta(tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype, is_global)
 
 
 def take_apart(name: str, result: Any) -> tuple[list[torch.Tensor], Any]:

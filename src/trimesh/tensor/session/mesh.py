@@ -14,7 +14,7 @@ from trimesh.shape.region import Region
 from trimesh.tensor.controller.call import call_kernel
 from trimesh.tensor.controller.team import Team
 from trimesh.tensor.controller.tensor import MeshTensor
-from trimesh.tensor.groups.process_group import ProcessGroup
+from trimesh.tensor.groups.process_group import ProcessGroup, RanksDeviceMesh
 from trimesh.tensor.session.activation import Activation
 from trimesh.tensor.session.opening import engine_of
 
@@ -45,6 +45,11 @@ def process_group(region: Region, dims: str | Sequence[str]) -> ProcessGroup:
     if not labels or any(label not in region.extent for label in labels):
         raise ShapeError(f"a process group is along dimensions of {region.extent!r}, got {dims!r}")
     return ProcessGroup(labels)
+
+
+def device_mesh(region: Region) -> RanksDeviceMesh:
+    """Return what stands for torch's device mesh over a view."""
+    return RanksDeviceMesh(tuple(region.extent))
 
 
 def team_of(mesh: ProcMesh, what: str) -> Team:
