@@ -462,9 +462,9 @@ typedef struct {
     uint64_t handle;
 } tm_view;
 
-/* Look at granted memory in a block of a process of this host where it lies: `size` bytes at `offset`. The grant counts
- * as in use until `tm_view_close`. `mode`: 0 = to be read, 1 = also written, 2 = read by the mapping of transfers,
- * which stays. Fails as transfers do; TM_ERR_UNREACHABLE: it is no block, or not of this host. */
+/* Look at `size` bytes at `offset` of granted memory in a block of a process of this host, until `tm_view_close`; they
+ * stay if it ends. `mode`: 0 = to be read, 1 = also written, 2 = read by the mapping of transfers, which stays, 3 = so,
+ * and the grant is not in use. Fails as transfers do; TM_ERR_UNREACHABLE: it is no block, or not of this host. */
 int32_t tm_view_open(tm_mover *mover, uint32_t attachment, const tm_grant *grant, uint64_t offset, uint64_t size,
                      uint32_t mode, tm_view *view_out);
 int32_t tm_view_close(tm_mover *mover, uint64_t handle);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -30,6 +32,11 @@ def tables() -> tuple[int, int, int]:
     return len(publications_of(proc).left()), len(proc.bulk.registrations()), len(cell.on_end)
 
 
+def mappings() -> int:
+    """Return how many blocks this process has mapped."""
+    return Path("/proc/self/maps").read_text().count("trimesh-block")
+
+
 class Publisher(Actor):
     """Publishes versions."""
 
@@ -56,6 +63,19 @@ class Publisher(Actor):
     @endpoint
     async def close(self) -> None:
         await self.published.aclose()
+
+    @endpoint(group="others")
+    async def wait_for_ever(self) -> None:
+        await trio.sleep_forever()
+
+    @endpoint
+    async def forget_readers(self) -> None:
+        """Count all that read as ended, as if their links were cut."""
+        proc = current_proc()
+        for publisher in publications_of(proc)._publishers.values():
+            publisher._meet()  # one that has just pinned may not have been seen
+            for reader in list(publisher._readers):
+                publisher.gone(proc.peer(reader))
 
     @endpoint
     async def open(self) -> Any:
@@ -165,6 +185,14 @@ class Reader(Actor):
     @endpoint(group="others", concurrency=4)
     async def wait_newer(self, published: Any, version: int) -> int:
         return await published.wait_newer(version)
+
+    @endpoint(group="others", concurrency=4)
+    async def mapped(self, most: int | None = None) -> int:
+        """Wait until at most so many blocks are mapped here; return how many. A simulation has none."""
+        while (found := mappings()) > (found if most is None else most):
+            gc.collect()
+            await trio.sleep(0.01)
+        return found
 
     @endpoint(group="others", concurrency=4)
     async def tables(self) -> tuple[int, int, int]:

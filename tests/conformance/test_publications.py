@@ -9,7 +9,7 @@ from tests.conformance.publishing import Follower, Publisher, Reader, is_torn, v
 from tests.conformance.supervised import kill_and_wait, reading
 
 import trimesh
-from trimesh import ProcDied, Restart
+from trimesh import Isolate, LinkLost, ProcDied, Restart
 from trimesh._runtime.life.current import current_proc
 from trimesh.rdma import Published, VersionGone
 from trimesh.rdma.publications import board
@@ -185,6 +185,37 @@ async def test_end_of_the_publisher_ends_those_who_wait(backend: Backend):
         with pytest.raises(trio.ClosedResourceError):
             await waiting.result()
         assert await reader.try_pin.call_one(handle, 1) == "ClosedResourceError"
+
+
+@pytest.mark.parametrize("before", ["nothing", "forgets", "closes"])
+async def test_pinned_version_outlives_its_publisher(backend: Backend, before: str):
+    """N4: read by its process until that lets go; not if the pin was given up, or the publication closed, before."""
+    async with backend.procs({"gpus": 2}, supervision=Isolate()) as procs, trio.open_nursery() as nursery:
+        publisher = await procs.slice(gpus=0).spawn("publisher", Publisher, 2, 300_000)
+        reader = await procs.slice(gpus=1).spawn("reader", Reader)
+        mapped = await reader.mapped.call_one()
+        handle = await publisher.handle.call_one()
+        await publisher.publish.call_one(1)
+        holding = attempt(nursery, reader.hold.call_one, handle)
+        await reader.pinned.call_one()
+        if before == "forgets":
+            await publisher.forget_readers.call_one()
+            await publisher.publish.call_one(2, 3)
+        elif before == "closes":
+            await publisher.close.call_one()
+        backend.kill(publisher, 0)
+        with pytest.raises(ProcDied):
+            await publisher.wait_for_ever.call_one()
+        with pytest.raises(ProcDied):
+            async with handle.pin(1):
+                pass
+        await reader.let_go.call_one()
+        if before == "nothing":
+            assert await holding.result() == 1
+        else:
+            with pytest.raises(LinkLost if before == "forgets" else (ProcDied, trio.ClosedResourceError)):
+                await holding.result()
+        await reader.mapped.call_one(mapped)
 
 
 async def test_reader_that_asks_for_a_closed_publication_is_told(backend: Backend):

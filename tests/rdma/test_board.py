@@ -34,11 +34,12 @@ def test_slots_read_as_they_were_written() -> None:
     board.write_slot(words, 3, one)
     assert board.read_head(words).find(7) is None  # not before its version is there
     set_version(words, 3, 7)
-    board.write_header(words, 7, is_closed=True)
+    board.write_header(words, 7, board.BoardState.CLOSED, 4)
 
     head = board.read_head(words)
 
-    assert (head.latest, head.is_closed, head.find(7), head.slots[3]) == (7, True, 3, one)
+    assert (head.latest, head.is_closed, head.is_last, head.number) == (7, True, True, 4)
+    assert (head.find(7), head.slots[3]) == (3, one)
 
 
 def test_cells_and_leases_lie_apart_and_within_the_board() -> None:

@@ -11,6 +11,7 @@ Its rules, which name what they find:
 - LW-7: once faults are healed, every worker gets leases, and versions are trained, within a bound of virtual time.
 - LW-8: when all is over the counts of slots and pool close, and nothing is held for anybody.
 - LW-9: what an actor is told of its `add` is so: stored if it returned, and at most once.
+- LW-10: a version that is pinned is read to the end of the pin, though its trainer has died meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ import numpy
 import trio
 
 from trimesh import Actor, Backoff, LinkLost, ProcDied, RemoteCancelled, Restart, Unresponsive, endpoint
+from trimesh._runtime.life.current import current_proc
 from trimesh.errors import leaves
+from trimesh.ids import ProcId
 from trimesh.rdma import Published, VersionGone
 from trimesh.service import Paused, open_pool, open_replay, open_slots
 from trimesh.testing.simulated.seeded_run import SeededOptions, SeededOutcome, run_once
@@ -46,7 +49,15 @@ WITHIN = 300.0
 """Seconds of virtual time in which the healed loop trains its last versions."""
 
 HEALED = Restart("one_for_one", intensity=10_000, period=60, backoff=Backoff(0.2, cap=1))
-STATES = ("a request died", "a roller died", "the trainer died", "an abort", "a reader was late", "a stale sample")
+STATES = (
+    "a request died",
+    "a roller died",
+    "the trainer died",
+    "an abort",
+    "a reader was late",
+    "a stale sample",
+    "a pin has outlived the trainer",
+)
 PASSING = (ProcDied, LinkLost, Unresponsive, trio.ClosedResourceError, VersionGone)
 
 
@@ -252,7 +263,13 @@ class Loop:
                 async with published.pin() as snapshot:
                     before = version_of(await snapshot.read())
                     await trio.sleep(dice.uniform(0, 3))
-                    after = version_of(await snapshot.read())
+                    try:
+                        after = version_of(await snapshot.read())
+                    except ProcDied:
+                        self.ledger.breach("LW-10", f"version {before} has gone with its trainer, pinned")
+                        raise
+                    if current_proc().death_of(ProcId(published._name[0])) is not None:
+                        self.chaos.sometimes("a pin has outlived the trainer")
                     if before != after:
                         self.ledger.breach("LW-6", f"version {before} was {after} while it was pinned")
                     if after < self.version:

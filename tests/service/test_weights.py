@@ -138,7 +138,7 @@ async def test_no_reader_gets_parts_of_two_versions(mesh):
 @both
 @simulate(seeds=5, per_host={"gpus": TRAINERS}, supervision=Isolate())
 async def test_versions_are_retained_and_ranks_that_come_back_go_on(mesh, faults):
-    """Y10."""
+    """Y10: what is pinned when a rank dies is read on; what was not whole by then is never there."""
     trainers = await mesh.spawn("trainers", Trainer, 3)
     weights = publication_of(await trainers.publication.call())
     for version in range(1, 6):
@@ -149,9 +149,16 @@ async def test_versions_are_retained_and_ranks_that_come_back_go_on(mesh, faults
     with pytest.raises(VersionGone):
         async with weights.pin(1):
             pass
-    faults.kill(mesh.slice(gpus=3))
-    with pytest.raises(ProcDied), trio.fail_after(HANG_SECONDS):
-        await weights.wait_newer(5)
+    await publish(trainers.slice(gpus=slice(3)), 6, range(3))
+    async with weights.pin(5) as snapshot:
+        faults.kill(mesh.slice(gpus=3))
+        with pytest.raises(ProcDied), trio.fail_after(HANG_SECONDS):
+            await weights.wait_newer(5)
+        for version in (5, 6):
+            with pytest.raises(ProcDied):
+                async with weights.pin(version):
+                    pass
+        assert ((await snapshot.read())["weight"] == whole(5)).all()
     others = await mesh.slice(gpus=slice(3)).spawn("others", Trainer)
     last = await mesh.slice(gpus=2).spawn("last", Trainer)
     again = publication_of([*(await others.publication.call()).values(), await last.publication.call_one()])
@@ -290,6 +297,23 @@ async def test_readers_of_a_host_read_from_its_relay_while_that_lives(mesh, faul
         await trainer.publish.call_one([2], 2, 2)
         with trio.fail_after(HANG_SECONDS):
             assert await puller.pull.call_one(relayed, 1) == (2, True)
+
+
+@both
+@simulate(seeds=5, per_host={"gpus": 3}, supervision=Isolate())
+async def test_relay_keeps_what_it_has_when_the_publisher_dies(mesh, faults):
+    """Y13: for readers that come then, too; who waits for more is told of the death."""
+    trainer = await mesh.slice(gpus=2).spawn("trainer", ElasticTrainer)
+    puller = await mesh.slice(gpus=1).spawn("puller", Puller)
+    weights = publication_of([await trainer.publication.call_one()])
+    async with open_relays(weights, mesh.slice(gpus=0)) as relayed:
+        await trainer.publish.call_one([2], 2, 1)
+        with trio.fail_after(HANG_SECONDS):
+            assert await relayed.wait_newer(0) == 1
+            faults.kill(mesh.slice(gpus=2))
+            with pytest.raises(ProcDied):
+                await relayed.wait_newer(1)
+            assert await puller.pull.call_one(relayed, 0) == (1, True)
 
 
 @pytest.mark.executed("agents of hosts are processes of their own")

@@ -1,8 +1,9 @@
 //! The open way of one transfer, or one view, into one granted range: from the claim, taken before the grant is looked
 //! at, until it is given back (ADR 0007). T0 opens it; T0 or T2 closes it.
 //!
-//! AC-1 An access is open only while it has a claim. AC-2 The grant's word, and whether the owner lives and has its
-//! ledger, are looked at after every piece: bytes that were moved before a change or an end are never called right.
+//! AC-1 An access is open only while it has a claim; what is kept without one is not looked at by it any more.
+//! AC-2 The grant's word, and whether the owner lives and has its ledger, are looked at after every piece: bytes that
+//! were moved before a change or an end are never called right.
 
 const std = @import("std");
 const grants = @import("grants.zig");
@@ -119,8 +120,15 @@ pub const Access = struct {
     /// Leave. The owner may then use the memory for something else.
     pub fn close(self: *Access) void {
         if (self.mapped) |mapped| Attachment.letGo(mapped);
-        if (self.own) |own| own.leave();
-        if (self.table) |table| table.leave(self.claim_index, self.claim); // last
+        self.leaveGrant(); // last
         self.* = undefined;
+    }
+
+    /// Leave the grant and stay with what is mapped. The owner may use the memory for something else.
+    pub fn leaveGrant(self: *Access) void {
+        if (self.own) |own| own.leave();
+        if (self.table) |table| table.leave(self.claim_index, self.claim);
+        self.own = null;
+        self.table = null;
     }
 };

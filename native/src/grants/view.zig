@@ -1,6 +1,8 @@
 //! Views: parts of blocks, of other processes or of this one, mapped for a while where they lie. Each is a mapping of
 //! its own, so that it can be read-only, and holds a claim on its grant as long as it is open. One that is *shared* is
-//! by the mapping that transfers have, which stays: what was touched once does not fault again in the next view.
+//! by the mapping that transfers have, which stays: what was touched once does not fault again in the next view. One
+//! that is *kept* is by that mapping, too, and has no claim: its owner may change or reuse the memory, and when the
+//! owner has ended it stays as it was.
 
 const std = @import("std");
 const block = @import("block.zig");
@@ -20,7 +22,7 @@ const View = struct {
 };
 
 /// As in trimesh.h.
-pub const Mode = enum(u32) { read = 0, write = 1, shared = 2 };
+pub const Mode = enum(u32) { read = 0, write = 1, shared = 2, kept = 3 };
 
 /// As in trimesh.h.
 pub const Opened = extern struct { bytes: ?[*]u8, handle: u64 };
@@ -45,7 +47,7 @@ pub const Views = struct {
         if (size > limits.BLOCK_BYTES_MAX or terms.block_offset > limits.BLOCK_BYTES_MAX) return status.ERR_DENIED;
         if (terms.block == 0 or (access.own != null and own == null)) return status.ERR_UNREACHABLE;
         const place = self.freePlace() orelse return status.ERR_LIMIT;
-        if (mode == .shared and access.hold()) return self.openShared(place, access, out);
+        if ((mode == .shared or mode == .kept) and access.hold()) return self.openShared(place, access, mode, out);
         const writable = mode == .write;
         const at = terms.block_offset + access.offset; // judged: no overflow
         const first = std.mem.alignBackward(u64, at, 4096);
@@ -64,13 +66,15 @@ pub const Views = struct {
             return now;
         }
         out.bytes = pages + @as(usize, @intCast(at - first));
+        if (mode == .kept) access.leaveGrant();
         out.handle = self.fill(place, pages, bytes, access);
         return status.OK;
     }
 
-    fn openShared(self: *Views, place: u32, access: *Access, out: *Opened) i32 {
+    fn openShared(self: *Views, place: u32, access: *Access, mode: Mode, out: *Opened) i32 {
         const now = access.look();
         if (now != status.OK) return now; // who closes the access lets go of the mapping
+        if (mode == .kept) access.leaveGrant();
         out.* = .{ .bytes = access.here, .handle = self.fill(place, access.mapped.?.pages.?, 0, access) };
         return status.OK;
     }

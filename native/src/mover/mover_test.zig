@@ -146,6 +146,25 @@ test "a shared view leaves its mapping to transfers and later views, and outlive
     for (seen.bytes.?[0..5], 0..) |byte, i| try testing.expectEqual(@as(u8, @truncate(i *% 31)), byte);
 }
 
+test "a kept view holds up no revocation, and outlives the attachment and the owner" {
+    var stage = try Stage.init(8192);
+    var seen: views.Opened = undefined;
+    const asked = stage.request(.read, stage.block[0..5]);
+    const wanted = asked.wanted();
+    try testing.expectEqual(status.OK, stage.reader.openView(stage.of, &wanted, .kept, &seen));
+
+    try testing.expectEqual(status.OK, stage.owner.revoke(&stage.name));
+    try testing.expectEqual(status.OK, stage.owner.drop(&stage.name));
+    stage.owner.destroy();
+    stage.reader.detach(stage.of);
+
+    for (seen.bytes.?[0..5], 0..) |byte, i| try testing.expectEqual(@as(u8, @truncate(i *% 31)), byte);
+    try testing.expectEqual(.closed, stage.of.state);
+    try testing.expect(stage.reader.closeView(seen.handle));
+    try testing.expectEqual(.free, stage.of.state);
+    stage.reader.destroy();
+}
+
 test "views of more than there can be are refused" {
     var stage = try Stage.init(4096);
     defer stage.deinit();

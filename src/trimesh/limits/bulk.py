@@ -56,6 +56,10 @@ TRANSFERS_MAX: Final = 1_024
 VIEWS_MAX: Final = 4_096
 """Views of others' memory that one process has open: a mapping each, and the kernel allows 65,530 of those."""
 
+KEPT_PIECE_BYTES: Final = 1 << 22
+"""Of a pinned version whose publisher has ended, what the Trio thread copies between two checkpoints: half a
+millisecond."""
+
 INLINE_BYTES_MAX: Final = 1 << 17
 """A transfer up to this size is done at once: 16 us in the slowest case, about what waking a thread and back costs."""
 

@@ -6,6 +6,8 @@ BK-1 What an actor has granted is revoked when it has ended, the rest when its p
 BK-2 A transfer that finds its process ended says how that has ended, as a call to it does. A process that counts as
      gone here is not reached, even if it lives.
 BK-3 Memory is kept until its grant is dropped; if an access is still open then, until the process ends.
+BK-4 What is kept of others is read as long as they live by transfers as ever, and once they have ended where it is
+     mapped.
 """
 
 from __future__ import annotations
@@ -35,7 +37,16 @@ from trimesh._transport.interface.mover import (
     TransferError,
     UnderWay,
 )
-from trimesh.errors import LimitExceeded, LinkLost, Origin, TrimeshInternalError, Unresponsive, set_origin
+from trimesh.errors import (
+    LimitExceeded,
+    LinkLost,
+    MeshStopped,
+    Origin,
+    ProcDied,
+    TrimeshInternalError,
+    Unresponsive,
+    set_origin,
+)
 from trimesh.ids import ProcId
 
 if TYPE_CHECKING:
@@ -120,6 +131,7 @@ class Bulk:
 
     Attributes:
         proc: The process.
+        kept: Memory of others that outlives them here.
         publications: Called by a look at this process, also in another thread: what is published by such grants.
     """
 
@@ -130,8 +142,10 @@ class Bulk:
         self._is_served = False
         self._attachments: dict[ProcessAddress, Attachment] = {}
         self._registrations: dict[Registration, None] = {}
+        from trimesh._runtime.services.kept_memory import KeptMemory  # noqa: PLC0415 - loaded with the first block
         from trimesh._runtime.services.linked_moves import LinkedMoves  # noqa: PLC0415 - loaded with the first block
 
+        self.kept: Final = KeptMemory()
         self._linked = LinkedMoves(proc, self._begin_within)
         proc.on_gone.append(self._gone)
 
@@ -256,6 +270,15 @@ class Bulk:
         """
         if self.proc.sites is not None and (before := self.proc.sites.moving(self.proc.proc_id)) is not None:
             await before()
+        try:
+            return await self._move(granted, transfer)
+        except (ProcDied, MeshStopped):
+            done = await self.kept.move(granted, transfer)  # BK-4
+            if done is None:
+                raise
+            return done
+
+    async def _move(self, granted: Granted, transfer: Transfer) -> TransferDone:
         attachment = await self._enter(granted)
         try:
             if self._is_elsewhere(granted) and _best(attachment, granted) is Carrier.NONE:
@@ -282,12 +305,31 @@ class Bulk:
         self, granted: Granted, offset: int, nbytes: int, *, writable: bool, is_shared: bool = False
     ) -> memoryview:
         """Return granted memory where it lies, see `Attachment.view`; raises as `move` does."""
-        attachment = await self._enter(granted)
-        await trio.lowlevel.checkpoint()
         try:
-            return attachment.view(granted.grant, offset, nbytes, writable=writable, is_shared=is_shared)
-        except TransferError as error:
-            await self._raise(granted, attachment, error.end)
+            attachment = await self._enter(granted)
+            await trio.lowlevel.checkpoint()
+            try:
+                return attachment.view(granted.grant, offset, nbytes, writable=writable, is_shared=is_shared)
+            except TransferError as error:
+                await self._raise(granted, attachment, error.end)
+        except (ProcDied, MeshStopped):
+            kept = self.kept.find(granted)
+            if kept is None or writable or offset + nbytes > kept.nbytes:
+                raise
+            return kept[offset : offset + nbytes]  # BK-4
+
+    def keep(self, granted: Granted, nbytes: int) -> memoryview | None:
+        """Return granted memory, from its beginning, as it stays readable when its process ends; see `Attachment.keep`.
+
+        Returns:
+            None if it cannot be mapped here: it is of another host, of this process, or no block; or too much is.
+        """
+        if self._is_elsewhere(granted) or granted.home.epoch == self.proc.proc_id or not granted.block:
+            return None
+        try:
+            return self._attachment(granted.home).keep(granted.grant, nbytes)
+        except (TransferError, LimitExceeded, OSError):
+            return None
 
     async def _enter(self, granted: Granted) -> Attachment:
         death = self.proc.death_of(ProcId(granted.home.epoch))

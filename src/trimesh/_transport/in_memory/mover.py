@@ -407,6 +407,17 @@ class MemoryAttachment(Attachment):
         view = lent_memory(row.span.address + offset, nbytes, release, row.span.keep)
         return view if writable else view.toreadonly()
 
+    def keep(self, grant: Grant, nbytes: int) -> memoryview:
+        """Return granted memory of a block that outlives its process; see `Attachment.keep`.
+
+        Raises:
+            TransferError: It cannot be had.
+        """
+        row = self.owner.find(Transfer(TransferKind.READ, grant, 0, Span(0, nbytes)), self.mover)
+        if not row.block:
+            raise TransferError(End.UNREACHABLE)
+        return memory_at(row.span.address, nbytes, row.span.keep).toreadonly()
+
     def close(self) -> None:
         """End the attachment; see `Attachment.close`."""
         if not self._is_closed:

@@ -253,6 +253,16 @@ class Attachment(ABC):
         """
 
     @abstractmethod
+    def keep(self, grant: Grant, nbytes: int) -> memoryview:
+        """Return granted memory of a block, from its beginning, to be read also when its process has ended.
+
+        The grant is not in use by that: what is seen changes when its process revokes it and uses the memory anew.
+
+        Raises:
+            TransferError, OSError, LimitExceeded: It cannot be had.
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """End the attachment, and its transfers; views stay."""
 

@@ -419,20 +419,31 @@ class NativeAttachment(Attachment):
         Raises:
             TransferError, OSError, LimitExceeded: It cannot be had.
         """
+        mode = _ViewMode.WRITE if writable else _ViewMode.SHARED if is_shared else _ViewMode.READ
+        view = self._open_view(grant, offset, nbytes, mode)
+        return view if writable else view.toreadonly()
+
+    def keep(self, grant: Grant, nbytes: int) -> memoryview:
+        """Return granted memory of a block that outlives its process; see `Attachment.keep`.
+
+        Raises:
+            TransferError, OSError, LimitExceeded: It cannot be had.
+        """
+        return self._open_view(grant, 0, nbytes, _ViewMode.KEPT).toreadonly()
+
+    def _open_view(self, grant: Grant, offset: int, nbytes: int, mode: _ViewMode) -> memoryview:
         mover = self.mover
         mover.tidy()
         if self._is_closed:
             raise TransferError(End.CANCELLED)
         lib = mover.library.lib
-        mode = _ViewMode.WRITE if writable else _ViewMode.SHARED if is_shared else _ViewMode.READ
         out = mover.library.ffi.new("tm_view *")
         code = lib.tm_view_open(mover.handle, self.number, mover.grant_of(grant), offset, nbytes, mode, out)
         if code < 0:
             raise _error_of(code, "looking at memory", "VIEWS_MAX")
         address, handle = int(mover.library.ffi.cast("uintptr_t", out.bytes)), int(out.handle)
-        own = nbytes if mode is not _ViewMode.SHARED else 0
-        view = mover.lend(Span(address, nbytes), partial(self._close_view, handle), own)
-        return view if writable else view.toreadonly()
+        own = nbytes if mode in (_ViewMode.READ, _ViewMode.WRITE) else 0
+        return mover.lend(Span(address, nbytes), partial(self._close_view, handle), own)
 
     def _close_view(self, handle: int) -> None:
         status.check(self.mover.library.lib.tm_view_close(self.mover.handle, handle), "closing a view")
@@ -452,6 +463,7 @@ class _ViewMode(enum.IntEnum):
     READ = 0
     WRITE = 1
     SHARED = 2
+    KEPT = 3
 
 
 _ALL: Final = sum(one.value for one in Carrier)

@@ -1,6 +1,6 @@
 """The words of a publication that its users share: which version is the latest, where it lies, who has pinned what.
 
-    header   latest version, its slot, 1 when closed
+    header   latest version, 1 when closed or 2 when its last version is there, number of the publication
     slots    version (0: none), place, generation and secret of its grant, bytes of it, bytes of its layout, and of what
              readers with an RDMA adapter need besides, which follows the layout
     rows     for each reader: its process, its lease, and a cell for each slot: what it has pinned there, or 0
@@ -20,12 +20,16 @@ whether a cell still has it. Both write by `TransferKind.SWAP`, which all see in
          the lease, and after that once more whose row it is. The publisher takes a row back in this order: no reader
          may have it, another lease, empty cells, any may have it. So a lease that was read while the row was one's
          own is one's own.
+    BO-5 When the publisher has ended nothing is pinned any more, and what was pinned stays as it is: nothing is left
+         that would write there. Who has header and row mapped still sees whether its pin held to the end, and that
+         the memory was of this publication: closed ones give it back, to be used for others.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Final
 
 import attrs
@@ -64,6 +68,14 @@ ROWS_BYTES: Final = limits.PUBLISHED_READERS_MAX * ROW_BYTES
 BOARD_BYTES: Final = HEAD_BYTES + ROWS_BYTES
 
 
+class BoardState(IntEnum):
+    """Of a publication."""
+
+    OPEN = 0
+    CLOSED = 1
+    LAST = 2
+
+
 @attrs.frozen
 class Slot:
     """Where one version lies.
@@ -91,12 +103,16 @@ class Head:
 
     Attributes:
         latest: The latest version, or 0.
-        is_closed: Whether there will be no other.
+        is_closed: Whether nothing of it can be pinned by who reads it for the first time.
+        is_last: Whether there will be no other version.
+        number: Of the publication, in its process.
         slots: Where versions lie.
     """
 
     latest: int
     is_closed: bool
+    is_last: bool
+    number: int
     slots: tuple[Slot, ...]
 
     def find(self, version: int) -> int | None:
@@ -112,7 +128,7 @@ def read_head(data: bytes | bytearray | memoryview) -> Head:
     Raises:
         ProtocolError: They cannot be those of a board.
     """
-    latest, is_closed, _, __ = _HEADER.unpack_from(data)
+    latest, state, number, _ = _HEADER.unpack_from(data)
     slots = list[Slot]()
     for index in range(limits.PUBLISHED_SLOTS_MAX):
         found = _SLOT.unpack_from(data, offset_of_slot(index))
@@ -120,12 +136,12 @@ def read_head(data: bytes | bytearray | memoryview) -> Head:
         if version and not (0 < layout <= nbytes - exported and exported <= limits.EXPORT_BYTES_MAX):
             raise ProtocolError(f"a layout must lie in its slot, got {layout} and {exported} bytes of {nbytes}")
         slots.append(Slot(version, Grant(place, generation, secret), block, nbytes, layout, exported))
-    return Head(latest, is_closed == 1, tuple(slots))
+    return Head(latest, state == BoardState.CLOSED, state != BoardState.OPEN, number, tuple(slots))
 
 
-def write_header(board: memoryview, latest: int, *, is_closed: bool) -> None:
-    """Say which version is the latest."""
-    _HEADER.pack_into(board, 0, latest, is_closed, 0, 0)
+def write_header(board: memoryview, latest: int, state: BoardState, number: int) -> None:
+    """Say which version is the latest, whether others follow, and of which publication it is."""
+    _HEADER.pack_into(board, 0, latest, state, number, 0)
 
 
 def write_slot(board: memoryview, index: int, slot: Slot) -> None:
@@ -160,6 +176,12 @@ def pin_word(lease: int, version: int) -> int:
 def lease_of(word: int) -> int:
     """Return whose pin it is that was found in a cell."""
     return word >> _VERSION_BITS
+
+
+def held_to_the_end(board: memoryview, number: int) -> bool:
+    """Return whether the memory of a publication whose process has ended was its own until then (BO-5)."""
+    head = read_head(board[:HEAD_BYTES])
+    return head.number == number and not head.is_closed
 
 
 def holds(row: bytes | bytearray | memoryview, lease: int, slot: int, version: int) -> bool:

@@ -251,6 +251,12 @@ def rebuild(number: Any, board: Any) -> Published:
     return made
 
 
+def finish(published: Published) -> None:
+    """Say that no version follows; those that are there are read and pinned until `aclose`. For relays."""
+    assert published._publisher is not None, "who publishes ends it"  # noqa: SLF001 - its own class
+    published._publisher.finish()  # noqa: SLF001
+
+
 def _open(slots: int) -> Publisher:
     return _publications().open(slots)
 

@@ -44,7 +44,8 @@ class Publisher:
         count: How many versions have room at one time.
         forget: Called when it is closed.
         latest: The latest version, or 0.
-        is_closed: Whether there will be no other.
+        is_closed: Whether there will be no other, and memory is given back.
+        is_last: Whether there will be no other.
         board: What readers look at.
     """
 
@@ -54,6 +55,7 @@ class Publisher:
     forget: Callable[[], object]
     latest: int = 0
     is_closed: bool = False
+    is_last: bool = False
     board: RDMABuffer = attrs.field(init=False)
     _words: memoryview = attrs.field(init=False)
     _rooms: list[RDMABuffer | None] = attrs.field(init=False)
@@ -81,6 +83,7 @@ class Publisher:
         self._versions = [0] * self.count
         self._words = allocate(board.BOARD_BYTES)
         self._leases = board.new_board(self._words)
+        board.write_header(self._words, 0, board.BoardState.OPEN, self.number)
         self.board = RDMABuffer(self._words)
         if self._cell is not None:
             self._cell.on_end[self.close] = None
@@ -117,7 +120,7 @@ class Publisher:
             if not self._unread:
                 self._unread_at = self.proc.now()
             self._unread += 1
-            board.write_header(self._words, number, is_closed=self.is_closed)
+            board.write_header(self._words, number, board.BoardState.OPEN, self.number)
         self._meet()
         self._tell()
         return number
@@ -241,6 +244,13 @@ class Publisher:
 
     # ---- the end ---------------------------------------------------------------------------------------------
 
+    def finish(self) -> None:
+        """Publish nothing any more, and say so; what is there stays readable and is pinned by others, until `close`."""
+        if not self.is_closed:
+            self.is_last = True
+            board.write_header(self._words, self.latest, board.BoardState.LAST, self.number)
+            self._tell()
+
     def close(self) -> None:
         """Publish nothing any more, and say so; what is pinned stays readable until `aclose`. Idempotent."""
         if self.is_closed:
@@ -249,7 +259,7 @@ class Publisher:
         self.forget()
         if self._cell is not None:
             self._cell.on_end.pop(self.close, None)
-        board.write_header(self._words, self.latest, is_closed=True)
+        board.write_header(self._words, self.latest, board.BoardState.CLOSED, self.number)
         self._words = memoryview(b"")  # readers may look at the board for a while; this process does not any more
         self._tell()
         self.unpinned()
@@ -263,5 +273,5 @@ class Publisher:
                     nursery.start_soon(buffer.aclose)
 
     def _check_open(self) -> None:
-        if self.is_closed:
+        if self.is_closed or self.is_last:
             raise trio.ClosedResourceError("this publication is closed: by its aclose(), or as its actor has ended")

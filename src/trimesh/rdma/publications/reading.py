@@ -7,11 +7,14 @@ RE-3 The publisher may count this process as ended, which is not told to it. So 
      what was copied is whole only if the pin is still there (BO-3).
 RE-4 Nothing that can be had now waits for the publisher's Python: the row is taken on the board (BO-4), versions are
      looked up there. To be told of later ones it asks, which only who waits for one waits for.
+RE-5 A pinned version is kept: its memory is mapped, where that is of this host, and so is the board. When the publisher
+     has ended, what was pinned is read there, and the board says whether it is whole (BO-5).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import attrs
@@ -47,6 +50,7 @@ class Pin:
         users: How many tasks have it pinned.
         is_settled: Set when it is pinned, or cannot be.
         slot: What lies there; None when it cannot be pinned.
+        kept: Lets go of its memory, which outlives the publisher until then.
     """
 
     version: int
@@ -54,6 +58,7 @@ class Pin:
     users: int = 0
     is_settled: trio.Event = attrs.field(factory=trio.Event)
     slot: Slot | None = None
+    kept: ExitStack = attrs.field(factory=ExitStack)
 
 
 @attrs.define(eq=False)
@@ -75,6 +80,7 @@ class Reading:
     _lease: int = 0
     _taking: trio.Lock = attrs.field(factory=trio.Lock)
     _has_asked: bool = False
+    _kept_board: memoryview | None = None
     _news: trio.Event = attrs.field(factory=trio.Event)
     _pins: dict[int, Pin] = attrs.field(factory=dict[int, Pin])
     _locks: list[trio.Lock] = attrs.field(factory=lambda: [trio.Lock() for _ in range(limits.PUBLISHED_SLOTS_MAX)])
@@ -155,7 +161,7 @@ class Reading:
             head = await self.head()
             if head.latest > version:
                 return head.latest
-            if head.is_closed:
+            if head.is_last:
                 raise trio.ClosedResourceError(f"this publication is closed: version {head.latest} was its last")
             if not await self._ask():
                 await news.wait()
@@ -199,6 +205,7 @@ class Reading:
                     slot = (await self.head()).slots[pin.index]
                     if slot.version == pin.version:
                         pin.slot = slot
+                        self._keep(pin, slot)
                 finally:
                     if pin.slot is None:
                         await self._clear(cell, pin.version)  # RE-2
@@ -209,6 +216,16 @@ class Reading:
         if pin.slot is None:
             raise VersionGone(_gone(pin.version))
         return pin
+
+    def _keep(self, pin: Pin, slot: Slot) -> None:
+        """Have a version, and the board, outlive the publisher in this process (RE-5)."""
+        bulk = self.proc.bulk
+        if self._kept_board is None:
+            self._kept_board = bulk.keep(self.board.handle.granted, board_words.BOARD_BYTES)
+        granted = self.handle_of(slot).granted
+        view = bulk.keep(granted, slot.nbytes)
+        if view is not None:
+            pin.kept.enter_context(bulk.kept.holding(granted, view))
 
     async def _write_cell(self, cell: int, version: int) -> None:
         """Write a pin, in place of what was left there by this process, or by one that had the row before."""
@@ -224,6 +241,9 @@ class Reading:
         if pin.users or self._pins.get(pin.version) is not pin or pin.slot is None:
             return
         del self._pins[pin.version]
+        pin.kept.close()
+        if not self._pins:
+            self._kept_board = None
         assert self._reader is not None, "who has pinned a version has cells"
         with trio.CancelScope(shield=True):
             async with self._locks[pin.index]:
@@ -234,11 +254,19 @@ class Reading:
 
         Raises:
             LinkLost: The publisher has counted this process as ended.
+            ProcDied, MeshStopped: It has ended, and had closed the publication, or its memory is not mapped here.
         """
         assert self._reader is not None, "who has pinned a version has cells"
-        row = bytearray(ROW_BYTES)
+        row: bytes | bytearray = bytearray(ROW_BYTES)
         at = board_words.offset_of_row(self._reader)
-        await self.board[at : at + ROW_BYTES].read_into(row)
+        try:
+            await self.board[at : at + ROW_BYTES].read_into(row)
+        except (ProcDied, MeshStopped):
+            kept = self._kept_board
+            if kept is None or not board_words.held_to_the_end(kept, self.number):
+                raise
+            row = bytes(kept[at : at + ROW_BYTES])  # RE-5; an error that is kept would keep the mapping of a view
+            del kept
         if not board_words.holds(row, self._lease, pin.index, pin.version):
             error = LinkLost(
                 f"version {pin.version} is not pinned any more, what was read of it may be torn: the process that "

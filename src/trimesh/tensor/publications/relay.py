@@ -5,6 +5,7 @@
 
 RL-1 what a relay has is whole, and of one version: it pins the version while it reads.
 RL-2 a reader whose relay has ended reads from the publisher; a relay whose source has ended, too.
+RL-3 when the publisher has died, a relay keeps what it has, for readers that come then, too, until its block is left.
 """
 
 from __future__ import annotations
@@ -55,14 +56,17 @@ class WeightRelay(Actor):
                     version = snapshot.version
                     await snapshot.read_into(self._room(snapshot))
                 await self.shards.publish(self.spare, version=version)
-            except _ENDS:
-                if source is origin:
-                    break
-                source = origin
-                continue
+            except _ENDS as error:
+                if source is not origin:
+                    source = origin
+                    continue
+                if isinstance(error, ProcDied | LinkLost):
+                    self.shards.finish()  # who waits for more finds out from the publisher itself why (RL-2, RL-3)
+                    return
+                break
             self.fetched += 1
             self.from_origin += source is origin
-        await self.shards.aclose()  # readers find out from the publisher itself why (RL-2)
+        await self.shards.aclose()
 
     @endpoint(group="looks")
     def counts(self) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from trimesh import limits
-from trimesh.rdma.publications.published import Published
+from trimesh.rdma.publications.published import Published, finish
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
 from trimesh.shape.value_mesh import ValueMesh
@@ -82,6 +82,10 @@ class ShardPublisher:
             if is_here:
                 local[name] = one.tensor.detach().contiguous()
         return await self.handle.publish({LAYOUT: bytearray(msgspec.msgpack.encode(parts)), **local}, version=version)
+
+    def finish(self) -> None:
+        """Say that no version follows; those that are there are read and pinned until `aclose`."""
+        finish(self.handle)
 
     async def aclose(self) -> None:
         """Publish nothing any more; see `Published.aclose`."""
