@@ -402,12 +402,14 @@ class OutgoingCall:
 
     async def _wait_for_acknowledgements(self) -> None:
         assert self.cancelled_at is not None
-        with trio.CancelScope(shield=True) as scope:
+        with trio.CancelScope(shield=True, deadline=self.cancelled_at + self.patience) as scope:
             while not self.collector.is_complete:
-                scope.deadline = self.cancelled_at + self.patience
                 await self._park()
-            scope.deadline = self.cancelled_at + self.patience
-            await self._wait_until_buffers_return()
+                if not self.collector.is_complete:  # what may be silent has changed
+                    scope.deadline = self.cancelled_at + self.patience
+            if self.is_broadcast:
+                scope.deadline = self.cancelled_at + self.patience
+                await self._wait_until_buffers_return()
 
     async def _wait_until_buffers_return(self) -> None:
         """A broadcast ends only when the caller may write into its buffers again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -354,7 +354,7 @@ class PoolEngine:
         self.dispatcher.pauses += 1
         try:
             if mode == "abort":
-                self.cancel(lambda call: call.request.state == "running", partial(Paused, self._paused_text))
+                await self._abort_running()
             if mode != "keep":
                 await self.wait_until(lambda: not self.dispatcher.running)
             yield
@@ -362,9 +362,29 @@ class PoolEngine:
             self.dispatcher.pauses -= 1
             self.pump()
 
-    def cancel(self, wanted: Callable[[PoolCall], bool], error: Callable[[], Exception]) -> int:
-        """Cancel calls, each with an error of its own; return how many."""
-        found = [call for call in self.calls.values() if call.error is None and wanted(call)]
+    async def _abort_running(self) -> None:
+        """Cancel what runs, replica by replica: each unwinds while the callers of the next one do so here.
+
+        Messages leave at the end of a turn of the loop. With all callers in one turn each replica would wait for that
+        of the last caller, and this process for the replicas.
+        """
+        running: dict[int | None, list[PoolCall]] = {}
+        for call in self.calls.values():
+            if call.request.state == "running":
+                running.setdefault(call.request.replica, []).append(call)
+        for calls in running.values():
+            self.cancel(lambda call: call.request.state == "running", partial(Paused, self._paused_text), calls)
+            await trio.lowlevel.cancel_shielded_checkpoint()
+
+    def cancel(
+        self,
+        wanted: Callable[[PoolCall], bool],
+        error: Callable[[], Exception],
+        calls: Iterable[PoolCall] | None = None,
+    ) -> int:
+        """Cancel calls, of some or all, each with an error of its own; return how many."""
+        some = self.calls.values() if calls is None else calls
+        found = [call for call in some if call.error is None and wanted(call)]
         for call in found:
             call.error = error()
             call.scope.cancel(reason=str(call.error))
