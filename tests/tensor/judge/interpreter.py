@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 import torch
 import torch.nn.functional as F  # noqa: N812 - as torch's own documents call it
+from tests.tensor.judge.both_sides import mesh_names, plain_names
 from tests.tensor.judge.placements import put
 from tests.tensor.judge.program import Input, Program, Step, numbers
 from torch.utils import _pytree as pytree
@@ -71,7 +72,7 @@ class Run:
         self.program = program
         self.names: dict[str, Any] = {
             "torch": torch, "F": F, "checkpoint": checkpoint, "ramp": ramp, "repeat": repeat, "inf": torch.inf,
-            "nan": torch.nan,
+            "nan": torch.nan, **plain_names(program.extent),
         }  # fmt: skip
         self.failure: Failure | None = None
 
@@ -191,6 +192,7 @@ class MeshRun(Run):
         self._procs = procs
         self.names["ramp"] = self._ramp
         self.names["repeat"] = self._repeat
+        self.names |= mesh_names(procs)
         trimesh.manual_seed(program.seed, procs)
         for one in program.inputs:
             self.names[one.name] = put(one, program, procs)

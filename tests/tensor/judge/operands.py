@@ -159,7 +159,10 @@ class Operands:
         found = [one.name for one in self.inputs if one.needs_grad]
         if not found:
             raise Unfit
-        return self._drawn.choice(found)
+        text = self._drawn.choice(found)
+        if self._base is None:
+            self._base = self.run.names[text]
+        return text
 
     def _fill_w(self) -> str:
         """One that may be written to."""
@@ -171,6 +174,25 @@ class Operands:
                 and all(one.stride(dim) or one.size(dim) < 2 for dim in range(one.ndim))
             )
         )
+
+    def _fill_free(self) -> str:
+        """One that may be written to where autograd does not see it."""
+        return self._choose(
+            lambda one: one.is_floating_point() and one.ndim > 0 and not one.requires_grad and one.is_contiguous()
+        )
+
+    def _fill_label(self) -> str:
+        """A dimension of the mesh."""
+        return repr(self._drawn.choice([label for label, _ in self._extent]))
+
+    def _fill_cuts(self) -> str:
+        """How the first is to lie."""
+        base = self._needed()
+        cuts: list[tuple[str, ...]] = [() for _ in range(base.ndim)]
+        for label, _ in self._extent:
+            if cuts and self._drawn.random() < 0.7:
+                cuts[self._drawn.randrange(base.ndim)] += (label,)
+        return repr([one or None for one in cuts])
 
     def _fill_y(self) -> str:
         """One that broadcasts with the first; mostly of its dtype."""

@@ -146,6 +146,7 @@ def literal(value: torch.Tensor) -> str:
 HEAD: Final = '''\
 import torch, trio, trimesh
 import torch.nn.functional as F
+from tests.tensor.judge.both_sides import mesh_names, plain_names
 from torch.utils.checkpoint import checkpoint
 
 EXTENT, SEED, PER_RANK = {extent}, {seed}, {per_rank}
@@ -186,6 +187,7 @@ def repeat(function, times, *args):
 def program(procs, rank=0):
     global MESH
     MESH = procs
+    globals().update(plain_names(tuple(EXTENT.items())) if procs is None else mesh_names(procs))
 '''
 
 TAIL: Final = """

@@ -17,6 +17,7 @@ from tests.tensor.judge.elementwise_table import (
 )  # fmt: skip
 from tests.tensor.judge.reduction_table import CUMULATIVE, NETWORKS, PRODUCTS, REDUCTIONS
 from tests.tensor.judge.shape_table import INDICES, REORDERED, VIEWS, WAITING
+from tests.tensor.judge.training_table import CROSSINGS, TRANSFORMED
 from tests.tensor.judge.writing_table import ASSIGNMENTS, BACKWARDS, GRADIENTS, RECORDED, TRAINING, WRITES
 
 
@@ -63,6 +64,8 @@ GROUPS: Final = (
     Group("backwards", BACKWARDS, 1.5, has_result=False, ends=True),
     Group("training", TRAINING, 1, has_result=False, ends=True),
     Group("recorded", RECORDED, 0.4),
+    Group("crossings", CROSSINGS, 4, own=False),
+    Group("transformed", TRANSFORMED, 5),
 )
 
 LINES: Final = frozenset(line for group in GROUPS for line in group.lines)
