@@ -124,16 +124,13 @@ int32_t tm_link_close(tm_bus *bus, uint32_t link);
 int32_t tm_link_free(tm_bus *bus, uint32_t link);
 
 typedef struct {
-    uint64_t peer_epoch;      /* known after TM_RECORD_UP */
-    uint64_t peer_host;
+    uint64_t peer_epoch, peer_host; /* known after TM_RECORD_UP */
     uint32_t peer_pid;        /* verified by the kernel on a local link, else what the peer said */
     uint32_t view_bytes;      /* size of the view that offsets of records refer to */
     const uint8_t *view;      /* valid until `tm_link_free` (see there) */
     const char *detail;       /* why the link is down, or "" */
-    uint64_t messages_sent;
-    uint64_t messages_received;
-    uint64_t bytes_sent;      /* heads and bodies */
-    uint64_t bytes_received;
+    uint64_t messages_sent, messages_received;
+    uint64_t bytes_sent, bytes_received; /* heads and bodies */
     uint64_t frames_dropped;  /* frames of another epoch, and duplicates */
 } tm_link_info;
 
@@ -219,8 +216,11 @@ typedef struct {
 int32_t tm_poll(tm_bus *bus, tm_record *records_out, uint32_t max, uint32_t *n_out);
 
 /* The same for a caller that waits by `tm_before_wait`, as soon as its wait is over for whatever reason: the number of
- * records. Nothing is done when the bell has not rung meanwhile; the bell is never read. */
+ * records. Nothing is done when the bell has not rung meanwhile; the bell is never read. `tm_wait_here` flushes, waits
+ * for the bell alone, and does the same, when nothing else is to be done for `most_us`. Not if answers took long of
+ * late; it ends with 0 when `poller` (see `tm_before_wait`) is readable for another reason. */
 int32_t tm_after_wait(tm_bus *bus, tm_record *records_out, uint32_t max);
+int32_t tm_wait_here(tm_bus *bus, int32_t poller, uint32_t most_us, tm_record *records_out, uint32_t max);
 
 /* 1 = `tm_after_wait` would look for what has come; 0 = the bell has not rung. */
 int32_t tm_has_news(tm_bus *bus);

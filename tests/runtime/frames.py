@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -82,6 +82,18 @@ class RecordingTransport(Transport):
 
     groups: list[RecordingGroup] = attrs.field(factory=list)
     memory: Mover = attrs.field(factory=lambda: MemoryMover(ProcId(1), MemoryTable()))
+    comes: list[Callable[[], object]] = attrs.field(factory=list)
+    """What `wait_here` hands over, one after the other."""
+
+    @property
+    def waits_left(self) -> int:  # type: ignore[override]
+        return len(self.comes)
+
+    def wait_here(self) -> bool:
+        if not self.comes:
+            return False
+        self.comes.pop(0)()
+        return True
 
     def define_group(self, links: Sequence[Link]) -> LinkGroup:
         self.groups.append(RecordingGroup(tuple(links)))  # type: ignore[arg-type]

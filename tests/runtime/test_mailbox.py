@@ -87,6 +87,30 @@ async def test_one_slot_serves_in_order():
         assert server.most == 1
 
 
+async def test_slot_takes_what_comes_without_a_turn_of_the_loop():
+    """One that comes besides needs another slot, and a slot for which nothing comes waits in the loop."""
+    async with serving() as server:
+        server.gate.set()
+        coming = [[2], [3, 4], []]
+        turns: list[list[int]] = []
+
+        def wait_here() -> bool:
+            turns.append([*server.started])
+            numbers = coming.pop(0) if coming else []
+            server.put(*numbers, spec=spec(2))
+            return bool(numbers)
+
+        server.mailbox.wait_here = wait_here
+        server.put(1, spec=spec(2))
+        await server.mailbox.wait_idle()
+        await trio.testing.wait_all_tasks_blocked()
+        assert turns[:2] == [[1], [1, 2]]
+        assert sorted(server.started) == [1, 2, 3, 4]
+        server.put(5, spec=spec(2))
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.started[-1] == 5
+
+
 async def test_group_has_so_many_slots():
     """C4: endpoints of one group share them."""
     async with serving() as server:

@@ -141,6 +141,52 @@ async def test_call_of_nobody_is_a_checkpoint():
     stage.check_clean()
 
 
+async def test_answer_that_comes_at_once_needs_no_turn_of_the_loop():
+    """K01: it is a checkpoint all the same."""
+    stage = Stage.of(2)
+    call = stage.call()
+    stage.transport.comes = [lambda: stage.returned(1, call), lambda: stage.returned(0, call)]
+    turns: list[str] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(note, turns)
+        with trio.testing.assert_checkpoints():
+            await call.wait()
+        assert not turns
+    assert call.collector.is_complete
+    stage.check_clean()
+
+
+async def note(turns: list[str]) -> None:
+    """Note that this task had its turn."""
+    turns.append("turn")
+
+
+async def test_answer_that_does_not_come_at_once_wakes_the_caller():
+    stage = Stage.of(2)
+    call = stage.call()
+    waiters: list[trio.lowlevel.Task | None] = []
+    stage.transport.comes = [lambda: waiters.append(call.waiter), lambda: stage.returned(1, call)]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(call.wait)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not call.collector.is_complete
+        stage.returned(0, call)
+    assert waiters[0] is not None
+    stage.check_clean()
+
+
+async def test_failure_that_comes_at_once_cancels_the_other_ranks():
+    stage = Stage.of(2)
+    call = stage.call()
+    stage.transport.comes = [lambda: stage.say(0, messages.Refused(call.call_id, MESH, 1, "stopped", ""))]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(call.wait)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(stage.cancels(1)) == 1
+        stage.acknowledged(1, call)
+    stage.check_clean()
+
+
 async def test_message_waits_for_room_in_order():
     """S01, S07: the other ranks are not held up."""
     stage = Stage.of(2)

@@ -103,7 +103,13 @@ class Fake:
             lib=SimpleNamespace(tm_before_wait=self._before_wait, tm_has_news=self._has_news)
         )
         self.has_news = False
+        self.waits_left = 0
+        self.coming = [1, 1, 0]
         self._seen = seen
+
+    def wait_for(self, poller: int) -> int:
+        self.asked.append(f"pass on {poller}")
+        return self.coming.pop(0)
 
     def _has_news(self, bus: object) -> bool:
         return self.has_news
@@ -199,6 +205,96 @@ def test_what_comes_while_tasks_can_run_is_left_to_a_task_if_it_may_be_an_answer
     assert fake.asked == ["flush", "wake", "take"]
 
 
+class Runner:
+    """A run of Trio whose tasks and deadlines a test decides."""
+
+    def __init__(self) -> None:
+        self.runq = ["the one that was woken"]
+        self.waiting_for_idle: list[str] = []
+        self.deadlines = self
+        self.clock = self
+        self.deadline = math.inf
+
+    def next_deadline(self) -> float:
+        return self.deadline
+
+    def current_time(self) -> float:
+        return 5
+
+
+@pytest.fixture
+def alone(poller: Poller) -> tuple[Fake, Runner, AroundWait]:
+    """A turn of the loop in which a message has woken one task, which runs."""
+    fake, runner = Fake(1e-4), Runner()
+    instrument = around_wait(fake, poller._replace(runner=runner))
+    instrument.before_io_wait(math.inf)
+    instrument.after_io_wait(math.inf)
+    runner.runq.clear()
+    fake.asked.clear()
+    return fake, runner, instrument
+
+
+def test_task_that_is_alone_waits_itself_until_nothing_comes(alone: tuple[Fake, Runner, AroundWait], poller: Poller):
+    """AW-2."""
+    fake, _, instrument = alone
+    assert [instrument.wait_here() for _ in range(4)] == [True, True, False, False]
+    waits = f"pass on {poller.epoll.fileno()}"
+    assert fake.asked == [waits, "take", waits, "take", waits]
+
+
+def test_task_that_has_waited_in_vain_is_not_followed_by_others_at_once(alone: tuple[Fake, Runner, AroundWait]):
+    """What costs a turn nothing where answers are quick would double it where they are slow."""
+    fake, runner, instrument = alone
+    fake.coming = [0]
+    assert not instrument.wait_here()
+    runner.runq.append("the one that was woken")
+    left: list[int] = []
+    for _ in range(limits.TURNS_LEFT_OUT + 1):
+        instrument.before_io_wait(math.inf)
+        instrument.after_io_wait(math.inf)
+        left.append(fake.waits_left)
+    assert left == [0] * limits.TURNS_LEFT_OUT + [limits.WAITS_HERE_MAX]
+
+
+def test_task_waits_itself_only_so_often_in_one_turn(alone: tuple[Fake, Runner, AroundWait]):
+    """AW-2."""
+    fake, _, instrument = alone
+    fake.coming = [1] * 100
+    assert [instrument.wait_here() for _ in range(100)].count(True) == limits.WAITS_HERE_MAX
+    instrument.before_io_wait(math.inf)
+    assert fake.waits_left == 0
+
+
+@pytest.mark.parametrize("why", ["a task can run", "a deadline is due", "a task waits for quiet"])
+def test_task_beside_which_something_is_to_be_done_leaves_the_wait_to_the_loop(
+    alone: tuple[Fake, Runner, AroundWait], why: str
+):
+    """AW-2."""
+    fake, runner, instrument = alone
+    if why == "a task can run":
+        runner.runq.append("another one")
+    elif why == "a deadline is due":
+        runner.deadline = runner.current_time() + limits.WAIT_HERE_SECONDS / 2
+    else:
+        runner.waiting_for_idle.append("another one")
+    assert not instrument.wait_here()
+    assert fake.asked == []
+    runner.runq.clear()
+    runner.waiting_for_idle.clear()
+    runner.deadline += 1
+    assert instrument.wait_here()
+
+
+def test_two_tasks_of_one_turn_leave_their_waits_to_the_loop(poller: Poller):
+    """AW-2: what is left of a turn cannot be asked for."""
+    fake, runner = Fake(1e-4), Runner()
+    runner.runq.append("another one")
+    instrument = around_wait(fake, poller._replace(runner=runner))
+    instrument.after_io_wait(math.inf)
+    runner.runq.clear()
+    assert not instrument.wait_here()
+
+
 class Careless:
     """A handler that breaks its promise not to raise."""
 
@@ -276,6 +372,35 @@ def test_loop_wakes_for_messages_and_large_ones_with_any_trio(monkeypatch: pytes
         assert here.heads == [b"back"] * 3
 
     trio.run(main)
+
+
+def test_task_waits_itself_for_what_has_come():
+    async def main() -> None:
+        there = Noting()
+        async with pair_of_transports(Noting(), there) as [to_there, to_here]:
+            assert isinstance(to_there, native.NativeLink)
+            assert isinstance(to_here, native.NativeLink)
+            await trio.testing.wait_all_tasks_blocked()
+            to_there.send(b"wakes")
+            await there.wait_for(1)
+            to_there.send(b"needs no turn")
+            to_there.transport.flush()
+            assert to_here.transport.wait_here()
+            assert there.heads == [b"wakes", b"needs no turn"]
+            to_there.send(b"wakes again")
+            await there.wait_for(3)
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("clock", [None, trio.testing.MockClock()])
+def test_run_by_another_clock_does_not_say_what_is_next(clock: trio.abc.Clock | None):
+    async def main() -> Poller | None:
+        return poller_of_run()
+
+    poller = trio.run(main, clock=clock)
+    assert poller is not None
+    assert (poller.runner is None) is (clock is not None)
 
 
 def test_run_leaves_nothing_in_the_set_of_trio():

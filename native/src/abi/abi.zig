@@ -333,6 +333,14 @@ export fn tm_after_wait(bus: ?*Bus, records_out: ?[*]records.Record, max: u32) i
     return self.afterWait(into[0..max]);
 }
 
+export fn tm_wait_here(bus: ?*Bus, poller: i32, most_us: u32, records_out: ?[*]records.Record, max: u32) i32 {
+    var why: i32 = 0;
+    const self = live(bus, &why) orelse return why;
+    const into = records_out orelse return status.ERR_ARGUMENT;
+    if (max == 0 or poller < 0) return status.ERR_ARGUMENT;
+    return self.waitFor(poller, @as(u64, most_us) * 1_000, into[0..max]);
+}
+
 export fn tm_has_news(bus: ?*Bus) i32 {
     var why: i32 = 0;
     const self = live(bus, &why) orelse return why;

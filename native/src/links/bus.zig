@@ -1,5 +1,4 @@
-//! All links of a process incarnation, as T0 uses them: a table of slots, one poll over those that have something, one
-//! flush over those that were written to.
+//! All links of a process incarnation, as T0 uses them: a table of slots, one poll over them, and one flush.
 //!
 //! BU-1 After `init` nothing is allocated but what a new link needs. BU-2 Views that T0 holds stay mapped until
 //! `pollDone`, whatever happens to their link. BU-3 In a forked child every call says so and touches nothing.
@@ -396,6 +395,13 @@ pub const Bus = struct {
         return if (self.wait.endWith(self.common.bell)) self.collect(into) else 0;
     }
 
+    /// Wait for the bell alone; see `Wait.pass`.
+    pub fn waitFor(self: *Bus, poller: i32, most_ns: u64, into: []records.Record) i32 {
+        if (self.borrowing) return status.ERR_STATE;
+        self.flush();
+        return if (self.wait.pass(self.common.bell, &self.ready, poller, most_ns)) self.collect(into) else 0;
+    }
+
     /// Whether `afterWait` would look for anything.
     pub fn hasNews(self: *const Bus) bool {
         return self.wait.hasNews(self.common.bell, &self.ready);
@@ -486,7 +492,7 @@ pub const Bus = struct {
         return self.wait.arm(self.common.bell, &self.ready);
     }
 
-    /// T0 is about to wait for many things, its bell among them; see `Wait.begin`.
+    /// T0 is about to wait for many things; see `Wait.begin`.
     pub fn beforeWait(self: *Bus, poller: i32) busy_poll.Seen {
         self.flush();
         return self.wait.begin(self.common.bell, &self.ready, poller);

@@ -21,7 +21,7 @@ const SURE = 3;
 pub const Seen = enum(i32) {
     /// T0 did not spin: nothing is expected soon, cores are short, or it may not.
     none = 0,
-    /// Something has come; the bell is readable.
+    /// Something has come.
     came = 1,
     /// Nothing has come in the time.
     vain = 2,
@@ -54,8 +54,7 @@ pub const BusyPoll = struct {
         if (!expected or !self.spare or !self.bound.canPay(now) or !bell.beginSpinning()) return .none;
         const seen = self.watch(bell, poller, now);
         self.spun(seen, sys.monotonicNs());
-        bell.endSpinning();
-        return seen;
+        return if (bell.endSpinning()) .came else seen;
     }
 
     fn watch(self: *BusyPoll, bell: bells.Bell, poller: i32, began: u64) Seen {
@@ -70,9 +69,14 @@ pub const BusyPoll = struct {
             const now = sys.monotonicNs();
             if (now - last > pause) self.counted(now, cores.areSpare(cores.allowed(), cores.runnable()));
             if (now - began > bound or !self.spare) return .vain;
-            if (sys.isReadable(poller)) return .other;
+            if (sys.isReadableWithin(poller, 0)) return .other;
             last = now;
         }
+    }
+
+    /// Whether what is waited for now is expected soon (LO-2).
+    pub fn isExpecting(self: *const BusyPoll) bool {
+        return self.began_ns != 0 and self.trust > HALF;
     }
 
     /// Messages have come, whose senders may have rung this bell.
@@ -244,9 +248,9 @@ test "spinning in vain ends, and the owner sleeps" {
 
     try testing.expectEqual(.vain, rig.busy_poll.spin(rig.bell, rig.poller));
 
-    try testing.expect(!sys.isReadable(rig.poller));
+    try testing.expect(!sys.isReadableWithin(rig.poller, 0));
     rig.bell.ring(0);
-    try testing.expect(sys.isReadable(rig.poller));
+    try testing.expect(sys.isReadableWithin(rig.poller, 0));
 }
 
 test "spinning ends for what else the owner waits for, which stays there" {
@@ -262,7 +266,7 @@ test "spinning ends for what else the owner waits for, which stays there" {
 
     try testing.expectEqual(.other, rig.busy_poll.spin(rig.bell, rig.poller));
 
-    try testing.expect(sys.isReadable(rig.poller));
+    try testing.expect(sys.isReadableWithin(rig.poller, 0));
 }
 
 test "one wait is spun through for one batch of traffic" {

@@ -86,9 +86,9 @@ pub const Bell = struct {
         return self.change(ASLEEP, SPINNING);
     }
 
-    /// The owner has spun for long enough, and sleeps. The eventfd is readable if anything has come meanwhile.
-    pub fn endSpinning(self: Bell) void {
-        if (self.arm()) self.call();
+    /// The owner has spun for long enough. False: it is armed, to sleep; true: something has come meanwhile.
+    pub fn endSpinning(self: Bell) bool {
+        return self.arm();
     }
 
     /// Whether the owner, which is armed, has not been rung since.
@@ -182,11 +182,11 @@ test "an owner that spins is not woken, and wakes itself for what has come" {
     try std.testing.expect(bell.beginSpinning());
     try std.testing.expect(bell.isSpunOn());
     bell.ring(3);
-    try std.testing.expect(!sys.isReadable(bell.fd));
+    try std.testing.expect(!sys.isReadableWithin(bell.fd, 0));
     try std.testing.expect(bell.hasBits());
-    bell.endSpinning();
 
-    try std.testing.expect(sys.isReadable(bell.fd));
+    try std.testing.expect(bell.endSpinning());
+    try std.testing.expect(!bell.isUnrung());
 }
 
 test "an owner that was rung does not begin to spin" {
@@ -197,5 +197,5 @@ test "an owner that was rung does not begin to spin" {
     try std.testing.expect(!bell.arm());
     bell.ring(3);
     try std.testing.expect(!bell.beginSpinning());
-    try std.testing.expect(sys.isReadable(bell.fd));
+    try std.testing.expect(sys.isReadableWithin(bell.fd, 0));
 }

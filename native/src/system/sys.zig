@@ -354,11 +354,11 @@ pub fn epollWait(epoll: i32, events: []Event, timeout_ms: i32) u32 {
     return @intCast(rc);
 }
 
-/// Whether a descriptor is readable now; an epoll set is when it has an event, which stays there.
-pub fn isReadable(fd: i32) bool {
+/// Whether a descriptor is readable in this time; an epoll set is when it has an event, which stays there.
+pub fn isReadableWithin(fd: i32, most_ns: u64) bool {
     var one = linux.pollfd{ .fd = fd, .events = @intCast(IN), .revents = 0 };
-    const at_once = [2]i64{ 0, 0 };
-    return res(linux.syscall5(.ppoll, @intFromPtr(&one), 1, @intFromPtr(&at_once), 0, 8)) > 0;
+    const span = [2]i64{ @intCast(most_ns / 1_000_000_000), @intCast(most_ns % 1_000_000_000) };
+    return res(linux.syscall5(.ppoll, @intFromPtr(&one), 1, @intFromPtr(&span), 0, 8)) > 0;
 }
 
 // ---- processes ----

@@ -37,6 +37,18 @@ SPIN_SECONDS: Final = 500e-6
 is measured (`native/src/links/spin_bound.zig`): at most four times what a wake costs, which is 12 to 30 us on most
 machines and up to 100 on slow virtual ones, and at most an eighth of all time in vain."""
 
+WAIT_HERE_SECONDS: Final = 1e-3
+"""The longest time that a task waits for a message itself, in place of the loop: ten times what an answer takes that is
+expected soon."""
+
+WAITS_HERE_MAX: Final = 16
+"""So many waits a task does itself before the loop has its turn again: a sixteenth of the cost of a turn is left, and
+sockets and signals, which a wait that is over at once does not look at, are looked at within a millisecond."""
+
+TURNS_LEFT_OUT: Final = 4
+"""After a task has waited itself in vain, so many turns of the loop pass before one does again: where answers are slow,
+a fifth of what the attempt costs is paid for each."""
+
 SPIN_US_MAX: Final = 10_000
 """Longest time that the native library may be asked to spin: Trio's own grain of time is a thousandth of a second."""
 

@@ -150,7 +150,12 @@ class Cell:
         self._interrupted: list[IncomingCall] = []
         recorder = self._call_recorder()
         self.mailbox = Mailbox(
-            self._serve, self._start_slot, self._interrupted.append, proc.deadlocks.crowded, recorder
+            self._serve,
+            self._start_slot,
+            self._interrupted.append,
+            proc.deadlocks.crowded,
+            recorder,
+            proc.transport.wait_here,
         )
         self.ended = trio.Event()
         self.endpoints = dict(endpoints_of(spec.cls))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -39,7 +40,7 @@ class SlotGroup:
         running: The calls that hold slots, and the tasks that run them.
     """
 
-    __slots__ = ("_idle", "_tasks", "concurrency", "is_watched", "mailbox", "queue", "running")
+    __slots__ = ("_idle", "_is_waiting_here", "_tasks", "concurrency", "is_watched", "mailbox", "queue", "running")
 
     def __init__(self, mailbox: Mailbox, concurrency: int) -> None:
         self.mailbox = mailbox
@@ -49,6 +50,7 @@ class SlotGroup:
         self.running: dict[IncomingCall, trio.lowlevel.Task] = {}
         self._tasks = 0
         self._idle: list[trio.lowlevel.Task] = []
+        self._is_waiting_here = False
 
     @property
     def is_full(self) -> bool:
@@ -58,7 +60,9 @@ class SlotGroup:
     def put(self, call: IncomingCall) -> None:
         """Queue a call and see to it that a slot takes it when one is free."""
         self.queue.append(call)
-        if self._idle:
+        if self._is_waiting_here:
+            self._is_waiting_here = False  # its slot takes this one, and another slot the next
+        elif self._idle:
             reschedule(self._idle.pop())
         elif self._tasks < self.concurrency:
             self._tasks += 1
@@ -75,16 +79,23 @@ class SlotGroup:
         finally:
             self._tasks -= 1
 
+    def _abort(self, task: trio.lowlevel.Task, _: object) -> trio.lowlevel.Abort:
+        self._idle.remove(task)
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def _wait_here(self) -> bool:
+        """Wait for a call that comes at once, without a turn of Trio's loop. Return whether the slot can go on."""
+        self._is_waiting_here = True
+        has_come = self.mailbox.wait_here()
+        self._is_waiting_here = False
+        return has_come or bool(self.queue)
+
     async def _serve_until_cancelled(self) -> None:
         """Serve calls until one of them has been cancelled, and with it the scope (MB-1)."""
         call: IncomingCall | None = None
         mailbox, task = self.mailbox, current_task()
         began, ended = mailbox.began, mailbox.ended
-
-        def abort(_: object) -> trio.lowlevel.Abort:
-            self._idle.remove(task)
-            return trio.lowlevel.Abort.SUCCEEDED
-
+        abort = partial(self._abort, task)
         try:
             with trio.CancelScope() as scope:
                 served = 0
@@ -113,8 +124,9 @@ class SlotGroup:
                         served += 1
                         if served % _BATCH == 0:
                             await trio.lowlevel.checkpoint()
-                    self._idle.append(task)
-                    await wait_task_rescheduled(abort)
+                    if not self._wait_here():
+                        self._idle.append(task)
+                        await wait_task_rescheduled(abort)
         except BaseException:
             # Cancelled from outside of the call: the actor ends, and then tells its callers why.
             if call is not None and not call.ended:
@@ -131,6 +143,10 @@ def _not_begun(_: IncomingCall) -> int:
 
 def _not_ended(_: int, __: IncomingCall) -> None:
     return
+
+
+def _not_here() -> bool:
+    return False
 
 
 def _is_spent(scope: trio.CancelScope) -> bool:
@@ -150,6 +166,7 @@ class Mailbox:
             False.
         is_open: Whether slots take calls; before that they queue (the actor is starting).
         changed: Set by `tell_change`; None while no task waits for that.
+        wait_here: Waits for messages in the running task; see `Transport.wait_here`.
         began, ended: Keep which calls slots have taken, and how they ended; see `CallRecorder`.
     """
 
@@ -164,6 +181,7 @@ class Mailbox:
         "on_interrupted",
         "serve",
         "start_task",
+        "wait_here",
     )
 
     def __init__(
@@ -173,6 +191,7 @@ class Mailbox:
         on_interrupted: Callable[[IncomingCall], None],
         on_crowded: Callable[[SlotGroup], None] | None = None,
         recorder: CallRecorder | None = None,
+        wait_here: Callable[[], bool] | None = None,
     ) -> None:
         self.serve = serve
         self.start_task = start_task
@@ -180,6 +199,7 @@ class Mailbox:
         self.on_crowded = on_crowded
         self.began = _not_begun if recorder is None else recorder.began
         self.ended = _not_ended if recorder is None else recorder.ended
+        self.wait_here = _not_here if wait_here is None else wait_here
         self.is_open = False
         self._groups: dict[str, SlotGroup] = {}
         self._early: deque[IncomingCall] = deque()

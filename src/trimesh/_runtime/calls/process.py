@@ -12,6 +12,7 @@ from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.peers.peer import Peer, Route
 from trimesh._runtime.values.codec import Values
 from trimesh._runtime.values.reference import MeshInfo
+from trimesh._transport.interface.base import Transport
 from trimesh._wire import messages
 from trimesh.ids import CallId, ProcId
 
@@ -50,6 +51,11 @@ class CallingProc(CancellingProc, Protocol):
     @property
     def values(self) -> Values:
         """How its values travel."""
+        ...
+
+    @property
+    def transport(self) -> Transport:
+        """Its links."""
         ...
 
     @property

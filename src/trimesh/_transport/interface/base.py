@@ -173,7 +173,13 @@ class LinkGroup(ABC):
 
 
 class Transport(ABC):
-    """All links of one process, and the task that serves them."""
+    """All links of one process, and the task that serves them.
+
+    Attributes:
+        waits_left: How many waits `wait_here` would do before this turn of Trio's loop is over; mostly none.
+    """
+
+    waits_left = 0
 
     @abstractmethod
     def define_group(self, links: Sequence[Link]) -> LinkGroup:
@@ -210,6 +216,17 @@ class Transport(ABC):
             RuntimeError: The peers are tasks of this very thread, so that waiting for them would never end.
         """
         raise RuntimeError("a simulated process cannot wait without `await`, since the others run in the same thread")
+
+    def wait_here(self) -> bool:
+        """Wait for messages in the running task, if they are expected soon and no other task can run meanwhile.
+
+        Blocks the thread, with the GIL released, for at most `limits.WAIT_HERE_SECONDS`. What comes is handed over; it
+        may let other tasks run.
+
+        Returns:
+            Whether anything was handed over. If not, the task has to wait by Trio's loop.
+        """
+        return False
 
     @abstractmethod
     def close(self) -> None:

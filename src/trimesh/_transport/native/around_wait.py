@@ -5,6 +5,9 @@ that the tasks that wait for it run in this very tick, and no task of the transp
 
     AW-1 Where tasks can run, and messages have just been sent, the transport's task hands over in its turn. So a task
          that was started before a message was sent has begun when the answer is looked at.
+    AW-2 A task that is the only one of its turn, while no other can run and no deadline is due, may wait for messages
+         itself: no task would run in the turn of the loop between. It does so for `limits.WAIT_HERE_SECONDS`, and only
+         `limits.WAITS_HERE_MAX` times within one turn.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
+from trimesh import limits
 from trimesh._native import status
 from trimesh._transport.interface.base import LinkHandler
 from trimesh._transport.native.poller import Poller
@@ -29,6 +33,7 @@ class WaitingTransport(Protocol):
     dirty: bool
     bus: Any
     spins: list[int]
+    waits_left: int
 
     @property
     def library(self) -> Library:
@@ -53,6 +58,10 @@ class WaitingTransport(Protocol):
 
     def look(self) -> int:
         """Return how many records have come since the loop began to wait, or an error."""
+        ...
+
+    def wait_for(self, poller: int) -> int:
+        """Return how many records come soon, or an error; 0 when `poller` is readable for something else."""
         ...
 
     def hand_over(self, handler: LinkHandler, n: int) -> None:
@@ -84,10 +93,13 @@ class AroundWait(trio.abc.Instrument):
         self._spin_seconds = transport.spin_seconds if may_spin else math.inf
         self._look = transport.look
         self._has_sent = False  # since the wait before, and tasks can run
+        self._left_out = 0  # turns in which no task waits itself: the last one that did has done so in vain
+        self._is_quiet = poller.is_quiet if poller is not None and may_spin else _never
 
     def before_io_wait(self, timeout: float) -> None:
         """Flush what this tick has sent; look if no task can run, and no deadline is due meanwhile."""
         transport = self._transport
+        transport.waits_left = 0
         self._has_sent = timeout <= 0 and transport.dirty
         if timeout <= 0:
             if transport.dirty or transport.lending.returned:
@@ -112,13 +124,41 @@ class AroundWait(trio.abc.Instrument):
         if self.failure is not None:
             return
         n = self._look()
+        if n:
+            self._hand_over(n)
+            if self._left_out:
+                self._left_out -= 1
+            elif self._is_quiet(limits.WAIT_HERE_SECONDS, 1):
+                transport.waits_left = limits.WAITS_HERE_MAX
+
+    def wait_here(self) -> bool:
+        """See `Transport.wait_here` (AW-2)."""
+        transport = self._transport
+        if not transport.waits_left or not self._is_quiet(limits.WAIT_HERE_SECONDS):
+            return False
+        if transport.lending.returned:
+            transport.lending.give_back()
+        transport.dirty = False
+        n = transport.wait_for(self._poller)
         if not n:
-            return
+            transport.waits_left = 0
+            self._left_out = limits.TURNS_LEFT_OUT
+            return False
+        transport.waits_left -= 1
+        self._hand_over(n)
+        return self.failure is None
+
+    def _hand_over(self, n: int) -> None:
         try:
-            self._context.run(transport.hand_over, self._handler, n)
+            self._context.run(self._transport.hand_over, self._handler, n)
         except BaseException as error:  # noqa: BLE001 - raised again where it belongs
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         self.failure = error
         self._transport.wake()
+
+
+def _never(seconds: float, tasks: int = 0) -> bool:
+    del seconds, tasks
+    return False

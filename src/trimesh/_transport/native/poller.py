@@ -5,6 +5,7 @@ Where a release of Trio keeps it elsewhere, or treats it otherwise, there is non
 
 from __future__ import annotations
 
+import math
 import select
 from collections import defaultdict
 from collections.abc import Generator
@@ -15,15 +16,28 @@ import trio
 
 
 class Poller(NamedTuple):
-    """The epoll set of a run.
+    """The epoll set of a run, and what else the run has to do.
 
     Attributes:
         epoll: The set.
         is_guest: Whether the run is a guest of another loop, which has other work than Trio's.
+        runner: The run, where it can be asked what it will do next; else None.
     """
 
     epoll: select.epoll
     is_guest: bool
+    runner: Any = None
+
+    def is_quiet(self, seconds: float, tasks: int = 0) -> bool:
+        """Return whether just so many tasks can run, and no deadline is due in the next seconds.
+
+        Tasks of the running turn that have not had theirs are not counted: the run does not say who they are.
+        """
+        runner = self.runner
+        if runner is None or len(runner.runq) != tasks or runner.waiting_for_idle:
+            return False
+        deadline: float = runner.deadlines.next_deadline()
+        return deadline == math.inf or deadline - runner.clock.current_time() > seconds
 
     @contextmanager
     def waking_for(self, descriptor: int) -> Generator[None]:
@@ -43,4 +57,11 @@ def poller_of_run() -> Poller | None:
     # An event of a descriptor that no task waits for is forgotten: those who wait are looked up in a `defaultdict`.
     if not isinstance(epoll, select.epoll) or not isinstance(getattr(io_manager, "_registered", None), defaultdict):
         return None
-    return Poller(epoll, getattr(runner, "is_guest", True))
+    return Poller(epoll, getattr(runner, "is_guest", True), runner if _says_what_is_next(runner) else None)
+
+
+def _says_what_is_next(runner: Any) -> bool:
+    """Return whether a run has all that `Poller.is_quiet` reads. Clocks of tests go by other times than waits take."""
+    has_all = all(hasattr(runner, name) for name in ("runq", "waiting_for_idle", "clock"))
+    can_tell = hasattr(getattr(runner, "deadlines", None), "next_deadline")
+    return has_all and can_tell and type(runner.clock).__name__ == "SystemClock"

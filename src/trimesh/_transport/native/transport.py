@@ -41,6 +41,8 @@ __all__ = ["NativeGroup", "NativeLink", "NativeTransport"]
 _RECORDS_MAX: Final = 512
 """Records of one batch: 16 KiB, and other tasks have their turn between two."""
 
+_WAIT_HERE_US: Final = round(limits.WAIT_HERE_SECONDS * 1e6)
+
 _RECORD: Final = struct.Struct("<IHHIIIIII")
 _MESSAGE, _FRAGMENT, _UP, _SPACE, _DOWN, _STALLED = 1, 2, 3, 4, 5, 6
 _LINK_LOCAL: Final = 1
@@ -117,6 +119,7 @@ class NativeTransport(Transport):
         self._records_view = memoryview(ffi.buffer(self._records))
         self._count = ffi.new("uint32_t *")
         self.look: Final[Callable[[], int]] = partial(lib.tm_after_wait, self.bus, self._records, _RECORDS_MAX)
+        self._around_wait: AroundWait | None = None  # of `run`
         self.lending = Lending(self.library, self.bus)
         self._epoch = epoch
         self._mover: NativeMover | None = None
@@ -245,6 +248,7 @@ class NativeTransport(Transport):
         poller = poller_of_run()
         around_wait = AroundWait(self, handler, poller)
         trio.lowlevel.add_instrument(around_wait)
+        self._around_wait = around_wait
         try:
             with nullcontext() if poller is None else poller.waking_for(self._bell):
                 while around_wait.failure is None:
@@ -259,6 +263,15 @@ class NativeTransport(Transport):
         finally:
             trio.lowlevel.remove_instrument(around_wait)
             self._running = False
+            self._around_wait = None
+
+    def wait_for(self, poller: int) -> int:
+        """See `WaitingTransport.wait_for`."""
+        return int(self.library.lib.tm_wait_here(self.bus, poller, _WAIT_HERE_US, self._records, _RECORDS_MAX))
+
+    def wait_here(self) -> bool:
+        """See `Transport.wait_here`."""
+        return self._around_wait is not None and self._around_wait.wait_here()
 
     def wake(self) -> None:
         """Let the task of `run` look at what there is to do."""
