@@ -7,7 +7,7 @@ const std = @import("std");
 pub const ABI_VERSION: u32 = 15;
 
 /// The bytes on the wire; one more at every change of them.
-pub const PROTOCOL_VERSION: u8 = 7;
+pub const PROTOCOL_VERSION: u8 = 8;
 
 // ---- shared with trimesh/limits/ ----
 

@@ -420,4 +420,4 @@ async def test_hello_of_a_ring_may_come_in_two_parts(side: Side, close_peers: li
 
 def test_header_is_the_vector_that_it_was():
     """Neither side of the protocol changes alone, nor both without a new version."""
-    assert wire.header(wire.BEAT, epoch=1).hex() == "2000000007050000010000000000000000000000000000000000000089042d8e"
+    assert wire.header(wire.BEAT, epoch=1).hex() == "20000000080500000100000000000000000000000000000000000000a31227e6"

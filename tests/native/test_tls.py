@@ -88,7 +88,7 @@ def test_tls_members_meet_and_know_each_other(stage: Stage) -> None:
 
     assert ends.server.state is State.ASKING
     assert ends.server.half_open == 1
-    assert ends.server.peer == stage.hello(CLIENT)._replace(protocol=7)
+    assert ends.server.peer == stage.hello(CLIENT)._replace(protocol=8)
     assert ends.server.peer_name == f"trimesh://{stage.authority.mesh.hex()}/{CLIENT:016x}"
     ends.server.answer(TLSVerdict.ADMITTED)
     ends.settle()

@@ -17,7 +17,7 @@ from trimesh._native.lib import ABI_VERSION
 HELLO, MESSAGE, FRAGMENT, BYE, BEAT, CREDIT, RELEASE, RETIRE = 1, 2, 3, 4, 5, 6, 7, 8
 CONTROL, DATA = 0, 1
 MORE = 1
-VERSION = 7
+VERSION = 8
 ABI = ABI_VERSION  # it says what both sides were built from, and nothing of the format
 WORD = (1 << 64) - 1
 PAGE = 4096

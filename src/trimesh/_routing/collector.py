@@ -97,12 +97,12 @@ class Collector:
 
     __slots__ = ("_state", "fail_fast", "failures", "outcomes", "remaining", "size")
 
-    def __init__(self, size: int, fail_fast: bool) -> None:  # noqa: FBT001 - one is made for each call
+    def __init__(self, size: int, fail_fast: bool, state: RankState = _UNSENT) -> None:  # noqa: FBT001 - one a call
         self.size = size
         self.fail_fast = fail_fast
         self.remaining = size
         self.failures: tuple[int, ...] = ()
-        self._state: list[RankState] = [_UNSENT] * size
+        self._state: list[RankState] = [state] * size
         self.outcomes: list[Outcome | None] = [None] * size
 
     @property

@@ -1,4 +1,4 @@
-"""Where a message was sent to, and from where, as its head says it.
+"""Where a message was sent to, and from where, as its head says it; and the message that says it for several calls.
 
 A view is sent when it differs from the mesh as spawned: its extent, and the ranks in its order. A caller is sent when
 it is an actor. Both are what the sender says of itself: they are for programs to read, and give no right to anything.
@@ -6,9 +6,14 @@ it is an actor. Both are what the sender says of itself: they are for programs t
 
 # Annotations are not texts here: msgspec would compile each of them in every new process.
 
+from typing import Annotated
+
 import msgspec
 
+from trimesh import limits
+from trimesh._wire import watching
 from trimesh.errors import Origin, ProtocolError, ShapeError
+from trimesh.ids import MeshId
 from trimesh.shape.extent import Extent
 from trimesh.shape.point import Point
 from trimesh.shape.region import Region
@@ -88,3 +93,19 @@ def sent_view(region: Region) -> SentView | None:
         return None
     is_short = isinstance(table, range) and len(table) > 2
     return SentView(region.extent.labels, region.extent.sizes, tuple(table[:2] if is_short else table))
+
+
+class Calls(watching.Message, frozen=True, tag=14):
+    """So many `Call` of `trimesh._wire.messages`, in this order. No bodies and no ports come with them.
+
+    Attributes:
+        mesh, endpoint, budget, view, caller: As in `Call`; the endpoint is no generator.
+        calls: Number and payload of each. The credits count a call by the bytes of its payload.
+    """
+
+    mesh: MeshId
+    endpoint: str
+    budget: float | None
+    calls: Annotated[tuple[tuple[int, bytes], ...], msgspec.Meta(min_length=1, max_length=limits.CALLS_PER_MESSAGE)]
+    view: SentView | None = None
+    caller: CallerPlace | None = None

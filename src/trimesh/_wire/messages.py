@@ -1,9 +1,9 @@
 """The control structs that travel in the heads of messages.
 
 Every struct is an array of its fields behind a small integer tag; unknown tags, fields and types are refused. A call
-travels as `Call` on the DATA lane and ends in exactly one terminal frame of the callee - `Return`, `Error`,
-`CancelAck` or `Refused` - or in the death of its process. The call of a generator endpoint yields any number of `Item`
-before that. `Cancel`, `Credit` and `Taken` use the CONTROL lane.
+travels as `Call`, or with others as `Calls`, on the DATA lane and ends in exactly one terminal frame of the callee -
+`Return`, `Error`, `CancelAck` or `Refused` - or in the death of its process. That of a generator endpoint yields any
+number of `Item` before that. `Cancel`, `Credit` and `Taken` use the CONTROL lane.
 
 Cumulative counts make the frames idempotent: `dequeued` is how many messages of this sender the actor has taken out of
 its mailbox so far, so a lost or repeated credit does no harm. 0 says that there is no such actor, and that no count is
@@ -18,7 +18,7 @@ import msgspec
 
 from trimesh import limits
 from trimesh._wire import moving, watching
-from trimesh._wire.call_places import CallerPlace, SentView
+from trimesh._wire.call_places import CallerPlace, Calls, SentView
 from trimesh._wire.memory.reducers import DefinitionId
 from trimesh._wire.waits import NodeRef
 from trimesh.errors import ProtocolError
@@ -464,7 +464,7 @@ _Programs = Disconnect
 _Testing = Arm | Fired | Misbehave
 """What only processes take that a test has armed."""
 
-_Apart = moving.AnyMessage | watching.AnyMessage
+_Apart = moving.AnyMessage | watching.AnyMessage | Calls
 
 AnyMessage = _Calls | _Channels | _Supervision | _Deadlocks | _Publications | _Apart | _Above | _Programs | _Testing
 

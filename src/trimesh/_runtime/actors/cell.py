@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextvars
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -199,6 +199,14 @@ class Cell:
             self._interrupted.append(call)
         else:
             self.mailbox.put(call)
+
+    def deliver_all(self, calls: Sequence[IncomingCall]) -> None:
+        """Take several messages for one endpoint."""
+        if self._is_holding or self._draining or self._is_ending:
+            for call in calls:
+                self.deliver(call)
+        else:
+            self.mailbox.put_all(calls)
 
     def waiting(self) -> Iterator[IncomingCall]:
         """Yield the messages that have come and that no slot has taken."""

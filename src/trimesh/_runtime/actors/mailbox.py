@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -70,6 +70,17 @@ class SlotGroup:
         elif not self.is_watched and self.mailbox.on_crowded is not None:
             self.is_watched = True
             self.mailbox.on_crowded(self)
+
+    def put_all(self, calls: Sequence[IncomingCall]) -> None:
+        """Queue several calls, as `put` does each."""
+        if self._idle or self._tasks < self.concurrency:
+            for call in calls:
+                self.put(call)
+        else:
+            self.queue.extend(calls)
+            if not self.is_watched and self.mailbox.on_crowded is not None:
+                self.is_watched = True
+                self.mailbox.on_crowded(self)
 
     @trio.lowlevel.enable_ki_protection
     async def _slot(self) -> None:
@@ -215,6 +226,17 @@ class Mailbox:
         if group is None:
             group = self._groups[key] = SlotGroup(self, call.spec.concurrency)
         group.put(call)
+
+    def put_all(self, calls: Sequence[IncomingCall]) -> None:
+        """Accept several calls of one endpoint."""
+        if not self.is_open:
+            self._early.extend(calls)
+        elif calls:
+            spec = calls[0].spec
+            group = self._groups.get(spec.slots)
+            if group is None:
+                group = self._groups[spec.slots] = SlotGroup(self, spec.concurrency)
+            group.put_all(calls)
 
     def open(self) -> None:
         """Let slots take calls, those that came early first."""

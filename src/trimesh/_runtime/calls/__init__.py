@@ -3,7 +3,7 @@
 `membership` is here because it asks the owner of a mesh by a call who lives at a rank.
 """
 
-from trimesh._runtime.calls.call_set import CallSet, SetCall
+from trimesh._runtime.calls.call_set import CallSet, SendCall, SetCall
 from trimesh._runtime.calls.invocation import (
     Err,
     Ok,
@@ -45,6 +45,7 @@ __all__ = [
     "RepliedCall",
     "Request",
     "Result",
+    "SendCall",
     "SetCall",
     "StartedWork",
     "absorb_budget",

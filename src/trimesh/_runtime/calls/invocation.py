@@ -30,6 +30,7 @@ from trimesh._runtime.values.endpoint_spec import AGENT_ENDPOINTS, EndpointSpec
 from trimesh._runtime.values.payload import place_payload
 from trimesh._transport.interface.base import Buffer
 from trimesh._wire import messages
+from trimesh._wire.pickled.payload import Encoded
 from trimesh.errors import (
     ActorFailed,
     MembershipChanged,
@@ -108,6 +109,13 @@ def encode_request(
         value = proc.values.encode_call(args, kwargs, request, (), _spec(request))
     else:
         value = proc.values.encode_call(args, kwargs, request, spec.parameters, spec)
+    return parcel_of(value, request, call_id, mesh, budget, window)
+
+
+def parcel_of(
+    value: Encoded, request: Request, call_id: int, mesh: MeshId, budget: float | None, window: int = 0
+) -> Parcel:
+    """Return the message of a call whose arguments have been encoded; see `encode_request`."""
     payload: bytes = value.payload
     bodies: Sequence[Buffer] = value.buffers
     if len(payload) > limits.HEAD_PAYLOAD_BYTES_MAX:

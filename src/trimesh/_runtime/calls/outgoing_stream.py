@@ -204,7 +204,7 @@ def serve_streams(proc: CallingProc) -> None:
     """Let a process take the messages of streams."""
 
     def take_item(peer: Peer, message: messages.Item, bodies: list[memoryview]) -> None:
-        stream = proc.unended_call(message.call)
+        stream = proc.calls.get(message.call)
         carried = peer.take_carried()
         if stream is None:
             proc.dropped_replies += 1

@@ -39,6 +39,7 @@ class CallNumbers(Protocol):
 class CallingProc(CancellingProc, Protocol):
     """The process that calls; see `Proc`."""
 
+    calls: dict[int, OutgoingCall]
     dropped_replies: int
     now: Clock
     new_call_id: CallNumbers
@@ -92,10 +93,6 @@ class CallingProc(CancellingProc, Protocol):
 
     def forget(self, call: OutgoingCall) -> None:
         """Drop a call that has ended or was given up."""
-
-    def unended_call(self, call_id: int) -> OutgoingCall | None:
-        """Return a call that waits for an outcome, by its number."""
-        ...
 
     def cast(self, peers: Sequence[Peer], parcel: Parcel) -> trio.Event | None:
         """Send one parcel to several peers."""

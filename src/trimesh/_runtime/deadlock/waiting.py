@@ -208,7 +208,7 @@ class LocalWaits:
 
         A deadline that was sent along is the business of the call over there: what it waits for has it, too.
         """
-        outgoing, peer = self._proc.unended_call(ref.a), self._proc.find_peer(ref.b)
+        outgoing, peer = self._proc.calls.get(ref.a), self._proc.find_peer(ref.b)
         if outgoing is None or peer is None or not outgoing.is_open_at(peer) or outgoing.is_given_up:
             return None
         if outgoing.budget is None and not self._counts(outgoing):
@@ -224,7 +224,7 @@ class LocalWaits:
 
     def _consumer(self, ref: NodeRef) -> NodeReport | None:
         """Who takes items cannot while it waits for something else, and no news of room is on its way."""
-        stream, peer = self._proc.unended_call(ref.a), self._proc.find_peer(ref.b)
+        stream, peer = self._proc.calls.get(ref.a), self._proc.find_peer(ref.b)
         if not isinstance(stream, OutgoingStream) or peer is None or not stream.is_open_at(peer):
             return None
         task = stream.only_consumer

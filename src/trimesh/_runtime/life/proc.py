@@ -83,6 +83,7 @@ class Proc:
         journal, inquiries, holds: What has happened to its members; asks what they do; threads that debuggers hold.
         on_gone, on_link: Told of each peer that is gone, after its calls have been settled; that has got its link.
         recorder: Keeps what happens in a file; None without.
+        calls: Calls of this process that wait for an outcome, by number.
         channels: The channels of this process, and its ports of others.
         sites: Where a test looks and interferes; None outside of tests.
         bulk: What it has granted to others, and how it reaches what they have.
@@ -94,7 +95,6 @@ class Proc:
 
     known_services: ClassVar[dict[str, Load[Proc]]] = {}
     __slots__ = (
-        "_calls",
         "_deaths",
         "_groups",
         "_of_link",
@@ -105,6 +105,7 @@ class Proc:
         "actors",
         "blocks",
         "bulk",
+        "calls",
         "cells",
         "channels",
         "deadlocks",
@@ -183,7 +184,7 @@ class Proc:
         self._random: random.Random = random.Random(seed) if seed is not None else random.SystemRandom()  # noqa: S311
         self._peers: dict[ProcId, Peer] = {}
         self._of_link: dict[Link, Peer] = {}
-        self._calls: dict[int, OutgoingCall] = {}
+        self.calls: dict[int, OutgoingCall] = {}
         self.new_call_id: CallNumbers = map(CallId, itertools.count(1)).__next__
         self._groups = LinkGroups(transport.define_group)
         self._deaths = Deaths()
@@ -342,20 +343,16 @@ class Proc:
         if parcel.attachments:
             call.hold(parcel.attachments)
         if not call.is_broadcast:
-            self._calls[call.call_id] = call
+            self.calls[call.call_id] = call
         call.start(parcel)
 
     def forget(self, call: OutgoingCall) -> None:
         """Drop a call that has ended or was given up; its late replies are dropped and counted."""
-        self._calls.pop(call.call_id, None)
-
-    def unended_call(self, call_id: int) -> OutgoingCall | None:
-        """Return a call of this process that waits for an outcome, by its number."""
-        return self._calls.get(call_id)
+        self.calls.pop(call.call_id, None)
 
     def unended_calls(self) -> Sequence[OutgoingCall]:
         """Return the calls of this process that wait for an outcome."""
-        return list(self._calls.values())
+        return list(self.calls.values())
 
     def cast(self, peers: Sequence[Peer], parcel: Parcel) -> trio.Event | None:
         """Send one parcel to several peers, copied once where the transport can."""
@@ -471,7 +468,7 @@ class Proc:
         cell.deliver(call)
 
     def _terminal(self, peer: Peer, message: messages.Terminal, outcome: Outcome) -> None:
-        call = self._calls.get(message.call)
+        call = self.calls.get(message.call)
         if call is None:
             self.dropped_replies += 1
             peer.abandoned.ended(message.call)

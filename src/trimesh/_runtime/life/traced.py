@@ -2,7 +2,8 @@ r"""The seam for tracing: what is done around calls and items while a tracer loo
 
 `trace_calls` puts functions in the place of others, and what it returns puts those back. So a call of a process that is
 not traced runs the same byte codes as if there were no such thing. Where only the sender is traced, the receiver takes
-the call or the item out of its envelope, and that is all.
+the call or the item out of its envelope, and that is all. Several calls that have come as one message (docs/adr/0096)
+are taken out of it here, too.
 
     caller   `Proc.begin` --head in a TracedCall--> callee `take_traced` -> `Cell.deliver`
              `Proc.forget` <--outcome--               slot: `began`, `_context_of`, endpoint, `ended`
@@ -13,7 +14,8 @@ the call or the item out of its envelope, and that is all.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
@@ -22,17 +24,20 @@ import msgspec
 from trimesh._runtime.actors.cell import Cell
 from trimesh._runtime.actors.serve import Server
 from trimesh._runtime.calls import invocation
+from trimesh._runtime.calls.call_set import CallSet
 from trimesh._runtime.channels.port import Port
 from trimesh._runtime.channels.receiver import Home, ReturnedItem, WaitingItem
+from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.parcel import Parcel, SpreadParcel
+from trimesh._runtime.values.endpoint_spec import GENERATOR
 from trimesh._wire import messages
+from trimesh._wire.call_places import Calls
 from trimesh.errors import ProtocolError
 
 if TYPE_CHECKING:
     from trimesh._runtime.calls.outgoing import OutgoingCall
     from trimesh._runtime.channels.holding import Holding
     from trimesh._runtime.life.proc import Proc
-    from trimesh._runtime.peers.incoming import IncomingCall
     from trimesh._runtime.peers.peer import Peer
     from trimesh._runtime.peers.process import CarriedHoldings
 
@@ -110,7 +115,8 @@ class _TracedWaitingItem(WaitingItem, frozen=True):
 
 
 def serve_traced(proc: Proc) -> None:
-    """Take calls and items of processes that are traced."""
+    """Take calls and items of processes that are traced, and calls that have come as one message."""
+    proc.routes[Calls] = take_several
     proc.routes[messages.TracedCall] = take_traced
     proc.routes[messages.TracedItem] = take_traced_item
 
@@ -133,6 +139,58 @@ def take_traced(peer: Peer, message: messages.TracedCall, bodies: list[memoryvie
         cast("Proc", peer.proc).take_call(peer, link, call, size, bodies)
     finally:
         _arriving.reset(token)
+
+
+def take_several(peer: Peer, message: Calls, bodies: list[memoryview]) -> None:
+    """Take several calls; see `Proc.take_call`.
+
+    Raises:
+        ProtocolError: They break the rules.
+    """
+    if bodies or peer.carried is not None:
+        raise ProtocolError("no bodies and no ports come with several calls in one message, some have come")
+    proc, link = cast("Proc", peer.proc), peer.link
+    if link is None:
+        return
+    mesh = message.mesh
+    cell = proc.cells.get(mesh)
+    spec = None if cell is None else cell.endpoints.get(message.endpoint)
+    if cell is None or spec is None or not mesh or spec.kind is GENERATOR or proc.sites is not None:
+        _take_apart(proc, peer, message)
+        return
+    peer.calls_received += len(message.calls)
+    count, inbound, now = peer.count_of(mesh), peer.inbound, proc.now()
+    deadline = math.inf if message.budget is None else now + message.budget
+    view, caller = message.view, message.caller
+    taken: list[IncomingCall] = []
+    for number, payload in message.calls:
+        call = IncomingCall(
+            peer, link, number, mesh, spec, payload, (), len(payload), count, deadline, now, None, view, caller
+        )
+        if number:
+            if number in inbound:
+                cell.deliver_all(taken)
+                raise ProtocolError(f"a call id must not be used twice, got {number} again")
+            inbound[number] = call
+            if peer.early_cancels and (reason := peer.early_cancels.pop(number, None)) is not None:
+                call.cancel("caller", reason)
+                call.cancelled()
+                continue
+        taken.append(call)
+    cell.deliver_all(taken)
+
+
+def _take_apart(proc: Proc, peer: Peer, message: Calls) -> None:
+    """Take each as the message that it would be alone: to be refused, or looked at by a test."""
+    for number, payload in message.calls:
+        one = messages.Call(
+            number, message.mesh, message.endpoint, message.budget, payload, 0, message.view, message.caller
+        )
+        link = peer.link
+        if link is None:  # a test has ended it
+            return
+        if proc.sites is None or proc.sites.received(proc, peer, link, one):
+            proc.take_call(peer, link, one, len(payload), [])
 
 
 def take_traced_item(peer: Peer, message: messages.TracedItem, bodies: list[memoryview]) -> None:
@@ -172,6 +230,7 @@ def _seams_of_calls(tracing: Tracing) -> list[Seam]:
     from trimesh._runtime.life.proc import Proc  # noqa: PLC0415 - it imports this module
 
     begin, forget, deliver = Proc.begin, Proc.forget, Cell.deliver
+    deliver_all = Cell.deliver_all
     context_of, recorder_of = Server._context_of, Cell._call_recorder  # noqa: SLF001 - a seam of the same package
 
     def traced_begin(self: Proc, call: OutgoingCall, parcel: Parcel) -> None:
@@ -193,6 +252,11 @@ def _seams_of_calls(tracing: Tracing) -> list[Seam]:
         tracing.came(call, _arriving.get())
         deliver(self, call)
 
+    def traced_deliver_all(self: Cell, calls: Sequence[IncomingCall]) -> None:
+        for call in calls:
+            tracing.came(call, "")
+        deliver_all(self, calls)
+
     def traced_context(self: Server, call: IncomingCall) -> contextvars.Context:
         context = context_of(self, call)
         tracing.enter(call, context)
@@ -206,6 +270,8 @@ def _seams_of_calls(tracing: Tracing) -> list[Seam]:
         (Proc, "begin", traced_begin),
         (Proc, "forget", traced_forget),
         (Cell, "deliver", traced_deliver),
+        (Cell, "deliver_all", traced_deliver_all),
+        (CallSet, "sender", CallSet.sender_alone),  # each call has an envelope of its own
         (Server, "_context_of", traced_context),
         (Cell, "_call_recorder", traced_recorder),
         (invocation, "_post_at_once", _never_at_once),  # broadcasts take the long way, by `begin`

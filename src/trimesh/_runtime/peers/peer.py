@@ -46,6 +46,13 @@ _UNBOUNDED: Final = (2**31, 2**62)
 """Messages and bytes on their way to a receiver that lets none of them wait."""
 
 
+class LeavingCalls(Protocol):
+    """Calls that were counted and leave as one message; see `CallBatch`."""
+
+    def leave(self) -> None:
+        """Send them."""
+
+
 class Outbox:
     """Messages of this process for one actor elsewhere, in order, within its credits.
 
@@ -54,9 +61,10 @@ class Outbox:
         window: Its credits.
         load: Calls that were sent to it and have not ended.
         alone, index: What a call to this actor alone has as its outboxes, and as the indices of its peers.
+        batch: Calls that were counted and are about to leave, before whatever else is sent.
     """
 
-    __slots__ = ("_queue", "alone", "index", "load", "mesh", "peer", "window")
+    __slots__ = ("_queue", "alone", "batch", "index", "load", "mesh", "peer", "window")
 
     def __init__(self, peer: Peer, mesh: MeshId, window: SendWindow) -> None:
         self.peer = peer
@@ -65,6 +73,7 @@ class Outbox:
         self.load = 0
         self.alone: Final = (self,)
         self.index: Final = {peer: 0}
+        self.batch: LeavingCalls | None = None
         self._queue: deque[Pending] = deque()
 
     @property
@@ -79,6 +88,8 @@ class Outbox:
 
     def has_room(self, nbytes: int) -> bool:
         """Return whether a message of `nbytes` would go out at once."""
+        if self.batch is not None:
+            self.batch.leave()
         return not self._queue and self.window.has_room(nbytes)
 
     def count(self, nbytes: int) -> int:
@@ -89,6 +100,8 @@ class Outbox:
 
     def try_send(self, parcel: Parcel) -> tuple[int, trio.Event | None] | None:
         """Send a message if there is room for it, as `send`; else return None."""
+        if self.batch is not None:
+            self.batch.leave()
         if self._queue or not self.window.try_sent(parcel.nbytes):
             return None
         peer = self.peer

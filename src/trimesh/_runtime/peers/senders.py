@@ -15,7 +15,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from trimesh._wire import messages, moving, watching
+from trimesh._wire import call_places, messages, moving, watching
 from trimesh.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ _ANY, _OWNER, _MEMBER, _CONTROLLER = Sender.ANY, Sender.OWNER, Sender.MEMBER, Se
 SENDERS: Final[dict[type[messages.Message], Sender]] = {
     # calls: of the agent see below; of other actors whoever has a handle; answers are for what the peer was asked
     messages.Call: _ANY,
+    call_places.Calls: _ANY,
     messages.TracedCall: _ANY,
     messages.Return: _ANY,
     messages.Error: _ANY,

@@ -7,10 +7,11 @@ while it waits.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence, Sized
+from collections import deque
+from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterable, Sequence, Sized
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import trio
@@ -23,6 +24,7 @@ from trimesh._runtime.calls import (
     Err,
     Ok,
     Result,
+    SendCall,
     SetCall,
     broken_value,
     has_deadline,
@@ -45,6 +47,9 @@ R = TypeVar("R")
 
 Items = Iterable[Any] | AsyncIterable[Any]
 
+_AT_HAND: Final = frozenset((list, tuple, range, dict, set, frozenset, str, bytes, deque))
+"""Types that give their items without running code of the program, which may take long."""
+
 
 class Unit(msgspec.Struct, eq=False):
     """One item on its way.
@@ -60,8 +65,8 @@ class Unit(msgspec.Struct, eq=False):
     index: int
     item: Any
     rank: int = -1
-    errors: list[Exception] = msgspec.field(default_factory=list[Exception])
-    tried: set[int] = msgspec.field(default_factory=set[int])
+    errors: Sequence[Exception] = ()
+    tried: Collection[int] = ()
 
 
 class ItemMap(Results[tuple[int, R]]):
@@ -99,6 +104,7 @@ class ItemMap(Results[tuple[int, R]]):
         self._break_at = -math.inf
         self._deadline = math.inf  # of the feeder
         self._crew: verbs.Crew | None = None
+        self._senders: dict[int, SendCall] = {}  # of its members, by rank
         self._outstanding = 0  # items that were sent, or wait to be sent again, and whose results were not taken
         self._retrying = 0
         self._lost: list[tuple[Err, Origin | None]] = []
@@ -173,11 +179,12 @@ class ItemMap(Results[tuple[int, R]]):
         try:
             if isinstance(self._items, AsyncIterable):
                 async for item in self._items:
-                    self._crew = None
+                    self._forget_crew()
                     await self._wait_for_turn()
                     await self._send(self._unit(index, item))
                     index += 1
             else:
+                is_at_hand = type(self._items) in _AT_HAND
                 for item in self._items:
                     is_long = self._unbroken >= limits.MAP_UNBROKEN_ITEMS or self._now() >= self._break_at
                     if is_long or self._outstanding >= self._window:
@@ -185,9 +192,14 @@ class ItemMap(Results[tuple[int, R]]):
                     unit = self._unit(index, item)
                     if not self._send_at_once(unit):
                         await self._send_when_ready(unit)
+                    elif not is_at_hand:
+                        self._calls.leave()  # the next item may take long to come by
                     index += 1
         except Exception as error:  # noqa: BLE001 - raised by the iteration over the results
             self._lose(Err(error, is_raised=True), None)
+        finally:
+            self._calls.leave()
+            self._forget_crew()
 
     async def _wait_for_turn(self) -> None:
         """Let other tasks run, and results be taken, if the next item has to wait for that."""
@@ -205,12 +217,18 @@ class ItemMap(Results[tuple[int, R]]):
 
     async def _pause(self, wait: Callable[[], Awaitable[None]]) -> None:
         """Let other tasks run; what may have changed meanwhile is looked at anew."""
+        self._calls.leave()
         await wait()
         await checkpoint_if_cancelled()  # what has woken it may have come just before a cancel
-        self._crew = None  # a task that sends again may have left one meanwhile
+        self._forget_crew()  # a task that sends again may have left one meanwhile
         self._unbroken = 0
         self._break_at = self._now() + limits.MAP_UNBROKEN_SECONDS
         self._deadline = effective_deadline()
+
+    def _forget_crew(self) -> None:
+        """Have those who can be sent to found anew."""
+        self._crew = None
+        self._senders.clear()
 
     def _make_room(self) -> None:
         """Let the feeder go on."""
@@ -221,19 +239,22 @@ class ItemMap(Results[tuple[int, R]]):
     async def _send(self, unit: Unit) -> None:
         if not self._send_at_once(unit):
             await self._send_when_ready(unit)
+        self._calls.leave()
 
     @trio.lowlevel.enable_ki_protection
     def _send_at_once(self, unit: Unit) -> bool:
         """Choose the member for a unit, and send if it lives and has a link; else return False."""
         try:
             unit.rank = rank = self._pick(unit)
-            crew = self._crew
-            found = None if crew is None else crew.ready(rank, self._spec, self._options)
-            if crew is None or found is None:
-                return False
-            target, request = found
+            send = self._senders.get(rank)
+            if send is None:
+                crew = self._crew
+                found = None if crew is None else crew.ready(rank, self._spec, self._options)
+                if crew is None or found is None:
+                    return False
+                send = self._senders[rank] = self._calls.sender(crew.proc, *found, self._deadline)
             if not self._calls.is_cancelled:
-                self._calls.begin(crew.proc, target, request, unit, self._deadline, self._arguments(unit))
+                send(unit, self._arguments(unit))
         except Exception as error:
             self._describe(unit, error)
             raise
@@ -242,11 +263,12 @@ class ItemMap(Results[tuple[int, R]]):
     @trio.lowlevel.enable_ki_protection
     async def _send_when_ready(self, unit: Unit) -> None:
         """Send to the member of a unit when it is not being restarted any more, and has a link."""
+        self._calls.leave()
         try:
             self._mesh.check_open()
             bound = self._arguments(unit)
             proc, [target], request = await verbs.prepare(self._mesh, self._spec, bound, [unit.rank])
-            self._crew = None
+            self._forget_crew()
             if not self._calls.is_cancelled:
                 self._calls.begin(proc, target, self._options.patient(request), unit, self._deadline)
         except Exception as error:
@@ -282,9 +304,10 @@ class ItemMap(Results[tuple[int, R]]):
             self._stop(f"another item of {self.what} failed")
 
     def _take(self) -> tuple[int, R] | None:
-        if not self._calls.ended:
+        ended = self._calls.ended
+        if not ended:
             return None
-        call = self._calls.ended[0]
+        call = ended[0]
         outcome = call.collector.outcomes[0]
         if type(outcome) is not Returned:
             return None
@@ -292,7 +315,7 @@ class ItemMap(Results[tuple[int, R]]):
             value = call.proc.values.decode_result(outcome.payload, outcome.bodies, self._spec)
         except Exception as error:  # noqa: BLE001 - it is that of the item, as `value_of` has it
             return self._take_result(call, broken_value(error, call.request, 0))
-        self._calls.ended.popleft()
+        ended.popleft()
         return self._take_value(call.key, value)
 
     async def _next(self) -> tuple[int, R] | None:
@@ -370,8 +393,8 @@ class ItemMap(Results[tuple[int, R]]):
     def _try_again(self, call: SetCall, error: Exception) -> None:
         assert self._retry is not None
         unit: Unit = call.key
-        unit.errors.append(error)
-        unit.tried.add(unit.rank)
+        unit.errors = [*unit.errors, error]
+        unit.tried = {*unit.tried, unit.rank}
         self._retrying += 1
         self._retries.start_soon(self._send_again, unit, self._retry.delay(len(unit.errors), call.proc.chance()))
 

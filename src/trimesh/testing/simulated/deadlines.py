@@ -66,12 +66,12 @@ class Deadlines:
             now = trio.current_time()
             self._at(now + TICK, lambda: self._look_at_callee(proc, peer, message.call, "its caller has cancelled it"))
             caller = self.proc(peer.proc_id)
-            call = caller.unended_call(message.call)
+            call = caller.calls.get(message.call)
             if call is not None:
                 self._look_at_caller(caller, call)
 
     def _watch_caller(self, proc: Proc, number: int) -> None:
-        call = proc.unended_call(number)
+        call = proc.calls.get(number)
         if call is not None and call.budget is not None:
             self._at(call.started_at + call.budget + TICK, lambda: self._look_at_caller(proc, call))
 
@@ -97,13 +97,13 @@ class Deadlines:
 
     def _look_at_caller(self, proc: Proc, call: OutgoingCall) -> None:
         # Of several calls that one task waits for, those that were given up are let go when it looks at them.
-        if type(call) is OutgoingCall and call.is_given_up and proc.unended_call(call.call_id) is call:
+        if type(call) is OutgoingCall and call.is_given_up and proc.calls.get(call.call_id) is call:
             chosen = call.request.abandon_after
             due = trio.current_time() + (limits.CANCEL_ACK_SECONDS if chosen is None else chosen) + TICK
             self._at(due, lambda: self._look_whether_left(proc, call))
 
     def _look_whether_left(self, proc: Proc, call: OutgoingCall) -> None:
-        if proc.unended_call(call.call_id) is call and proc.proc_id not in self.oracles.exited:
+        if proc.calls.get(call.call_id) is call and proc.proc_id not in self.oracles.exited:
             text = f"call {call.call_id} of {call.what} was given up, and its caller has not left within the bound"
             self.oracles.breach("OR-5", text)
 
