@@ -73,7 +73,7 @@ class SlotGroup:
 
     def put_all(self, calls: Sequence[IncomingCall]) -> None:
         """Queue several calls, as `put` does each."""
-        if self._idle or self._tasks < self.concurrency:
+        if self._is_waiting_here or self._idle or self._tasks < self.concurrency:
             for call in calls:
                 self.put(call)
         else:
