@@ -60,6 +60,10 @@ LISTED: Final[dict[str, Program]] = {
         [begin((2, 4), 1, kind="positive"), begin((4, 3), 0, kind="positive")],
         "x0 @ x1", "v0.view(-1)", "v0.norm()", "v1.mul_(0.5)",
     ),
+    "pieces of a cut tensor in parts, after one of them was read": written(
+        [begin((8,), 0, "parts", dtype="float64")],
+        "x0.split(1, 0)", "v0[2].squeeze(0)", "v0[7].amin(-1)", "v0[0] + v0[2]", extent=FOUR,
+    ),
     "the diagonal of a view that does not begin where its memory does": written(
         [begin((4, 4), 1, kind="distinct")],
         "x0.split([1, 3])[1].fill_diagonal_(2.0)",

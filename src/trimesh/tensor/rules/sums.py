@@ -29,15 +29,18 @@ class Sums:
         self._sharing: dict[int, list[weakref.ref[Any]]] = {}
 
     def viewed(self, base: DTensor, results: Sequence[DTensor]) -> None:
-        """Learn of views of a tensor in parts."""
-        memory = memory_of(base)
+        """Learn of views of a tensor in parts: they share its memory, or that in which it was laid anew for them."""
+        if not results:
+            return
+        memory = memory_of(results[0])
         assert memory is not None
         if len(self._sharing) > 256:
             self._sharing = {key: kept for key, kept in self._sharing.items() if any(one() is not None for one in kept)}
         kept = [
             one for one in self._sharing.get(memory, ()) if (alive := one()) is not None and memory_of(alive) == memory
         ]
-        self._sharing[memory] = [*kept, weakref.ref(base), *map(weakref.ref, results)]
+        news = [base, *results] if memory_of(base) == memory else results
+        self._sharing[memory] = [*kept, *map(weakref.ref, news)]
 
     def settle(self, value: DTensor, wanted: Cuts) -> None:
         """Add up a tensor's parts. Whoever has it, or shares its memory, sees the same values as before.
