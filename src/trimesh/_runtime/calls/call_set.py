@@ -60,7 +60,7 @@ class SetCall(OutgoingCall):
         self.proc = proc
         self.awaiters = ()
         self.call_id = call_id
-        self.is_broadcast = self.aborted = self.is_bounded = self._has_ended = False
+        self.is_broadcast = self.aborted = self.is_bounded = self._waits_here = self._has_ended = False
         self.request = request
         self.targets = targets
         self.collector = Collector(1, fail_fast=False)
