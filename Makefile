@@ -46,8 +46,8 @@ native_sources := $(shell find build.zig build.zig.zon native -type f 2>/dev/nul
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test check lint format types mypy pyright layers zig-check races fuzz bench bench-smoke stress soak \
-	soak-proc soak-alone tensor-fuzz trainings-fuzz tensor-training mutate mutations test-verbs seeds fresh-seeds scenarios \
-	build-native wheel coverage setup setup-dev clean site tutorial release
+	soak-proc soak-alone tensor-fuzz trainings-fuzz tensor-training mutate mutations test-verbs test-cuda seeds \
+	fresh-seeds scenarios build-native wheel coverage setup setup-dev clean site tutorial release
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1##/p' $(MAKEFILE_LIST) | awk -F '## ' '{ printf "  make %-14s%s\n", $$1, $$2 }'
@@ -149,6 +149,11 @@ scenarios: setup  ## write the expected part of scenario scripts anew
 # Emulated, so slow: it boots a Debian kernel with RDMA in software. Says SKIPPED where that cannot be had.
 test-verbs: setup  ## bulk data over real RDMA verbs, without an adapter (QEMU)
 	$(PY) -m tests.verbs
+
+# A skipped test would look like one that has passed, so a machine without a device fails at once.
+test-cuda: setup  ## all tests that need a CUDA device, where torch sees one
+	$(PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make test-cuda needs a CUDA device, and torch finds none: install a torch for CUDA in $(VENV)")'
+	$(PYTEST) -m cuda -p no:xdist $(PYTEST_ARGS)
 
 # A minute of processor time, so it is for the hand; in CI it would take that from tests.
 COVERAGE_FLOOR ?= 97

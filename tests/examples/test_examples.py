@@ -25,7 +25,11 @@ on_each_device = pytest.mark.parametrize(
     [
         ("cpu", 1e-5),
         # Ranks share a device where there are fewer. It adds up in another order, which each step magnifies.
-        pytest.param("cuda", 1e-3, marks=pytest.mark.skipif(not HAS_CUDA, reason="torch finds no CUDA device")),
+        pytest.param(
+            "cuda",
+            1e-3,
+            marks=[pytest.mark.cuda, pytest.mark.skipif(not HAS_CUDA, reason="torch finds no CUDA device")],
+        ),
     ],
 )
 

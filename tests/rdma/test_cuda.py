@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch", reason="torch is an extra")
 pytestmark = [
     pytest.mark.real,
     pytest.mark.torch,
+    pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device on this machine"),
 ]
 

@@ -290,6 +290,7 @@ def test_tensor_on_a_device_that_is_not_here_is_a_payload_error(monkeypatch: pyt
         torch_values.rebuild_tensor(*args)
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_tensor_arrives_on_its_device() -> None:
     base = torch.arange(4.0 * BIG, device="cuda")

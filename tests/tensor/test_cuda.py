@@ -13,6 +13,7 @@ HAS_CUDA = importlib.util.find_spec("torch") is not None and importlib.import_mo
 
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.cuda,
     pytest.mark.real,
     pytest.mark.skipif(not HAS_CUDA, reason="torch finds no CUDA device"),
 ]

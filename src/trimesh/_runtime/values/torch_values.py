@@ -137,6 +137,9 @@ def _memory_of(tensor: Tensor, size: tuple[int, ...], strides: tuple[int, ...], 
 
 def _device_memory(storage: Any, address: int, nbytes: int) -> memoryview:
     """Copy memory of a device to this host and return it; waits for the device's current stream."""
+    from trimesh.untried import warn_untried  # noqa: PLC0415 - few programs have a device
+
+    warn_untried("the transport of CUDA tensors in arguments and results")
     torch = _torch()
     with _no_modes():
         there = torch.empty(0, dtype=torch.uint8, device=storage.device)

@@ -93,7 +93,12 @@ def _of_tensor(tensor: Any, what: str) -> Memory:
     if nbytes and not address:
         raise ValueError(f"{what} must have memory of its own, got {text} of class {type(tensor).__qualname__}")
     span = Span(address, nbytes, tensor.untyped_storage() if nbytes else None)
-    return Memory(span, is_writable=True, text=text, tensor=tensor if tensor.device.type == "cuda" else None)
+    if tensor.device.type != "cuda":
+        return Memory(span, is_writable=True, text=text)
+    from trimesh.untried import warn_untried  # noqa: PLC0415 - few programs have a device
+
+    warn_untried("bulk data from and to memory of CUDA devices")
+    return Memory(span, is_writable=True, text=text, tensor=tensor)
 
 
 def _of_array(array: Any, what: str) -> Memory:

@@ -11,6 +11,9 @@ def default_device() -> torch.device:
     Its number is that of the controller's own device, which fake tensors are given; ranks have their own.
     """
     if torch.cuda.is_available():
+        from trimesh.untried import warn_untried  # noqa: PLC0415 - few programs have a device
+
+        warn_untried("the tensor engine on CUDA devices")
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
