@@ -52,6 +52,7 @@ WORKLOADS = [
     "publish",
     "weights",
     "tensors",
+    "gpt_step",
     "global_tensors",
     "hosts",
 ]
