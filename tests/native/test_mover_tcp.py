@@ -361,16 +361,15 @@ def test_ipv6(reader: Mover):
 
 def sockets() -> int:
     """Return how many sockets this process has."""
-    return sum(stat.S_ISSOCK(os.fstat(int(name)).st_mode) for name in os.listdir("/proc/self/fd") if is_open(int(name)))
+    return sum(is_socket(int(name)) for name in os.listdir("/proc/self/fd"))
 
 
-def is_open(fd: int) -> bool:
-    """Whether a descriptor is not the one by which all were listed."""
+def is_socket(fd: int) -> bool:
+    """Whether a descriptor is one; not if it was closed meanwhile, as that is by which all were listed."""
     try:
-        os.fstat(fd)
+        return stat.S_ISSOCK(os.fstat(fd).st_mode)
     except OSError:
         return False
-    return True
 
 
 def test_forked_child_has_no_connections(owner: Other, reader: Mover):
