@@ -45,6 +45,11 @@ def private_bytes(pid: int) -> int:
     )
 
 
+def proportional_bytes(pid: int) -> int:
+    """Return the memory of a process, where a page of several counts as a part for each (PSS): sums are of all."""
+    return _sizes(Path(f"/proc/{pid}/smaps_rollup"))["Pss"]
+
+
 def processor_seconds(pid: int) -> float:
     """Return the processor time that all threads of a process have had."""
     tasks = Path(f"/proc/{pid}/task")

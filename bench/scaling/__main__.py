@@ -16,6 +16,7 @@ from bench.scaling.costs import Costs
 from bench.scaling.document import DATA, DOCUMENT, PICTURE, draw, network_of, render
 from bench.scaling.measure import measure_costs, measure_shape, real_shapes
 from bench.scaling.simulate import simulate
+from bench.scaling.sizes import HOSTS, RANKS, measure_size
 from bench.scaling.tree import Shape
 
 SIMULATED = ((10, 0), (100, 0), (128, 0), (10, 16), (100, 16), (1000, 16), (1000, 64), (4096, 16))
@@ -41,12 +42,15 @@ def simulate_all(costs: Costs, hosts_max: int) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.scaling", description="how casts grow with hosts")
-    parser.add_argument("command", choices=("measure", "simulate", "render"))
+    parser.add_argument("command", choices=("measure", "sizes", "simulate", "render"))
     parser.add_argument("--hosts-max", type=int, default=4096, help="simulate no more; 4,096 take 5 GB and minutes")
     options = parser.parse_args()
     data = json.loads(DATA.read_text()) if DATA.is_file() else {"simulated": []}
     if options.command == "measure":
         data |= trio.run(measure)
+    elif options.command == "sizes":
+        data["sizes"] = [measure_size("ranks", count) for count in RANKS]
+        data["sizes"] += [measure_size("hosts", count) for count in HOSTS]
     elif options.command == "simulate":
         data["simulated"] = []
         for row in simulate_all(Costs(**data["costs"]), options.hosts_max):

@@ -50,6 +50,10 @@ def tables(data: dict[str, Any]) -> dict[str, str]:
             ["hosts x ranks", "cast", "processes", "model", "measured", "off by", "computing", "measured", "load"],
             [_real(row) for row in data["real"]],
         ),
+        "sizes": _markdown(
+            ["", "processes", "memory", "until called", "call", "of that computed", "for each", "descriptors", "idle"],
+            [_size_row(row) for row in data["sizes"]],
+        ),
         "simulated": _markdown(
             ["hosts x ranks", "cast", "messages", "the caller's", "bytes", "most links", "hops", "model", "simulated"],
             [_simulated(row, costs) for row in data["simulated"]],
@@ -81,6 +85,15 @@ def _real(row: dict[str, Any]) -> Row:
     return (
         _hosts(shape), _cast(shape), str(shape.processes + 1), _time(row["model_us"]), _time(row["measured_us"]),
         f"{off:+.0%}", _time(row["model_cpu_us"]), _time(row["measured_cpu_us"]), f"{row['load']:.1f}",
+    )  # fmt: skip
+
+
+def _size_row(row: dict[str, Any]) -> Row:
+    count = row["count"]
+    return (
+        f"{count:,} {row['kind']}", f"{row['processes']:,}", _size(row["all_bytes"]), _time(row["start_seconds"] * 1e6),
+        _time(row["call_us"]), f"{row['own_us'] / count:.2f} us each", f"{row['own_bytes'] / 1024:.1f} kB",
+        f"{row['own_descriptors']:.1f}", f"{row['idle_us']:.0f} us/s",
     )  # fmt: skip
 
 
