@@ -172,10 +172,12 @@ class Proc:
         serve_reports(self)
         self.deadlocks: Deadlocks = Deadlocks(self)
         from trimesh._runtime.debugging.holds import Holds  # noqa: PLC0415 - loaded with the first block
+        from trimesh._runtime.life.several_calls import serve_several_calls  # noqa: PLC0415
         from trimesh._runtime.life.traced import serve_traced  # noqa: PLC0415
         from trimesh._runtime.observing.asking import Inquiries  # noqa: PLC0415
         from trimesh._runtime.watch.journal import Journal  # noqa: PLC0415
 
+        serve_several_calls(self)
         serve_traced(self)
         self.journal, self.inquiries, self.holds = Journal(), Inquiries(self), Holds(self)
         self.now: Clock = trio.current_time

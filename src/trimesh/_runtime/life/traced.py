@@ -2,8 +2,7 @@ r"""The seam for tracing: what is done around calls and items while a tracer loo
 
 `trace_calls` puts functions in the place of others, and what it returns puts those back. So a call of a process that is
 not traced runs the same byte codes as if there were no such thing. Where only the sender is traced, the receiver takes
-the call or the item out of its envelope, and that is all. Several calls that have come as one message (docs/adr/0096)
-are taken out of it here, too.
+the call or the item out of its envelope, and that is all.
 
     caller   `Proc.begin` --head in a TracedCall--> callee `take_traced` -> `Cell.deliver`
              `Proc.forget` <--outcome--               slot: `began`, `_context_of`, endpoint, `ended`
@@ -14,7 +13,6 @@ are taken out of it here, too.
 from __future__ import annotations
 
 import contextvars
-import math
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
@@ -27,17 +25,15 @@ from trimesh._runtime.calls import invocation
 from trimesh._runtime.calls.call_set import CallSet
 from trimesh._runtime.channels.port import Port
 from trimesh._runtime.channels.receiver import Home, ReturnedItem, WaitingItem
-from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.parcel import Parcel, SpreadParcel
-from trimesh._runtime.values.endpoint_spec import GENERATOR
 from trimesh._wire import messages
-from trimesh._wire.call_places import Calls
 from trimesh.errors import ProtocolError
 
 if TYPE_CHECKING:
     from trimesh._runtime.calls.outgoing import OutgoingCall
     from trimesh._runtime.channels.holding import Holding
     from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.incoming import IncomingCall
     from trimesh._runtime.peers.peer import Peer
     from trimesh._runtime.peers.process import CarriedHoldings
 
@@ -115,8 +111,7 @@ class _TracedWaitingItem(WaitingItem, frozen=True):
 
 
 def serve_traced(proc: Proc) -> None:
-    """Take calls and items of processes that are traced, and calls that have come as one message."""
-    proc.routes[Calls] = take_several
+    """Take calls and items of processes that are traced."""
     proc.routes[messages.TracedCall] = take_traced
     proc.routes[messages.TracedItem] = take_traced_item
 
@@ -139,58 +134,6 @@ def take_traced(peer: Peer, message: messages.TracedCall, bodies: list[memoryvie
         cast("Proc", peer.proc).take_call(peer, link, call, size, bodies)
     finally:
         _arriving.reset(token)
-
-
-def take_several(peer: Peer, message: Calls, bodies: list[memoryview]) -> None:
-    """Take several calls; see `Proc.take_call`.
-
-    Raises:
-        ProtocolError: They break the rules.
-    """
-    if bodies or peer.carried is not None:
-        raise ProtocolError("no bodies and no ports come with several calls in one message, some have come")
-    proc, link = cast("Proc", peer.proc), peer.link
-    if link is None:
-        return
-    mesh = message.mesh
-    cell = proc.cells.get(mesh)
-    spec = None if cell is None else cell.endpoints.get(message.endpoint)
-    if cell is None or spec is None or not mesh or spec.kind is GENERATOR or proc.sites is not None:
-        _take_apart(proc, peer, message)
-        return
-    peer.calls_received += len(message.calls)
-    count, inbound, now = peer.count_of(mesh), peer.inbound, proc.now()
-    deadline = math.inf if message.budget is None else now + message.budget
-    view, caller = message.view, message.caller
-    taken: list[IncomingCall] = []
-    for number, payload in message.calls:
-        call = IncomingCall(
-            peer, link, number, mesh, spec, payload, (), len(payload), count, deadline, now, None, view, caller
-        )
-        if number:
-            if number in inbound:
-                cell.deliver_all(taken)
-                raise ProtocolError(f"a call id must not be used twice, got {number} again")
-            inbound[number] = call
-            if peer.early_cancels and (reason := peer.early_cancels.pop(number, None)) is not None:
-                call.cancel("caller", reason)
-                call.cancelled()
-                continue
-        taken.append(call)
-    cell.deliver_all(taken)
-
-
-def _take_apart(proc: Proc, peer: Peer, message: Calls) -> None:
-    """Take each as the message that it would be alone: to be refused, or looked at by a test."""
-    for number, payload in message.calls:
-        one = messages.Call(
-            number, message.mesh, message.endpoint, message.budget, payload, 0, message.view, message.caller
-        )
-        link = peer.link
-        if link is None:  # a test has ended it
-            return
-        if proc.sites is None or proc.sites.received(proc, peer, link, one):
-            proc.take_call(peer, link, one, len(payload), [])
 
 
 def take_traced_item(peer: Peer, message: messages.TracedItem, bodies: list[memoryview]) -> None:
