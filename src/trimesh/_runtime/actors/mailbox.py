@@ -77,10 +77,8 @@ class SlotGroup:
             for call in calls:
                 self.put(call)
         else:
-            self.queue.extend(calls)
-            if not self.is_watched and self.mailbox.on_crowded is not None:
-                self.is_watched = True
-                self.mailbox.on_crowded(self)
+            self.queue.extend(calls[:-1])
+            self.put(calls[-1])  # no slot is free for any of them
 
     @trio.lowlevel.enable_ki_protection
     async def _slot(self) -> None:
@@ -231,12 +229,11 @@ class Mailbox:
         """Accept several calls of one endpoint."""
         if not self.is_open:
             self._early.extend(calls)
-        elif calls:
-            spec = calls[0].spec
-            group = self._groups.get(spec.slots)
-            if group is None:
-                group = self._groups[spec.slots] = SlotGroup(self, spec.concurrency)
+        elif calls and (group := self.group_of(calls[0])) is not None:
             group.put_all(calls)
+        else:
+            for call in calls:  # the first makes the group
+                self.put(call)
 
     def open(self) -> None:
         """Let slots take calls, those that came early first."""

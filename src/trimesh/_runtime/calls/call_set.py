@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import trio
 
 from trimesh import limits
-from trimesh._routing.collector import Collector, Outcome
+from trimesh._routing.collector import Outcome
 from trimesh._runtime.calls.invocation import budget_until, encode_request, parcel_of
 from trimesh._runtime.calls.outgoing import AnyWait, OutgoingCall
 from trimesh._runtime.calls.process import CallingProc
@@ -54,26 +54,11 @@ class SetCall(OutgoingCall):
         budget: float | None,
         started_at: float,
     ) -> None:
-        # One is made for each item: all that `OutgoingCall.__init__` does, in one function.
-        [target] = targets
-        box = target.peer.outbox(target.mesh)
-        self.proc = proc
-        self.awaiters = ()
-        self.call_id = call_id
-        self.is_broadcast = self.aborted = self.is_bounded = self._waits_here = self._has_ended = False
-        self.request = request
-        self.targets = targets
-        self.collector = Collector(1, fail_fast=False)
-        self.started_at = started_at
-        self.budget = budget
-        self.number = 0
-        self._positions = [0]
-        self._pending = self._task = self.cancelled_at = None
-        self._lent = self._attachments = ()
-        self._index = box.index
-        self._boxes = box.alone
+        super().__init__(proc, call_id, request, targets, fail_fast=False, budget=budget)
+        self.started_at = started_at  # the budget counts from then
         self.key = key
         self._set = calls
+        self._has_ended = False
 
     @property
     def consumer(self) -> trio.lowlevel.Task:
@@ -95,13 +80,8 @@ class SetCall(OutgoingCall):
         box = self._boxes[0]
         if box.peer is not peer or not self.collector.settle(0, outcome):
             return super().terminal(peer, outcome)  # which refuses it
-        peer.calls.pop(self, None)
-        if self._positions[0]:
-            box.load -= 1
-        if not self._has_ended:
-            self._has_ended = True
-            self.proc.forget(self)
-            self._set.end(self)
+        self._leave(0)
+        self.check_end()
         return box
 
     def counted(self, box: Outbox, position: int) -> None:
