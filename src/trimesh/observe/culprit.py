@@ -71,7 +71,7 @@ def cause_of(
     found = _died(records, events) or (None if is_interrupted or not left_by else _raised(records, left_by))
     found = found or _deadlock(snapshot) or _stuck(records, snapshot, events, states)
     found = found or _pinned(snapshot) or _left_behind(records, snapshot) or _grown(records)
-    found = found or _waited_for(snapshot, by=1) or _unread(snapshot) or _waited_for(snapshot)
+    found = found or _waited_for(snapshot)
     if found is not None:
         return found
     if is_interrupted:
@@ -264,13 +264,12 @@ def _unread(snapshot: RunSnapshot) -> Cause | None:
     return Cause(kind="unread", name=one.publishers[0], text=text)
 
 
-def _waited_for(snapshot: RunSnapshot, by: int = 0) -> Cause | None:
-    """Find the call that most others waited for, but not fewer than some; of those with as many the oldest."""
-    graph = WaitGraph(snapshot)
-    found = [one for one in graph.culprits() if one.call.state != "sending" and one.waiters >= by]
-    if not found:
-        return None
-    one = found[0]
+def _waited_for(snapshot: RunSnapshot) -> Cause | None:
+    """Find the call that most others waited for, or else a publisher that is not read, or the oldest call (CU-3)."""
+    one = next((one for one in WaitGraph(snapshot).culprits() if one.call.state != "sending"), None)
+    unread = None if one is not None and one.waiters else _unread(snapshot)
+    if one is None or unread is not None:
+        return unread
     call = one.call
     text = f"{call.name}.{call.endpoint} was {call.state} for {call.age:.1f} s"
     text += f", and {one.waiters} calls waited for it" * bool(one.waiters)
