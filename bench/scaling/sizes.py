@@ -11,6 +11,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,26 +52,25 @@ def measure_size(kind: str, count: int) -> dict[str, Any]:
     return row
 
 
-async def _ranks(count: int) -> dict[str, Any]:
-    async with this_host().spawn_procs({"ranks": 1}) as procs, procs.spawn("one", Rank) as one:
+async def _measured(kind: str, count: int) -> dict[str, Any]:
+    async with _opened(kind, 1) as one:
         await one.cast.call(VALUE)  # the program has all that it needs for one
         before = Size.now()
         start = time.perf_counter()
-        async with this_host().spawn_procs({"ranks": count}) as many:
-            ranks = await many.spawn("ranks", Rank)
+        async with _opened(kind, count) as ranks:
             await ranks.cast.call(VALUE)
-            return {"kind": "ranks", "count": count} | await _costs(count, time.perf_counter() - start, before, ranks)
+            costs = await _costs(count, time.perf_counter() - start, before, ranks)
+    return {"kind": kind, "count": count} | costs
 
 
-async def _hosts(count: int) -> dict[str, Any]:
-    async with jobs.LocalJob(1) as hosts, hosts.spawn_procs({}) as procs, procs.spawn("one", Rank) as one:
-        await one.cast.call(VALUE)
-        before = Size.now()
-        start = time.perf_counter()
-        async with jobs.LocalJob(count) as many, many.spawn_procs({}) as there:
-            ranks = await there.spawn("ranks", Rank)
-            await ranks.cast.call(VALUE)
-            return {"kind": "hosts", "count": count} | await _costs(count, time.perf_counter() - start, before, ranks)
+@asynccontextmanager
+async def _opened(kind: str, count: int) -> AsyncGenerator[Any]:
+    async with AsyncExitStack() as stack:
+        hosts, extent = this_host(), {"ranks": count}
+        if kind == "hosts":
+            hosts, extent = await stack.enter_async_context(jobs.LocalJob(count)), {}
+        procs = await stack.enter_async_context(hosts.spawn_procs(extent))
+        yield await procs.spawn("ranks", Rank)
 
 
 async def _costs(count: int, start_seconds: float, before: Size, ranks: Any) -> dict[str, Any]:
@@ -96,6 +98,7 @@ async def _costs(count: int, start_seconds: float, before: Size, ranks: Any) -> 
     }
 
 
+@dataclass(frozen=True)
 class Size:
     """What the program has.
 
@@ -105,8 +108,9 @@ class Size:
         threads: How many run.
     """
 
-    def __init__(self, private: int, descriptors: int, threads: int) -> None:
-        self.private, self.descriptors, self.threads = private, descriptors, threads
+    private: int
+    descriptors: int
+    threads: int
 
     @classmethod
     def now(cls) -> Size:
@@ -117,4 +121,4 @@ class Size:
 
 if __name__ == "__main__":
     limits.LEASE_SECONDS = LEASE_SECONDS
-    print(json.dumps(trio.run({"ranks": _ranks, "hosts": _hosts}[sys.argv[1]], int(sys.argv[2]))))
+    print(json.dumps(trio.run(_measured, sys.argv[1], int(sys.argv[2]))))

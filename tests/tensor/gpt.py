@@ -12,9 +12,9 @@ VOCABULARY, WIDTH, HEADS, LAYERS, LENGTH = 32, 16, 4, 4, 8
 
 
 class Attention(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
-        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         q, k, v = (one(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in (self.q, self.k, self.v))
@@ -32,10 +32,10 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class SwiGLU(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
-        self.gate, self.up = (nn.Linear(WIDTH, 2 * WIDTH) for _ in range(2))
-        self.down = nn.Linear(2 * WIDTH, WIDTH)
+        self.gate, self.up = (nn.Linear(width, 2 * width) for _ in range(2))
+        self.down = nn.Linear(2 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down(nn.functional.silu(self.gate(x)) * self.up(x))
@@ -47,11 +47,11 @@ def dropout_of(share: float) -> nn.Module:
 
 
 class Block(nn.Module):
-    def __init__(self, dropout: float = 0.0) -> None:
+    def __init__(self, dropout: float = 0.0, width: int = WIDTH) -> None:
         super().__init__()
         self.dropout = dropout_of(dropout)
-        self.attention, self.mlp = Attention(), SwiGLU()
-        self.norm1, self.norm2 = nn.RMSNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention, self.mlp = Attention(width), SwiGLU(width)
+        self.norm1, self.norm2 = nn.RMSNorm(width), nn.LayerNorm(width)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.dropout(self.attention(self.norm1(x), cos, sin))
@@ -63,15 +63,23 @@ class GPT(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, layers: int = LAYERS, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        layers: int = LAYERS,
+        dropout: float = 0.0,
+        *,
+        vocabulary: int = VOCABULARY,
+        width: int = WIDTH,
+        length: int = LENGTH,
+    ) -> None:
         super().__init__()
         self.dropout = dropout_of(dropout)
-        self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(Block(dropout) for _ in range(layers))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.embed = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(Block(dropout, width) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.embed.weight
-        half = WIDTH // HEADS // 2
-        angles = torch.arange(LENGTH)[:, None] * 100.0 ** -(torch.arange(half) / half)
+        half = width // HEADS // 2
+        angles = torch.arange(length)[:, None] * 100.0 ** -(torch.arange(half) / half)
         self.register_buffer("cos", angles.cos())
         self.register_buffer("sin", angles.sin())
 
