@@ -107,9 +107,7 @@ test "a block that the ledger names no more is unmapped by the way" {
 test "a view and its claim outlive their mover" {
     var stage = try Stage.init(8192);
     var seen: views.Opened = undefined;
-    const asked = stage.request(.read, stage.block[0..10]);
-    const wanted = asked.wanted();
-    try testing.expectEqual(status.OK, stage.reader.openView(stage.of, &wanted, .read, &seen));
+    try testing.expectEqual(status.OK, stage.openView(10, .read, &seen));
     try testing.expectEqualSlices(u8, stage.block[0..10], seen.bytes.?[0..10]);
     try testing.expectEqual(status.FULL, stage.owner.revoke(&stage.name));
 
@@ -126,9 +124,7 @@ test "a view and its claim outlive their mover" {
 test "a shared view leaves its mapping to transfers and later views, and outlives its mover" {
     var stage = try Stage.init(8192);
     var seen: views.Opened = undefined;
-    const asked = stage.request(.read, stage.block[0..5]);
-    const wanted = asked.wanted();
-    try testing.expectEqual(status.OK, stage.reader.openView(stage.of, &wanted, .shared, &seen));
+    try testing.expectEqual(status.OK, stage.openView(5, .shared, &seen));
     try testing.expectEqualSlices(u8, stage.block[0..5], seen.bytes.?[0..5]);
     const first = seen.bytes.?;
     stage.owner.table.blocks[stage.number].inode += 1; // the ledger names it no more; a look at another block is next
@@ -138,7 +134,7 @@ test "a shared view leaves its mapping to transfers and later views, and outlive
     try testing.expect(stage.reader.closeView(seen.handle));
     try testing.expect(stage.of.blocks[0].isIdle());
 
-    try testing.expectEqual(status.OK, stage.reader.openView(stage.of, &wanted, .shared, &seen));
+    try testing.expectEqual(status.OK, stage.openView(5, .shared, &seen));
     try testing.expectEqual(first, seen.bytes.?);
     try testing.expectEqual(status.FULL, stage.owner.revoke(&stage.name));
     stage.reader.destroy();
@@ -149,9 +145,7 @@ test "a shared view leaves its mapping to transfers and later views, and outlive
 test "a kept view holds up no revocation, and outlives the attachment and the owner" {
     var stage = try Stage.init(8192);
     var seen: views.Opened = undefined;
-    const asked = stage.request(.read, stage.block[0..5]);
-    const wanted = asked.wanted();
-    try testing.expectEqual(status.OK, stage.reader.openView(stage.of, &wanted, .kept, &seen));
+    try testing.expectEqual(status.OK, stage.openView(5, .kept, &seen));
 
     try testing.expectEqual(status.OK, stage.owner.revoke(&stage.name));
     try testing.expectEqual(status.OK, stage.owner.drop(&stage.name));

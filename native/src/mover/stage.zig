@@ -5,6 +5,7 @@ const status = @import("../status.zig");
 const sys = @import("../system/sys.zig");
 const transfer = @import("../copying/transfer.zig");
 const attachment = @import("../grants/attachment.zig");
+const views = @import("../grants/view.zig");
 const Mover = @import("mover.zig").Mover;
 
 const testing = std.testing;
@@ -56,6 +57,13 @@ pub const Stage = struct {
         _ = self.owner.drop(&self.name);
         _ = self.owner.giveBackBlock(self.number);
         self.owner.destroy();
+    }
+
+    /// Open a view of the first bytes of the range.
+    pub fn openView(self: *Stage, size: usize, mode: views.Mode, out: *views.Opened) i32 {
+        const asked = self.request(.read, self.block[0..size]);
+        const wanted = asked.wanted();
+        return self.reader.openView(self.of, &wanted, mode, out);
     }
 
     /// A transfer between the beginning of the range and `ours`.
