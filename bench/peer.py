@@ -23,7 +23,7 @@ class Peer:
 
 PEERS = {
     "monarch": Peer(("torchmonarch==0.7.0", "torch==2.13.0", "numpy==2.4.6"), "monarch.actor"),
-    "ray": Peer(("ray==2.60.0", "numpy==2.4.6"), "ray"),
+    "ray": Peer(("ray[serve]==2.60.0", "numpy==2.4.6"), "ray"),
     "xoscar": Peer(("xoscar==0.12.2", "numpy==2.4.6"), "xoscar"),
 }
 

@@ -8,8 +8,10 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+
+from bench.scale import Scale, timed_rates
 
 PATIENCE_SECONDS = 30
 """Who is still there after this counts as never gone."""
@@ -54,6 +56,26 @@ def processor_seconds(pid: int) -> float:
     """Return the processor time that all threads of a process have had."""
     tasks = Path(f"/proc/{pid}/task")
     return sum(int((tasks / thread / "schedstat").read_text().split()[0]) for thread in os.listdir(tasks)) / 1e9
+
+
+async def rates_and_costs(
+    scale: Scale, work: Callable[[int], Awaitable[object]], count: int
+) -> tuple[list[float], list[float]]:
+    """Return what `timed_rates` does, and the microseconds of processors that each piece of the work took.
+
+    All that this process and those that it has started compute meanwhile counts, whichever process does it for whom.
+    Where other programs run beside, that says more than a rate.
+    """
+    costs: list[float] = []
+
+    async def measured(pieces: int) -> None:
+        everybody = {os.getpid()} | descendants(os.getpid())
+        before = {pid: processor_seconds(pid) for pid in everybody}
+        await work(pieces)
+        costs.append(sum(processor_seconds(pid) - spent for pid, spent in before.items()) / pieces * 1e6)
+
+    rates = await timed_rates(scale, measured, count)
+    return rates, costs[1:]
 
 
 def resident_bytes(pid: int) -> int:

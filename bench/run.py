@@ -36,6 +36,7 @@ WORKLOADS = [
     "in_flight",
     "observed",
     "services",
+    "loop",
     "mesh_call",
     "payload",
     "fan_out",

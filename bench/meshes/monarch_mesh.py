@@ -63,6 +63,10 @@ class Mesh:
         self._all = members
         self._first = members.slice(gpus=0)
 
+    def replica(self, index: int) -> Any:
+        """Return one member by itself."""
+        return self._all.slice(gpus=index)
+
     def one(self, value: Any) -> Awaitable[Any]:
         return self._first.echo.call_one(value)
 

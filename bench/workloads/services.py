@@ -1,24 +1,31 @@
 """A pool of replicas: requests a second, what a request costs beside `choose`, and how fast a pause aborts.
 
-Ray's side is the least that stands for a pool there: actors that get calls in turn, without a queue, a bound or a look
-at their load.
+Ray's pool is a deployment of Ray Serve, used by its handle from the program: no HTTP. Monarch has no pool: what is
+written by hand for it keeps a bound and the load of each replica, and gives a request to the least loaded; nothing of
+it looks at deaths, pauses, deadlines or queues. "Chosen" is what either has without a pool: actors in turn.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Awaitable, Callable
+from itertools import cycle
 from typing import Any
 
+from bench.processes import rates_and_costs
 from bench.scale import Metric, Samples, Scale, timed_calls, timed_rates
 
 REPLICAS = 8
 IN_FLIGHT = 256
 CONCURRENCY = 64
+QUIET = {"log_level": "ERROR", "enable_access_log": False}
+"""Otherwise Ray Serve writes a line for each request."""
 
 METRICS = [
     Metric("pool_requests", "pool of 8 replicas, a task a request", "1000/s", is_rate=True, goals=(10.0,)),
-    Metric("pool_chosen", "the same by `choose`", "1000/s", is_rate=True),
+    Metric("pool_all_cpu", "of each: processor time of all processes", "us"),
+    Metric("pool_chosen", "the same by `choose`, of peers: actors in turn", "1000/s", is_rate=True),
     Metric("pool_request", "one request of a pool after the other", "us", (0.5, 0.99)),
     Metric("pool_overhead", "of that, more than `choose`", "us", goals=(30.0,)),
     Metric("pool_cpu", "a task a request: caller's processor time of each", "us"),
@@ -26,7 +33,7 @@ METRICS = [
     Metric("pool_abort", 'paused("abort") with 256 requests running: until the body begins', "ms", (0.5, 1.0), (20.0,)),
 ]
 
-LACKS = dict.fromkeys(("monarch", "xoscar"), "it has no pool of actors that route requests")
+LACKS = {"xoscar": "its pools are processes, not replicas that get requests by their load"}
 
 
 async def trimesh_side(scale: Scale) -> Samples:
@@ -48,7 +55,9 @@ async def trimesh_side(scale: Scale) -> Samples:
                 for _ in range(count):
                     nursery.start_soon(call)
 
-        found["pool_requests"] = await timed_rates(scale, lambda count: at_once(pool.pid, count), scale.rate_calls)
+        found["pool_requests"], found["pool_all_cpu"] = await rates_and_costs(
+            scale, lambda count: at_once(pool.pid, count), scale.rate_calls
+        )
         found["pool_chosen"] = await timed_rates(scale, lambda count: at_once(mesh.pid.choose, count), scale.rate_calls)
         found["pool_request"] = await timed_calls(scale, pool.pid)
         chosen = await timed_calls(scale, mesh.pid.choose)
@@ -89,31 +98,82 @@ async def _abort(mesh: Any, pool: Any, paused: type[Exception]) -> float:
 
 
 async def ray_side(scale: Scale) -> Samples:
-    import asyncio
-    from itertools import cycle
-
     import ray
+    from ray import serve
 
-    ray.init(num_cpus=REPLICAS, include_dashboard=False, log_to_driver=False)
+    ray.init(num_cpus=2 * REPLICAS, include_dashboard=False, log_to_driver=False)
 
     @ray.remote(num_cpus=0, max_concurrency=CONCURRENCY)
     class Answerer:
         async def pid(self) -> int:
             return 1
 
+    @serve.deployment(
+        num_replicas=REPLICAS, max_ongoing_requests=CONCURRENCY, ray_actor_options={"num_cpus": 0}, logging_config=QUIET
+    )
+    class Served:
+        async def pid(self) -> int:
+            return 1
+
+    serve.start(proxy_location="Disabled", logging_config=QUIET)
+    handle = serve.run(Served.bind())
     actors = [Answerer.remote() for _ in range(REPLICAS)]
-    ray.get([actor.pid.remote() for actor in actors])
     turn = cycle(actors)
 
-    async def call() -> None:
+    async def by_handle() -> None:
+        await handle.pid.remote()
+
+    async def in_turn() -> None:
         await next(turn).pid.remote()
 
-    async def at_once(count: int) -> None:
+    found = await _asyncio_samples(scale, by_handle, in_turn)
+    serve.shutdown()
+    ray.shutdown()
+    return found
+
+
+async def monarch_side(scale: Scale) -> Samples:
+    import asyncio
+
+    from bench.meshes import monarch_mesh
+
+    async with monarch_mesh.open_mesh(REPLICAS) as mesh:
+        replicas = [mesh.replica(index) for index in range(REPLICAS)]
+        loads = dict.fromkeys(range(REPLICAS), 0)
+        room = asyncio.Semaphore(REPLICAS * CONCURRENCY)
+        turn = cycle(replicas)
+
+        async def least_loaded() -> None:
+            async with room:
+                index = min(loads, key=loads.__getitem__)
+                loads[index] += 1
+                try:
+                    await replicas[index].pid.call_one()
+                finally:
+                    loads[index] -= 1
+
+        async def in_turn() -> None:
+            await next(turn).pid.call_one()
+
+        return await _asyncio_samples(scale, least_loaded, in_turn)
+
+
+async def _asyncio_samples(
+    scale: Scale, pooled: Callable[[], Awaitable[None]], chosen: Callable[[], Awaitable[None]]
+) -> Samples:
+    """Time requests of a pool, and calls without one, in a program of asyncio."""
+    import asyncio
+
+    async def at_once(call: Callable[[], Awaitable[None]], count: int) -> None:
         await asyncio.gather(*[call() for _ in range(count)])
 
+    rates, costs = await rates_and_costs(scale, lambda count: at_once(pooled, count), scale.rate_calls)
     found: Samples = {
-        "pool_requests": await timed_rates(scale, at_once, scale.rate_calls),
-        "pool_request": await timed_calls(scale, call),
+        "pool_requests": rates,
+        "pool_all_cpu": costs,
+        "pool_chosen": await timed_rates(scale, lambda count: at_once(chosen, count), scale.rate_calls),
+        "pool_request": await timed_calls(scale, pooled),
     }
-    ray.shutdown()
+    alone = await timed_calls(scale, chosen)
+    found["pool_overhead"] = [statistics.median(found["pool_request"]) - statistics.median(alone)]
     return found
