@@ -92,6 +92,21 @@ are copied out of shared memory anyway: in chunks, while the sender is still cop
 CHUNKED_MAX: Final = 16
 """Large messages of one link under way in chunks at one time; more wait for their turn."""
 
+KEPT_BYTES_MIN: Final = 32 << 20
+"""Size from which on the memory of `bytes` that have come in chunks is kept for others of the same size: glibc gives it
+back to the system each time, of smaller ones it keeps it."""
+
+KEPT_BYTES_MAX: Final = 1 << 27
+"""So much one process keeps: two of 64 MiB. New pages cost as much as the copy into them; what is kept counts against a
+container's memory."""
+
+KEPT_BYTES_SECONDS: Final = 5.0
+"""What was not used again for this long, and at most for twice that, goes back to the system: longer than most programs
+take from one large message to the next."""
+
+KEPT_SIZES_MAX: Final = 8
+"""Sizes of large `bytes` that came lately, and are waited for to come again, before the memory of one is kept."""
+
 SEGMENT_POOL_BYTES_MAX: Final = 1 << 31
 """Shared memory that one process may hold for bodies on their way: 2 GiB; beyond it bodies travel as fragments."""
 

@@ -11,7 +11,7 @@ from typing import Final
 from trimesh import limits
 from trimesh._transport.messages.assembly import AssemblyError, allocate
 from trimesh._transport.messages.chunked import CHUNK, IMMUTABLE, Piece
-from trimesh._wire.memory.large_bytes import new_bytes
+from trimesh._transport.messages.kept_bytes import Copy, KeptBytes, copy_plainly
 
 
 def read_piece(head: memoryview) -> tuple[int, Piece]:
@@ -56,11 +56,14 @@ class Arrival:
     Args:
         head: Of the whole message.
         words: Its table.
+        kept: Makes `bytes`.
     """
 
-    def __init__(self, head: bytes, words: tuple[int, ...]) -> None:
+    def __init__(self, head: bytes, words: tuple[int, ...], kept: KeptBytes) -> None:
         self.head: Final = head
         self._words: Final = words
+        self._kept: Final = kept
+        self._copy: Copy = copy_plainly
         self._missing = sum(word & ~IMMUTABLE for word in words)
         if self._missing > limits.MESSAGE_BYTES_MAX:
             raise AssemblyError(f"a message of {self._missing} bytes, above MESSAGE_BYTES_MAX")
@@ -78,7 +81,7 @@ class Arrival:
             while self._at == self._open.nbytes:
                 self._begin()
             n = min(self._open.nbytes - self._at, piece.nbytes - at)
-            self._open[self._at : self._at + n] = piece[at : at + n]
+            self._copy(self._open[self._at : self._at + n], piece[at : at + n])
             self._at += n
             at += n
 
@@ -88,11 +91,11 @@ class Arrival:
         size = word & ~IMMUTABLE
         self._at = 0
         if not word & IMMUTABLE:
-            self._open = allocate(size)
+            self._open, self._copy = allocate(size), copy_plainly
             self._bodies.append(self._open)
             return
         try:
-            whole, self._open = new_bytes(size)
+            whole, self._open, self._copy = self._kept.new(size)
         except MemoryError as error:
             raise AssemblyError(f"a body of {size} bytes, for which this process has no memory") from error
         self._bodies.append(memoryview(whole))
@@ -111,10 +114,15 @@ class Arrival:
 
 
 class Arrivals:
-    """All messages of one link of which some has come."""
+    """All messages of one link of which some has come.
 
-    def __init__(self) -> None:
+    Args:
+        kept: Makes `bytes`; new ones where there is none.
+    """
+
+    def __init__(self, kept: KeptBytes | None = None) -> None:
         self._by_number: Final[dict[int, Arrival]] = {}
+        self._kept: Final = kept or KeptBytes()
 
     def take(self, head: memoryview, bodies: list[memoryview]) -> Arrival | None:
         """Take a chunk; return its message if that is whole now.
@@ -142,5 +150,5 @@ class Arrivals:
             raise AssemblyError("the first chunk of a message that has begun, or of too many at one time")
         if len(bodies) != 2:
             raise AssemblyError("the first chunk of a message without its table and its head")
-        arrival = self._by_number[number] = Arrival(read_head(bodies[1]), read_table(bodies[0]))
+        arrival = self._by_number[number] = Arrival(read_head(bodies[1]), read_table(bodies[0]), self._kept)
         return arrival

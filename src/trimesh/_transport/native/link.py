@@ -70,7 +70,7 @@ class NativeLink(Link):
         self._chunk: Outgoing | None = None  # has found no room
         self._chunked_sent = 0
         self._chunked_received = 0
-        self._arrivals = Arrivals()
+        self._arrivals = Arrivals(transport.kept)
         self._unsent: list[tuple[Outgoing | ChunkedMessage, Lane, int]] = []
         self.local: Final = local
         self.caster: HostCaster | None = None
@@ -297,7 +297,7 @@ class NativeLink(Link):
             self._last = self.statistics()
         self._ended = True
         self._assembly = None
-        self._arrivals = Arrivals()
+        self._arrivals = Arrivals(self.transport.kept)
         self.transport.forget(self, self.handle)
         self.view = memoryview(b"")
         for one, _ in self._large.take_all():

@@ -26,12 +26,13 @@ from trimesh._native import status
 from trimesh._native.lib import Library, load
 from trimesh._transport.interface.base import DownReason, Link, LinkHandler, Transport
 from trimesh._transport.messages.assembly import AssemblyError
+from trimesh._transport.messages.kept_bytes import KeptBytes
 from trimesh._transport.messages.lending import Lending
 from trimesh._transport.native.around_wait import AroundWait
 from trimesh._transport.native.group import NativeGroup
 from trimesh._transport.native.link import NativeLink
 from trimesh._transport.native.mover import NativeMover
-from trimesh._transport.native.poller import poller_of_run
+from trimesh._transport.native.poller import Poller, poller_of_run
 from trimesh._transport.native.spinning import chosen_spin_seconds
 from trimesh.config import Settings, current
 from trimesh.ids import ProcId
@@ -75,6 +76,7 @@ class NativeTransport(Transport):
     Attributes:
         look: Returns how many records have come since the loop began to wait, or an error; for `hand_over`.
         spins: How often the loop has spun before it slept, by what `tm_before_wait` returned.
+        kept: Memory for large `bytes` that arrive.
 
     Raises:
         NativeLibraryError: The native library cannot be loaded.
@@ -121,6 +123,8 @@ class NativeTransport(Transport):
         self.look: Final[Callable[[], int]] = partial(lib.tm_after_wait, self.bus, self._records, _RECORDS_MAX)
         self._around_wait: AroundWait | None = None  # of `run`
         self.lending = Lending(self.library, self.bus)
+        self.kept: Final = KeptBytes(self._begin_keeping, partial(_copy_past_caches, self.library))
+        self._kept_until = math.inf
         self._epoch = epoch
         self._mover: NativeMover | None = None
         self._running = False
@@ -255,15 +259,16 @@ class NativeTransport(Transport):
                     self.hand_over(handler, self.look())
                     if self._moving and self._move():
                         await trio.lowlevel.checkpoint()
-                    elif poller is None:
-                        await self._wait_for_bell()
+                    elif self.kept.is_empty:
+                        await self._wait_for_work(poller)
                     else:
-                        await self._work.park()
+                        await self._wait_keeping(poller)
             raise around_wait.failure
         finally:
             trio.lowlevel.remove_instrument(around_wait)
             self._running = False
             self._around_wait = None
+            self.kept.clear()
 
     def wait_for(self, poller: int) -> int:
         """See `WaitingTransport.wait_for`."""
@@ -278,6 +283,28 @@ class NativeTransport(Transport):
         self._work.unpark_all()
         if self._waits_for_bell:
             os.eventfd_write(self._bell, 1)
+
+    async def _wait_for_work(self, poller: Poller | None) -> None:
+        """Wait until there is something to do here: a wake, or the bell where the loop cannot wake for it."""
+        if poller is None:
+            await self._wait_for_bell()
+        else:
+            await self._work.park()
+
+    async def _wait_keeping(self, poller: Poller | None) -> None:
+        """Do the same, and let go of memory that is kept for large messages when none has come for long."""
+        if self._kept_until == math.inf:
+            self._kept_until = trio.current_time() + limits.KEPT_BYTES_SECONDS
+        with trio.CancelScope(deadline=self._kept_until) as scope:
+            await self._wait_for_work(poller)
+        if scope.cancelled_caught:
+            self.kept.expire()
+            self._kept_until = math.inf
+
+    def _begin_keeping(self) -> None:
+        """Have the task of `run` wait for no longer than what is kept may be."""
+        self._kept_until = math.inf
+        self.wake()
 
     async def _wait_for_bell(self) -> None:
         """Wait for the bell in a task, for a loop that cannot wake for it otherwise."""
@@ -418,3 +445,12 @@ class NativeTransport(Transport):
 def _milliseconds(seconds: float) -> int:
     """Return whole milliseconds, at least one."""
     return max(1, round(seconds * 1000))
+
+
+def _copy_past_caches(library: Library, into: memoryview, data: memoryview) -> None:
+    """Copy into memory of which no cache holds all; other threads of Python run meanwhile."""
+    ffi, size = library.ffi, data.nbytes
+    code = library.lib.tm_copy_rows(
+        ffi.from_buffer("uint8_t[]", into), size, ffi.from_buffer("uint8_t[]", data), size, size, 1, 1
+    )
+    status.check(code, "copying a large message")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import mmap
+import sys
 import types
 from typing import Any, Final
 
@@ -18,6 +19,8 @@ from trimesh._wire.memory.regions import memory_at
 _HUGE_PAGE_BYTES: Final = 1 << 21
 _OFFSET: Final = bytes.__basicsize__ - 1
 """Where the contents of a `bytes` begin; `__basicsize__` counts the zero behind them."""
+_HASH: Final = _OFFSET - 8
+"""Where its hash is kept, -1 until it is asked for."""
 
 
 def new_bytes(size: int) -> tuple[bytes, memoryview]:
@@ -34,6 +37,60 @@ def new_bytes(size: int) -> tuple[bytes, memoryview]:
         if end > start:
             _native().advise(start, end - start, mmap.MADV_HUGEPAGE)  # an error is that there are none
     return fresh, memory_at(address, size, fresh)
+
+
+class ReusableBytes:
+    """A `bytes` that may be written to again when nothing but this refers to it: then it is as good as a new one.
+
+    Args:
+        whole: Made by `new_bytes`.
+
+    Attributes:
+        size: Its length.
+    """
+
+    __slots__ = ("_whole", "size")
+
+    def __init__(self, whole: bytes) -> None:
+        self._whole = whole
+        self.size = len(whole)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing else refers to it: no name, no view, no code that is being run."""
+        return self._references() == _own_references()
+
+    def take(self) -> tuple[bytes, memoryview]:
+        """Return what `new_bytes` does. It must be free."""
+        whole = self._whole
+        address = id(whole)
+        memory_at(address + _HASH, 8, None).cast("q")[0] = -1
+        return whole, memory_at(address + _OFFSET, self.size, whole)
+
+    def _references(self) -> int:
+        return sys.getrefcount(self._whole)
+
+
+@functools.cache
+def can_be_reused() -> bool:
+    """Return whether a `bytes` of this interpreter is what a `ReusableBytes` takes it for.
+
+    That is asked by making one. Without the GIL another thread may begin to refer to it at any time.
+    """
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return False
+    size = 16
+    whole, memory = new_bytes(size)
+    memory[:] = bytes(range(size))
+    kept = memory_at(id(whole) + _HASH, 8, None).cast("q")
+    is_unset = kept[0] == -1
+    return is_unset and hash(whole) == kept[0] == hash(bytes(range(size)))
+
+
+@functools.cache
+def _own_references() -> int:
+    """Return how many references `ReusableBytes` counts where there are no others: interpreters differ."""
+    return ReusableBytes(new_bytes(16)[0])._references()  # noqa: SLF001 - of the same class
 
 
 def new_pages(size: int) -> mmap.mmap:
