@@ -122,6 +122,8 @@ class ReplayAccount:
 
     def hold(self, count: int, max_age: int | None) -> int | None:
         """Give the oldest items that are young enough to a consumer; return the number of the hold, None if too few."""
+        if len(self.items) < count:  # who waits looks at each item that comes
+            return None
         found = self._young(max_age)[:count]
         if len(found) < count:
             return None

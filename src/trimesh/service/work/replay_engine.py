@@ -44,7 +44,7 @@ class ReplayEngine:
             raise ValueError(f"an item of {item.size} bytes does not fit into a buffer of {most} bytes")
         async with self._adding:
             if self.spill is None:
-                await self._until(lambda: self._make_room(item.size))
+                await self._soon(lambda: self._make_room(item.size))
             else:
                 await self._place(self.spill, item)
             try:
@@ -100,7 +100,7 @@ class ReplayEngine:
             return bool(found)
 
         async with self._taking:
-            await self._until(has_got)
+            await self._soon(has_got)
         self.changed()
         return found[0]
 
@@ -187,6 +187,10 @@ class ReplayEngine:
 
     async def _until(self, is_done: Callable[[], bool]) -> None:
         await trio.lowlevel.checkpoint()
+        await self._soon(is_done)
+
+    async def _soon(self, is_done: Callable[[], bool]) -> None:
+        """Wait until something is done; no checkpoint if it is: a lock that the caller has got was one."""
         while True:
             if self._is_closed:
                 raise MeshStopped("the block of this replay buffer is being left, or was")
