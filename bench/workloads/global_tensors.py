@@ -15,6 +15,7 @@ from bench.scale import Metric, Samples, Scale
 
 PRELOAD = ("torch", "torch.distributed.tensor")
 RANKS = 2
+TURNS = 5
 SIDE = 64
 """Of the square matrix that is computed with: the time is that of finding the way, not of the numbers."""
 
@@ -39,7 +40,7 @@ async def trimesh_side(scale: Scale) -> Samples:
     from trimesh.tensor import fallbacks
 
     found: Samples = {metric.name: [] for metric in METRICS}
-    operations = max(20, scale.calls // 4)
+    operations = max(10, scale.calls // 4)
     torch.set_num_threads(1)
     async with this_host().spawn_procs({"procs": RANKS}, preload=PRELOAD) as procs:
         cut = trimesh.distribute(torch.ones(SIDE, SIDE), procs, ["procs", None])
@@ -51,7 +52,7 @@ async def trimesh_side(scale: Scale) -> Samples:
         ]
         for name, tensor, function in cases:
             function(tensor).sum().item()
-            for _ in range(5):
+            for _ in range(min(TURNS, scale.rates)):
                 before = _processor_seconds(procs)
                 for _ in range(operations):
                     last = function(tensor)
@@ -62,7 +63,7 @@ async def trimesh_side(scale: Scale) -> Samples:
             raise RuntimeError("renorm has a rule now: measure another operator that has none")
     async with this_host().spawn_procs({"dp": 2, "tp": 2}, preload=PRELOAD) as procs:
         with contextlib.redirect_stdout(io.StringIO()):  # they print their losses
-            _train_examples(procs, max(2, scale.calls // 400))
+            _train_examples(procs, max(1, scale.calls // 400))
         counted = await fallbacks(procs)
         found["parts"].append(100 * (1 - sum(counted.values()) / counted.operators))
     return found

@@ -43,7 +43,7 @@ async def trimesh_side(scale: Scale) -> Samples:
     from trimesh.tensor import ParallelPlan
 
     found: Samples = {metric.name: [] for metric in METRICS}
-    steps = max(3, scale.calls // 200)
+    steps, turns = max(1, scale.calls // 200), min(TURNS, scale.rates)
     preload = ("torch", "torch.distributed.tensor")
     async with (
         this_host().spawn_procs({"dp": RANKS}, preload=preload) as procs,
@@ -56,7 +56,7 @@ async def trimesh_side(scale: Scale) -> Samples:
         with tempfile.TemporaryDirectory() as folder:
             plain = await plain_procs.spawn("plain", PlainRank)
             await plain.begin.call(str(Path(folder) / "meeting"), RANKS)
-            for turn in range(TURNS + 1):
+            for turn in range(turns + 1):
                 for name, step in (("gpt_eager", eager.step), ("gpt_recorded", recorded)):
                     start = time.perf_counter()
                     with procs.activate(global_tensors=True):  # for what the optimizer makes
