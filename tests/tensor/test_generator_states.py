@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential  # noqa: E4
 import trimesh  # noqa: E402
 from trimesh import this_host  # noqa: E402
 
-pytestmark = [pytest.mark.real, pytest.mark.torch, pytest.mark.xdist_group("generator_states")]
+pytestmark = [pytest.mark.real, pytest.mark.torch]
 
 
 def _dropped(x: Any) -> Any:

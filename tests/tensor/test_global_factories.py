@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is an extra")
 import trimesh  # noqa: E402 - after the skip
 from trimesh import ShapeError, this_host  # noqa: E402
 
-pytestmark = [pytest.mark.real, pytest.mark.torch, pytest.mark.xdist_group("global_factories")]
+pytestmark = [pytest.mark.real, pytest.mark.torch]
 
 STEPS = 5
 

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is an extra")
 import trimesh  # noqa: E402 - after the skip
 from trimesh import this_host  # noqa: E402
 
-pytestmark = [pytest.mark.real, pytest.mark.torch, pytest.mark.xdist_group("healing")]
+pytestmark = [pytest.mark.real, pytest.mark.torch]
 
 BATCHES = 4
 FAILING = 1
