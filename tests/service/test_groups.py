@@ -202,3 +202,10 @@ async def test_nobody_hangs_in_a_collective_of_an_epoch_that_is_over(mesh, fault
     assert sums == [(2, 4.0), (3, 9.0)]
     assert errors[0].startswith("1 the process group of epoch 1 of ")
     assert "{'dp': 3} has joined" in errors[1]
+
+
+@simulate(seeds=1, per_host={"gpus": 1})
+async def test_groups_of_other_backends_are_made_by_their_users(mesh):
+    """NCCL needs a device for each member."""
+    with pytest.raises(ValueError, match=r"None for groups of your own.*got 'nccl'"):
+        open_groups(mesh, backend="nccl")

@@ -11,7 +11,7 @@ from tests.patience import HANG_SECONDS
 
 import trimesh
 from trimesh import Actor, Overloaded, RemoteCancelled, endpoint
-from trimesh.service import Health, Paused, open_pool, open_replay, open_slots
+from trimesh.service import Health, Paused, open_pool, open_replay, open_slots, open_store
 
 pytestmark = pytest.mark.real
 
@@ -29,6 +29,27 @@ class Answerer(Actor):
 
     @endpoint(group="health")
     def ping(self) -> None: ...
+
+
+class AsyncioAnswerer(trimesh.aio.Actor):
+    """A program of asyncio: a replica of a pool, and who holds handles."""
+
+    @endpoint(concurrency=4, group="answers")
+    async def answer(self, prompt: str) -> str:
+        await asyncio.sleep(0)
+        return prompt.upper()
+
+    @endpoint(concurrency=4)
+    async def roll(self, pool: Any, slots: Any, buffer: Any, store: Any) -> list[Any]:
+        async with slots.lease() as lease, pool.session("of an actor") as session:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(session.answer(text)) for text in "ab"]
+            await buffer.add([task.result() for task in tasks], version=lease.version)
+        async with pool.paused("wait"):
+            await store.put("kept", {"version": lease.version})
+        [trained] = await buffer.take(1)
+        await slots.advance(version=1)
+        return [trained, await store.get("kept"), session.moved]
 
 
 async def answer_later(pool: Any, gate: asyncio.Event) -> Any:
@@ -146,5 +167,24 @@ def test_slots_and_buffers_from_asyncio():
                 await buffer.advance(version=3)
                 assert await buffer.take(2) == ["a", "b"]
                 await slots.release(0)
+
+    asyncio.run(main())
+
+
+def test_actors_of_asyncio_are_replicas_and_hold_handles():
+    """Y6, Y7, Y8, K05: the loop, with all parts of it programs of asyncio."""
+
+    async def main() -> None:
+        async with trimesh.aio.spawn_procs({"gpus": 2}) as procs:
+            actors = await procs.spawn("actors", AsyncioAnswerer)
+            async with (
+                open_pool(actors) as pool,
+                open_slots(batch=1, staleness=0) as slots,
+                open_replay(capacity=9, slots=slots) as buffer,
+                open_store(procs) as store,
+            ):
+                found = await actors.slice(gpus=0).roll.call_one(pool, slots, buffer, store)
+                assert found == [["A", "B"], {"version": 0}, False]
+                assert (slots.statistics().version, buffer.statistics().taken) == (1, 1)
 
     asyncio.run(main())

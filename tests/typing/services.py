@@ -9,7 +9,7 @@ import trimesh.aio
 import trimesh.blocking as tb
 from trimesh import Actor, ProcMesh, endpoint
 from trimesh.blocking import service as blocking
-from trimesh.service import Health, Pool, ReplayBuffer, open_pool, open_replay, open_slots
+from trimesh.service import Health, Pool, ReplayBuffer, Store, open_pool, open_replay, open_slots, open_store
 
 
 class Generator(Actor):
@@ -61,6 +61,15 @@ async def stored(pool: Pool[Generator]) -> None:
         assert_type(await buffer.sample(1, by="group"), list[list[int]])
         async with buffer.taking(1) as batch:
             assert_type(batch, list[list[int]])
+
+
+async def kept(procs: ProcMesh) -> None:
+    async with open_store(procs, retain=2) as store:
+        assert_type(store, Store)
+        assert_type(await store.put("key", 1), int)
+        assert_type(await store.keys(), list[str])
+        assert_type(await store.wait_newer("key"), int)
+        await store.put(1, 1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def pooled_in_a_script(procs: tb.ProcMesh) -> None:

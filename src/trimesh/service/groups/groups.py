@@ -155,7 +155,10 @@ def open_groups(
     if least < 1:
         raise ValueError(f"a group has at least one member, got least={least}")
     if backend is not None and backend not in get_args(get_args(GroupBackend)[0]):
-        raise ValueError(f'backend is "gloo", or None for groups of your own, got {backend!r}')
+        raise ValueError(
+            'backend is "gloo", or None for groups of your own, as of NCCL on devices, which on_end ends by an abort; '
+            f"got {backend!r}"
+        )
     return in_trio_block(_open(procs, least, backend))
 
 
