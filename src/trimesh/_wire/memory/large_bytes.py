@@ -31,12 +31,20 @@ def new_bytes(size: int) -> tuple[bytes, memoryview]:
     """
     fresh: bytes = _native().make(None, size)
     address = id(fresh) + _OFFSET
-    if size >= limits.HUGE_PAGES_BYTES_MIN:
+    ask_for_huge_pages(address, size)
+    return fresh, memory_at(address, size, fresh)
+
+
+def ask_for_huge_pages(address: int, nbytes: int) -> None:
+    """Have the pages that lie wholly in memory of this process, which nothing was written to yet, be huge ones.
+
+    Nothing happens to what is small (`limits.HUGE_PAGES_BYTES_MIN`), nor where the system has none.
+    """
+    if nbytes >= limits.HUGE_PAGES_BYTES_MIN:
         start = -(-address // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
-        end = (address + size) // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES
+        end = (address + nbytes) // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES
         if end > start:
             _native().advise(start, end - start, mmap.MADV_HUGEPAGE)  # an error is that there are none
-    return fresh, memory_at(address, size, fresh)
 
 
 class ReusableBytes:

@@ -23,6 +23,7 @@ from trimesh.tensor.controller.plan import Meta
 from trimesh.tensor.controller.team import Team
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.protocol.box import Box, contiguous_strides
+from trimesh.tensor.protocol.new_memory import new_tensor
 from trimesh.tensor.rank.moves import Moves, moves_of
 from trimesh.tensor.rank.parts import Part, fill
 
@@ -126,6 +127,6 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a copy of a tensor of this process, row-major."""
     with torch._C._DisableTorchDispatch():  # a mesh may be active
         # By strides of its own: one that has a single element counts as contiguous whatever its strides are.
-        copy = torch.empty(tensor.size(), dtype=tensor.dtype).copy_(tensor.detach())
+        copy = new_tensor(tensor.size(), tensor.dtype).copy_(tensor.detach())
         flat = copy.reshape(-1).view(torch.uint8) if copy.numel() else torch.empty(0, dtype=torch.uint8)
         return memory_at(flat.data_ptr(), flat.numel(), flat)  # torch's own way needs numpy, which need not be there

@@ -14,6 +14,7 @@ from trimesh.tensor.controller.answers import values_of
 from trimesh.tensor.controller.engine import RankRequest
 from trimesh.tensor.controller.plan import Meta
 from trimesh.tensor.protocol.box import Box
+from trimesh.tensor.protocol.new_memory import new_tensor
 from trimesh.tensor.rank.moves import moves_of
 from trimesh.tensor.rank.parts import Part, PartReading, part_of
 
@@ -76,7 +77,7 @@ def _targets(
     """Return new tensors, by place, and what is to be read into them from each place."""
     readings = {place: PartReading() for place in told}
     if metas is not None:
-        wholes = [torch.empty(meta.size, dtype=meta.dtype) for meta in metas]
+        wholes = [new_tensor(meta.size, meta.dtype) for meta in metas]
         for place, one in told.items():
             for index, part in one.parts:
                 if not 0 <= index < len(metas) or part.dtype != metas[index].dtype:
@@ -85,7 +86,7 @@ def _targets(
         return {min(told): wholes}, readings
     made: dict[int, list[torch.Tensor]] = {}
     for place, one in told.items():
-        made[place] = [torch.empty(part.box.size, dtype=part.dtype) for _, part in one.parts]
+        made[place] = [new_tensor(part.box.size, part.dtype) for _, part in one.parts]
         for target, (_, part) in zip(made[place], one.parts, strict=True):
             readings[place].add(part, target, part.box)
     return made, readings

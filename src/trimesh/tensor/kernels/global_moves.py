@@ -20,6 +20,7 @@ from trimesh.tensor.groups.groups import device_mesh
 from trimesh.tensor.kernels.global_tensors import KeptPlacements, refreshed
 from trimesh.tensor.protocol import messages
 from trimesh.tensor.protocol.box import Box
+from trimesh.tensor.protocol.new_memory import new_tensor
 from trimesh.tensor.protocol.placement import WHOLE
 from trimesh.tensor.rank.kernel import Kernel
 from trimesh.tensor.rank.moves import Moves, moves_of
@@ -180,7 +181,7 @@ def receive_parts(
             assert isinstance(layout, KeptPlacements), "what has failed was dealt with"
             placements = boxed(layout.placements)
         box = box_by_placements(size, mesh, placements)
-        there = torch.empty(box.size, dtype=dtype)
+        there = new_tensor(box.size, dtype)
         found = 0
         if isinstance(kept, _Kept) and (common := kept.box.overlap(box)) is not None:
             there[box.slices(common)].copy_(kept.value[kept.box.slices(common)])

@@ -10,6 +10,7 @@ import torch
 
 from trimesh import limits
 from trimesh.ids import ProcId
+from trimesh.tensor.protocol.new_memory import new_tensor
 from trimesh.tensor.rank.kernel import Kernel
 from trimesh.tensor.rank.moves import moves_of
 from trimesh.tensor.rank.poison import Poison
@@ -60,7 +61,7 @@ def receive(rank: Rank, team: TeamOnRank, move: int, routes: Routes, dtype: torc
         if source == outside.proc.proc_id:
             found = moves.kept.pop(key)
         else:
-            there = torch.empty(size, dtype=dtype)
+            there = new_tensor(size, dtype)
             found = outside.run_in_trio(moves.receive, key, ProcId(source), there) or there.to(rank.device)
         if isinstance(found, Poison):
             poison = poison or found

@@ -16,6 +16,7 @@ from trimesh.rdma.memory.local import memory_of
 from trimesh.tensor.dtensor.sharding import assemble, box_by_placements, placements_by_label
 from trimesh.tensor.groups.groups import device_mesh
 from trimesh.tensor.protocol.box import Box
+from trimesh.tensor.protocol.new_memory import new_tensor
 from trimesh.tensor.rank.kernel import Kernel
 from trimesh.tensor.rank.parts import Part, PartReading
 from trimesh.tensor.rank.poison import Poison
@@ -55,7 +56,7 @@ def _read(
 ) -> torch.Tensor:
     mesh, placements = device_mesh(rank, team), placements_by_label(cuts)
     box = box_by_placements(size, mesh, placements)
-    there = torch.empty(box.size, dtype=dtype)
+    there = new_tensor(box.size, dtype)
     readings: list[tuple[Handle, PartReading]] = []
     for first, rows, fields in msgspec.msgpack.decode(data):
         part = Part(Box((first, *[0] * (len(size) - 1)), (rows, *size[1:])), dtype, 0)

@@ -14,6 +14,7 @@ import msgspec
 import torch
 
 from trimesh.tensor.protocol.box import Box
+from trimesh.tensor.protocol.new_memory import new_tensor
 
 RAW_SUFFIX: Final = ".safetensors"
 """Of files whose parts are their elements."""
@@ -81,7 +82,7 @@ def read_box(directory: Path, parts: Sequence[Stored], box: Box, dtype: torch.dt
         OSError: A file cannot be read.
         ValueError: There is something else in it, or the parts are not all of it.
     """
-    made = torch.empty(box.size, dtype=dtype)
+    made = new_tensor(box.size, dtype)
     count = 0
     for part in parts:
         common = box.overlap(part.box)

@@ -17,6 +17,7 @@ from trimesh.rdma.buffers.buffer import RDMABuffer
 from trimesh.rdma.buffers.view import mapped
 from trimesh.rdma.publications.snapshot import Snapshot
 from trimesh.tensor.controller.shard_of import ShardOf, shard_of
+from trimesh.tensor.protocol.new_memory import new_tensor
 from trimesh.tensor.protocol.state_layout import LAYOUT
 from trimesh.tensor.publications.mapped_memory import RowCopy, flat_over, rows_of
 from trimesh.tensor.publications.reshard_plan import (
@@ -87,7 +88,7 @@ class StateSnapshot:
     async def read(self) -> dict[str, torch.Tensor]:
         """Return a copy of everything, whole; raises and blocks as `read_into`."""
         found = {name: parts[0] for name, parts in self._parts.by_name.items()}
-        made = {name: torch.empty(self.sizes[name], dtype=dtype_of(one)) for name, one in found.items()}
+        made = {name: new_tensor(self.sizes[name], dtype_of(one)) for name, one in found.items()}
         await self.read_into(made)
         return made
 
@@ -157,7 +158,7 @@ class _Reading:
         await self._range(name, one).read_into(self._tensors[name][one.target])
 
     async def _read_apart(self, name: str, one: PlannedRead) -> None:
-        flat = torch.empty([one.length], dtype=self._plan.dtypes[name])
+        flat = new_tensor([one.length], self._plan.dtypes[name])
         await self._range(name, one).read_into(flat)
         _put(self._tensors[name][one.target], flat.as_strided(one.size, one.strides))
 

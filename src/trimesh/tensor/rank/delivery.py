@@ -8,6 +8,7 @@ import msgspec
 import torch
 
 from trimesh.tensor.protocol.box import Box
+from trimesh.tensor.protocol.new_memory import new_tensor
 from trimesh.tensor.rank.moves import moves_of
 from trimesh.tensor.rank.parts import Part, PartReading, fill, lay_out
 from trimesh.tensor.rank.poison import Poison
@@ -26,7 +27,7 @@ def arrived(rank: Rank, data: memoryview, move: int, dtype: torch.dtype, size: S
         box: The part.
     """
     whole = Box.of_all(size)
-    there = torch.empty(box.size, dtype=dtype)
+    there = new_tensor(box.size, dtype)
     if not move:
         if box.count:
             flat = torch.frombuffer(data, dtype=dtype)

@@ -10,6 +10,7 @@ import torch
 
 from trimesh.errors import ProtocolError
 from trimesh.tensor.protocol.box import Box
+from trimesh.tensor.protocol.new_memory import new_tensor
 from trimesh.tensor.rank.moves import Piece
 
 ALIGN_BYTES: Final = 64
@@ -99,7 +100,7 @@ class PartReading:
             self.pieces.append((offset, there))
             return
         # With its gaps: one copy of what lies between costs less than a read for each run of bytes.
-        flat = torch.empty([length], dtype=part.dtype)
+        flat = new_tensor([length], part.dtype)
         self.pieces.append((offset, flat))
         self._later.append((there, flat.as_strided(common.size, part.box.strides())))
 
