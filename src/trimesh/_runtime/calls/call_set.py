@@ -54,8 +54,7 @@ class SetCall(OutgoingCall):
         budget: float | None,
         started_at: float,
     ) -> None:
-        super().__init__(proc, call_id, request, targets, fail_fast=False, budget=budget)
-        self.started_at = started_at  # the budget counts from then
+        super().__init__(proc, call_id, request, targets, fail_fast=False, budget=budget, started_at=started_at)
         self.key = key
         self._set = calls
         self._has_ended = False

@@ -94,6 +94,7 @@ class OutgoingCall:
         budget: float | None = None,
         is_bounded: bool = False,
         awaiters: Sequence[trio.lowlevel.Task] = (),
+        started_at: float | None = None,
     ) -> None:
         self.proc = proc
         self.awaiters = awaiters
@@ -104,7 +105,7 @@ class OutgoingCall:
         count = len(targets)
         self.collector = Collector(count, fail_fast)
         self.aborted = False
-        self.started_at = proc.now()
+        self.started_at = proc.now() if started_at is None else started_at
         self.budget = budget
         self.is_bounded = is_bounded
         self.number = 0
