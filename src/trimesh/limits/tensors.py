@@ -80,6 +80,14 @@ TENSOR_MOVE_BYTES: Final = 2**30
 SIGNAL_SECONDS: Final = 0.05
 """How often a function that waits without `await` looks at signals and links."""
 
+TENSOR_REPLAYS_LEARNT: Final = 8
+"""Replays of a recording that a rank learns from: one for each way in which what it reads may lie. Each takes as long
+as two by the rules, and what was learnt has some hundred bytes for each operator."""
+
+TENSOR_SUMMED_BYTES: Final = 32 << 20
+"""Of tensors in parts of sums that one collective adds up. The wait for the other ranks is paid once for all of them,
+and is small beside the time to send as much; the collective copies them for a moment."""
+
 TENSOR_STUCK_SECONDS_MAX: Final = 1.0
 """How often at least a rank that waits for an actor beside it looks whether that waits for an actor of the controller,
 which may be waiting for the rank; it begins with SIGNAL_SECONDS, and each look costs as one for deadlocks."""

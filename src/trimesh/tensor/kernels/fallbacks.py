@@ -12,9 +12,9 @@ from trimesh.tensor.rules.engine import engine_of
 
 def tell_fallbacks(rank: Rank, team: TeamOnRank, request: int) -> None:
     """Tell the controller how often each operator had no rule, and how many operators of global tensors there were."""
-    engine = engine_of(rank)
+    counts = engine_of(rank).counts
     if team.index == 0:
-        rank.outside.reply(request, (dict(engine.fallbacks), engine.count))
+        rank.outside.reply(request, (dict(counts.fallbacks), counts.all))
 
 
 def tell_traffic(rank: Rank, team: TeamOnRank, request: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -13,19 +13,29 @@ if TYPE_CHECKING:
 
 def is_global(value: Any) -> TypeGuard[DTensor]:
     """Whether a value is a global tensor."""
-    return hasattr(value, "_local_tensor") and isinstance(value, torch.Tensor)
+    return isinstance(value, torch.Tensor) and hasattr(value, "_local_tensor")
 
 
-def globals_in(tree: Any) -> Iterator[DTensor]:
-    """Yield the global tensors in arguments, in order."""
-    if is_global(tree):
-        yield tree
-    elif isinstance(tree, list | tuple):
-        for part in tree:
-            yield from globals_in(part)
-    elif isinstance(tree, dict):
-        for part in tree.values():
-            yield from globals_in(part)
+def globals_in(tree: Any) -> list[DTensor]:
+    """Return the global tensors in arguments, in order."""
+    return [one for one in tensors_in(tree) if hasattr(one, "_local_tensor")]
+
+
+def tensors_in(tree: Any) -> list[Any]:
+    """Return the tensors in arguments, in order."""
+    found: list[Any] = []
+    _collect((tree,), found)
+    return found
+
+
+def _collect(values: Iterable[Any], found: list[Any]) -> None:
+    for one in values:
+        if isinstance(one, torch.Tensor):
+            found.append(one)
+        elif isinstance(one, list | tuple):
+            _collect(one, found)
+        elif isinstance(one, dict):
+            _collect(one.values(), found)
 
 
 def replaced(tree: Any, parts: Iterator[Any]) -> Any:
@@ -37,11 +47,6 @@ def replaced(tree: Any, parts: Iterator[Any]) -> Any:
     if isinstance(tree, dict):
         return {name: replaced(part, parts) for name, part in tree.items()}
     return tree
-
-
-def count_in(args: Any) -> int:
-    """Return how many global tensors there are in arguments."""
-    return sum(1 for _ in globals_in(args))
 
 
 def key_of(tree: Any, *, vary: bool) -> Any:

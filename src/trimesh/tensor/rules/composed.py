@@ -98,6 +98,7 @@ def _nll(engine: Operators, operator: Any, args: Sequence[Any], kwargs: dict[str
 def _norms(engine: Operators, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     order = args[1] if len(args) > 1 else kwargs.get("ord", 2)
     dtype = args[2] if len(args) > 2 else kwargs.get("dtype")
+    engine.settle(*args[0])  # at once; a norm of parts adds them up in any case
     vector = aten.linalg_vector_norm.default
     return [engine.run(vector, (one, order), {"dtype": dtype}) for one in args[0]]
 
@@ -106,8 +107,7 @@ def _unscale(engine: Operators, operator: Any, args: Sequence[Any], kwargs: dict
     """A rank whose part has an infinity says so to all."""
     del kwargs
     grads, found, scale = args
-    for one in grads:
-        engine.settle(one)
+    engine.settle(*grads)
     local, factor = engine.whole(found), engine.whole(scale)
     operator([one._local_tensor for one in grads], local, factor)
     mesh = found.device_mesh

@@ -8,6 +8,7 @@ the same dimension of a tensor, the first cuts it, the next cuts the parts, and 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from trimesh.tensor.protocol.placement import WHOLE
@@ -28,6 +29,11 @@ def cuts_of(placements: Sequence[Any]) -> Cuts:
     Raises:
         NotImplementedError: One of them is none that global tensors of ours have.
     """
+    return _cuts_of(tuple(placements))
+
+
+@lru_cache(maxsize=1024)
+def _cuts_of(placements: tuple[Any, ...]) -> Cuts:
     found: list[int] = []
     for one in placements:
         if one.is_replicate():

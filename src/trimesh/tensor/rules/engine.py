@@ -17,7 +17,6 @@ from trimesh.tensor.protocol.tracing import DATA_DEPENDENT
 from trimesh.tensor.rank.rank import Rank
 from trimesh.tensor.rules.arguments import (
     bound,
-    count_in,
     globals_in,
     has_out,
     is_global,
@@ -25,6 +24,7 @@ from trimesh.tensor.rules.arguments import (
     makes_views,
     plain_name,
     replaced,
+    tensors_in,
     written_in,
 )
 from trimesh.tensor.rules.assembly import assembled, joined, made_of, metas_made, own_part, sliced_part, spec_of
@@ -53,12 +53,22 @@ class _Way:
         function: What runs on the parts.
         made: For each leaf of the result: an argument (a number), what a new tensor is (spec, strides), or None.
         is_view: Whether results share memory with the first argument.
+        summed: Which tensors are added up, so that each rank has what it had a part of.
     """
 
-    __slots__ = ("function", "is_view", "made", "targets")
+    __slots__ = ("function", "is_view", "made", "summed", "targets")
 
-    def __init__(self, targets: Sequence[Cuts], function: Operator, made: Sequence[Any], *, is_view: bool) -> None:
+    def __init__(
+        self,
+        targets: Sequence[Cuts],
+        function: Operator,
+        made: Sequence[Any],
+        summed: Sequence[int] = (),
+        *,
+        is_view: bool,
+    ) -> None:
         self.targets = targets
+        self.summed = summed
         self.function = function
         self.made = made
         self.is_view = is_view
@@ -67,69 +77,129 @@ class _Way:
 _UNKNOWN: Final = _Way((), print, (), is_view=False)
 
 
+class _Known:
+    """What the table has for an operator.
+
+    Attributes:
+        composed: Takes it into others.
+        rows: Its rows.
+        numbers_vary: Whether its numbers do not decide how it runs.
+    """
+
+    __slots__ = ("composed", "numbers_vary", "rows")
+
+    def __init__(self, composed: Compose | None, rows: Sequence[Row]) -> None:
+        self.composed = composed
+        self.rows = rows
+        self.numbers_vary = bool(rows) and rows[0].numbers_vary
+
+
+class OperatorCounts:
+    """How many operators ran on global tensors.
+
+    Attributes:
+        all: Of any kind.
+        fallbacks: By name those that ran on whole tensors, for they are not in the table.
+    """
+
+    __slots__ = ("all", "fallbacks")
+
+    def __init__(self) -> None:
+        self.all = 0
+        self.fallbacks: Counter[str] = Counter()
+
+    def add(self, other: OperatorCounts) -> None:
+        """Count what another one has."""
+        self.all += other.all
+        self.fallbacks.update(other.fallbacks)
+
+    def since(self, all_: int, fallbacks: Counter[str]) -> OperatorCounts:
+        """Return what came since it had other counts."""
+        made = OperatorCounts()
+        made.all, made.fallbacks = self.all - all_, self.fallbacks - fallbacks
+        return made
+
+
 class RuleEngine:
     """The operators of one rank on global tensors.
 
     Attributes:
-        fallbacks: How often an operator ran on whole tensors, for it is not in the table, by name.
+        counts: Of what it has run.
         sums: What is in parts.
     """
 
-    __slots__ = ("_fake", "_ways", "count", "fallbacks", "sums")
+    __slots__ = ("_fake", "_known", "_ways", "counts", "sums")
 
     def __init__(self) -> None:
         self._fake = FakeTensorMode()
+        self._known: dict[Any, _Known] = {}
         self._ways: dict[Any, _Way | None] = {}
-        self.fallbacks: Counter[str] = Counter()
-        self.count = 0
+        self.counts = OperatorCounts()
         self.sums = Sums()
 
     def run(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run an operator."""
-        leaves = list(globals_in((args, kwargs)))
+        tensors = tensors_in((args, kwargs))
+        leaves = [one for one in tensors if hasattr(one, "_local_tensor")]
         if not leaves:
             return operator(*args, **kwargs)
-        if any(type(one) is torch.Tensor for one in pytree.tree_leaves((args, kwargs))):
+        if len(leaves) < len(tensors):
             args, kwargs = pytree.tree_map_only(torch.Tensor, lambda one: joined(one, leaves[0]), (tuple(args), kwargs))
-            leaves = list(globals_in((args, kwargs)))
-        return self._run(operator, args, kwargs, leaves, COMPOSED.get(operator._schema.name.partition("::")[2]))
+            leaves = globals_in((args, kwargs))
+        known = self._known.get(operator) or self._know(operator)
+        return self._run(known, operator, args, kwargs, leaves, known.composed)
 
     def by_table(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run an operator that is composed of others as it is."""
-        return self._run(operator, args, kwargs, list(globals_in((args, kwargs))), None)
+        known = self._known.get(operator) or self._know(operator)
+        return self._run(known, operator, args, kwargs, globals_in((args, kwargs)), None)
+
+    def _know(self, operator: Any) -> _Known:
+        name = operator._schema.name.partition("::")[2]
+        found = self._known[operator] = _Known(COMPOSED.get(name), rows_of(plain_name(operator)))
+        return found
 
     def _run(
         self,
+        known: _Known,
         operator: Any,
         args: Sequence[Any],
         kwargs: dict[str, Any],
         leaves: list[DTensor],
         composed: Compose | None,
     ) -> Any:
-        self.count += 1
-        cuts = [cuts_of(one.placements) for one in leaves]
+        self.counts.all += 1
+        cuts = [cuts_of(one._spec.placements) for one in leaves]
         if all(cut == WHOLE for each in cuts for cut in each):
             return self._run_whole(operator, args, kwargs, leaves)
         if composed is not None:
             return composed(self, operator, args, kwargs)
-        rows = rows_of(plain_name(operator))
-        vary = bool(rows) and rows[0].numbers_vary and not any(SUM in each for each in cuts)
-        key = (operator, tuple(one._spec for one in leaves), key_of(args, vary=vary), key_of(kwargs, vary=vary))
+        vary = known.numbers_vary and not any(SUM in each for each in cuts)
+        key = (operator, tuple([one._spec for one in leaves]), key_of(args, vary=vary), key_of(kwargs, vary=vary))
         way = self._ways.get(key, _UNKNOWN)
         if way is _UNKNOWN:
-            way = self._find(operator, args, kwargs, leaves, cuts, rows)
+            way = self._find(operator, args, kwargs, leaves, cuts, known.rows)
             if len(self._ways) >= limits.TENSOR_PLANS:
                 self._ways.clear()
             self._ways[key] = way
         if way is None:
             return self.fall_back(operator, args, kwargs)
-        return self._go(way, args, kwargs, leaves)
+        return self._go(way, args, kwargs, leaves, cuts)
 
-    def _go(self, way: _Way, args: Sequence[Any], kwargs: dict[str, Any], leaves: list[DTensor]) -> Any:
-        parts = [
-            self.part(leaf, target, is_viewed=way.is_view) for leaf, target in zip(leaves, way.targets, strict=True)
-        ]
-        result = way.function(*replaced(tuple(args), iter(parts)), **replaced(kwargs, iter(parts[count_in(args) :])))
+    def _go(
+        self, way: _Way, args: Sequence[Any], kwargs: dict[str, Any], leaves: list[DTensor], cuts: Sequence[Cuts]
+    ) -> Any:
+        if len(way.summed) > 1:
+            self.sums.settle_together([leaves[index] for index in way.summed])
+        parts = iter(
+            [
+                leaf._local_tensor
+                if cut == target and SUM not in cut  # adding one up may change how another one lies
+                else self.part(leaf, target, is_viewed=way.is_view)
+                for leaf, target, cut in zip(leaves, way.targets, cuts, strict=True)
+            ]
+        )
+        result = way.function(*replaced(tuple(args), parts), **(replaced(kwargs, parts) if kwargs else kwargs))
         made = iter(way.made)
         if isinstance(result, list | tuple):
             found = [assembled(one, next(made), leaves) for one in result]
@@ -152,11 +222,14 @@ class RuleEngine:
         sliced = None if is_viewed else sliced_part(value, cuts, target)
         return moved(value, target) if sliced is None else sliced
 
-    def settle(self, value: DTensor) -> None:
+    def settle(self, *values: DTensor) -> None:
         """Add up what is in parts."""
-        cuts = cuts_of(value.placements)
-        if SUM in cuts:
-            self.sums.settle(value, added_up(cuts))
+        if len(values) > 1:
+            self.sums.settle_together(values)
+        for value in values:
+            cuts = cuts_of(value.placements)
+            if SUM in cuts:
+                self.sums.settle(value, added_up(cuts))
 
     def write(self, target: DTensor, whole: torch.Tensor) -> None:
         """Write a tensor that every rank has into a global one."""
@@ -194,10 +267,10 @@ class RuleEngine:
         """Run an operator on whole tensors, on every rank, and cut what it makes as the first of its size was."""
         if is_counted:
             name = operator.name()
-            if name not in self.fallbacks:
+            if name not in self.counts.fallbacks:
                 _LOG.info("%s has no rule for parts: it runs on whole tensors, on every rank", name)
-            self.fallbacks[name] += 1
-        leaves = list(globals_in((args, kwargs)))
+            self.counts.fallbacks[name] += 1
+        leaves = globals_in((args, kwargs))
         whole = [self.whole(one) for one in leaves]
         written = written_in(operator, args, kwargs)
         # What is a view of the tensor itself where all of it lies here must not be written to by way of the result.
@@ -243,7 +316,8 @@ class RuleEngine:
             results, aliases = metas_made(operator, args, kwargs, leaves, self._fake)
         except DATA_DEPENDENT:
             return None
-        named = bound(operator, replaced(tuple(args), iter(metas)), replaced(kwargs, iter(metas[count_in(args) :])))
+        stand_ins = iter(metas)
+        named = bound(operator, replaced(tuple(args), stand_ins), replaced(kwargs, stand_ins))
         numbers = {id(one): index for index, one in enumerate(leaves)}
         written = frozenset(numbers[one] for one in written_in(operator, args, kwargs))
         call = OperatorCall(operator, plain_name(operator), named, metas, written, bool(written), sizes, results)
@@ -269,7 +343,8 @@ def _way(row: Row, call: OperatorCall, chosen: Chosen, aliases: Sequence[int | N
             strides = None if row.is_view else dense_strides(size, meta.size, meta.stride)
             made.append((spec_of(chosen.device_mesh, chosen.results[number], meta), torch.Size(size), strides))
         number += 1
-    return _Way(chosen.args, function or call.operator, made, is_view=row.is_view)
+    summed = [meta.index for meta in call.metas if added_up(meta.cuts) == chosen.args[meta.index] != meta.cuts]
+    return _Way(chosen.args, function or call.operator, made, summed, is_view=row.is_view)
 
 
 def engine_of(rank: Rank) -> RuleEngine:
@@ -278,4 +353,11 @@ def engine_of(rank: Rank) -> RuleEngine:
     if found is None:
         found = rank.above[RuleEngine] = RuleEngine()
     assert isinstance(found, RuleEngine)
+    return found
+
+
+def engine_in(rank: Rank) -> RuleEngine | None:
+    """Return that of a rank; None if it has had no global tensor."""
+    found = rank.above.get(RuleEngine)
+    assert found is None or isinstance(found, RuleEngine)
     return found

@@ -23,7 +23,7 @@ class Operators(Protocol):
         """Run an operator that is composed of others as it is."""
         ...
 
-    def settle(self, value: DTensor) -> None:
+    def settle(self, *values: DTensor) -> None:
         """Add up what is in parts."""
         ...
 

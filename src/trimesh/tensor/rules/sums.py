@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trimesh.tensor.rank.poison import memory_of
-from trimesh.tensor.rules.collectives import all_reduced
+from trimesh.tensor.rules.collectives import all_reduced, all_summed
 from trimesh.tensor.rules.cuts import SUM, Cuts, added_up, cuts_of, dense_strides, placements_of
 
 if TYPE_CHECKING:
@@ -21,11 +21,15 @@ class Sums:
 
     SU-1 All global tensors that share memory are in parts along the same dimensions of the mesh: views keep them, and
     adding up reaches all.
+
+    Attributes:
+        on_laid: Called with each tensor that lies otherwise from then on.
     """
 
-    __slots__ = ("_sharing",)
+    __slots__ = ("_sharing", "on_laid")
 
     def __init__(self) -> None:
+        self.on_laid: Callable[[DTensor], None] | None = None
         self._sharing: dict[int, list[weakref.ref[Any]]] = {}
 
     def viewed(self, base: DTensor, results: Sequence[DTensor]) -> None:
@@ -49,27 +53,59 @@ class Sums:
             value: In parts; all ranks take part.
             wanted: How it is to lie, if nothing shares its memory; otherwise it lies whole in the place of the parts.
         """
+        memory, sharing = self._sharers(value)
+        if len(sharing) == 1:
+            cuts = cuts_of(value.placements)
+            cuts = tuple(want if cut == SUM else cut for cut, want in zip(cuts, wanted, strict=True))
+            self._lay(value, moved(value, cuts), cuts)
+            return
+        assert memory is not None
+        del self._sharing[memory]
+        local = value._local_tensor
+        flat = local.as_strided([local.untyped_storage().nbytes() // local.itemsize], [1], 0)
+        for dim, cut in enumerate(cuts_of(value.placements)):
+            if cut == SUM:
+                flat.copy_(all_reduced(flat, "sum", value.device_mesh, dim))
+        for one in sharing.values():
+            self._lay(one, one._local_tensor, added_up(cuts_of(one.placements)))
+
+    def settle_together(self, values: Sequence[DTensor]) -> None:
+        """Add up the parts of several tensors at once: those that share no memory with others; the rest is left.
+
+        Args:
+            values: Tensors of one device mesh, of any layout; all ranks take part.
+        """
+        alike: dict[tuple[int, torch.dtype], dict[int, DTensor]] = {}
+        for value in values:
+            cuts = cuts_of(value.placements)
+            if cuts.count(SUM) == 1 and not self.is_shared(value):
+                alike.setdefault((cuts.index(SUM), value.dtype), {})[id(value)] = value
+        for (dim, _), some in alike.items():
+            if len(some) == 1:
+                continue
+            found = list(some.values())
+            sums = all_summed([one._local_tensor for one in found], found[0].device_mesh, dim)
+            for value, local in zip(found, sums, strict=True):
+                self._lay(value, ordered(local, value.size(), value.stride()), added_up(cuts_of(value.placements)))
+
+    def is_shared(self, value: Any) -> bool:
+        """Whether other tensors in parts share the memory of one."""
+        return bool(self._sharing) and len(self._sharers(value)[1]) > 1
+
+    def _lay(self, value: DTensor, local: torch.Tensor, cuts: Cuts) -> None:
+        value._local_tensor, value._spec = local, respecified(value, cuts)
+        if self.on_laid is not None:
+            self.on_laid(value)
+
+    def _sharers(self, value: DTensor) -> tuple[int | None, dict[int, DTensor]]:
+        """Return the memory of a tensor in parts, and by identity all that share it, itself among them."""
         memory = memory_of(value)
         sharing = {id(value): value}
         for ref in self._sharing.get(memory, ()) if memory is not None else ():
             one = ref()
             if one is not None and memory_of(one) == memory:
                 sharing[id(one)] = one
-        if len(sharing) == 1:
-            lay_anew(
-                value,
-                tuple(want if cut == SUM else cut for cut, want in zip(cuts_of(value.placements), wanted, strict=True)),
-            )
-            return
-        assert memory is not None
-        del self._sharing[memory]
-        local = value._local_tensor
-        flat = torch.empty(0, dtype=local.dtype, device=local.device).set_(local.untyped_storage())
-        for dim, cut in enumerate(cuts_of(value.placements)):
-            if cut == SUM:
-                flat.copy_(all_reduced(flat, "sum", value.device_mesh, dim))
-        for one in sharing.values():
-            one._spec = respecified(one, added_up(cuts_of(one.placements)))
+        return memory, sharing
 
 
 def respecified(value: DTensor, cuts: Cuts) -> Any:
@@ -77,12 +113,6 @@ def respecified(value: DTensor, cuts: Cuts) -> Any:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec  # noqa: PLC0415 - see `sharding`
 
     return DTensorSpec(value.device_mesh, placements_of(cuts), tensor_meta=value._spec.tensor_meta)
-
-
-def lay_anew(value: DTensor, cuts: Cuts) -> None:
-    """Lay a tensor out anew in its place."""
-    made = moved(value, cuts)
-    value._local_tensor, value._spec = made, respecified(value, cuts)
 
 
 def moved(value: DTensor, cuts: Cuts) -> torch.Tensor:

@@ -253,8 +253,8 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
             raise NotImplementedError(f"a simulation knows the collectives {sorted(_METHODS)}, got {name}")
         group = _c10d._resolve_process_group(args[-1])
         made = list(tensors_in(result))
-        is_in_place = name.removesuffix("_") in ("all_reduce", "broadcast")
-        getattr(group, method)(*([[made[0]], None] if is_in_place else [made[0], args[0]]))
+        is_in_place = name.removesuffix("_") in ("all_reduce", "all_reduce_coalesced", "broadcast")
+        getattr(group, method)(*([made, None] if is_in_place else [made[0], args[0]]))
         return result
 
     # ---- memory ----------------------------------------------------------------------------------------------
@@ -297,6 +297,7 @@ _IN_LISTS: Final = hasattr(torch.distributed.ProcessGroup, "all_gather_single_co
 _METHODS: Final = {
     "all_reduce": "allreduce",
     "all_reduce_": "allreduce",
+    "all_reduce_coalesced": "allreduce_coalesced",
     "all_gather_into_tensor": "all_gather_single_coalesced" if _IN_LISTS else "_allgather_base",
     "reduce_scatter_tensor": "reduce_scatter_single_coalesced" if _IN_LISTS else "_reduce_scatter_base",
     "all_to_all_single": "all_to_all_single" if _IN_LISTS else "alltoall_base",
