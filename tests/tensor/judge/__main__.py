@@ -4,6 +4,7 @@
     python -m tests.tensor.judge --seconds 120
     python -m tests.tensor.judge --falsify all                     # find each wrong rule that is planted
     python -m tests.tensor.judge --seed 17                         # one program, as a script, and what came of it
+    python -m tests.tensor.judge --recorded                        # each program as a recorded function, replayed
 
 What fails is grouped by kind and operation; of each group the first is made shorter and printed, with the line that
 repeats it. Programs that were refused in words, and those that are known to fail (`expected`), are counted apart.
@@ -89,7 +90,7 @@ async def search(options: argparse.Namespace) -> int:
     """Run programs; return how many failures are new."""
     tally = Tally()
     started = time.monotonic()
-    async with session() as found:
+    async with session(recorded=options.recorded) as found:
         programs = seeds(options)
         async for verdict in found.judge(programs):
             tally.add(verdict, (await found.bench(verdict.program.extent)).history)
@@ -116,7 +117,7 @@ async def one(options: argparse.Namespace) -> int:
     """Run the program of one seed and print everything about it."""
     program = generate(options.seed, lines=options.lines)
     print(short(program) + "\n")
-    async with session() as found:
+    async with session(recorded=options.recorded) as found:
         verdict = await (await found.bench(program.extent)).judge_one(program)
         for finding in verdict.findings:
             print(f"{finding.kind} {finding.name} {finding.text}\n  by {finding.operation}")
@@ -169,6 +170,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="one program")
     parser.add_argument("--lines", default="", help="a pattern: lines of the table that it fits are drawn most")
     parser.add_argument("--mesh", default="", help="only programs of this mesh, a=2,b=2 for example: starts fewer")
+    parser.add_argument("--recorded", action="store_true", help="each program as a recorded function that is replayed")
     parser.add_argument("--falsify", default="", help="a wrong rule that is planted and must be found, or all")
     options = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -59,6 +59,11 @@ class Expected:
             posed(run, twin) and posed(run, other) for run, twin, other in zip(self.runs, twins, others, strict=True)
         )
 
+    @property
+    def draws(self) -> bool:
+        """Whether random numbers are drawn."""
+        return self.runs[0].draws
+
     def failure(self) -> BaseException | None:
         """Return what the last step raises, or None."""
         found = self.runs[0].failure
@@ -77,6 +82,8 @@ class Expected:
                 continue
             operation = operation_of(self.program, name)
             for kind, text in self._differences(name, plain, handles[name], fetched.get(name)):
+                if kind == "requires_grad" and there.is_detached:
+                    continue
                 yield Finding(kind, name, text, operation)
 
     def _differences(self, name: str, plain: Any, handle: Any, value: Any) -> Iterator[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterable
+from copy import copy
 from functools import lru_cache
 from types import CodeType
 from typing import Any, Final
@@ -66,15 +67,22 @@ class Run:
     Attributes:
         names: What each name of the program is.
         failure: Why it ended before its last step was done, or None.
+        draws: Whether it drew random numbers in this process.
     """
 
     def __init__(self, program: Program) -> None:
+        self.draws = False
         self.program = program
         self.names: dict[str, Any] = {
             "torch": torch, "F": F, "checkpoint": checkpoint, "ramp": ramp, "repeat": repeat, "inf": torch.inf,
             "nan": torch.nan, **plain_names(program.extent),
         }  # fmt: skip
         self.failure: Failure | None = None
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether its tensors have no history, whatever they were made of."""
+        return False
 
     def step(self, number: int, step: Step) -> bool:
         """Run one step; return whether it went well."""
@@ -89,9 +97,11 @@ class Run:
 
     def run(self) -> None:
         """Run all steps until one raises."""
+        before = torch.default_generator.get_state()
         for number, step in enumerate(self.program.steps):
             if not self.step(number, step):
                 break
+        self.draws = not torch.equal(before, torch.default_generator.get_state())
 
     def leaves(self) -> dict[str, Any]:
         """Return what is compared: each tensor and each number, by the expression for it; gradients of leaves, too."""
@@ -213,3 +223,41 @@ class MeshRun(Run):
 
     def _repeat(self, function: Callable[..., Any], times: int, *args: Any) -> Any:
         return repeat(trimesh.compile(function), times, *args)
+
+
+RECORDED_CALLS: Final = 5
+"""Two that are recorded, after one that may set something up; one by the rules, and one by what ranks learnt of it."""
+
+
+class RecordedRun(MeshRun):
+    """On tensors of a mesh, as one recorded function of copies of the inputs; the last of several calls counts."""
+
+    def __init__(self, program: Program, procs: Any) -> None:
+        super().__init__(program, procs)
+        self._inputs = {one.name: self.names[one.name] for one in program.inputs}
+        self._last: dict[str, Any] = {}
+
+    @property
+    def is_detached(self) -> bool:
+        return True
+
+    def run(self) -> None:
+        recorded = trimesh.compile(self._once)
+        for _ in range(RECORDED_CALLS):
+            try:
+                self._last = recorded(self._inputs)
+            except Exception as error:  # noqa: BLE001 - of any kind: that is what is compared
+                self.failure, self._last = Failure(len(self.program.steps) - 1, error.with_traceback(None)), {}
+                break
+
+    def _once(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        run = copy(self)  # what a recorded function reads it does not change
+        copies = {name: value.detach().clone().requires_grad_(value.requires_grad) for name, value in inputs.items()}
+        run.names = {**self.names, **copies}
+        super(RecordedRun, run).run()
+        if run.failure is not None:
+            raise run.failure.error
+        return super(RecordedRun, run).leaves()
+
+    def leaves(self) -> dict[str, Any]:
+        return self._last

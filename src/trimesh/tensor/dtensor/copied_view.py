@@ -146,3 +146,8 @@ def copied_views(rank: Rank) -> CopiedViews:
         rank.copies_of = found.copies_of
     assert isinstance(found, CopiedViews)
     return found
+
+
+def has_copied_views(rank: Rank) -> bool:
+    """Whether a rank has any."""
+    return bool(rank.above.get(CopiedViews))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from trimesh.tensor.dtensor.global_operator import operator_on_globals
+from trimesh.tensor.dtensor.learnt_replay import LearntReplay
 from trimesh.tensor.kernels import (
     checkpoints,
     collectives,
@@ -42,4 +43,5 @@ KERNELS: Final = Kernels(
         )
     },
     {"global": operator_on_globals},
+    LearntReplay,
 )

@@ -32,7 +32,9 @@ class Kernels:
     Attributes:
         by_name: Kernels that commands call "trimesh::name".
         families: What makes a kernel of an operator of torch, by the word before its name: "global::aten::add.Tensor".
+        local_replay: Makes what runs the replays of a recording.
     """
 
     by_name: dict[str, Kernel]
     families: dict[str, Callable[[str, Callable[..., Any]], Kernel]]
+    local_replay: Callable[[], Any]

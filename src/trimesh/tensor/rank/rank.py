@@ -219,17 +219,21 @@ class Rank:
                 if not is_good:
                     self._kept(command, operands, poison)
             except BaseException as error:  # noqa: BLE001 - waits for whoever fetches
-                traceback.clear_frames(error.__traceback__)  # they hold tensors
-                team.failed.append((team.done, _said(signature, error)))
-                poison = Poison(team.number, team.done, signature.name, error)
-                self._spoil(command, operands, poison)
-                self.leave(team, poison)
+                self.fail(team, command, operands, error)
         else:
             assert poison is not None
             self._spoil(command, operands, poison)
             self.leave(team, poison)
         team.done += 1
         team.steps += 1
+
+    def fail(self, team: TeamOnRank, command: Command, operands: Sequence[Any], error: BaseException) -> None:
+        """Keep the error of a command, with its tensors, for whoever fetches what it was to make, or has written to."""
+        traceback.clear_frames(error.__traceback__)  # they hold tensors
+        team.failed.append((team.done, _said(command.signature, error)))
+        poison = Poison(team.number, team.done, command.signature.name, error)
+        self._spoil(command, operands, poison)
+        self.leave(team, poison)
 
     def leave(self, team: TeamOnRank, poison: Poison) -> None:
         """Free the ranks that wait, in the current operation, for this one, which has nothing to give (rule N3)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 
@@ -45,6 +45,24 @@ def varying(step: Step) -> Step:
     return step
 
 
+class LocalReplay(Protocol):
+    """What a recording of one part learns from its replays, to do the next ones sooner."""
+
+    def run(self, rank: Rank, team: TeamOnRank, steps: Sequence[Step], first_move: int) -> int:
+        """Do some of the first steps, as `execute` would; return how many. Never raises."""
+        ...
+
+
+def execute(step: Step, rank: Rank, team: TeamOnRank, first_move: int) -> None:
+    """Run a step of a recording."""
+    number = team.done
+    if type(step) is VaryingCommand:
+        step.execute(rank, team, first_move)
+    else:
+        step.execute(rank, team)
+    team.done = number  # all of a replay counts as one
+
+
 @attrs.define(eq=False)
 class ReplayRecord:
     """Keep commands.
@@ -56,6 +74,7 @@ class ReplayRecord:
         results: Refs of what it gives back.
         captured: Refs of what was there before; kept as long as the recording.
         carried: (kept by a replay, captured by the next).
+        local: Runs what it can of a replay.
         held: The captured tensors.
         borrowed: Those of them that a replay has put there.
     """
@@ -66,6 +85,7 @@ class ReplayRecord:
     results: Sequence[int]
     captured: Sequence[int]
     carried: Sequence[tuple[int, int]]
+    local: LocalReplay
     held: dict[int, object] = attrs.field(factory=dict[int, object])
     borrowed: Sequence[int] = ()
 
@@ -119,20 +139,18 @@ class Replay:
 
     def execute(self, rank: Rank, team: TeamOnRank) -> None:
         """See `Step`."""
-        number = team.done
         recording = team.recordings[self.number]
         assert isinstance(recording, ReplayRecord)
         if self.part == 0:
             recording.begin(rank.values, self.formals)
-        for step in recording.parts[self.part]:
-            if type(step) is VaryingCommand:
-                step.execute(rank, team, self.first_move)
-            else:
-                step.execute(rank, team)
-            team.done = number  # all of it counts as one
+        steps = recording.parts[self.part]
+        # Between the parts of one come those of others, whose tensors it may read.
+        done = recording.local.run(rank, team, steps, self.first_move) if len(recording.parts) == 1 else 0
+        for step in steps[done:]:
+            execute(step, rank, team, self.first_move)
         if self.part == len(recording.parts) - 1:
             recording.end(rank.values, self.first)
-        team.done = number + 1
+        team.done += 1
 
 
 @attrs.frozen

@@ -105,4 +105,5 @@ SIMULATED: Final = Kernels(
         },
     },
     KERNELS.families,
+    KERNELS.local_replay,
 )

@@ -1,0 +1,271 @@
+"""A recording as a rank has once run it: the operators on its parts, without the rules that have found them.
+
+LP-1 A program runs where what it reads lies as it did when the program was made, and the same tensors are the same.
+LP-2 Commands keep their boundaries: one that fails leaves what it would by the rules, and those after it run by them.
+LP-3 A command that cannot be taken apart (a function of the user's, a move) runs as it is, between the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+
+from trimesh.tensor.rank.poison import Poison
+from trimesh.tensor.rank.rank import Command, Rank, TeamOnRank
+from trimesh.tensor.rank.replay import execute
+from trimesh.tensor.rules.engine import engine_of
+
+if TYPE_CHECKING:
+    from trimesh.tensor.rank.rank import Step
+    from trimesh.tensor.rules.engine import OperatorCounts, RuleEngine
+
+
+@attrs.frozen(eq=False)
+class Layout:
+    """How a value lies on this rank.
+
+    Attributes:
+        spec: What torch knows of a global tensor; None for any other value.
+        size, stride, dtype: Of this rank's part, or of a tensor of its own; None for what is no tensor.
+    """
+
+    spec: Any = None
+    size: torch.Size | None = None
+    stride: tuple[int, ...] | None = None
+    dtype: torch.dtype | None = None
+
+    def fits(self, value: Any) -> bool:
+        """Whether a value lies so."""
+        if not isinstance(value, torch.Tensor):
+            return self.size is None and value is not None and type(value) is not Poison
+        part, spec = part_of(value), getattr(value, "_spec", None)
+        if spec is not self.spec and (spec is None or self.spec is None or not _is_alike(spec, self.spec)):
+            return False
+        return part.stride() == self.stride and part.size() == self.size and part.dtype is self.dtype
+
+
+def layout_of(value: Any) -> Layout:
+    """Return how a value lies."""
+    if not isinstance(value, torch.Tensor):
+        return Layout()
+    part = part_of(value)
+    return Layout(getattr(value, "_spec", None), part.size(), part.stride(), part.dtype)
+
+
+def part_of(value: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a global tensor, or the tensor itself."""
+    part: torch.Tensor = getattr(value, "_local_tensor", value)
+    return part
+
+
+def _is_alike(one: Any, other: Any) -> bool:
+    # To torch device meshes over the same ranks are equal, whatever groups they name.
+    return one.device_mesh is other.device_mesh and bool(one == other)
+
+
+@attrs.frozen
+class Made:
+    """A value of a program, as it was made.
+
+    Attributes:
+        slot: Of its part; -1 for what is no tensor.
+        layout: How it lay.
+    """
+
+    slot: int
+    layout: Layout
+
+
+class Slots(list[Any]):
+    """The parts of one run, by number, and the values that they are parts of.
+
+    Args:
+        program: That runs.
+    """
+
+    def __init__(self, program: LocalProgram) -> None:
+        super().__init__([None] * program.slots)
+        self._values = program.values
+        self._objects = dict(program.constants)
+        self._laid: dict[int, tuple[int, Any]] = {}
+
+    def take(self, number: int, value: Any) -> None:
+        """Take a value that was not made by operators on parts."""
+        self._objects[number] = value
+        if isinstance(value, torch.Tensor):
+            self[self._values[number].slot] = part_of(value)
+
+    def lay(self, number: int, slot: int, spec: Any) -> None:
+        """Let a global tensor have another part, and lie otherwise."""
+        self._laid[number] = slot, spec
+        found = self._objects.get(number)
+        if found is not None:
+            found._local_tensor, found._spec = self[slot], spec
+
+    def value(self, number: int) -> Any:
+        """Return a value."""
+        found = self._objects.get(number)
+        if found is None:
+            made = self._values[number]
+            slot, spec = self._laid.get(number, (made.slot, made.layout.spec))
+            found = self._objects[number] = self[slot] if spec is None else _global_tensor(self[slot], spec)
+        return found
+
+    def forget(self, number: int) -> None:
+        """Let a value go."""
+        self._objects.pop(number, None)
+
+    def close(self) -> None:
+        """Let all go: an error keeps the frame that has these."""
+        self.clear()
+        self._objects.clear()
+
+
+def _global_tensor(part: torch.Tensor, spec: Any) -> Any:
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - takes a while
+
+    return DTensor(part, spec, requires_grad=False)  # type: ignore[no-untyped-call, call-arg, unused-ignore]
+
+
+Op = Callable[[Slots], None]
+"""One operator on parts."""
+
+Named = tuple[int, int]
+"""A ref, and the number of the value that it stands for."""
+
+
+@attrs.frozen
+class LocalStep:
+    """What a rank does for one step of a recording.
+
+    Attributes:
+        step: It, as it runs by the rules.
+        ops: The operators on parts; None for a command that runs as it is.
+        given: What must be there for one that runs as it is.
+        made: What it makes.
+        replaced: Those of the refs of what it makes that name something of the replay before until then.
+        relaid: Values that one that runs as it is lays anew, and how they are then.
+        freed: What has no name after it.
+        dropped: Slots that nothing needs after it.
+    """
+
+    step: Step
+    ops: Sequence[Op] | None
+    given: Sequence[Named] = ()
+    made: Sequence[Named] = ()
+    replaced: Sequence[int] = ()
+    relaid: Sequence[tuple[int, Made]] = ()
+    freed: Sequence[Named] = ()
+    dropped: Sequence[int] = ()
+
+
+@attrs.frozen(eq=False)
+class LocalProgram:
+    """What a rank does for a recording.
+
+    Attributes:
+        externals: Refs of what it reads and has not made; their places are the numbers of these values.
+        twins: Further refs of some of them.
+        steps: In order.
+        values: By number.
+        constants: By number: what is no tensor, and the same each time.
+        slots: How many parts there are.
+        ran: The operators on global tensors that it stands for, as the engine of the rules counts them.
+    """
+
+    externals: Sequence[int]
+    twins: Sequence[Named]
+    steps: Sequence[LocalStep]
+    values: Sequence[Made]
+    constants: Mapping[int, Any]
+    slots: int
+    ran: OperatorCounts
+
+    def fits(self, values: Mapping[int, Any], engine: RuleEngine | None) -> bool:
+        """Whether what it reads is as it was."""
+        found = [values.get(ref) for ref in self.externals]
+        return (
+            all(made.layout.fits(value) for value, made in zip(found, self.values, strict=False))
+            and all(values.get(ref) is found[number] for ref, number in self.twins)
+            and len(set(map(id, found))) == len(found)
+            and (engine is None or not any(map(engine.sums.is_shared, found)))
+        )
+
+    def run(self, rank: Rank, team: TeamOnRank, first_move: int) -> int:
+        """Do it; return how many steps were done, of which the last may have failed. Never raises."""
+        if self.ran.all:
+            engine_of(rank).counts.add(self.ran)
+        slots = Slots(self)
+        for number, ref in enumerate(self.externals):
+            slots.take(number, rank.values[ref])
+        done = 0
+        try:
+            for one in self.steps:
+                done += 1
+                if one.ops is None:
+                    if not self._run_as_it_is(rank, team, slots, one, first_move):
+                        break
+                else:
+                    _do(rank, team, slots, one)
+                for slot in one.dropped:
+                    slots[slot] = None
+        except BaseException as error:  # noqa: BLE001 - waits for whoever fetches
+            self._put_back(rank, slots, done - 1)
+            slots.close()
+            _fail(rank, team, self.steps[done - 1].step, error)
+        else:
+            self._put_back(rank, slots, done)
+        return done
+
+    def _run_as_it_is(self, rank: Rank, team: TeamOnRank, slots: Slots, one: LocalStep, first_move: int) -> bool:
+        """Run a command by the rules; return whether all of it is as it was."""
+        for ref, number in one.given:
+            rank.values[ref] = slots.value(number)
+        execute(one.step, rank, team, first_move)
+        for ref, number in one.made:
+            value = rank.values.get(ref)
+            if not self.values[number].layout.fits(value):
+                return False
+            slots.take(number, value)
+        for number, made in one.relaid:
+            value = slots.value(number)
+            if not made.layout.fits(value):
+                return False
+            slots[made.slot] = part_of(value)
+            slots.lay(number, made.slot, made.layout.spec)
+        return True
+
+    def _put_back(self, rank: Rank, slots: Slots, done: int) -> None:
+        """Let a rank have what there is after some steps."""
+        live: dict[int, int] = {}
+        for one in self.steps[:done]:
+            live.update(one.made)
+            for ref, _ in one.freed:
+                live.pop(ref, None)
+        for ref, number in live.items():
+            rank.values[ref] = slots.value(number)
+
+
+def _do(rank: Rank, team: TeamOnRank, slots: Slots, one: LocalStep) -> None:
+    """Do a step by operators on parts, or forget what it forgets."""
+    assert one.ops is not None
+    for op in one.ops:
+        op(slots)
+    if type(one.step) is Command:
+        team.steps += 1
+    for ref in one.replaced:
+        rank.values.pop(ref, None)
+    for ref, number in one.freed:
+        rank.values.pop(ref, None)
+        slots.forget(number)
+
+
+def _fail(rank: Rank, team: TeamOnRank, step: Step, error: BaseException) -> None:
+    assert type(step) is Command, "nothing else has operators"
+    kinds = step.signature.kinds
+    operands = [rank.values[one] if kind == "r" else one for one, kind in zip(step.operands, kinds, strict=True)]
+    rank.fail(team, step, operands, error)
+    team.steps += 1

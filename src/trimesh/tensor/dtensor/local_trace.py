@@ -1,0 +1,453 @@
+"""Listens to a replay that runs by the rules, and makes a `LocalProgram` of what it does to this rank's parts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from trimesh.tensor.dtensor.copied_view import has_copied_views
+from trimesh.tensor.dtensor.local_program import LocalProgram, LocalStep, Made, Named, Op, Slots, layout_of, part_of
+from trimesh.tensor.rank.poison import Poison
+from trimesh.tensor.rank.rank import Command, Free, Rank, Step, TeamOnRank
+from trimesh.tensor.rank.replay import VaryingCommand, execute
+from trimesh.tensor.rules.engine import OperatorCounts, engine_in
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+_TAKEN_APART: Final = frozenset({"redistribute", "redistribute_back", "to_local", "to_global"})
+"""Kernels of ours that are operators on parts, and nothing else."""
+
+_PLAIN: Final = (
+    int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
+    torch.Generator,
+)  # fmt: skip
+"""What an operator may be given beside tensors: the same in each replay."""
+
+_VARYING: Final = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+"""Operators whose result decides what is done next."""
+
+
+class NotLocal(Exception):
+    """What was seen is not the same in each replay, or not of operators on parts; the text says why."""
+
+
+@attrs.frozen
+class _Slot:
+    """Stands for a part among the arguments of an operator."""
+
+    number: int
+
+
+@attrs.frozen
+class _Call:
+    """An operator on parts.
+
+    Attributes:
+        operator: Of torch.
+        args, kwargs: Its arguments, with a `_Slot` for each part.
+        outs: The slots of what it makes; -1 for what was there.
+        is_list: Whether it returns several.
+    """
+
+    operator: Any
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    outs: Sequence[int]
+    is_list: bool
+
+
+@attrs.frozen
+class _Lay:
+    """A global tensor that lies otherwise from here on: its number, and how."""
+
+    number: int
+    made: Made
+
+
+@attrs.define(eq=False)
+class _Seen:
+    """A step, and what it was seen to do: see `LocalStep`."""
+
+    step: Step
+    calls: Sequence[_Call | _Lay] | None = ()
+    given: Sequence[Named] = ()
+    made: Sequence[Named] = ()
+    relaid: Sequence[tuple[int, Made]] = ()
+    freed: Sequence[Named] = ()
+
+
+class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
+    """Takes down the operators on parts that a command runs.
+
+    Attributes:
+        slots: Of the parts that there are.
+        count: Of slots so far.
+        calls: What the command has done.
+        is_lost: Whether it has done something that cannot be done again so.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self.slots: Any = WeakIdKeyDictionary()
+        self.count = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with a command."""
+        self.calls: list[_Call | _Lay] = []
+        self.is_lost = False
+        self._first = self.count
+
+    def lose(self) -> None:
+        """Forget what the command has done and made."""
+        self.is_lost = True
+        self.calls = []
+        for part, slot in list(self.slots.items()):
+            if slot >= self._first:
+                del self.slots[part]
+
+    def slot_of(self, part: torch.Tensor) -> int:
+        """Return the slot of a part, a new one where it has none."""
+        slot: int | None = self.slots.get(part)
+        if slot is None:
+            slot = self.slots[part] = self.count
+            self.count += 1
+        return slot
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operator."""
+        if any(kind is not torch.Tensor and kind is not torch.nn.Parameter for kind in types):
+            return NotImplemented  # what it is made of comes here next
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if not self.is_lost:
+            try:
+                self._note(func, args, kwargs, result)
+            except NotLocal:
+                self.lose()
+        return result
+
+    def _note(self, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
+        is_list = isinstance(result, list | tuple)
+        found = result if is_list else [result]
+        if any(isinstance(one, torch.Tensor) and one.is_meta for one in found):
+            return  # somebody looks for a layout
+        if any(tag in operator.tags for tag in _VARYING):
+            raise NotLocal(f"{operator} decides what is done next")
+        marked, named = self._marked(list(args)), {name: self._marked(one) for name, one in kwargs.items()}
+        outs = [-1 if one is None or one in self.slots else self._made(one) for one in found]
+        self.calls.append(_Call(operator, marked, named, outs, is_list))
+
+    def _marked(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if value not in self.slots:
+                raise NotLocal("a tensor comes from elsewhere")
+            return _Slot(self.slots[value])
+        if isinstance(value, list | tuple):
+            return [self._marked(one) for one in value]
+        if not isinstance(value, _PLAIN):
+            raise NotLocal(f"an argument is a {type(value).__name__}")
+        return value
+
+    def _made(self, value: Any) -> int:
+        if not isinstance(value, torch.Tensor):
+            raise NotLocal("a value comes to Python")
+        return self.slot_of(value)
+
+
+class LocalTrace:
+    """One replay, listened to.
+
+    Args:
+        rank: That runs it.
+        team: Whose recording it is.
+    """
+
+    def __init__(self, rank: Rank, team: TeamOnRank) -> None:
+        self._rank = rank
+        self._team = team
+        self._engine = engine_in(rank)
+        self._listener = _Listener()
+        self._numbers: Any = WeakIdKeyDictionary()
+        self._values: list[Made] = []
+        self._constants: dict[int, Any] = {}
+        self._named: dict[int, int] = {}
+        self._externals: list[int] = []
+        self._twins: list[Named] = []
+        self._seen: list[_Seen] = []
+        self._relaid: dict[int, DTensor] = {}
+        self._slots_now: dict[int, int] = {}
+
+    def run(self, steps: Sequence[Step], first_move: int) -> LocalProgram:
+        """Run all steps by the rules, and return the program.
+
+        Raises:
+            NotLocal: There is none; the steps have run all the same.
+        """
+        why: NotLocal | None = None
+        try:
+            self._take_externals(steps)
+        except NotLocal as error:
+            why = error
+        engine = self._engine
+        if engine is not None:
+            before = engine.counts.all, Counter(engine.counts.fallbacks)
+            engine.sums.on_laid = self._laid
+        for step in steps:
+            if why is not None:
+                execute(step, self._rank, self._team, first_move)
+                continue
+            self._listener.begin()
+            self._relaid.clear()
+            if _is_of_operators(step):
+                with self._listener:
+                    execute(step, self._rank, self._team, first_move)
+            else:  # functions of users are not listened to: they may have modes of their own
+                self._listener.lose()
+                execute(step, self._rank, self._team, first_move)
+            try:
+                self._see(step)
+            except NotLocal as error:
+                why = error
+        ran = OperatorCounts()
+        if engine is not None:
+            engine.sums.on_laid = None
+            ran = engine.counts.since(*before)
+        if why is None:
+            return self._program(ran)
+        raise why
+
+    # ---- what is seen ----------------------------------------------------------------------------------------
+
+    def _take_externals(self, steps: Sequence[Step]) -> None:
+        """Number what the steps read and do not make."""
+        made: set[int] = set()
+        for command in filter(None, map(_command_of, steps)):
+            for ref in _refs_of(command):
+                if ref in made or ref in self._named:
+                    continue
+                value = self._found(ref)
+                self._check_alone(value)
+                number = self._numbers.get(value) if isinstance(value, torch.Tensor) else None
+                if number is None:
+                    number = self._number(value)
+                    self._externals.append(ref)
+                else:
+                    self._twins.append((ref, number))
+                self._named[ref] = number
+            made.update(_outs_of(command))
+
+    def _found(self, ref: int) -> Any:
+        value = self._rank.values.get(ref)
+        if value is None or type(value) is Poison:
+            raise NotLocal("something is missing, or has failed")
+        return value
+
+    def _check_alone(self, value: Any) -> None:
+        if self._engine is not None and self._engine.sums.is_shared(value):
+            raise NotLocal("tensors in parts share memory: adding one up would have to reach all")
+
+    def _number(self, value: Any) -> int:
+        """Give a value a number, and its part a slot."""
+        number = len(self._values)
+        if isinstance(value, torch.Tensor):
+            self._numbers[value] = number
+            self._values.append(Made(self._listener.slot_of(part_of(value)), layout_of(value)))
+        else:
+            self._constants[number] = value
+            self._values.append(Made(-1, layout_of(value)))
+        self._slots_now[number] = self._values[number].slot
+        return number
+
+    def _laid(self, value: DTensor) -> None:
+        """Note that a global tensor lies otherwise, unless only the command itself has it."""
+        number = self._numbers.get(value)
+        if number is None:
+            return
+        self._relaid[number] = value
+        slot = self._listener.slots.get(value._local_tensor)
+        if slot is None:
+            self._listener.lose()
+        elif not self._listener.is_lost:
+            self._slots_now[number] = slot
+            self._listener.calls.append(_Lay(number, Made(slot, layout_of(value))))
+
+    def _see(self, step: Step) -> None:
+        """Understand what a step has done."""
+        if isinstance(step, Free):
+            freed = [(ref, self._named.pop(ref)) for ref in step.refs if ref in self._named]
+            left = set(self._named.values())
+            self._seen.append(_Seen(step, freed=[(ref, -1 if number in left else number) for ref, number in freed]))
+            return
+        command = _command_of(step)
+        if command is None:
+            raise NotLocal(f"{type(step).__name__} is no command")
+        if has_copied_views(self._rank):
+            raise NotLocal("a view was copied, and is to be one all the same")
+        read = {ref: self._found(ref) for ref in _refs_of(command)}
+        made = {ref: self._found(ref) for ref in _outs_of(command)}
+        slots = self._listener.slots
+        if not self._listener.is_lost and all(
+            part_of(one) in slots for one in made.values() if isinstance(one, torch.Tensor)
+        ):
+            self._seen.append(_Seen(step, self._listener.calls, made=self._name(made)))
+            return
+        self._listener.lose()
+        for ref, value in read.items():
+            self._check_alone(value)
+            number = self._named[ref]
+            is_known = not isinstance(value, torch.Tensor) or slots.get(part_of(value)) == self._slots_now[number]
+            if number not in self._relaid and not is_known:
+                raise NotLocal("a command has given a tensor another part")
+        relaid = [
+            (number, Made(self._listener.slot_of(part_of(value)), layout_of(value)))
+            for number, value in self._relaid.items()
+        ]
+        self._slots_now.update((number, one.slot) for number, one in relaid)
+        given = [(ref, self._named[ref]) for ref in read]
+        if not {number for number, _ in relaid} <= {number for _, number in given}:
+            raise NotLocal("a command has laid a tensor anew that it does not name")
+        self._seen.append(_Seen(step, None, given, self._name(made), relaid))
+
+    def _name(self, made: dict[int, Any]) -> list[Named]:
+        """Remember which values refs stand for."""
+        named: list[Named] = []
+        for ref, value in made.items():
+            number = self._numbers.get(value) if isinstance(value, torch.Tensor) else None
+            self._named[ref] = self._number(value) if number is None else number
+            named.append((ref, self._named[ref]))
+        return named
+
+    # ---- what comes of it ------------------------------------------------------------------------------------
+
+    def _program(self, ran: OperatorCounts) -> LocalProgram:
+        for ref in self._named:
+            self._check_alone(self._rank.values[ref])
+        needed = self._needed()
+        dropped: dict[int, list[int]] = {}
+        for slot, place in needed.items():
+            dropped.setdefault(place, []).append(slot)
+        steps = [
+            LocalStep(
+                one.step,
+                None if one.calls is None else [_op(call) for call in one.calls],
+                one.given,
+                one.made,
+                [ref for ref, _ in one.made if ref in self._named and one.calls is not None],
+                one.relaid,
+                one.freed,
+                dropped.get(place, ()),
+            )
+            for place, one in enumerate(self._seen)
+        ]
+        return LocalProgram(
+            self._externals, self._twins, steps, self._values, self._constants, self._listener.count, ran
+        )
+
+    def _needed(self) -> dict[int, int]:
+        """Return the step after which nothing needs a slot, for each that something needs no more."""
+        last: dict[int, int] = {}
+        at = {number: self._values[number].slot for number in range(len(self._externals))}
+        for place, one in enumerate(self._seen):
+            for call in one.calls or ():
+                if isinstance(call, _Call):
+                    used = [*_slots_in([call.args, list(call.kwargs.values())]), *call.outs]
+                else:
+                    used = [at[call.number], call.made.slot]
+                    at[call.number] = call.made.slot
+                last.update(dict.fromkeys(used, place))
+            last.update((at[number], place) for _, number in one.given)
+            for number, made in one.relaid:
+                at[number] = made.slot
+                last[made.slot] = place
+            for _, number in one.made:
+                at.setdefault(number, self._values[number].slot)
+                last[at[number]] = place
+            for _, number in one.freed:
+                if number >= 0:
+                    last[at.pop(number)] = place
+        for slot in (-1, *at.values()):
+            last.pop(slot, None)
+        return last
+
+
+def _command_of(step: Step) -> Command | None:
+    if isinstance(step, VaryingCommand):
+        return step.command
+    return step if isinstance(step, Command) else None
+
+
+def _refs_of(command: Command) -> list[int]:
+    kinds = command.signature.kinds
+    return [one for one, kind in zip(command.operands, kinds, strict=True) if kind == "r"]
+
+
+def _outs_of(command: Command) -> list[int]:
+    return [command.first + out for out in command.signature.outs if out >= 0]
+
+
+def _is_of_operators(step: Step) -> bool:
+    """Whether a step is an operator of torch, or a kernel that is made of such, and leaves nothing but tensors."""
+    if not isinstance(step, Command) or step.signature.has_info:
+        return False
+    kernel = step.signature.kernel
+    return kernel is None or kernel.operator is not None or kernel.name in _TAKEN_APART
+
+
+def _slots_in(value: Any) -> Iterator[int]:
+    if type(value) is _Slot:
+        yield value.number
+    elif isinstance(value, list):
+        for one in value:
+            yield from _slots_in(one)
+
+
+def _op(call: _Call | _Lay) -> Op:
+    """Return what does again what was seen."""
+    if isinstance(call, _Lay):
+        number, slot, spec = call.number, call.made.slot, call.made.layout.spec
+        return lambda slots: slots.lay(number, slot, spec)
+    function, kwargs, outs = call.operator, call.kwargs, call.outs
+    tensors = list(_slots_in([call.args, list(kwargs.values())]))
+    leading = [one.number for one in takewhile(lambda one: type(one) is _Slot, call.args[:2])]
+    if len(outs) == 1 and not call.is_list and outs[0] >= 0 and leading == tensors and tensors:
+        return _simple(function, leading, call.args[len(leading) :], kwargs, outs[0])
+
+    def run(slots: Slots) -> None:
+        named = {name: _filled(one, slots) for name, one in kwargs.items()}
+        result = function(*_filled(call.args, slots), **named)
+        if call.is_list:
+            for one, out in zip(result, outs, strict=True):
+                if out >= 0:
+                    slots[out] = one
+        elif outs[0] >= 0:
+            slots[outs[0]] = result
+
+    return run
+
+
+def _simple(function: Any, tensors: Sequence[int], rest: Sequence[Any], kwargs: dict[str, Any], out: int) -> Op:
+    """Return an operator that takes one part or two, then what is no part, and makes one: nearly all do."""
+    first, second = tensors[0], tensors[-1]
+
+    def on_one(slots: Slots) -> None:
+        slots[out] = function(slots[first], *rest, **kwargs)
+
+    def on_two(slots: Slots) -> None:
+        slots[out] = function(slots[first], slots[second], *rest, **kwargs)
+
+    return on_one if len(tensors) == 1 else on_two
+
+
+def _filled(value: Any, slots: Slots) -> Any:
+    if type(value) is _Slot:
+        return slots[value.number]
+    return [_filled(one, slots) for one in value] if type(value) is list else value

@@ -1,0 +1,157 @@
+"""Replays that ranks have learnt run without the rules, and leave what the rules would leave."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+import trimesh
+from trimesh import this_host
+from trimesh.tensor import ParallelPlan
+
+torch: Any = pytest.importorskip("torch", reason="torch is an extra")
+nn: Any = torch.nn
+
+pytestmark = [pytest.mark.torch, pytest.mark.real]
+
+PRELOAD = ("torch", "torch.distributed.tensor")
+CALLS = 7
+"""Three that are recorded, one that runs by the rules and is learnt, then those that run by what was learnt."""
+
+_ran = [0]
+
+
+def count_rules() -> None:
+    """Let a rank count what runs by the rules."""
+    from trimesh.tensor.rules.engine import RuleEngine
+
+    run = RuleEngine.run
+
+    def counted(*args: Any) -> Any:
+        _ran[0] += 1
+        return run(*args)
+
+    RuleEngine.run = counted  # type: ignore[method-assign]
+
+
+def rules_run() -> int:
+    return _ran[0]
+
+
+async def by_rules(procs: Any) -> list[int]:
+    """Return how many operators each rank has run by the rules."""
+    with procs.activate():
+        return list((await trimesh.call_on_shard_and_fetch(rules_run)).values())
+
+
+def of_kind(traffic: Any, name: str) -> int:
+    return sum(one.count for one in traffic if one.name == name)
+
+
+async def fetched(tensors: Any) -> list[Any]:
+    return list(await trimesh.fetch([one.detach() for one in tensors]))
+
+
+@trimesh.remote
+def doubled(t: Any) -> Any:
+    return t * 2
+
+
+class Net(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(12, 8), nn.LayerNorm(8)
+        self.up, self.down, self.dropout = nn.Linear(8, 16), nn.Linear(16, 12), nn.Dropout(0.3)
+
+    def forward(self, text: Any) -> Any:
+        hidden = self.norm(self.embed(text))
+        return self.down(self.dropout(nn.functional.silu(self.up(hidden))))
+
+
+def make_step(net: Any, optimizer: Any) -> Any:
+    """Return a step that does not zero its gradients in the end: the next one starts with them."""
+
+    def step(text: Any) -> Any:
+        loss = nn.functional.cross_entropy(net(text).flatten(0, 1), text.flatten())
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        optimizer.step()
+        for one in net.parameters():
+            one.grad.mul_(0.5)
+        return loss, norm
+
+    return step
+
+
+async def test_learnt_steps_equal_those_that_are_called_and_run_no_rules() -> None:
+    torch.manual_seed(0)
+    first = Net()
+    second = copy.deepcopy(first)
+    text = torch.randint(0, 12, (4, 6))
+    async with this_host().spawn_procs({"a": 2}, preload=PRELOAD, setup=count_rules) as procs:
+        nets = [trimesh.module_to_mesh(one, procs, ParallelPlan.data("a")) for one in (first, second)]
+        plain, step = (make_step(one, torch.optim.AdamW(one.parameters(), lr=0.1, fused=True)) for one in nets)
+        step = trimesh.compile(step)
+        there = trimesh.distribute(text, procs, ["a", None])
+        whole = trimesh.replicate(text, procs)
+        ran: list[list[int]] = []
+        sums: list[int] = []
+        times: list[list[int]] = []
+        for number in range(CALLS):
+            results = []
+            for one in (plain, step):
+                trimesh.manual_seed(number, procs)
+                before = await trimesh.tensor.traffic(procs), await by_rules(procs)
+                with procs.activate(global_tensors=True):
+                    results.append(one(there))
+                after = await trimesh.tensor.traffic(procs)
+                sums.append(after.sent("a") - before[0].sent("a"))
+                times.append([of_kind(one, "allreduce_coalesced") for one in (before[0], after)])
+                ran.append([new - old for new, old in zip(await by_rules(procs), before[1], strict=True)])
+            for mine, theirs in zip(await fetched(results[0]), await fetched(results[1]), strict=True):
+                assert torch.equal(mine, theirs), number
+            assert sums[-1] == sums[-2] > 0
+        assert [new - old for old, new in times[-2:]] == [1, 1], "all gradients are added up at once"
+        assert min(ran[-2]) > 0
+        assert ran[-1] == [0, 0]
+        for one, other in zip(first.parameters(), second.parameters(), strict=True):
+            assert torch.equal(await trimesh.fetch(one.detach()), await trimesh.fetch(other.detach()))
+            assert torch.equal(await trimesh.fetch(one.grad), await trimesh.fetch(other.grad))
+        # What lies otherwise is computed, too, and learnt anew.
+        for _ in range(2):
+            with procs.activate(global_tensors=True):
+                trimesh.manual_seed(1, procs)
+                expected = plain(whole)[0].item()
+                trimesh.manual_seed(1, procs)
+                assert step(whole)[0].item() == expected
+
+
+async def test_what_fails_in_a_learnt_replay_leaves_what_the_rules_would_leave() -> None:
+    def pick(table: Any, index: Any, kept: Any) -> Any:
+        kept += 1
+        twice = doubled(table)
+        chosen = twice.index_select(0, index)
+        table += 1
+        return chosen, table * 3, twice.sum(0)
+
+    async with this_host().spawn_procs({"a": 2}, preload=PRELOAD, setup=count_rules) as procs:
+        good, bad = (trimesh.replicate(torch.tensor(one), procs) for one in ([1, 2], [1, 99]))
+        tables = [trimesh.distribute(torch.arange(8.0).reshape(4, 2), procs, [None, "a"]) for _ in range(2)]
+        kept = [trimesh.distribute(torch.zeros(4), procs, ["a"]) for _ in range(2)]
+        replayed = trimesh.compile(pick)
+        for number in range(CALLS):
+            index = bad if number == CALLS - 2 else good
+            results = [one(table, index, at) for one, table, at in zip((pick, replayed), tables, kept, strict=True)]
+            if index is bad:
+                for chosen, more, total in results:
+                    with pytest.RaisesGroup(IndexError, IndexError):
+                        await trimesh.fetch(chosen)
+                    expected = 3 * (torch.arange(8.0).reshape(4, 2) + number + 1)
+                    assert torch.equal(await trimesh.fetch(more), expected)
+                    assert torch.equal(await trimesh.fetch(total), 2 * (expected / 3 - 1).sum(0))
+                continue
+            for mine, theirs in zip(await fetched(results[0]), await fetched(results[1]), strict=True):
+                assert torch.equal(mine, theirs), number
+        assert torch.equal(await trimesh.fetch(kept[1]), torch.full([4], float(CALLS)))
