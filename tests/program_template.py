@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib
 import os
 import pickle
 import signal
@@ -26,12 +27,23 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from tests.spawner_template import CLONE_CALLS, REQUEST_BYTES_MAX, SpawnerTemplate
+from tests.spawner_template import CLONE_CALLS, FIRST_BLOCK, REQUEST_BYTES_MAX, SpawnerTemplate
 from tests.spawner_template import serve as serve_spawners
 from tests.told_losses import tell_losses
 
 from trimesh._runtime.spawner import process as spawner_process
 from trimesh._runtime.system import prctl
+
+LATE = (
+    *FIRST_BLOCK,
+    "torch.distributed.tensor",
+    "torch._dynamo",
+    "trimesh._runtime.life.local_host",
+    "trimesh._transport.native.transport",
+    "trimesh.tensor.session.service",
+)
+"""What programs with torch import before or while they compute, each in itself and in its workers. The two of torch are
+imported late, by a DTensor and by a fake tensor, and take seconds."""
 
 BOOT = (
     "import gc, sys; gc.disable(); sys.path[:] = sys.argv[2:]; "
@@ -125,7 +137,8 @@ def _all_of(file: Any) -> str:
 def serve(number: int) -> NoReturn:
     """Fork a program for each request and tell how it ended, until nobody is there to ask."""
 
-    import trimesh.tensor.session.service  # noqa: F401 - for the copies
+    for name in LATE:
+        importlib.import_module(name)
 
     requests = socket.socket(fileno=number)
     requests.send(b"here")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import importlib.util
 import os
 import pickle
 import platform
@@ -38,7 +39,27 @@ REQUEST_BYTES_MAX = 1 << 18
 FDS_MAX = 16
 """Three streams, a folder, and what a spawner is passed."""
 
-WARM = ("pytest", "tests.conformance.meshes", "tests.conformance.probe")
+FIRST_BLOCK = (
+    "trimesh._runtime.debugging.holds",
+    "trimesh._runtime.debugging.pausing",
+    "trimesh._runtime.life.several_calls",
+    "trimesh._runtime.life.traced",
+    "trimesh._runtime.observing.asking",
+    "trimesh._runtime.services.kept_memory",
+    "trimesh._runtime.services.linked_moves",
+    "trimesh._runtime.watch.causes",
+    "trimesh._runtime.watch.journal",
+)
+"""What each process imports with its first block, after it was forked."""
+
+WARM = (
+    *FIRST_BLOCK,
+    "pytest",
+    *(("numpy",) if importlib.util.find_spec("numpy") else ()),
+    "tests.conformance.meshes",
+    "tests.conformance.probe",
+    "tests.conformance.supervised",
+)
 """What the modules of the tests import, and with them each worker that is to find an actor in one."""
 
 WARM_WITH_TORCH = (*WARM, "torch.distributed.tensor", "torch._dynamo", "trimesh.tensor.session.service")

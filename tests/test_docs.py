@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.program_template import Run, executed, running
+from tests.program_template import Run, running
 from website import reference
 
 from trimesh.testing import why_no_networks
@@ -68,20 +68,20 @@ def said_by(run: Run, document: str, index: int, folder: Path) -> list[str]:
     return done.stderr.splitlines()
 
 
+@pytest.fixture(scope="module")
+def with_torch() -> Iterator[Run]:
+    """Runs programs, most of which use torch: it is imported once for all of them."""
+    with running() as run:
+        yield run
+
+
 @pytest.mark.real
 @pytest.mark.parametrize(("document", "index"), numbered("docs/supervision.md", "docs/rdma.md", "docs/services.md"))
-def test_listing_runs(document: str, index: int, tmp_path: Path) -> None:
-    said = said_by(executed, document, index, tmp_path)
+def test_listing_runs(document: str, index: int, with_torch: Run, tmp_path: Path) -> None:
+    said = said_by(with_torch, document, index, tmp_path)
     if document == "docs/supervision.md":  # its meshes go on after failures, each of which is logged
         said = [line for line in said if not LOGGED.fullmatch(line)]
     assert said == []
-
-
-@pytest.fixture(scope="module")
-def with_torch() -> Iterator[Run]:
-    """Runs programs that use torch, which is imported once for all of them."""
-    with running() as run:
-        yield run
 
 
 @pytest.mark.real

@@ -121,9 +121,9 @@ def test_train_bytes_ends_with_text_and_a_table_of_events(training: str) -> None
 
 
 @pytest.mark.torch
-def test_train_bytes_loses_nothing_by_the_death(training: str) -> None:
+def test_train_bytes_loses_nothing_by_the_death(training: str, with_torch: Example) -> None:
     """Every loss after the death is the one of a run that nobody disturbed."""
-    undisturbed = run_example("train_bytes.py", "--steps", "12", "--no-kill")
+    undisturbed = with_torch("train_bytes.py", "--steps", "12", "--no-kill")
 
     assert "ProcDied" not in undisturbed
     assert losses(training) == losses(undisturbed)
@@ -244,13 +244,13 @@ def test_training_from_parquet_loses_no_row_with_a_loader(with_torch: Example) -
 
 
 @pytest.mark.torch
-def test_training_over_hosts_loses_nothing_by_the_loss_of_one() -> None:
+def test_training_over_hosts_loses_nothing_by_the_loss_of_one(with_torch: Example) -> None:
     """`make demo HOSTS=2`: the host is replaced, and the loss at the end is that of a run without the accident."""
     pytest.importorskip("cryptography")
     warned = r"procs: HostLost: the host [^\n]* was lost [^\n]*; restarting rank 2, 3 after [^\n]*\n"
     options = ("--hosts", "2", "--steps", "8")
     printed = run_example("train_bytes_on_hosts.py", *options, warns=warned)
-    undisturbed = run_example("train_bytes_on_hosts.py", *options, "--no-kill")
+    undisturbed = with_torch("train_bytes_on_hosts.py", *options, "--no-kill")
     assert re.search(r"SIGKILL to process \d+\n.*HostLost at hosts\{'hosts': 1/2\}: agent exit", printed, re.DOTALL)
     ends = [re.findall(r"8 steps done, final loss (\d\.\d{4})\n", one) for one in (printed, undisturbed)]
     assert ends[0] == ends[1] != []
@@ -299,11 +299,10 @@ def test_plans_are_compared_without_processes(with_torch: Example, tmp_path: Pat
 
 @pytest.mark.torch
 @pytest.mark.skipif(HAS_CUDA, reason="torch finds a CUDA device")
-def test_training_on_a_device_that_is_not_there_says_so() -> None:
-    command = [sys.executable, "examples/pipeline.py", "--device", "cuda"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+def test_training_on_a_device_that_is_not_there_says_so(with_torch: Example) -> None:
+    told = "--device cuda needs a CUDA device, and torch finds none\n"
 
-    assert (done.returncode, done.stderr) == (1, "--device cuda needs a CUDA device, and torch finds none\n")
+    assert with_torch("pipeline.py", "--device", "cuda", warns=told, code=1) == ""
 
 
 @pytest.mark.torch
@@ -428,13 +427,12 @@ def test_actors_of_asyncio_learn_together(with_torch: Example) -> None:
 
 
 @pytest.mark.torch
-def test_script_of_torchrun_trains_on_a_mesh() -> None:
-    done = executed(Path("examples") / "monarch" / "ddp.py", "--steps", "2", cwd=ROOT, seconds=EXAMPLE_SECONDS)
+def test_script_of_torchrun_trains_on_a_mesh(with_torch: Example) -> None:
+    said = with_torch("monarch/ddp.py", "--steps", "2", warns=r"(?s).*")
 
-    assert done.returncode == 0, done.stderr
-    assert "step 1: loss" in done.stdout
-    assert "exit codes: [0, 0]" in done.stdout
-    [failure] = facts(r"^failed at (.*)$", done.stdout)
+    assert "step 1: loss" in said
+    assert "exit codes: [0, 0]" in said
+    [failure] = facts(r"^failed at (.*)$", said)
     assert failure.startswith("{'gpus': 1/2}: ")
     assert failure.endswith("ValueError: rank 1 does not like step 0")
 
