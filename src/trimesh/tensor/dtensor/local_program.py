@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen(eq=False)
-class Layout:
+class PartLayout:
     """How a value lies on this rank.
 
     Attributes:
@@ -47,12 +47,12 @@ class Layout:
         return part.stride() == self.stride and part.size() == self.size and part.dtype is self.dtype
 
 
-def layout_of(value: Any) -> Layout:
+def layout_of(value: Any) -> PartLayout:
     """Return how a value lies."""
     if not isinstance(value, torch.Tensor):
-        return Layout()
+        return PartLayout()
     part = part_of(value)
-    return Layout(getattr(value, "_spec", None), part.size(), part.stride(), part.dtype)
+    return PartLayout(getattr(value, "_spec", None), part.size(), part.stride(), part.dtype)
 
 
 def part_of(value: torch.Tensor) -> torch.Tensor:
@@ -76,7 +76,7 @@ class Made:
     """
 
     slot: int
-    layout: Layout
+    layout: PartLayout
 
 
 class Slots(list[Any]):

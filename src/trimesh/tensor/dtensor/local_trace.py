@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
@@ -139,7 +138,7 @@ class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         is_list = isinstance(result, list | tuple)
         found = result if is_list else [result]
         if any(isinstance(one, torch.Tensor) and one.is_meta for one in found):
-            return  # somebody looks for a layout
+            return  # only a layout is looked for
         if any(tag in operator.tags for tag in _VARYING):
             raise NotLocal(f"{operator} decides what is done next")
         marked, named = self._marked(list(args)), {name: self._marked(one) for name, one in kwargs.items()}
@@ -197,9 +196,9 @@ class LocalTrace:
             self._take_externals(steps)
         except NotLocal as error:
             why = error
-        engine = self._engine
+        engine, before, ran = self._engine, OperatorCounts(), OperatorCounts()
         if engine is not None:
-            before = engine.counts.all, Counter(engine.counts.fallbacks)
+            before.add(engine.counts)
             engine.sums.on_laid = self._laid
         for step in steps:
             if why is not None:
@@ -217,10 +216,9 @@ class LocalTrace:
                 self._see(step)
             except NotLocal as error:
                 why = error
-        ran = OperatorCounts()
         if engine is not None:
             engine.sums.on_laid = None
-            ran = engine.counts.since(*before)
+            ran = engine.counts.since(before)
         if why is None:
             return self._program(ran)
         raise why

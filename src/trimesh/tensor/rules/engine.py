@@ -113,10 +113,10 @@ class OperatorCounts:
         self.all += other.all
         self.fallbacks.update(other.fallbacks)
 
-    def since(self, all_: int, fallbacks: Counter[str]) -> OperatorCounts:
-        """Return what came since it had other counts."""
+    def since(self, before: OperatorCounts) -> OperatorCounts:
+        """Return what came after another one was a copy of it."""
         made = OperatorCounts()
-        made.all, made.fallbacks = self.all - all_, self.fallbacks - fallbacks
+        made.all, made.fallbacks = self.all - before.all, self.fallbacks - before.fallbacks
         return made
 
 
