@@ -98,7 +98,8 @@ async def test_shell_has_a_terminal_on_its_host(seat: Seat) -> None:
             seat.type(b"stty size; test -t 0 && test -t 2 && echo it is a ter''minal\n")
             await seat.see(b"31 97\r\n")
             await seat.see(b"it is a terminal\r\n")
-            seat.type(b"echo be''gun; sleep 1000; echo $((6 * 7))\n")
+            # A shell may lose a key between the echo of its own and the start of what follows: the child says it.
+            seat.type(b"sh -c \"echo be''gun; exec sleep 1000\"; echo $((6 * 7))\n")
             await seat.see(b"begun\r\n")
             seat.type(b"\x03")
             await seat.see(b"ready> ")

@@ -169,6 +169,7 @@ class LocalProgram:
     Attributes:
         externals: Refs of what it reads and has not made; their places are the numbers of these values.
         twins: Further refs of some of them.
+        in_parts: The numbers of those that are in parts of a sum.
         steps: In order.
         values: By number.
         constants: By number: what is no tensor, and the same each time.
@@ -178,6 +179,7 @@ class LocalProgram:
 
     externals: Sequence[int]
     twins: Sequence[Named]
+    in_parts: Sequence[int]
     steps: Sequence[LocalStep]
     values: Sequence[Made]
     constants: Mapping[int, Any]
@@ -191,7 +193,7 @@ class LocalProgram:
             all(made.layout.fits(value) for value, made in zip(found, self.values, strict=False))
             and all(values.get(ref) is found[number] for ref, number in self.twins)
             and len(set(map(id, found))) == len(found)
-            and (engine is None or not any(map(engine.sums.is_shared, found)))
+            and not any(engine is not None and engine.sums.is_shared(found[number]) for number in self.in_parts)
         )
 
     def run(self, rank: Rank, team: TeamOnRank, first_move: int) -> int:

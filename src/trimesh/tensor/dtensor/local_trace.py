@@ -16,6 +16,7 @@ from trimesh.tensor.dtensor.local_program import LocalProgram, LocalStep, Made, 
 from trimesh.tensor.rank.poison import Poison
 from trimesh.tensor.rank.rank import Command, Free, Rank, Step, TeamOnRank
 from trimesh.tensor.rank.replay import VaryingCommand, execute
+from trimesh.tensor.rules.cuts import SUM, cuts_of
 from trimesh.tensor.rules.engine import OperatorCounts, engine_in
 
 if TYPE_CHECKING:
@@ -346,8 +347,16 @@ class LocalTrace:
             )
             for place, one in enumerate(self._seen)
         ]
+        specs = [one.layout.spec for one in self._values[: len(self._externals)]]
         return LocalProgram(
-            self._externals, self._twins, steps, self._values, self._constants, self._listener.count, ran
+            externals=self._externals,
+            twins=self._twins,
+            in_parts=[number for number, one in enumerate(specs) if one is not None and SUM in cuts_of(one.placements)],
+            steps=steps,
+            values=self._values,
+            constants=self._constants,
+            slots=self._listener.count,
+            ran=ran,
         )
 
     def _needed(self) -> dict[int, int]:
