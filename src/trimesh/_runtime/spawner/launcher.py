@@ -20,7 +20,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from math import prod
 from typing import Final
@@ -82,11 +82,11 @@ class ProcLauncher:
         self._incoming = incoming
         self._children: dict[ProcId, Child] = {}
         self._unclosed = set[Child]()
+        self._exit_poll = select.epoll()  # may fail: nothing knows of this one yet
         self._client = SpawnerClient(broker, on_notice=self._noticed, on_lost=self._lost)
         self._siblings = siblings or Siblings()
         self._tasks: trio.Nursery | None = None
         self._siblings.add(self._client, spawner_pid)
-        self._exit_poll = select.epoll()
         self._seen_ended = set[int]()
         self._ready = trio.Event()
         self._is_retired = False
@@ -391,7 +391,8 @@ async def open_spawner(
         whatever is left, shielded, at most some `limits.KILL_SECONDS`.
     """
     process = process or SpawnerProcess.start(root_id)
-    try:
+    with ExitStack() as undo:
+        undo.callback(process.abandon)
         launcher = ProcLauncher(
             process.broker,
             proc_id=root_id,
@@ -402,6 +403,8 @@ async def open_spawner(
             siblings=siblings,
             spawner_pid=process.pid,
         )
+        undo.pop_all()
+    try:
         begin, end = partial(launcher._wait_ready, entry), partial(launcher._stop_family, process)  # noqa: SLF001
         async with _serving(launcher, begin, end):
             yield launcher
