@@ -5,17 +5,21 @@ being left after that, another Ctrl-C kills at once what it still waits for, and
 runs in a task of its own, because Trio raises `KeyboardInterrupt` in the main task even inside a shield.
 
 Trio raises it in the middle of whatever code runs, unless that is protected: so every task of ours, and every function
-that users await, is. It then comes at the next checkpoint of the main task.
+that users await, is. It then comes at the next checkpoint of the main task. The same holds at one place of the user's
+code: where `async with` has called `__aexit__` and not awaited it yet. What is raised there leaves the block never, and
+its processes would live as long as the program.
 """
 
 from __future__ import annotations
 
+import dis
 import signal
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import trio
 
@@ -152,7 +156,35 @@ def _uninstall() -> None:
 
 def _on_interrupt(signum: int, frame: FrameType | None) -> None:
     if not _tell(_open) and _original is not None:
-        _original(signum, frame)
+        if frame is not None and is_leaving(frame):
+            _interrupt_later(signum)
+        else:
+            _original(signum, frame)
+
+
+@trio.lowlevel.enable_ki_protection
+def _interrupt_later(signum: int) -> None:
+    """Do what Trio does where code is protected: as this is."""
+    _original(signum, sys._getframe())  # noqa: SLF001 - there is no other way to one's own frame
+
+
+def is_leaving(frame: FrameType) -> bool:
+    """Whether the frame has called the `__aexit__` of an `async with`, and does not await it yet.
+
+    Signals are handled after calls. The call of an `__aexit__` is followed by an instruction that says so.
+    """
+    code, at = frame.f_code.co_code, frame.f_lasti
+    if code[at] != _GET_AWAITABLE:
+        at += 2
+        while at < len(code) and code[at] == _CACHE:
+            at += 2
+    return at + 1 < len(code) and code[at] == _GET_AWAITABLE and code[at + 1] == _OF_AEXIT
+
+
+_GET_AWAITABLE: Final = dis.opmap["GET_AWAITABLE"]
+_CACHE: Final = dis.opmap.get("CACHE", 0)
+_OF_AEXIT: Final = 2
+"""Argument of that instruction where an `__aexit__` has made the awaitable; 1 says the same of an `__aenter__`."""
 
 
 def _tell(blocks: Sequence[tuple[Interruptible, trio.lowlevel.TrioToken]], *, kills: bool = True) -> bool:
