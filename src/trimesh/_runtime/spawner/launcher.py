@@ -20,7 +20,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from math import prod
 from typing import Final
@@ -47,6 +47,7 @@ from trimesh._runtime.system.child import (
 )
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.system.forks import ForgottenInChildren
+from trimesh._runtime.system.system_calls import refusals
 from trimesh.errors import LimitExceeded, LinkLost, SpawnError
 from trimesh.ids import ProcId
 
@@ -391,8 +392,7 @@ async def open_spawner(
         whatever is left, shielded, at most some `limits.KILL_SECONDS`.
     """
     process = process or SpawnerProcess.start(root_id)
-    with ExitStack() as undo:
-        undo.callback(process.abandon)
+    try:
         launcher = ProcLauncher(
             process.broker,
             proc_id=root_id,
@@ -403,7 +403,9 @@ async def open_spawner(
             siblings=siblings,
             spawner_pid=process.pid,
         )
-        undo.pop_all()
+    except OSError as error:  # no descriptor is left
+        process.abandon()
+        raise SpawnError(f"cannot start the spawner: {error}{refusals()}") from error
     try:
         begin, end = partial(launcher._wait_ready, entry), partial(launcher._stop_family, process)  # noqa: SLF001
         async with _serving(launcher, begin, end):
