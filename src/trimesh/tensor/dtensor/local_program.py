@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from trimesh.tensor.rank.poison import Poison
+from trimesh.tensor.rank.layout import global_tensor
+from trimesh.tensor.rank.poison import Poison, local_of
 from trimesh.tensor.rank.rank import Command, Rank, TeamOnRank
 from trimesh.tensor.rank.replay import execute
 from trimesh.tensor.rules.engine import engine_of
@@ -41,7 +42,7 @@ class PartLayout:
         """Whether a value lies so."""
         if not isinstance(value, torch.Tensor):
             return self.size is None and value is not None and type(value) is not Poison
-        part, spec = part_of(value), getattr(value, "_spec", None)
+        part, spec = local_of(value), getattr(value, "_spec", None)
         if spec is not self.spec and (spec is None or self.spec is None or not _is_alike(spec, self.spec)):
             return False
         return part.stride() == self.stride and part.size() == self.size and part.dtype is self.dtype
@@ -51,14 +52,8 @@ def layout_of(value: Any) -> PartLayout:
     """Return how a value lies."""
     if not isinstance(value, torch.Tensor):
         return PartLayout()
-    part = part_of(value)
+    part = local_of(value)
     return PartLayout(getattr(value, "_spec", None), part.size(), part.stride(), part.dtype)
-
-
-def part_of(value: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a global tensor, or the tensor itself."""
-    part: torch.Tensor = getattr(value, "_local_tensor", value)
-    return part
 
 
 def _is_alike(one: Any, other: Any) -> bool:
@@ -96,7 +91,7 @@ class Slots(list[Any]):
         """Take a value that was not made by operators on parts."""
         self._objects[number] = value
         if isinstance(value, torch.Tensor):
-            self[self._values[number].slot] = part_of(value)
+            self[self._values[number].slot] = local_of(value)
 
     def lay(self, number: int, slot: int, spec: Any) -> None:
         """Let a global tensor have another part, and lie otherwise."""
@@ -111,7 +106,7 @@ class Slots(list[Any]):
         if found is None:
             made = self._values[number]
             slot, spec = self._laid.get(number, (made.slot, made.layout.spec))
-            found = self._objects[number] = self[slot] if spec is None else _global_tensor(self[slot], spec)
+            found = self._objects[number] = self[slot] if spec is None else global_tensor(self[slot], spec)
         return found
 
     def forget(self, number: int) -> None:
@@ -122,12 +117,6 @@ class Slots(list[Any]):
         """Let all go: an error keeps the frame that has these."""
         self.clear()
         self._objects.clear()
-
-
-def _global_tensor(part: torch.Tensor, spec: Any) -> Any:
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - takes a while
-
-    return DTensor(part, spec, requires_grad=False)  # type: ignore[no-untyped-call, call-arg, unused-ignore]
 
 
 Op = Callable[[Slots], None]
@@ -236,7 +225,7 @@ class LocalProgram:
             value = slots.value(number)
             if not made.layout.fits(value):
                 return False
-            slots[made.slot] = part_of(value)
+            slots[made.slot] = local_of(value)
             slots.lay(number, made.slot, made.layout.spec)
         return True
 

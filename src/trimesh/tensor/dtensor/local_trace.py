@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from trimesh.tensor.dtensor.copied_view import has_copied_views
-from trimesh.tensor.dtensor.local_program import LocalProgram, LocalStep, Made, Named, Op, Slots, layout_of, part_of
-from trimesh.tensor.rank.poison import Poison
+from trimesh.tensor.dtensor.local_program import LocalProgram, LocalStep, Made, Named, Op, Slots, layout_of
+from trimesh.tensor.rank.poison import Poison, local_of
 from trimesh.tensor.rank.rank import Command, Free, Rank, Step, TeamOnRank
 from trimesh.tensor.rank.replay import VaryingCommand, execute
 from trimesh.tensor.rules.cuts import SUM, cuts_of
@@ -259,7 +259,7 @@ class LocalTrace:
         number = len(self._values)
         if isinstance(value, torch.Tensor):
             self._numbers[value] = number
-            self._values.append(Made(self._listener.slot_of(part_of(value)), layout_of(value)))
+            self._values.append(Made(self._listener.slot_of(local_of(value)), layout_of(value)))
         else:
             self._constants[number] = value
             self._values.append(Made(-1, layout_of(value)))
@@ -295,7 +295,7 @@ class LocalTrace:
         made = {ref: self._found(ref) for ref in _outs_of(command)}
         slots = self._listener.slots
         if not self._listener.is_lost and all(
-            part_of(one) in slots for one in made.values() if isinstance(one, torch.Tensor)
+            local_of(one) in slots for one in made.values() if isinstance(one, torch.Tensor)
         ):
             self._seen.append(_Seen(step, self._listener.calls, made=self._name(made)))
             return
@@ -303,11 +303,11 @@ class LocalTrace:
         for ref, value in read.items():
             self._check_alone(value)
             number = self._named[ref]
-            is_known = not isinstance(value, torch.Tensor) or slots.get(part_of(value)) == self._slots_now[number]
+            is_known = not isinstance(value, torch.Tensor) or slots.get(local_of(value)) == self._slots_now[number]
             if number not in self._relaid and not is_known:
                 raise NotLocal("a command has given a tensor another part")
         relaid = [
-            (number, Made(self._listener.slot_of(part_of(value)), layout_of(value)))
+            (number, Made(self._listener.slot_of(local_of(value)), layout_of(value)))
             for number, value in self._relaid.items()
         ]
         self._slots_now.update((number, one.slot) for number, one in relaid)

@@ -8,9 +8,12 @@ given what is not contiguous after all reads it in a wrong order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def laid_out(made: Any, strides: Sequence[int]) -> Any:
@@ -36,7 +39,6 @@ def laid_out(made: Any, strides: Sequence[int]) -> Any:
 
 def _global_laid_out(made: Any, local: torch.Tensor, strides: Sequence[int]) -> Any:
     """Return a global tensor, with its parts in the order of the whole."""
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - takes a while
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta  # noqa: PLC0415
 
     order = sorted(range(len(strides)), key=lambda dim: (-strides[dim], dim))
@@ -45,4 +47,11 @@ def _global_laid_out(made: Any, local: torch.Tensor, strides: Sequence[int]) -> 
     spec = made._spec
     known = TensorMeta(made.size(), tuple(strides), made.dtype)
     laid = DTensorSpec(spec.mesh, spec.placements, tensor_meta=known)
-    return DTensor(part, laid, requires_grad=False)  # type: ignore[no-untyped-call, call-arg, unused-ignore]
+    return global_tensor(part, laid)
+
+
+def global_tensor(part: torch.Tensor, spec: Any) -> DTensor:
+    """Return the global tensor that torch knows so, of which this rank has a part."""
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - takes a while
+
+    return DTensor(part, spec, requires_grad=False)  # type: ignore[no-untyped-call, call-arg, unused-ignore]

@@ -65,7 +65,7 @@ def heal(table: MutableMapping[int, Any], written: torch.Tensor) -> None:
     """Give tensors of a table back that are poisoned, and share no memory but what was just overwritten."""
     memory = memory_of(written)
     begin, end = _span(written)
-    if _local(written).nbytes < end - begin:  # there are gaps in it, which hold what they held
+    if local_of(written).nbytes < end - begin:  # there are gaps in it, which hold what they held
         begin = end
     for ref, found in table.items():
         kept = kept_of(found)
@@ -80,22 +80,23 @@ def kept_of(value: Any) -> Any:
     return value.kept if type(value) is Poison else value
 
 
-def memory_of(value: Any) -> int | None:
-    """Return the identity of the memory that a tensor, or this rank's part of a global one, lies in."""
-    if not isinstance(value, torch.Tensor):
-        return None
-    local = _local(value)
-    return local.untyped_storage()._cdata if type(local) is torch.Tensor else None
-
-
-def _local(value: torch.Tensor) -> torch.Tensor:
+def local_of(value: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a global tensor, or the tensor itself."""
     local: torch.Tensor = getattr(value, "_local_tensor", value)
     return local
 
 
+def memory_of(value: Any) -> int | None:
+    """Return the identity of the memory that a tensor, or this rank's part of a global one, lies in."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    local = local_of(value)
+    return local.untyped_storage()._cdata if type(local) is torch.Tensor else None
+
+
 def _span(value: torch.Tensor) -> tuple[int, int]:
     """Return the bytes of memory in which a tensor, or this rank's part, begins and ends."""
-    local = _local(value)
+    local = local_of(value)
     begin = int(local.storage_offset())
     steps = sum((length - 1) * step for length, step in zip(local.size(), local.stride(), strict=True))
     end = begin + steps + 1 if local.numel() else begin

@@ -9,6 +9,7 @@ import torch
 
 from trimesh.tensor.protocol.placement import WHOLE
 from trimesh.tensor.protocol.tracing import traced
+from trimesh.tensor.rank.layout import global_tensor
 from trimesh.tensor.rules.arguments import is_global, replaced
 from trimesh.tensor.rules.call import GlobalMeta
 from trimesh.tensor.rules.cuts import Cuts, local_part, part_of, placements_of
@@ -29,8 +30,6 @@ def spec_of(mesh: Any, cuts: Cuts, meta: GlobalMeta) -> Any:
 
 def assembled(local: Any, made: Any, leaves: Sequence[DTensor]) -> Any:
     """Return a leaf of a result: see `_Way.made`."""
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - see `sharding`
-
     if made is None or not isinstance(local, torch.Tensor):
         return local
     if isinstance(made, int):
@@ -43,16 +42,15 @@ def assembled(local: Any, made: Any, leaves: Sequence[DTensor]) -> Any:
         )
     if strides is not None and not lies_so(local, strides):
         local = torch.empty_strided(size, strides, dtype=local.dtype, device=local.device).copy_(local)
-    return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call, call-arg, unused-ignore]
+    return global_tensor(local, spec)
 
 
 def made_of(local: torch.Tensor, mesh: Any, placements: Sequence[Any], whole: torch.Tensor) -> DTensor:
     """Return the global tensor with the metadata of `whole` of which this rank has a part."""
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - see `sharding`
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta  # noqa: PLC0415 - see `sharding`
 
     spec = DTensorSpec(mesh, tuple(placements), tensor_meta=TensorMeta(whole.size(), whole.stride(), whole.dtype))
-    return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call, call-arg, unused-ignore]
+    return global_tensor(local, spec)
 
 
 def joined(value: torch.Tensor, like: DTensor) -> torch.Tensor:

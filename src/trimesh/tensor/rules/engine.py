@@ -146,13 +146,11 @@ class RuleEngine:
         if len(leaves) < len(tensors):
             args, kwargs = pytree.tree_map_only(torch.Tensor, lambda one: joined(one, leaves[0]), (tuple(args), kwargs))
             leaves = globals_in((args, kwargs))
-        known = self._known.get(operator) or self._know(operator)
-        return self._run(known, operator, args, kwargs, leaves, known.composed)
+        return self._run(operator, args, kwargs, leaves, is_taken_apart=True)
 
     def by_table(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run an operator that is composed of others as it is."""
-        known = self._known.get(operator) or self._know(operator)
-        return self._run(known, operator, args, kwargs, globals_in((args, kwargs)), None)
+        return self._run(operator, args, kwargs, globals_in((args, kwargs)), is_taken_apart=False)
 
     def _know(self, operator: Any) -> _Known:
         name = operator._schema.name.partition("::")[2]
@@ -160,20 +158,15 @@ class RuleEngine:
         return found
 
     def _run(
-        self,
-        known: _Known,
-        operator: Any,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        leaves: list[DTensor],
-        composed: Compose | None,
+        self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any], leaves: list[DTensor], *, is_taken_apart: bool
     ) -> Any:
         self.counts.all += 1
         cuts = [cuts_of(one._spec.placements) for one in leaves]
         if all(cut == WHOLE for each in cuts for cut in each):
             return self._run_whole(operator, args, kwargs, leaves)
-        if composed is not None:
-            return composed(self, operator, args, kwargs)
+        known = self._known.get(operator) or self._know(operator)
+        if is_taken_apart and known.composed is not None:
+            return known.composed(self, operator, args, kwargs)
         vary = known.numbers_vary and not any(SUM in each for each in cuts)
         key = (operator, tuple([one._spec for one in leaves]), key_of(args, vary=vary), key_of(kwargs, vary=vary))
         way = self._ways.get(key, _UNKNOWN)
@@ -349,10 +342,9 @@ def _way(row: Row, call: OperatorCall, chosen: Chosen, aliases: Sequence[int | N
 
 def engine_of(rank: Rank) -> RuleEngine:
     """Return that of a rank."""
-    found = rank.above.get(RuleEngine)
+    found = engine_in(rank)
     if found is None:
         found = rank.above[RuleEngine] = RuleEngine()
-    assert isinstance(found, RuleEngine)
     return found
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any, Final
 
 import torch
 from torch.utils.flop_counter import flop_registry
+
+from trimesh.tensor.rules.arguments import tensors_in
 
 aten = torch.ops.aten
 
@@ -37,18 +39,6 @@ def moved_bytes(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
     for one in tensors_in(result):
         moved += _nbytes(one)
     return moved
-
-
-def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of arguments, or of a result."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, list | tuple):
-        for one in tree:
-            yield from tensors_in(one)
-    elif isinstance(tree, dict):
-        for one in tree.values():
-            yield from tensors_in(one)
 
 
 def dtype_of(args: Any, result: Any) -> str:

@@ -23,7 +23,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trimesh.tensor.protocol.tracing import traced
-from trimesh.tensor.simulation.cost import dtype_of, moved_bytes, operations_of, tensors_in
+from trimesh.tensor.rules.arguments import tensors_in
+from trimesh.tensor.simulation.cost import dtype_of, moved_bytes, operations_of
 
 if TYPE_CHECKING:
     from trimesh.tensor.controller.plan import Line
@@ -174,7 +175,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
         if any(one is not torch.Tensor for one in types):
             return NotImplemented  # a DTensor, say: torch takes it apart, and comes back with the parts
         device = kwargs.get("device")
-        given = list(tensors_in((args, kwargs)))
+        given = tensors_in((args, kwargs))
         if given and not any(self._has(one) for one in given):
             if func in _LIFTS and args[0].device.type != "meta":
                 return self.made(args[0].size(), args[0].dtype, args[0].stride())
@@ -252,7 +253,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
         if method is None:
             raise NotImplementedError(f"a simulation knows the collectives {sorted(_METHODS)}, got {name}")
         group = _c10d._resolve_process_group(args[-1])
-        made = list(tensors_in(result))
+        made = tensors_in(result)
         is_in_place = name.removesuffix("_") in ("all_reduce", "all_reduce_coalesced", "broadcast")
         getattr(group, method)(*([made, None] if is_in_place else [made[0], args[0]]))
         return result
