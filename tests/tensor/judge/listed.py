@@ -214,5 +214,14 @@ LISTED: Final[dict[str, Program]] = {
         "x0.unfold(0, 3, 1)", "v0[1].add_(1)", "v0[2][1:].mul_(2)", "v0[:, 1][2:].sub_(1)", "x0.unfold(0, 3, 1) + v0",
         "x1.unfold(1, 3, 1)", "v5[0, 1].add_(1)", "v5[0][:, 1].mul_(3)", "x1.unfold(1, 3, 1) + v5",
     ),
+    "a row that is taken from the rows": written([begin((4, 2), 0)], "x0.sub_(x0[1])"),
+    "the transpose of what is written to": written([begin((4, 4), 0)], "x0.detach().unbind()[0]", "x0.t().add_(v0)"),
+    "rows that are added to rows of them": written([begin((4, 2), 0)], "x0[:2].add_(x0[1:3])"),
+    "a row that is copied to all": written([begin((4, 2), (0, 1))], "x0.copy_(x0[3])"),
+    "an element that is taken from its row": written([begin((4, 2), 0)], "x0.clamp_(min=x0[0, 1])"),
+    "rows and columns of what is written to that torch lets be": written(
+        [begin((4, 2), 0)], "x0[:2].add_(x0[2:])", "x0[1].add_(x0[1])",
+        "x0.add_(x0[:, 1:])", "x0[:1].mul_(x0[1:2])",
+    ),
 }  # fmt: skip
 """By what they show."""

@@ -70,16 +70,42 @@ class CopiedViews:
             if overlaps or memory_of(result) != memory_of(base) or base in self._found:
                 self._found[result] = _Copied(base, partial(_at, view, index))
 
-    def copies_of(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+    def copies_of(self, tensor: Any) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
         """Return what a tensor is a view of in the end, or that itself, and all such views of it."""
         base = self._base_of(tensor)
         memory = memory_of(base)
         return base, [one for one in list(self._found) if memory_of(self._base_of(one)) == memory]
 
-    def _base_of(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _base_of(self, tensor: DTensor) -> DTensor:
+        return self._views_to(tensor)[0]
+
+    def share(self, one: DTensor, other: DTensor) -> bool:
+        """Whether two tensors are views of one in the end, or of two that are the same memory from end to end."""
+        return _memory(self._base_of(one)) == _memory(self._base_of(other))
+
+    def laid_out_as(self, tensors: Iterable[DTensor], device: torch.device) -> list[torch.Tensor]:
+        """Return plain tensors of zeros that lie as global ones do in one process: on one memory where these do."""
+        whole: dict[Any, torch.Tensor] = {}
+        found: list[torch.Tensor] = []
+        for tensor in tensors:
+            base, views = self._views_to(tensor)
+            memory = whole.get(key := _memory(base))
+            if memory is None:
+                memory = whole[key] = torch.empty_strided(base.size(), base.stride(), dtype=base.dtype, device=device)
+                memory.zero_()
+            plain = memory.as_strided(base.size(), base.stride())
+            for view in reversed(views):
+                plain = view(plain)
+            found.append(plain)
+        return found
+
+    def _views_to(self, tensor: DTensor) -> tuple[DTensor, list[Callable[[Any], Any]]]:
+        """Return what a tensor is a view of in the end, and what makes it of that, the last one first."""
+        views = list[Callable[[Any], Any]]()
         while (copied := self._found.get(tensor)) is not None:
+            views.append(copied.view)
             tensor = copied.base
-        return tensor
+        return tensor, views
 
     def refresh(self, tensor: DTensor) -> None:
         """Let a tensor that is about to be read be what it is a view of."""
@@ -101,10 +127,7 @@ class CopiedViews:
         own = self._found.get(tensor)
         if own is None:
             return
-        base, views = tensor, list[Callable[[Any], Any]]()
-        while (copied := self._found.get(base)) is not None:
-            views.append(copied.view)
-            base = copied.base
+        base, views = self._views_to(tensor)
         engine = self._engine
         engine.settle(base)
         # All views are made of one memory, so that places of them that are one place of it are written to at once.
@@ -124,6 +147,22 @@ class CopiedViews:
                 further.base is tensor
             ):  # also of one that was stale: what is a view of it may have been written to since
                 self._forget(other, further)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements of a tensor take each place of some memory once."""
+    expected = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(tensor.size(), tensor.stride(), strict=True)):
+        if size > 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _memory(base: torch.Tensor) -> tuple[object, int]:
+    """Return what is the same of two global tensors that are one memory from end to end."""
+    return (memory_of(base) if is_dense(base) else id(base)), base.numel()
 
 
 def _once(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

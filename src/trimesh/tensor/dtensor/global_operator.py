@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from trimesh.tensor.dtensor.copied_view import copied_views
+from trimesh.tensor.dtensor.overlaps import check_overlap
 from trimesh.tensor.rank.kernel import Kernel
 from trimesh.tensor.rank.rank import Rank, TeamOnRank
 from trimesh.tensor.rules.arguments import globals_in, is_global, written_in
@@ -46,6 +47,7 @@ def operator_on_globals(name: str, operator: Operator) -> Kernel:
                 for at_place, named in _places(args, kwargs):
                     run(rank, team, *at_place, **named)
                 return None
+            check_overlap(views, operator, args, kwargs, written)
             result = compute(rank, team, *args, **kwargs)
             for one in written:
                 views.written(one)
