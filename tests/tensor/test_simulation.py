@@ -38,7 +38,10 @@ nn: Any = getattr(torch, "nn")  # noqa: B009 - as a value, since torch may be mi
 PRELOAD = ("torch", "torch.distributed.tensor")
 COLUMNS, ROWS = ["*.q", "*.k", "*.v", "*.gate", "*.up", "embed", "head"], ["*.out", "*.down"]
 PEAK_SHARE = 0.1
-"""By which the peak of memory may differ: what the allocator rounds up, what gloo and torch's kernels take besides."""
+"""By which the peak of memory may differ: what the allocator rounds up, what objects and torch's kernels take."""
+GLOO_BYTES = 1 << 17
+"""By how much more it may be: gloo gathers into a copy, 128 KiB of the largest weight here, and a thread of gloo's
+drops that when it comes to it, which may be after the next operators."""
 
 SLOW = Device(
     name="slow",
@@ -104,7 +107,8 @@ async def check(procs: ProcMesh, program: Any, plan: ParallelPlan, cuts: Any) ->
     report = simulated(program, sizes, plan, cuts)
 
     assert sorted(map(str, report.traffic)) == sorted(map(str, real)), plan
-    assert abs(report.peak_bytes - peak) < PEAK_SHARE * peak, (plan, report.peak_bytes, peak)
+    more, share = peak - report.peak_bytes, PEAK_SHARE * peak
+    assert -share < more < share + GLOO_BYTES, (plan, report.peak_bytes, peak)
 
 
 async def peak_of(procs: ProcMesh, program: Any, plan: ParallelPlan, cuts: Any) -> int:
