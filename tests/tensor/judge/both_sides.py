@@ -47,7 +47,7 @@ def plain_names(extent: Extent) -> Names:
         "autocast": autocast,
         "through": torch.clone,
         "rejoined": torch.clone,
-        "doubled": lambda value: value.mul_(2),
+        "doubled": lambda value: value.mul_(2).detach(),  # a function returns a tensor of its own on the same memory
         "reduced": lambda value, label: copied(value) * dict(extent)[label],
         "spread": copied,
         "moved": copied,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,6 +54,7 @@ class Expected:
             for rank, run in enumerate(runs):
                 seed(program.seed + (rank if program.per_rank else 0))  # each in turn draws from the same generator
                 run.run()
+        self._narrow = narrow_names(program)
         self._leaves = [(run.leaves(), twin.leaves()) for run, twin in zip(self.runs, twins, strict=True)]
         ends = {-1 if run.failure is None else run.failure.step for run in self.runs}
         self.is_well_posed = len(ends) == 1 and all(
@@ -105,6 +107,7 @@ class Expected:
                 if kind == "shape":
                     return
         kind = "gradient" if ".grad" in name or "grad(" in operation_code(self.program, name) else "value"
+        is_narrow = name.partition("[")[0].partition(".")[0] in self._narrow or (".grad" in name and self._narrow)
         each = list(value.values()) if isinstance(value, trimesh.ValueMesh) else [value]
         if len(each) != len(self.runs):
             yield "value", f"{len(each)} values, should be {len(self.runs)}"
@@ -113,7 +116,8 @@ class Expected:
             if plain_leaves.get(name) is None:
                 continue
             here, near = plain_leaves[name].detach(), twin_leaves.get(name)
-            difference = values_differ(here, None if near is None else near.detach(), one)
+            finest = torch.bfloat16 if is_narrow else here.dtype
+            difference = values_differ(here, None if near is None else near.detach(), one, finest)
             if difference:
                 yield kind, difference
                 return
@@ -157,11 +161,19 @@ def _is_near(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool((a - b).abs().max() <= most * max(1.0, float(a.abs().max())))
 
 
-def values_differ(plain: torch.Tensor, twin: torch.Tensor | None, value: Any) -> str:
+def values_differ(
+    plain: torch.Tensor, twin: torch.Tensor | None, value: Any, rounded: torch.dtype | None = None
+) -> str:
     """Return how a value differs from plain torch's, "" for not at all.
 
     Exact are integers and truth values. Numbers which no order of additions changes, of a run that disturbed roundings
     do not change, are so but for some units in the last place; the rest is close by what the disturbance did, too.
+
+    Args:
+        plain: What it is to be.
+        twin: What it is where roundings are disturbed; None for the same.
+        value: What it is.
+        rounded: The narrowest dtype that it was rounded to on the way; None for its own.
     """
     if not isinstance(value, torch.Tensor):
         return f"{value!r} is no tensor"
@@ -179,10 +191,11 @@ def values_differ(plain: torch.Tensor, twin: torch.Tensor | None, value: Any) ->
     if not finite.any():
         return ""
     a, b = plain[finite].double(), value[finite].double()
-    limit = 8 * torch.finfo(plain.dtype).eps * max(1.0, float(a.abs().max()))  # terms of a sum are rounded each
+    eps = torch.finfo(rounded or plain.dtype).eps
+    limit = 8 * eps * max(1.0, float(a.abs().max()))  # terms of a sum are rounded each
     moved = 0.0 if twin is None else float((a - twin[finite].double()).abs().nan_to_num(torch.inf).max())
     if moved or not is_fine(plain).all():
-        limit = 64 * torch.finfo(plain.dtype).eps * max(1.0, float(a.abs().max())) + 32 * moved
+        limit = 64 * eps * max(1.0, float(a.abs().max())) + 32 * moved
     return "" if bool((a - b).abs().max() <= limit) else _shown(plain, value)
 
 
@@ -209,6 +222,19 @@ def _strides(value: torch.Tensor) -> tuple[int, ...]:
     if value.numel() == 0:
         return ()
     return tuple(stride for size, stride in zip(value.shape, value.stride(), strict=True) if size > 1)
+
+
+def narrow_names(program: Program) -> set[str]:
+    """Return the names of what comes of products that autocast computes in bfloat16, whatever dtype it has.
+
+    Ranks round their parts of a product each, so what is added up of them is as near as bfloat16 is.
+    """
+    found: set[str] = set()
+    for step in program.steps:
+        names = re.findall(r"\b[vx]\d+\b", step.code)
+        if "autocast(" in step.code or not found.isdisjoint(names):
+            found.update([step.result] if step.result else names[:1])
+    return found
 
 
 def operation_of(program: Program, name: str) -> str:

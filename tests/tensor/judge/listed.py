@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from tests.tensor.judge.program import Extent, Input, Place, Program, Step
 
 TWO: Final[Extent] = (("a", 2),)
 FOUR: Final[Extent] = (("a", 2), ("b", 2))
+
+ASSIGNS: Final = re.compile(r"[vx]\d+(\[.*\])? .?= ")
+"""A line that assigns, and makes no tensor of its own."""
 
 
 def begin(
@@ -28,10 +32,7 @@ def written(inputs: list[Input], *code: str, extent: Extent = TWO) -> Program:
         Input(f"x{number}", one.shape, one.dtype, one.kind, one.seed + number, one.layout, one.needs_grad, one.bound)
         for number, one in enumerate(inputs)
     )
-    steps = tuple(
-        Step(line, line, "" if line.startswith("x") and " = " in line else f"v{number}")
-        for number, line in enumerate(code)
-    )
+    steps = tuple(Step(line, line, "" if ASSIGNS.match(line) else f"v{number}") for number, line in enumerate(code))
     return Program(1, extent, False, named, steps)
 
 
@@ -213,6 +214,25 @@ LISTED: Final[dict[str, Program]] = {
         [begin((8,), 0), begin((4, 6), 0)],
         "x0.unfold(0, 3, 1)", "v0[1].add_(1)", "v0[2][1:].mul_(2)", "v0[:, 1][2:].sub_(1)", "x0.unfold(0, 3, 1) + v0",
         "x1.unfold(1, 3, 1)", "v5[0, 1].add_(1)", "v5[0][:, 1].mul_(3)", "x1.unfold(1, 3, 1) + v5",
+    ),
+    "writes to some of what is twice in overlapping windows": written(
+        [begin((8,), 0), begin((6, 3), 0, dtype="bool")],
+        "x0.unfold(0, 3, 1)", "v0[x1] += 1", "v0 * 1", "v0[x1] = -v0[x1]", "x0 * 1",
+    ),
+    "how what lacks a dimension of one place makes a result lie": written(
+        [begin((2, 1), 0), begin((2, 2), "whole")],
+        "x0.unfold(-2, 2, 1)", "torch.sub(x1, v0)", "v0 + x1", "torch.maximum(x1, v0)", "torch.copysign(v0, x1)",
+        "torch.addcmul(x1, v0, x1)", "torch.logaddexp(v0, x1)",
+    ),
+    "gradients of losses of nothing": written(
+        [begin((0, 2), 0, grad=True), begin((0, 2), 0)],
+        *(
+            f"torch.autograd.grad({loss}.sum(), x0)"
+            for loss in (
+                "F.mse_loss(x0, x1)", "F.huber_loss(x0, x1)", "F.smooth_l1_loss(x0, x1)",
+                "F.soft_margin_loss(x0, x1)", "F.binary_cross_entropy(x0, x1)",
+            )
+        ),
     ),
     "a row that is taken from the rows": written([begin((4, 2), 0)], "x0.sub_(x0[1])"),
     "the transpose of what is written to": written([begin((4, 4), 0)], "x0.detach().unbind()[0]", "x0.t().add_(v0)"),

@@ -199,6 +199,11 @@ def test_listed_programs_are_taken_by_plain_torch_and_the_failing_ones_are_liste
         "one of classes below 0",
         "one of the classes of nothing",
         "an index out of range in a write through a view that is copied",
+        "a row that is taken from the rows",
+        "the transpose of what is written to",
+        "rows that are added to rows of them",
+        "a row that is copied to all",
+        "an element that is taken from its row",
     }
 
 

@@ -135,10 +135,16 @@ class CopiedViews:
         target = once.expand(base.size())
         for view in reversed(views):
             target = view(target)
-        _once(target, tensor).copy_(_once(engine.whole(tensor), tensor))
+        place, value = _once(target, tensor), _once(engine.whole(tensor), tensor)
+        overlaps = _overlaps(place)
+        if overlaps:  # what was not written may be a place that was, and is there now what it was before
+            changed = _changed(place, value)
+            place[changed] = value[changed]
+        else:
+            place.copy_(value)
         engine.write(base, once.expand(base.size()))
         self.written(base)
-        own.is_stale = False
+        own.is_stale = overlaps
 
     def _forget(self, tensor: DTensor, copied: _Copied) -> None:
         copied.is_stale = True
@@ -158,6 +164,23 @@ def is_dense(tensor: torch.Tensor) -> bool:
                 return False
             expected *= size
     return True
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Whether two elements of a tensor may be one place of its memory."""
+    end = 0
+    for stride, size in sorted((stride, size) for size, stride in zip(tensor.size(), tensor.stride(), strict=True)):
+        if size > 1:
+            if stride <= end:
+                return True
+            end += (size - 1) * stride
+    return False
+
+
+def _changed(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """Return where two tensors are not the same, bit by bit: NaN is the same as itself, and 0 not as -0."""
+    was, now = (one.contiguous().unsqueeze(-1).view(torch.uint8) for one in (before, after))
+    return (was != now).any(-1)
 
 
 def _memory(base: torch.Tensor) -> tuple[object, int]:

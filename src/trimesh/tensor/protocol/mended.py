@@ -33,6 +33,25 @@ def _view(value: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     return made
 
 
+def iterated_strides(given: Sequence[torch.Tensor], size: Sequence[int]) -> Sequence[int]:
+    """Return how torch's kernels lay out what an operator makes of each element.
+
+    They order dimensions by the strides of the arguments. A dimension that an argument lacks says nothing of the order,
+    as one along which it is expanded. Without data torch gives it a stride where the result has one place along it.
+
+    Args:
+        given: The tensors among the arguments.
+        size: Of the result.
+    """
+    walked = []
+    for one in given:
+        lacks = len(size) - one.ndim
+        own = zip(one.size(), size[lacks:], one.stride(), strict=True)
+        strides = [0 if length == 1 != whole else stride for length, whole, stride in own]
+        walked.append(one.as_strided(size, [0] * lacks + strides))
+    return compute_elementwise_output_strides(*walked)
+
+
 def _paired(operator: Any) -> Callable[..., torch.Tensor]:
     """Torch lays out what it makes of two tensors as other operators do."""
 
@@ -41,8 +60,8 @@ def _paired(operator: Any) -> Callable[..., torch.Tensor]:
         given = [one for one in args if isinstance(one, torch.Tensor)]
         if len(given) < 2:
             return made
-        like = aten.eq.Tensor(*given)
-        return torch.empty_strided(made.size(), like.stride(), dtype=made.dtype, device=made.device)
+        strides = iterated_strides(given, made.size())
+        return torch.empty_strided(made.size(), strides, dtype=made.dtype, device=made.device)
 
     return run
 

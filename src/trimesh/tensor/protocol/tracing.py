@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
 
 from trimesh import limits
-from trimesh.tensor.protocol.mended import MENDED
+from trimesh.tensor.protocol.mended import MENDED, iterated_strides
 
 DATA_DEPENDENT: Final = (DataDependentOutputException, DynamicOutputShapeException)
 """What fake tensors raise for an operation whose result has a shape, or a value, that only the data says."""
@@ -66,6 +66,18 @@ def _laid_out(given: Sequence[torch.Tensor], made: Any, like: Any) -> Any:
     return made if is_right else torch.empty_strided(made.size(), like.stride(), dtype=made.dtype, device=made.device)
 
 
+def _iterated(operator: Any, given: Sequence[torch.Tensor], made: Any) -> Any:
+    """Lay out the result of an operator on each element as torch's kernels do where an argument lacks a dimension."""
+    if operator in MENDED or torch.Tag.pointwise not in operator.tags:
+        return made
+    if not isinstance(made, torch.Tensor) or any(made is one for one in given):
+        return made
+    size = made.size()
+    if not any(1 in size[: made.ndim - one.ndim] for one in given):
+        return made
+    return torch.empty_strided(size, iterated_strides(given, size), dtype=made.dtype, device=made.device)
+
+
 def _traced(
     operator: Any, metas: Sequence[Metadata], filled: Filled, fake: FakeTensorMode
 ) -> tuple[Any, Sequence[torch.Tensor]]:
@@ -76,7 +88,7 @@ def _traced(
         if not any(_is_placed(one) for one in (*args, *kwargs.values())):
             try:
                 with torch.no_grad():
-                    return run(*args, **kwargs), given
+                    return _iterated(operator, given, run(*args, **kwargs)), given
             except Exception:  # noqa: BLE001 - fake tensors say it in the words that torch has for it
                 args, kwargs = (), {}
     try:

@@ -19,8 +19,7 @@ Compose = Callable[[Operators, Any, Sequence[Any], dict[str, Any]], Any]
 aten = torch.ops.aten
 
 _DECOMPOSED: Final = words("""
-    mse_loss mse_loss_backward smooth_l1_loss huber_loss huber_loss_backward binary_cross_entropy
-    binary_cross_entropy_backward soft_margin_loss native_batch_norm_backward
+    mse_loss smooth_l1_loss huber_loss binary_cross_entropy soft_margin_loss native_batch_norm_backward
 """)
 """As torch itself takes them apart; what comes of that is a program on whole tensors, whose operators have rules."""
 
@@ -64,6 +63,17 @@ def _laid_out(engine: Operators, value: Any, found: Sequence[Any], dtype: torch.
 
 _MEAN: Final = 1
 _SUMMED: Final = 2
+
+
+def _unless_empty(compose: Compose) -> Compose:
+    """Return what the gradient of a loss by its second argument is: of no elements none, where a mean divides by 0."""
+
+    def composed(engine: Operators, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if args[1].numel() == 0:
+            return engine.run(aten.zeros_like.default, (args[1],), {})
+        return compose(engine, operator, args, kwargs)
+
+    return composed
 
 
 def _smooth_l1_backward(engine: Operators, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -117,8 +127,11 @@ def _unscale(engine: Operators, operator: Any, args: Sequence[Any], kwargs: dict
 
 COMPOSED: Final[dict[str, Compose]] = {
     **dict.fromkeys(_DECOMPOSED, _decomposed),
-    "smooth_l1_loss_backward": _smooth_l1_backward,
-    "soft_margin_loss_backward": _soft_margin_backward,
+    "mse_loss_backward": _unless_empty(_decomposed),
+    "huber_loss_backward": _unless_empty(_decomposed),
+    "binary_cross_entropy_backward": _unless_empty(_decomposed),
+    "smooth_l1_loss_backward": _unless_empty(_smooth_l1_backward),
+    "soft_margin_loss_backward": _unless_empty(_soft_margin_backward),
     "native_batch_norm": _batch_norm,
     "nll_loss_forward": _nll,
     "nll_loss2d_forward": _nll,
