@@ -84,6 +84,10 @@ TENSOR_REPLAYS_LEARNT: Final = 8
 """Replays of a recording that a rank learns from: one for each way in which what it reads may lie. Each takes as long
 as two by the rules, and what was learnt has some hundred bytes for each operator."""
 
+TENSOR_LAYOUTS_LEARNT: Final = 64
+"""Layouts of tensors for which a rank remembers how one operator with its arguments runs; then it forgets all of them.
+A program has few of each, and what is remembered has some hundred bytes."""
+
 TENSOR_SUMMED_BYTES: Final = 32 << 20
 """Of tensors in parts of sums that one collective adds up. The wait for the other ranks is paid once for all of them,
 and is small beside the time to send as much; the collective copies them for a moment."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from trimesh.tensor.dtensor.copied_view import copied_views
+from trimesh.tensor.dtensor.learnt_operator import LearntOperator
 from trimesh.tensor.dtensor.overlaps import check_overlap
 from trimesh.tensor.rank.kernel import Kernel
 from trimesh.tensor.rank.rank import Rank, TeamOnRank
@@ -58,7 +59,8 @@ def operator_on_globals(name: str, operator: Operator) -> Kernel:
             views.made(args[0], list(_parts(result)), view, overlaps=overlaps)
         return result
 
-    return Kernel(name, run, takes_poison=False, operator=operator)
+    learnt = None if draw is not None or overlaps else LearntOperator(operator, run, makes_views)
+    return Kernel(name, run, takes_poison=False, operator=operator, learnt=learnt)
 
 
 def _places(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[list[Any], dict[str, Any]]]:

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import attrs
+
+
+class Described(Protocol):
+    """What commands of one signature have in common, as its kernel sees it."""
+
+    def call(self, function: Callable[..., Any], operands: Sequence[Any], *first: Any) -> Any:
+        """Call a function with `first`, and the arguments that operands are described to make."""
+        ...
+
+
+class Learnt(Protocol):
+    """Runs the commands of one signature by what it has learnt from those before."""
+
+    def run(self, described: Described, operands: Sequence[Any], rank: Any, team: Any) -> Any:
+        """Run one, as the function of its kernel would; return what that returns."""
+        ...
 
 
 @attrs.frozen
@@ -17,12 +33,14 @@ class Kernel:
         function: Takes the `Rank`, the `TeamOnRank` of the command, then its arguments.
         takes_poison: Whether it is called although an argument is a `Poison`; else its outputs are one, too.
         operator: The operator of torch that it stands for, if it does.
+        learnt: Runs it in the place of the function.
     """
 
     name: str
     function: Callable[..., Any]
     takes_poison: bool = False
     operator: Callable[..., Any] | None = None
+    learnt: Learnt | None = None
 
 
 @attrs.frozen

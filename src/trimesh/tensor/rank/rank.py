@@ -214,7 +214,12 @@ class Rank:
         is_good = poison is None or (kernel is not None and kernel.takes_poison)
         if is_good or signature.take_kept(operands):
             try:
-                result = signature.run(operands) if kernel is None else signature.run(operands, self, team)
+                if kernel is None:
+                    result = signature.run(operands)
+                elif kernel.learnt is not None and poison is None:
+                    result = kernel.learnt.run(signature, operands, self, team)
+                else:
+                    result = signature.run(operands, self, team)
                 self._keep(signature, command.first, result)
                 if not is_good:
                     self._kept(command, operands, poison)

@@ -46,11 +46,15 @@ class Signature:
 
     def run(self, operands: Sequence[Any], *first: Any) -> Any:
         """Call it, with `first` before its own arguments."""
+        return self.call(self._function, operands, *first)
+
+    def call(self, function: Callable[..., Any], operands: Sequence[Any], *first: Any) -> Any:
+        """Call another function as it is called."""
         args = [constant if build is None else build(operands) for build, constant in self._args]
         if not self._kwargs:
-            return self._function(*first, *args)
+            return function(*first, *args)
         kwargs = {name: constant if build is None else build(operands) for name, build, constant in self._kwargs}
-        return self._function(*first, *args, **kwargs)
+        return function(*first, *args, **kwargs)
 
     def take_kept(self, operands: Sequence[Any]) -> bool:
         """Put what is left of poisoned operands into their place, if it may be run on that; return whether."""

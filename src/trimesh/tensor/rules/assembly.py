@@ -29,7 +29,7 @@ def spec_of(mesh: Any, cuts: Cuts, meta: GlobalMeta) -> Any:
 
 
 def assembled(local: Any, made: Any, leaves: Sequence[DTensor]) -> Any:
-    """Return a leaf of a result: see `_Way.made`."""
+    """Return a leaf of a result: see `OperatorWay.made`."""
     if made is None or not isinstance(local, torch.Tensor):
         return local
     if isinstance(made, int):

@@ -45,13 +45,14 @@ _LOG: Final = logging.getLogger("trimesh")
 Operator = Callable[..., Any]
 
 
-class _Way:
+class OperatorWay:
     """How a call of a certain signature runs: as long as these are the same, so is this.
 
     Attributes:
         targets: How each tensor is to lie.
         function: What runs on the parts.
-        made: For each leaf of the result: an argument (a number), what a new tensor is (spec, strides), or None.
+        made: For each leaf of the result: an argument (a number), what a new tensor is (spec, size, strides), or None.
+            None for all where each rank has the whole of every tensor: they are what they are.
         is_view: Whether results share memory with the first argument.
         summed: Which tensors are added up, so that each rank has what it had a part of.
     """
@@ -62,7 +63,7 @@ class _Way:
         self,
         targets: Sequence[Cuts],
         function: Operator,
-        made: Sequence[Any],
+        made: Sequence[Any] | None,
         summed: Sequence[int] = (),
         *,
         is_view: bool,
@@ -74,7 +75,7 @@ class _Way:
         self.is_view = is_view
 
 
-_UNKNOWN: Final = _Way((), print, (), is_view=False)
+_UNKNOWN: Final = OperatorWay((), print, (), is_view=False)
 
 
 class _Known:
@@ -133,7 +134,7 @@ class RuleEngine:
     def __init__(self) -> None:
         self._fake = FakeTensorMode()
         self._known: dict[Any, _Known] = {}
-        self._ways: dict[Any, _Way | None] = {}
+        self._ways: dict[Any, OperatorWay | None] = {}
         self.counts = OperatorCounts()
         self.sums = Sums()
 
@@ -168,7 +169,7 @@ class RuleEngine:
         if is_taken_apart and known.composed is not None:
             return known.composed(self, operator, args, kwargs)
         vary = known.numbers_vary and not any(SUM in each for each in cuts)
-        key = (operator, tuple([one._spec for one in leaves]), key_of(args, vary=vary), key_of(kwargs, vary=vary))
+        key = self._key(operator, args, kwargs, leaves, vary=vary)
         way = self._ways.get(key, _UNKNOWN)
         if way is _UNKNOWN:
             way = self._find(operator, args, kwargs, leaves, cuts, known.rows)
@@ -180,7 +181,7 @@ class RuleEngine:
         return self._go(way, args, kwargs, leaves, cuts)
 
     def _go(
-        self, way: _Way, args: Sequence[Any], kwargs: dict[str, Any], leaves: list[DTensor], cuts: Sequence[Cuts]
+        self, way: OperatorWay, args: Sequence[Any], kwargs: dict[str, Any], leaves: list[DTensor], cuts: Sequence[Cuts]
     ) -> Any:
         if len(way.summed) > 1:
             self.sums.settle_together([leaves[index] for index in way.summed])
@@ -193,6 +194,12 @@ class RuleEngine:
             ]
         )
         result = way.function(*replaced(tuple(args), parts), **(replaced(kwargs, parts) if kwargs else kwargs))
+        return self.finish(way, result, leaves)
+
+    def finish(self, way: OperatorWay, result: Any, leaves: Sequence[DTensor]) -> Any:
+        """Return what a way makes of what its function has returned on the parts of global tensors."""
+        if way.made is None:
+            return _of_wholes(result, leaves)
         made = iter(way.made)
         if isinstance(result, list | tuple):
             found = [assembled(one, next(made), leaves) for one in result]
@@ -201,6 +208,33 @@ class RuleEngine:
         if way.is_view and SUM in way.targets[0]:
             self.sums.viewed(leaves[0], [found] if is_global(found) else found)
         return type(result)(found) if type(result) in (list, tuple) else found
+
+    def lasting_way(
+        self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[OperatorWay, bool] | None:
+        """Return how an operator that has run here does on tensors that lie so; None where that moves some of them.
+
+        Returns:
+            The way, and whether numbers among its arguments do not decide it.
+        """
+        tensors = tensors_in((args, kwargs))
+        leaves = globals_in(tensors)
+        cuts = [cuts_of(one._spec.placements) for one in leaves]
+        known = self._known.get(operator)
+        if not leaves or len(leaves) < len(tensors):
+            return None
+        if all(cut == WHOLE for each in cuts for cut in each):
+            return OperatorWay(cuts, operator, None, is_view=False), True
+        if known is None or known.composed is not None:
+            return None
+        vary = known.numbers_vary and not any(SUM in each for each in cuts)
+        way = self._ways.get(self._key(operator, args, kwargs, leaves, vary=vary))
+        return None if way is None or way.targets != cuts else (way, vary)
+
+    def _key(
+        self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any], leaves: Sequence[DTensor], *, vary: bool
+    ) -> Any:
+        return operator, tuple([one._spec for one in leaves]), key_of(args, vary=vary), key_of(kwargs, vary=vary)
 
     def part(self, value: DTensor, target: Cuts, *, is_viewed: bool = False) -> torch.Tensor:
         """Return this rank's part of a tensor as it is to lie."""
@@ -239,22 +273,9 @@ class RuleEngine:
 
     def _run_whole(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any], leaves: list[DTensor]) -> Any:
         """Run an operator on tensors of which every rank has the whole."""
-        locals_ = [one._local_tensor for one in leaves]
-        parts = iter(locals_)
+        parts = iter([one._local_tensor for one in leaves])
         result = operator(*replaced(tuple(args), parts), **replaced(kwargs, parts))
-        by_id = {id(local): leaf for local, leaf in zip(locals_, leaves, strict=True)}
-
-        def keep(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            found = by_id.get(id(value))
-            return made_of(value, leaves[0].device_mesh, leaves[0]._spec.placements, value) if found is None else found
-
-        if isinstance(result, list | tuple):
-            return (
-                type(result)([keep(one) for one in result]) if type(result) in (list, tuple) else [*map(keep, result)]
-            )
-        return keep(result)
+        return _of_wholes(result, leaves)
 
     def fall_back(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any], *, is_counted: bool = True) -> Any:
         """Run an operator on whole tensors, on every rank, and cut what it makes as the first of its size was."""
@@ -295,7 +316,7 @@ class RuleEngine:
     def _find(
         self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any], leaves: list[DTensor], cuts: list[Cuts],
         rows: Sequence[Row],
-    ) -> _Way | None:  # fmt: skip
+    ) -> OperatorWay | None:  # fmt: skip
         """Find out how a call runs; None for on whole tensors."""
         if not rows or has_out(operator):
             return None
@@ -321,7 +342,7 @@ class RuleEngine:
         return None
 
 
-def _way(row: Row, call: OperatorCall, chosen: Chosen, aliases: Sequence[int | None]) -> _Way:
+def _way(row: Row, call: OperatorCall, chosen: Chosen, aliases: Sequence[int | None]) -> OperatorWay:
     function = row.localize(call, chosen) if row.localize is not None else None
     made: list[Any] = []
     number = 0
@@ -337,7 +358,22 @@ def _way(row: Row, call: OperatorCall, chosen: Chosen, aliases: Sequence[int | N
             made.append((spec_of(chosen.device_mesh, chosen.results[number], meta), torch.Size(size), strides))
         number += 1
     summed = [meta.index for meta in call.metas if added_up(meta.cuts) == chosen.args[meta.index] != meta.cuts]
-    return _Way(chosen.args, function or call.operator, made, summed, is_view=row.is_view)
+    return OperatorWay(chosen.args, function or call.operator, made, summed, is_view=row.is_view)
+
+
+def _of_wholes(result: Any, leaves: Sequence[DTensor]) -> Any:
+    """Return what an operator has made of tensors of which every rank has the whole."""
+    by_id = {id(one._local_tensor): one for one in leaves}
+
+    def keep(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        found = by_id.get(id(value))
+        return made_of(value, leaves[0].device_mesh, leaves[0]._spec.placements, value) if found is None else found
+
+    if isinstance(result, list | tuple):
+        return type(result)([keep(one) for one in result]) if type(result) in (list, tuple) else [*map(keep, result)]
+    return keep(result)
 
 
 def engine_of(rank: Rank) -> RuleEngine:
