@@ -9,9 +9,11 @@ import os
 import platform
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.agent_copies import copied_agents
 from tests.sharing import pytest_xdist_make_scheduler
 from tests.spawner_template import CLONE_CALLS, WARM, WARM_WITH_TORCH, SpawnerTemplate
 
@@ -50,15 +52,24 @@ def pytest_collection_finish() -> None:
 
 # ---- quick starts ----------------------------------------------------------------------------------------------------
 
+TESTS = Path(__file__).parent
 QUICK = frozenset(("actor", "aio", "blocking", "conformance", "data", "rdma", "service", "spmd", "tensor", "testing"))
-"""Folders whose tests are about what meshes do, so that their spawners may be copies of a template. The others are
-about how processes start and end, or run whole programs."""
+"""Folders whose tests are about what meshes do, so that their spawners may be copies of a template, and so may agents.
+The others are about how processes start and end, or run whole programs."""
+
+QUICK_HOSTS = frozenset(("jobs", "jobs/code", "jobs/network", "jobs/packages"))
+"""Folders about what hosts do, likewise."""
+
+EXECUTED = frozenset(("test_agent_template.py", "test_local_job.py"))
+"""Files in those about how agents start and end."""
 
 
 def warmth_of(item: pytest.Item) -> tuple[str, ...] | None:
-    """Return what the spawners of a test have imported if they are copies, else None."""
-    is_quick = item.path.parent.name in QUICK and item.get_closest_marker("real") is not None
-    if not is_quick or item.get_closest_marker("executed") is not None:
+    """Return what the spawners and agents of a test have imported if they are copies, else None."""
+    if item.get_closest_marker("real") is None or item.get_closest_marker("executed") is not None:
+        return None
+    folder = item.path.parent.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
+    if item.path.name in EXECUTED or (folder.partition("/")[0] not in QUICK and folder not in QUICK_HOSTS):
         return None
     return WARM if item.get_closest_marker("torch") is None else WARM_WITH_TORCH
 
@@ -85,8 +96,9 @@ def quick_starts(
     if warmth not in spawner_templates:
         yield
         return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spawner_process, "_execute", spawner_templates[warmth].execute)
+    template = spawner_templates[warmth]
+    with pytest.MonkeyPatch.context() as patch, copied_agents(template):
+        patch.setattr(spawner_process, "_execute", template.execute)
         yield
 
 

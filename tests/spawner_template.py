@@ -1,11 +1,13 @@
-"""A process that has imported what a spawner imports, and forks one whenever a test needs it.
+"""A process that has imported what a spawner and an agent import, and forks one whenever a test needs it.
 
 To start a mesh takes a quarter of a second of a processor, four fifths of it because the spawner is a new interpreter.
 The tests of what meshes do start a thousand; they are given a copy of an interpreter that has imported everything and
 done nothing. That starts nothing as users do, so the tests of starting, of ends and of whole programs execute their
-spawners (`tests/conftest.py` says which do not), and all do when CI_FULL is set.
+spawners (`tests/conftest.py` says which do not), and all do when CI_FULL is set. So it is with agents, see
+`tests.agent_copies`.
 
     pytest --exec--> template --clone(CLONE_PARENT)--> spawner --fork--> worker
+                        |-----clone(CLONE_PARENT)--> agent --fork--> spawner --fork--> worker
 
 A copy is a child of pytest's process, not of the template: whoever reaps it, its pidfd and its parent-death signal are
 those of a spawner that was executed.
@@ -23,13 +25,16 @@ import signal
 import socket
 import subprocess
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from trimesh._runtime.spawner import process as spawner_process
 from trimesh._runtime.system import prctl
+from trimesh.config import scope as settings
 
 CLONE_PARENT = 0x8000
+CLONE_NEWNET = 0x40000000
 CLONE_CALLS = {"x86_64": 56, "aarch64": 220}
 """The number of `clone` on the machines where the template works; its arguments differ elsewhere."""
 
@@ -52,9 +57,13 @@ FIRST_BLOCK = (
 )
 """What each process imports with its first block, after it was forked."""
 
+HOSTS = ("trimesh.cli.main", "trimesh.cli.hosts", "trimesh.jobs.agent", "trimesh.jobs.forked.process")
+"""What agents are, and import."""
+
 WARM = (
     *FIRST_BLOCK,
     "pytest",
+    *(HOSTS if importlib.util.find_spec("cryptography") else ()),
     *(("numpy",) if importlib.util.find_spec("numpy") else ()),
     "tests.conformance.meshes",
     "tests.conformance.probe",
@@ -116,16 +125,45 @@ class SpawnerTemplate:
         """Do what `spawner_process._execute` does, which a test replaces by this."""
         if os.getpid() != self._owner:  # a fork of the test: a copy would not be its child
             return self._execute(passed, streams, root_id)
+        env = {**os.environ, **spawner_process.ONE_THREAD}
+        standard = [None, *(number if wanted is None else None for number, wanted in enumerate(streams, 1))]
+        return self.copy("", standard, env, root=root_id, passed=passed)
+
+    def copy(
+        self,
+        entry: str,
+        streams: Sequence[int | None],
+        env: Mapping[str, str],
+        *,
+        arguments: Sequence[str] = (),
+        network: str = "",
+        root: int = 0,
+        passed: Sequence[int] = (),
+    ) -> Copy:
+        """Make a copy that leads a session.
+
+        Args:
+            entry: The function that it is, as "module:name"; "" for the spawner.
+            streams: Its standard streams; None for nothing.
+            env: Its environment.
+            arguments: Its `sys.argv`.
+            network: File of its network namespace; "" for that of the template.
+            root: Of its family.
+            passed: Descriptors of a spawner.
+        """
         request = {
-            "env": {**os.environ, **spawner_process.ONE_THREAD},
-            "root": root_id,
+            "entry": entry,
+            "env": dict(env),
+            "arguments": list(arguments),
+            "network": network,
+            "root": root,
             "path": sys.path,
             "controller": os.getpid(),
         }
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         here = os.open(".", os.O_PATH | os.O_CLOEXEC)
         try:
-            standard = [nothing, *(number if wanted is None else nothing for number, wanted in enumerate(streams, 1))]
+            standard = [nothing if stream is None else stream for stream in streams]
             socket.send_fds(self._socket, [pickle.dumps(request)], [*standard, here, *passed])
         finally:
             os.close(nothing)
@@ -169,7 +207,26 @@ def serve(number: int, modules: Sequence[str]) -> NoReturn:
     del requests, local_host
     request = pickle.loads(data)
     become(request, fds[:4])
-    main([*map(str, fds[4:]), str(request["controller"])])
+    if not request["entry"]:
+        main([*map(str, fds[4:]), str(request["controller"])])
+    be(request["entry"], request["arguments"])
+
+
+def be(entry: str, arguments: Sequence[str]) -> NoReturn:
+    """Be what a function makes of this copy, which is to end the process, or to raise."""
+    module, _, name = entry.partition(":")
+    code = 0
+    try:
+        sys.argv[:] = arguments
+        getattr(importlib.import_module(module), name)()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:  # noqa: BLE001 - it must not run on as the template
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def clone() -> int:
@@ -185,10 +242,21 @@ def clone() -> int:
     return pid
 
 
+def enter_network(path: str) -> None:
+    """Move this process, of one thread, to a network namespace."""
+    namespace = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(namespace, CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), f"cannot enter {path}")
+    os.close(namespace)
+
+
 def become(request: dict[str, Any], fds: list[int]) -> None:
     """Make of a copy what the boot of an executed spawner makes of an interpreter."""
     os.setsid()
     os.fchdir(fds[3])
+    if request["network"]:
+        enter_network(request["network"])
     for number, fd in enumerate(fds[:3]):
         os.dup2(fd, number)
     for fd in fds:
@@ -204,4 +272,5 @@ def become(request: dict[str, Any], fds: list[int]) -> None:
             os.environ[name] = value
     sys.path[:] = request["path"]
     importlib.invalidate_caches()
+    settings._base.settings = None  # a module of the tests has asked for them, and the environment is another one
     del sys.modules["tests.spawner_template"]

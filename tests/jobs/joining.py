@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 
 import trio
+from tests.agent_copies import CopiedProcess, open_trimesh
 
 from trimesh import HostMesh, jobs
-
-COMMAND = [sys.executable, "-c", "from trimesh.cli.main import main; main()", "host", "join"]
 
 
 @asynccontextmanager
 async def joining(
     door: jobs.OpenDoor, *arguments: str, token: str | None = None, env: Mapping[str, str] | None = None
-) -> AsyncGenerator[trio.Process, None]:
+) -> AsyncGenerator[trio.Process | CopiedProcess, None]:
     """Run `trimesh host join` for the body, as whoever starts hosts does; it must end by itself."""
     by = arguments or ("--token-file", "-")
-    process = await trio.lowlevel.open_process(
-        [*COMMAND, *door.addresses, *by],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, **(env or {})},
-    )
+    process = await open_trimesh(["host", "join", *door.addresses, *by], {**os.environ, **(env or {})})
     assert process.stdin is not None
     assert process.stderr is not None
     try:

@@ -102,6 +102,7 @@ def test_versions_fit_where_the_first_two_numbers_of_python_do() -> None:
     assert "torch 2.3.0" in str(doors.difference(("1.0", "3.11.7", "2.3.0"), ("1.0", "3.11.7", "2.4.0")))
 
 
+@pytest.mark.executed("what its agents execute is another text")
 async def test_job_that_cannot_start_an_agent_says_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """H7: an agent that ends before it has joined is told with what it wrote."""
     for boot in ("local._BOOT", "forked.template.BOOT"):

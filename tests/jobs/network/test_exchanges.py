@@ -89,11 +89,11 @@ async def test_resets_and_stopped_agents_lose_and_double_nothing(length: Length)
     broken = 0
     # By way of the program, whose sessions say what they have sent again; `test_direct.py` resets those of agents.
     async with exchanging(length, direct="off") as run:
-        run.network.limit([0, 1, 2], 40_000_000)  # so that there is something on its way, which a reset loses
+        run.network.limit([0, 1, 2], 20_000_000)  # so that there is something on its way, which a reset loses
         for number, chance in length.moments():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(run.exchange.round, length.each)
-                await trio.sleep(chance.uniform(0, length.each / 3000))  # the moment is what is varied
+                await trio.sleep(chance.uniform(0, length.each / 6000))  # the moment is what is varied
                 host = chance.randrange(3)
                 is_stopped = number % 5 in (1, 4)
                 if is_stopped:
