@@ -23,6 +23,9 @@ from tests.spawner_template import Copy, SpawnerTemplate
 NETWORK = "--net="
 """Of `nsenter`: the file of a namespace follows."""
 
+TRIMESH = "trimesh.cli.main:main"
+"""The command, as a function."""
+
 current: SpawnerTemplate | None = None
 """That of the test that runs, if it has one."""
 
@@ -30,12 +33,13 @@ current: SpawnerTemplate | None = None
 class CopiedProcess:
     """Of `trio.Process` what tests and launchers look at."""
 
-    def __init__(self, copy: Copy, stdin: int, stderr: int) -> None:
+    def __init__(self, copy: Copy, stdin: int | None = None, stderr: int | None = None) -> None:
         self.pid = copy.pid
-        self.stdin = trio.lowlevel.FdStream(stdin)
-        self.stderr = trio.lowlevel.FdStream(stderr)
+        self.stdin = None if stdin is None else trio.lowlevel.FdStream(stdin)
+        self.stderr = None if stderr is None else trio.lowlevel.FdStream(stderr)
         self._copy = copy
         self._pidfd = os.pidfd_open(copy.pid)
+        self._lock = trio.Lock()
 
     @property
     def returncode(self) -> int | None:
@@ -48,10 +52,10 @@ class CopiedProcess:
 
     async def wait(self) -> int:
         """Wait until it has ended."""
-        await trio.lowlevel.checkpoint()
-        while (code := self.returncode) is None:
-            with suppress(trio.ClosedResourceError):  # another task has reaped it
-                await trio.lowlevel.wait_readable(self._pidfd)
+        async with self._lock:
+            while (code := self.returncode) is None:
+                with suppress(trio.ClosedResourceError):  # another task has reaped it
+                    await trio.lowlevel.wait_readable(self._pidfd)
         return code
 
     def send_signal(self, sig: int) -> None:
@@ -85,7 +89,7 @@ async def open_trimesh(arguments: Sequence[str], env: Mapping[str, str]) -> Copi
     """Run the command `trimesh` with pipes for standard input and error: a copy where the test has a template."""
     if current is not None:
         await trio.lowlevel.checkpoint()
-        return copied(current, "trimesh.cli.main:main", ["-c", *arguments], env)
+        return copied(current, TRIMESH, ["-c", *arguments], env)
     command = [sys.executable, "-c", "from trimesh.cli.main import main; main()", *arguments]
     return await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
 

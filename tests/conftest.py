@@ -6,7 +6,6 @@ import gc
 import importlib.util
 import itertools
 import os
-import platform
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tests.agent_copies import copied_agents
 from tests.sharing import pytest_xdist_make_scheduler
-from tests.spawner_template import CLONE_CALLS, WARM, WARM_WITH_TORCH, SpawnerTemplate
+from tests.spawner_template import IS_POSSIBLE, WARM, WARM_WITH_TORCH, SpawnerTemplate
 
 from trimesh._runtime.spawner import process as spawner_process
 from trimesh.testing import zombie_guard
@@ -69,7 +68,7 @@ def warmth_of(item: pytest.Item) -> tuple[str, ...] | None:
     if item.get_closest_marker("real") is None or item.get_closest_marker("executed") is not None:
         return None
     folder = item.path.parent.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
-    if item.path.name in EXECUTED or (folder.partition("/")[0] not in QUICK and folder not in QUICK_HOSTS):
+    if item.path.name in EXECUTED or folder not in QUICK | QUICK_HOSTS:
         return None
     return WARM if item.get_closest_marker("torch") is None else WARM_WITH_TORCH
 
@@ -78,7 +77,7 @@ def warmth_of(item: pytest.Item) -> tuple[str, ...] | None:
 def spawner_templates(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, ...], SpawnerTemplate]]:
     """Templates of spawners, by what they have imported; made before any test is asked what it has left."""
     wanted = {warmth_of(item) for item in request.session.items if item.get_closest_marker("skip") is None}
-    if os.environ.get("CI_FULL") or platform.machine() not in CLONE_CALLS:
+    if not IS_POSSIBLE:
         wanted.clear()
     env = {**os.environ, zombie_guard.MARKER: zombie_guard.RUN_ID}
     templates = {modules: SpawnerTemplate(env, modules) for modules in wanted if modules is not None}

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from tests.spawner_template import CLONE_CALLS, FIRST_BLOCK, REQUEST_BYTES_MAX, SpawnerTemplate
+from tests.spawner_template import FIRST_BLOCK, IS_POSSIBLE, REQUEST_BYTES_MAX, SpawnerTemplate
 from tests.spawner_template import serve as serve_spawners
 from tests.told_losses import tell_losses
 
@@ -49,8 +49,6 @@ BOOT = (
     "import gc, sys; gc.disable(); sys.path[:] = sys.argv[2:]; "
     "from tests.program_template import serve; serve(int(sys.argv[1]))"
 )
-
-IS_POSSIBLE = os.uname().machine in CLONE_CALLS and not os.environ.get("CI_FULL")
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 """Runs a program with options, in the folder `cwd`, for `seconds` at most; see `ProgramTemplate.run`."""

@@ -21,6 +21,7 @@ import h11
 import trio
 from tests.jobs.pods.cluster import KINDS, NAMESPACE, TOKEN, Object
 from tests.jobs.pods.kubelet import Kubelet
+from tests.spawner_template import WARM, SpawnerTemplate
 
 
 class RefusedError(Exception):
@@ -42,9 +43,12 @@ class RefusedError(Exception):
 class Server:
     """All objects of one namespace, and what is done about them."""
 
-    def __init__(self, folder: Path, *, has_jobset: bool, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, folder: Path, *, has_jobset: bool, nursery: trio.Nursery, template: SpawnerTemplate | None
+    ) -> None:
         self.folder = folder
         self.has_jobset = has_jobset
+        self.template = template
         self.nursery = nursery
         self.objects: dict[tuple[str, str], Object] = {}
         self.history: list[tuple[int, str, Object]] = []
@@ -333,10 +337,11 @@ async def watch(server: Server, connection: Any, stream: trio.SocketStream, quer
     await stream.send_all(connection.send(h11.EndOfMessage()))
 
 
-async def main(folder: Path, *, has_jobset: bool) -> None:
+async def main(folder: Path, *, has_jobset: bool, are_copies: bool) -> None:
     """Serve until standard input is closed."""
+    template = SpawnerTemplate(os.environ, WARM) if are_copies else None
     async with trio.open_nursery() as nursery:
-        server = Server(folder, has_jobset=has_jobset, nursery=nursery)
+        server = Server(folder, has_jobset=has_jobset, nursery=nursery, template=template)
 
         async def serve(stream: trio.SocketStream) -> None:
             try:
@@ -354,4 +359,4 @@ async def main(folder: Path, *, has_jobset: bool) -> None:
 
 
 if __name__ == "__main__":
-    trio.run(lambda: main(Path(sys.argv[1]), has_jobset=bool(sys.argv[2])))
+    trio.run(lambda: main(Path(sys.argv[1]), has_jobset=bool(sys.argv[2]), are_copies=bool(sys.argv[3])))

@@ -42,14 +42,24 @@ def missing() -> str | None:
 class FakeKubernetes:
     """A running API server, as tests see it.
 
+    Its pods are executed; or, with `are_copies`, forked from a process that has imported what they do.
+
     Attributes:
         config: A configuration of kubectl for it.
     """
 
-    def __init__(self, folder: Path, *, has_jobset: bool = True, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        has_jobset: bool = True,
+        env: Mapping[str, str] | None = None,
+        are_copies: bool = False,
+    ) -> None:
         folder.mkdir(exist_ok=True)
         self._env = dict(env or {})
-        self._command = [sys.executable, "-m", SERVER, str(folder), "jobset" if has_jobset else ""]
+        options = ["jobset" if has_jobset else "", "copies" if are_copies else ""]
+        self._command = [sys.executable, "-m", SERVER, str(folder), *options]
         self.config = folder / "config"
         self.url = ""
         self.process = self._start()

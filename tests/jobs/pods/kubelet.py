@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import trio
+from tests.agent_copies import TRIMESH, CopiedProcess
 from tests.jobs.pods.cluster import BOOT, IMAGE, Object
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Kubelet:
         self.pod = pod
         self.name = pod["metadata"]["name"]
         self.folder = server.folder / self.name
-        self.process: trio.Process | None = None
+        self.process: trio.Process | CopiedProcess | None = None
         self.deleted = trio.Event()
         self.starting = trio.Lock()
         self.grace = pod["spec"].get("terminationGracePeriodSeconds", 30)
@@ -136,18 +137,9 @@ class Kubelet:
         self.look()
         env = {one["name"]: one["value"] for one in container.get("env", [])}
         words = [self._expanded(word, env) for word in container["command"]]
-        if words[0] == "trimesh":  # what the image has
-            words[:1] = [sys.executable, "-c", os.environ.get(BOOT, "from trimesh.cli.main import main; main()")]
         with (self.folder / "log").open("wb") as log:
             async with self.starting:
-                self.process = await trio.lowlevel.open_process(
-                    words,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log.fileno(),
-                    stderr=log.fileno(),
-                    env={**os.environ, **env},
-                    start_new_session=True,
-                )
+                self.process = await self._started(words, log.fileno(), {**os.environ, **env})
         self.container({"running": {}})
         self.tell(phase="Running")
         async with trio.open_nursery() as nursery:
@@ -161,6 +153,16 @@ class Kubelet:
         self.status.update(self.tell_at_end, phase="Failed" if code or self.tell_at_end else "Succeeded")
         self.container({"terminated": terminated})
         self.server.nursery.start_soon(self.server.expire, self.pod["metadata"]["ownerReferences"][0]["uid"])
+
+    async def _started(self, words: list[str], log: int, env: Mapping[str, str]) -> trio.Process | CopiedProcess:
+        template = self.server.template
+        if words[0] == "trimesh" and template is not None:
+            return CopiedProcess(template.copy(TRIMESH, (None, log, log), env, arguments=["-c", *words[1:]]))
+        if words[0] == "trimesh":  # what the image has
+            words[:1] = [sys.executable, "-c", os.environ.get(BOOT, "from trimesh.cli.main import main; main()")]
+        return await trio.lowlevel.open_process(
+            words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True
+        )
 
     def _expanded(self, word: str, env: Mapping[str, str]) -> str:
         for name, value in env.items():

@@ -22,6 +22,7 @@ from tests.jobs import sshd
 from tests.jobs.orphans import check_killed_program
 from tests.jobs.pods.cluster import IMAGE, FakeKubernetes, missing
 from tests.patience import HANG_SECONDS
+from tests.spawner_template import IS_POSSIBLE
 
 from trimesh import Actor, HostLost, MeshErrorGroup, Restart, SpawnError, endpoint, leaves, limits
 
@@ -43,7 +44,9 @@ pytestmark = [
 @pytest.fixture(scope="module", params=["jobset", pytest.param("job", marks=pytest.mark.stress)])
 def cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[FakeKubernetes]:
     """A Kubernetes for the tests of this file, with JobSets and without."""
-    one = FakeKubernetes(tmp_path_factory.mktemp("kubernetes"), has_jobset=request.param == "jobset")
+    one = FakeKubernetes(
+        tmp_path_factory.mktemp("kubernetes"), has_jobset=request.param == "jobset", are_copies=IS_POSSIBLE
+    )
     yield one
     one.close()
 
