@@ -152,3 +152,26 @@ async def test_tensors_are_made_anew_after_a_simulated_death(mesh: ProcMesh, fau
     with mesh.activate():
         again = torch.ones(3)
     assert (await trimesh.fetch_shard(again + 1, gpus=1)).tolist() == [2, 2, 2]
+
+
+@simulate(seeds=1, per_host={"gpus": 2})
+async def test_the_active_mesh_is_that_of_the_innermost_block(mesh: ProcMesh) -> None:
+    """N1: also in a task that was started there, and after a block that failed."""
+    first = mesh.slice(gpus=0)
+    seen: list[ProcMesh | None] = []
+
+    async def look() -> None:
+        seen.append(trimesh.tensor.active_mesh())
+
+    assert trimesh.tensor.active_mesh() is None
+    with mesh.activate():
+        with first.activate(), trimesh.tensor.no_mesh():
+            assert trimesh.tensor.active_mesh() is None
+        with pytest.raises(ZeroDivisionError), first.activate():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(look)
+            assert trimesh.tensor.active_mesh() is first
+            raise ZeroDivisionError
+        assert trimesh.tensor.active_mesh() is mesh
+    assert seen == [first]
+    assert trimesh.tensor.active_mesh() is None

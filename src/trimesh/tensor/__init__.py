@@ -37,7 +37,7 @@ from trimesh.tensor.parallel.stages import PipelineExplanation
 from trimesh.tensor.protocol.errors import RecordingError
 from trimesh.tensor.protocol.placement import Placements
 from trimesh.tensor.publications.state_publication import Publication, publication
-from trimesh.tensor.session.activation import no_mesh
+from trimesh.tensor.session.activation import active_mesh, no_mesh
 from trimesh.tensor.session.mesh import activate
 from trimesh.tensor.simulation.device import Device, RankLink
 from trimesh.tensor.simulation.measuring import measure_device
@@ -66,6 +66,7 @@ __all__ = [
     "SimulationReport",
     "Traffic",
     "activate",
+    "active_mesh",
     "broadcast",
     "call_on_shard_and_fetch",
     "compile",

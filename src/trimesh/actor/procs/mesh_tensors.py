@@ -22,7 +22,9 @@ R = TypeVar("R")
 class MeshTensors(Protocol):
     """What a mesh can do with tensors; see the methods of `ProcMesh`."""
 
-    def activate(self, owned: OwnedProcs, region: Region, *, is_global: bool = False) -> AbstractContextManager[None]:
+    def activate(
+        self, procs: ProcMesh, owned: OwnedProcs, region: Region, *, is_global: bool = False
+    ) -> AbstractContextManager[None]:
         """Return the block in which factories of torch make tensors on the ranks of a view."""
         ...
 
@@ -86,7 +88,8 @@ class MakesTensors:
         Blocking: no checkpoint; what is issued is sent on its way without waiting for it.
         """
         self._check_owned("tensors are made by the block that owns the processes")
-        return tensors().activate(self._owned_here(), self._shown, is_global=global_tensors)
+        procs = cast("ProcMesh", self)
+        return tensors().activate(procs, self._owned_here(), self._shown, is_global=global_tensors)
 
     def rank_tensor(self, label: str) -> torch.Tensor:
         """Return a tensor on each process of this view: its own index along a dimension, an int64 of no dimension.

@@ -17,6 +17,7 @@ from weakref import ReferenceType, ref
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
+from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.tensor.controller.team import Team
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.controller.upload import upload
@@ -26,9 +27,10 @@ from trimesh.tensor.issue.issue import issue
 class _Active:
     """That a mesh is active: it lives as long as a context in which it is, of a child that has inherited it, say."""
 
-    __slots__ = ("__weakref__", "is_global", "team")
+    __slots__ = ("__weakref__", "is_global", "procs", "team")
 
-    def __init__(self, team: Team, *, is_global: bool) -> None:
+    def __init__(self, procs: ProcMesh, team: Team, *, is_global: bool) -> None:
+        self.procs = procs
         self.team = team
         self.is_global = is_global
 
@@ -42,6 +44,22 @@ def active_team() -> Team | None:
     """Return the ranks on which the running task makes tensors, or None."""
     active = _active.get()
     return None if active is None else active.team
+
+
+def active_mesh() -> ProcMesh | None:
+    """Return the mesh on whose ranks torch makes its tensors now, in the running task, or None.
+
+    It is the view whose `activate()` is the innermost block around, None outside of any and under `no_mesh()`. A task
+    inherits it from the one that has started it.
+
+    Blocking: no checkpoint.
+
+    Example:
+        >>> with procs.slice(gpus=0).activate():
+        ...     assert trimesh.tensor.active_mesh() == procs.slice(gpus=0)
+    """
+    active = _active.get()
+    return None if active is None else active.procs
 
 
 @contextmanager
@@ -163,14 +181,15 @@ class Activation:
     there.
     """
 
-    def __init__(self, team: Team, *, is_global: bool = False) -> None:
+    def __init__(self, procs: ProcMesh, team: Team, *, is_global: bool = False) -> None:
+        self._procs = procs
         self._team = team
         self._is_global = is_global
         self._tokens: list[Token[_Active | None]] = []
 
     def __enter__(self) -> None:
         """Make tensors on the ranks from here on, in this task and those that it starts."""
-        active = _Active(self._team, is_global=self._is_global)
+        active = _Active(self._procs, self._team, is_global=self._is_global)
         self._tokens.append(_active.set(active))
         _stack.push(active)
 

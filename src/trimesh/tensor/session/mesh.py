@@ -19,14 +19,14 @@ from trimesh.tensor.session.activation import Activation
 from trimesh.tensor.session.opening import engine_of
 
 
-def activate(owned: OwnedProcs, region: Region, *, is_global: bool = False) -> Activation:
+def activate(procs: ProcMesh, owned: OwnedProcs, region: Region, *, is_global: bool = False) -> Activation:
     """Return the block in which factories of torch make tensors on the ranks of a view."""
     team = in_trio_now(_open)(owned, region)
     if is_global and len(team.peers) != region.extent.nelements:
         raise ShapeError(
             f"global tensors need every rank of their mesh, got {team.name}: activate a view without holes"
         )
-    return Activation(team, is_global=is_global)
+    return Activation(procs, team, is_global=is_global)
 
 
 def rank_tensor(owned: OwnedProcs, region: Region, label: str) -> MeshTensor:
