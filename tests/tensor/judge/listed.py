@@ -224,6 +224,11 @@ LISTED: Final[dict[str, Program]] = {
         "x0.unfold(-2, 2, 1)", "torch.sub(x1, v0)", "v0 + x1", "torch.maximum(x1, v0)", "torch.copysign(v0, x1)",
         "torch.addcmul(x1, v0, x1)", "torch.logaddexp(v0, x1)",
     ),
+    "the share of the middle one that is no number": written(
+        [begin((3, 3), 0, kind="special", grad=True)],
+        "torch.autograd.grad(x0.median(), x0)", "torch.autograd.grad(x0.nanmedian() / 0, x0)",
+        "torch.autograd.grad(torch.autograd.grad(x0.median().pow(3), x0, create_graph=True)[0].sum(), x0)",
+    ),
     "gradients of losses of nothing": written(
         [begin((0, 2), 0, grad=True), begin((0, 2), 0)],
         *(

@@ -1,8 +1,9 @@
 """Where torch has another formula for mesh tensors than for plain ones, and is to compute the same.
 
-The derivative of `max()` and `min()` of a whole tensor gives the largest its share. Of plain tensors torch fills the
-share in where the mask is; of all others it multiplies by the mask, so that an infinite share is NaN everywhere else.
-No operator stands for either formula: what is seen here is a product of a mask and a number, in that node of the graph.
+The derivative of `max()`, `min()` and `median()` of a whole tensor gives the one that it is its share. Of plain tensors
+torch fills the share in where the mask is; of all others it multiplies by the mask, so that an infinite share is NaN
+everywhere else. No operator stands for either formula: what is seen here is a product of a mask and a number, in that
+node of the graph.
 
 `one_hot` of plain tensors raises where a number is no class. Of all others it compares them with all classes, and says
 nothing; what is seen here is that comparison, with a tensor that torch has made on the way.
@@ -21,8 +22,8 @@ from trimesh.tensor.controller.tensor import MeshTensor
 
 aten = torch.ops.aten
 
-_SHARING: Final = frozenset({"MaxBackward1", "MinBackward1"})
-"""Nodes of the graph that give the largest, or the smallest, its share."""
+_SHARING: Final = frozenset({"MaxBackward1", "MedianBackward0", "MinBackward1", "NanmedianBackward0"})
+"""Nodes of the graph that give the largest, the smallest, or the middle one its share."""
 
 
 class _Walked(threading.local):
@@ -56,7 +57,7 @@ def is_product_of_mask(func: Any, args: Sequence[Any]) -> bool:
 
 
 def is_shared_out() -> bool:
-    """Whether the node that is executed gives the largest, or the smallest, its share."""
+    """Whether the node that is executed gives the largest, the smallest, or the middle one its share."""
     node: Any = torch._C._current_autograd_node()
     node = _WALKED.node if node is None else node
     return node is not None and node.name() in _SHARING
