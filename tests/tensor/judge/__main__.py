@@ -5,6 +5,7 @@
     python -m tests.tensor.judge --falsify all                     # find each wrong rule that is planted
     python -m tests.tensor.judge --seed 17                         # one program, as a script, and what came of it
     python -m tests.tensor.judge --recorded                        # each program as a recorded function, replayed
+    python -m tests.tensor.judge --twice                           # ... after it has run once on the same ranks
 
 What fails is grouped by kind and operation; of each group the first is made shorter and printed, with the line that
 repeats it. Programs that were refused in words, and those that are known to fail (`expected`), are counted apart.
@@ -27,6 +28,7 @@ from tests.tensor.judge.case import Case, look_into
 from tests.tensor.judge.expected import EXPECTED, cause_of
 from tests.tensor.judge.falsification import FALSIFIED, plant
 from tests.tensor.judge.generator import extent_of, generate
+from tests.tensor.judge.interpreter import MeshRun, RecordedRun, SecondRun
 from tests.tensor.judge.program import Program, short, source
 from tests.tensor.judge.session import Session, Verdict, session
 
@@ -90,7 +92,7 @@ async def search(options: argparse.Namespace) -> int:
     """Run programs; return how many failures are new."""
     tally = Tally()
     started = time.monotonic()
-    async with session(recorded=options.recorded) as found:
+    async with session(options.runs) as found:
         programs = seeds(options)
         async for verdict in found.judge(programs):
             tally.add(verdict, (await found.bench(verdict.program.extent)).history)
@@ -117,7 +119,7 @@ async def one(options: argparse.Namespace) -> int:
     """Run the program of one seed and print everything about it."""
     program = generate(options.seed, lines=options.lines)
     print(short(program) + "\n")
-    async with session(recorded=options.recorded) as found:
+    async with session(options.runs) as found:
         verdict = await (await found.bench(program.extent)).judge_one(program)
         for finding in verdict.findings:
             print(f"{finding.kind} {finding.name} {finding.text}\n  by {finding.operation}")
@@ -170,7 +172,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="one program")
     parser.add_argument("--lines", default="", help="a pattern: lines of the table that it fits are drawn most")
     parser.add_argument("--mesh", default="", help="only programs of this mesh, a=2,b=2 for example: starts fewer")
-    parser.add_argument("--recorded", action="store_true", help="each program as a recorded function that is replayed")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--twice", dest="runs", action="store_const", const=SecondRun, help="after it has run once there")
+    ways.add_argument("--recorded", dest="runs", action="store_const", const=RecordedRun, help="as a recorded function")
+    parser.set_defaults(runs=MeshRun)
     parser.add_argument("--falsify", default="", help="a wrong rule that is planted and must be found, or all")
     options = parser.parse_args()
     warnings.simplefilter("ignore")

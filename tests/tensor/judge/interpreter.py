@@ -225,6 +225,14 @@ class MeshRun(Run):
         return repeat(trimesh.compile(function), times, *args)
 
 
+class SecondRun(MeshRun):
+    """On tensors of a mesh, after the same program has run there: by what ranks have learnt of its operators."""
+
+    def __init__(self, program: Program, procs: Any) -> None:
+        MeshRun(program, procs).run()
+        super().__init__(program, procs)
+
+
 RECORDED_CALLS: Final = 5
 """Two that are recorded, after one that may set something up; one by the rules, and one by what ranks learnt of it."""
 

@@ -273,9 +273,9 @@ class Session:
 
 
 @asynccontextmanager
-async def session(*, recorded: bool = False) -> AsyncIterator[Session]:
-    """Open a session, whose processes end with the block; each program is one recorded function if that is asked."""
+async def session(runs: type[MeshRun] = MeshRun) -> AsyncIterator[Session]:
+    """Open a session, whose processes end with the block."""
     torch.set_num_threads(1)
     gc.freeze()  # each recording collects garbage, and need not look at all of torch for it
     async with this_host().warm(preload=PRELOAD) as host, AsyncExitStack() as stack:
-        yield Session(host, stack, runs=RecordedRun if recorded else MeshRun)
+        yield Session(host, stack, runs=runs)
