@@ -8,6 +8,7 @@ given what is not contiguous after all reads it in a wrong order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,8 +53,13 @@ def _global_laid_out(made: Any, local: torch.Tensor, strides: Sequence[int]) -> 
 
 def global_tensor(part: torch.Tensor, spec: Any) -> DTensor:
     """Return the global tensor that torch knows so, of which this rank has a part."""
+    kind = _dtensor()
+    made: DTensor = kind.__new__(kind, part, spec, requires_grad=False)  # its `__init__` does nothing, in 6 us
+    return made
+
+
+@cache
+def _dtensor() -> Any:
     from torch.distributed.tensor import DTensor  # noqa: PLC0415 - takes a while
 
-    # Its `__init__` does nothing, in 6 us.
-    made: DTensor = DTensor.__new__(DTensor, part, spec, requires_grad=False)  # type: ignore[call-arg, unused-ignore]
-    return made
+    return DTensor
