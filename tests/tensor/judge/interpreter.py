@@ -29,6 +29,12 @@ products of few of them, and so the same in whatever order they were added up.""
 DIVIDED: Final = re.compile(r"mean|_loss|cross_entropy|var|std|cov\(|_norm\(|avg_pool")
 """Operations that divide a sum: ranks divide parts of it, so that not even the mean of 5 numbers that is 2 is exact."""
 
+NORMED: Final = re.compile(r"(batch|layer|group|instance)_norm\(")
+"""Of those, the ones that take numbers off their mean: where these are all the same, what rounding leaves of the
+difference is divided by next to nothing."""
+SPREAD_MOST: Final = 512
+"""By how much that makes it larger at most: one over the root of torch's 1e-5 beside the variance is 316."""
+
 
 class Failure(msgspec.Struct, frozen=True):
     """The step that raised, and what it raised."""
@@ -161,13 +167,13 @@ class TwinRun(PlainRun):
         done = super().step(number, step)
         if done:
             values = [self.names[step.result]] if step.result else [self.names[name] for name in _first(step.code)]
-            is_divided = DIVIDED.search(step.code) is not None
+            is_divided, is_normed = (one.search(step.code) is not None for one in (DIVIDED, NORMED))
             for value in pytree.tree_leaves(values):
                 if isinstance(value, torch.Tensor):
-                    self._disturb(value, is_divided=is_divided)
+                    self._disturb(value, is_divided=is_divided, is_normed=is_normed)
         return done
 
-    def _disturb(self, value: torch.Tensor, *, is_divided: bool = False) -> None:
+    def _disturb(self, value: torch.Tensor, *, is_divided: bool = False, is_normed: bool = False) -> None:
         fine = FINE.get(value.dtype)
         if fine is None or value.numel() == 0 or any(value.stride(dim) == 0 for dim in range(value.ndim)):
             return
@@ -176,8 +182,9 @@ class TwinRun(PlainRun):
         if rounded.any():
             sign = torch.randint(0, 2, data.shape, generator=self._noise).mul(2).sub(1).to(data.dtype) * self._side
             eps = torch.finfo(data.dtype).eps
-            rest = (data.abs() < 64 * eps) & (data != 0)  # what roundings leave of a sum that is 0: of either sign
-            moved = torch.where(rest, data + 64 * eps * sign, data * (1 + 2 * eps * sign))
+            little = 64 * eps * (SPREAD_MOST if is_normed else 1)
+            rest = (data.abs() < little) & ((data != 0) | is_normed)  # what roundings leave of 0: of either sign
+            moved = torch.where(rest, data + little * sign, data * (1 + 2 * eps * sign))
             data.copy_(torch.where(rounded, moved, data))
 
 
