@@ -5,7 +5,9 @@ So each set of members meets at an address of the loopback network that no other
 groups is to shut down the connections from and to that address: what waits there fails at once.
 
 EG-1 after `end` no collective of these groups waits, and none begins.
-EG-2 an error of a collective, or of connecting the members, is raised when it is known whether the groups have ended:
+EG-2 who connects the members waits no longer than the groups last, either. The thread that does it is left to gloo,
+     which waits for each member that is gone up to `limits.GROUP_CONNECT_SECONDS`.
+EG-3 an error of a collective, or of connecting the members, is raised when it is known whether the groups have ended:
      then it says so.
 """
 
@@ -127,6 +129,9 @@ class MemberGroups:
         self._address = _address_of(name)
         self._made: dict[str, EpochGroup] = {}
         self._is_default = False
+        self._is_closed = False
+        self._torch = threading.Lock()  # a thread that makes groups may be left behind, and come back after `close`
+        self._waiting: set[threading.Event] = set()
 
     @property
     def whole(self) -> EpochGroup:
@@ -148,9 +153,10 @@ class MemberGroups:
                 "trimesh.distribute, or spawn_procs(rendezvous=True) with the setting collectives"
             )
         group = self._group("all", range(len(self._places)))
-        if not dist.is_initialized():
-            c10d._update_default_pg(group)
-            self._is_default = True
+        with self._torch:
+            if not self._is_closed and not dist.is_initialized():
+                c10d._update_default_pg(group)
+                self._is_default = True
 
     def device_mesh(self, label: str | None) -> DeviceMesh:
         """Return a device mesh of all members; see `ElasticGroup.device_mesh`."""
@@ -172,19 +178,23 @@ class MemberGroups:
         return DeviceMesh.from_group(groups, "cpu", mesh=table, mesh_dim_names=tuple(labels))
 
     def end(self) -> None:
-        """Free whoever waits in one of the groups (EG-1); from any thread, idempotent."""
+        """Free whoever waits in one of the groups (EG-1), or for one (EG-2); from any thread, idempotent."""
         self._ended.set()
+        for one in list(self._waiting):
+            one.set()
         for descriptor in _connections(self._address):
             with suppress(OSError):
                 _shut_down(descriptor)
 
     def close(self) -> None:
-        """Let torch forget the groups."""
-        if self._is_default:
-            c10d._update_default_pg(None)
-        for group in self._made.values():
-            unregister(group, group.full_name)
-        self._made.clear()
+        """Let torch forget the groups, and learn of none any more."""
+        with self._torch:
+            self._is_closed = True
+            if self._is_default:
+                c10d._update_default_pg(None)
+            for group in self._made.values():
+                unregister(group, group.full_name)
+            self._made.clear()
 
     def _group(self, key: str, ranks: Sequence[int]) -> EpochGroup:
         found = self._made.get(key)
@@ -194,7 +204,7 @@ class MemberGroups:
         made = EpochGroup(ranks.index(self._rank), len(ranks), f"{self._name}/{key}", self._why, self._ended)
         store = _c10d.PrefixStore(key, self._store)
         try:
-            made.inner = _gloo(store, ranks.index(self._rank), len(ranks), self._address)
+            made.inner = self._connected(store, ranks.index(self._rank), len(ranks))
         except Exception as error:
             if (why := _cause(self._why, self._ended)) is None:
                 raise
@@ -202,13 +212,40 @@ class MemberGroups:
         if (why := self._why()) is not None:  # what was connected after the end must not wait either
             self.end()
             raise why
-        register(made, made.full_name, ranks, self._store)
-        self._made[key] = made
+        with self._torch:
+            if not self._is_closed:
+                register(made, made.full_name, ranks, self._store)
+                self._made[key] = made
         return made
+
+    def _connected(self, store: Any, index: int, size: int) -> Any:
+        """Return a group of torch's own once its members are connected; raise when the groups end before that."""
+        found: list[Any] = []
+        done = threading.Event()
+
+        def connect() -> None:
+            try:
+                found.append(_gloo(store, index, size, self._address))
+            except Exception as error:  # noqa: BLE001 - raised below
+                found.append(error)
+            done.set()
+
+        self._waiting.add(done)
+        try:
+            if not self._ended.is_set():
+                threading.Thread(target=connect, name=f"trimesh gloo {self._name}", daemon=True).start()
+                done.wait()
+        finally:
+            self._waiting.discard(done)
+        if not found:
+            raise RuntimeError("the groups have ended before their members were connected")
+        if isinstance(found[0], Exception):
+            raise found[0]
+        return found[0]
 
 
 def _cause(why: Why, ended: threading.Event) -> Exception | None:
-    """Return why the groups have ended, if that is why something has failed (EG-2)."""
+    """Return why the groups have ended, if that is why something has failed (EG-3)."""
     # A member that has died closes its connections before its owner has told us of it.
     ended.wait(limits.GROUP_CAUSE_SECONDS)
     return why()
