@@ -97,6 +97,13 @@ class Expected:
                     continue
                 yield Finding(kind, name, text, operation)
 
+    def _eps_of(self, name: str) -> float:
+        """Return to what a number was rounded before it became one: by the coarsest of the tensors that it is of."""
+        plain = self._leaves[0][0]
+        used = re.findall(r"\b[vx]\d+\b", operation_code(self.program, name))
+        found = [plain[one].dtype for one in used if isinstance(plain.get(one), torch.Tensor)]
+        return max((torch.finfo(one).eps for one in found if one in FINE), default=1e-7)
+
     def _stride_of_watched(self, name: str) -> tuple[int, ...] | None:
         """Return the strides that torch gives a tensor where a mode looks at what it does.
 
@@ -114,7 +121,7 @@ class Expected:
 
     def _differences(self, name: str, plain: Any, handle: Any, value: Any) -> Iterator[tuple[str, str]]:
         if not isinstance(plain, torch.Tensor):
-            if not _same_number(plain, handle, self._leaves[0][1].get(name)):
+            if not _same_number(plain, handle, self._leaves[0][1].get(name), self._eps_of(name)):
                 yield "none" if plain is None else "value", f"{handle!r}, should be {plain!r}"
             return
         if not isinstance(handle, torch.Tensor):
@@ -233,10 +240,10 @@ def _shown(plain: torch.Tensor, value: torch.Tensor) -> str:
     return f"{value[first].item()!r} at {list(first)}, should be {plain[first].item()!r} {share}"
 
 
-def _same_number(plain: Any, handle: Any, twin: Any) -> bool:
+def _same_number(plain: Any, handle: Any, twin: Any, eps: float) -> bool:
     if isinstance(plain, float) and isinstance(handle, float):
         moved = abs(plain - twin) if isinstance(twin, float) and math.isfinite(plain) else 0.0
-        near = math.isclose(plain, handle, rel_tol=1e-6, abs_tol=1e-6 + 32 * moved)
+        near = math.isclose(plain, handle, rel_tol=max(1e-6, 8 * eps), abs_tol=max(1e-6, 8 * eps) + 32 * moved)
         return near or (math.isnan(plain) and math.isnan(handle))
     return type(plain) is type(handle) and bool(plain == handle)
 
