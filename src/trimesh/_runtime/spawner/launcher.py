@@ -403,9 +403,11 @@ async def open_spawner(
             siblings=siblings,
             spawner_pid=process.pid,
         )
-    except OSError as error:  # no descriptor is left
+    except BaseException as error:
         process.abandon()
-        raise SpawnError(f"cannot start the spawner: {error}{refusals()}") from error
+        if isinstance(error, OSError):  # no descriptor was left
+            raise SpawnError(f"cannot start the spawner: {error}{refusals()}") from error
+        raise
     try:
         begin, end = partial(launcher._wait_ready, entry), partial(launcher._stop_family, process)  # noqa: SLF001
         async with _serving(launcher, begin, end):
