@@ -88,6 +88,9 @@ TENSOR_LAYOUTS_LEARNT: Final = 64
 """Layouts of tensors for which a rank remembers how one operator with its arguments runs; then it forgets all of them.
 A program has few of each, and what is remembered has some hundred bytes."""
 
+TENSOR_OPERANDS_LEARNT: Final = 8
+"""Tensors of an operator of which a rank remembers how it runs. Those on lists have more, and are few."""
+
 TENSOR_SUMMED_BYTES: Final = 32 << 20
 """Of tensors in parts of sums that one collective adds up. The wait for the other ranks is paid once for all of them,
 and is small beside the time to send as much; the collective copies them for a moment."""

@@ -147,8 +147,8 @@ class Expected:
             if plain_leaves.get(name) is None:
                 continue
             here, near = plain_leaves[name].detach(), twin_leaves.get(name)
-            finest = torch.bfloat16 if is_narrow else here.dtype
-            difference = values_differ(here, None if near is None else near.detach(), one, finest)
+            rounded = torch.bfloat16 if is_narrow else here.dtype
+            difference = values_differ(here, None if near is None else near.detach(), one, rounded)
             if difference:
                 yield kind, difference
                 return

@@ -158,23 +158,26 @@ class CopiedViews:
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether the elements of a tensor take each place of some memory once."""
     expected = 1
-    for stride, size in sorted((stride, size) for size, stride in zip(tensor.size(), tensor.stride(), strict=True)):
-        if size > 1:
-            if stride != expected:
-                return False
-            expected *= size
+    for stride, size in _steps(tensor):
+        if stride != expected:
+            return False
+        expected *= size
     return True
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
     """Whether two elements of a tensor may be one place of its memory."""
     end = 0
-    for stride, size in sorted((stride, size) for size, stride in zip(tensor.size(), tensor.stride(), strict=True)):
-        if size > 1:
-            if stride <= end:
-                return True
-            end += (size - 1) * stride
+    for stride, size in _steps(tensor):
+        if stride <= end:
+            return True
+        end += (size - 1) * stride
     return False
+
+
+def _steps(tensor: torch.Tensor) -> list[tuple[int, int]]:
+    """Return stride and size of each dimension of more than one place, the smallest stride first."""
+    return sorted((stride, size) for size, stride in zip(tensor.size(), tensor.stride(), strict=True) if size > 1)
 
 
 def _changed(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:

@@ -23,8 +23,6 @@ from trimesh.tensor.rules.cuts import SUM
 from trimesh.tensor.rules.engine import OperatorWay, engine_of
 
 _is_alias_of: Final[Callable[[torch.Tensor, torch.Tensor], bool]] = torch._C._is_alias_of  # type: ignore[attr-defined]
-_TENSORS_MAX: Final = 8
-"""Of an operator that is learnt: those of lists have many, and are few."""
 
 
 @attrs.frozen(eq=False)
@@ -74,12 +72,14 @@ class LearntOperator:
         tensors = self._tensors
         if tensors is None:
             tensors = self._places(operands)
+        if len(tensors) > limits.TENSOR_OPERANDS_LEARNT:
+            return described.call(self.by_rules, operands, rank, team)
         parts = list(operands)
         key: list[int] = []
         for place in tensors:
             value = operands[place]
             spec = getattr(value, "_spec", None)
-            if spec is None or len(key) == _TENSORS_MAX:  # of this rank alone; or one of many
+            if spec is None:  # of this rank alone
                 return described.call(self.by_rules, operands, rank, team)
             key.append(id(spec))
             parts[place] = value._local_tensor

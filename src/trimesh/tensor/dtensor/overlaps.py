@@ -13,6 +13,7 @@ import torch
 
 from trimesh import limits
 from trimesh.tensor.dtensor.copied_view import CopiedViews, is_dense
+from trimesh.tensor.rank.poison import span_of
 from trimesh.tensor.rules.arguments import globals_in, replaced
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ def check_overlap(
     Raises:
         RuntimeError: What torch raises.
     """
+    if not written:
+        return
     tensors = globals_in((args, kwargs))
     if not any(
         views.share(one, other) and overlap_in_part(*views.laid_out_as((one, other), torch.device("meta")))
@@ -52,13 +55,8 @@ def overlap_in_part(one: torch.Tensor, other: torch.Tensor) -> bool:
     """
     if not (one.numel() and other.numel() and is_dense(one) and is_dense(other)):
         return False
-    begin, end = _span(one)
-    first, last = _span(other)
+    begin, end = span_of(one)
+    first, last = span_of(other)
     if (begin, end) == (first, last):
         return one.stride() != other.stride()
     return begin < last and first < end
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    begin = int(tensor.storage_offset())
-    return begin, begin + tensor.numel()

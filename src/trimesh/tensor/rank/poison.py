@@ -64,13 +64,13 @@ def on_kept_of(operator: Any, *, is_global: bool) -> OnKept:
 def heal(table: MutableMapping[int, Any], written: torch.Tensor) -> None:
     """Give tensors of a table back that are poisoned, and share no memory but what was just overwritten."""
     memory = memory_of(written)
-    begin, end = _span(written)
+    begin, end = span_of(written)
     if local_of(written).nbytes < end - begin:  # there are gaps in it, which hold what they held
         begin = end
     for ref, found in table.items():
         kept = kept_of(found)
         if type(found) is Poison and kept is not None and memory_of(kept) == memory:
-            first, last = _span(kept)
+            first, last = span_of(kept)
             if kept is written or (begin <= first and last <= end):
                 table[ref] = kept
 
@@ -94,7 +94,7 @@ def memory_of(value: Any) -> int | None:
     return local.untyped_storage()._cdata if type(local) is torch.Tensor else None
 
 
-def _span(value: torch.Tensor) -> tuple[int, int]:
+def span_of(value: torch.Tensor) -> tuple[int, int]:
     """Return the bytes of memory in which a tensor, or this rank's part, begins and ends."""
     local = local_of(value)
     begin = int(local.storage_offset())

@@ -94,6 +94,10 @@ class _Known:
         self.rows = rows
         self.numbers_vary = bool(rows) and rows[0].numbers_vary
 
+    def may_vary(self, cuts: Sequence[Cuts]) -> bool:
+        """Whether that holds for tensors that lie so: what is added to parts of a sum must be known."""
+        return self.numbers_vary and not any(SUM in each for each in cuts)
+
 
 class OperatorCounts:
     """How many operators ran on global tensors.
@@ -168,7 +172,7 @@ class RuleEngine:
         known = self._known.get(operator) or self._know(operator)
         if is_taken_apart and known.composed is not None:
             return known.composed(self, operator, args, kwargs)
-        vary = known.numbers_vary and not any(SUM in each for each in cuts)
+        vary = known.may_vary(cuts)
         key = self._key(operator, args, kwargs, leaves, vary=vary)
         way = self._ways.get(key, _UNKNOWN)
         if way is _UNKNOWN:
@@ -227,7 +231,7 @@ class RuleEngine:
             return OperatorWay(cuts, operator, None, is_view=False), True
         if known is None or known.composed is not None:
             return None
-        vary = known.numbers_vary and not any(SUM in each for each in cuts)
+        vary = known.may_vary(cuts)
         way = self._ways.get(self._key(operator, args, kwargs, leaves, vary=vary))
         return None if way is None or way.targets != cuts else (way, vary)
 
