@@ -53,6 +53,7 @@
 #define TM_ERR_TLS_REFUSED -21 /* the other side has refused this one */
 #define TM_ERR_TLS_LATE -22   /* it was not admitted within limit TLS_HALF_OPEN_MS */
 #define TM_ERR_TLS_CUT -23    /* the connection has ended, and not by the peer's word */
+#define TM_ERR_DEVICE -24     /* memory of a device, there or here, which no allowed carrier moves: `why_no_device` */
 #define TM_ERR_ERRNO -1000    /* TM_ERR_ERRNO - errno */
 
 /* ---- the library ---- */
@@ -204,11 +205,8 @@ typedef struct {
     uint16_t kind;            /* TM_RECORD_* */
     uint16_t n_bodies;
     uint32_t flags;
-    uint32_t head_offset;
-    uint32_t head_size;
-    uint32_t sizes_offset;
-    uint32_t body_offset;
-    uint32_t body_size;
+    uint32_t head_offset, head_size;
+    uint32_t sizes_offset, body_offset, body_size;
 } tm_record;
 
 /* Take what has come on all links: at most `max` records into `records_out`, their number into `n_out`. The records of
@@ -264,8 +262,7 @@ typedef struct {
     uint32_t kind;            /* TM_FAULT_* */
     int32_t code;             /* of REFUSE: ENOSPC (rings, segments) or EMFILE (these, and descriptors taken) */
     double amount;
-    uint64_t nth;             /* of REFUSE: from 1 */
-    uint64_t times;           /* of REFUSE */
+    uint64_t nth, times;      /* of REFUSE: nth from 1 */
     uint64_t seed;            /* of what happens by chance */
 } tm_fault;
 
@@ -333,8 +330,7 @@ int32_t tm_mover_destroy(tm_mover *mover);
 
 /* How others reach this process. */
 typedef struct {
-    uint64_t epoch;
-    uint64_t host;
+    uint64_t epoch, host;
     uint64_t started;         /* start time of the process, in ticks since boot, as in /proc/PID/stat */
     uint32_t pid;
     uint32_t ledger;          /* number of the ledger's descriptor there */
@@ -347,8 +343,9 @@ int32_t tm_mover_home(tm_mover *mover, tm_home *home_out);
 
 typedef struct {
     uint32_t usable;          /* 1: this machine has an RDMA adapter, and a UCX that drives it */
-    uint32_t reserved;
+    uint32_t memory;          /* bits 1 << TM_MEMORY_*: what that UCX knows; adapters may take less */
     const char *about;        /* "UCX 1.19.0 (/...): rc_mlx5/mlx5_0:1, ..."; or what is missing */
+    const char *why_no_device; /* why memory of devices is not moved, or was not last; until the next call */
 } tm_adapters;
 
 /* What TM_CARRIER_UCX has here. The first call looks for a library, as the first `tm_grant_export` and the first
@@ -371,14 +368,19 @@ typedef struct {
 #define TM_RIGHT_READ 1
 #define TM_RIGHT_WRITE 2
 
+#define TM_MEMORY_HOST 0
+#define TM_MEMORY_CUDA 1      /* of a CUDA device: no processor looks at it, and TM_CARRIER_UCX alone carries it */
+
 /* Grant access to `size` bytes at `bytes`, which stay there until the grant is dropped. `block`: the number of the
- * block that holds them, 0 for any other memory. `grant` comes with the secret, and goes with place and generation.
- * TM_ERR_LIMIT: no place left. */
-int32_t tm_grant_add(tm_mover *mover, uint8_t *bytes, uint64_t size, uint32_t rights, uint32_t block,
+ * block that holds them, 0 for any other memory. `memory`: TM_MEMORY_*; that of a device is reached by what
+ * `tm_grant_export` gives only. `grant` comes with the secret, and goes with place and generation. TM_ERR_LIMIT: no
+ * place left. */
+int32_t tm_grant_add(tm_mover *mover, uint8_t *bytes, uint64_t size, uint32_t rights, uint32_t block, uint32_t memory,
                      tm_grant *grant_io);
 
 /* What the handle of a grant is to carry for processes that have an RDMA adapter: limit EXPORT_BYTES_MAX at most, 0 if
- * there is none here. The first call for a grant registers its memory, which pins it. TM_ERR_TOO_LARGE: above `max`. */
+ * there is none here, or it takes no such memory. The first call for a grant registers its memory, which pins it.
+ * TM_ERR_TOO_LARGE: above `max`. */
 int32_t tm_grant_export(tm_mover *mover, const tm_grant *grant, uint8_t *bytes_out, uint32_t max, uint32_t *size_out);
 
 /* Let nothing new begin. TM_OK: no access is open. TM_FULL: one is; ask again. Both as often as one likes. */
@@ -391,8 +393,7 @@ int32_t tm_grant_drop(tm_mover *mover, const tm_grant *grant);
 typedef struct {
     uint8_t *bytes;           /* whole pages, zero when new; inherited by forked children, shared with them */
     uint64_t size;            /* at least what was asked for */
-    uint32_t number;          /* not 0 */
-    uint32_t reserved;
+    uint32_t number, reserved; /* number: not 0 */
 } tm_block;
 
 /* Make memory that others can map, or take some that was given back (not zeroed again). TM_ERR_LIMIT: too many. */
@@ -427,14 +428,13 @@ typedef struct {
     uint32_t attachment;
     uint32_t kind;            /* TM_READ .. TM_SWAP */
     tm_grant grant;
-    uint64_t offset;          /* into the granted range */
-    uint64_t size;
+    uint64_t offset, size;    /* into the granted range */
     uint8_t *local;           /* must stay until the transfer has ended */
-    uint64_t operand;
-    uint64_t expected;
+    uint64_t operand, expected;
     const uint8_t *exported;  /* what `tm_grant_export` gave there; must stay, too; NULL = not by TM_CARRIER_UCX */
     uint32_t exported_size;
     uint32_t carriers;        /* TM_CARRIER_* that may be used for it; the best of them is */
+    uint32_t memory, reserved; /* TM_MEMORY_* that `local` is */
 } tm_transfer;
 
 typedef struct {

@@ -4,7 +4,7 @@
 const std = @import("std");
 
 /// The contract of `trimesh.h`; one more at every change of it.
-pub const ABI_VERSION: u32 = 15;
+pub const ABI_VERSION: u32 = 16;
 
 /// The bytes on the wire; one more at every change of them.
 pub const PROTOCOL_VERSION: u8 = 8;

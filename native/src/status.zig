@@ -26,6 +26,7 @@ pub const ERR_TLS_NAME: i32 = -20;
 pub const ERR_TLS_REFUSED: i32 = -21;
 pub const ERR_TLS_LATE: i32 = -22;
 pub const ERR_TLS_CUT: i32 = -23;
+pub const ERR_DEVICE: i32 = -24;
 pub const ERR_ERRNO: i32 = -1000;
 
 /// The status of a system call that gave -errno.

@@ -29,6 +29,7 @@ from trimesh._native.lib import load
 HOST = 77
 LOCAL, SHM, CMA, TCP, UCX = 1, 2, 4, 8, 16
 ALL = 31
+HOST_MEMORY, CUDA_MEMORY = 0, 1
 READ, WRITE, ADD, SWAP = 1, 2, 3, 4
 RIGHTS = 3
 WAIT_SECONDS = 60.0
@@ -111,27 +112,31 @@ class Mover:
 
     # ---- granting ----
 
-    def grant(self, size: int, *, block: bool = False, rights: int = RIGHTS, seed: int = 0) -> dict[str, Any]:
-        """Make memory with a pattern in it and grant access to it."""
+    def grant(
+        self, size: int, *, block: bool = False, rights: int = RIGHTS, seed: int = 0, memory: int = HOST_MEMORY
+    ) -> dict[str, Any]:
+        """Make memory with a pattern in it and grant access to it; `memory` is what it is said to be."""
         number = 0
         if block:
             number, address, room = self.take_block(size)
-            memory = ffi.buffer(ffi.cast("uint8_t *", address), room)
+            made = ffi.buffer(ffi.cast("uint8_t *", address), room)
         else:
-            memory = mmap.mmap(-1, size)
-            address = int(ffi.cast("uintptr_t", ffi.from_buffer(memory)))
-        memory[:size] = pattern(size, seed)
-        granted = self.grant_at(address, size, rights=rights, block=number)
-        self.memory[address] = memory
+            made = mmap.mmap(-1, size)
+            address = int(ffi.cast("uintptr_t", ffi.from_buffer(made)))
+        made[:size] = pattern(size, seed)
+        granted = self.grant_at(address, size, rights=rights, block=number, memory=memory)
+        self.memory[address] = made
         self.blocks[address] = number
         return granted
 
-    def grant_at(self, address: int, size: int, *, rights: int = RIGHTS, block: int = 0) -> dict[str, Any]:
+    def grant_at(
+        self, address: int, size: int, *, rights: int = RIGHTS, block: int = 0, memory: int = HOST_MEMORY
+    ) -> dict[str, Any]:
         """Grant access to memory that is there."""
         name = ffi.new("tm_grant *")
         secret = secrets.token_bytes(16)
         name.secret.bytes = secret
-        status = lib.tm_grant_add(self.handle, ffi.cast("uint8_t *", address), size, rights, block, name)
+        status = lib.tm_grant_add(self.handle, ffi.cast("uint8_t *", address), size, rights, block, memory, name)
         check(status)
         grant = attrs.asdict(Grant(name.place, name.generation, secret.hex(), size, address))
         self.grants.append(grant)
@@ -148,6 +153,12 @@ class Mover:
         out = ffi.new("tm_adapters *")
         check(lib.tm_mover_get_adapters(self.handle, out))
         return out.usable, ffi.string(out.about).decode()
+
+    def why_no_device(self) -> str:
+        """Return why memory of devices is not reached."""
+        out = ffi.new("tm_adapters *")
+        check(lib.tm_mover_get_adapters(self.handle, out))
+        return str(ffi.string(out.why_no_device).decode())
 
     def revoke(self, grant: dict[str, Any]) -> int:
         """Revoke, once."""
@@ -210,9 +221,11 @@ class Mover:
         operand: int = 0,
         expected: int = 0,
         carriers: int = ALL,
+        memory: int = HOST_MEMORY,
     ) -> tuple[int, Done]:
-        """Begin a transfer. `local` is writable memory, or None."""
+        """Begin a transfer. `local` is writable memory, or None; `memory` is what it is said to be."""
         request = ffi.new("tm_transfer *")
+        request.memory = memory
         request.attachment, request.kind, request.grant = attachment, kind, Grant(**grant).name()[0]
         request.offset, request.carriers = offset, carriers
         exported = ffi.from_buffer(bytes.fromhex(grant.get("exported", "")))

@@ -260,8 +260,8 @@ def test_tables_are_bounded():
     address = mover.grant(64)["address"]
     at = ffi.cast("uint8_t *", address)
     for _ in range(limits.GRANTS_MAX - 1):
-        assert lib.tm_grant_add(mover.handle, at, 64, 3, 0, name) == lib.TM_OK
-    assert lib.tm_grant_add(mover.handle, at, 64, 3, 0, name) == lib.TM_ERR_LIMIT
+        assert lib.tm_grant_add(mover.handle, at, 64, 3, 0, 0, name) == lib.TM_OK
+    assert lib.tm_grant_add(mover.handle, at, 64, 3, 0, 0, name) == lib.TM_ERR_LIMIT
     home = mover.home()
     attachments = [mover.attach(home) for _ in range(limits.ATTACHMENTS_MAX)]
     out = ffi.new("uint32_t *")
@@ -283,8 +283,8 @@ def test_grants_that_cannot_be_are_refused(size: int, rights: int, block: int):
     if block == 1:
         assert number == 1
         size = room + 1
-    assert lib.tm_grant_add(mover.handle, at, size, rights, block, name) == lib.TM_ERR_ARGUMENT
-    assert lib.tm_grant_add(mover.handle, ffi.NULL, 8, 3, 0, name) == lib.TM_ERR_ARGUMENT
+    assert lib.tm_grant_add(mover.handle, at, size, rights, block, 0, name) == lib.TM_ERR_ARGUMENT
+    assert lib.tm_grant_add(mover.handle, ffi.NULL, 8, 3, 0, 0, name) == lib.TM_ERR_ARGUMENT
     mover.give_back(number)
     mover.close()
 

@@ -1,6 +1,7 @@
 //! The functions of the last part of `trimesh.h`, "bulk data": checks arguments, finds handles, calls the mover.
 
 const std = @import("std");
+const grants = @import("../grants/grants.zig");
 const ledger = @import("../grants/ledger.zig");
 const limits = @import("../limits.zig");
 const status = @import("../status.zig");
@@ -90,13 +91,18 @@ export fn tm_grant_add(
     size: u64,
     rights: u32,
     block: u32,
+    memory: u32,
     grant_io: ?*transfer.GrantName,
 ) i32 {
     var why: i32 = 0;
     const self = live(mover, &why) orelse return why;
     const grant = grant_io orelse return status.ERR_ARGUMENT;
     if (size == 0 or rights == 0 or rights & ~(ledger.RIGHT_READ | ledger.RIGHT_WRITE) != 0) return status.ERR_ARGUMENT;
-    return self.grant(bytes orelse return status.ERR_ARGUMENT, size, rights, block, grant);
+    const start = bytes orelse return status.ERR_ARGUMENT;
+    const kind = std.enums.fromInt(grants.Memory, memory) orelse return status.ERR_ARGUMENT;
+    if (kind == .host) return self.grant(start, size, rights, block, grant);
+    if (block != 0) return status.ERR_ARGUMENT;
+    return self.grantDevice(start, size, rights, kind, grant);
 }
 
 export fn tm_grant_revoke(mover: ?*Mover, grant: ?*const transfer.GrantName) i32 {
@@ -130,16 +136,18 @@ export fn tm_grant_export(
     return status.OK;
 }
 
-const Adapters = extern struct { usable: u32, reserved: u32, about: [*:0]const u8 };
+const Adapters = extern struct { usable: u32, memory: u32, about: [*:0]const u8, why_no_device: [*:0]const u8 };
 
 export fn tm_mover_get_adapters(mover: ?*Mover, adapters_out: ?*Adapters) i32 {
     var why: i32 = 0;
     const self = live(mover, &why) orelse return why;
     const out = adapters_out orelse return status.ERR_ARGUMENT;
-    out.* = .{ .usable = 0, .reserved = 0, .about = "not allowed here" };
+    out.* = .{ .usable = 0, .memory = 0, .about = "not allowed here", .why_no_device = "ucx is not allowed here" };
     const ucx = self.ucx orelse return status.OK;
     out.usable = @intFromBool(ucx.isOpen());
+    out.memory = ucx.memory();
     out.about = ucx.about.get();
+    out.why_no_device = ucx.whyNoDevice();
     return status.OK;
 }
 
@@ -203,6 +211,7 @@ export fn tm_transfer_begin(mover: ?*Mover, request: ?*const transfer.Request, d
     done.* = .{ .id = 0, .status = status.OK, .carrier = 0, .value = 0 };
     const kind = std.enums.fromInt(transfer.Kind, asked.kind) orelse return status.ERR_ARGUMENT;
     const one = self.findAttachment(asked.attachment) orelse return status.ERR_ARGUMENT;
+    _ = std.enums.fromInt(grants.Memory, asked.memory) orelse return status.ERR_ARGUMENT;
     if (kind.isAtomic()) {
         if (asked.size != 8 or asked.offset % 8 != 0) return status.ERR_ARGUMENT;
     } else if (asked.size == 0 or asked.local == null) return status.ERR_ARGUMENT;
@@ -293,5 +302,5 @@ export fn tm_unmap(bytes: ?[*]u8, size: u64) i32 {
 
 comptime {
     std.debug.assert(@sizeOf(Options) == 48 and @sizeOf(attachment.Home) == 56 and @sizeOf(Block) == 24);
-    std.debug.assert(@sizeOf(AttachmentInfo) == 16 and @sizeOf(Adapters) == 16 and @sizeOf(views.Opened) == 16);
+    std.debug.assert(@sizeOf(AttachmentInfo) == 16 and @sizeOf(Adapters) == 24 and @sizeOf(views.Opened) == 16);
 }

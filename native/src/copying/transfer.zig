@@ -6,6 +6,7 @@
 
 const std = @import("std");
 const carrier = @import("carrier.zig");
+const grants = @import("../grants/grants.zig");
 const ledger = @import("../grants/ledger.zig");
 const limits = @import("../limits.zig");
 const status = @import("../status.zig");
@@ -50,6 +51,9 @@ pub const Request = extern struct {
     exported: ?[*]const u8,
     exported_size: u32,
     carriers: u32,
+    /// Which memory `local` is.
+    memory: u32 = @intFromEnum(grants.Memory.host),
+    reserved: u32 = 0,
 
     /// What the handle says to adapters.
     pub fn exportedBytes(self: *const Request) []const u8 {
@@ -57,10 +61,16 @@ pub const Request = extern struct {
     }
 
     /// Carriers that can do it at all, as far as it alone says: adapters do no atomic operations, whose lock they could
-    /// not take, and need to be told where the range is.
+    /// not take, and need to be told where the range is; nothing else reaches memory of a device.
     pub fn possible(self: *const Request) u32 {
         const by_adapter = self.exported_size > 0 and self.exported != null and !self.kindOf().isAtomic();
-        return if (by_adapter) self.carriers else self.carriers & ~attachment.UCX;
+        const allowed = if (self.memoryOf() == .host) self.carriers else self.carriers & attachment.UCX;
+        return if (by_adapter) allowed else allowed & ~attachment.UCX;
+    }
+
+    /// Checked when it came.
+    pub fn memoryOf(self: *const Request) grants.Memory {
+        return @enumFromInt(self.memory);
     }
 
     /// What is asked of the grant.
@@ -248,5 +258,5 @@ pub const Transfer = struct {
 };
 
 comptime {
-    std.debug.assert(@sizeOf(GrantName) == 24 and @sizeOf(Request) == 88 and @sizeOf(Done) == 24);
+    std.debug.assert(@sizeOf(GrantName) == 24 and @sizeOf(Request) == 96 and @sizeOf(Done) == 24);
 }

@@ -3,6 +3,8 @@
 //!
 //! GR-1 Who is at a grant from within this process (the carrier `local`, the server of `tcp`) counts in `uses`, taken
 //! before the word is looked at, as claims are. GR-2 Rows are written to by T0 alone; T2 may look at them at any time.
+//! GR-3 Memory of a device is in no terms: whoever goes by them, in this process or another, finds neither a right nor
+//! an address. Only adapters are told where it is (ADR 0107).
 
 const std = @import("std");
 const former = @import("former.zig");
@@ -12,11 +14,29 @@ const status = @import("../status.zig");
 
 const Terms = ledger.Terms;
 
+/// Whose memory it is; as in trimesh.h.
+pub const Memory = enum(u32) { host = 0, cuda = 1 };
+
+/// What adapters may reach of a grant.
+pub const Range = struct {
+    memory: Memory,
+    address: u64,
+    size: u64,
+    rights: u32,
+
+    /// Of memory of the host, as its terms say.
+    pub fn ofHost(terms: *const Terms) Range {
+        return .{ .memory = .host, .address = terms.address, .size = terms.size, .rights = terms.rights };
+    }
+};
+
 /// A grant in this process.
 pub const Grant = struct {
     /// As in the ledger. All zero: this place was never used.
     word: u64,
     terms: Terms,
+    /// For adapters. T0's.
+    range: Range,
     uses: u32,
     /// Never to be used again.
     lost: bool,
@@ -59,10 +79,21 @@ pub const Grants = struct {
 
     /// Grant. `place_out` and `generation_out` name it. False: no place is left.
     pub fn add(self: *Grants, terms: Terms, place_out: *u32, generation_out: *u32) bool {
+        return self.addRange(terms, .ofHost(&terms), place_out, generation_out);
+    }
+
+    /// Grant memory of a device: GR-3.
+    pub fn addDevice(self: *Grants, range: Range, secret: [16]u8, place_out: *u32, generation_out: *u32) bool {
+        const no_terms = Terms{ .address = 0, .size = 0, .block_offset = 0, .block = 0, .rights = 0, .secret = secret };
+        return self.addRange(no_terms, range, place_out, generation_out);
+    }
+
+    fn addRange(self: *Grants, terms: Terms, range: Range, place_out: *u32, generation_out: *u32) bool {
         const place = self.takePlace() orelse return false;
         const row = &self.rows[place];
         const generation = row.generation() + 1;
         row.terms = terms;
+        row.range = range;
         @atomicStore(u64, &row.word, ledger.wordOf(generation, .granted), .seq_cst);
         self.table.grant(place, generation, terms);
         place_out.* = place;

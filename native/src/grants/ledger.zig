@@ -48,6 +48,7 @@ pub fn judge(word: u64, terms: *const Terms, wanted: *const Wanted) i32 {
     if (wanted.generation == 0 or wanted.generation > generation) return status.ERR_DENIED; // never was
     if (word != wordOf(wanted.generation, .granted)) return status.ERR_REVOKED;
     if (!std.crypto.timing_safe.eql([16]u8, terms.secret, wanted.secret)) return status.ERR_DENIED;
+    if (terms.rights == 0) return status.ERR_DEVICE; // processors do not reach it, and the terms do not say where it is
     if (wanted.rights & ~terms.rights != 0) return status.ERR_DENIED;
     if (wanted.offset > terms.size or wanted.size > terms.size - wanted.offset) return status.ERR_DENIED;
     // What the terms say may be anything here, but nothing that is asked for leaves the address space.
@@ -64,6 +65,7 @@ pub const Terms = extern struct {
     block_offset: u64,
     /// 0: in none.
     block: u32,
+    /// 0: memory of a device, which is told apart from that (`grants.Range`).
     rights: u32,
     secret: [16]u8,
 };
@@ -294,6 +296,10 @@ test "only what a grant allows is allowed" {
     for ([_]u64{ wordOf(5, .revoked), wordOf(5, .empty), wordOf(6, .granted), word | 4 }) |other| {
         try testing.expectEqual(status.ERR_REVOKED, judge(other, &some_terms, &right));
     }
+    var of_device = some_terms;
+    of_device.rights = 0;
+    try testing.expectEqual(status.ERR_DEVICE, judge(word, &of_device, &right));
+    try testing.expectEqual(status.ERR_REVOKED, judge(wordOf(5, .revoked), &of_device, &right));
     var over = some_terms;
     over.address = max;
     try testing.expectEqual(status.ERR_DENIED, judge(word, &over, &right));

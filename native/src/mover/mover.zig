@@ -219,6 +219,21 @@ pub const Mover = struct {
         return status.OK;
     }
 
+    /// Grant access to memory of a device, to adapters only. Returns a status.
+    pub fn grantDevice(
+        self: *Mover,
+        bytes: [*]u8,
+        size: u64,
+        rights: u32,
+        memory: grants.Memory,
+        name: *transfer.GrantName,
+    ) i32 {
+        const range = grants.Range{ .memory = memory, .address = @intFromPtr(bytes), .size = size, .rights = rights };
+        if (range.address +% size < range.address) return status.ERR_ARGUMENT;
+        const is_added = self.grants.addDevice(range, name.secret, &name.place, &name.generation);
+        return if (is_added) status.OK else status.ERR_LIMIT;
+    }
+
     /// Let nothing new begin. Returns a status.
     pub fn revoke(self: *Mover, name: *const transfer.GrantName) i32 {
         self.calling.lock(); // holders of claims are looked at
@@ -235,7 +250,11 @@ pub const Mover = struct {
         const row = self.grants.find(name.place, name.generation) orelse return status.ERR_ARGUMENT;
         if (row.now() != ledger.wordOf(name.generation, .granted)) return status.ERR_REVOKED;
         const ucx = self.ucx orelse return 0;
-        return ucx.exportGrant(name.place, name.generation, &row.terms, into);
+        return ucx.exportGrant(.{
+            .place = name.place,
+            .generation = name.generation,
+            .secret = row.terms.secret,
+        }, row.range, into);
     }
 
     /// Forget a grant that was revoked. Returns a status.
@@ -346,11 +365,14 @@ pub const Mover = struct {
         if (one.table != null and allowed & (attachment.LOCAL | attachment.SHM | attachment.CMA) != 0) {
             var why: i32 = 0;
             const wanted = request.wanted();
-            var access = Access.open(one, self.self, &self.grants, &wanted, &why) orelse return ended(done, why);
-            if (carrier.pick(&access, allowed)) |by| return self.carry(request, one, by, access, done);
-            access.close();
+            if (Access.open(one, self.self, &self.grants, &wanted, &why)) |found| {
+                var access = found;
+                if (carrier.pick(&access, allowed)) |by| return self.carry(request, one, by, access, done);
+                access.close();
+            } else if (why != status.ERR_DEVICE or allowed & attachment.UCX == 0) return ended(done, why);
         }
-        const by = carrier.pickPending(allowed) orelse return ended(done, unreachableFor(one));
+        const unreachable_for = if (request.memoryOf() == .host) unreachableFor(one) else status.ERR_DEVICE;
+        const by = carrier.pickPending(allowed) orelse return ended(done, unreachable_for);
         return self.submit(&.of(request, one, by, null), done);
     }
 

@@ -215,7 +215,7 @@ pub const Answer = struct {
         switch (answer.status) {
             status.OK => if (begins) return error.Status, // where are the bytes?
             status.UNDER_WAY => if (!begins) return error.Status,
-            status.ERR_REVOKED, status.ERR_DENIED, NOT_THERE => {},
+            status.ERR_REVOKED, status.ERR_DENIED, status.ERR_DEVICE, NOT_THERE => {},
             // The word does not lie as it must; or its lock was held for too long.
             status.ERR_ARGUMENT, status.ERR_SILENT => switch (request.kind) {
                 .add, .swap => {},

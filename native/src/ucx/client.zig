@@ -15,10 +15,12 @@
 //! Who then gets no verdict either has been silent for MOVER_SILENCE_MS. UC-4 Nothing is done twice but reading rows.
 //! UC-5 An endpoint that never found its peer cannot be closed: UCX 1.13 aborts the process, also after it has given up
 //! looking. A transfer on it waits for nothing but a row, so its end is told when it is due; the rest of it stays until
-//! UCX has given up, 30 s later, and the endpoint for good.
+//! UCX has given up, 30 s later, and the endpoint for good. UC-6 Memory of a device is moved by an adapter, or not at
+//! all: who asks has better ways to copy it than UCX's software.
 
 const std = @import("std");
 const exporting = @import("export.zig");
+const grants = @import("../grants/grants.zig");
 const limits = @import("../limits.zig");
 const process = @import("../system/process.zig");
 const status = @import("../status.zig");
@@ -52,6 +54,8 @@ pub const Order = struct {
     size: u64,
     /// Both stay until it has ended.
     local: [*]u8,
+    /// Which memory `local` is.
+    memory: grants.Memory,
     /// What the handle says: see ucx/export.zig.
     exported: []const u8,
 
@@ -266,10 +270,14 @@ pub const Client = struct {
                 const right: u32 = if (order.kind == .read) exporting.RIGHT_READ else exporting.RIGHT_WRITE;
                 const judged = job.row.judge(order.name, right, order.offset, order.size);
                 if (judged != status.OK) return self.end(job, judged);
-                if (order.size > 0) {
+                const ours = order.local[0..@intCast(order.size)];
+                if (order.size > 0) job.memory = switch (order.memory) {
                     // Refused (it is read-only, or there is a limit): UCX then copies by memory of its own.
-                    job.memory = self.worker.register(order.local[0..order.size], order.kind == .read) catch null;
-                }
+                    .host => self.worker.register(ours, order.kind == .read) catch null,
+                    // That of a device it would copy by its software: UC-6.
+                    .cuda => self.worker.registerDevice(ours, order.kind == .read, .cuda) catch
+                        return self.end(job, status.ERR_DEVICE),
+                };
                 job.phase = .move;
             },
             .move => if (order.kind == .write) {

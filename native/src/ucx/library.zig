@@ -83,6 +83,21 @@ pub const PROTECT_LOCAL_WRITE = 1 << 1;
 pub const PROTECT_REMOTE_READ = 1 << 8;
 pub const PROTECT_REMOTE_WRITE = 1 << 9;
 
+/// Kinds of memory, as UCX numbers them; a mask of them has the bits 1 << kind.
+pub const MEMORY_HOST: c_int = 0;
+pub const MEMORY_CUDA: c_int = 1;
+
+/// Of `context_query`.
+pub const ContextAttributes = extern struct {
+    mask: u64 = MASK_MEMORY_TYPES,
+    request_size: usize = 0,
+    thread_mode: c_int = 0,
+    memory_types: u64 = 0,
+    more: [16]u64 = @splat(0),
+
+    const MASK_MEMORY_TYPES = 1 << 2;
+};
+
 /// Of `mem_map`.
 pub const MemoryParameters = extern struct {
     mask: u64 = MASK_ADDRESS | MASK_SIZE | MASK_PROTECTION,
@@ -96,6 +111,13 @@ pub const MemoryParameters = extern struct {
     const MASK_ADDRESS = 1 << 0;
     const MASK_SIZE = 1 << 1;
     const MASK_PROTECTION = 1 << 3;
+    const MASK_MEMORY_TYPE = 1 << 4;
+
+    /// Say which kind of memory it is, which UCX otherwise finds out.
+    pub fn tell(self: *MemoryParameters, memory_type: c_int) void {
+        self.mask |= MASK_MEMORY_TYPE;
+        self.memory_type = memory_type;
+    }
 };
 
 /// Of operations.
@@ -110,12 +132,41 @@ pub const RequestParameters = extern struct {
 
     /// With memory of ours that is registered; versions before 1.13 take no notice.
     pub fn with(memory: *Memory) RequestParameters {
-        return .{ .mask = 1 << 8, .memory = memory };
+        return .{ .mask = MASK_MEMORY, .memory = memory };
     }
+
+    /// Say which kind of memory ours is, which UCX otherwise finds out.
+    pub fn tell(self: *RequestParameters, memory_type: c_int) void {
+        self.mask |= MASK_MEMORY_TYPE;
+        self.memory_type = memory_type;
+    }
+
+    const MASK_MEMORY_TYPE = 1 << 6;
+    const MASK_MEMORY = 1 << 8;
 
     /// Of `ep_close_nbx`: end it now, and have all that is under way end.
     pub const CLOSE_NOW: RequestParameters = .{ .mask = 1 << 4, .flags = 1 };
 };
+
+/// What a key that was packed begins with: the memory domains that have registered its memory, one bit each (as of
+/// UCX 1.10 to 1.22, ucp_rkey_pack).
+pub fn domainsOf(key: []const u8) u64 {
+    return if (key.len < 8) 0 else std.mem.readInt(u64, key[0..8], .little);
+}
+
+/// What a status means that memory of a device was refused with.
+pub fn describe(status: Status) []const u8 {
+    return switch (status) {
+        -3 => "input or output error",
+        -4 => "out of memory",
+        -5 => "invalid parameter",
+        -7 => "invalid address",
+        -8 => "not implemented",
+        -21 => "limit exceeded",
+        -22 => "unsupported",
+        else => "see ucs/type/status.h of UCX",
+    };
+}
 
 /// The functions, by their names less "ucp_".
 pub const Functions = struct {
@@ -125,6 +176,7 @@ pub const Functions = struct {
     config_release: *const fn (*Config) callconv(.c) void,
     init_version: *const fn (c_uint, c_uint, *const ContextParameters, *Config, *?*Context) callconv(.c) Status,
     cleanup: *const fn (*Context) callconv(.c) void,
+    context_query: *const fn (*Context, *ContextAttributes) callconv(.c) Status,
     worker_create: *const fn (*Context, *const WorkerParameters, *?*Worker) callconv(.c) Status,
     worker_destroy: *const fn (*Worker) callconv(.c) void,
     worker_get_address: *const fn (*Worker, *?[*]u8, *usize) callconv(.c) Status,
@@ -230,6 +282,7 @@ test "structs lie as UCX's own" {
     try std.testing.expectEqual(8, @offsetOf(WorkerParameters, "thread_mode"));
     try std.testing.expectEqual(24, @offsetOf(EndpointParameters, "lost"));
     try std.testing.expectEqual(32, @offsetOf(EndpointParameters, "argument"));
+    try std.testing.expectEqual(24, @offsetOf(ContextAttributes, "memory_types"));
     try std.testing.expectEqual(28, @offsetOf(MemoryParameters, "protection"));
     try std.testing.expectEqual(32, @offsetOf(MemoryParameters, "memory_type"));
     try std.testing.expectEqual(48, @offsetOf(RequestParameters, "memory_type"));
@@ -237,7 +290,7 @@ test "structs lie as UCX's own" {
     // Never shorter than the version that has the fields: it may copy the whole of them.
     try std.testing.expect(@sizeOf(ContextParameters) >= 80 and @sizeOf(WorkerParameters) >= 200);
     try std.testing.expect(@sizeOf(EndpointParameters) >= 104 and @sizeOf(MemoryParameters) >= 40);
-    try std.testing.expect(@sizeOf(RequestParameters) >= 72);
+    try std.testing.expect(@sizeOf(RequestParameters) >= 72 and @sizeOf(ContextAttributes) >= 72);
 }
 
 test "a status in the place of a pointer" {

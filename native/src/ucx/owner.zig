@@ -5,6 +5,7 @@
 
 const std = @import("std");
 const exporting = @import("export.zig");
+const grants = @import("../grants/grants.zig");
 const limits = @import("../limits.zig");
 const sys = @import("../system/sys.zig");
 const worker_file = @import("worker.zig");
@@ -43,10 +44,15 @@ pub const Owner = struct {
     }
 
     /// Register a grant, unless it is, and write what a handle needs; the bytes, a part of `into`.
-    pub fn exportGrant(self: *Owner, name: Name, bytes: []u8, rights: u32, into: []u8) error{ Refused, NoRoom }![]u8 {
+    pub fn exportGrant(self: *Owner, name: Name, range: grants.Range, into: []u8) error{ Refused, NoRoom }![]u8 {
+        const bytes = @as([*]u8, @ptrFromInt(range.address))[0..@intCast(range.size)];
         const place = &self.registrations[name.place];
         const is_new = place.* == null;
-        if (is_new) place.* = try self.worker.register(bytes, rights & exporting.RIGHT_WRITE != 0);
+        const is_writable = range.rights & exporting.RIGHT_WRITE != 0;
+        if (is_new) place.* = switch (range.memory) {
+            .host => try self.worker.register(bytes, is_writable),
+            .cuda => try self.worker.registerDevice(bytes, is_writable, .cuda),
+        };
         errdefer if (is_new) {
             place.*.?.end();
             place.* = null;
@@ -60,7 +66,7 @@ pub const Owner = struct {
         };
         const written = one.encode(&name.secret, into) orelse return error.NoRoom;
         if (is_new) {
-            self.rows[name.place].grant(name, bytes, rights);
+            self.rows[name.place].grant(name, bytes, range.rights);
             self.count += 1;
         }
         return written;

@@ -5,7 +5,7 @@
 
 const std = @import("std");
 const exporting = @import("export.zig");
-const ledger = @import("../grants/ledger.zig");
+const grants = @import("../grants/grants.zig");
 const library_file = @import("library.zig");
 const limits = @import("../limits.zig");
 const loading = @import("../system/loading.zig");
@@ -24,6 +24,14 @@ const Transfer = transfer.Transfer;
 
 const ADAPTERS = "/sys/class/infiniband";
 
+const NO_CUDA = "UCX {s} ({s}) knows no memory of CUDA devices: it was built without CUDA, finds no driver, or " ++
+    "UCX_TLS leaves out cuda_copy. The UCX of HPC-X and of DOCA has both CUDA and verbs; " ++ library_file.VARIABLE ++
+    " names the folder of one";
+const NEEDS = "Adapters need the open kernel modules of the CUDA driver, which export such memory as a dma-buf, or " ++
+    "the kernel module nvidia_peermem";
+const REFUSED = "UCX {s} ({s}) has not registered memory of a CUDA device: status {d}, {s}. " ++ NEEDS;
+const NO_ADAPTER = "UCX {s} ({s}) has registered memory of a CUDA device, but not with an adapter. " ++ NEEDS;
+
 pub const Ucx = struct {
     lock: sys.Mutex,
     thread: *Thread,
@@ -37,6 +45,8 @@ pub const Ucx = struct {
     extra: [limits.PATH_BYTES]u8,
     /// Which library it is and what it drives, or why there is none.
     about: Text,
+    /// Why memory of devices is not reached, as T0 has told it last.
+    why_no_device: Text,
 
     const BYTES = std.mem.alignForward(usize, @sizeOf(Ucx), 4096);
 
@@ -106,20 +116,46 @@ pub const Ucx = struct {
 
     /// What the handle of a grant says to readers with an adapter, written to `into`: as many bytes, 0 if this process
     /// has none; or a negative status. From now on T2 is there for them.
-    pub fn exportGrant(self: *Ucx, place: u32, generation: u32, terms: *const ledger.Terms, into: []u8) i32 {
+    pub fn exportGrant(self: *Ucx, name: exporting.Name, range: grants.Range, into: []u8) i32 {
         if (!self.isOpen()) return 0;
         const rc = self.thread.start();
         if (rc < 0) return rc;
         defer self.thread.nudge(); // it may sleep without an end in sight
         self.lock.lock();
         defer self.lock.unlock();
-        const bytes = @as([*]u8, @ptrFromInt(terms.address))[0..@intCast(terms.size)];
-        const name = exporting.Name{ .place = place, .generation = generation, .secret = terms.secret };
-        const written = self.owner.exportGrant(name, bytes, terms.rights, into) catch |problem| switch (problem) {
+        const written = self.owner.exportGrant(name, range, into) catch |problem| switch (problem) {
             error.Refused => return 0, // the limit of what may be pinned, say: other carriers are left
             error.NoRoom => return status.ERR_TOO_LARGE,
         };
         return @intCast(written.len);
+    }
+
+    /// Kinds of memory that UCX knows, a mask by `grants.Memory`; 0 if there is none.
+    pub fn memory(self: *Ucx) u32 {
+        if (!self.isOpen()) return 0;
+        const HOST = 1 << @intFromEnum(grants.Memory.host);
+        const CUDA = 1 << @intFromEnum(grants.Memory.cuda);
+        return if (self.worker.kinds >> library_file.MEMORY_CUDA & 1 != 0) HOST | CUDA else HOST;
+    }
+
+    /// Why memory of devices is not reached, or was not when last tried; "" = it was, or may be.
+    pub fn whyNoDevice(self: *Ucx) [:0]const u8 {
+        if (!self.isOpen()) return self.about.get();
+        self.lock.lock();
+        defer self.lock.unlock();
+        const text = &self.why_no_device;
+        text.* = .{};
+        const which = .{ self.library.version, self.library.path };
+        switch (self.worker.trouble) {
+            .none => {},
+            .unknown_kind => text.add(NO_CUDA, which),
+            .refused => {
+                const status_of = self.worker.refusal;
+                text.add(REFUSED, which ++ .{ status_of, library_file.describe(status_of) });
+            },
+            .no_adapter => text.add(NO_ADAPTER, which),
+        }
+        return text.get();
     }
 
     /// Let no access to a grant stay open.
@@ -180,6 +216,7 @@ pub const Ucx = struct {
             .offset = one.request.offset,
             .size = one.request.size,
             .local = one.request.local.?,
+            .memory = one.request.memoryOf(),
             .exported = one.request.exportedBytes(),
         });
         self.lock.unlock();

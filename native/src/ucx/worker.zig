@@ -2,6 +2,7 @@
 //! a time.
 
 const std = @import("std");
+const grants = @import("../grants/grants.zig");
 const limits = @import("../limits.zig");
 const loading = @import("../system/loading.zig");
 const ucx = @import("library.zig");
@@ -10,9 +11,22 @@ const ucx = @import("library.zig");
 /// reads the memory, so that taking a registration back stops no reader.
 const LEFT_OUT = "^sm,tcp,self";
 
+/// Transports of adapters, by the beginnings of their names.
+const ADAPTERS = [_][]const u8{ "rc_", "dc_", "ud_", "srd", "gga_" };
+
+/// Why memory of a device is not registered, if it was not when last tried.
+pub const Trouble = enum { none, unknown_kind, refused, no_adapter };
+
 pub const Worker = struct {
     library: *const ucx.Library,
     context: *ucx.Context,
+    /// Kinds of memory that UCX knows, as a mask.
+    kinds: u64,
+    /// Memory domains of adapters, one bit each.
+    adapters: u64,
+    trouble: Trouble,
+    /// What `mem_map` has returned with the trouble `refused`.
+    refusal: ucx.Status,
     handle: *ucx.Worker,
     /// Readable when there is progress to be made, after `arm`.
     bell: i32,
@@ -38,7 +52,19 @@ pub const Worker = struct {
         errdefer call.worker_destroy(handle.?);
         var bell: c_int = -1;
         if (call.worker_get_efd(handle.?, &bell) != ucx.OK) return error.Refused;
-        return .{ .library = library, .context = context.?, .handle = handle.?, .bell = bell };
+        var known: ucx.ContextAttributes = .{};
+        if (call.context_query(context.?, &known) != ucx.OK) known.memory_types = 1 << ucx.MEMORY_HOST;
+        var text: [limits.UCX_TEXT_BYTES * 8]u8 = undefined;
+        return .{
+            .library = library,
+            .context = context.?,
+            .kinds = known.memory_types,
+            .adapters = domainsOfAdapters(loading.printed(&text, context.?, call.context_print_info)),
+            .trouble = if (known.memory_types >> ucx.MEMORY_CUDA & 1 == 0) .unknown_kind else .none,
+            .refusal = ucx.OK,
+            .handle = handle.?,
+            .bell = bell,
+        };
     }
 
     /// End it, after everything made by it.
@@ -87,7 +113,30 @@ pub const Worker = struct {
         var memory: ?*ucx.Memory = null;
         const parameters: ucx.MemoryParameters = .{ .address = bytes.ptr, .size = bytes.len, .protection = protection };
         if (self.library.call.mem_map(self.context, &parameters, &memory) != ucx.OK) return error.Refused;
-        return .{ .worker = self, .memory = memory.? };
+        return .{ .worker = self, .memory = memory.?, .kind = .host };
+    }
+
+    /// Register memory of a device, with an adapter that then reaches it itself. UCX also succeeds where only its own
+    /// software reaches it: for readers, the processor of the owner would copy, and end the process if it cannot.
+    pub fn registerDevice(self: *Worker, bytes: []u8, writable: bool, kind: grants.Memory) error{Refused}!Registration {
+        std.debug.assert(kind == .cuda);
+        self.trouble = .unknown_kind;
+        if (self.kinds >> ucx.MEMORY_CUDA & 1 == 0) return error.Refused;
+        var protection: c_uint = ucx.PROTECT_LOCAL_READ | ucx.PROTECT_REMOTE_READ;
+        if (writable) protection |= ucx.PROTECT_LOCAL_WRITE | ucx.PROTECT_REMOTE_WRITE;
+        var memory: ?*ucx.Memory = null;
+        var parameters: ucx.MemoryParameters = .{ .address = bytes.ptr, .size = bytes.len, .protection = protection };
+        parameters.tell(ucx.MEMORY_CUDA);
+        self.trouble = .refused;
+        self.refusal = self.library.call.mem_map(self.context, &parameters, &memory);
+        if (self.refusal != ucx.OK) return error.Refused;
+        const made = Registration{ .worker = self, .memory = memory.?, .kind = kind };
+        errdefer made.end();
+        self.trouble = .no_adapter;
+        var key: [limits.EXPORT_BYTES_MAX]u8 = undefined;
+        if (ucx.domainsOf(made.key(&key) catch return error.Refused) & self.adapters == 0) return error.Refused;
+        self.trouble = .none;
+        return made;
     }
 };
 
@@ -95,6 +144,7 @@ pub const Worker = struct {
 pub const Registration = struct {
     worker: *Worker,
     memory: *ucx.Memory,
+    kind: grants.Memory,
 
     /// What others need to reach it: the bytes, a part of `into`.
     pub fn key(self: Registration, into: []u8) error{ Refused, NoRoom }![]u8 {
@@ -167,7 +217,10 @@ pub const Endpoint = struct {
     }
 
     fn requestOf(ours: ?Registration) ucx.RequestParameters {
-        return if (ours) |registration| .with(registration.memory) else .{};
+        const registration = ours orelse return .{};
+        var parameters: ucx.RequestParameters = .with(registration.memory);
+        if (registration.kind == .cuda) parameters.tell(ucx.MEMORY_CUDA);
+        return parameters;
     }
 
     /// Begin to wait until all before is done over there.
@@ -227,6 +280,38 @@ test "transports of a context" {
     try std.testing.expectEqualStrings("rc_verbs/rxe0:1, ud_verbs/rxe0:1", namesOf(info, &into));
     var short: [20]u8 = undefined;
     try std.testing.expectEqualStrings("rc_verbs/rxe0:1", namesOf(info, &short));
+}
+
+/// Of what UCX prints of a context, the memory domains of adapters: "# resource 0 : md 3 dev 0 flags -- rc_verbs/...".
+fn domainsOfAdapters(info: []const u8) u64 {
+    var found: u64 = 0;
+    var lines = std.mem.splitScalar(u8, info, '\n');
+    while (lines.next()) |line| {
+        if (std.mem.indexOf(u8, line, "resource") == null) continue;
+        const name = line[(std.mem.lastIndexOfScalar(u8, line, ' ') orelse continue) + 1 ..];
+        const is_adapter = for (ADAPTERS) |prefix| {
+            if (std.mem.startsWith(u8, name, prefix)) break true;
+        } else false;
+        if (!is_adapter) continue;
+        const at = std.mem.indexOf(u8, line, " md ") orelse continue;
+        var words = std.mem.tokenizeScalar(u8, line[at + 4 ..], ' ');
+        const domain = std.fmt.parseInt(u6, words.next() orelse continue, 10) catch continue;
+        found |= @as(u64, 1) << domain;
+    }
+    return found;
+}
+
+test "memory domains of adapters" {
+    const info =
+        \\#            md 0  :  component 0  mlx5_0
+        \\#      resource 0  :  md 0  dev 0  flags -- rc_verbs/mlx5_0:1
+        \\#      resource 1  :  md 2  dev 0  flags -- ud_mlx5/mlx5_1:1
+        \\#      resource 2  :  md 3  dev 1  flags -- cuda_copy/cuda
+        \\#      resource 3  :  md 64 dev 1  flags -- rc_mlx5/many:1
+        \\#      resource 4  :  md x  dev 1  flags -- rc_mlx5/torn:1
+    ;
+    try std.testing.expectEqual(0b101, domainsOfAdapters(info));
+    try std.testing.expectEqual(0, domainsOfAdapters("# resource"));
 }
 
 /// Of what UCX prints of an endpoint, the lane for one-sided bulk data: "lane[0]:  3:rc_verbs/rxe0:1.0 ... rma_bw#0".

@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 from trimesh.config import reread
 from trimesh.errors import TrimeshError
 
-ABI_VERSION: Final = 15
+ABI_VERSION: Final = 16
 """The contract that the Python side was written for."""
 
 _HERE: Final = Path(__file__).parent

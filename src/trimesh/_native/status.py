@@ -36,6 +36,7 @@ ERR_TLS_NAME: Final = -20
 ERR_TLS_REFUSED: Final = -21
 ERR_TLS_LATE: Final = -22
 ERR_TLS_CUT: Final = -23
+ERR_DEVICE: Final = -24
 ERR_ERRNO: Final = -1000
 
 _NAMES: Final = {

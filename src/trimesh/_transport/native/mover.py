@@ -156,7 +156,7 @@ class NativeMover(Mover):
         out = ffi.new("tm_grant *")
         out.secret.bytes = _random_secret()
         start = ffi.cast("uint8_t *", span.address)
-        code = self.library.lib.tm_grant_add(self.handle, start, span.nbytes, rights.value, block, out)
+        code = self.library.lib.tm_grant_add(self.handle, start, span.nbytes, rights.value, block, 0, out)
         status.check(code, "granting memory", limit="GRANTS_MAX")
         made = Grant(int(out.place), int(out.generation), bytes(out.secret.bytes), self._export(out))
         self._keep[made.place, made.generation] = span.keep
