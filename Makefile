@@ -59,12 +59,18 @@ $(PY):
 		echo "trimesh needs Python 3.11 or newer; say which one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# One stamp for each set of packages; `dev` holds `test`. The compiler of the native library comes first and works beside
-# pip, which has torch to unpack. pip compiles no bytecode: most of it is of modules that are never imported.
-$(VENV)/.installed-$(EXTRA): pyproject.toml hatch_build.py requirements/needed.py requirements/constraints.txt | $(PY)
+packages := pyproject.toml hatch_build.py requirements/needed.py requirements/constraints.txt
+
+# The compiler of the native library comes first. pip compiles no bytecode: most of it is of modules that are never
+# imported.
+$(VENV)/.installed-compiler: $(packages) | $(PY)
 	$(PY) requirements/needed.py > $(VENV)/needed-to-build
-	$(PY) requirements/needed.py torch $(EXTRA) > $(VENV)/needed
 	$(PIP) --requirement $(VENV)/needed-to-build
+	@touch $@
+
+# One stamp for each set of packages; `dev` holds `test`. The compiler works beside pip, which has torch to unpack.
+$(VENV)/.installed-$(EXTRA): $(packages) | $(PY) $(VENV)/.installed-compiler
+	$(PY) requirements/needed.py torch $(EXTRA) > $(VENV)/needed
 	$(PY) hatch_build.py & compiler=$$!; $(PIP) --requirement $(VENV)/needed && wait $$compiler || { kill $$compiler; exit 1; }
 	$(PIP) --no-build-isolation --no-deps --editable .
 	@touch $(VENV)/.installed-test $@
@@ -120,7 +126,7 @@ pyright: setup-dev
 layers: setup-dev  ## import-linter: the floors
 	$(BIN)/lint-imports --cache-dir .import_linter_cache
 
-zig-check: setup-dev  ## the native library: format, tests, and that it compiles for the other architecture
+zig-check: $(VENV)/.installed-compiler  ## the native library: format, tests, and that it compiles for the other architecture
 	$(ZIG) fmt --check build.zig native
 	$(ZIG) build test
 	$(ZIG) build -Dtarget=aarch64-linux-gnu.2.17 --prefix .cache/aarch64 --summary none
