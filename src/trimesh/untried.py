@@ -7,17 +7,18 @@ import warnings
 _said = set[str]()
 
 
-def warn_untried(what: str) -> None:
+def warn_untried(what: str, how: str = "run `make test-cuda` in a checkout of trimesh on this machine") -> None:
     """Warn that something has not run on a CUDA device yet, and say how to try it; later calls for it do nothing.
 
     Args:
         what: Its name, as the subject of a sentence.
+        how: What shows whether it works, as an order.
     """
     if what in _said:
         return
     _said.add(what)
     warnings.warn(
         f"{what} has been tested without a CUDA device only: compare its results with those on the CPU first, "
-        "run `make test-cuda` in a checkout of trimesh on this machine, and report what fails",
+        f"{how}, and report what fails",
         stacklevel=2,
     )

@@ -374,8 +374,28 @@ async def test_other_host_is_told_that_it_does_not_reach_the_device() -> None:
         owner = await procs.slice(gpus=0).spawn("owner", Owner, 1000)
         reader = await procs.slice(gpus=1).spawn("reader", Reader)
         handle = await owner.handle.call_one()
-        assert await reader.backend.call_one(handle) == "none"
-        with pytest.raises(LinkLost):
+        if await reader.backend.call_one(handle) == "none":
+            with pytest.raises(LinkLost):
+                await reader.read_to_device.call_one(handle)
+
+
+@SIZES
+async def test_other_host_reaches_the_device_by_an_adapter(size: int) -> None:
+    """GPUDirect RDMA; `python -m trimesh.rdma --gpudirect` says what it lacks."""
+    async with this_host().spawn_procs({"gpus": 2}, env=lambda point: {"TRIMESH_HOST_ID": str(point["gpus"])}) as procs:
+        owner = await procs.slice(gpus=0).spawn("owner", Owner, size)
+        reader = await procs.slice(gpus=1).spawn("reader", Reader)
+        handle = await owner.handle.call_one()
+        if await reader.backend.call_one(handle) == "none":
+            pytest.skip(handle.handle.granted.why_no_device or "no adapter of this machine reaches the device")
+        assert await reader.read_to_device.call_one(handle) == pattern(size)
+        assert await reader.read_to_host.call_one(handle) == pattern(size)
+        await reader.write_from_device.call_one(handle, pattern(size, 1))
+        assert await owner.look.call_one() == pattern(size, 1)
+        await reader.write_from_host.call_one(handle, pattern(size, 2))
+        assert await owner.look.call_one() == pattern(size, 2)
+        await owner.revoke.call_one()
+        with pytest.raises(trio.ClosedResourceError):
             await reader.read_to_device.call_one(handle)
 
 

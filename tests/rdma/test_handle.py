@@ -17,11 +17,13 @@ from trimesh.shape.extent import Extent
 
 HOME = ProcessAddress(5, 6, 7, 8, 9, 10, b"\x7f\0\0\1")
 GRANT = Grant(1, 2, bytes(range(16)), b"worker and keys")
+ON_DEVICE = Grant(3, 4, bytes(range(1, 17)), b"worker and other keys")
 ORIGIN = Origin(Extent(gpus=2).point(1), "trainers", "Trainer", None, "here", 8, 3)
 
 
 def make(nbytes: int = 100, rights: Right = Right.READ | Right.WRITE) -> Handle:
-    return Handle(Granted(HOME, GRANT, 4, ORIGIN), address=4096, offset=16, nbytes=nbytes, rights=rights)
+    granted = Granted(HOME, GRANT, 4, ORIGIN, ON_DEVICE)
+    return Handle(granted, address=4096, offset=16, nbytes=nbytes, rights=rights)
 
 
 def test_handle_travels_as_it_is():
@@ -30,6 +32,16 @@ def test_handle_travels_as_it_is():
     assert found.granted.home == HOME
     assert found.granted.grant == GRANT
     assert found.granted.origin == ORIGIN
+    assert found.granted.device == ON_DEVICE
+
+
+@pytest.mark.parametrize(("why", "kept"), [("", ""), ("no adapter", "no adapter"), ("x" * 5000, "x" * 1024)])
+def test_handle_says_why_adapters_do_not_reach_a_device(why: str, kept: str):
+    """Nothing is said of memory of a host."""
+    found = handle_of(*Handle(Granted(HOME, GRANT, 4, ORIGIN, None, why), 1, 0, 1, Right.READ).fields())
+    assert (found.granted.device, found.granted.why_no_device) == (None, kept)
+    with pytest.raises(ValueError, match="granted to adapters first"):
+        found.granted.on_device  # noqa: B018 - a property
 
 
 def test_secret_is_not_shown():
@@ -73,6 +85,17 @@ REPLACED: list[tuple[tuple[int, ...], Any]] = [
     ((3, 3), 5),
     ((3, 5), "8"),
     ((3,), ()),
+    ((4, 0), -1),
+    ((4, 0), True),
+    ((4, 1), 0),
+    ((4, 1), 1 << 32),
+    ((4, 2), b"short"),
+    ((4, 3), b""),
+    ((4, 3), bytes(limits.EXPORT_BYTES_MAX + 1)),
+    ((4,), None),
+    ((4,), (1, 2)),
+    ((4,), (5,)),
+    ((4,), ("x" * 2000,)),
 ]
 
 
@@ -97,10 +120,10 @@ def test_any_fields_make_a_handle_or_a_protocol_error(seed: int):
     for _ in range(500):
         fields = [list(part) for part in make().fields()]
         for _ in range(draw.randrange(1, 4)):
-            part = draw.randrange(4)
+            part = draw.randrange(5)
             fields[part][draw.randrange(len(fields[part]))] = draw.choice(values)
         if draw.random() < 0.2:
-            fields[draw.randrange(4)] = draw.choice(values)
+            fields[draw.randrange(5)] = draw.choice(values)
         try:
             found = rebuild(*fields)
         except ProtocolError:

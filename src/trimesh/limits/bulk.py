@@ -66,6 +66,9 @@ INLINE_BYTES_MAX: Final = 1 << 17
 EXPORT_BYTES_MAX: Final = 4_096
 """What a handle says to readers with an RDMA adapter: 20 to 250 bytes for each adapter of a machine (at most 9)."""
 
+DEVICE_REASON_CHARS: Final = 1_024
+"""What a handle says about why no adapter reaches memory of a device: as much as the native library says."""
+
 MOVER_SILENCE_MS: Final = 5_000
 """A process that lives and does not answer a transfer for this long is called silent: longer than a lease, so that a
 stopped process is reported as such where it is watched."""

@@ -1,6 +1,6 @@
 """Messages of the packages above, and memory granted to other processes."""
 
-from trimesh._runtime.services.bulk import Bulk, Granted, Registration, describe
+from trimesh._runtime.services.bulk import Bulk, Granted, NotByAdapter, Registration, describe
 from trimesh._runtime.services.registry import TENSORS, Handler
 
 __all__ = [
@@ -8,6 +8,7 @@ __all__ = [
     "Bulk",
     "Granted",
     "Handler",
+    "NotByAdapter",
     "Registration",
     "describe",
 ]

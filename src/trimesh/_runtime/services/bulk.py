@@ -28,6 +28,7 @@ from trimesh._transport.interface.mover import (
     Carrier,
     End,
     Grant,
+    MemoryKind,
     Mover,
     ProcessAddress,
     Right,
@@ -58,6 +59,10 @@ if TYPE_CHECKING:
 _POLL_SECONDS_MAX: Final = 0.05
 
 
+class NotByAdapter(LinkLost):
+    """Memory of a device is at one end, and no adapter moves it; through memory of the host it may go."""
+
+
 class Granted(msgspec.Struct, frozen=True, eq=False):
     """Memory in some process, as those know it that were told of it.
 
@@ -66,12 +71,28 @@ class Granted(msgspec.Struct, frozen=True, eq=False):
         grant: What it has granted.
         block: Number of the block that it lies in there; 0 for none.
         origin: Who has granted it.
+        device: The grant on the memory of a device, if `grant` is on what describes that, and an adapter there reaches
+            it.
+        why_no_device: Why none does.
     """
 
     home: ProcessAddress
     grant: Grant
     block: int
     origin: Origin
+    device: Grant | None = None
+    why_no_device: str = ""
+
+    @property
+    def on_device(self) -> Granted:
+        """The memory of the device itself, as readers with an adapter reach it.
+
+        Raises:
+            ValueError: There is none.
+        """
+        if self.device is None:
+            raise ValueError("memory of a device is granted to adapters first, got none")
+        return Granted(self.home, self.device, 0, self.origin)
 
 
 class Registration:
@@ -82,23 +103,32 @@ class Registration:
         span: The memory.
         block: Number of the block that it lies in; 0 for none.
         rights: What others may do at most.
+        device: The memory of a device that the memory describes; None for other memory.
+        why_no_device: Why adapters do not reach it.
         cell: The actor that has made it; None outside of actors.
         origin: The same, as errors say it.
-        grants: Of it, by their rights.
+        grants: Of it, and of the memory of the device, by their rights.
         is_revoked: Whether nothing new begins.
         is_over: Set when it is dropped.
     """
 
-    __slots__ = ("block", "bulk", "cell", "grants", "is_over", "is_revoked", "origin", "rights", "span")
+    __slots__ = (
+        *("block", "bulk", "cell", "device", "grants", "is_over", "is_revoked", "origin", "rights", "span"),
+        "why_no_device",
+    )
 
-    def __init__(self, bulk: Bulk, span: Span, block: int, rights: Right, cell: Cell | None, origin: Origin) -> None:
+    def __init__(
+        self, bulk: Bulk, span: Span, block: int, rights: Right, cell: Cell | None, origin: Origin, device: Span | None
+    ) -> None:
         self.bulk = bulk
         self.span = span
         self.block = block
         self.rights = rights
         self.cell = cell
         self.origin = origin
-        self.grants: dict[Right, Grant] = {}
+        self.grants: dict[tuple[Right, MemoryKind], Grant] = {}
+        self.device = device
+        self.why_no_device = ""
         self.is_revoked = False
         self.is_over = trio.Event()
 
@@ -111,10 +141,26 @@ class Registration:
         """
         if self.is_revoked:
             raise trio.ClosedResourceError("this buffer is revoked")
-        mover = self.bulk.mover
-        if rights not in self.grants:
-            self.grants[rights] = mover.grant(self.span, rights, block=self.block)
-        return Granted(mover.home, self.grants[rights], self.block, self.origin)
+        grant = self._grant(self.span, rights)
+        device = None if self.device is None or self.why_no_device else self._grant_device(self.device, rights)
+        return Granted(self.bulk.mover.home, grant, self.block, self.origin, device, self.why_no_device)
+
+    def _grant(self, span: Span, rights: Right) -> Grant:
+        key = rights, span.kind
+        if key not in self.grants:
+            block = self.block if span is self.span else 0
+            self.grants[key] = self.bulk.mover.grant(span, rights, block=block)
+        return self.grants[key]
+
+    def _grant_device(self, device: Span, rights: Right) -> Grant | None:
+        made, mover = self._grant(device, rights), self.bulk.mover
+        if made.exported:
+            return made
+        self.why_no_device = mover.why_no_device or "no adapter has registered it"
+        del self.grants[rights, device.kind]
+        mover.revoke(made)
+        mover.drop(made)
+        return None
 
     def revoke(self) -> None:
         """Let nothing new begin; wait in the background for what runs. Idempotent."""
@@ -170,8 +216,13 @@ class Bulk:
 
     # ---- granting --------------------------------------------------------------------------------------------
 
-    def register(self, span: Span, rights: Right) -> Registration:
+    def register(self, span: Span, rights: Right, device: Span | None = None) -> Registration:
         """Let others reach memory of this process, until the actor that asks for it has ended, or this process.
+
+        Args:
+            span: The memory.
+            rights: What they may do.
+            device: Memory of a device that it describes; adapters reach it, if this process has such.
 
         Raises:
             LimitExceeded: `limits.GRANTS_MAX` grants are there.
@@ -182,7 +233,7 @@ class Bulk:
         if cell is not None and cell.ended.is_set():
             raise trio.ClosedResourceError(f"{cell.spec.name} has ended: what it would make ends with it")
         origin = Origin(None, "", host=self.proc.host_name, pid=self.proc.pid) if cell is None else cell.origin(None)
-        made = Registration(self, span, self.mover.block_of(span), rights, cell, origin)
+        made = Registration(self, span, self.mover.block_of(span), rights, cell, origin, device)
         made.granted(rights)
         self._registrations[made] = None
         if cell is not None:
@@ -223,7 +274,7 @@ class Bulk:
         for grant in registration.grants.values():
             self.proc.transport.mover.drop(grant)
         registration.grants.clear()
-        registration.span = Span(0, 0)
+        registration.span, registration.device = Span(0, 0), None
         del self._registrations[registration]
         registration.is_over.set()
 
@@ -248,9 +299,27 @@ class Bulk:
         carrier = _best(attachment, granted)
         if carrier is not Carrier.NONE:
             return attachment.name_of(carrier)
-        return "link" if self._is_elsewhere(granted) else "none"
+        return "link" if self.is_elsewhere(granted) else "none"
 
-    def _is_elsewhere(self, granted: Granted) -> bool:
+    def why_no_adapter(self, granted: Granted) -> str:
+        """Return why no adapter moves memory of a device, between there and memory of this host; "" if one does."""
+        if granted.device is None:
+            return f"its owner says: {granted.why_no_device or 'no adapter has registered it'}"
+        if Carrier.UCX in self._attachment(granted.home).carriers:
+            return ""
+        return f"here: {self.mover.why_no_device or 'ucx is not used'}"
+
+    def adapter(self, granted: Granted) -> str:
+        """Return the name of the adapters that move memory of a device between here and there, or "none"."""
+        if self.proc.death_of(ProcId(granted.home.epoch)) is not None or self.why_no_adapter(granted):
+            return "none"
+        return self._attachment(granted.home).name_of(Carrier.UCX)
+
+    def goes_by_adapter(self, granted: Granted) -> bool:
+        """Return whether an adapter is the best of what moves bytes between here and there."""
+        return _best(self._attachment(granted.home), granted) is Carrier.UCX
+
+    def is_elsewhere(self, granted: Granted) -> bool:
         """Return whether memory is of another host, which messages reach in any case."""
         return granted.home.host != self.mover.home.host
 
@@ -281,7 +350,7 @@ class Bulk:
     async def _move(self, granted: Granted, transfer: Transfer) -> TransferDone:
         attachment = await self._enter(granted)
         try:
-            if self._is_elsewhere(granted) and _best(attachment, granted) is Carrier.NONE:
+            if self.is_elsewhere(granted) and _best(attachment, granted) is Carrier.NONE:
                 return await self._move_by_link(granted, transfer)
             return await attachment.move(transfer)
         except TransferError as error:
@@ -324,7 +393,7 @@ class Bulk:
         Returns:
             None if it cannot be mapped here: it is of another host, of this process, or no block; or too much is.
         """
-        if self._is_elsewhere(granted) or granted.home.epoch == self.proc.proc_id or not granted.block:
+        if self.is_elsewhere(granted) or granted.home.epoch == self.proc.proc_id or not granted.block:
             return None
         try:
             return self._attachment(granted.home).keep(granted.grant, nbytes)
@@ -376,6 +445,10 @@ class Bulk:
             raise PermissionError(
                 f"{describe(granted)} knows no such buffer: secret, rights or range of this handle are wrong"
             ) from None
+        if end is End.DEVICE:
+            why = self.mover.why_no_device or "no adapter carries it"
+            text = f"memory of a device cannot be moved between here and {describe(granted)}: {why}"
+            raise _located(NotByAdapter(text), granted) from None
         if end is End.SILENT:
             text = f"{describe(granted)}, or whoever is at an atomic operation there, has not answered a transfer"
             raise _located(Unresponsive(text), granted) from None

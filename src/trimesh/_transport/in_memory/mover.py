@@ -24,6 +24,7 @@ from trimesh._transport.interface.mover import (
     Carrier,
     End,
     Grant,
+    MemoryKind,
     Mover,
     ProcessAddress,
     Right,
@@ -153,6 +154,16 @@ class MemoryMover(Mover):
         self._rows[place] = _Row(span, rights, block, generation, secret)
         return Grant(place, generation, secret)
 
+    @property
+    def has_adapters(self) -> bool:
+        """Whether there are any: not in a simulation."""
+        return False
+
+    @property
+    def why_no_device(self) -> str:
+        """Why they move no memory of devices; see `Mover.why_no_device`."""
+        return "simulated processes have no RDMA adapter"
+
     def revoke(self, grant: Grant) -> bool:
         """Let nothing new begin; see `Mover.revoke`."""
         row = self._own(grant)
@@ -192,6 +203,8 @@ class MemoryMover(Mover):
             raise TransferError(End.DENIED)
         if row.is_revoked:
             raise TransferError(End.REVOKED)
+        if MemoryKind.CUDA in (row.span.kind, transfer.local.kind):
+            raise TransferError(End.DEVICE)
         if by.has_ended:
             raise TransferError(End.CANCELLED)
         return row

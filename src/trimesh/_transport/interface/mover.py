@@ -36,6 +36,14 @@ class Carrier(enum.Flag):
 BEST_FIRST: Final = (Carrier.LOCAL, Carrier.SHM, Carrier.CMA, Carrier.UCX, Carrier.TCP)
 
 
+class MemoryKind(enum.IntEnum):
+    """Whose memory it is, as the native library numbers it."""
+
+    HOST = 0
+    CUDA = 1
+    """Of a CUDA device: only adapters move it."""
+
+
 class Right(enum.Flag):
     """What a grant allows."""
 
@@ -65,6 +73,7 @@ class End(enum.Enum):
     LOST = "the connection to its process was lost, or refused"
     """From another host it is unseen whether the process has ended."""
     CANCELLED = "it was given up, or its attachment was ended"
+    DEVICE = "it is about memory of a device, and goes by no adapter"
 
 
 class TransferError(Exception):
@@ -125,11 +134,13 @@ class Span(msgspec.Struct, frozen=True, eq=False):
         address: Of its first byte.
         nbytes: Its size.
         keep: What keeps it there.
+        kind: Whose memory it is.
     """
 
     address: int
     nbytes: int
     keep: object = None
+    kind: MemoryKind = MemoryKind.HOST
 
     def __repr__(self) -> str:
         return f"Span(address={self.address}, nbytes={self.nbytes})"  # what keeps it may be all the memory itself
@@ -304,13 +315,23 @@ class Mover(ABC):
         """Let others reach memory of this process, which is kept until the grant is dropped.
 
         Args:
-            span: The memory.
+            span: The memory. That of a device is reached by what the grant has `exported`, or not at all.
             rights: What they may do.
             block: Number of the block that it lies in, 0 for any other memory.
 
         Raises:
             LimitExceeded: There are too many grants.
         """
+
+    @property
+    @abstractmethod
+    def has_adapters(self) -> bool:
+        """Whether this process has RDMA adapters that it can use."""
+
+    @property
+    @abstractmethod
+    def why_no_device(self) -> str:
+        """Why they move no memory of devices, or did not when that was last tried; "" when they do, or may."""
 
     @abstractmethod
     def revoke(self, grant: Grant) -> bool:

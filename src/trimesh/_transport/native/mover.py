@@ -38,7 +38,7 @@ from trimesh._transport.interface.mover import (
     UnderWay,
     lent_memory,
 )
-from trimesh._transport.native.adapter_names import adapter_name
+from trimesh._transport.native.adapter_names import Adapters, adapter_name, adapters_of
 from trimesh._transport.native.carrier_choice import chosen_carriers
 from trimesh._transport.native.host_identity import host_identity
 from trimesh._transport.native.ucx_wheel import wheel_library
@@ -57,6 +57,7 @@ _ENDS: Final = {
     status.ERR_SILENT: End.SILENT,
     status.ERR_PEER: End.LOST,
     status.ERR_CANCELLED: End.CANCELLED,
+    status.ERR_DEVICE: End.DEVICE,
 }
 
 
@@ -156,7 +157,7 @@ class NativeMover(Mover):
         out = ffi.new("tm_grant *")
         out.secret.bytes = _random_secret()
         start = ffi.cast("uint8_t *", span.address)
-        code = self.library.lib.tm_grant_add(self.handle, start, span.nbytes, rights.value, block, 0, out)
+        code = self.library.lib.tm_grant_add(self.handle, start, span.nbytes, rights.value, block, span.kind, out)
         status.check(code, "granting memory", limit="GRANTS_MAX")
         made = Grant(int(out.place), int(out.generation), bytes(out.secret.bytes), self._export(out))
         self._keep[made.place, made.generation] = span.keep
@@ -190,11 +191,19 @@ class NativeMover(Mover):
         return made
 
     @property
-    def adapters(self) -> str:
-        """Which RDMA adapters this process has, and by which library; or why there are none."""
-        out = self.library.ffi.new("tm_adapters *")
-        status.check(self.library.lib.tm_mover_get_adapters(self.handle, out), "asking for RDMA adapters")
-        return str(self.library.ffi.string(out.about).decode(errors="replace"))
+    def adapters(self) -> Adapters:
+        """What RDMA adapters this process has."""
+        return adapters_of(self.library, self.handle)
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether there are any that it can use; see `Mover.has_adapters`."""
+        return self.adapters.are_usable
+
+    @property
+    def why_no_device(self) -> str:
+        """Why they move no memory of devices; see `Mover.why_no_device`."""
+        return self.adapters.why_no_device
 
     # ---- blocks ----------------------------------------------------------------------------------------------
 
@@ -360,7 +369,7 @@ class NativeAttachment(Attachment):
 
     def name_of(self, carrier: Carrier) -> str:
         """Return what people call a carrier of it; adapters by what drives them."""
-        return adapter_name(self.mover.adapters) if carrier is Carrier.UCX else super().name_of(carrier)
+        return adapter_name(self.mover.adapters.about) if carrier is Carrier.UCX else super().name_of(carrier)
 
     @property
     def is_busy(self) -> bool:
@@ -382,7 +391,7 @@ class NativeAttachment(Attachment):
         made.attachment, made.kind = self.number, transfer.kind
         made.grant = mover.grant_of(transfer.grant)[0]
         made.offset, made.size = transfer.offset, transfer.local.nbytes
-        made.local = ffi.cast("uint8_t *", transfer.local.address)
+        made.local, made.memory = ffi.cast("uint8_t *", transfer.local.address), transfer.local.kind
         made.operand, made.expected = transfer.operand, transfer.expected
         exported = transfer.grant.exported  # which the transfer keeps until it has ended
         if exported:

@@ -39,7 +39,8 @@ class RDMABuffer:
 
     Args:
         data: A contiguous torch tensor, numpy array, memoryview or bytearray, of at least one byte. `data` is kept. The
-            tensor may be on a CUDA device: then processes of this host reach it that see the device.
+            tensor may be on a CUDA device: then processes of this host reach it that see the device, and others if RDMA
+            adapters at both sides reach devices.
         writable: Whether others may write; then `data` must be writable.
 
     Raises:
@@ -91,7 +92,8 @@ class RDMABuffer:
     def backend(self) -> str:
         """What carries its bytes from and to here, "none" if nothing does.
 
-        "local", "shm", "cma", "tcp" or "cuda_ipc"; by an RDMA adapter "ibverbs", "efa" or, of other kinds, "ucx".
+        "local", "shm", "cma", "tcp" or "cuda_ipc"; by an RDMA adapter "ibverbs", "efa" or, of other kinds, "ucx"; that
+        also of a CUDA device, if adapters at both sides reach it and this process does not.
 
         Raises:
             RuntimeError: No mesh is open here.
@@ -376,18 +378,20 @@ def buffer_by(handle: Handle) -> RDMABuffer:
 
 def _register(memory: Memory, rights: Right) -> tuple[Registration, Granted]:
     bulk = proc_for("an RDMABuffer is made").bulk
-    span = memory.span
-    if memory.tensor is not None:
-        span = device_transfer.post_ticket(bulk, share(memory.tensor, span, memory.text))
-    made = bulk.register(span, rights)
-    return made, made.granted(rights)
+    if memory.tensor is None:
+        made = bulk.register(memory.span, rights)
+        return made, made.granted(rights)
+    return device_transfer.register(bulk, share(memory.tensor, memory.span, memory.text), memory.span, rights)
 
 
 def _backend(handle: Handle) -> str:
-    found = proc_for("the backend of an RDMABuffer is known").bulk.backend(handle.granted)
+    bulk = proc_for("the backend of an RDMABuffer is known").bulk
+    found = bulk.backend(handle.granted)
     if not handle.is_on_device or found == "local":
         return found
-    return "cuda_ipc" if found == "shm" and find_device(handle.space)[0] is not None else "none"
+    if found == "shm" and find_device(handle.space)[0] is not None:
+        return "cuda_ipc"
+    return bulk.adapter(handle.granted)
 
 
 def _word(name: str, value: int, low: int = 0) -> int:

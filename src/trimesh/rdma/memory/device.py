@@ -88,6 +88,15 @@ def new_stream(index: int) -> Any:
     return _torch().cuda.Stream(device=index)
 
 
+def settle_writes(index: int) -> None:
+    """Have a device see what an adapter has written to its memory; then what is queued from now on reads it.
+
+    Raises:
+        DriverError: The driver has no such function, or has refused it.
+    """
+    load_driver().flush_writes(new_stream(index).cuda_stream)
+
+
 # ---- what others may reach -------------------------------------------------------------------------------------------
 
 

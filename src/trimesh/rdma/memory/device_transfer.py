@@ -5,6 +5,9 @@
     device      device         by the device itself
     device      host           through pinned places
 
+Between hosts, and where the device is not seen here, adapters move them that reach devices (see `adapters`); if those
+reach that of one end only, through pinned places at the other.
+
 A buffer on a device is granted by its ticket (see `ticket`). Who copies holds a claim on that grant, as a view does, so
 `aclose` waits for it; and looks at the grant after each piece, so it ends soon when the buffer is revoked or its owner
 has died.
@@ -21,9 +24,10 @@ from functools import partial
 import attrs
 
 from trimesh import limits
-from trimesh._runtime.services import Bulk, describe
-from trimesh._transport.interface.mover import Span, Transfer, TransferKind
+from trimesh._runtime.services import Bulk, Granted, Registration, describe
+from trimesh._transport.interface.mover import Right, Span, Transfer, TransferKind
 from trimesh.errors import LinkLost, set_origin
+from trimesh.rdma.memory.adapters import announce, move_directly, push_writes, until_ready
 from trimesh.rdma.memory.device import (
     DeviceLane,
     DeviceMemory,
@@ -82,6 +86,25 @@ def post_ticket(bulk: Bulk, memory: DeviceMemory) -> Span:
     return Span(address_of(block) + at, limits.CUDA_TICKET_BYTES, kept)
 
 
+def register(bulk: Bulk, memory: DeviceMemory, span: Span, rights: Right) -> tuple[Registration, Granted]:
+    """Let others reach memory of a device: by its ticket, and by adapters if this process has such.
+
+    Args:
+        bulk: Of this process.
+        memory: The memory, as CUDA shares it.
+        span: The same, as adapters register it.
+        rights: What others may do.
+
+    Raises:
+        LimitExceeded, OSError: There is no place.
+    """
+    ticket = post_ticket(bulk, memory)
+    made = bulk.register(ticket, rights, span)
+    granted = made.granted(rights)
+    announce(bulk, granted, ticket, memory)
+    return made, granted
+
+
 # ---- reaching --------------------------------------------------------------------------------------------------------
 
 
@@ -105,6 +128,12 @@ async def move(bulk: Bulk, handle: Handle, kind: TransferKind, memory: Memory) -
 
 
 async def _move_host_buffer(bulk: Bulk, handle: Handle, kind: TransferKind, memory: Memory) -> None:
+    if bulk.goes_by_adapter(handle.granted) and await move_directly(bulk, handle, kind, memory):
+        return
+    await _through_places(bulk, handle, kind, memory)
+
+
+async def _through_places(bulk: Bulk, handle: Handle, kind: TransferKind, memory: Memory) -> None:
     places = await pinned_places(handle.nbytes)
     is_feed = kind is TransferKind.READ
     index, there = memory.tensor.device.index, memory.span.address
@@ -114,6 +143,36 @@ async def _move_host_buffer(bulk: Bulk, handle: Handle, kind: TransferKind, memo
 
 
 async def _move_device_buffer(bulk: Bulk, handle: Handle, kind: TransferKind, memory: Memory) -> None:
+    why_not = bulk.why_no_adapter(handle.granted)
+    if not why_not and bulk.is_elsewhere(handle.granted):
+        return await _move_by_adapter(bulk, handle, kind, memory)
+    try:
+        await _move_by_device(bulk, handle, kind, memory)
+    except _NotSeenError as missing:
+        if why_not:
+            raise _lost(handle, f"{missing}; nor by an adapter: {why_not}") from missing.__cause__
+        await _move_by_adapter(bulk, handle, kind, memory)
+    except LinkLost as error:
+        if bulk.is_elsewhere(handle.granted):
+            error.add_note(
+                "the buffer is on a CUDA device, which processes of its host reach, and others by RDMA adapters that "
+                f"reach it (docs/rdma.md). {why_not[:1].upper()}{why_not[1:]}"
+            )
+        raise
+
+
+async def _move_by_adapter(bulk: Bulk, handle: Handle, kind: TransferKind, memory: Memory) -> None:
+    await until_ready(bulk, handle)
+    there = attrs.evolve(handle, granted=handle.granted.on_device)
+    if memory.tensor is None:
+        await bulk.move(there.granted, Transfer(kind, there.granted.grant, there.offset, memory.span))
+    elif not await move_directly(bulk, there, kind, memory):
+        await _through_places(bulk, there, kind, memory)
+    if kind is TransferKind.WRITE:
+        await push_writes(bulk, there)
+
+
+async def _move_by_device(bulk: Bulk, handle: Handle, kind: TransferKind, memory: Memory) -> None:
     is_feed = kind is TransferKind.WRITE
     async with _reached(bulk, handle, kind) as (there, index):
         if memory.tensor is not None:
@@ -168,12 +227,13 @@ async def _look(bulk: Bulk, handle: Handle, *_: int) -> None:
 @asynccontextmanager
 async def _reached(bulk: Bulk, handle: Handle, kind: TransferKind) -> AsyncGenerator[tuple[int, int], None]:
     """Give the address of a buffer on a device, and the number of that device here, with a claim on the buffer."""
-    ticket_view = await _view_ticket(bulk, handle, kind)
+    writable = kind is TransferKind.WRITE
+    ticket_view = await bulk.view(handle.granted, 0, limits.CUDA_TICKET_BYTES, writable=writable)
     try:
         ticket = read_ticket(bytes(ticket_view), handle.space, handle.offset, handle.nbytes)
         index, why_not = find_device(handle.space)
         if index is None:
-            raise _lost(handle, why_not)
+            raise _NotSeenError(why_not)
         own = granted_here(ticket.number)
         if own is not None:
             await until(own.is_ready)
@@ -187,14 +247,6 @@ async def _reached(bulk: Bulk, handle: Handle, kind: TransferKind) -> AsyncGener
         del ticket_view
 
 
-async def _view_ticket(bulk: Bulk, handle: Handle, kind: TransferKind) -> memoryview:
-    try:
-        return await bulk.view(handle.granted, 0, limits.CUDA_TICKET_BYTES, writable=kind is TransferKind.WRITE)
-    except LinkLost as error:
-        error.add_note("the buffer is on a CUDA device, which processes of its host reach (docs/rdma.md)")
-        raise
-
-
 @asynccontextmanager
 async def _opened(bulk: Bulk, handle: Handle, ticket: Ticket, index: int) -> AsyncGenerator[int, None]:
     opened: Opened | None = None
@@ -204,11 +256,15 @@ async def _opened(bulk: Bulk, handle: Handle, ticket: Ticket, index: int) -> Asy
             await until(opened.is_ready, partial(_look, bulk, handle))  # the event of a dead process may never come
         except RuntimeError as error:
             await _look(bulk, handle)  # it may be that the owner has died
-            raise _lost(handle, f"it cannot be opened here: {error}") from error
+            raise _NotSeenError(f"it cannot be opened here: {error}") from error
         yield opened.address
     finally:
         if opened is not None:
             await close(opened)
+
+
+class _NotSeenError(Exception):
+    """This process has no way to the memory by the device itself; nothing was moved."""
 
 
 def _lost(handle: Handle, why: str) -> LinkLost:

@@ -43,6 +43,13 @@ _TYPES: Final[dict[str, tuple[Any, ...]]] = {
 }
 """Functions and the types of their arguments, as cuda.h has them; all return a `CUresult`."""
 
+_FLUSH: Final = "cuFlushGPUDirectRDMAWrites"
+_FLUSH_TYPES: Final = (ctypes.c_int, ctypes.c_int)
+"""Of a function that drivers have since CUDA 11.3; the rest does without it."""
+_CURRENT_CONTEXT: Final = 0
+_TO_OWNER: Final = 100
+"""`CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX` and `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER`."""
+
 
 class Driver:
     """The driver. Each call names a stream that torch has made, by its number: it says on which device.
@@ -62,6 +69,10 @@ class Driver:
                 raise DriverError(f"the CUDA driver is too old: it has no {name}") from None
             function.argtypes, function.restype = types, ctypes.c_int
             self._functions[name] = function
+        flush = getattr(library, _FLUSH, None)
+        if flush is not None:
+            flush.argtypes, flush.restype = _FLUSH_TYPES, ctypes.c_int
+            self._functions[_FLUSH] = flush
 
     def allocation_of(self, stream: int, address: int) -> tuple[int, int]:
         """Return where the allocation begins that an address lies in, and its size."""
@@ -94,6 +105,13 @@ class Driver:
         """Queue a copy between any two addresses, of devices or of pinned memory."""
         with self._current(stream):
             self._call("cuMemcpyAsync", to, source, nbytes, stream)
+
+    def flush_writes(self, stream: int) -> None:
+        """Have the device of a stream see what adapters have written to its memory."""
+        if _FLUSH not in self._functions:
+            raise DriverError(f"the CUDA driver is too old: it has no {_FLUSH}")
+        with self._current(stream):
+            self._call(_FLUSH, _CURRENT_CONTEXT, _TO_OWNER)
 
     @contextmanager
     def _current(self, stream: int) -> Generator[None, None, None]:

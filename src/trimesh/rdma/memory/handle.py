@@ -16,6 +16,7 @@ from trimesh.rdma.memory.ticket import HOST, is_device
 from trimesh.shape.point import Point
 
 _WORD: Final = 1 << 64
+_NO_SECRET: Final = bytes(16)
 _READABLE: Final = frozenset((Right.READ, Right.READ | Right.WRITE))
 
 
@@ -57,12 +58,38 @@ class Handle:
         """Return it as plain values; of the point of the origin, the point."""
         granted, home, origin = self.granted, self.granted.home, self.granted.origin
         grant = granted.grant
+        device = _device_fields(granted)
         return (
             (home.epoch, home.host, home.started, home.pid, home.ledger, home.port, home.address),
             (grant.place, grant.generation, grant.secret, granted.block, grant.exported),
             (self.address, self.offset, self.nbytes, self.rights.value, self.space),
             (origin.point, origin.mesh, origin.actor, origin.endpoint, origin.host, origin.pid, origin.incarnation),
+            *((device,) if device else ()),
         )
+
+
+def _device_fields(granted: Granted) -> tuple[Any, ...]:
+    """Return what adapters need of memory of a device; or why none reaches it; or nothing, for other memory."""
+    if granted.device is None:
+        return (granted.why_no_device[: limits.DEVICE_REASON_CHARS],) if granted.why_no_device else ()
+    return granted.device.place, granted.device.generation, granted.device.secret, granted.device.exported
+
+
+def _device_of(fields: Any, *more: Any) -> tuple[Grant | None, str]:
+    match fields:
+        case [str() as why] if not more and len(why) <= limits.DEVICE_REASON_CHARS:
+            return None, why
+        case [int() as place, int() as generation, bytes() as secret, bytes() as exported] if (
+            not more
+            and type(place) is type(generation) is int
+            and 0 <= place < 1 << 32
+            and 0 < generation < 1 << 32
+            and len(secret) == len(_NO_SECRET)
+            and 0 < len(exported) <= limits.EXPORT_BYTES_MAX
+        ):
+            return Grant(place, generation, secret, exported), ""
+        case _:
+            raise ProtocolError("memory of a device must be named by a grant for adapters, or the reason why not")
 
 
 def with_exported(handle: Handle, exported: bytes) -> Handle:
@@ -78,7 +105,8 @@ def handle_of(*fields: Any) -> Handle:
         ProtocolError: A peer has sent something else. Whether the memory is there, its process says.
     """
     try:
-        (home, (place, generation, secret, block, exported), (address, offset, nbytes, rights, space), origin) = fields
+        home, grant, (address, offset, nbytes, rights, space), origin, *device = fields
+        place, generation, secret, block, exported = grant
         epoch, host, started, pid, ledger, port, listening = home
         point, *names, origin_pid, incarnation = origin
     except (TypeError, ValueError) as error:
@@ -89,7 +117,7 @@ def handle_of(*fields: Any) -> Handle:
         raise ProtocolError("a buffer must be named by numbers of 64 bits")
     if max(pid, ledger, port, place, generation, block) >= 1 << 32 or not (nbytes and offset + nbytes < _WORD):
         raise ProtocolError("a buffer must be a range of a grant of a process")
-    if not (isinstance(secret, bytes) and len(secret) == 16 and isinstance(space, str)):
+    if not (isinstance(secret, bytes) and len(secret) == len(_NO_SECRET) and isinstance(space, str)):
         raise ProtocolError("a buffer must come with a secret of 16 bytes and the name of its memory")
     if space != HOST and not is_device(space):
         raise ProtocolError(f"a buffer must be in memory of the host or of a CUDA device, got {space!r:.100}")
@@ -103,10 +131,13 @@ def handle_of(*fields: Any) -> Handle:
         raise ProtocolError("the origin of a buffer must be a place in a mesh")
     if len(names) != 4 or not all(isinstance(name, str | None) for name in names) or None in (names[0], names[3]):
         raise ProtocolError("the origin of a buffer must be named by texts")
+    on_device, why_no_device = (None, "") if not device else _device_of(*device)
     granted = Granted(
         ProcessAddress(epoch, host, started, pid, ledger, port, listening),
         Grant(place, generation, secret, exported),
         block,
         Origin(point, names[0], names[1], names[2], names[3], origin_pid, incarnation),
+        on_device,
+        why_no_device,
     )
     return Handle(granted, address, offset, nbytes, Right(rights), space)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import attrs
 
-from trimesh._transport.interface.mover import Span
+from trimesh._transport.interface.mover import MemoryKind, Span
 from trimesh.rdma.memory.device import space_of
 from trimesh.rdma.memory.ticket import HOST
 
@@ -95,6 +95,7 @@ def _of_tensor(tensor: Any, what: str) -> Memory:
     span = Span(address, nbytes, tensor.untyped_storage() if nbytes else None)
     if tensor.device.type != "cuda":
         return Memory(span, is_writable=True, text=text)
+    span = Span(span.address, span.nbytes, span.keep, MemoryKind.CUDA)
     from trimesh.untried import warn_untried  # noqa: PLC0415 - few programs have a device
 
     warn_untried("bulk data from and to memory of CUDA devices")

@@ -26,6 +26,15 @@ CUDA_HANDLE_BYTES: Final = 64
 
 _NUMBER_MAX: Final = 1 << 63
 
+STATE_AT: Final = limits.CUDA_TICKET_BYTES - 1
+"""Of a ticket, the byte by which readers without the device know whether they may begin: `COMPUTING`, and so on."""
+
+COMPUTING: Final = 0
+"""What had been queued when the buffer was made has not ended, as far as its process has seen."""
+READY: Final = 1
+FAILED: Final = 2
+"""The device has failed at it."""
+
 
 class Ticket(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """What opens one piece of memory of a device.
@@ -56,7 +65,7 @@ def write_ticket(ticket: Ticket) -> bytes:
     """Return a ticket as it lies in memory: of `limits.CUDA_TICKET_BYTES`."""
     written = msgspec.msgpack.encode(ticket)
     data = len(written).to_bytes(_HEAD, "little") + written
-    assert len(data) <= limits.CUDA_TICKET_BYTES, "the bound has room for the longest"
+    assert len(data) <= STATE_AT, "the bound has room for the longest"
     return data.ljust(limits.CUDA_TICKET_BYTES, b"\0")
 
 
