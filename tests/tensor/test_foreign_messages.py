@@ -5,11 +5,12 @@ from __future__ import annotations
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 import trimesh
-from trimesh import Actor, endpoint, this_host
+from trimesh import Actor, endpoint, limits, this_host
 from trimesh._runtime.values.codec import Values
 from trimesh.errors import MeshErrorGroup, Origin, PayloadError, ProtocolError
 from trimesh.ids import ProcId
@@ -31,6 +32,7 @@ from trimesh.tensor.protocol.arguments import read  # noqa: E402
 from trimesh.tensor.rank.function_parts import LocalMeta, Operand  # noqa: E402
 from trimesh.tensor.rank.rank import Rank, TeamOnRank  # noqa: E402
 from trimesh.tensor.rank.reader import CommandReader  # noqa: E402
+from trimesh.tensor.rank.sequence_reader import SequenceReader  # noqa: E402
 from trimesh.tensor.rank.signature import define  # noqa: E402
 from trimesh.tensor.session import service  # noqa: E402
 
@@ -92,16 +94,16 @@ class _Outside:
 
 @given(st.lists(st.tuples(st.just(messages.DEFINE), st.integers(16, 18), DESCRIPTIONS), max_size=3), STREAMS)
 def test_streams(definitions: list[tuple[Any, ...]], stream: list[Any]) -> None:
-    """What is understood is executed: whatever it is, the rank lives on."""
+    """What is understood is executed: whatever it is, and however often, the rank lives on."""
     team = TeamOnRank(1, Extent(gpus=1), [0], [], 0, 0)
     rank = Rank("procs", Extent(gpus=1), 0, CPU, _Outside())
-    with suppress(ProtocolError):
-        steps = CommandReader(CPU, KERNELS).read(
-            [word for words in definitions for word in words] + stream, [memoryview(b"1234")]
-        )
-        for step in steps:
-            step.execute(rank, team)
-        assert team.done <= len(stream)
+    with suppress(ProtocolError), patch.object(limits, "TENSOR_SEQUENCE_COMMANDS_MIN", 1):
+        reader = SequenceReader(CommandReader(CPU, KERNELS), KERNELS.local_sequence)
+        reader.read([word for words in definitions for word in words], [])
+        for _ in range(4):
+            for step in reader.read(stream, [memoryview(b"1234")]):
+                step.execute(rank, team)
+        assert team.done <= 4 * len(stream)
 
 
 _LIKE = SimpleNamespace(size=(2,), dtype=torch.float32)

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 TENSOR_BATCH_COMMANDS: Final = 16
-"""Commands that are sent together at most while a task goes on issuing: a message costs some 20 us, a command 3."""
+"""Commands that are sent together at least while a task goes on issuing: a message costs some 20 us, a command 3."""
+
+TENSOR_BATCH_COMMANDS_MAX: Final = 128
+"""Commands that are sent together at most: a batch of more than TENSOR_BATCH_COMMANDS ends where its operations say so,
+after some 30 more, so that a program that issues the same again sends the same batches."""
 
 TENSOR_COMMANDS_AHEAD: Final = 16_384
 """Commands of a team that its slowest rank may be behind before issuing waits: seconds of work, megabytes queued."""
@@ -83,6 +87,16 @@ SIGNAL_SECONDS: Final = 0.05
 TENSOR_REPLAYS_LEARNT: Final = 8
 """Replays of a recording that a rank learns from: one for each way in which what it reads may lie. Each takes as long
 as two by the rules, and what was learnt has some hundred bytes for each operator."""
+
+TENSOR_SEQUENCE_COMMANDS_MIN: Final = 8
+"""A rank knows no shorter sequences of commands again: to know one costs as much as two commands."""
+
+TENSOR_SEQUENCES_SEEN: Final = 65_536
+"""Sequences of commands of a team that a rank remembers to have seen once, by a number each: some megabytes."""
+
+TENSOR_SEQUENCES_KEPT: Final = 1_024
+"""Sequences of commands of a team that a rank keeps because they came again; then it forgets all of them. A step of a
+large model has some hundred, of ten to a hundred kilobytes each."""
 
 TENSOR_LAYOUTS_LEARNT: Final = 64
 """Layouts of tensors for which a rank remembers how one operator with its arguments runs; then it forgets all of them.

@@ -5,7 +5,7 @@
     python -m tests.tensor.judge --falsify all                     # find each wrong rule that is planted
     python -m tests.tensor.judge --seed 17                         # one program, as a script, and what came of it
     python -m tests.tensor.judge --recorded                        # each program as a recorded function, replayed
-    python -m tests.tensor.judge --twice                           # ... after it has run once on the same ranks
+    python -m tests.tensor.judge --later                           # ... after it has run twice on the same ranks
 
 What fails is grouped by kind and operation; of each group the first is made shorter and printed, with the line that
 repeats it. Programs that were refused in words, and those that are known to fail (`expected`), are counted apart.
@@ -28,7 +28,7 @@ from tests.tensor.judge.case import Case, look_into
 from tests.tensor.judge.expected import EXPECTED, cause_of
 from tests.tensor.judge.falsification import FALSIFIED, plant
 from tests.tensor.judge.generator import extent_of, generate
-from tests.tensor.judge.interpreter import MeshRun, RecordedRun, SecondRun
+from tests.tensor.judge.interpreter import LaterRun, MeshRun, RecordedRun
 from tests.tensor.judge.program import Program, short, source
 from tests.tensor.judge.session import Session, Verdict, session
 
@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--lines", default="", help="a pattern: lines of the table that it fits are drawn most")
     parser.add_argument("--mesh", default="", help="only programs of this mesh, a=2,b=2 for example: starts fewer")
     ways = parser.add_mutually_exclusive_group()
-    ways.add_argument("--twice", dest="runs", action="store_const", const=SecondRun, help="after it has run once there")
+    ways.add_argument("--later", dest="runs", action="store_const", const=LaterRun, help="after it has run there")
     ways.add_argument("--recorded", dest="runs", action="store_const", const=RecordedRun, help="as a recorded function")
     parser.set_defaults(runs=MeshRun)
     parser.add_argument("--falsify", default="", help="a wrong rule that is planted and must be found, or all")

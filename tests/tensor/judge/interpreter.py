@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from copy import copy
 from functools import lru_cache
 from types import CodeType
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 import torch
@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import trimesh
+from trimesh import limits
 
 FINE: Final = {torch.float64: (4096.0, 65536.0), torch.float32: (64.0, 256.0), torch.bfloat16: (8.0, 16.0)}
 """For each dtype: numbers that are multiples of 1 over the first and at most the second are sums of quarters and
@@ -202,7 +203,13 @@ def is_fine(value: torch.Tensor) -> torch.Tensor:
 
 
 class MeshRun(Run):
-    """On tensors of a mesh."""
+    """On tensors of a mesh.
+
+    Attributes:
+        setup: What its processes run before anything else.
+    """
+
+    setup: ClassVar[Callable[[], None] | None] = None
 
     def __init__(self, program: Program, procs: Any) -> None:
         super().__init__(program)
@@ -232,11 +239,19 @@ class MeshRun(Run):
         return repeat(trimesh.compile(function), times, *args)
 
 
-class SecondRun(MeshRun):
-    """On tensors of a mesh, after the same program has run there: by what ranks have learnt of its operators."""
+def know_short_sequences() -> None:
+    """Let a rank know sequences again that are as short as those of a program of some lines."""
+    limits.TENSOR_SEQUENCE_COMMANDS_MIN = 2  # type: ignore[misc]
+
+
+class LaterRun(MeshRun):
+    """On tensors of a mesh, after the same program has run there: by what ranks have learnt of its commands."""
+
+    setup = staticmethod(know_short_sequences)
 
     def __init__(self, program: Program, procs: Any) -> None:
-        MeshRun(program, procs).run()
+        for _ in range(2):  # a sequence that comes again is learnt from
+            MeshRun(program, procs).run()
         super().__init__(program, procs)
 
 

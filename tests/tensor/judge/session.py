@@ -217,8 +217,9 @@ class Session:
         return Session(self._host, self._stack, setup, self.runs)
 
     def _procs(self, extent: Extent) -> Any:
+        setup = self._setup or self.runs.setup
         return self._host.spawn_procs(
-            dict(extent), grace=10, supervision=trimesh.Isolate(), output="discard", setup=self._setup
+            dict(extent), grace=10, supervision=trimesh.Isolate(), output="discard", setup=setup
         )
 
     async def bench(self, extent: Extent) -> Bench:

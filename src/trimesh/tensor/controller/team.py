@@ -41,6 +41,13 @@ class TeamFailure:
 
 _OWN = __file__.rsplit("/", 2)[0]
 
+# Batches end after operations, not after numbers of them: the same operations make the same batches, whatever came
+# before, and ranks know them again. Of the latest four operations, mixed, some bits decide: one batch in 32 ends there.
+_PLAN_BITS = 13
+_LATEST = (1 << 4 * _PLAN_BITS) - 1
+_MIXER = 0x9E37_79B9_7F4A_7C15
+_END_OF_BATCH = 0b11111 << 56
+
 
 @attrs.define(eq=False)
 class Team:
@@ -80,6 +87,7 @@ class Team:
     _freed: list[int] = attrs.field(factory=list[int])
     _defined: set[int] = attrs.field(factory=set[int])
     _generation: int = 0
+    _latest: int = 0
     _new_lines: list[Line] = attrs.field(factory=list[Line])
 
     @property
@@ -131,7 +139,11 @@ class Team:
         recorder = engine.shapes.recorder
         if recorder is not None:
             recorder.took(self, plan, first, outputs, operands, line, freed)
-        if self.issued - self.first >= limits.TENSOR_BATCH_COMMANDS:
+        self._latest = recent = (self._latest << _PLAN_BITS ^ plan.number) & _LATEST
+        count = self.issued - self.first
+        if count >= limits.TENSOR_BATCH_COMMANDS and (
+            recent * _MIXER & _END_OF_BATCH == 0 or count >= limits.TENSOR_BATCH_COMMANDS_MAX
+        ):
             engine.flush_team(self)
         return first
 

@@ -1,4 +1,4 @@
-"""`LearntReplay`: the replays of one recording, which run by what this rank has learnt from those before."""
+"""`LearntReplay`: the replays of one recording, or sequence, which run by what this rank has learnt before."""
 
 from __future__ import annotations
 
@@ -23,8 +23,12 @@ class LearntReplay:
     """See `LocalReplay`.
 
     A replay whose tensors lie as those of no replay before runs by the rules, and is learnt from.
+
+    Attributes:
+        is_counted: Whether each command counts, rather than all of a replay as one.
     """
 
+    is_counted: bool = False
     _programs: list[LocalProgram] = attrs.field(factory=list["LocalProgram"])
     _learnt: int = 0
 
@@ -35,12 +39,12 @@ class LearntReplay:
         engine = engine_in(rank)
         for program in self._programs:
             if program.fits(rank.values, engine):
-                return program.run(rank, team, first_move)
+                return program.run(rank, team, first_move, is_counted=self.is_counted)
         if self._learnt >= limits.TENSOR_REPLAYS_LEARNT:
             return 0
         self._learnt += 1
         try:
-            self._programs.append(LocalTrace(rank, team).run(steps, first_move))
+            self._programs.append(LocalTrace(rank, team, is_counted=self.is_counted).run(steps, first_move))
         except NotLocal:
             pass
         return len(steps)

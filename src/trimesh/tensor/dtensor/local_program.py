@@ -17,6 +17,7 @@ from trimesh.tensor.rank.layout import global_tensor
 from trimesh.tensor.rank.poison import Poison, local_of
 from trimesh.tensor.rank.rank import Command, Rank, TeamOnRank
 from trimesh.tensor.rank.replay import execute
+from trimesh.tensor.rules.cuts import SUM, cuts_of
 from trimesh.tensor.rules.engine import engine_of
 
 if TYPE_CHECKING:
@@ -46,6 +47,11 @@ class PartLayout:
         if spec is not self.spec and (spec is None or self.spec is None or not _is_alike(spec, self.spec)):
             return False
         return part.stride() == self.stride and part.size() == self.size and part.dtype is self.dtype
+
+
+def is_in_parts(spec: Any) -> bool:
+    """Whether what torch knows of a tensor says that its parts are to be added up."""
+    return spec is not None and SUM in cuts_of(spec.placements)
 
 
 def layout_of(value: Any) -> PartLayout:
@@ -109,6 +115,10 @@ class Slots(list[Any]):
             found = self._objects[number] = self[slot] if spec is None else global_tensor(self[slot], spec)
         return found
 
+    def found(self, number: int) -> Any:
+        """Return a value, if anything has asked for it, and it was not forgotten."""
+        return self._objects.get(number)
+
     def forget(self, number: int) -> None:
         """Let a value go."""
         self._objects.pop(number, None)
@@ -158,21 +168,23 @@ class LocalProgram:
     Attributes:
         externals: Refs of what it reads and has not made; their places are the numbers of these values.
         twins: Further refs of some of them.
-        in_parts: The numbers of those that are in parts of a sum.
+        alone: The numbers of those of whose parts it makes a sum: nothing else may share their memory.
         steps: In order.
         values: By number.
         constants: By number: what is no tensor, and the same each time.
         slots: How many parts there are.
+        makes_parts: Whether it makes tensors in parts of a sum.
         ran: The operators on global tensors that it stands for, as the engine of the rules counts them.
     """
 
     externals: Sequence[int]
     twins: Sequence[Named]
-    in_parts: Sequence[int]
+    alone: Sequence[int]
     steps: Sequence[LocalStep]
     values: Sequence[Made]
     constants: Mapping[int, Any]
     slots: int
+    makes_parts: bool
     ran: OperatorCounts
 
     def fits(self, values: Mapping[int, Any], engine: RuleEngine | None) -> bool:
@@ -182,11 +194,19 @@ class LocalProgram:
             all(made.layout.fits(value) for value, made in zip(found, self.values, strict=False))
             and all(values.get(ref) is found[number] for ref, number in self.twins)
             and len(set(map(id, found))) == len(found)
-            and not any(engine is not None and engine.sums.is_shared(found[number]) for number in self.in_parts)
+            and not any(engine is not None and engine.sums.is_shared(found[number]) for number in self.alone)
         )
 
-    def run(self, rank: Rank, team: TeamOnRank, first_move: int) -> int:
-        """Do it; return how many steps were done, of which the last may have failed. Never raises."""
+    def run(self, rank: Rank, team: TeamOnRank, first_move: int, *, is_counted: bool) -> int:
+        """Do it; return how many steps were done, of which the last may have failed. Never raises.
+
+        Args:
+            rank: That does it.
+            team: Whose commands these are.
+            first_move: What moves are numbered from.
+            is_counted: See `LearntReplay`.
+        """
+        uncounted = team.steps - team.done
         if self.ran.all:
             engine_of(rank).counts.add(self.ran)
         slots = Slots(self)
@@ -197,7 +217,9 @@ class LocalProgram:
             for one in self.steps:
                 done += 1
                 if one.ops is None:
-                    if not self._run_as_it_is(rank, team, slots, one, first_move):
+                    if is_counted:
+                        team.done = team.steps - uncounted
+                    if not self._run_as_it_is(rank, team, slots, one, first_move, is_counted=is_counted):
                         break
                 else:
                     _do(rank, team, slots, one)
@@ -206,16 +228,22 @@ class LocalProgram:
         except BaseException as error:  # noqa: BLE001 - waits for whoever fetches
             self._put_back(rank, slots, done - 1)
             slots.close()
+            if is_counted:
+                team.done = team.steps - uncounted
             _fail(rank, team, self.steps[done - 1].step, error)
         else:
             self._put_back(rank, slots, done)
+        if is_counted:
+            team.done = team.steps - uncounted
         return done
 
-    def _run_as_it_is(self, rank: Rank, team: TeamOnRank, slots: Slots, one: LocalStep, first_move: int) -> bool:
+    def _run_as_it_is(
+        self, rank: Rank, team: TeamOnRank, slots: Slots, one: LocalStep, first_move: int, *, is_counted: bool
+    ) -> bool:
         """Run a command by the rules; return whether all of it is as it was."""
         for ref, number in one.given:
             rank.values[ref] = slots.value(number)
-        execute(one.step, rank, team, first_move)
+        execute(one.step, rank, team, first_move, is_counted=is_counted)
         for ref, number in one.made:
             value = rank.values.get(ref)
             if not self.values[number].layout.fits(value):
@@ -238,6 +266,16 @@ class LocalProgram:
                 live.pop(ref, None)
         for ref, number in live.items():
             rank.values[ref] = slots.value(number)
+        if self.makes_parts:
+            self._tell_of_parts(rank, slots, {number for number in live.values() if self.values[number].slot >= 0})
+
+    def _tell_of_parts(self, rank: Rank, slots: Slots, made: set[int]) -> None:
+        """Let the rules know of tensors in parts that share memory, of each other's or of what was given."""
+        sums = engine_of(rank).sums
+        for number in (*made, *range(len(self.externals))):
+            value = slots.found(number)
+            if value is not None and is_in_parts(getattr(value, "_spec", None)):
+                sums.viewed(value, [value])
 
 
 def _do(rank: Rank, team: TeamOnRank, slots: Slots, one: LocalStep) -> None:

@@ -8,22 +8,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from trimesh.tensor.dtensor.copied_view import has_copied_views
-from trimesh.tensor.dtensor.local_program import LocalProgram, LocalStep, Made, Named, Op, Slots, layout_of
-from trimesh.tensor.rank.poison import Poison, local_of
+from trimesh.tensor.dtensor.local_program import LocalProgram, LocalStep, Made, Named, Op, Slots, is_in_parts, layout_of
+from trimesh.tensor.rank.poison import Poison, local_of, memory_of
 from trimesh.tensor.rank.rank import Command, Free, Rank, Step, TeamOnRank
-from trimesh.tensor.rank.replay import VaryingCommand, execute
-from trimesh.tensor.rules.cuts import SUM, cuts_of
+from trimesh.tensor.rank.replay import VaryingCommand, execute, is_of_operators
 from trimesh.tensor.rules.engine import OperatorCounts, engine_in
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
-
-_TAKEN_APART: Final = frozenset({"redistribute", "redistribute_back", "to_local", "to_global"})
-"""Kernels of ours that are operators on parts, and nothing else."""
 
 _PLAIN: Final = (
     int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
@@ -33,6 +30,10 @@ _PLAIN: Final = (
 
 _VARYING: Final = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 """Operators whose result decides what is done next."""
+
+
+_AFTER: Final = -1
+"""In the place of an operator of a step: after all of it."""
 
 
 class NotLocal(Exception):
@@ -124,6 +125,8 @@ class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator."""
+        if FakeTensor in types:  # only a layout is looked for
+            return func(*args, **(kwargs or {}))
         if any(kind is not torch.Tensor and kind is not torch.nn.Parameter for kind in types):
             return NotImplemented  # what it is made of comes here next
         kwargs = kwargs or {}
@@ -169,11 +172,13 @@ class LocalTrace:
     Args:
         rank: That runs it.
         team: Whose recording it is.
+        is_counted: See `LearntReplay`.
     """
 
-    def __init__(self, rank: Rank, team: TeamOnRank) -> None:
+    def __init__(self, rank: Rank, team: TeamOnRank, *, is_counted: bool) -> None:
         self._rank = rank
         self._team = team
+        self._is_counted = is_counted
         self._engine = engine_in(rank)
         self._listener = _Listener()
         self._numbers: Any = WeakIdKeyDictionary()
@@ -185,6 +190,9 @@ class LocalTrace:
         self._seen: list[_Seen] = []
         self._relaid: dict[int, DTensor] = {}
         self._slots_now: dict[int, int] = {}
+        self._in_parts: dict[int | None, list[int]] = {}
+        self._alone: set[int] = set()
+        self._forgotten = False
 
     def run(self, steps: Sequence[Step], first_move: int) -> LocalProgram:
         """Run all steps by the rules, and return the program.
@@ -198,21 +206,24 @@ class LocalTrace:
         except NotLocal as error:
             why = error
         engine, before, ran = self._engine, OperatorCounts(), OperatorCounts()
+        shared: set[int] = set()
         if engine is not None:
             before.add(engine.counts)
             engine.sums.on_laid = self._laid
+            values = self._rank.values
+            shared = {self._named[ref] for ref in self._externals if engine.sums.is_shared(values[ref])}
         for step in steps:
             if why is not None:
-                execute(step, self._rank, self._team, first_move)
+                execute(step, self._rank, self._team, first_move, is_counted=self._is_counted)
                 continue
             self._listener.begin()
             self._relaid.clear()
-            if _is_of_operators(step):
+            if isinstance(step, Command) and is_of_operators(step.signature):
                 with self._listener:
-                    execute(step, self._rank, self._team, first_move)
+                    execute(step, self._rank, self._team, first_move, is_counted=self._is_counted)
             else:  # functions of users are not listened to: they may have modes of their own
                 self._listener.lose()
-                execute(step, self._rank, self._team, first_move)
+                execute(step, self._rank, self._team, first_move, is_counted=self._is_counted)
             try:
                 self._see(step)
             except NotLocal as error:
@@ -220,6 +231,10 @@ class LocalTrace:
         if engine is not None:
             engine.sums.on_laid = None
             ran = engine.counts.since(before)
+        if why is None and self._forgotten:
+            why = NotLocal("a tensor is laid anew that no ref names")
+        if why is None and not shared.isdisjoint(self._alone):
+            why = NotLocal("what was added up shares memory with what is not of these steps")
         if why is None:
             return self._program(ran)
         raise why
@@ -234,11 +249,12 @@ class LocalTrace:
                 if ref in made or ref in self._named:
                     continue
                 value = self._found(ref)
-                self._check_alone(value)
                 number = self._numbers.get(value) if isinstance(value, torch.Tensor) else None
                 if number is None:
                     number = self._number(value)
                     self._externals.append(ref)
+                    if is_in_parts(getattr(value, "_spec", None)):
+                        self._in_parts.setdefault(memory_of(value), []).append(number)
                 else:
                     self._twins.append((ref, number))
                 self._named[ref] = number
@@ -266,11 +282,15 @@ class LocalTrace:
         self._slots_now[number] = self._values[number].slot
         return number
 
-    def _laid(self, value: DTensor) -> None:
+    def _laid(self, value: DTensor, before: torch.Tensor) -> None:
         """Note that a global tensor lies otherwise, unless only the command itself has it."""
+        # Whatever shared the memory of parts would have been added up, too.
+        self._alone.update(self._in_parts.get(memory_of(before), ()))
         number = self._numbers.get(value)
         if number is None:
             return
+        if number not in self._named.values():  # something else has it, and a replay would not reach that
+            self._forgotten = True
         self._relaid[number] = value
         slot = self._listener.slots.get(value._local_tensor)
         if slot is None:
@@ -302,6 +322,7 @@ class LocalTrace:
         self._listener.lose()
         for ref, value in read.items():
             self._check_alone(value)
+            self._alone.update(self._in_parts.get(memory_of(value), ()))
             number = self._named[ref]
             is_known = not isinstance(value, torch.Tensor) or slots.get(local_of(value)) == self._slots_now[number]
             if number not in self._relaid and not is_known:
@@ -328,30 +349,29 @@ class LocalTrace:
     # ---- what comes of it ------------------------------------------------------------------------------------
 
     def _program(self, ran: OperatorCounts) -> LocalProgram:
-        for ref in self._named:
-            self._check_alone(self._rank.values[ref])
-        needed = self._needed()
-        dropped: dict[int, list[int]] = {}
-        for slot, place in needed.items():
+        dropped: dict[tuple[int, int], list[int]] = {}
+        for slot, place in self._needed().items():
             dropped.setdefault(place, []).append(slot)
         steps = [
             LocalStep(
                 one.step,
-                None if one.calls is None else [_op(call) for call in one.calls],
+                None
+                if one.calls is None
+                else [_op(call, dropped.get((place, number), ())) for number, call in enumerate(one.calls)],
                 one.given,
                 one.made,
                 [ref for ref, _ in one.made if ref in self._named and one.calls is not None],
                 one.relaid,
                 one.freed,
-                dropped.get(place, ()),
+                dropped.get((place, _AFTER), ()),
             )
             for place, one in enumerate(self._seen)
         ]
-        specs = [one.layout.spec for one in self._values[: len(self._externals)]]
         return LocalProgram(
             externals=self._externals,
             twins=self._twins,
-            in_parts=[number for number, one in enumerate(specs) if one is not None and SUM in cuts_of(one.placements)],
+            alone=sorted(self._alone),
+            makes_parts=any(is_in_parts(one.layout.spec) for one in self._values[len(self._externals) :]),
             steps=steps,
             values=self._values,
             constants=self._constants,
@@ -359,28 +379,29 @@ class LocalTrace:
             ran=ran,
         )
 
-    def _needed(self) -> dict[int, int]:
-        """Return the step after which nothing needs a slot, for each that something needs no more."""
-        last: dict[int, int] = {}
+    def _needed(self) -> dict[int, tuple[int, int]]:
+        """Return the step, and the operator in it, after which nothing needs a slot any more."""
+        last: dict[int, tuple[int, int]] = {}
         at = {number: self._values[number].slot for number in range(len(self._externals))}
         for place, one in enumerate(self._seen):
-            for call in one.calls or ():
+            for number, call in enumerate(one.calls or ()):
                 if isinstance(call, _Call):
                     used = [*_slots_in([call.args, list(call.kwargs.values())]), *call.outs]
                 else:
                     used = [at[call.number], call.made.slot]
                     at[call.number] = call.made.slot
-                last.update(dict.fromkeys(used, place))
-            last.update((at[number], place) for _, number in one.given)
+                last.update(dict.fromkeys(used, (place, number)))
+            after = place, _AFTER
+            last.update((at[number], after) for _, number in one.given)
             for number, made in one.relaid:
                 at[number] = made.slot
-                last[made.slot] = place
+                last[made.slot] = after
             for _, number in one.made:
                 at.setdefault(number, self._values[number].slot)
-                last[at[number]] = place
+                last[at[number]] = after
             for _, number in one.freed:
                 if number >= 0:
-                    last[at.pop(number)] = place
+                    last[at.pop(number)] = after
         for slot in (-1, *at.values()):
             last.pop(slot, None)
         return last
@@ -401,14 +422,6 @@ def _outs_of(command: Command) -> list[int]:
     return [command.first + out for out in command.signature.outs if out >= 0]
 
 
-def _is_of_operators(step: Step) -> bool:
-    """Whether a step is an operator of torch, or a kernel that is made of such, and leaves nothing but tensors."""
-    if not isinstance(step, Command) or step.signature.has_info:
-        return False
-    kernel = step.signature.kernel
-    return kernel is None or kernel.operator is not None or kernel.name in _TAKEN_APART
-
-
 def _slots_in(value: Any) -> Iterator[int]:
     if type(value) is _Slot:
         yield value.number
@@ -417,8 +430,21 @@ def _slots_in(value: Any) -> Iterator[int]:
             yield from _slots_in(one)
 
 
-def _op(call: _Call | _Lay) -> Op:
-    """Return what does again what was seen."""
+def _op(call: _Call | _Lay, dropped: Sequence[int]) -> Op:
+    """Return what does again what was seen, and lets slots go that nothing needs after it."""
+    op = _again(call)
+    if not dropped:
+        return op
+
+    def run(slots: Slots) -> None:
+        op(slots)
+        for slot in dropped:
+            slots[slot] = None
+
+    return run
+
+
+def _again(call: _Call | _Lay) -> Op:
     if isinstance(call, _Lay):
         number, slot, spec = call.number, call.made.slot, call.made.layout.spec
         return lambda slots: slots.lay(number, slot, spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from trimesh.tensor.dtensor.global_operator import operator_on_globals
@@ -44,4 +45,5 @@ KERNELS: Final = Kernels(
     },
     {"global": operator_on_globals},
     LearntReplay,
+    partial(LearntReplay, is_counted=True),
 )

@@ -51,8 +51,10 @@ class Kernels:
         by_name: Kernels that commands call "trimesh::name".
         families: What makes a kernel of an operator of torch, by the word before its name: "global::aten::add.Tensor".
         local_replay: Makes what runs the replays of a recording.
+        local_sequence: Makes what runs a sequence of commands, each of which counts.
     """
 
     by_name: dict[str, Kernel]
     families: dict[str, Callable[[str, Callable[..., Any]], Kernel]]
     local_replay: Callable[[], Any]
+    local_sequence: Callable[[], Any]

@@ -24,10 +24,12 @@ class CommandReader:
     Attributes:
         device: Of the rank.
         kernels: What commands may name beside torch's own operators.
+        redefined: How often definitions were forgotten, or given to something else.
     """
 
     device: torch.device
     kernels: Kernels
+    redefined: int = 0
     _signatures: dict[int, Signature] = attrs.field(factory=dict[int, Signature])
 
     def read(self, stream: Sequence[Any], bodies: Sequence[memoryview]) -> list[Step]:
@@ -38,29 +40,42 @@ class CommandReader:
         """
         steps: list[Step] = []
         at = 0
+        while at < len(stream):
+            at += self.read_one(stream, at, bodies, steps)
+        return steps
+
+    def read_one(self, stream: Sequence[Any], at: int, bodies: Sequence[memoryview], steps: list[Step]) -> int:
+        """Add what a stream says at a place; return how many words it says that with.
+
+        Raises:
+            ProtocolError: It says nothing.
+        """
         try:
-            while at < len(stream):
-                code = stream[at]
-                if code >= FIRST_SIGNATURE:
-                    signature = self._signatures[code]
-                    end = at + 2 + signature.arity
-                    steps.append(_command(signature, stream[at + 1], stream[at + 2 : end], bodies))
-                    at = end
-                elif code == FREE:
-                    steps.append(Free(_refs(stream[at + 1])))
-                    at += 2
-                else:
-                    at += self._read_rare(stream[at : at + _WORDS[code]], bodies, steps)
+            code = stream[at]
+            if code >= FIRST_SIGNATURE:
+                signature = self._signatures[code]
+                words = 2 + signature.arity
+                steps.append(_command(signature, stream[at + 1], stream[at + 2 : at + words], bodies))
+                return words
+            if code == FREE:
+                steps.append(Free(_refs(stream[at + 1])))
+                return 2
+            return self._read_rare(stream[at : at + _WORDS[code]], bodies, steps)
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"commands must be what they were defined as, got {error!r} at {at}") from error
-        return steps
+
+    def signature(self, number: int) -> Signature | None:
+        """Return what is defined so; None if nothing is."""
+        return self._signatures.get(number)
 
     def _read_rare(self, words: Sequence[Any], bodies: Sequence[memoryview], steps: list[Step]) -> int:
         """Read a command that is no operation; return how many words it has."""
         match words:
             case [messages.DEFINE, int(number), description]:
+                self.redefined += number in self._signatures
                 self._signatures[number] = define(description, self.device, self.kernels)
             case [messages.RESET]:
+                self.redefined += 1
                 self._signatures.clear()
             case [messages.RECORD, int(number), int(body), [*streams], formals, results, captured, [*carried]]:
                 parts = [list(map(varying, self.read(stream, bodies[body:]))) for stream in streams]

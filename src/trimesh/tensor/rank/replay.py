@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import attrs
 
 from trimesh.tensor.protocol.messages import MOVE_OPERANDS
 from trimesh.tensor.rank.poison import Poison
 from trimesh.tensor.rank.rank import Command, Rank, Step, TeamOnRank
+from trimesh.tensor.rank.signature import Signature
+
+_TAKEN_APART: Final = frozenset({"redistribute", "redistribute_back", "to_local", "to_global"})
+"""Kernels of ours that are operators on parts, and nothing else."""
+
+
+def is_of_operators(signature: Signature) -> bool:
+    """Whether something is an operator of torch, or a kernel that is made of such, and leaves nothing but tensors."""
+    kernel = signature.kernel
+    if signature.has_info:
+        return False
+    return kernel is None or kernel.operator is not None or kernel.name in _TAKEN_APART
 
 
 @attrs.frozen(eq=False)
@@ -53,14 +65,15 @@ class LocalReplay(Protocol):
         ...
 
 
-def execute(step: Step, rank: Rank, team: TeamOnRank, first_move: int) -> None:
-    """Run a step of a recording."""
+def execute(step: Step, rank: Rank, team: TeamOnRank, first_move: int, *, is_counted: bool = False) -> None:
+    """Run a step of a recording, all of which counts as one command; or of a sequence, each of which counts."""
     number = team.done
     if type(step) is VaryingCommand:
         step.execute(rank, team, first_move)
     else:
         step.execute(rank, team)
-    team.done = number  # all of a replay counts as one
+    if not is_counted:
+        team.done = number
 
 
 @attrs.define(eq=False)

@@ -23,13 +23,13 @@ class Sums:
     adding up reaches all.
 
     Attributes:
-        on_laid: Called with each tensor that lies otherwise from then on.
+        on_laid: Called with each tensor that lies otherwise from then on, and the part that it had.
     """
 
     __slots__ = ("_sharing", "on_laid")
 
     def __init__(self) -> None:
-        self.on_laid: Callable[[DTensor], None] | None = None
+        self.on_laid: Callable[[DTensor, torch.Tensor], None] | None = None
         self._sharing: dict[int, list[weakref.ref[Any]]] = {}
 
     def viewed(self, base: DTensor, results: Sequence[DTensor]) -> None:
@@ -93,9 +93,10 @@ class Sums:
         return bool(self._sharing) and len(self._sharers(value)[1]) > 1
 
     def _lay(self, value: DTensor, local: torch.Tensor, cuts: Cuts) -> None:
+        before = value._local_tensor
         value._local_tensor, value._spec = local, respecified(value, cuts)
         if self.on_laid is not None:
-            self.on_laid(value)
+            self.on_laid(value, before)
 
     def _sharers(self, value: DTensor) -> tuple[int | None, dict[int, DTensor]]:
         """Return the memory of a tensor in parts, and by identity all that share it, itself among them."""

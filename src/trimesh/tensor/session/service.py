@@ -26,6 +26,7 @@ from trimesh.tensor.rank.poison import Poison
 from trimesh.tensor.rank.rank import Rank, TeamOnRank
 from trimesh.tensor.rank.reader import CommandReader
 from trimesh.tensor.rank.runner import Runner
+from trimesh.tensor.rank.sequence_reader import SequenceReader
 
 if TYPE_CHECKING:
     from trimesh._runtime.life import Proc
@@ -51,7 +52,7 @@ class _Hosted:
     stores: Stores
     rank: Rank = attrs.field(init=False)
     runner: Runner = attrs.field(init=False)
-    readers: dict[int, CommandReader] = attrs.field(factory=dict[int, CommandReader])
+    readers: dict[int, SequenceReader] = attrs.field(factory=dict[int, SequenceReader])
     _left: dict[int, BaseException] = attrs.field(factory=dict[int, BaseException])
 
     def open(self, message: messages.Open) -> None:
@@ -72,7 +73,8 @@ class _Hosted:
         place = ranks.index(self.rank.number)
         index = sum(map(bool, procs[:place]))
         self.rank.teams[message.team] = TeamOnRank(message.team, extent, ranks, procs, index, place)
-        self.readers[message.team] = CommandReader(self.rank.device, KERNELS)
+        reader = CommandReader(self.rank.device, KERNELS)
+        self.readers[message.team] = SequenceReader(reader, KERNELS.local_sequence)
 
     def run(self, message: messages.Run, bodies: list[memoryview]) -> None:
         """Execute commands."""

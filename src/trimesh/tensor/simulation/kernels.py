@@ -106,4 +106,5 @@ SIMULATED: Final = Kernels(
     },
     KERNELS.families,
     KERNELS.local_replay,
+    KERNELS.local_sequence,
 )

@@ -1,0 +1,242 @@
+"""Ranks know sequences of commands again, and run them without the rules, as if each command had come alone."""
+
+from __future__ import annotations
+
+import copy
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import trimesh
+from trimesh import limits, this_host
+from trimesh.tensor import ParallelPlan
+
+torch: Any = pytest.importorskip("torch", reason="torch is an extra")
+nn: Any = torch.nn
+
+from trimesh.shape.extent import Extent  # noqa: E402
+from trimesh.tensor.kernels.table import KERNELS  # noqa: E402
+from trimesh.tensor.protocol.arguments import NUMBER_SLOT, SLOT, describe  # noqa: E402
+from trimesh.tensor.protocol.messages import DEFINE, FREE  # noqa: E402
+from trimesh.tensor.rank.poison import Poison  # noqa: E402
+from trimesh.tensor.rank.rank import Rank, TeamOnRank  # noqa: E402
+from trimesh.tensor.rank.reader import CommandReader  # noqa: E402
+from trimesh.tensor.rank.sequence import SequenceRun  # noqa: E402
+from trimesh.tensor.rank.sequence_reader import SequenceReader  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+CPU = torch.device("cpu")
+ADD, SCALE, SORT, WRITE = 16, 17, 18, 19
+DEFINITIONS = [
+    DEFINE, ADD, ["aten::add.Tensor", describe([SLOT, SLOT]), describe({}), [0], []],
+    DEFINE, SCALE, ["aten::mul.Tensor", describe([SLOT, NUMBER_SLOT]), describe({}), [0], []],
+    DEFINE, SORT, ["aten::sort", describe([SLOT]), describe({}), [0, 1], []],
+    DEFINE, WRITE, ["aten::add_.Tensor", describe([SLOT, SLOT]), describe({}), [-1], [0]],
+]  # fmt: skip
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> SequenceReader:
+    monkeypatch.setattr(limits, "TENSOR_SEQUENCE_COMMANDS_MIN", 2)
+    made = SequenceReader(CommandReader(CPU, KERNELS), KERNELS.local_sequence)
+    made.read(DEFINITIONS, [])
+    return made
+
+
+def is_known(reader: SequenceReader, stream: list[Any]) -> bool:
+    return [type(step) for step in reader.read(stream, [])] == [SequenceRun]
+
+
+def adding(first: int, one: int, other: int, more: int, number: Any = 2) -> list[Any]:
+    return [ADD, first, one, other, SCALE, first + 1, first, number, FREE, [first], ADD, first + 2, first + 1, more]
+
+
+def test_sequence_is_known_by_which_of_its_tensors_are_the_same(reader: SequenceReader) -> None:
+    assert not is_known(reader, adding(10, 1, 2, 1))
+    assert is_known(reader, adding(20, 5, 3, 5))
+    assert not is_known(reader, adding(30, 5, 3, 4))
+    assert not is_known(reader, adding(40, 5, 5, 5))
+    assert not is_known(reader, adding(50, 5, 3, 51))
+    assert is_known(reader, adding(60, 8, 9, 8))
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, 1.0), (0.0, -0.0), (1, True), (2, 3)])
+def test_sequence_is_known_by_its_numbers(reader: SequenceReader, one: Any, other: Any) -> None:
+    assert not is_known(reader, adding(10, 1, 2, 1, one))
+    assert is_known(reader, adding(20, 1, 2, 1, one))
+    assert not is_known(reader, adding(30, 1, 2, 1, other))
+    assert is_known(reader, adding(40, 1, 2, 1, float("nan"))) is False
+    assert is_known(reader, adding(50, 1, 2, 1, float("nan")))
+
+
+def test_sequence_is_not_known_any_more_when_an_operation_is_defined_anew(reader: SequenceReader) -> None:
+    for first in (10, 20):
+        reader.read(adding(first, 1, 2, 1), [])
+    reader.read([DEFINE, ADD, ["aten::sub.Tensor", describe([SLOT, SLOT]), describe({}), [0], []]], [])
+    (rank, team), steps = a_rank(), reader.read(adding(30, 1, 2, 1), [])
+    for step in steps:
+        step.execute(rank, team)
+    assert torch.equal(rank.values[32], 2 * (rank.values[1] - rank.values[2]) - rank.values[1])
+
+
+def a_rank() -> tuple[Rank, TeamOnRank]:
+    outside: Any = SimpleNamespace(leave=lambda *_, **__: None, reply=lambda *_: None)
+    team = TeamOnRank(1, Extent(gpus=1), [0], [], 0, 0)
+    rank = Rank("procs", Extent(gpus=1), 0, CPU, outside)
+    rank.values.update((ref, torch.full([3], float(ref), dtype=torch.float64)) for ref in range(1, 6))
+    return rank, team
+
+
+def drawn(rng: random.Random) -> list[tuple[Any, ...]]:
+    """Return commands; they name a tensor that was there by (True, number), one that they make by (False, number)."""
+    commands: list[tuple[Any, ...]] = []
+    alive = [(True, ref) for ref in range(1, 6)]
+    made = 0
+    for _ in range(rng.randint(2, 12)):
+        code = rng.choice([ADD, SCALE, SORT, WRITE, FREE, FREE])
+        if code == FREE:
+            gone = rng.sample(alive, min(rng.randint(1, 2), len(alive) - 2))
+            alive = [one for one in alive if one not in gone]
+            commands.append((FREE, gone))
+            continue
+        outputs = {ADD: 1, SCALE: 1, SORT: 2, WRITE: 0}[code]
+        operands = [rng.choice(alive) for _ in range(1 if code in (SCALE, SORT) else 2)]
+        commands.append((code, made, operands, [rng.choice([1, 2.0, -1])] if code == SCALE else []))
+        alive += [(False, made + index) for index in range(outputs)]
+        made += outputs
+    return commands
+
+
+def streamed(commands: list[tuple[Any, ...]], shuffled: list[int], first: int) -> list[Any]:
+    """Return commands as a stream, in which other tensors are given and made."""
+
+    def ref(one: tuple[bool, int]) -> int:
+        return shuffled[one[1] - 1] if one[0] else first + one[1]
+
+    stream: list[Any] = []
+    for code, *rest in commands:
+        if code == FREE:
+            stream += [FREE, [ref(one) for one in rest[0]]]
+        else:
+            stream += [code, first + rest[0], *map(ref, rest[1]), *rest[2]]
+    return stream
+
+
+def is_alike(one: Any, other: Any) -> bool:
+    """Whether two are equal tensors, or stand for such after the same failure, or for none."""
+    if type(one) is Poison and type(other) is Poison:
+        said = [(it.number, it.what, repr(it.error)) for it in (one, other)]
+        return said[0] == said[1] and is_alike(one.kept, other.kept)
+    return one is other is None or bool(torch.equal(one, other))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_sequences_leave_what_their_commands_leave(reader: SequenceReader, seed: int) -> None:
+    rng = random.Random(seed)
+    commands = drawn(rng)
+    known = 0
+    for run in range(5):
+        stream = streamed(commands, rng.sample(range(1, 6), 5), 100 * (run + 1))
+        found = []
+        for steps in (reader.read(stream, []), reader.reader.read(stream, [])):
+            rank, team = a_rank()
+            known += sum(type(step) is SequenceRun for step in steps)
+            for step in steps:
+                step.execute(rank, team)
+            found.append((rank.values, team.done, team.steps, team.failed))
+        (values, *counts), (expected, *others) = found
+        assert counts == others
+        assert values.keys() == expected.keys()
+        for ref, value in values.items():
+            assert is_alike(value, expected[ref])
+    assert known == (4 if sum(one[0] != FREE for one in commands) >= 2 else 0)
+
+
+class Net(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(12, 8), nn.LayerNorm(8)
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 12)
+
+    def forward(self, text: Any) -> Any:
+        return self.down(nn.functional.silu(self.up(self.norm(self.embed(text)))))
+
+
+_ran = [0]
+
+
+def count_commands() -> None:
+    """Let a rank count the commands that come to it alone."""
+    from trimesh.tensor.rank.rank import Rank
+
+    execute = Rank.execute
+
+    def counted(*args: Any) -> Any:
+        _ran[0] += 1
+        return execute(*args)
+
+    Rank.execute = counted  # type: ignore[method-assign]
+
+
+def commands_run() -> int:
+    ran, _ran[0] = _ran[0], 0
+    return ran
+
+
+@pytest.mark.real
+async def test_steps_of_training_are_known_again_and_equal_those_of_plain_torch() -> None:
+    torch.manual_seed(0)
+    plain = Net()
+    text = torch.randint(0, 12, (4, 6))
+
+    def step(net: Any, optimizer: Any, text: Any) -> Any:
+        loss = nn.functional.cross_entropy(net(text).flatten(0, 1), text.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    async with this_host().spawn_procs(
+        {"a": 2}, preload=("torch", "torch.distributed.tensor"), setup=count_commands
+    ) as procs:
+        there = trimesh.module_to_mesh(copy.deepcopy(plain), procs, ParallelPlan.data("a"))
+        batch = trimesh.distribute(text, procs, ["a", None])
+        one, other = (torch.optim.AdamW(net.parameters(), lr=0.1, fused=True) for net in (plain, there))
+        alone: list[int] = []
+        for _ in range(5):
+            with procs.activate(global_tensors=True):
+                loss = step(there, other, batch)
+            torch.testing.assert_close(await trimesh.fetch(loss), step(plain, one, text))
+            with procs.activate():
+                alone += set((await trimesh.call_on_shard_and_fetch(commands_run)).values())
+        for mine, theirs in zip(there.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(await trimesh.fetch(mine.detach()), theirs.detach())
+        assert alone[-1] < alone[0] / 4
+
+
+@pytest.mark.real
+async def test_command_that_fails_in_a_known_sequence_is_named_and_spoils_only_what_depends_on_it() -> None:
+    def issue(table: Any, index: Any) -> tuple[Any, Any]:
+        other = ((table + 1) * 2 - 3).abs()
+        chosen = table.index_select(0, index)  # the line that is named
+        other = ((other + 1) * 2 - 3).abs() + table
+        return chosen * 2, other
+
+    async with this_host().spawn_procs({"a": 2}, preload=("torch", "torch.distributed.tensor")) as procs:
+        whole = torch.arange(8.0).reshape(4, 2)
+        table = trimesh.distribute(whole, procs, [None, "a"])
+        for rows in ([0, 1], [1, 2], [2, 3], [1, 99], [3, 0]):
+            index = torch.tensor(rows)
+            chosen, other = issue(table, trimesh.replicate(index, procs))
+            assert torch.equal(await trimesh.fetch(other), issue(whole, torch.tensor([0]))[1])
+            if 99 in rows:
+                with pytest.RaisesGroup(IndexError, IndexError) as caught:
+                    await trimesh.fetch(chosen)
+                notes = [note for error in caught.value.exceptions for note in error.__notes__]
+                line = issue.__code__.co_firstlineno + 2
+                assert any(f"{__file__}:{line} in" in note for note in notes), notes
+            else:
+                assert torch.equal(await trimesh.fetch(chosen), whole[index] * 2)
