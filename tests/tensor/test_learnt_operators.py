@@ -11,35 +11,11 @@ from trimesh import this_host
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra")
 
+from tests.tensor.counting import count_rules, rules_run  # noqa: E402
+
 pytestmark = [pytest.mark.torch, pytest.mark.real]
 
 WHOLE = torch.arange(24.0, dtype=torch.float64).reshape(4, 6).sin()
-
-_ran = [0]
-
-
-def count_rules() -> None:
-    """Let a rank count what runs by the rules."""
-    from trimesh.tensor.rules.engine import RuleEngine
-
-    run = RuleEngine.run
-
-    def counted(*args: Any) -> Any:
-        _ran[0] += 1
-        return run(*args)
-
-    RuleEngine.run = counted  # type: ignore[method-assign]
-
-
-def rules_run() -> int:
-    ran, _ran[0] = _ran[0], 0
-    return ran
-
-
-async def by_rules(procs: Any) -> set[int]:
-    """Return how many operators each rank has run by the rules since it was asked last."""
-    with procs.activate():
-        return set((await trimesh.call_on_shard_and_fetch(rules_run)).values())
 
 
 def _still(tensor: Any, number: float) -> Any:
@@ -68,7 +44,7 @@ async def test_operators_run_as_learnt_whatever_the_layout_and_the_numbers() -> 
                 found = await trimesh.fetch([case(tensor, number) for tensor in tensors])
                 for one in found:
                     torch.testing.assert_close(one, list(case(WHOLE, number)))
-                ran += await by_rules(procs)
+                ran += set(await rules_run(procs))
         assert ran[0] > 10
         assert ran[1] == 0
 

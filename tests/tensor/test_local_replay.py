@@ -14,36 +14,13 @@ from trimesh.tensor import ParallelPlan
 torch: Any = pytest.importorskip("torch", reason="torch is an extra")
 nn: Any = torch.nn
 
+from tests.tensor.counting import count_rules, rules_run  # noqa: E402
+
 pytestmark = [pytest.mark.torch, pytest.mark.real]
 
 PRELOAD = ("torch", "torch.distributed.tensor")
 CALLS = 7
 """Three that are recorded, one that runs by the rules and is learnt, then those that run by what was learnt."""
-
-_ran = [0]
-
-
-def count_rules() -> None:
-    """Let a rank count what runs by the rules."""
-    from trimesh.tensor.rules.engine import RuleEngine
-
-    run = RuleEngine.run
-
-    def counted(*args: Any) -> Any:
-        _ran[0] += 1
-        return run(*args)
-
-    RuleEngine.run = counted  # type: ignore[method-assign]
-
-
-def rules_run() -> int:
-    return _ran[0]
-
-
-async def by_rules(procs: Any) -> list[int]:
-    """Return how many operators each rank has run by the rules."""
-    with procs.activate():
-        return list((await trimesh.call_on_shard_and_fetch(rules_run)).values())
 
 
 def of_kind(traffic: Any, name: str) -> int:
@@ -103,13 +80,14 @@ async def test_learnt_steps_equal_those_that_are_called_and_run_no_rules() -> No
             results = []
             for one in (plain, step):
                 trimesh.manual_seed(number, procs)
-                before = await trimesh.tensor.traffic(procs), await by_rules(procs)
+                before = await trimesh.tensor.traffic(procs)
+                await rules_run(procs)
                 with procs.activate(global_tensors=True):
                     results.append(one(there))
                 after = await trimesh.tensor.traffic(procs)
-                sums.append(after.sent("a") - before[0].sent("a"))
-                times.append([of_kind(one, "allreduce_coalesced") for one in (before[0], after)])
-                ran.append([new - old for new, old in zip(await by_rules(procs), before[1], strict=True)])
+                sums.append(after.sent("a") - before.sent("a"))
+                times.append([of_kind(one, "allreduce_coalesced") for one in (before, after)])
+                ran.append(await rules_run(procs))
             for mine, theirs in zip(await fetched(results[0]), await fetched(results[1]), strict=True):
                 assert torch.equal(mine, theirs), number
             assert sums[-1] == sums[-2] > 0

@@ -16,6 +16,8 @@ from trimesh.tensor import ParallelPlan
 torch: Any = pytest.importorskip("torch", reason="torch is an extra")
 nn: Any = torch.nn
 
+from tests.tensor.counting import commands_run, count_commands  # noqa: E402
+
 from trimesh.shape.extent import Extent  # noqa: E402
 from trimesh.tensor.kernels.table import KERNELS  # noqa: E402
 from trimesh.tensor.protocol.arguments import NUMBER_SLOT, SLOT, describe  # noqa: E402
@@ -165,27 +167,6 @@ class Net(nn.Module):  # type: ignore[misc]
         return self.down(nn.functional.silu(self.up(self.norm(self.embed(text)))))
 
 
-_ran = [0]
-
-
-def count_commands() -> None:
-    """Let a rank count the commands that come to it alone."""
-    from trimesh.tensor.rank.rank import Rank
-
-    execute = Rank.execute
-
-    def counted(*args: Any) -> Any:
-        _ran[0] += 1
-        return execute(*args)
-
-    Rank.execute = counted  # type: ignore[method-assign]
-
-
-def commands_run() -> int:
-    ran, _ran[0] = _ran[0], 0
-    return ran
-
-
 @pytest.mark.real
 async def test_steps_of_training_are_known_again_and_equal_those_of_plain_torch() -> None:
     torch.manual_seed(0)
@@ -210,8 +191,7 @@ async def test_steps_of_training_are_known_again_and_equal_those_of_plain_torch(
             with procs.activate(global_tensors=True):
                 loss = step(there, other, batch)
             torch.testing.assert_close(await trimesh.fetch(loss), step(plain, one, text))
-            with procs.activate():
-                alone += set((await trimesh.call_on_shard_and_fetch(commands_run)).values())
+            alone += set(await commands_run(procs))
         for mine, theirs in zip(there.parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(await trimesh.fetch(mine.detach()), theirs.detach())
         assert alone[-1] < alone[0] / 4

@@ -42,7 +42,7 @@ class TeamFailure:
 _OWN = __file__.rsplit("/", 2)[0]
 
 # Batches end after operations, not after numbers of them: the same operations make the same batches, whatever came
-# before, and ranks know them again. Of the latest four operations, mixed, some bits decide: one batch in 32 ends there.
+# before, and ranks know them again. Some bits of the latest four, mixed, decide: one operation in 32 ends a batch.
 _PLAN_BITS = 13
 _LATEST = (1 << 4 * _PLAN_BITS) - 1
 _MIXER = 0x9E37_79B9_7F4A_7C15

@@ -80,7 +80,7 @@ class CommandReader:
             case [messages.RECORD, int(number), int(body), [*streams], formals, results, captured, [*carried]]:
                 parts = [list(map(varying, self.read(stream, bodies[body:]))) for stream in streams]
                 pairs = [(one, other) for one, other in map(_refs, carried)]
-                local = self.kernels.local_replay()
+                local = [self.kernels.local_replay() for _ in parts]
                 steps.append(ReplayRecord(number, parts, _refs(formals), _refs(results), _refs(captured), pairs, local))
             case [messages.REPLAY, int(number), int(part), int(first), formals, int(move)]:
                 steps.append(Replay(number, part, first, _refs(formals), move))

@@ -58,7 +58,7 @@ def varying(step: Step) -> Step:
 
 
 class LocalReplay(Protocol):
-    """What a recording of one part learns from its replays, to do the next ones sooner."""
+    """What a part of a recording, or a sequence, learns from its replays, to do the next ones sooner."""
 
     def run(self, rank: Rank, team: TeamOnRank, steps: Sequence[Step], first_move: int) -> int:
         """Do some of the first steps, as `execute` would; return how many. Never raises."""
@@ -87,7 +87,7 @@ class ReplayRecord:
         results: Refs of what it gives back.
         captured: Refs of what was there before; kept as long as the recording.
         carried: (kept by a replay, captured by the next).
-        local: Runs what it can of a replay.
+        locals: Run what they can of a replay, one for each part.
         held: The captured tensors.
         borrowed: Those of them that a replay has put there.
     """
@@ -98,7 +98,7 @@ class ReplayRecord:
     results: Sequence[int]
     captured: Sequence[int]
     carried: Sequence[tuple[int, int]]
-    local: LocalReplay
+    locals: Sequence[LocalReplay]
     held: dict[int, object] = attrs.field(factory=dict[int, object])
     borrowed: Sequence[int] = ()
 
@@ -157,8 +157,7 @@ class Replay:
         if self.part == 0:
             recording.begin(rank.values, self.formals)
         steps = recording.parts[self.part]
-        # Between the parts of one come those of others, whose tensors it may read.
-        done = recording.local.run(rank, team, steps, self.first_move) if len(recording.parts) == 1 else 0
+        done = recording.locals[self.part].run(rank, team, steps, self.first_move)
         for step in steps[done:]:
             execute(step, rank, team, self.first_move)
         if self.part == len(recording.parts) - 1:
