@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from trimesh.config import reread
+
 SOURCE = Path(__file__).with_name("recording_ucp.c")
 ROOT = SOURCE.parents[2]
 
@@ -56,6 +58,11 @@ class Recording:
         """Have the movers that this process makes from now on find it; `changes` are of the environment."""
         for name, value in (self.environment | changes).items():
             monkeypatch.setenv(name, value)
+
+    def uninstall(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Undo what a test has patched, and have the settings of this process be those of its environment again."""
+        monkeypatch.undo()
+        reread()
 
     def calls(self, name: str) -> list[dict[str, int]]:
         """Return the calls of a function so far, with their arguments by name."""

@@ -77,6 +77,12 @@ TCP_STRANGERS_SHARE: Final = 8
 """Of the descriptors that a process may have (`ulimit -n`), connections by `tcp` that have shown no secret take one in
 so many at most: any user of the host can make them, and the rest is for the program's own files."""
 
+SIGNED_LINE_BYTES_MAX: Final = 1 << 16
+"""What one side of the self-test of adapters tells the other at a time: two handles for adapters, a dozen texts."""
+
+SELF_TEST_SECONDS: Final = 300.0
+"""The self-test of adapters as a whole, a dozen transfers of 64 MiB each way: seconds, unless something hangs."""
+
 # ---- memory of CUDA devices ---------------------------------------------------------------------------------
 
 CUDA_PIECE_BYTES: Final = 1 << 22
