@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import itertools
@@ -13,8 +14,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.agent_copies import copied_agents
+from tests.lifetime import processes, program
 from tests.sharing import pytest_xdist_make_scheduler
-from tests.spawner_template import IS_POSSIBLE, WARM, WARM_WITH_TORCH, SpawnerTemplate
+from tests.spawner_template import IS_POSSIBLE, PROGRAMS, WARM, WARM_WITH_TORCH, SpawnerTemplate
 
 from trimesh._runtime.spawner import process as spawner_process
 from trimesh.testing import zombie_guard
@@ -73,13 +75,22 @@ def warmth_of(item: pytest.Item) -> tuple[str, ...] | None:
     return WARM if item.get_closest_marker("torch") is None else WARM_WITH_TORCH
 
 
+def runs_programs(item: pytest.Item) -> bool:
+    """Return whether a test may run programs, by what its module has imported."""
+    has_some = item.path.is_relative_to(TESTS / "programs") or hasattr(getattr(item, "module", None), "Program")
+    return has_some and item.get_closest_marker("real") is not None and item.get_closest_marker("executed") is None
+
+
 @pytest.fixture(scope="session")
 def spawner_templates(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, ...], SpawnerTemplate]]:
     """Templates of spawners, by what they have imported; made before any test is asked what it has left."""
-    wanted = {warmth_of(item) for item in request.session.items if item.get_closest_marker("skip") is None}
+    items = [item for item in request.session.items if item.get_closest_marker("skip") is None]
+    wanted = {warmth_of(item) for item in items}
+    if any(runs_programs(item) for item in items):
+        wanted.add(PROGRAMS)
     if not IS_POSSIBLE:
         wanted.clear()
-    env = {**os.environ, zombie_guard.MARKER: zombie_guard.RUN_ID}
+    env = {**os.environ, zombie_guard.MARKER: zombie_guard.RUN_ID, processes.MARKER: "0" * program.MARK_CHARS}
     templates = {modules: SpawnerTemplate(env, modules) for modules in wanted if modules is not None}
     yield templates
     for template in templates.values():
@@ -92,12 +103,14 @@ def quick_starts(
 ) -> Iterator[None]:
     """Let a template make the spawners of a test, if it is one of those."""
     warmth = warmth_of(request.node)
-    if warmth not in spawner_templates:
-        yield
-        return
-    template = spawner_templates[warmth]
-    with pytest.MonkeyPatch.context() as patch, copied_agents(template):
-        patch.setattr(spawner_process, "_execute", template.execute)
+    with contextlib.ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        if warmth in spawner_templates:
+            template = spawner_templates[warmth]
+            stack.enter_context(copied_agents(template))
+            patch.setattr(spawner_process, "_execute", template.execute)
+        if runs_programs(request.node):
+            patch.setattr(program, "template", spawner_templates.get(PROGRAMS))
         yield
 
 

@@ -4,10 +4,11 @@ To start a mesh takes a quarter of a second of a processor, four fifths of it be
 The tests of what meshes do start a thousand; they are given a copy of an interpreter that has imported everything and
 done nothing. That starts nothing as users do, so the tests of starting, of ends and of whole programs execute their
 spawners (`tests/conftest.py` says which do not), and all do when CI_FULL is set. So it is with agents, see
-`tests.agent_copies`.
+`tests.agent_copies`, and with programs of tests about ends, see `tests.lifetime.program`: their spawners are executed.
 
     pytest --exec--> template --clone(CLONE_PARENT)--> spawner --fork--> worker
                         |-----clone(CLONE_PARENT)--> agent --fork--> spawner --fork--> worker
+                        |-----clone(CLONE_PARENT)--> program --exec--> spawner --fork--> worker
 
 A copy is a child of pytest's process, not of the template: whoever reaps it, its pidfd and its parent-death signal are
 those of a spawner that was executed.
@@ -16,22 +17,27 @@ those of a spawner that was executed.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import importlib.util
 import os
 import pickle
 import platform
+import select
 import signal
 import socket
 import subprocess
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from trimesh._runtime.spawner import process as spawner_process
 from trimesh._runtime.system import prctl
 from trimesh.config import scope as settings
+
+ROOT = str(Path(__file__).parents[1])
 
 CLONE_PARENT = 0x8000
 CLONE_NEWNET = 0x40000000
@@ -77,6 +83,14 @@ WARM_WITH_TORCH = (*WARM, "torch.distributed.tensor", "torch._dynamo", "trimesh.
 """The same for tests that need torch, which takes each process a second to import; `torch._dynamo` takes another one of
 each process that makes a DTensor, or a fake tensor."""
 
+PROGRAMS = (
+    *FIRST_BLOCK,
+    "tests.lifetime.program_modules",
+    "trimesh._runtime.life.local_host",
+    "trimesh._transport.native.transport",
+)
+"""What the programs of `tests.lifetime.program` import."""
+
 BOOT = (
     "import gc, sys; gc.disable(); sys.path[:] = sys.argv[3:]; "
     "from tests.spawner_template import serve; serve(int(sys.argv[1]), sys.argv[2].split(','))"
@@ -94,7 +108,14 @@ class Copy:
         if self.returncode is None:
             os.kill(self.pid, signal.SIGKILL)
 
-    def wait(self) -> int:
+    def wait(self, timeout: float | None = None) -> int:
+        if timeout is not None and self.returncode is None:
+            pidfd = os.pidfd_open(self.pid)
+            try:
+                if not select.select([pidfd], [], [], timeout)[0]:
+                    raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            finally:
+                os.close(pidfd)
         if self.returncode is None:
             self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.returncode
@@ -141,17 +162,19 @@ class SpawnerTemplate:
         network: str = "",
         root: int = 0,
         passed: Sequence[int] = (),
+        shown: Sequence[str] = (),
     ) -> Copy:
         """Make a copy that leads a session.
 
         Args:
-            entry: The function that it is, as "module:name"; "" for the spawner.
+            entry: The function that it is, as "module:name", or the path of the script; "" for the spawner.
             streams: Its standard streams; None for nothing.
             env: Its environment.
             arguments: Its `sys.argv`.
             network: File of its network namespace; "" for that of the template.
             root: Of its family.
             passed: Descriptors of a spawner.
+            shown: Variables that /proc shows, too; the template was executed with values of the same length.
         """
         request = {
             "entry": entry,
@@ -161,6 +184,7 @@ class SpawnerTemplate:
             "root": root,
             "path": sys.path,
             "controller": os.getpid(),
+            "shown": list(shown),
         }
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         here = os.open(".", os.O_PATH | os.O_CLOEXEC)
@@ -183,8 +207,8 @@ class SpawnerTemplate:
 # ---- in the template -------------------------------------------------------------------------------------------------
 
 
-def serve(number: int, modules: Sequence[str]) -> NoReturn:
-    """Fork a spawner for each request, until nobody is there to ask."""
+def serve(number: int, modules: Sequence[str]) -> None:
+    """Fork a spawner for each request, until nobody is there to ask; return in a copy that is a script, and has run."""
     requests = socket.socket(fileno=number)
     requests.send(b"here")
 
@@ -211,7 +235,24 @@ def serve(number: int, modules: Sequence[str]) -> NoReturn:
     become(request, fds[:4])
     if not request["entry"]:
         main([*map(str, fds[4:]), str(request["controller"])])
-    be(request["entry"], request["arguments"])
+    if not request["entry"].endswith(".py"):
+        be(request["entry"], request["arguments"])
+    run(request["entry"], request["arguments"])
+
+
+def run(path: str, arguments: Sequence[str]) -> None:
+    """Run a script on the module `__main__` of this interpreter, which then ends as one does that was executed."""
+    del os.environ[prctl.MARKER]
+    main = sys.modules["__main__"]
+    for name in ("gc", "serve", "sys"):  # of `BOOT`
+        delattr(main, name)
+    main.__file__ = path
+    sys.argv[:] = [path, *arguments]
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:] = [str(Path(path).parent), *given, *(folder for folder in sys.path if folder not in ("", ROOT))]
+    gc.freeze()  # the collector does not touch, and so does not copy, what all share
+    gc.enable()
+    exec(compile(Path(path).read_bytes(), path, "exec"), main.__dict__)
 
 
 def be(entry: str, arguments: Sequence[str]) -> NoReturn:
@@ -253,6 +294,15 @@ def enter_network(path: str) -> None:
     os.close(namespace)
 
 
+def show(name: str, value: str) -> None:
+    """Write a variable where it was at the exec, which is what /proc shows."""
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_void_p
+    address = libc.getenv(name.encode())
+    assert len(ctypes.string_at(address)) == len(value)
+    ctypes.memmove(address, value.encode(), len(value))
+
+
 def become(request: dict[str, Any], fds: list[int]) -> None:
     """Make of a copy what the boot of an executed spawner makes of an interpreter."""
     os.setsid()
@@ -267,6 +317,8 @@ def become(request: dict[str, Any], fds: list[int]) -> None:
     marker.family = request["root"]
     marker.write(marker.family)  # in place, for what /proc shows is where it was at the exec
     env: dict[str, str] = request["env"]
+    for name in request["shown"]:
+        show(name, env[name])
     for name in os.environ.keys() - env.keys() - {prctl.MARKER}:
         del os.environ[name]
     for name, value in env.items():

@@ -18,9 +18,33 @@ from typing import Any, Self
 from tests.lifetime import processes
 from tests.lifetime.processes import Process, look
 from tests.patience import HANG_SECONDS
+from tests.spawner_template import SpawnerTemplate
 
 ROOT = Path(__file__).parents[2]
+MARK_CHARS = 16
 PROGRAMS = Path(__file__).parent / "programs"
+
+
+template: SpawnerTemplate | None = None
+"""What programs of the test that runs are copies of; they are executed without it, or if the interpreter gets flags."""
+
+
+class CopiedProgram:
+    """A script in a copy of the template: of `subprocess.Popen` what is used here."""
+
+    def __init__(
+        self, template: SpawnerTemplate, command: Sequence[str], out: int, err: int, env: Mapping[str, str]
+    ) -> None:
+        theirs, ours = os.pipe()
+        try:
+            self._copy = template.copy(
+                command[0], (theirs, out, err), env, arguments=command[1:], shown=[processes.MARKER]
+            )
+        finally:
+            os.close(theirs)
+        self.pid = self._copy.pid
+        self.stdin = open(ours, "wb")  # noqa: SIM115 - closed by the program's owner
+        self.wait = self._copy.wait
 
 
 class Program:
@@ -49,7 +73,7 @@ class Program:
         flags: Sequence[str] = (),
         programs: Path = PROGRAMS,
     ) -> None:
-        self.mark = secrets.token_hex(8)
+        self.mark = secrets.token_hex(MARK_CHARS // 2)
         self.heard: list[dict[str, Any]] = []
         self._unread: deque[dict[str, Any]] = deque()
         self._partial = b""
@@ -62,15 +86,21 @@ class Program:
         inherited = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
         path = os.pathsep.join([str(ROOT / "src"), str(PROGRAMS)])
         marks = {processes.MARKER: self.mark, "TRIMESH_TEST_STAGE": str(stage), "PYTHONPATH": path}
+        variables = {**inherited, **marks, **(env or {})}
+        command = [str(programs / f"{name}.py"), json.dumps(plan or {})]
         with (self._files / "stdout").open("wb") as out, (self._files / "stderr").open("wb") as err:
-            self._popen = subprocess.Popen(
-                [sys.executable, *flags, str(programs / f"{name}.py"), json.dumps(plan or {})],
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=err,
-                env={**inherited, **marks, **(env or {})},
-                start_new_session=True,
-            )
+            self._popen: subprocess.Popen[bytes] | CopiedProgram
+            if template is not None and not flags:
+                self._popen = CopiedProgram(template, command, out.fileno(), err.fileno(), variables)
+            else:
+                self._popen = subprocess.Popen(
+                    [sys.executable, *flags, *command],
+                    stdin=subprocess.PIPE,
+                    stdout=out,
+                    stderr=err,
+                    env=variables,
+                    start_new_session=True,
+                )
         self.pidfd = os.pidfd_open(self._popen.pid)
         process = look(self._popen.pid)
         assert process is not None
@@ -81,6 +111,7 @@ class Program:
 
     def __exit__(self, *_: object) -> None:
         processes.kill_family(self.mark)
+        self.process.signal(signal.SIGKILL)  # a copy that has not yet been marked
         self._popen.wait()
         assert self._popen.stdin is not None
         self._popen.stdin.close()
