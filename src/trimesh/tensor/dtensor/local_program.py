@@ -149,6 +149,8 @@ class LocalStep:
         relaid: Values that one that runs as it is lays anew, and how they are then.
         freed: What has no name after it.
         dropped: Slots that nothing needs after it.
+        count: How many commands it is: 1, or 0.
+        is_named: Whether it replaces or frees anything.
     """
 
     step: Step
@@ -159,6 +161,12 @@ class LocalStep:
     relaid: Sequence[tuple[int, Made]] = ()
     freed: Sequence[Named] = ()
     dropped: Sequence[int] = ()
+    count: int = attrs.field(init=False)
+    is_named: bool = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        object.__setattr__(self, "count", int(type(self.step) is Command))
+        object.__setattr__(self, "is_named", bool(self.replaced or self.freed))
 
 
 @attrs.frozen(eq=False)
@@ -222,7 +230,11 @@ class LocalProgram:
                     if not self._run_as_it_is(rank, team, slots, one, first_move, is_counted=is_counted):
                         break
                 else:
-                    _do(rank, team, slots, one)
+                    for op in one.ops:
+                        op(slots)
+                    team.steps += one.count
+                    if one.is_named:
+                        _name(rank, slots, one)
                 for slot in one.dropped:
                     slots[slot] = None
         except BaseException as error:  # noqa: BLE001 - waits for whoever fetches
@@ -278,13 +290,8 @@ class LocalProgram:
                 sums.viewed(value, [value])
 
 
-def _do(rank: Rank, team: TeamOnRank, slots: Slots, one: LocalStep) -> None:
-    """Do a step by operators on parts, or forget what it forgets."""
-    assert one.ops is not None
-    for op in one.ops:
-        op(slots)
-    if type(one.step) is Command:
-        team.steps += 1
+def _name(rank: Rank, slots: Slots, one: LocalStep) -> None:
+    """Forget what a step forgets, and what had the names of what it makes."""
     for ref in one.replaced:
         rank.values.pop(ref, None)
     for ref, number in one.freed:
