@@ -54,15 +54,17 @@ def pytest_collection_finish() -> None:
 # ---- quick starts ----------------------------------------------------------------------------------------------------
 
 TESTS = Path(__file__).parent
-QUICK = frozenset(("actor", "aio", "blocking", "conformance", "data", "rdma", "service", "spmd", "tensor", "testing"))
+QUICK = frozenset(
+    ("actor", "aio", "blocking", "conformance", "data", "observe", "rdma", "service", "spmd", "tensor", "testing")
+)
 """Folders whose tests are about what meshes do, so that their spawners may be copies of a template, and so may agents.
 The others are about how processes start and end, or run whole programs."""
 
 QUICK_HOSTS = frozenset(("jobs", "jobs/code", "jobs/network", "jobs/packages"))
 """Folders about what hosts do, likewise."""
 
-EXECUTED = frozenset(("test_agent_template.py", "test_local_job.py"))
-"""Files in those about how agents start and end."""
+EXECUTED = frozenset(("test_agent_template.py", "test_autopsy.py", "test_local_job.py"))
+"""Files in those about how agents start and end, and about runs that have died."""
 
 
 def warmth_of(item: pytest.Item) -> tuple[str, ...] | None:

@@ -23,6 +23,18 @@ from tests.jobs.pods.cluster import KINDS, NAMESPACE, TOKEN, Object
 from tests.jobs.pods.kubelet import Kubelet
 from tests.spawner_template import WARM, SpawnerTemplate
 
+POD = (
+    "h11",
+    "kr8s",
+    "kubernetes_validate",
+    "tests.jobs.pods.kubelet",
+    "tests.jobs.sshd",
+    "trimesh.jobs.joining",
+    "trimesh.testing.plugin",
+    "trimesh.testing.real",
+)
+"""What the module of the tests imports, and with it each process in a pod: half a second of a processor."""
+
 
 class RefusedError(Exception):
     """What a call is answered with when it is refused."""
@@ -339,7 +351,7 @@ async def watch(server: Server, connection: Any, stream: trio.SocketStream, quer
 
 async def main(folder: Path, *, has_jobset: bool, are_copies: bool) -> None:
     """Serve until standard input is closed."""
-    template = SpawnerTemplate(os.environ, WARM) if are_copies else None
+    template = SpawnerTemplate(os.environ, (*WARM, *POD)) if are_copies else None
     async with trio.open_nursery() as nursery:
         server = Server(folder, has_jobset=has_jobset, nursery=nursery, template=template)
 

@@ -6,10 +6,15 @@ schemas of Kubernetes; `checked_jobset` does both, and says what a cluster's web
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jsonschema
 import kubernetes_validate
+from kubernetes_validate import utils
+
+for _name in ("all_versions", "schema_contents"):  # read anew for each object otherwise, megabytes of it
+    setattr(utils, _name, functools.cache(getattr(utils, _name)))
 
 KUBERNETES = ("1.29", "1.33", "1.37")
 """From the first that has failures for each index to today's."""

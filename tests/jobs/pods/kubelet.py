@@ -12,11 +12,22 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import trio
-from tests.agent_copies import TRIMESH, CopiedProcess
+from tests.agent_copies import CopiedProcess
 from tests.jobs.pods.cluster import BOOT, IMAGE, Object
 
 if TYPE_CHECKING:
     from tests.jobs.pods.api_server import Server
+
+COMMAND = "tests.jobs.pods.kubelet:trimesh"
+
+
+def trimesh() -> None:
+    """Be the command `trimesh` in a copy: a host that joins forks its spawner, as agents of a template do."""
+    from trimesh.cli.main import main
+    from trimesh.jobs import agent, joining
+
+    joining.be_agent = lambda *given, **said: agent.be_agent(*given, **said, prepared=agent._forked())
+    main()
 
 
 class Kubelet:
@@ -157,7 +168,7 @@ class Kubelet:
     async def _started(self, words: list[str], log: int, env: Mapping[str, str]) -> trio.Process | CopiedProcess:
         template = self.server.template
         if words[0] == "trimesh" and template is not None:
-            return CopiedProcess(template.copy(TRIMESH, (None, log, log), env, arguments=["-c", *words[1:]]))
+            return CopiedProcess(template.copy(COMMAND, (None, log, log), env, arguments=["-c", *words[1:]]))
         if words[0] == "trimesh":  # what the image has
             words[:1] = [sys.executable, "-c", os.environ.get(BOOT, "from trimesh.cli.main import main; main()")]
         return await trio.lowlevel.open_process(
