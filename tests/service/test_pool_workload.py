@@ -14,7 +14,7 @@ NEAR = 100
 """Seeds that are tried when the one of the table does not show a bug any more."""
 
 
-@simulate(seeds=20, per_host={"gpus": REPLICAS}, supervision=HEALED, sometimes=STATES)
+@simulate(seeds=12, per_host={"gpus": REPLICAS}, supervision=HEALED, sometimes=STATES)
 async def test_each_request_has_one_outcome_whatever_happens(mesh, chaos):
     """Y1, Y2, Y3, Y4, Y5."""
     await pool_workload(mesh, chaos)

@@ -16,8 +16,8 @@ from trimesh.testing import simulate
 
 ROOT = Path(__file__).parents[2]
 
-SCHEDULES = 60
-"""Some five seconds."""
+SCHEDULES = 30
+"""All states are reached by the first ten."""
 
 NEAR = 300
 """Seeds that are tried when the one of the table does not show a bug any more."""

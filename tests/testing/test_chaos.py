@@ -20,7 +20,7 @@ from trimesh.testing.running.seed_plan import SeedPlan
 from trimesh.testing.running.shrinking import smallest
 from trimesh.testing.simulated.seeded_run import SeededOptions
 
-SEEDS = 20
+SEEDS = 12
 
 
 @simulate(seeds=SEEDS, sometimes=("a call was late", "nothing was late"))

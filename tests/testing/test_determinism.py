@@ -75,9 +75,9 @@ def test_installed_trio_is_bit_exact():
 
 
 def test_trace_is_the_same_in_every_process():
-    first, *others = [hashes_under(hash_seed) for hash_seed in ("0", "1", "4711")]
+    first, other = [hashes_under(hash_seed) for hash_seed in ("0", "4711")]
 
-    assert others == [first, first]
+    assert other == first
     assert len(set(first)) == len(first), "different seeds must give different runs"
 
 
