@@ -9,7 +9,7 @@ TENSOR_BATCH_COMMANDS: Final = 16
 
 TENSOR_BATCH_COMMANDS_MAX: Final = 128
 """Commands that are sent together at most: a batch of more than TENSOR_BATCH_COMMANDS ends where its operations say so,
-after some 30 more, so that a program that issues the same again sends the same batches."""
+after some 60 more, so that a program that issues the same again sends the same batches."""
 
 TENSOR_COMMANDS_AHEAD: Final = 16_384
 """Commands of a team that its slowest rank may be behind before issuing waits: seconds of work, megabytes queued."""

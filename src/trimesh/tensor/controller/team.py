@@ -42,11 +42,11 @@ class TeamFailure:
 _OWN = __file__.rsplit("/", 2)[0]
 
 # Batches end after operations, not after numbers of them: the same operations make the same batches, whatever came
-# before, and ranks know them again. Some bits of the latest four, mixed, decide: one operation in 32 ends a batch.
+# before, and ranks know them again. Some bits of the latest four, mixed, decide: one operation in 64 ends a batch.
 _PLAN_BITS = 13
 _LATEST = (1 << 4 * _PLAN_BITS) - 1
 _MIXER = 0x9E37_79B9_7F4A_7C15
-_END_OF_BATCH = 0b11111 << 56
+_END_OF_BATCH = 0b111111 << 56
 
 
 @attrs.define(eq=False)

@@ -101,6 +101,11 @@ class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         self.count = 0
         self.begin()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, so torch need not import its compiler, a second of time, to see to that."""
+        return False
+
     def begin(self) -> None:
         """Begin with a command."""
         self.calls: list[_Call | _Lay] = []
