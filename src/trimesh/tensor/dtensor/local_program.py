@@ -85,10 +85,14 @@ class Slots(list[Any]):
 
     Args:
         program: That runs.
+
+    Attributes:
+        done: Steps that were begun.
     """
 
     def __init__(self, program: LocalProgram) -> None:
         super().__init__([None] * program.slots)
+        self.done = 0
         self._values = program.values
         self._objects = dict(program.constants)
         self._laid: dict[int, tuple[int, Any]] = {}
@@ -169,6 +173,25 @@ class LocalStep:
         object.__setattr__(self, "is_named", bool(self.replaced or self.freed))
 
 
+class _Counts:
+    """Lets commands count that ran as operators on parts.
+
+    Args:
+        team: Whose they are.
+        is_counted: Whether they do, rather than all as one.
+    """
+
+    def __init__(self, team: TeamOnRank, is_counted: bool) -> None:  # noqa: FBT001
+        self.is_counted = is_counted
+        self._team = team
+        self._more = team.steps - team.done
+
+    def settle(self) -> None:
+        """Let those count that have run so far."""
+        if self.is_counted:
+            self._team.done = self._team.steps - self._more
+
+
 @attrs.frozen(eq=False)
 class LocalProgram:
     """What a rank does for a recording.
@@ -214,40 +237,40 @@ class LocalProgram:
             first_move: What moves are numbered from.
             is_counted: See `LearntReplay`.
         """
-        uncounted = team.steps - team.done
+        counts = _Counts(team, is_counted)
         if self.ran.all:
             engine_of(rank).counts.add(self.ran)
         slots = Slots(self)
         for number, ref in enumerate(self.externals):
             slots.take(number, rank.values[ref])
-        done = 0
         try:
-            for one in self.steps:
-                done += 1
-                if one.ops is None:
-                    if is_counted:
-                        team.done = team.steps - uncounted
-                    if not self._run_as_it_is(rank, team, slots, one, first_move, is_counted=is_counted):
-                        break
-                else:
-                    for op in one.ops:
-                        op(slots)
-                    team.steps += one.count
-                    if one.is_named:
-                        _name(rank, slots, one)
-                for slot in one.dropped:
-                    slots[slot] = None
+            self._do(rank, team, slots, first_move, counts)
         except BaseException as error:  # noqa: BLE001 - waits for whoever fetches
-            self._put_back(rank, slots, done - 1)
+            self._put_back(rank, slots, slots.done - 1)
             slots.close()
-            if is_counted:
-                team.done = team.steps - uncounted
-            _fail(rank, team, self.steps[done - 1].step, error)
+            counts.settle()
+            _fail(rank, team, self.steps[slots.done - 1].step, error)
         else:
-            self._put_back(rank, slots, done)
-        if is_counted:
-            team.done = team.steps - uncounted
-        return done
+            self._put_back(rank, slots, slots.done)
+        counts.settle()
+        return slots.done
+
+    def _do(self, rank: Rank, team: TeamOnRank, slots: Slots, first_move: int, counts: _Counts) -> None:
+        """Do steps until one has not done as it did."""
+        for one in self.steps:
+            slots.done += 1
+            if one.ops is None:
+                counts.settle()
+                if not self._run_as_it_is(rank, team, slots, one, first_move, is_counted=counts.is_counted):
+                    break
+            else:
+                for op in one.ops:
+                    op(slots)
+                team.steps += one.count
+                if one.is_named:
+                    _name(rank, slots, one)
+            for slot in one.dropped:
+                slots[slot] = None
 
     def _run_as_it_is(
         self, rank: Rank, team: TeamOnRank, slots: Slots, one: LocalStep, first_move: int, *, is_counted: bool
