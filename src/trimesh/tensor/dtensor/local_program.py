@@ -217,6 +217,10 @@ class LocalProgram:
     slots: int
     makes_parts: bool
     ran: OperatorCounts
+    _left: dict[int, int] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        object.__setattr__(self, "_left", _live(self.steps))
 
     def fits(self, values: Mapping[int, Any], engine: RuleEngine | None) -> bool:
         """Whether what it reads is as it was."""
@@ -294,11 +298,7 @@ class LocalProgram:
 
     def _put_back(self, rank: Rank, slots: Slots, done: int) -> None:
         """Let a rank have what there is after some steps."""
-        live: dict[int, int] = {}
-        for one in self.steps[:done]:
-            live.update(one.made)
-            for ref, _ in one.freed:
-                live.pop(ref, None)
+        live = self._left if done == len(self.steps) else _live(self.steps[:done])
         for ref, number in live.items():
             rank.values[ref] = slots.value(number)
         if self.makes_parts:
@@ -311,6 +311,16 @@ class LocalProgram:
             value = slots.found(number)
             if value is not None and is_in_parts(getattr(value, "_spec", None)):
                 sums.viewed(value, [value])
+
+
+def _live(steps: Sequence[LocalStep]) -> dict[int, int]:
+    """Return what steps make and do not free, by ref."""
+    live: dict[int, int] = {}
+    for one in steps:
+        live.update(one.made)
+        for ref, _ in one.freed:
+            live.pop(ref, None)
+    return live
 
 
 def _name(rank: Rank, slots: Slots, one: LocalStep) -> None:
