@@ -63,6 +63,34 @@ async def test_death_under_fail_fast_surfaces_once() -> None:
         assert len(list(trimesh.leaves(caught.value))) == 1
 
 
+class Bug(Actor):
+    """Plants one in the thread in which its rank executes."""
+
+    @endpoint
+    def plant(self) -> None:
+        from trimesh.tensor.rank.rank import Rank
+
+        def execute(*_: object) -> None:
+            raise LookupError("a bug")
+
+        Rank.execute = execute
+
+
+async def test_bug_in_the_thread_of_a_rank_ends_its_process(capfd: pytest.CaptureFixture[str]) -> None:
+    """It says why, and no fetch waits for it."""
+    with pytest.raises(MeshErrorGroup) as caught:
+        async with this_host().spawn_procs({"gpus": 2}, preload=("torch",)) as procs:
+            bugs = await procs.spawn("bugs", Bug)
+            with procs.activate():
+                t = torch.ones(())
+            await trimesh.fetch(t)
+            await bugs.slice(gpus=1).plant.call()
+            await trimesh.fetch(t + 1)
+    [error] = died(caught.value)
+    assert trimesh.coords(error) == [{"gpus": 1}]
+    assert "LookupError: a bug" in capfd.readouterr().err
+
+
 def add_for_ever(t: Any) -> None:
     while True:
         t = t + 1

@@ -83,6 +83,12 @@ class Runner:
             generator.set_state(before)
 
     def _run(self) -> None:
+        try:
+            self._execute_batches()
+        except BaseException as error:  # noqa: BLE001 - a bug of ours: the controller would wait for a thread that has ended
+            self.tell(self.proc.serve, _break_down, error)
+
+    def _execute_batches(self) -> None:
         torch.set_grad_enabled(False)  # of this thread; gradients are the controller's
         if self.rank.device.type == "cuda":
             torch.cuda.set_device(self.rank.device)  # of this thread, too: what "cuda" means in a remote function
@@ -135,3 +141,8 @@ class Runner:
     def stop(self) -> None:
         """Let the thread end after what it has been given."""
         self._batches.put(None)
+
+
+async def _break_down(error: BaseException) -> None:
+    """Raise in a task of the runtime what a thread of it has raised: the process ends, and says why."""
+    raise error
