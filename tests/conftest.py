@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.agent_copies import copied_agents
+from tests.collection import pytest_collection
 from tests.lifetime import processes, program
 from tests.sharing import pytest_xdist_make_scheduler
 from tests.spawner_template import IS_POSSIBLE, PROGRAMS, WARM, WARM_WITH_TORCH, SpawnerTemplate
@@ -21,7 +22,7 @@ from tests.spawner_template import IS_POSSIBLE, PROGRAMS, WARM, WARM_WITH_TORCH,
 from trimesh._runtime.spawner import process as spawner_process
 from trimesh.testing import zombie_guard
 
-__all__ = ["pytest_xdist_make_scheduler"]  # pytest finds hooks here
+__all__ = ["pytest_collection", "pytest_xdist_make_scheduler"]  # pytest finds hooks here
 
 # A machine with two cores and other work has no deadline for an example, nor for making one.
 settings.register_profile("loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
