@@ -7,6 +7,7 @@ function. How many seeds it asks for, `@pytest.mark.seeds(n)` says; `--mesh-seed
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,17 @@ SECONDS_OF_A_SEED = 5.0
 """What one seed may take, on a busy machine, before the item counts as hanging."""
 
 
+GUEST_SHARE = 4
+"""One seed in so many is run in guest mode, too: a program of it takes the same turns as without a host loop."""
+
+
 def seeds_asked(item: pytest.Item) -> int:
     """Return how many seeds a test asks for: one, for the order of tasks is all that a seed decides of most."""
     marked = item.get_closest_marker("seeds")
-    return 1 if marked is None else int(marked.args[0])
+    asked = 1 if marked is None else int(marked.args[0])
+    call = getattr(item, "callspec", None)
+    is_guest = call is not None and str(call.params.get("backend", "")).endswith("-guest")
+    return -(-asked // GUEST_SHARE) if is_guest and not os.environ.get("CI_FULL") else asked
 
 
 def mark_seeded(item: pytest.Function) -> None:
