@@ -26,6 +26,7 @@ __all__ = ["pytest_collection", "pytest_xdist_make_scheduler"]  # pytest finds h
 
 # A machine with two cores and other work has no deadline for an example, nor for making one.
 settings.register_profile("loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("few", settings.get_profile("loaded"), max_examples=10)  # for other versions of Python
 settings.load_profile("loaded")
 
 # ---- what the shell has taken away -----------------------------------------------------------------------------------
