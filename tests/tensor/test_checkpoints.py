@@ -40,7 +40,7 @@ class Training:
     def __init__(self, mesh: ProcMesh | None = None, plan: ParallelPlan | None = None, inputs: Any = None) -> None:
         torch.manual_seed(0)
         self.mesh, self.inputs = mesh, inputs
-        self.model: Any = nn.Sequential(GPT(), nn.Dropout(0.1))
+        self.model: Any = nn.Sequential(GPT(layers=2), nn.Dropout(0.1))
         if mesh is not None:
             trimesh.module_to_mesh(self.model, mesh, plan)
         self.average = torch.optim.swa_utils.AveragedModel(

@@ -122,7 +122,7 @@ def test_an_explanation_counts_bytes() -> None:
 
 async def check_training_is_that_of_plain_torch(procs: ProcMesh, plan: ParallelPlan, inputs: Any) -> None:
     torch.manual_seed(0)
-    model = GPT()
+    model = GPT(layers=2)
     twin = copy.deepcopy(model)
     batches = [tuple(torch.randint(0, VOCABULARY, (2, 8, LENGTH))) for _ in range(BATCHES)]
     trimesh.module_to_mesh(model, procs, plan)
