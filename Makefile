@@ -62,8 +62,9 @@ $(PY):
 packages := pyproject.toml hatch_build.py requirements/needed.py requirements/constraints.txt
 
 # The compiler of the native library comes first. pip compiles no bytecode: most of it is of modules that are never
-# imported.
+# imported. The pip that comes with Python takes twice as long as a new one to choose among the versions there are.
 $(VENV)/.installed-compiler: $(packages) | $(PY)
+	$(PIP) --upgrade pip
 	$(PY) requirements/needed.py > $(VENV)/needed-to-build
 	$(PIP) --requirement $(VENV)/needed-to-build
 	@touch $@
@@ -129,7 +130,7 @@ layers: setup-dev  ## import-linter: the floors
 zig-check: $(VENV)/.installed-compiler  ## the native library: format, tests, and that it compiles for the other architecture
 	$(ZIG) fmt --check build.zig native
 	$(ZIG) build test
-	$(ZIG) build -Dtarget=aarch64-linux-gnu.2.17 --prefix .cache/aarch64 --summary none
+	$(ZIG) build -Dtarget=aarch64-linux-gnu.2.17 -Doptimize=Debug --prefix .cache/aarch64 --summary none
 
 races: setup-dev  ## the native library's tests under ThreadSanitizer
 	$(ZIG) build test -Dsanitize-thread
